@@ -1,4 +1,4 @@
-"""The program that starts a stage's ranks on this host and ends them together: torch's elastic agent.
+"""The program that starts a stage's ranks on this host and ends them together, by torch's elastic agent.
 
 python -m components.distributed.agent FOLDER PARENT
 """
@@ -16,11 +16,11 @@ from components.distributed.orphans import die_with_parent
 
 DIED = "died.json"
 STARTED_TOGETHER_SECONDS = 900
-"""How long the first of several hosts waits for the others."""
+"""Seconds that the first of several hosts waits for the others."""
 
 
 def main(folder: Path) -> None:
-    """Run the ranks of `folder`/agent.json to their end; exit 1 where one failed, their exit codes in `died.json`."""
+    """Run the ranks of `folder`/agent.json to their end. If one failed, write exit codes to `died.json` and exit 1."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -50,7 +50,7 @@ def main(folder: Path) -> None:
 
 
 def write_wanted(folder: Path, ranks_here: int, hosts: Hosts, within: str) -> None:
-    """Write what `main` reads."""
+    """Write `agent.json`, which `main` reads."""
     wanted = {"ranks_here": ranks_here, "hosts": asdict(hosts), "within": within}
     (folder / AGENT).write_text(json.dumps(wanted), encoding="utf-8")
 

@@ -2,7 +2,7 @@
 
     python -m components.distributed.entry FOLDER PARENT
 
-Rank 0 reads `FOLDER/program.json` and sends it to the others. It writes what the stage observes, one JSON object a
+Rank 0 reads `FOLDER/program.json` and sends it to the others. It writes what the stage observes, one JSON object per
 line, and at the end the metrics. A rank that fails writes its error.
 """
 
@@ -24,7 +24,7 @@ from components.distributed.orphans import die_with_parent
 AGENT, PROGRAM, OBSERVED, METRICS = "agent.json", "program.json", "observed.jsonl", "metrics.json"
 TIMEOUT = "TETHER_RANK_TIMEOUT"
 ENDED = "tether/ended"
-"""Key of the ranks' shared store under which a rank that fails writes its error."""
+"""The key in the ranks' shared key-value store under which a failing rank writes its error."""
 
 
 def process_file(folder: Path, rank: int) -> Path:
@@ -54,7 +54,7 @@ def main(folder: Path) -> int:
 
 
 def _cause(ended: outcome.Ended, store: Any = None) -> outcome.Ended:
-    """What ended this rank. If it lost another rank, that rank's error, which may be on another host.
+    """Return what ended this rank. If it lost another rank, return that rank's error, which may be on another host.
 
     `store` is the key-value store that all ranks share.
     """
@@ -63,7 +63,7 @@ def _cause(ended: outcome.Ended, store: Any = None) -> outcome.Ended:
             store.set(ENDED, json.dumps(asdict(ended)))
         elif store is not None and store.check([ENDED]):
             return outcome.Ended(**json.loads(store.get(ENDED)))
-    except (RuntimeError, ValueError):  # the host that holds it is gone
+    except (RuntimeError, ValueError):  # the host with the store is gone
         pass
     return ended
 
@@ -105,11 +105,11 @@ def _named(what: str) -> Any:
 
 
 def _unobserved(step: int, metrics: Mapping[str, float], total: int | None = None, **of_progress: object) -> None:
-    """Drop what a rank that isn't 0 observes: rank 0 observes the same."""
+    """Ignore what a rank other than 0 observes, since rank 0 observes the same."""
 
 
 class _Observed:
-    """Writes what the stage observes where the stage's own process reads it."""
+    """Writes what the stage observes to the file that the stage's own process reads."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("w", encoding="utf-8")

@@ -1,8 +1,8 @@
-"""The hosts that compute a stage together. The job that starts them sets the variables. Importable without torch.
+"""The hosts that compute a stage together, from variables set by the job that starts them. Importable without torch.
 
 TETHER_RENDEZVOUS   host:port of the first host, where all hosts meet
-TETHER_HOSTS        how many there are (default 1)
-TETHER_HOST         the number of this one, from 0
+TETHER_HOSTS        number of hosts (default 1)
+TETHER_HOST         number of this host, from 0
 """
 
 import os
@@ -22,10 +22,10 @@ class Hosts:
     rendezvous: str = "127.0.0.1:0"
 
     def ranks_here(self, ranks: int) -> int:
-        """Ranks to start on this host, of `ranks` in all.
+        """Return the number of ranks to start on this host, of `ranks` in all.
 
         Raises:
-            UserError: the hosts cannot have equally many ranks.
+            UserError: `ranks` is not divisible by the number of hosts.
         """
         if ranks % self.count:
             raise UserError(
@@ -36,7 +36,7 @@ class Hosts:
 
 
 def these_hosts() -> Hosts:
-    """The hosts that the environment names; one host where the variables are not set.
+    """Read the hosts from the environment; one host if the variables are not set.
 
     Raises:
         UserError: a variable is missing, or is not a number or an address.

@@ -1,4 +1,4 @@
-"""Start a stage's ranks, follow them, tell them to stop, and end them. Importable without torch."""
+"""Start a stage's ranks, follow them, stop them, and end them. Importable without torch."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 15.0
-"""How long the other ranks have to notice, when one has failed, before they are killed."""
+"""Seconds after a rank's failure before the other ranks are killed."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -37,13 +37,13 @@ class Program:
     job: str
     """The class of its config."""
     setup: str
-    """Called first, with the config's runtime."""
+    """The function that is called first, with the config's runtime."""
     within: str
-    """Gives the context that a rank computes in. Inside it, a signal to stop raises, or waits for a step's end."""
+    """Returns the context in which a rank computes. Within it, a stop signal raises or waits for a step's end."""
 
 
 class Stopped(Exception):
-    """The ranks were told to stop by signal `number`, and have left."""
+    """The ranks were told to stop by signal `number`, and have ended."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -52,7 +52,7 @@ class Stopped(Exception):
 
 @dataclass
 class _Ranks:
-    """The ranks of this host, known by their files in `folder`."""
+    """The ranks of this host, identified by their files in `folder`."""
 
     folder: Path
     agent: subprocess.Popen[bytes]
@@ -65,7 +65,7 @@ class _Ranks:
     """The ranks that had ended without an error when the first failure was seen."""
 
     def observed(self) -> Iterator[dict[str, object]]:
-        """What the stage observed since the last call."""
+        """Yield what the stage observed since the last call."""
         path = self.folder / entry.OBSERVED
         if path.is_file():
             with path.open("rb") as file:
@@ -77,7 +77,7 @@ class _Ranks:
                     yield json.loads(line)
 
     def processes(self) -> dict[int, dict[str, object]]:
-        """Each rank that has begun, by number."""
+        """Return the processes of the ranks that have begun, by rank number."""
         found = {}
         for path in self.folder.glob("process-*.json"):
             with contextlib.suppress(ValueError):  # being written
@@ -85,9 +85,9 @@ class _Ranks:
         return found
 
     def stop(self, number: int) -> None:
-        """Tell each rank once to stop by a signal: it finishes its step, then all leave together.
+        """Signal each rank once to stop: each finishes its step, then all end together.
 
-        Called again, it reaches the ranks that had not begun before.
+        Another call reaches ranks that have begun since.
         """
         self.told = self.told or number
         for rank, process in self.processes().items():
@@ -97,7 +97,8 @@ class _Ranks:
                     os.kill(int(str(process["pid"])), self.told)
 
     def kill_if_stuck(self) -> None:
-        """Kill all ranks a while after one has failed: the others may wait for it where no signal reaches them."""
+        """Kill all ranks some time after one has failed, since the others may wait for it in code that no signal
+        ends."""
         gone = [r for r, each in self.processes().items() if not is_alive(each)]  # type: ignore[arg-type]
         died = [rank for rank in gone if not entry.done_file(self.folder, rank).exists()]
         ended = outcome.read_ended(self.folder)
@@ -108,7 +109,7 @@ class _Ranks:
             self.kill()
 
     def kill(self) -> None:
-        """Kill the agent, and with it, by the kernel, the ranks; return when they are gone."""
+        """Kill the agent, upon which the kernel kills the ranks; return when they are gone."""
         self.agent.kill()
         self.agent.wait()
         deadline = time.monotonic() + GRACE_SECONDS
@@ -116,7 +117,7 @@ class _Ranks:
             time.sleep(0.01)
 
     def metrics(self) -> dict[str, float]:
-        """The stage's metrics, once the agent has ended.
+        """Return the stage's metrics, once the agent has ended.
 
         Raises:
             Stopped: a rank was told to stop.
@@ -147,15 +148,15 @@ def launch(
     """Compute a stage in `ranks` processes, on this host and the others of `these_hosts`; return its metrics.
 
     Args:
-        name: the stage's, for messages.
-        out: where the ranks compute; what they report of themselves is in `out`/ranks.
-        observe: called here with what rank 0 observes.
+        name: the stage's name, for messages.
+        out: the folder in which the ranks compute; their own files are in `out`/ranks.
+        observe: called in this process with what rank 0 observes.
         timeout: seconds that a rank waits for the others.
-        check: called ten times a second; returns the signal that told this process to stop, or None. If it raises, the
-            ranks are killed.
+        check: called ten times per second; returns the signal that told this process to stop, or None. If it raises,
+            the ranks are killed.
 
     Raises:
-        Stopped: this process or a rank was told to stop; the ranks have finished their step and left a checkpoint.
+        Stopped: this process or a rank was told to stop; the ranks have finished their step and written a checkpoint.
         WorkerDied: a rank was killed or did not answer.
         Exception: the error that a rank raised.
     """
@@ -178,8 +179,8 @@ def join(within: str, ranks: int, folder: Path, timeout: float, check: Callable[
     """Compute this host's share of the stage that the first host computes; return the exit code.
 
     Args:
-        ranks: of all hosts together.
-        folder: where the ranks of this host write their files.
+        ranks: number of ranks on all hosts together.
+        folder: the folder for the files of this host's ranks.
     """
     hosts = these_hosts()
     agent.write_wanted(folder, hosts.ranks_here(ranks), hosts, within)
@@ -192,7 +193,7 @@ def join(within: str, ranks: int, folder: Path, timeout: float, check: Callable[
 
 
 def _follow(started: _Ranks, observe: Observe, check: Callable[[], int | None]) -> None:
-    """Wait for the end of the ranks, and pass on what they observe."""
+    """Wait until the ranks end, and pass on what they observe."""
     over = False
     while not over:
         over = started.agent.poll() is not None
@@ -213,7 +214,7 @@ def _leave(started: _Ranks) -> None:
 
 
 def start_agent(folder: Path, timeout: float) -> subprocess.Popen[bytes]:
-    """Start the agent of `folder` in a session of its own, which the terminal's Ctrl-C does not reach."""
+    """Start the agent of `folder` in a separate session, which the terminal's Ctrl-C does not reach."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with (folder / "agent.log").open("wb") as log:
         return subprocess.Popen(
@@ -227,7 +228,7 @@ def start_agent(folder: Path, timeout: float) -> subprocess.Popen[bytes]:
 
 
 def relay(folder: Path) -> None:
-    """Log what rank 0 wrote on standard error: warnings, and lines of libraries."""
+    """Log what rank 0 wrote to standard error: warnings, and output of libraries."""
     for path in folder.glob("logs/**/0/stderr.log"):
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             if line.strip():

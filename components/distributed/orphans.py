@@ -1,4 +1,4 @@
-"""A process that dies with its parent, so that no orphan goes on computing."""
+"""Make a process die with its parent, so that no orphan continues to compute."""
 
 import ctypes
 import os
@@ -6,7 +6,7 @@ import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
-"""Of Linux's sys/prctl.h."""
+"""A constant of Linux's sys/prctl.h."""
 
 
 def die_with_parent(parent: int) -> None:

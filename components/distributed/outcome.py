@@ -20,7 +20,7 @@ _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Ended:
-    """A rank that raised."""
+    """How a rank ended that raised an error."""
 
     rank: int
     kind: str
@@ -32,11 +32,11 @@ class Ended:
     signal: int = 0
     """The signal that told it to stop; 0 for an error."""
     of_ranks: bool = False
-    """Whether another rank is to blame: it left, or did not answer."""
+    """Whether the cause is another rank that ended or did not answer."""
 
 
 def failed(rank: int, error: BaseException) -> Ended:
-    """Describe the error that a rank ends with."""
+    """Describe the error with which a rank ends."""
     told = disk_error(error) if isinstance(error, Exception) else None
     kind, message = type(told or error).__name__, str(told or error)
     number = getattr(error, "number", signal.SIGINT) if isinstance(error, KeyboardInterrupt) else 0
@@ -52,33 +52,33 @@ def write_ended(folder: Path, ended: Ended) -> None:
 
 
 def read_ended(folder: Path) -> list[Ended]:
-    """What ranks wrote, the earliest first."""
+    """Return how ranks ended, the earliest first."""
     found = [Ended(**json.loads(path.read_text(encoding="utf-8"))) for path in folder.glob("ended-*.json")]
     return sorted(found, key=lambda each: each.at)
 
 
 def told_to_stop(ended: list[Ended], died: Mapping[int, int]) -> int:
-    """The signal by which the ranks were told to stop; 0 where something else ended them. Arguments as `error_of`.
+    """Return the signal by which the ranks were told to stop; 0 if something else ended them. See `error_of`.
 
-    The agent, too, sends signals, when a rank has died or lost another.
+    Signals that the agent sends, after a rank died or lost another rank, do not count.
     """
     causes = [each for each in ended if not each.of_ranks]
     if not causes:
-        return signal.SIGTERM if set(died.values()) == {-signal.SIGTERM} else 0  # before they could listen
+        return signal.SIGTERM if set(died.values()) == {-signal.SIGTERM} else 0  # before they could handle signals
     number, first = causes[0].signal, ended[0]
     killed = any(code < 0 and -code != number for code in died.values())
     return 0 if killed or first.of_ranks else number
 
 
 def error_of(stage: str, ended: list[Ended], died: Mapping[int, int], silent: Sequence[int] = ()) -> Exception:
-    """The error that ends the stage: that of the rank that failed first, not of the ranks that then lost it.
+    """Return the error that ends the stage: that of the rank that failed first, not of the ranks that then lost it.
 
     Args:
         ended: what the ranks wrote, the earliest first.
-        died: the exit codes other than 0, in the order in which the ranks were found to have ended. The agent ends the
+        died: the nonzero exit codes, in the order in which the ranks were found to have ended. The agent ends the
             others once one has failed.
-        silent: ranks that ended first, and wrote nothing. It stands in for `died` where the agent was killed, since the
-            others did not end in time, before it could write the exit codes.
+        silent: ranks that ended first and wrote nothing. Used instead of `died` if the agent was killed before it could
+            write the exit codes, because the other ranks did not end in time.
     """
     own = [each for each in ended if not each.of_ranks and not each.signal]
     if own:

@@ -1,4 +1,4 @@
-"""Which rank of a stage this process is, and what the ranks send each other. With one process, nothing is sent."""
+"""This process's rank in a stage, and communication between ranks. With one process, nothing is sent."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,42 +16,42 @@ class Finished(BaseException):
 
 
 def size() -> int:
-    """Processes that compute this stage."""
+    """Return the number of processes that compute this stage."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """The number of this process, from 0; rank 0 alone reports and writes."""
+    """Return the number of this process, from 0. Only rank 0 reports and writes."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def is_first() -> bool:
-    """Whether this is rank 0."""
+    """Return whether this is rank 0."""
     return rank() == 0
 
 
 def share(rows: Sequence[T], of: int | None = None) -> list[T]:
-    """Every n-th of `rows`, n the number of ranks: this rank's share, or that of rank `of`.
+    """Return this rank's share of `rows` (or that of rank `of`): every n-th row, with n the number of ranks.
 
-    If `rows` are sorted by length, the shares are about equally long.
+    If `rows` are sorted by length, the shares have about equal total lengths.
     """
     return list(rows[rank() if of is None else of :: size()])
 
 
 def joined(tensor: Tensor) -> Tensor:
-    """Sum `tensor` over the ranks, in place. Exact where each element is 0 on all ranks but one."""
+    """Sum `tensor` over the ranks, in place. Exact if each element is 0 on all ranks but one."""
     if size() > 1:
         dist.all_reduce(tensor)
     return tensor
 
 
 def largest(values: Sequence[float]) -> list[float]:
-    """The largest of each value over the ranks."""
+    """Return the maximum of each value over the ranks."""
     return list(values) if size() == 1 else _reduced(values, dist.ReduceOp.MAX)
 
 
 def summed(values: Mapping[str, float], maxima: Iterable[str] = ()) -> dict[str, float]:
-    """Metrics summed over the ranks; of those named in `maxima`, the largest. All ranks give the same names."""
+    """Return metrics summed over the ranks; for those in `maxima` the maximum. All ranks must give the same names."""
     if size() == 1:
         return dict(values)
     highest = sorted(set(maxima) & set(values))
@@ -69,7 +69,7 @@ def _reduced(values: Sequence[float], how: dist.ReduceOp.RedOpType) -> list[floa
 
 
 def told_by_all(text: str) -> list[str]:
-    """Return on every rank the texts that all give, in the ranks' order. They have the same length, in ASCII."""
+    """Return on every rank the texts of all ranks, in the ranks' order. They must be ASCII and equally long."""
     if size() == 1:
         return [text]
     own = torch.frombuffer(bytearray(text.encode("ascii")), dtype=torch.uint8)
@@ -79,7 +79,7 @@ def told_by_all(text: str) -> list[str]:
 
 
 def told_by_first(text: str) -> str:
-    """Return on every rank the text that rank 0 gives."""
+    """Return on every rank the text of rank 0."""
     if size() == 1:
         return text
     told = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8) if is_first() and text else torch.empty(0)
@@ -92,10 +92,10 @@ def told_by_first(text: str) -> str:
 
 
 def go_on_alone() -> None:
-    """Leave the rest of the stage to rank 0. Every rank calls it, once, when nothing is left to do together.
+    """Leave the rest of the stage to rank 0. Every rank calls it once, when no joint work is left.
 
     Raises:
-        Finished: on every rank but 0.
+        Finished: on every rank except 0.
     """
     if size() == 1:
         return
@@ -107,5 +107,5 @@ def go_on_alone() -> None:
 
 
 def local_rank() -> int:
-    """The number of this process on its host, from 0: the GPU that it computes on."""
+    """Return the number of this process on its host, from 0, which is also the number of its GPU."""
     return int(os.environ.get("LOCAL_RANK", "0"))

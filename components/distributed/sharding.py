@@ -1,4 +1,4 @@
-"""A model's parameters, gradients and moments over the ranks, by FSDP2. With one process, nothing here changes a model.
+"""Shard a model's parameters, gradients and moments over the ranks by FSDP2. With one process, models stay unchanged.
 
 Each loss of a step is weighted by its share of the step's rows over all ranks, so gradients are summed, not averaged.
 """
@@ -25,11 +25,11 @@ _SKELETON = "_tether_skeleton"
 
 
 def spread(model: Any, sharding: str) -> Any:
-    """The same model, spread over the ranks as `Runtime.sharding` says; `gathered` gives it back whole.
+    """Shard a model over the ranks as `Runtime.sharding` says, and return it; `gathered` makes it whole again.
 
-    `zero2` shares out gradients and optimiser moments, and holds parameters whole from a step's first pass to its last;
-    `zero3` gathers each block's parameters for its own pass; `replicas` shares out nothing. What isn't a whole model (a
-    view of one with an adapter) is small, and every rank holds it. (Rajbhandari et al. 2020, "ZeRO", section 5.)
+    `zero2` shards gradients and optimiser moments, and keeps parameters whole from a step's first pass to its last.
+    `zero3` gathers each block's parameters only for its own pass. `replicas` shards nothing. An adapter is small, so
+    every rank has all of it. (Rajbhandari et al. 2020, "ZeRO", section 5.)
     """
     if size() == 1 or sharding == "replicas" or not hasattr(model, "config") or not hasattr(model, "save_pretrained"):
         return model
@@ -51,12 +51,12 @@ def spread(model: Any, sharding: str) -> Any:
 
 
 def _skeleton(model: nn.Module) -> nn.Module:
-    """A copy of `model` whose parameters hold no numbers, tied where the model's are."""
+    """Return a copy of `model` whose parameters have no data; tied parameters stay tied."""
     return copy.deepcopy(model, dict(_emptied(model)))
 
 
 def _emptied(model: nn.Module) -> dict[int, nn.Parameter]:
-    """A parameter without numbers for each of the model's, by its id."""
+    """Return a parameter without data for each of the model's parameters, by its id."""
     return {id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in model.parameters()}
 
 
@@ -65,22 +65,22 @@ def _sharded(model: nn.Module) -> Iterator[Any]:
 
 
 def is_sharded(model: Any) -> bool:
-    """Whether `spread` shared out its parameters."""
+    """Return whether `spread` has sharded the model's parameters."""
     return isinstance(model, FSDPModule)
 
 
 def is_spread(tensor: Tensor) -> bool:
-    """Whether this rank holds only a part of `tensor`."""
+    """Return whether this rank has only a part of `tensor`."""
     return isinstance(tensor, DTensor)
 
 
 def passes_must_match(model: Any) -> bool:
-    """Whether each pass gathers parameters, so that all ranks must make as many passes, in the same order."""
+    """Return whether passes gather parameters, so that all ranks must make the same number in the same order."""
     return is_sharded(model) and getattr(model, _SKELETON)[1]
 
 
 def gathered(model: Any) -> Any:
-    """The whole model that `spread` was given, with the current weights, on every rank; an unsharded model as it is."""
+    """Return on every rank the whole model with the current weights; an unsharded model is returned as it is."""
     if not is_sharded(model):
         return model
     skeleton = getattr(model, _SKELETON)[0]
@@ -92,14 +92,14 @@ def gathered(model: Any) -> Any:
 
 
 def release(model: Any) -> None:
-    """Drop the weights that `gathered` returned; the model keeps its own."""
+    """Free the weights that `gathered` returned; the sharded model keeps its own."""
     if is_sharded(model):
         skeleton = getattr(model, _SKELETON)[0]
         _replace(skeleton, _emptied(skeleton))
 
 
 def _replace(model: nn.Module, by_id: dict[int, nn.Parameter]) -> None:
-    """Put other parameters in place of those whose ids are given; tied ones stay tied."""
+    """Replace the parameters with these ids; tied ones stay tied."""
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
@@ -107,46 +107,46 @@ def _replace(model: nn.Module, by_id: dict[int, nn.Parameter]) -> None:
 
 
 def only_own_part(model: Any) -> None:
-    """Drop the gathered weights of a sharded model, so that its parameters are this rank's part and may be replaced.
+    """Free the gathered weights of a sharded model, so that its parameters are this rank's part and may be replaced.
 
-    After a pass without a backward pass they stay gathered, and the next pass would compute on them.
+    After a forward pass without a backward pass the weights stay gathered, and the next pass would use them.
     """
     for module in _sharded(model):
         module.reshard()
 
 
 def through(model: Any, function: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """`function(model, *args)`, as FSDP's forward pass where the model is sharded: it may call any part of it."""
+    """Call `function(model, *args)`, which may use any part of the model, as FSDP's forward pass if it is sharded."""
     return model.through(function, *args, **kwargs) if is_sharded(model) else function(model, *args, **kwargs)
 
 
 def reduce_at(model: Any, last: bool) -> None:
-    """Say whether the backward pass that follows is the last of a step: only then are gradients reduced."""
+    """Set whether the next backward pass is the last of a step, after which gradients are reduced."""
     if is_sharded(model):
         model.set_requires_gradient_sync(last)
         model.set_reshard_after_backward(last)
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor, on every rank. Collective: all ranks call it."""
+    """Return the whole tensor on every rank. Collective: all ranks must call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def like(tensor: Tensor, held: Tensor) -> Tensor:
-    """This rank's part of a whole tensor, as `held` is spread; a part as it is. Collective."""
+    """Return this rank's part of a whole tensor, sharded like `held`; a part is returned as it is. Collective."""
     if not isinstance(held, DTensor) or isinstance(tensor, DTensor):
         return tensor
     return distribute_tensor(tensor.to(held.device), held.device_mesh, held.placements)
 
 
 def own_bytes(tensor: Tensor) -> int:
-    """Bytes of this rank's part of a tensor."""
+    """Return the size in bytes of this rank's part of a tensor."""
     own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return own.numel() * own.element_size()
 
 
 def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Sum the gradients of parameters that every rank holds whole; FSDP has done so for those that it shards."""
+    """Sum over the ranks the gradients of unsharded parameters; FSDP has summed those of sharded ones."""
     if size() == 1:
         return
     waits = []
@@ -161,7 +161,7 @@ def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def clip_gradients(parameters: list[nn.Parameter], most: float) -> Tensor:
-    """Sum gradients over the ranks, clip them by their global norm, and return the norm before."""
+    """Sum gradients over the ranks, clip them by their global norm, and return the norm before clipping."""
     if size() == 1:
         return torch.nn.utils.clip_grad_norm_(parameters, most)
     sum_gradients(parameters)

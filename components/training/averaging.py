@@ -1,4 +1,4 @@
-"""An exponential moving average of the weights of a model that trains."""
+"""An exponential moving average of a model's weights during training."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +11,9 @@ from components.distributed.sharding import only_own_part
 
 
 class WeightAverage(nn.Module):
-    """θ̄ ← d θ̄ + (1 - d) θ of the parameters of `model` that train, which it starts from.
+    """The average θ̄ ← d θ̄ + (1 - d) θ of the trained parameters of `model`, initialised with their current values.
 
-    Each is held as the model's own is: whole, or this rank's part. A checkpoint keeps it as it keeps a model.
+    Each tensor is whole or this rank's part, like the model's own. Checkpoints store it like a model.
     """
 
     def __init__(self, model: Any, decay: float) -> None:
@@ -24,18 +24,18 @@ class WeightAverage(nn.Module):
 
     @torch.no_grad()
     def update(self, model: Any) -> None:
-        """Move towards the weights that `model` has now."""
+        """Update the average with the current weights of `model`."""
         for average, weight in zip(self.weights, _trained(model), strict=True):
             average.lerp_(weight.detach(), 1 - self.decay)
 
     @torch.no_grad()
     def replace(self, model: Any) -> None:
-        """Give `model` the average's weights."""
+        """Copy the average into `model`."""
         _put(model, list(self.weights))
 
     @contextmanager
     def instead(self, model: Any) -> Iterator[None]:
-        """Give `model` the average's weights for as long as the context is open, and then its own back."""
+        """Copy the average into `model` within the block, and restore its own weights afterwards."""
         own = [weight.detach().clone() for weight in _trained(model)]
         self.replace(model)
         try:

@@ -1,4 +1,4 @@
-"""A stage's resume state: flat named tensors as safetensors beside JSON. No pickle, and no half-written file counts."""
+"""A stage's checkpoints: named tensors as safetensors, and JSON. No pickle; incomplete files are ignored."""
 
 import contextlib
 import logging
@@ -26,16 +26,16 @@ from components.training.stopping import Held
 logger = logging.getLogger(__name__)
 
 KEPT = 2
-"""Checkpoints left in a folder: the newest, and one before it for when the newest turns out damaged."""
+"""Number of checkpoints that are kept: the newest, and the one before it in case the newest is damaged."""
 
 _NAME = re.compile(r"^step-(\d{9})\.json$")
 
 
 class Pace:
-    """When a training loop checkpoints, and when it stops for a signal; a context around its steps.
+    """Decides when a training loop writes a checkpoint and when it stops for a signal; a context around its steps.
 
-    It checkpoints after every so many steps or minutes, whichever comes first, after the last step, and before it
-    stops. Minutes are the monotonic clock's.
+    The loop checkpoints after `every` steps or after `minutes` (of the monotonic clock), whichever comes first, after
+    the last step, and before it stops.
     """
 
     def __init__(self, every: int, minutes: float | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -51,9 +51,9 @@ class Pace:
         self._held.__exit__(*exception)
 
     def due(self, step: int, last: bool) -> bool:
-        """Whether to checkpoint after `step` steps (from 1). Ask once a step, and save where it says so.
+        """Return whether to checkpoint after `step` steps (from 1). Call it once per step, and save if it says so.
 
-        Ranks agree on it: what one of them was told, or its clock says, all do.
+        All ranks get the same answer: a signal to one rank, or its clock, counts for all.
         """
         now = self._clock()
         told, late = ranks.largest([float(self._held.told or 0), float(now - self._saved >= self._seconds)])
@@ -77,22 +77,22 @@ class Checkpoint:
     step: int
     tensors: dict[str, torch.Tensor]
     state: Any
-    """As JSON holds it."""
+    """The state, as read from JSON."""
     shares: "Shares | None" = None
-    """What the ranks wrote each for itself."""
+    """The tensors of which each rank wrote its own part; None if rank 0 wrote all."""
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Tensors of a checkpoint that each rank wrote its own part of, into `shares_folder`."""
+    """Tensors of a checkpoint of which each rank wrote its own part to `shares_folder`."""
 
     names: Sequence[str]
     sha256: Sequence[str]
-    """Of each rank's files, `share_digest`."""
+    """The `share_digest` of each rank's files."""
 
 
 def shares_folder(folder: Path, step: int) -> Path:
-    """Where the ranks' own parts of the checkpoint of `step` stand."""
+    """Return the folder of the ranks' own parts of the checkpoint of `step`."""
     return folder / f"step-{step:09d}.shares"
 
 
@@ -101,14 +101,14 @@ def save(
 ) -> None:
     """Write the state after `step` steps, then remove all but the newest `KEPT` checkpoints.
 
-    A kill at any instant leaves either the older checkpoints or this one complete: the JSON file, renamed into place
-    last, is what makes a checkpoint exist; it holds the sha256 of the tensors file and its own.
+    A kill at any instant leaves the older checkpoints, or this one complete. A checkpoint exists once its JSON file,
+    which has the sha256 of the tensors file and its own, is renamed to its final name.
 
     Args:
-        shares: what all ranks have written already to `shares_folder`.
+        shares: the parts that all ranks have already written to `shares_folder`.
 
     Raises:
-        TypeError: `state` holds what JSON cannot.
+        TypeError: `state` has a value that JSON cannot represent.
     """
     make_folder(folder)
     for killed in folder.glob(".step-*.tmp"):
@@ -124,15 +124,15 @@ def save(
     for old in _steps(folder)[KEPT:]:
         _remove(folder, old)
     kept = {shares_folder(folder, each) for each in _steps(folder)}
-    for left in set(folder.glob("step-*.shares")) - kept:  # of a save that was killed
+    for left in set(folder.glob("step-*.shares")) - kept:  # left by a killed save
         shutil.rmtree(left)
 
 
 def load_latest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint in `folder` whose bytes hold; None where there is none. Rank 0 finds it for all.
+    """Return the newest undamaged checkpoint in `folder`; None if there is none. Rank 0 searches for all ranks.
 
-    A damaged one is removed with a warning in the log, and the one before it is tried. Left there, it would count among
-    the newest that `save` keeps, and those of the steps that are now done again would go instead.
+    A damaged one is removed with a warning in the log, and the one before it is tried. If it stayed, `save` would keep
+    it as one of the newest, and remove checkpoints of the steps that are now repeated.
     """
     while True:
         found = _load_latest(folder) if ranks.is_first() else None
@@ -165,7 +165,7 @@ def _load_latest(folder: Path) -> Checkpoint | None:
 
 
 def pack_optimizer(optimizer: AdamW, prefix: str) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
-    """An optimizer's moments as flat tensors `prefix.<parameter>.<moment>`, and its groups' options, for `save`."""
+    """Return an optimiser's moments as tensors `prefix.<parameter>.<moment>`, and its groups' options, for `save`."""
     whole = optimizer.state_dict()
     tensors = {f"{prefix}.{i}.{name}": each for i, named in whole["state"].items() for name, each in named.items()}
     return tensors, whole["param_groups"]
@@ -174,9 +174,9 @@ def pack_optimizer(optimizer: AdamW, prefix: str) -> tuple[dict[str, torch.Tenso
 def unpack_optimizer(
     optimizer: AdamW, prefix: str, tensors: Mapping[str, torch.Tensor], groups: Sequence[dict[str, Any]]
 ) -> None:
-    """Give `optimizer` (built over the same parameters in the same order) what `pack_optimizer` took from its twin.
+    """Restore what `pack_optimizer` returned into `optimizer`, built over the same parameters in the same order.
 
-    Of `tensors`, the checkpoint's, those whose names don't start with `prefix` are left alone.
+    Entries of `tensors`, the checkpoint's, whose names do not start with `prefix` are ignored.
     """
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, torch.Tensor]] = defaultdict(dict)
@@ -184,7 +184,7 @@ def unpack_optimizer(
         if full_name.startswith(f"{prefix}."):
             index, name = full_name.removeprefix(f"{prefix}.").split(".")
             state[int(index)][name] = sharding.like(tensor, held[int(index)]) if tensor.dim() else tensor
-    groups = [group | {"betas": tuple(group["betas"])} for group in groups]  # JSON made a list of them
+    groups = [group | {"betas": tuple(group["betas"])} for group in groups]  # a list in JSON
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
@@ -199,7 +199,7 @@ def _load(folder: Path, step: int) -> Checkpoint:
 
 
 def _steps(folder: Path) -> list[int]:
-    """Steps with a JSON file in `folder`, newest first."""
+    """Return the steps with a JSON file in `folder`, newest first."""
     names = os.listdir(folder) if folder.is_dir() else []
     return sorted((int(match[1]) for name in names if (match := _NAME.match(name))), reverse=True)
 
@@ -215,7 +215,7 @@ def _json_file(folder: Path, step: int) -> Path:
 
 
 def _unshared(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """CPU copies that safetensors accepts: contiguous, and no two names on one storage (tied weights)."""
+    """Return CPU copies for safetensors: contiguous, and no two names sharing storage (tied weights)."""
     out: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():

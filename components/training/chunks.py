@@ -1,4 +1,4 @@
-"""A long list computed in chunks that survive an interruption."""
+"""Compute a long list in chunks that survive an interruption."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -20,11 +20,11 @@ def in_chunks(
     compute: Callable[[Sequence[T], int], list[Row]],
     done: Callable[[int], None],
 ) -> list[Row]:
-    """`compute(chunk, start)` of every `size` items in turn, joined: rows that JSON can hold.
+    """Call `compute(chunk, start)` for every `size` items in turn; return all rows, which must be JSON values.
 
-    A chunk that is computed is written to `<checkpoint>-<start>.json`; what is there, undamaged, is not computed again.
-    Where a chunk's rows depend on nothing but its items and `start`, an interrupted run ends with the same rows.
-    `done` is called after every chunk with the number of rows so far, those found on disk among them.
+    A computed chunk is written to `<checkpoint>-<start>.json`; an undamaged chunk there is not computed again. If a
+    chunk's rows depend only on its items and `start`, an interrupted run ends with the same rows. `done` is called
+    after every chunk with the number of rows so far, including those found on disk.
     """
     make_folder(checkpoint.parent)
     found: list[Row] = []
@@ -41,7 +41,7 @@ def in_chunks(
 
 
 def _computed_before(file: Path) -> Any:
-    """The rows of a chunk's file; None where there is none, or a damaged one."""
+    """Return the rows of a chunk's file; None if it is missing or damaged."""
     try:
         return read_sealed(file)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""AdamW with moments of 8 bits, by bitsandbytes, whose state is flat tensors as a checkpoint holds them."""
+"""AdamW with 8-bit moments, by bitsandbytes, with its state as flat tensors for checkpoints."""
 
 from collections.abc import Iterable
 from functools import cache
@@ -21,7 +21,7 @@ def _adamw_class() -> type[Any]:
     class AdamW8Bit(library.optim.AdamW8bit):  # type: ignore[name-defined]
         """bitsandbytes' AdamW (Dettmers et al. 2022, arXiv 2110.02861): each block of 256 values has a scale.
 
-        Its own `state_dict` puts the moments into a dict of their own, and holds the step as a number.
+        The library's own `state_dict` nests the moments in another dict, and has the step as a number.
         """
 
         def state_dict(self) -> dict[str, Any]:
@@ -51,10 +51,10 @@ def _adamw_class() -> type[Any]:
 
 
 def adamw_8bit(groups: Iterable[dict[str, Any]], rate: float, betas: tuple[float, float], epsilon: float) -> AdamW:
-    """The optimiser over parameter groups; tensors of fewer than 4,096 elements have float32 moments.
+    """Return the optimiser over parameter groups; tensors of fewer than 4,096 elements have float32 moments.
 
     Raises:
-        UserError: bitsandbytes is not installed, or cannot be loaded here; or the parameters are shared out over ranks.
+        UserError: bitsandbytes is not installed, or cannot be loaded here; or the parameters are sharded over ranks.
     """
     groups = list(groups)
     if any(is_spread(parameter) for group in groups for parameter in group["params"]):

@@ -1,4 +1,4 @@
-"""The supervised loop that SFT and reward training share: schedule, clipping, checkpoints, exact resume."""
+"""The supervised training loop of SFT and reward: schedule, clipping, checkpoints, exact resume."""
 
 import contextlib
 import functools
@@ -33,21 +33,21 @@ from components.training.watch import FitWatch
 from components.training.weights import kept_parameters
 
 BESIDE = "beside"
-"""Prefix of the tensors of a checkpoint that belong to no module."""
+"""Prefix of a checkpoint's tensors that belong to no module."""
 
 
 def seeded(seed: int, *what: object) -> random.Random:
-    """A random stream of its own for each use, so that resuming needs no stream's state."""
+    """Return a separate random stream for each use `what`, so that resuming needs no generator's state."""
     return random.Random(f"{seed} {' '.join(map(str, what))}")
 
 
 def torch_seed(seed: int, *what: object) -> int:
-    """An integer seed of its own for each use."""
+    """Return a separate integer seed for each use `what`."""
     return seeded(seed, *what).getrandbits(62)
 
 
 def shuffled_passes(count: int, size: int, step: int, seed: int, *what: object) -> list[int]:
-    """Indices of the `size` of `count` items that step `step` (from 0) meets: shuffled passes over all, without end."""
+    """Return the indices of the `size` items, of `count`, of step `step` (from 0), from endless shuffled passes."""
     out: list[int] = []
     position = step * size
     while len(out) < size:
@@ -78,7 +78,7 @@ def save_state(
 
     Args:
         beside: further tensors, whole and on the CPU.
-        whole_up_to: GB of what the ranks share out, above which each writes its own part of it.
+        whole_up_to: GB of sharded tensors above which each rank writes its own part.
     """
     for module in modules.values():
         sharding.only_own_part(module)
@@ -95,7 +95,7 @@ def save_state(
         shares = checkpoint.Shares(list(spread), ranks.told_by_all(digest))
         tensors = {name: tensor for name, tensor in tensors.items() if name not in spread}
     for name, tensor in tensors.items():
-        whole = sharding.whole(tensor)  # one after the other, so that no more than one is whole on a device
+        whole = sharding.whole(tensor)  # one by one, so that only one is whole on a device
         tensors[name] = whole.cpu() if whole is not tensor and ranks.is_first() else tensor
     if ranks.is_first():
         checkpoint.save(folder, step, tensors, {"optimizers": groups, "state": state}, shares)
@@ -107,10 +107,10 @@ def restore_state(
     optimizers: Mapping[str, AdamW],
     beside: dict[str, Tensor] | None = None,
 ) -> tuple[int, Any] | None:
-    """Load what `save_state` wrote last; returns (step, state), or None where there is no checkpoint.
+    """Load the newest checkpoint of `save_state`; return (step, state), or None if there is none.
 
     Args:
-        beside: is given the further tensors.
+        beside: filled with the further tensors.
     """
     found = checkpoint.load_latest(folder)
     if found is None:
@@ -134,7 +134,7 @@ def restore_state(
 def _load_shares(
     folder: Path, found: checkpoint.Checkpoint, modules: Mapping[str, nn.Module], optimizers: Mapping[str, AdamW]
 ) -> dict[str, Tensor]:
-    """This rank's parts of the tensors that the ranks wrote each for itself; parameters are filled in place."""
+    """Return this rank's parts of the tensors that each rank wrote for itself; parameters are filled in place."""
     assert found.shares is not None
     held = {f"{name}|{key}": p.detach() for name, module in modules.items() for key, p in kept_parameters(module)}
     for name, optimizer in optimizers.items():
@@ -149,15 +149,15 @@ def _load_shares(
 
 
 def clip_gradient(model: Any, max_norm: float) -> Tensor:
-    """Sum the gradient over the ranks and clip it by global norm; returns the norm before, not read yet."""
+    """Sum the gradient over the ranks and clip it by global norm; return the norm before as a tensor on the device."""
     return sharding.clip_gradients([p for p in model.parameters() if p.requires_grad], max_norm)
 
 
 def check_norm(norm: float, what: str) -> float:
-    """The norm of a gradient that may be stepped by.
+    """Check a gradient's norm and return it.
 
     Raises:
-        CheckFailed: it isn't finite.
+        CheckFailed: it is not finite.
     """
     if not math.isfinite(norm):
         raise CheckFailed(f"{what}: the gradient's norm is {norm}. Lower the learning rate or look at the batch.")
@@ -165,29 +165,28 @@ def check_norm(norm: float, what: str) -> float:
 
 
 def step_and_clear(optimizer: Any) -> None:
-    """Step by the gradient, and clear it."""
+    """Make an optimiser step, and clear the gradient."""
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
 
 
 def read(values: Sequence[Tensor]) -> list[float]:
-    """The numbers in tensors of one element each. The host waits for a GPU once, however many there are."""
+    """Return the numbers in one-element tensors. The host waits for the GPU only once for all."""
     return torch.stack([value.detach().float().reshape(()) for value in values]).tolist() if values else []
 
 
 @dataclass(frozen=True)
 class TrainingExamples:
-    """N examples to train on, by their index from 0 to N-1."""
+    """N training examples, identified by indices 0 to N-1."""
 
     loss: Callable[[list[int]], tuple[Tensor, dict[str, Tensor]]]
-    """Takes indices, returns their mean loss (scalar) and metrics to report (scalars), each a mean over `weights`."""
+    """Takes indices; returns their mean loss and scalar metrics, each a mean weighted by `weights`."""
     lengths: Sequence[int] | NDArray[np.integer[Any]]
-    """Of each, in tokens."""
+    """(N,) length of each example in tokens."""
     weights: Sequence[float] | NDArray[Any]
-    """How often each counts."""
+    """(N,) weight of each example."""
     packing: int | None = None
-    """Most tokens that `loss` takes at a time, for one that packs its examples; None where it takes so many examples as
-    the config says."""
+    """Most tokens per call of `loss`, if it packs its examples; None: `micro_batch_size` examples per call."""
 
 
 def fit(
@@ -202,17 +201,17 @@ def fit(
     part: int | None = None,
     watch: FitWatch | None = None,
 ) -> int:
-    """Train `model` in length-bucketed batches, their gradients weighted; returns the number of optimiser steps.
+    """Train `model` in length-bucketed batches with weighted gradients; return the number of optimiser steps.
 
     Resumes from `out/checkpoint`.
 
     Args:
         group: metric group and checkpoint folder, `sft` or `reward`.
-        part: which model, of a stage that trains several: a data order and a checkpoint folder of its own.
+        part: the model's number, if a stage trains several; each has its own data order and checkpoint folder.
         watch: evaluates the model on held-out examples, and may stop the training.
 
     Raises:
-        CheckFailed: a loss or gradient isn't finite.
+        CheckFailed: a loss or gradient is not finite.
     """
     name = group if part is None else f"{group}-{part}"
     each_pass = math.ceil(len(examples.lengths) / config.batch_size)
@@ -241,7 +240,7 @@ def fit(
             rate = learning_rate_at(step, steps, config)
             set_learning_rate(optimizer, rate)
             own = [ranks.rank()] if ranks.rank() else []
-            torch.manual_seed(torch_seed(seed, name, "dropout", step, *own))  # dropout takes no generator
+            torch.manual_seed(torch_seed(seed, name, "dropout", step, *own))  # dropout uses the global generator
             batch, shares = batches(step // each_pass)[step % each_pass], list[float]()
             unread: dict[str, list[Tensor]] = defaultdict(list)
             micros = micro_batches(batch, config.micro_batch_size, examples.lengths, examples.packing)
@@ -254,7 +253,7 @@ def fit(
                 for metric, value in ({"loss": loss} | values).items():
                     unread[metric].append(value.detach())
             norm = clip_gradient(model, config.max_grad_norm)
-            *numbers, norm_read = read([*chain.from_iterable(unread.values()), norm])  # once a step, for a GPU's sake
+            *numbers, norm_read = read([*chain.from_iterable(unread.values()), norm])  # one transfer per step
             found = {name: [numbers.pop(0) for _ in values] for name, values in unread.items()}
             broken = next((number for number in found.pop("loss") if not math.isfinite(number)), None)
             if broken is not None:
@@ -281,13 +280,13 @@ def fit(
 def micro_batches(
     batch: Sequence[int], size: int, lengths: Sequence[int] | NDArray[np.integer[Any]] = (), packing: int | None = None
 ) -> list[tuple[list[int], bool]]:
-    """This rank's share of `batch` in runs of at most `size`, and whether each counts.
+    """Return this rank's share of `batch` in runs of at most `size`, and whether each run counts.
 
-    Ranks make as many passes as each other. One that has fewer rows computes some for nothing.
+    Every rank makes the same number of passes: a rank with fewer repeats some rows, in runs that do not count.
 
     Args:
-        lengths: in tokens, by the indices in `batch`.
-        packing: in place of `size`, most tokens of a run.
+        lengths: lengths in tokens, by the indices in `batch`.
+        packing: most tokens of a run, instead of `size`.
     """
 
     def runs(rank: int) -> list[list[int]]:
@@ -302,10 +301,10 @@ def micro_batches(
 
 @contextlib.contextmanager
 def recomputed(model: Any, config: OptimizerConfig) -> Iterator[None]:
-    """Where the config asks for gradient checkpointing (Chen et al. 2016), forward passes of `model` within keep only
-    what enters each block, and their backward pass, within or after, computes the rest again.
+    """Use gradient checkpointing (Chen et al. 2016) for forward passes of `model` in this block, if the config says so.
 
-    Only the blocks' own flags are raised: what is in them, dropout above all, stays in the mode it is in.
+    A pass keeps only the input of each transformer block, and its backward pass, in this block or later, computes the
+    rest again. Only the blocks' own flags are set: the modules inside, above all dropout, keep their mode.
     """
     body = model.backbone.model if isinstance(model, AdapterView) else model
     blocks = [m for m in body.modules() if isinstance(m, GradientCheckpointingLayer)]

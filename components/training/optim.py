@@ -1,4 +1,4 @@
-"""AdamW and its schedule, as config: the same in every training stage. Importable without torch."""
+"""AdamW and its schedule, the same in every training stage, with their options. Importable without torch."""
 
 import math
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def named_rate(rate: float | None) -> float:
-    """`rate`. Raises `ValueError` if it is null, which only the config of a run that has not begun may hold."""
+    """Return `rate`. Raises `ValueError` if it is null, which only the config of a run that has not begun may have."""
     if rate is None:
         raise ValueError("learning_rate is null: a run's config holds the number that was chosen when it began")
     return rate
@@ -23,15 +23,15 @@ class OptimizerConfig(Settings):
     """AdamW with linear warm-up, then constant or linear decay, and gradient clipping by global norm."""
 
     optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
-    """`adamw` keeps two float32 moments a parameter, 8 bytes; `adamw_8bit` keeps those of matrices in 8 bits with a
-    scale for each block of 256, 2 bytes (Dettmers et al. 2022, arXiv 2110.02861), by bitsandbytes."""
+    """`adamw` keeps two float32 moments per parameter, 8 bytes. `adamw_8bit` keeps the moments of matrices in 8 bits
+    with a scale per block of 256, 2 bytes (Dettmers et al. 2022, arXiv 2110.02861), by bitsandbytes."""
     learning_rate: float | None = Field(None, gt=0, le=1)
-    """Peak learning rate; null chooses one by the model's size and by whether an adapter or all of it trains
-    (`components/training/rates.py`), when a run begins."""
+    """Peak learning rate; null chooses one when a run begins, by the model's size and by whether an adapter or the
+    whole model is trained (`components/training/rates.py`)."""
     warmup: float = Field(0.05, ge=0, le=1)
-    """Share of the steps over which the rate rises linearly from 0."""
+    """Share of the steps in which the learning rate rises linearly from 0."""
     decay: Literal["linear", "none"] = "linear"
-    """What follows the warm-up: linear decay to 0 at the last step, or none."""
+    """The schedule after the warm-up: linear decay to 0 at the last step, or constant."""
     weight_decay: float = Field(0.0, ge=0)
     """Decoupled weight decay of matrices (vectors have none)."""
     beta2: float = Field(0.99, gt=0, lt=1)
@@ -41,14 +41,14 @@ class OptimizerConfig(Settings):
     epsilon_style: Literal["torch", "tensorflow"] = "torch"
     """`tensorflow` adds epsilon before the second moment's bias correction: early steps are smaller."""
     max_grad_norm: float = Field(1.0, gt=0)
-    """Global gradient norm to clip at."""
+    """Global norm to which gradients are clipped."""
     gradient_checkpointing: bool = unkeyed(False)
-    """Keep only what enters each transformer block and compute the rest again for the gradient: less memory, more time,
-    the same result."""
+    """Keep only the input of each transformer block, and compute the rest again for the gradient. Needs less memory and
+    more time; the result is the same."""
 
     checkpoint_whole: float = unkeyed(32.0, ge=0)
-    """GB of weights and moments that several ranks share out, up to which rank 0 gathers them and writes a checkpoint
-    whole. Above, each rank writes its own part, and nothing is gathered."""
+    """GB of sharded weights and moments up to which rank 0 gathers them and writes the whole checkpoint. Above that
+    each rank writes its own part, and nothing is gathered."""
 
     @model_validator(mode="after")
     def _epsilon_of_eight_bits(self) -> Self:
@@ -58,39 +58,39 @@ class OptimizerConfig(Settings):
 
     @property
     def peak(self) -> float:
-        """The learning rate of a run that has begun. Raises `ValueError` where none was chosen."""
+        """Return the peak learning rate of a run that has begun. Raises `ValueError` if none was chosen."""
         return named_rate(self.learning_rate)
 
 
 class FitWatchConfig(Settings):
-    """The held-out evaluations while a model is fitted. `evaluate_every` says how often."""
+    """Held-out evaluations during supervised training. `evaluate_every` sets how often they run."""
 
     examples: int = Field(256, ge=2)
-    """Examples, at most, that no gate judges: of `reward`, the first pairs of the calibration split; of `sft`, the last
-    held-out demonstrations, at most half of them, which are then left out of the final evaluation."""
+    """Largest number of examples, on which no gate judges. For `reward` they are the first pairs of the calibration
+    split; for `sft` the last held-out demonstrations, at most half, which are then left out of the final evaluation."""
     patience: int | None = Field(None, ge=1)
     """Stop after this many evaluations in a row that did not lower the lowest loss; null: never."""
 
 
 class FitConfig(OptimizerConfig):
-    """The supervised loop: passes, batches and checkpoints."""
+    """Options of the supervised training loop: passes, batches and checkpoints."""
 
     epochs: int = Field(1, ge=1)
     """Passes over the examples (demonstrations, or pairs)."""
     batch_size: int = Field(32, ge=1)
-    """Examples an optimiser step."""
+    """Examples per optimiser step."""
     micro_batch_size: int = Field(32, ge=1)
-    """Examples a forward pass (both responses of a pair); gradients accumulate up to `batch_size`."""
+    """Examples per forward pass (a pair is one example); gradients accumulate up to `batch_size`."""
     evaluate_every: int | None = Field(None, ge=1)
-    """Optimiser steps between evaluations on held-out examples. The checkpoint with the lowest loss is published in
-    place of the last where that loss is certainly lower: for several passes over few examples. Null: no evaluation, and
-    the last is published."""
+    """Optimiser steps between evaluations on held-out examples. The checkpoint with the lowest loss is published
+    instead of the last one if its loss is certainly lower. Useful for several passes over few examples. Null: no
+    evaluations, and the last is published."""
     watch: FitWatchConfig = FitWatchConfig()
-    """These evaluations."""
+    """What the evaluations of `evaluate_every` use and decide."""
     checkpoint_every: int = unkeyed(100, ge=1)
     """Optimiser steps between checkpoints."""
     checkpoint_minutes: float | None = unkeyed(10.0, gt=0)
-    """Minutes between checkpoints, where they pass before so many steps; null for steps alone."""
+    """Also write a checkpoint when this many minutes have passed since the last one; null: count only steps."""
 
     @model_validator(mode="after")
     def _patience_counts_evaluations(self) -> Self:
@@ -100,10 +100,10 @@ class FitConfig(OptimizerConfig):
 
 
 def build_optimizer(model: "nn.Module", config: OptimizerConfig) -> "AdamW":
-    """AdamW over the parameters of `model` that take gradients, in their order.
+    """Create the optimiser for the parameters of `model` that take gradients, in their order.
 
     Raises:
-        UserError: as `components.training.eight_bit.adamw_8bit`.
+        UserError: as for `components.training.eight_bit.adamw_8bit`.
     """
     from torch.optim import AdamW
 
@@ -122,10 +122,11 @@ def build_optimizer(model: "nn.Module", config: OptimizerConfig) -> "AdamW":
 
 
 def _tensorflow_adamw() -> type["AdamW"]:
-    """AdamW whose epsilon is the epsilon-hat of Kingma and Ba 2015, section 2, as in TensorFlow's Adam.
+    """Return an AdamW class whose epsilon is the epsilon-hat of Kingma and Ba 2015, section 2, as in TensorFlow's Adam.
 
-    It is added to the uncorrected root of the second moment: torch's with epsilon / sqrt(1 - beta2^t) at step t.
-    Huang et al. 2023, "The N Implementation Details of RLHF with PPO": it keeps early updates small.
+    It is added to the uncorrected root of the second moment, which equals torch's AdamW with epsilon / sqrt(1 -
+    beta2^t) at step t. It keeps early updates small (Huang et al. 2023, "The N Implementation Details of RLHF with
+    PPO").
     """
     from torch.optim import AdamW
 
@@ -133,7 +134,7 @@ def _tensorflow_adamw() -> type["AdamW"]:
         def step(self, closure: Any = None) -> Any:
             for group in self.param_groups:
                 group.setdefault("epsilon_hat", group["eps"])
-                group["taken"] = group.get("taken", 0) + 1  # torch's own count is on the GPU
+                group["taken"] = group.get("taken", 0) + 1  # torch's own step count is on the GPU
                 group["eps"] = group["epsilon_hat"] / math.sqrt(1 - group["betas"][1] ** group["taken"])
             return super().step(closure)
 
@@ -141,7 +142,7 @@ def _tensorflow_adamw() -> type["AdamW"]:
 
 
 def learning_rate_at(step: int, steps: int, config: OptimizerConfig) -> float:
-    """The learning rate of optimiser step `step` (from 0) of `steps`."""
+    """Return the learning rate of optimiser step `step` (from 0) of `steps`."""
     warmup = max(1, round(config.warmup * steps))
     if step < warmup:
         return config.peak * (step + 1) / warmup

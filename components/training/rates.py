@@ -1,17 +1,17 @@
-"""Learning rates where nobody names one: from a model's size and how much of it trains. Importable without torch."""
+"""Default learning rates, from a model's size and whether an adapter is trained. Importable without torch."""
 
 import math
 from typing import Literal, NamedTuple
 
 SMALL, LARGE = 1e6, 1e9
-"""Parameters between which rates follow a power law; below and above they are constant."""
+"""Numbers of parameters between which rates follow a power law; outside they are constant."""
 LORA = 10.0
-"""What an adapter's rate is multiplied by: the best rate of a LoRA is about ten times that of the whole model, over
-sizes and tasks (Schulman et al. 2025, "LoRA Without Regret")."""
+"""Factor for an adapter's rate: the best rate of a LoRA adapter is about ten times that of the whole model, over sizes
+and tasks (Schulman et al. 2025, "LoRA Without Regret")."""
 
 
 class Ends(NamedTuple):
-    """Peak rates of AdamW that train a whole model of `SMALL` and of `LARGE` parameters."""
+    """Peak learning rates of AdamW for whole models of `SMALL` and of `LARGE` parameters."""
 
     small: float
     large: float
@@ -24,14 +24,14 @@ ENDS: dict[Trained, Ends] = {
     "ppo": Ends(3e-4, 1e-6),
     "ppo.critic": Ends(1e-3, 1e-5),
 }
-"""At `SMALL`, what the built-in task was developed with; at `LARGE`, what is usual from 1 to 70 billion (Touvron et al.
-2023, "Llama 2", sections 3.1 to 3.2.3: 2e-5, 1e-5, 1e-6; a critic's 9e-6 in OpenRLHF)."""
+"""At `SMALL`, the rates with which the built-in task was developed. At `LARGE`, those usual for 1 to 70 billion
+parameters (Touvron et al. 2023, "Llama 2", sections 3.1 to 3.2.3: 2e-5, 1e-5, 1e-6; a critic's 9e-6 in OpenRLHF)."""
 
 
 def default_rate(trained: Trained, parameters: int, lora: bool = False) -> float:
-    """The peak learning rate of what has `parameters`, to two digits: a start, not the best for some data.
+    """Return a default peak learning rate for a model of `parameters`, to two digits. It is only a starting point.
 
-    small · (n / 1e6)^(log10(large / small) / 3), with n = parameters, kept within 1e6 and 1e9; ten times as much for an
+    small · (n / 1e6)^(log10(large / small) / 3), with n = `parameters` clipped to [1e6, 1e9]; ten times as much for an
     adapter.
     """
     small, large = ENDS[trained]

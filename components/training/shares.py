@@ -1,8 +1,8 @@
-"""What ranks share out of a checkpoint: each rank writes and reads its own part of each tensor, as safetensors.
+"""Sharded checkpoints: each rank writes and reads its own part of each tensor, as safetensors.
 
-torch's own writer for Hugging Face's format (`torch.distributed.checkpoint`) puts the place of each part into the
-file, so that any number of processes can read the whole. Its planners work rank by rank here: between ranks they would
-send pickled objects.
+torch's writer for Hugging Face's format (`torch.distributed.checkpoint`) stores the position of each part in the file,
+so that any number of processes can read the whole. Its planners run on each rank separately here, because between ranks
+they would send pickled objects.
 """
 
 import hashlib
@@ -26,18 +26,18 @@ from components.base.hashing import digest_file
 from components.distributed import ranks, sharding
 
 AT_ONCE = 10**9
-"""Bytes of a file, beyond its first tensor: what is written is copied to the host file by file."""
+"""Largest size of a file in bytes, unless it has a single tensor. Tensors are copied to the host file by file."""
 
 
 def save_share(folder: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Write this rank's parts of `tensors`, which the ranks share out; returns the sha256 of all that it wrote.
+    """Write this rank's parts of the sharded `tensors`; return the sha256 of everything that it wrote.
 
-    Each file is whole or not there. Twice its size is held on the host meanwhile.
+    Each file is written atomically. Writing needs twice a file's size of host memory.
     """
     make_folder(folder)
     own = _prefix(ranks.rank())
     _remove(folder, own)
-    if ranks.is_first():  # of an attempt with more ranks
+    if ranks.is_first():  # left by an attempt with more ranks
         for more in {each.name.lstrip(".")[: len(own)] for each in folder.iterdir()}:
             if more.startswith("rank-") and int(more[5:10]) >= ranks.size():
                 _remove(folder, more)
@@ -56,7 +56,7 @@ def save_share(folder: Path, tensors: Mapping[str, Tensor]) -> str:
 
 
 def share_digest(folder: Path, rank: int) -> str:
-    """sha256 over the names and contents of the files of `rank` in a folder of shares."""
+    """Return the sha256 over the names and contents of the files of `rank` in a folder of shares."""
     found = hashlib.sha256()
     for file in sorted(folder.glob(f"{_prefix(rank)}*.safetensors")):
         found.update(f"{file.name} {digest_file(file)}\n".encode())
@@ -64,10 +64,10 @@ def share_digest(folder: Path, rank: int) -> str:
 
 
 def load_share(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Fill this rank's parts of `tensors` from the files of all ranks, however many wrote them.
+    """Fill this rank's parts of `tensors` from the files of all ranks, which may have been more or fewer.
 
     Raises:
-        RuntimeError, ValueError: the files lack one of them, or hold it in another shape.
+        RuntimeError, ValueError: the files lack a tensor, or have it in a different shape.
     """
     reader, planner = HuggingFaceStorageReader(str(folder)), DefaultLoadPlanner()
     metadata = reader.read_metadata()
@@ -82,13 +82,13 @@ def _prefix(rank: int) -> str:
 
 
 def _remove(folder: Path, prefix: str) -> None:
-    """Remove a rank's files, finished or not."""
+    """Remove a rank's files, complete or not."""
     for each in (*folder.glob(f".{prefix}*"), *folder.glob(f"{prefix}*")):
         shutil.rmtree(each) if each.is_dir() else each.unlink()
 
 
 def _numbered(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """The number, from 1, of the file that each tensor's part goes to."""
+    """Return the number, from 1, of the file for each tensor's part."""
     number, held, numbers = 1, 0, dict[str, int]()
     for name, tensor in tensors.items():
         part = sharding.own_bytes(tensor)

@@ -1,6 +1,6 @@
-"""Told to stop by a signal, a training loop finishes its step first.
+"""Let a training loop finish its step before it stops for a signal.
 
-Nothing here happens to a program that doesn't ask for it (`graceful`): the handlers of signals are the program's own.
+This applies only within `graceful`; elsewhere a program's own signal handlers stay in place.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ _graceful = threading.Event()
 
 
 class Interrupted(KeyboardInterrupt):
-    """Told to stop by another signal than Ctrl-C's: whatever Ctrl-C ends in order, this does."""
+    """The process was told to stop by SIGTERM or SIGHUP. It is handled like Ctrl-C's KeyboardInterrupt."""
 
     def __init__(self, number: int = signal.SIGTERM, why: str = "") -> None:
         super().__init__(why)
@@ -30,12 +30,12 @@ class Interrupted(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def graceful() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP raise `Interrupted`; where a loop has `Held` signals, they wait for its step's end.
+    """Within the block, SIGTERM and SIGHUP raise `Interrupted`; in a loop with `Held`, they wait for the step's end.
 
-    What is ignored stays so: SIGHUP under nohup.
+    Ignored signals stay ignored, such as SIGHUP under nohup.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals are the main thread's
+        yield  # only the main thread can handle signals
         return
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     before = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
@@ -55,10 +55,10 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 class Held:
-    """Inside, the first signal to stop only sets `told`; `deliver` passes it on to whoever handled it before.
+    """Within the block, the first stop signal only sets `told`; `deliver` passes it to its previous handler.
 
-    A second signal doesn't wait. Leaving delivers too. Outside `graceful`, and in a thread, signals do what they always
-    do.
+    A second signal acts at once. Leaving the block delivers a held signal. Outside `graceful`, and in other threads,
+    signals act as usual.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Held:
     def __enter__(self) -> "Held":
         if _graceful.is_set() and threading.current_thread() is threading.main_thread():
             handlers = {number: signal.getsignal(number) for number in SIGNALS}
-            # What is ignored stays so (Ctrl-C, in a shell's background job); None is a handler that isn't Python's.
+            # Ignored signals stay ignored (Ctrl-C in a shell's background job); None is a handler not set by Python.
             self._before = {n: h for n, h in handlers.items() if h not in (signal.SIG_IGN, None)}
             for number in self._before:
                 signal.signal(number, self._hold)
@@ -80,7 +80,7 @@ class Held:
             self.deliver()
 
     def deliver(self) -> None:
-        """Have the signal that was held do what it does; nothing where there was none."""
+        """Pass a held signal to its previous handler; do nothing if there is none."""
         if self.told is not None:
             number, self.told = self.told, None
             self._let_go()
@@ -101,6 +101,6 @@ class Held:
 
 
 def drop_output() -> None:
-    """Send the rest of standard output nowhere, so that the interpreter does not stumble over it at its end."""
+    """Discard the rest of standard output, so that the interpreter does not fail to flush it at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""Token lists of a data set, in a file in place of memory: training reads those of the batch that it computes."""
+"""Token lists of a data set in a file instead of memory; training reads those of its current batch."""
 
 import os
 import tempfile
@@ -17,20 +17,20 @@ from components.base.errors import naming
 T = TypeVar("T")
 
 CHUNK = 1_000
-"""Rows that are turned into tokens together."""
+"""Number of rows that are tokenised at a time."""
 _BUFFER = 2**18
-"""Tokens that are written together."""
+"""Number of tokens that are written at a time."""
 
 
 def chunks(rows: Iterable[T], size: int = CHUNK) -> Iterator[list[T]]:
-    """`rows` in lists of `size` and of `CHUNK` at most, the last one shorter."""
+    """Yield `rows` in lists of min(`size`, `CHUNK`); the last one may be shorter."""
     remaining = iter(rows)
     while chunk := list(islice(remaining, min(max(size, 1), CHUNK))):
         yield chunk
 
 
 class _Unnamed:
-    """A file without a name: its bytes are gone with the object, however the process ends."""
+    """A file without a name: it disappears with the object, however the process ends."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ class _Unnamed:
 
 
 class TokenWriter:
-    """Takes token lists one after the other; 4 bytes a token in an unnamed file, 12 bytes a list in memory."""
+    """Takes token lists one after the other; 4 bytes per token in an unnamed file, 12 bytes per list in memory."""
 
     def __init__(self, folder: Path | None) -> None:
         """`folder` for the file, which goes when nobody reads it any more; None holds the tokens in memory."""
@@ -69,7 +69,7 @@ class TokenWriter:
             self._ids = array("i")
 
     def written(self) -> "TokenLists":
-        """All lists. None is added afterwards."""
+        """Return all lists. No list may be added afterwards."""
         if self._file is not None:
             self._file.write(self._ids.tobytes())
         lengths = np.array(self._lengths, np.int32)
@@ -78,7 +78,7 @@ class TokenWriter:
 
 
 class TokenLists(Sequence[list[int]]):
-    """n token lists, each read when it is asked for."""
+    """n token lists, each read on access."""
 
     def __init__(self, store: Any, starts: NDArray[np.int64], lengths: NDArray[np.int32]) -> None:
         """
@@ -105,28 +105,28 @@ class TokenLists(Sequence[list[int]]):
         return array("i", self._store.read(4 * length, 4 * start)).tolist()
 
     def choose(self, which: NDArray[np.int64]) -> Self:
-        """The lists at the indices `which` (m,)."""
+        """Return the lists at the indices `which` (m,)."""
         return type(self)(self._store, self._starts[which], self.lengths[which])
 
 
 class TokenStore:
-    """n token lists that are set some at a time, in any order; 4 bytes a token in an unnamed file, 12 bytes a list in
-    memory."""
+    """n token lists that are set in any order, some at a time; 4 bytes per token in an unnamed file, 12 bytes per list
+    in memory."""
 
     def __init__(self, folder: Path, count: int) -> None:
-        """`folder` for the file, which goes when nobody reads it any more; `count` is n."""
+        """`folder` is for the file, which disappears when nobody reads it any more; `count` is n."""
         self._file = _Unnamed(folder)
         self._end = 0
         self._starts = np.full(count, -1, np.int64)
         self.lengths = np.zeros(count, np.int32)
-        """(n,) of each that is set, in tokens."""
+        """(n,) length in tokens of each list that is set."""
 
     def known(self, which: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of the lists at these places (m,) are set (m,)."""
+        """Return whether the lists at the places `which` (m,) are set, (m,)."""
         return self._starts[which] >= 0
 
     def set(self, which: NDArray[np.int64], lists: Sequence[Sequence[int]]) -> None:
-        """Set the lists at the places `which` (m,), which were not set."""
+        """Set the lists at the places `which` (m,), which must not be set yet."""
         ids = array("i")
         for place, each in zip(which.tolist(), lists, strict=True):
             self._starts[place], self.lengths[place] = self._end + len(ids), len(each)
@@ -140,5 +140,5 @@ class TokenStore:
 
 
 def lengths_of(sequences: Sequence[Sequence[int]]) -> Sequence[int] | NDArray[np.int32]:
-    """Tokens of each sequence, which are read for it only where they are no `TokenLists`."""
+    """Return the number of tokens of each sequence. `TokenLists` know it without reading the tokens."""
     return sequences.lengths if isinstance(sequences, TokenLists) else [len(each) for each in sequences]

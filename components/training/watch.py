@@ -1,4 +1,4 @@
-"""Held-out evaluation while a model is fitted: the checkpoint that is published, and when to stop."""
+"""Held-out evaluation during supervised training: choose the checkpoint to publish, and decide when to stop."""
 
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -18,62 +18,62 @@ from components.training.weights import kept_parameters, put_weights, whole_tens
 
 @dataclass(frozen=True)
 class HeldOut:
-    """N examples that no gate judges anything on, and how the model that trains is judged on them."""
+    """N examples, on which no gate judges, with the function that evaluates the model on them."""
 
     losses: Callable[[], tuple[list[float], dict[str, float]]]
-    """Each example's loss (N,) now, nats, times how often it counts; and further numbers by name."""
+    """Returns each example's current loss (N,), in nats times its weight, and further numbers by name."""
     weights: Sequence[float]
-    """How often each counts (N,): the tokens of a response, the weight of a pair."""
+    """(N,) weight of each example: the tokens of a response, or the weight of a pair."""
     prompts: Sequence[Hashable]
-    """Of each (N,): examples of one prompt may depend on each other."""
+    """(N,) prompt of each example, by which intervals are clustered."""
     unit: str
-    """Of the mean loss, as "nats a response token"."""
+    """Unit of the mean loss, as "nats a response token"."""
 
 
 @dataclass
 class FitWatch:
-    """What the held-out evaluations of a training found. All of it is in the training's checkpoints."""
+    """The results of a training's held-out evaluations. Checkpoints contain all of it."""
 
     config: FitConfig
     group: str
     """`sft` or `reward`."""
     held: HeldOut
     looks: list[dict[str, float]] = field(default_factory=list)
-    """`step` (from 1), `loss` with `_low` and `_high`, and further numbers, by evaluation."""
+    """For each evaluation `step` (from 1), `loss` with `_low` and `_high`, and further numbers."""
     losses: dict[int, list[float]] = field(default_factory=dict)
-    """Each example's loss in the best evaluation and in the last one, by step."""
+    """Maps a step to each example's loss, for the best evaluation and for the last one."""
     best: int = 0
-    """The step of the lowest loss; 0 for none."""
+    """The step with the lowest loss; 0 for none."""
     weights: dict[str, Tensor] = field(default_factory=dict)
-    """Its parameters, whole and on the CPU."""
+    """The model's parameters at step `best`, complete and on the CPU."""
     published: dict[str, float] = field(default_factory=dict)
     """The final metrics; empty before `publish`."""
     stopped: bool = False
-    """`watch.patience` has ended: no further step is taken."""
+    """Whether `watch.patience` is used up, so that no further step is made."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds of it as JSON; `weights` are its tensors."""
+        """Return the JSON part of its state for a checkpoint; the tensors are `weights`."""
         losses = {str(step): each for step, each in self.losses.items()}
         return {"looks": self.looks, "losses": losses, "best": self.best, "stopped": self.stopped}
 
     def restore(self, state: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-        """Become what a checkpoint holds."""
+        """Restore the state from a checkpoint."""
         self.looks, self.best, self.stopped = state["looks"], state["best"], state["stopped"]
         self.losses = {int(step): each for step, each in state["losses"].items()}
         self.weights = dict(weights)
 
     def due(self, step: int, last: bool) -> bool:
-        """Whether to evaluate after `step` steps; the last only if an earlier one was, to compare it with."""
+        """Return whether to evaluate after `step` steps; the last step only if there was an earlier evaluation."""
         every = self.config.evaluate_every
         return every is not None and (step % every == 0 or (last and bool(self.looks)))
 
     def look(self, model: Any, step: int) -> dict[str, float]:
-        """Evaluate `model` after `step` steps, keep its weights if none before is better, and return metrics.
+        """Evaluate `model` after `step` steps, keep its weights if it is the best so far, and return metrics.
 
-        It draws no random numbers. All ranks call it.
+        It uses no random numbers. All ranks call it.
 
         Raises:
-            CheckFailed: a loss isn't finite.
+            CheckFailed: a loss is not finite.
         """
         began, training = time.perf_counter(), model.training
         model.eval()
@@ -96,10 +96,11 @@ class FitWatch:
         return metrics | {f"{self.group}/watched_seconds": time.perf_counter() - began}
 
     def choose(self) -> tuple[int, str]:
-        """The step that is published, and why, in a sentence.
+        """Return the step to publish, and the reason as a sentence.
 
-        The last, unless an earlier one's loss is certainly lower: by an interval paired over the examples, at 95 % for
-        all evaluations together (Bonferroni), since the lowest of many noisy losses looks lower than it is.
+        It is the last step, unless an earlier one's loss is certainly lower. "Certainly" means by an interval paired
+        over the examples, at 95 % for all evaluations together (Bonferroni), since the lowest of many noisy losses
+        looks lower than it is.
         """
         last = int(self.looks[-1]["step"]) if self.looks else 0
         if not self.looks:
@@ -125,15 +126,15 @@ class FitWatch:
         )
 
     def document(self) -> dict[str, Any]:
-        """What is published and why, and every evaluation, for `metadata.json`."""
+        """Return the published step, the reason, and every evaluation, for `metadata.json`."""
         published, reason = self.choose()
         last = self.looks[-1]["step"] if self.looks else None
         return {"published_step": published or None, "reason": reason, "last_step": last, "evaluations": self.looks}
 
     def publish(self, model: Any) -> dict[str, float]:
-        """Give `model`, whole on this rank, the weights of the step that `choose` names; return final metrics.
+        """Load the weights of the step from `choose` into `model`, whole on this rank; return the final metrics.
 
-        `GROUP/last_watched_loss` is the last step's, whichever is published, and likewise the further numbers.
+        `GROUP/last_watched_loss` is that of the last step, whichever is published; likewise for the further numbers.
         """
         if not self.looks:
             return {}
@@ -151,7 +152,7 @@ class FitWatch:
 
 
 def _weighted(values: ArrayLike, weights: ArrayLike, clusters: Iterable[Hashable], level: float) -> Interval:
-    """`clustered_ratio` at another level than 95 %."""
+    """As `clustered_ratio`, but at any confidence level."""
     y, x = np.asarray(values, dtype=np.float64), np.asarray(weights, dtype=np.float64)
     ratio = y.sum() / x.sum()
     return clustered_mean(ratio + (y - ratio * x) / x.mean(), clusters, level)
