@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import chain, islice
-from multiprocessing import connection
+from multiprocessing import connection, forkserver
 from typing import Any, TypeVar
 
 from components.base.errors import TetherError
@@ -30,6 +30,12 @@ def count_of(processes: int | str) -> int:
     if processes != AUTO:
         return int(processes)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def prepare() -> None:
+    """Start the process that all others are copies of: it imports what they need while this one goes on."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(list(_PRELOADED))
+    forkserver.ensure_running()
 
 
 def in_order(compute: Callable[[Any, T], R], shared: Any, tasks: Iterable[T], processes: int) -> Iterator[R]:
@@ -55,7 +61,7 @@ def in_order(compute: Callable[[Any, T], R], shared: Any, tasks: Iterable[T], pr
     try:
         for task in chain(first, tasks):
             pending.append(pool.submit(_compute, compute, task))
-            if len(pending) > processes + 1:
+            if len(pending) > processes:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()

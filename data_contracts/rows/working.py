@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from data_contracts.rows.processes import in_order
 from data_contracts.rows.shards import is_whole
 
 PLAN = "plan.json"
-CHARACTERS = 2**25
+CHARACTERS = 2**23
 """A shard ends with the row that reaches so many characters, so that long rows do not fill memory."""
 
 
@@ -88,6 +88,11 @@ def _write_part(how: Measuring, part: _Part) -> int:
         rows = parsed(part.raws, part.format, part.source, part.max_characters)
         write_rows(part.path, rows, part.file, how)
     return len(part.raws)
+
+
+def bytes_of(paths: Iterable[Path]) -> int:
+    """The bytes of files and folders."""
+    return sum(file.stat().st_size for path in paths for file in [path, *path.rglob("*")] if file.is_file())
 
 
 def begin(folder: Path, job: ValidateJob, inputs: Mapping[str, Path]) -> None:

@@ -1,6 +1,9 @@
 import gzip
 import json
 import os
+import signal
+import subprocess
+import time
 
 import pytest
 
@@ -34,3 +37,17 @@ def test_the_memory_that_the_bench_prints_is_that_of_the_processes_of_its_sessio
     held = bytearray(b"x" * 60_000_000)
     assert contract.session_bytes(os.getsid(0)) - before > 0.9 * len(held)
     assert contract.session_bytes(2**30) == 0
+
+
+def test_the_processor_time_that_the_bench_prints_holds_processes_that_it_did_not_start():
+    started = subprocess.Popen(["sh", "-c", "python3 -c 'while True: pass' & wait"], start_new_session=True)
+    try:
+        deadline = time.monotonic() + 60
+        while sum(contract.session_seconds(started.pid).values()) < 0.2 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        found = contract.session_seconds(started.pid)
+        assert len(found) == 2 and max(found, key=lambda process: found[process]) != started.pid
+        assert sum(found.values()) >= 0.2
+    finally:
+        os.killpg(started.pid, signal.SIGKILL)
+        started.wait()

@@ -64,6 +64,7 @@ class SplitWriter:
         """
         self.folder, self.kind = folder, folder.name.partition(".")[0]
         self.schema = _schema(self.kind)
+        self._columns = frozenset(_COLUMNS[self.kind])
         self._rows: list[Mapping[str, Any]] = []
         self._characters = self._written = self._shards = 0
         self._shard: Any = None
@@ -88,17 +89,19 @@ class SplitWriter:
             UserError: one of its values fits no column: text that UTF-8 has no bytes for, or too large a number.
             ValueError: it has a field that the kind has no column for.
         """
-        if unknown := row.keys() - set(_COLUMNS[self.kind]):
-            raise ValueError(f"{self.folder.name} has no column {', '.join(sorted(unknown))}")
+        if not row.keys() <= self._columns:
+            unknown = sorted(row.keys() - self._columns)
+            raise ValueError(f"{self.folder.name} has no column {', '.join(unknown)}")
         stored = dict(row)
         if row.get("columns") is not None:
             stored["columns"] = json.dumps(row["columns"], sort_keys=True)
         if row.get("objectives") is not None:
             stored["objectives"] = [{"name": n, "share": s} for n, s in sorted(row["objectives"].items())]
         self._rows.append(stored)
-        texts = (stored.get(name) for name in ("chosen", "rejected", "response", "columns"))
-        self._characters += sum(len(text) for text in texts if text)
-        self._characters += sum(len(message["content"]) for message in row["prompt"])
+        for name in ("chosen", "rejected", "response", "columns"):
+            self._characters += len(stored.get(name) or "")
+        for message in row["prompt"]:
+            self._characters += len(message["content"])
         if len(self._rows) == BATCH or self._characters >= BATCH_CHARACTERS:
             self._flush()
 

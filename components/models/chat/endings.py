@@ -49,5 +49,10 @@ def endings_of(tokenizer: Any) -> Endings:
 
 def before_stop(tokenizer: Any, text: str) -> str:
     """Return `text` up to its first stop string; the whole text if it has none."""
-    found = [at for each in endings_of(tokenizer).strings if (at := text.find(each)) >= 0]
+    return before_any(endings_of(tokenizer).strings, text)
+
+
+def before_any(strings: Sequence[str], text: str) -> str:
+    """Return `text` up to the first of `strings` in it; the whole text if it has none."""
+    found = [at for each in strings if (at := text.find(each)) >= 0]
     return text[: min(found)] if found else text
