@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.base.errors import CheckFailed
-from components.data.inputs import DECONTAMINATE, DEPLOYMENT, KINDS, SUITE, VOTES, label_of, of_kind
+from components.data.inputs import DECONTAMINATE, DEPLOYMENT, KINDS, REFERENCE, SUITE, VOTES, kind_of, label_of, of_kind
 from components.data.readers import read_source
 from components.data.rows import CanonicalRow, RawRow, Row
 from components.data.splits import SPLITS
@@ -36,9 +36,13 @@ from data_contracts.findings.agreement import (
     annotator_table,
 )
 from data_contracts.findings.beside import (
+    Forbidden,
+    compared_pairs,
     compared_prompts,
     forbidden_prompts,
-    mark_contaminated,
+    held_out_prompts,
+    mark_forbidden,
+    sampled_pairs,
     sampled_prompts,
 )
 from data_contracts.findings.judging import RowJudge, refuse_unknown
@@ -60,13 +64,15 @@ from data_contracts.rows import frames
 from data_contracts.rows.gather import DETECT_ON, RowSource, judged_rows, not_one_valid
 from data_contracts.rows.ledger import Ledger, combined, first_of_each
 from data_contracts.rows.measuring import FACTS
-from data_contracts.rows.processes import count_of
+from data_contracts.rows.processes import count_of, prepare
 from data_contracts.rows.schemas import SourceReading
-from data_contracts.rows.working import begin, read_sources
+from data_contracts.rows.working import begin, bytes_of, read_sources
 
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[int], None]
+SEVERAL_SHARDS = 16 * 2**20
+"""Bytes of input files from which several processes are likely to be needed, and are made ready."""
 
 
 class LabelNoiseReport(TypedDict):
@@ -152,8 +158,8 @@ class Examination:
 
         Args:
             inputs: `preferences` (each of several `preferences/LABEL`), `demonstrations`, `prompts` (files or saved
-                folders), `suite`, `decontaminate` (likewise), `deployment_prompts` and `base` (a pretrained model's
-                folder), where the job names them.
+                folders), `suite`, `decontaminate` (likewise), `deployment_prompts`, `reference` (an earlier artifact of
+                `validate`) and `base` (a pretrained model's folder), where the job names them.
             folder: for what is too large for memory; it may be removed when this is. What a stopped examination of the
                 same job and files left there is taken.
             progress: told now and then of how many rows the fields, and then the texts, are read.
@@ -170,15 +176,18 @@ class Examination:
         self.shards = folder / "shards"
         begin(self.shards, job, inputs)
         self.processes = count_of(job.data.processes)
+        if self.processes > 1 and bytes_of(inputs.values()) > SEVERAL_SHARDS:
+            prepare()
         self.read = 0
         """Rows read so far, those whose texts are read counted again."""
         self._progress = progress
         self.context = suites.context()
         """Great Expectations' context, which knows everything that is judged."""
+        self.expected: dict[str, list[suites.Check]] = {}
+        """Every expectation, by what it judges, once `judge` has run."""
         self.suite = load_suite(inputs[SUITE]) if SUITE in inputs else UserSuite(Path())
         """The user's own expectations."""
-        beside = of_kind(inputs, DECONTAMINATE)
-        self.forbidden = forbidden_prompts(beside, job.data) if beside else None
+        self.forbidden = self._forbidden()
         self.competence: DawidSkene | None = None
         """The annotators' model, where the labels are its."""
         found = self._sources()
@@ -196,6 +205,15 @@ class Examination:
             self._need_one(name, examined.sources, examined.ledger)
             most = job.data.max_pairs if name == "preferences" else None
             examined.kept = chosen_by_rank(examined.ledger, most)
+
+    def _forbidden(self) -> list[Forbidden]:
+        """The prompts that rows must not repeat."""
+        found, data = [], self.job.data
+        if benchmarks := of_kind(self.inputs, DECONTAMINATE):
+            found.append(forbidden_prompts(benchmarks, data, self.shards))
+        if REFERENCE in self.inputs:
+            found.append(held_out_prompts(self.inputs[REFERENCE], data, self.shards))
+        return found
 
     def _sources(self) -> dict[str, list[RowSource]]:
         data = self.job.data
@@ -260,7 +278,8 @@ class Examination:
         return Examined(sources, ledger, judge)
 
     def _judge_of(self, name: str, ledger: Ledger) -> RowJudge:
-        ours = self.suite.over(row_checks(self.job.data, self.job.generation, name))
+        beside = {kind_of(given) for given in self.inputs}
+        ours = self.suite.over(row_checks(self.job.data, self.job.generation, name, beside))
         rows, whole = (
             [check for check in checks if (check.source or self._main) == name]
             for checks in (self.suite.rows, self.suite.whole)
@@ -299,8 +318,8 @@ class Examination:
         examined.texts = read_texts(ledger, how, lambda seen: self._progress(before + seen), self.processes)
         self.read += int(examined.texts.wanted.sum())
         mark_near_duplicates(ledger, examined.texts, near)
-        if self.forbidden is not None:
-            mark_contaminated(ledger, examined.texts, self.forbidden, near)
+        for forbidden in self.forbidden:
+            mark_forbidden(ledger, examined.texts, forbidden, near)
         examined.judge.judge("texts")
 
     def _need_one(self, name: str, sources: Sequence[RowSource], ledger: Ledger) -> None:
@@ -390,6 +409,8 @@ class Examination:
             chance = {name: measured.chance for name, measured in measures.items()}
             contract.append(suites.Suite("whole", frame, suites.measure_checks(checks, chance)))
         outcomes += [outcome for suite in contract for outcome in suites.judge(self.context, suite)]
+        self.expected = {name: [*found.judge.checks, *found.judge.whole] for name, found in self.sources.items()}
+        self.expected |= {suite.name: list(suite.checks) for suite in contract}
         for outcome in outcomes:
             of = outcome["suite"].partition("_")[0]
             outcome["source"] = of if of in KINDS else "kept"
@@ -415,6 +436,9 @@ class Examination:
             if (deployed := self.inputs.get(DEPLOYMENT)) is not None:
                 theirs = sampled_prompts(deployed, self.job.data, self.job.seed)
                 found |= compared_prompts(self._sample(pairs, range(len(SPLITS))), theirs, self.job.seed)
+            if (earlier := self.inputs.get(REFERENCE)) is not None:
+                theirs = sampled_pairs(earlier, self.job.seed)
+                found |= compared_pairs(self._sample(pairs, range(len(SPLITS))), theirs, self.job.seed)
         if self.tokenizer is not None:
             found["known_tokens"] = drift.DriftMeasure((self.pairs or self.taught).texts.unknown, 0)
         return {name: measured for name, measured in found.items() if measured is not None}

@@ -27,6 +27,7 @@ from components.data.tables.published import SplitWriter
 from components.gates.table import OF_SOURCE
 from data_contracts.config import ValidateJob
 from data_contracts.examine import Examination, Examined
+from data_contracts.expectations.own import as_document
 from data_contracts.expectations.pages import write_data_docs
 from data_contracts.expectations.suites import JudgedCheck, first_rows
 from data_contracts.findings.noise import LabelNoise
@@ -40,7 +41,9 @@ ANNOTATORS = "annotators.json"
 """Each annotator's agreement with the others, where the votes name them."""
 SOURCES = "sources.json"
 """How many rows each file of preferences gave, where there are several."""
-FOR_PEOPLE = ("quarantine.jsonl", "review.jsonl", ANNOTATORS, SOURCES)
+SUITE_JSON = "suite.json"
+"""Every expectation that the data were judged by, in Great Expectations' format."""
+FOR_PEOPLE = ("quarantine.jsonl", "review.jsonl", ANNOTATORS, SOURCES, SUITE_JSON)
 """Files of the artifact that people read beside the Data Docs, and so in MLflow too."""
 
 
@@ -83,6 +86,7 @@ def publish(
         counts, reasons = source_counts(found), quarantine_reasons(found)
         final = metrics(found, checks, kept_out) | sizes
     write_json(out / "artifact" / "report.json", checks)
+    write_json(out / "artifact" / SUITE_JSON, as_document(found.expected))
     given = of_kind(inputs, "preferences")
     write_json(out / "artifact" / "task.json", {"name": "none" if given else "support-desk"})
     if counts:

@@ -15,6 +15,7 @@ from components.data.inputs import (
     FILES,
     JUDGE,
     KINDS,
+    REFERENCE,
     SUITE,
     VOTES,
     input_names,
@@ -32,6 +33,7 @@ from data_contracts.rows.gather import look_at
 from data_contracts.rows.reading import refuse_ratings
 from flows.config.run_config import RunConfig
 from flows.data.pretrained import find_base
+from flows.data.reference import find_reference
 from flows.data.reward_sources import model_sources, reward_model
 from tasks.result import Input
 from tasks.runs.journal import recorded_paths
@@ -44,7 +46,8 @@ class Sources:
 
     data: dict[str, Input] = field(default_factory=dict)
     """`preferences` (each of several `preferences/LABEL`), `demonstrations`, `prompts`, `suite`, `decontaminate`,
-    `deployment_prompts`, where the config names them; without preferences the built-in task is generated."""
+    `deployment_prompts`, `votes/1` and so on, `reference`, where the config names them; without preferences the
+    built-in task is generated."""
     base: dict[str, Input] = field(default_factory=dict)
     """`base`, the pretrained model's folder, where the config names one."""
     previous: dict[str, Input] = field(default_factory=dict)
@@ -90,11 +93,7 @@ def find_sources(
     taken = taken or {}
     if sheet is not None and not sheet.is_file():
         raise UserError(f"{sheet}: there is no such file. Give the filled rating sheet (CSV or JSONL).")
-    data = (
-        _data_of(taken["validate"], config, home)
-        if "validate" in taken
-        else _find_data(config, home) | _votes(config, home)
-    )
+    data = _data_of(taken["validate"], config, home) if "validate" in taken else _read_now(config, home)
     return Sources(
         data,
         _base(config, home, taken),
@@ -115,6 +114,13 @@ def compared_sources(
     """The inputs of a run that compares the models of `compared`. Raises UserError where the sheet can't be read."""
     given = None if sheet is None else Input.of(sheet)
     return Sources(sheet=given, seal=_seal(config, home, taken or {}, "human_eval.compare"), compared=compared)
+
+
+def _read_now(config: RunConfig, home: Path) -> dict[str, Input]:
+    """What `validate` reads, and what it compares that with."""
+    data = _find_data(config, home)
+    preferences = [given.digest for name, given in data.items() if kind_of(name) == "preferences"]
+    return data | _votes(config, home) | find_reference(config, home, preferences)
 
 
 def _find_data(config: RunConfig, home: Path) -> dict[str, Input]:
@@ -261,7 +267,7 @@ def _data_of(validated: Record, config: RunConfig, home: Path, kinds: Sequence[s
                 recorded = recorded_paths(home, [validated.run])
             path = values[0] if len(values) == 1 else (recorded or {}).get(digest, label_of(name))
             data[name] = Input(digest=digest, path=Path(path))
-        elif kind_of(name) == VOTES:
+        elif kind_of(name) in (VOTES, REFERENCE):
             data[name] = Input(digest=digest, path=ArtifactStore(home).path(digest), stored=True)
     return data
 

@@ -18,6 +18,7 @@ UNUSABLE = (
 OF_THE_WHOLE = (
     "every_split", "enough_pairs", "enough_test_pairs", "length_drift", "language_drift", "prompts_alike",
     "known_tokens", "deployment_length", "deployment_language", "deployment_category", "deployment_words",
+    "reference_length", "reference_language", "reference_category", "reference_words", "reference_preference",
 )  # fmt: skip
 """Checks of one value of all that is kept; the others' thresholds are shares."""
 
@@ -124,6 +125,9 @@ class RowChecks(_Checks):
     data.near_duplicate)."""
     uncontaminated: CheckConfig = _quarantine(0.05)
     """The prompt nearly repeats no prompt of data.decontaminate."""
+    reference_apart: CheckConfig = _quarantine(0.05)
+    """The prompt of a row for training nearly repeats no held-out prompt of data.reference, on which models of both
+    data are compared."""
     template_takes: CheckConfig = _error(0.05)
     """The tokenizer's chat template takes the prompt: some refuse a system message."""
     template_agrees: CheckConfig = _error(0.05)
@@ -179,6 +183,19 @@ class SetChecks(_Checks):
     deployment_words: CheckConfig = _warn(0.65)
     """How well a classifier on words and pairs of words tells these prompts apart: area under the ROC curve, 0.5 is not
     at all."""
+    reference_length: CheckConfig = _warn(0.1)
+    """Largest difference of the distributions of response length, in words, in these pairs and in those of
+    data.reference (Kolmogorov-Smirnov; what chance alone exceeds in 5 of 100 draws is allowed)."""
+    reference_language: CheckConfig = _warn(0.1)
+    """Total variation distance of the languages of both data's responses (chance is allowed as above)."""
+    reference_category: CheckConfig = _warn(0.2)
+    """Total variation distance of both data's categories, where both name them (chance is allowed as above)."""
+    reference_words: CheckConfig = _warn(0.65)
+    """How well a classifier on words and pairs of words tells the prompts of both data apart: area under the ROC curve,
+    0.5 is not at all."""
+    reference_preference: CheckConfig = _warn(0.1)
+    """Difference of the shares of pairs in which the longer response wins (chance is allowed as above): annotators
+    whose taste has changed."""
     known_tokens: CheckConfig = _warn(0.01)
     """Share of unknown tokens in the kept texts."""
 

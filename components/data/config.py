@@ -146,6 +146,10 @@ class DataConfig(Settings):
     deployment_prompts: str | None = unkeyed(None)
     """A path or hub name of prompts that the model will be asked when it is in use. The preferences' prompts are
     compared with them (the checks `deployment_length`, `_language`, `_category` and `_words`)."""
+    reference: str | None = unkeyed(None)
+    """Accepted data that the preferences are compared with: a run, whose validate passed its gates; a registered model
+    such as `tether-policy@champion`, for the data of its run; or `last`, the newest run of the project with other
+    preferences whose validate passed (none before there is one). See the checks `reference_*`."""
     near_duplicate: NearDuplicateConfig = NearDuplicateConfig()
     """What counts as a near-duplicate."""
     processes: int | Literal["auto"] = unkeyed("auto")

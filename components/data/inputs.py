@@ -22,6 +22,8 @@ JUDGE = "judge_preferences"
 """What an independent judge learns from: one file, or `judge_preferences/LABEL` for each of several."""
 NAMED = (*FILES, JUDGE)
 """Fields of the config's `data` that name files, those that only the judge's sub-stages read too."""
+REFERENCE = "reference"
+"""The data of an earlier run, an artifact of `validate`: the preferences are compared with them."""
 VOTES = "votes"
 """What people said of earlier policies, scored (`votes/1` is the first round's): an artifact of `human_eval` each."""
 

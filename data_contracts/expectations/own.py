@@ -1,10 +1,10 @@
-"""A user's suite in Great Expectations' own JSON; an error in it names file, expectation and field."""
+"""Suites in Great Expectations' own JSON: a user's, in which an error names file, expectation and field, and ours."""
 
 import ast
 import difflib
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -12,7 +12,7 @@ from components.base.errors import UserError
 from components.base.strict_json import BadJson, parse_json
 from components.data.checks_config import UNUSABLE, RowChecks, Severity
 from components.data.inputs import KINDS
-from data_contracts.expectations.suites import Check, great_expectations
+from data_contracts.expectations.suites import SEVERITY, Check, great_expectations
 
 _SEVERITIES: dict[str, Severity] = {"error": "error", "quarantine": "quarantine", "warning": "warn", "warn": "warn"}
 _OF_GX: dict[str, Severity] = {"critical": "error", "warning": "quarantine", "info": "warn"}
@@ -73,6 +73,31 @@ def load_suite(path: Path) -> UserSuite:
         names.add(check.name)
         (rows if of_rows else whole).append(check)
     return UserSuite(path, tuple(rows), tuple(whole), replaces)
+
+
+def as_document(checks: Mapping[str, Iterable[Check]]) -> dict[str, Any]:
+    """What was asked of a run's data, ours and the user's, as a suite in Great Expectations' own format.
+
+    Args:
+        checks: by what they judge: a kind of data, the pairs that are kept, or measures of the whole.
+    """
+    entries = [
+        {
+            "type": _snake(check.kind),
+            "kwargs": dict(check.options),
+            "severity": SEVERITY[check.severity],
+            "meta": {
+                "check": check.name,
+                "severity": "warning" if check.severity == "warn" else check.severity,
+                "sentence": check.description,
+                "source": judged,
+                "of_user": check.of_user,
+            },
+        }
+        for judged, each in checks.items()
+        for check in each
+    ]
+    return {"name": "tether", "expectations": entries, "meta": {}}
 
 
 def _check(path: Path, place: int, entry: Any, names: set[str]) -> tuple[Check, bool]:

@@ -4,10 +4,11 @@ The columns are those of `data_contracts.rows.columns`. A check is one expectati
 severity and threshold, other limits come from the options that name them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from components.data.config import OWN_MINIMUM, DataConfig
+from components.data.inputs import DECONTAMINATE, REFERENCE
 from components.models.config import GenerationConfig
 from data_contracts.expectations.suites import Check, check_of
 
@@ -21,11 +22,14 @@ ROLES = "^s?a?(?:ua)*u$"
 """An optional system message, then user and assistant in turn, ending with the user; one letter for each message."""
 
 
-def row_checks(data: DataConfig, generation: GenerationConfig | None, source: str) -> list[Check]:
+def row_checks(
+    data: DataConfig, generation: GenerationConfig | None, source: str, beside: Collection[str] = ()
+) -> list[Check]:
     """The expectations on the rows of a source (`preferences`, `demonstrations`, `prompts`).
 
     Args:
         generation: the limits in tokens; None leaves out the checks that need a tokenizer.
+        beside: what the rows are compared with, of `decontaminate` and `reference`.
     """
     left_out = set(TOKENS_ONLY) if generation is None else set()
     if source != "preferences":
@@ -36,12 +40,14 @@ def row_checks(data: DataConfig, generation: GenerationConfig | None, source: st
         left_out |= RESPONSES_ONLY
     return [
         check_of(data.checks, name, kind, options, stays=name == "votes_once" and "reading" not in options.values())
-        for name, kind, options in _table(data, generation)
+        for name, kind, options in _table(data, generation, beside)
         if name not in left_out
     ]
 
 
-def _table(data: DataConfig, generation: GenerationConfig | None) -> Iterator[tuple[str, str, Any]]:
+def _table(
+    data: DataConfig, generation: GenerationConfig | None, beside: Collection[str]
+) -> Iterator[tuple[str, str, Any]]:
     yield from (
         (name, *_not("reading", reading))
         for name, reading in (
@@ -61,8 +67,10 @@ def _table(data: DataConfig, generation: GenerationConfig | None) -> Iterator[tu
     yield "consistent", *_at_most("contradictions", 0)
     yield "unique", *_at_most("copies_before", 0)
     yield "near_unique", *_at_most("near_copies_before", 0)
-    if data.decontaminate:
+    if DECONTAMINATE in beside:
         yield "uncontaminated", *_at_most("contaminated", 0)
+    if REFERENCE in beside:
+        yield "reference_apart", *_at_most("held_out_before", 0)
     if generation is not None:
         yield "no_markers", *_at_most("special_texts", 0)
         yield "differ_truncated", *_at_least("distinct_cut_responses", 2)

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 FIRST_ROWS = 10
 """How many of a check's rows pages for people name."""
-_SEVERITY = {"error": "critical", "quarantine": "warning", "warn": "info"}
+SEVERITY = {"error": "critical", "quarantine": "warning", "warn": "info"}
+"""What Great Expectations calls our severities."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +223,7 @@ def _expectation(gx: Any, check: Check, place: int) -> Any:
     return getattr(gx.expectations, check.kind)(
         **check.options,
         description=check.description,
-        severity=_SEVERITY[check.severity],
+        severity=SEVERITY[check.severity],
         meta={"check": check.name, "place": place},
     )
 

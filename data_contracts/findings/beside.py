@@ -1,21 +1,34 @@
-"""What the data are compared with: prompts that they must not repeat, and prompts of the model in use."""
+"""What the data are compared with: prompts that they must not repeat, prompts of the model in use, and earlier data."""
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from components.base.errors import UserError
 from components.data.config import DataConfig, NearDuplicateConfig
 from components.data.inputs import label_of
 from components.data.rows import CanonicalRow, Message, Problem
-from components.data.splits import loose_key
+from components.data.splits import SPLITS, loose_key
+from components.data.tables.published import read_split, rows_at
 from components.data.words import words_of
-from data_contracts.findings.drift import DriftMeasure, distance, language_drift, length_drift, told_apart
-from data_contracts.findings.near import AT_ONCE, Signatures, SketchFile, near_earlier, runs_of_words, signatures
+from data_contracts.findings.drift import (
+    DriftMeasure,
+    difference,
+    distance,
+    language_drift,
+    length_drift,
+    told_apart,
+)
+from data_contracts.findings.near import AT_ONCE, Sketches, SketchFile, near_earlier, runs_of_words, signatures
 from data_contracts.findings.texts import SAMPLE, RowTexts
+from data_contracts.findings.whole import TRAIN
+from data_contracts.rows.frames import longer_wins
 from data_contracts.rows.gather import RowSource, judged_rows
 from data_contracts.rows.ledger import Ledger
 from data_contracts.rows.measuring import hash64
@@ -26,52 +39,107 @@ _LONGEST = 10**9
 
 
 class Forbidden(NamedTuple):
-    """The prompts of `data.decontaminate`."""
+    """Prompts that rows must not repeat."""
 
-    sketches: Signatures
-    loose: np.ndarray
+    column: str
+    """The measured column that names the rows that do."""
+    check: str
+    """The check of that column."""
+    field: str
+    """The config field that names the prompts."""
+    sketches: Sketches
+    loose: NDArray[np.uint64]
     """The same but for case, punctuation and white space, as hashes (k,)."""
-    named: list[str]
-    """Where each stands, for messages (k,)."""
+    named: NDArray[np.int64]
+    """Of each, its file and its number there (k, 2)."""
+    files: Sequence[str]
+    """What the files are called, for messages."""
+    splits: tuple[int, ...] = ()
+    """The splits whose rows must not repeat them; all where it is empty."""
+
+    def said(self, place: int) -> str:
+        """Where a prompt stands, for messages."""
+        file, number = self.named[place]
+        return f"row {number} of {self.files[file]}"
 
 
-def forbidden_prompts(inputs: Mapping[str, Path], data: DataConfig) -> Forbidden:
-    """Read the prompts of the files `inputs` (by name of the input).
+def forbidden_prompts(inputs: Mapping[str, Path], data: DataConfig, folder: Path) -> Forbidden:
+    """Read the prompts of the files `inputs` (by name of the input), the prompts of `data.decontaminate`.
+
+    Args:
+        folder: for their signatures.
 
     Raises:
         UserError: a file can't be read, or holds no prompt.
     """
-    parts, loose, named = [signatures([])], [], []
-    for name, path in inputs.items():
-        runs: list[list[str]] = []
-        for row in prompts_in(path, data, "data.decontaminate"):
-            runs.append(_runs(row["prompt"], data.near_duplicate))
-            loose.append(hash64(loose_key(row["prompt"])))
-            named.append(f"row {row['row']} of {label_of(name)}")
-            if len(runs) == _CHUNK:
-                parts.append(signatures(runs))
-                runs = []
-        parts.append(signatures(runs))
-    return Forbidden(np.concatenate(parts), np.array(loose, np.uint64), named)
+    files = [
+        (
+            label_of(name),
+            ((row["row"], row["prompt"]) for row in prompts_in(path, data, "data.decontaminate")),
+        )
+        for name, path in inputs.items()
+    ]
+    named = ("contaminated", "uncontaminated", "data.decontaminate")
+    return _forbidden(named, files, data.near_duplicate, folder)
 
 
-def mark_contaminated(ledger: Ledger, texts: RowTexts, forbidden: Forbidden, near: NearDuplicateConfig) -> None:
-    """Measure which rows (of `texts`) have a prompt that nearly repeats one of `forbidden` (`contaminated`)."""
+def held_out_prompts(reference: Path, data: DataConfig, folder: Path) -> Forbidden:
+    """The prompts of the calibration and test pairs of an artifact of `validate`, which rows for training must not
+    repeat."""
+    files = [
+        (
+            f"pairs.{split} of the reference",
+            ((number, row["prompt"]) for number, row in enumerate(read_split(reference / f"pairs.{split}"), 1)),
+        )
+        for split in SPLITS
+        if SPLITS.index(split) != TRAIN
+    ]
+    named = ("held_out_before", "reference_apart", "data.reference")
+    return _forbidden(named, files, data.near_duplicate, folder)._replace(splits=(TRAIN,))
+
+
+def _forbidden(
+    named: tuple[str, str, str], files: Sequence[tuple[str, Iterable[tuple[int, Sequence[Message]]]]],
+    near: NearDuplicateConfig, folder: Path,
+) -> Forbidden:  # fmt: skip
+    loose, places = array("Q"), array("q")
+    sketched = SketchFile(folder / named[0])
+    for file, (_, prompts) in enumerate(files):
+        rows = iter(prompts)
+        while chunk := list(islice(rows, _CHUNK)):
+            sketched.append(signatures([_runs(prompt, near) for _, prompt in chunk]))
+            for number, prompt in chunk:
+                loose.append(hash64(loose_key(prompt)))
+                places.extend((file, number))
+    where = np.array(places, np.int64).reshape(-1, 2)
+    return Forbidden(*named, sketched.written(), np.array(loose, np.uint64), where, [name for name, _ in files])
+
+
+def mark_forbidden(ledger: Ledger, texts: RowTexts, forbidden: Forbidden, near: NearDuplicateConfig) -> None:
+    """Measure which rows (of `texts`) have a prompt that nearly repeats one of `forbidden`, in its column."""
     count = len(forbidden.named)
     index = texts.index
-    sketched = SketchFile(ledger.path.with_name(f"{ledger.path.name}-contaminated"))
-    sketched.append(forbidden.sketches)
+    looked_at = (
+        np.isin(ledger.facts["split"][index], forbidden.splits) if forbidden.splits else np.ones(len(index), bool)
+    )
+    if not count or not looked_at.any():
+        ledger.measure(forbidden.column, index[looked_at], np.zeros(looked_at.sum(), bool))
+        return
+    sketched = SketchFile(ledger.path.with_name(f"{ledger.path.name}-{forbidden.column}"))
+    for start in range(0, count, AT_ONCE):
+        sketched.append(forbidden.sketches[np.arange(start, min(start + AT_ONCE, count))])
     for start in range(0, len(texts.prompt_sketch), AT_ONCE):
         sketched.append(texts.prompt_sketch[np.arange(start, min(start + AT_ONCE, len(texts.prompt_sketch)))])
     found = near_earlier(sketched.written(), near.jaccard, among=count)[count:]
+    found[~looked_at] = -1
     order = np.argsort(forbidden.loose)
     loose = ledger.facts["loose"][index]
     place = order[np.minimum(np.searchsorted(forbidden.loose, loose, sorter=order), count - 1)]
-    found = np.where(forbidden.loose[place] == loose, place, found)
+    found = np.where((forbidden.loose[place] == loose) & looked_at, place, found)
     for at in np.flatnonzero(found >= 0):
-        text = f"its prompt nearly repeats {forbidden.named[found[at]]} (data.decontaminate)"
-        ledger.note(int(index[at]), Problem("uncontaminated", text))
-    ledger.measure("contaminated", index, found >= 0)
+        text = f"its prompt nearly repeats {forbidden.said(found[at])} ({forbidden.field})"
+        ledger.note(int(index[at]), Problem(forbidden.check, text))
+    ledger.measure(forbidden.column, index[looked_at], found[looked_at] >= 0)
 
 
 def prompts_in(path: Path, data: DataConfig, field: str) -> Iterator[CanonicalRow]:
@@ -117,6 +185,39 @@ def compared_prompts(
     }
     if all(categories):
         found["deployment_category"] = distance([str(c) for c in categories[0]], [str(c) for c in categories[1]], seed)
+    return {name: measured for name, measured in found.items() if measured is not None}
+
+
+def sampled_pairs(reference: Path, seed: int) -> list[CanonicalRow]:
+    """Up to `SAMPLE` pairs of all splits of an artifact of `validate`, seeded."""
+    splits = [read_split(reference / f"pairs.{split}") for split in SPLITS]
+    starts = np.cumsum([0, *map(len, splits)])
+    total = int(starts[-1])
+    chosen = np.sort(random.Random(f"reference {seed}").sample(range(total), min(SAMPLE, total)))
+    return [
+        row
+        for start, rows in zip(starts, splits, strict=False)
+        for row in rows_at(rows, chosen[(chosen >= start) & (chosen < start + len(rows))] - start)
+    ]
+
+
+def compared_pairs(ours: Sequence[CanonicalRow], theirs: Sequence[CanonicalRow], seed: int) -> dict[str, DriftMeasure]:
+    """Return the distance of pairs (`ours`) from those of earlier data, by check of `data.checks`."""
+    prompts = [["\n".join(m["content"] for m in row["prompt"]) for row in rows] for rows in (ours, theirs)]
+    said = [[f"{row['chosen']} {row['rejected']}" for row in rows] for rows in (ours, theirs)]
+    words = [
+        np.array([[len(words_of(row["chosen"])), len(words_of(row["rejected"]))] for row in rows]).reshape(-1, 2)
+        for rows in (ours, theirs)
+    ]
+    categories = [[str(row["category"]) for row in rows if row.get("category")] for rows in (ours, theirs)]
+    found = {
+        "reference_length": length_drift(*(side.max(1) for side in words)),
+        "reference_language": language_drift(said[0], said[1], seed),
+        "reference_words": told_apart(prompts[0], prompts[1], seed),
+        "reference_preference": difference(*(longer_wins(side) for side in words)),
+    }
+    if all(categories):
+        found["reference_category"] = distance(categories[0], categories[1], seed)
     return {name: measured for name, measured in found.items() if measured is not None}
 
 

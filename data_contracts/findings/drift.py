@@ -58,6 +58,20 @@ def distance(one: Sequence[str], other: Sequence[str], seed: int, draws: int = 5
     return DriftMeasure(between(first), float(chance))
 
 
+def difference(one: NDArray[np.float64], other: NDArray[np.float64]) -> DriftMeasure | None:
+    """Difference of the means of two samples of 0 and 1, (n,) and (m,), NaN left out; None where a side is empty.
+
+    By chance it reaches z sqrt(p (1 - p) (1 / n + 1 / m)) with p the share in both, z the 97.5 % quantile of the normal
+    distribution (two-sided, pooled).
+    """
+    one, other = (side[~np.isnan(side)] for side in (one, other))
+    if not len(one) or not len(other):
+        return None
+    share = float(np.concatenate([one, other]).mean())
+    spread = np.sqrt(share * (1 - share) * (1 / len(one) + 1 / len(other)))
+    return DriftMeasure(float(abs(one.mean() - other.mean())), 1.96 * float(spread))
+
+
 def language_of(text: str) -> str:
     """The likeliest language of a text's beginning (ISO 639-1)."""
     from py3langid import classify

@@ -102,6 +102,7 @@ COLUMNS: dict[str, Column] = {
     "contradictions": Column("compared", "1 where another row prefers the same responses the other way", (PAIRS,)),
     "near_copies_before": Column("texts", "1 where an earlier row is nearly the same (data.near_duplicate)"),
     "contaminated": Column("texts", "1 where the prompt nearly repeats one of data.decontaminate"),
+    "held_out_before": Column("texts", "1 where a row for training nearly repeats a held-out prompt of data.reference"),
     "language": Column("texts", "likeliest language of the responses (ISO 639-1)", category=True),
     "special_texts": Column("texts", "turns and responses with a special token of the tokenizer", tokens=True),
     "template": Column("texts", "0: the chat template renders the row unchanged, 1: it refuses it, 2: it changes it",

@@ -17,6 +17,8 @@ from data_contracts.config import ValidateJob
 from flows.config.profiles import Override
 from flows.config.run_config import RunConfig, load_config
 from flows.data.pretrained import find_base, with_template
+from flows.data.reference import find_reference
+from tasks.result import Input
 
 if TYPE_CHECKING:
     from data_contracts.examine import FileReport, LabelNoiseReport
@@ -72,7 +74,9 @@ def check_file(
             if name in inputs:
                 raise UserError(f"--{name} {value}: {file} holds {name} too. Give one of them.")
             inputs[name] = resolve_source(value, hub, home / "datasets", f"--{name}")
-    inputs |= _beside(config, home) if kind != "sheet" else {}
+    if kind != "sheet":
+        judged = [inputs["preferences"]] if config.data.reference and "preferences" in inputs else []
+        inputs |= _beside(config, home, [Input.of(each).digest for each in judged])
     written = nullcontext() if out is None else whole_folder(out)
     if kind == "sheet":
         with written as folder:
@@ -116,14 +120,18 @@ def check_file(
     return report
 
 
-def _beside(config: RunConfig, home: Path) -> dict[str, Path]:
-    """The suite and the prompts that the config names for a contract, as inputs."""
+def _beside(config: RunConfig, home: Path, preferences: Sequence[str]) -> dict[str, Path]:
+    """The suite, the prompts and the earlier data that the config names for a contract, as inputs.
+
+    Args:
+        preferences: their digests.
+    """
     found: dict[str, Path] = {}
     for kind in BESIDE:
         values, hub = values_of(getattr(config.data, kind)), None if kind == "suite" else config.data.hub
         paths = [resolve_source(value, hub, home / "datasets", f"data.{kind}") for value in values]
         found |= {name: path for path, name in zip(paths, _names(kind, paths), strict=True)}
-    return found
+    return found | {name: given.path for name, given in find_reference(config, home, preferences).items()}
 
 
 def _names(kind: str, paths: Sequence[Path]) -> list[str]:

@@ -7,6 +7,7 @@ import pytest
 from components.base.errors import UserError
 from data_contracts.check import check
 from data_contracts.expectations.own import load_suite
+from data_contracts.expectations.suites import great_expectations
 from data_contracts.findings.drafting import draft
 
 
@@ -186,3 +187,21 @@ def test_a_draft_from_a_good_file_holds_for_it_and_names_what_leaves_its_ranges(
     found = good
     found[7]["rating"], found[8]["team"] = 9, "east"
     assert set(examined(found, drafted)[2]) == {8, 9}
+
+
+def test_every_expectation_of_a_run_is_written_with_its_data_as_a_suite_that_great_expectations_reads(
+    validate, tmp_path
+):
+    own = expect("column_values_to_be_between", "warning", "short", "No essays.", column="chosen_words", max_value=500)
+    inputs = {"preferences": write(tmp_path / "p.jsonl", rows()), "suite": write(tmp_path / "mine.json", suite(own))}
+    validate(tmp_path / "out", inputs)
+    written = (tmp_path / "out/artifact/suite.json").read_bytes()
+    entries = json.loads(written)["expectations"]
+    read = great_expectations().ExpectationSuite(name="read", expectations=entries)
+    assert [each.severity.value for each in read.expectations] == [entry["severity"] for entry in entries]
+    judged = {each["name"] for each in json.loads((tmp_path / "out/artifact/report.json").read_text())}
+    assert {entry["meta"]["check"] for entry in entries} == judged
+    (users,) = [entry for entry in entries if entry["meta"]["of_user"]]
+    assert users["type"] == own["type"] and users["kwargs"] == own["kwargs"] and users["severity"] == "info"
+    assert users["meta"] == own["meta"] | {"of_user": True, "source": "preferences"}
+    assert (tmp_path / "out/attachments/suite.json").read_bytes() == written

@@ -335,7 +335,7 @@ def test_a_template_that_fails_in_any_way_on_a_prompt_refuses_that_row_alone(exa
 
 def test_every_check_of_rows_is_planted_somewhere_here():
     elsewhere = {"consistent", "prompts_agree", "turns_valid", "template_takes", "template_agrees", "desirable",
-                 "votes_once", "uncontaminated"}  # fmt: skip
+                 "votes_once", "uncontaminated", "reference_apart"}  # fmt: skip
     assert set(FAULTS) | elsewhere == set(RowChecks.model_fields)
 
 
@@ -344,7 +344,8 @@ def test_a_new_check_of_the_whole_has_to_be_planted_here():
     planted = {
         "every_split", "enough_pairs", "enough_test_pairs", "no_near_duplicate", "length_preference", "label_position",
         "length_drift", "language_drift", "prompts_alike", "known_tokens", "deployment_length", "deployment_language",
-        "deployment_category", "deployment_words",
+        "deployment_category", "deployment_words", "reference_length", "reference_language", "reference_category",
+        "reference_words", "reference_preference",
     }  # fmt: skip
     assert planted | {"no_leak"} == set(SetChecks.model_fields)
 

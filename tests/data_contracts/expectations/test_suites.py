@@ -127,8 +127,10 @@ def test_a_measure_is_judged_by_its_threshold_or_by_what_chance_allows(context, 
 
 def test_a_share_beyond_0_to_1_is_refused_by_name_and_every_other_threshold_may_be_any_number():
     of_pairs = suites.pair_checks(CHECKS, frame_of_kept(kept()))
-    data = DataConfig(decontaminate=("benchmark.jsonl",))
-    of_rows = [each for kind in ("preferences", "demonstrations") for each in row_checks(data, LENGTHS, kind)]
+    beside = ("decontaminate", "reference")
+    of_rows = [
+        each for kind in ("preferences", "demonstrations") for each in row_checks(DataConfig(), LENGTHS, kind, beside)
+    ]
     checks = [*of_rows, *of_pairs, *suites.sheet_checks(CHECKS)]
     shares = {check.name for check in checks if "mostly" in check.options}
     assert shares > {"unique", "no_leak", "no_near_duplicate", "rated"}

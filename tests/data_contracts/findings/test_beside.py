@@ -53,6 +53,8 @@ def test_rows_whose_prompt_nearly_repeats_one_of_two_benchmarks_are_left_out_by_
     assert checks["uncontaminated"]["row_numbers"] == [12, 24, 41] and set(gone) == {12, 24, 41}
     assert gone[12] == ["its prompt nearly repeats row 51 of a.jsonl (data.decontaminate)"]
     assert gone[41] == ["its prompt nearly repeats row 1 of b.jsonl (data.decontaminate)"]
+    again, _ = examined(rows, beside)  # as `tether reproduce` asks, whose options lack what is no part of a key
+    assert again["uncontaminated"]["row_numbers"] == [12, 24, 41]
     clean, gone = examined(pairs(), {"decontaminate": fresh}, decontaminate=("d.jsonl",))
     assert clean["uncontaminated"]["rows"] == 0 and gone == {}
     assert "uncontaminated" not in examined(pairs(), {})[0]

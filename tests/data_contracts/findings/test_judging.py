@@ -18,11 +18,13 @@ from data_contracts.rows.measuring import FACTS, READINGS
 
 LENGTHS = GenerationConfig(max_prompt_tokens=64, max_new_tokens=64)
 DATA = DataConfig.model_validate({
-    "decontaminate": ["benchmark.jsonl"], "score": {"threshold": 0.5},
+    "score": {"threshold": 0.5},
     "checks": {"near_unique": {"severity": "quarantine"}, "prompt_fits": {"severity": "quarantine"},
                "response_fits": {"severity": "quarantine"}},
 })  # fmt: skip
-"""Every check of rows is asked, and quarantines."""
+"""Every check of rows quarantines."""
+BESIDE = ("decontaminate", "reference")
+"""With these every check of rows is asked."""
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +76,7 @@ PLANTED = {
     "deciding_votes": fact(given_out=True, deciding=2), "margin": fact(margin=0.5),
     "contradictions": measured("contradictions", 1), "copies_before": measured("copies_before", 1),
     "near_copies_before": measured("near_copies_before", 1), "contaminated": measured("contaminated", 1),
+    "held_out_before": measured("held_out_before", 1),
     "special_texts": measured("special_texts", 1), "distinct_cut_responses": measured("distinct_cut_responses", 1),
     ("template", 1): measured("template", 1), ("template", 2): measured("template", 2),
     "prompt_tokens": measured("prompt_tokens", 65), "response_tokens": measured("response_tokens", 65),
@@ -98,7 +101,7 @@ def named(context, kind, checks, fault):
 
 
 ASKED = [(kind, place, check) for kind in ("preferences", "demonstrations")
-         for place, check in enumerate(row_checks(DATA, LENGTHS, kind))]  # fmt: skip
+         for place, check in enumerate(row_checks(DATA, LENGTHS, kind, BESIDE))]  # fmt: skip
 ONCE = {planted_by(check): (kind, place, check) for kind, place, check in reversed(ASKED)}
 """Each expectation, once: on pairs where they have it."""
 
@@ -106,7 +109,7 @@ ONCE = {planted_by(check): (kind, place, check) for kind, place, check in revers
 @pytest.mark.parametrize("fault", list(PLANTED), ids=str)
 def test_an_expectation_names_its_rows_and_they_stay_once_it_is_taken_out_of_the_suite(context, fault):
     kind, _, check = ONCE[fault]
-    checks = [c for c in row_checks(DATA, LENGTHS, kind) if phase_of(c) == phase_of(check)]
+    checks = [c for c in row_checks(DATA, LENGTHS, kind, BESIDE) if phase_of(c) == phase_of(check)]
     gone, outcomes = named(context, kind, checks, fault)
     assert gone == ([] if check.stays else [7]) and outcomes == {check.name: [7]}
     without = [c for c in checks if planted_by(c) != fault]
@@ -124,7 +127,7 @@ def test_every_expectation_and_every_check_of_rows_is_planted_here():
 
 
 def test_clean_rows_are_named_by_nothing_and_every_check_says_so(context):
-    judge = RowJudge(context, "clean", ledger_of("preferences"), row_checks(DATA, LENGTHS, "preferences"), [])
+    judge = RowJudge(context, "clean", ledger_of("preferences"), row_checks(DATA, LENGTHS, "preferences", BESIDE), [])
     for phase in PHASES:
         judge.judge(phase)
     assert all(outcome["passed"] and not outcome["rows"] for outcome in judge.outcomes())

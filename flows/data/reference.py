@@ -1,0 +1,97 @@
+"""The accepted data that `data.reference` names, as an input of `validate`."""
+
+import logging
+from collections.abc import Collection
+from pathlib import Path
+
+from components.base.errors import UserError
+from components.data.inputs import REFERENCE, kind_of
+from components.store.graph import Graph
+from components.store.store import ArtifactStore, Record
+from flows.config.run_config import RunConfig
+from tasks.result import Input
+from tasks.runs.config import run_values
+from tasks.runs.status import RunStatus, has_run, load_readable, load_status
+from tasks.tracking.registry import find_version
+
+logger = logging.getLogger(__name__)
+
+LAST = "last"
+ACCEPTED = ("passed", "cached", "waived")
+"""States of `validate` whose data a gate let through, or somebody with a reason."""
+
+
+def find_reference(config: RunConfig, home: Path, preferences: Collection[str]) -> dict[str, Input]:
+    """The data that `data.reference` names; empty where it names none, or `last` and there is none yet.
+
+    Args:
+        preferences: digests of this run's preferences. `last` passes over runs that read the same: so the same
+            configuration has the same reference again, and its result is found in the store.
+
+    Raises:
+        UserError: there is no such run or model, or its data were not accepted or are not whole in the store.
+    """
+    asked = config.data.reference
+    if asked is None:
+        return {}
+    found = _last(config, home, set(preferences)) if asked == LAST else _accepted(_run_of(asked, home), asked, home)
+    if found is None:
+        logger.info("data.reference: this home has no accepted data with other preferences yet; nothing is compared")
+        return {}
+    store = ArtifactStore(home)
+    imported = Graph.of(store).rests_on_import([found.digest])
+    return {REFERENCE: Input(digest=found.digest, path=store.path(found), stored=True, imported=imported)}
+
+
+def _last(config: RunConfig, home: Path, preferences: set[str]) -> Record | None:
+    """The newest accepted data of the project with other preferences that are whole in the store."""
+    for status in load_readable(home)[0]:
+        if status.stage("validate").state in ACCEPTED and run_values(home, status.run).get("project") == config.project:
+            found = _record(status, home)
+            if isinstance(found, Record) and _preferences(found) != preferences:
+                logger.info("data.reference: the preferences are compared with those of the run %s", status.run)
+                return found
+    return None
+
+
+def _preferences(found: Record) -> set[str]:
+    return {digest for name, digest in found.inputs.items() if kind_of(name) == "preferences"}
+
+
+def _run_of(asked: str, home: Path) -> RunStatus:
+    if has_run(home, asked):
+        return load_status(home, asked)
+    version = find_version(home, asked)
+    run = version.tags.get("tether.run", "") if version is not None else ""
+    if not has_run(home, run):
+        told = f"its run {run} is not in this home" if run else "there is no such run, nor such a registered model"
+        raise UserError(
+            f"data.reference = {asked}: {told}. Give a run of this home (`tether runs` lists them), a registered model "
+            f"such as tether-policy@champion, or {LAST}."
+        )
+    return load_status(home, run)
+
+
+def _accepted(status: RunStatus, asked: str, home: Path) -> Record:
+    stage = status.stage("validate")
+    if stage.state not in ACCEPTED:
+        raise UserError(
+            f"data.reference = {asked}: the data of the run {status.run} were not accepted (validate: {stage.state}). "
+            "Give a run whose validate passed."
+        )
+    found = _record(status, home)
+    if not isinstance(found, Record):
+        raise UserError(
+            f"data.reference = {asked}: the data of the run {status.run} can't be read from the store: {found}. "
+            f"`tether rerun validate --from {status.run}` makes them again."
+        )
+    return found
+
+
+def _record(status: RunStatus, home: Path) -> Record | str:
+    """The record of a run's data, or why there is none."""
+    stage = status.stage("validate")
+    if not stage.key or not stage.digest:
+        return "the run has none"
+    found = ArtifactStore(home).lookup(stage.key, stage.digest)
+    return found if isinstance(found, Record) else found.reason
