@@ -29,7 +29,7 @@ def find_reference(config: RunConfig, home: Path, preferences: Collection[str]) 
             configuration has the same reference again, and its result is found in the store.
 
     Raises:
-        UserError: there is no such run or model, or its data were not accepted or are not whole in the store.
+        UserError: there is no such run or model, or its data were not accepted, or are incomplete in the store.
     """
     asked = config.data.reference
     if asked is None:
