@@ -1,4 +1,4 @@
-"""What the data contract checks, how grave each finding is, and from where on it is one."""
+"""The checks of the data contract, with the severity and threshold of each."""
 
 from functools import partial
 from typing import Any, Literal, Self, get_args
@@ -14,22 +14,22 @@ UNUSABLE = (
     "readable", "fields_present", "turns_valid", "prompts_agree", "texts_filled", "responses_differ", "text_clean",
     "votes_valid", "decided", "desirable", "template_takes",
 )  # fmt: skip
-"""Row checks without which there is no pair."""
+"""Row checks that a row must pass to be usable as a pair."""
 OF_THE_WHOLE = (
     "every_split", "enough_pairs", "enough_test_pairs", "length_drift", "language_drift", "prompts_alike",
     "known_tokens", "deployment_length", "deployment_language", "deployment_category", "deployment_words",
     "reference_length", "reference_language", "reference_category", "reference_words", "reference_preference",
 )  # fmt: skip
-"""Checks of one value of all that is kept; the others' thresholds are shares."""
+"""Checks of one value over all kept rows; the thresholds of all others are shares."""
 
 
 class CheckConfig(Settings):
-    """One check. Rows that fail a check of severity `error` or `quarantine` are kept out, those of `warn` stay."""
+    """One check. Rows that fail a check of severity `error` or `quarantine` are left out; those of `warn` stay."""
 
     severity: Severity
     """`error` fails the contract beyond the threshold; `quarantine` and `warn` are only shown."""
     threshold: float
-    """Of a check of rows: the largest share of them that may fail. Else the limit of its value."""
+    """For a check of rows: the largest share of rows that may fail. Otherwise the limit of the check's value."""
 
 
 class RangeConfig(Settings):
@@ -63,7 +63,7 @@ class _Checks(Settings):
     @model_validator(mode="before")
     @classmethod
     def _over_defaults(cls, given: Any) -> Any:
-        """A check that is given in part keeps the rest of its default."""
+        """Fill up a check that is given in part from its default."""
         if not isinstance(given, dict):
             return given
         out = dict(given)
@@ -84,7 +84,7 @@ class _Checks(Settings):
 
 
 class RowChecks(_Checks):
-    """The checks of single rows, those that need the other rows or the tokenizer among them."""
+    """The checks of single rows, including those that need other rows or the tokenizer."""
 
     readable: CheckConfig = _error(0.05)
     """The row is a JSON object in UTF-8 with one cell for each column."""

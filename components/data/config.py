@@ -12,18 +12,18 @@ from components.data.support_desk.desk import SupportDeskConfig
 from components.data.words import label_key
 
 LabelMeaning = Literal["a", "b", "tie", "both_bad", "desirable", "undesirable"]
-"""The meanings that `label_values` can give a value."""
+"""The meanings that `data.label_values` can give to a value."""
 
 
 class SplitConfig(Settings):
-    """Shares of the distinct prompts; a prompt and all its rows stand in one split."""
+    """Shares of the distinct prompts; a prompt and all its rows are in the same split."""
 
     train: float = Field(0.7, gt=0, lt=1)
-    """Share of prompts that models learn from."""
+    """Share of prompts on which models are trained."""
     calibration: float = Field(0.1, gt=0, lt=1)
-    """Share of prompts that the reward's temperature, shift and scale are fitted on."""
+    """Share of prompts on which the reward's temperature, shift and scale are fitted."""
     test: float = Field(0.2, gt=0, lt=1)
-    """Share of prompts that only evaluation sees."""
+    """Share of prompts that are used only in evaluation."""
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -34,46 +34,46 @@ class SplitConfig(Settings):
 
 
 class HubConfig(Settings):
-    """Which part of a Hugging Face dataset to take. A fetched copy's digest says it in a key; a saved folder's doesn't
-    say which split is read."""
+    """Which part of a Hugging Face dataset to read. (The digest of a fetched copy depends on this. The digest of a
+    saved folder does not depend on the split, which is therefore in the key.)"""
 
     subset: str | None = unkeyed(None)
     """The dataset's configuration (`load_dataset`'s second argument); null for its default."""
     split: str = "train"
-    """The dataset's own split to read; Tether splits it by prompt again. Also read from `save_to_disk` folders."""
+    """The dataset's own split to read, also for `save_to_disk` folders. Tether splits it again by prompt."""
     revision: str | None = unkeyed(None)
-    """Branch, tag or commit; null takes the newest at the first fetch and keeps that copy."""
+    """Branch, tag or commit; null: the newest at the first fetch, which is kept."""
 
 
 OWN_MINIMUM = 3
-"""Fewest votes for a pair that Tether gave out (to label, or to judge in a batch), unless the config sets a number."""
+"""Default minimum of votes for a pair that Tether gave out, to label or to judge in a batch."""
 
 
 class DecisionConfig(Settings):
-    """When several annotators' votes decide a pair. What they do not decide goes to `review.jsonl`, for experts."""
+    """When several annotators' votes decide a pair. Undecided pairs go to `review.jsonl`, for experts."""
 
     minimum: int | None = Field(None, ge=1, le=1000)
     """Fewest votes; null requires 3 for pairs that Tether gave out (candidates, batches of `data.votes`), and 1
     for pairs from any other source."""
     margin: float = Field(0, ge=0, lt=1)
-    """A lead of the most frequent answer over the next, as a share of the votes, that is still too narrow: 0.34 leaves
-    2 against 1 to experts, 0 ties alone."""
+    """A pair is undecided if the lead of the most frequent answer over the next, as a share of the votes, is at most
+    this. With 0.34, 2 votes against 1 are left to experts; with 0, only ties are."""
     experts: tuple[str, ...] = ()
     """Annotators whose votes alone decide the pairs that they voted on."""
 
 
 class ScoreDifferenceConfig(Settings):
-    """Pairs out of scored responses (UltraFeedback, HelpSteer, SHP, or `margin`)."""
+    """How scored responses (UltraFeedback, HelpSteer, SHP, or `margin`) become pairs."""
 
     name: str | None = None
-    """The score that counts, as `correctness` of HelpSteer or `overall_score` of UltraFeedback; null for `helpfulness`
-    and `fine-grained_score`. With a name, rows of `prompt`, `response` and that score are pairs too."""
+    """The score to compare, as `correctness` of HelpSteer or `overall_score` of UltraFeedback; null: `helpfulness` and
+    `fine-grained_score`. With a name, rows of `prompt`, `response` and that score become pairs too."""
     threshold: float = Field(0, ge=0)
-    """Largest difference, in the score's units, that makes no pair. A larger one makes a pair, and is its margin."""
+    """A difference above this, in the score's units, makes a pair and is its margin."""
 
 
 class ReaderPlugin(Settings):
-    """What reads the files of one suffix. A plug-in's name alone will do: `data.readers={.chat: chat_log}`."""
+    """The plug-in that reads files of one suffix. Its name alone may be given: `data.readers={.chat: chat_log}`."""
 
     plugin: str
     """An entry point of the group `tether.readers`: a function of a path that returns the file's rows, one dictionary
@@ -88,75 +88,76 @@ class ReaderPlugin(Settings):
 
 
 class DataConfig(Settings):
-    """Where preferences and demonstrations come from, and what becomes of them."""
+    """The sources of preferences, demonstrations and prompts, and how they are read, checked and split."""
 
     preferences: str | tuple[str, ...] | None = unkeyed(None)
     """A path or hub name of preference pairs, or a list of several; null generates the support desk's."""
     votes: tuple[str, ...] = unkeyed(())
-    """Runs of this home whose policies people have judged, the earliest first (`tether iterate` writes them): what
-    people preferred on prompts that may train becomes pairs beside the preferences, the rest only judges."""
+    """Runs of this home whose policies people have judged, the earliest first (`tether iterate` writes them). People's
+    judgements of one half of the prompts become additional training pairs; those of the other half are held out for
+    good."""
     judge_preferences: str | tuple[str, ...] | None = unkeyed(None)
-    """A path or hub name of preference pairs with other labels (of more careful annotators, or of another policy's
-    responses), or a list of several: an independent judge is trained on them (`reward.judge`), which only evaluates.
-    Null: none, or the built-in task's `generator.judge_pairs`."""
+    """A path or hub name of preference pairs with independent labels (from more careful annotators, or on another
+    policy's responses), or a list of several. An independent judge is trained on them (`reward.judge`), which is used
+    only in evaluations. Null: none, or the built-in task's `generator.judge_pairs`."""
     demonstrations: str | None = unkeyed(None)
-    """A path or hub name of demonstrations; null takes the chosen responses, or the support desk's demonstrations."""
+    """A path or hub name of demonstrations; null: the chosen responses, or the support desk's demonstrations."""
     prompts: str | None = unkeyed(None)
-    """A path or hub name of the prompts that PPO uses; null takes those of the preferences."""
+    """A path or hub name of the prompts that PPO uses; null: those of the preferences."""
     hub: HubConfig = HubConfig()
     """Which part of a hub dataset to read."""
     readers: dict[str, ReaderPlugin] = Field(default_factory=dict)
-    """Suffix of a file -> the plug-in that reads it, for kinds that Tether does not read, as in `{.chat: chat_log}`."""
+    """Maps a file's suffix to the plug-in that reads it, for formats that Tether does not read: `{.chat: chat_log}`."""
     columns: dict[str, str | tuple[str, ...]] = Field(default_factory=dict)
-    """Standard field -> column of the preferences where names differ, as in `{chosen: better, rejected: worse}`.
+    """Maps a standard field to the preferences' column, if the names differ: `{chosen: better, rejected: worse}`.
     `votes` may name several columns, one for each annotator: `{votes: [ann, ben]}`."""
     judge_columns: dict[str, str | tuple[str, ...]] = unkeyed(default_factory=dict)
-    """Standard field -> column of the judge's preferences where names differ, as `columns`."""
+    """As `columns`, for the judge's preferences."""
     demonstration_columns: dict[str, str] = Field(default_factory=dict)
-    """Standard field -> column of the demonstrations where names differ."""
+    """Maps a standard field to the demonstrations' column, if the names differ."""
     prompt_columns: dict[str, str] = Field(default_factory=dict)
-    """Standard field -> column of the prompts where names differ."""
+    """Maps a standard field to the prompts' column, if the names differ."""
     reward_columns: tuple[str, ...] = ()
-    """Further columns of the prompts (of the preferences, where `prompts` is null) that sources of `ppo.rewards` read,
-    such as the right answer; names as in the file."""
+    """Further columns of the prompts (if `prompts` is null, of the preferences) that sources of `ppo.rewards` use, such
+    as the right answer; names as in the file."""
     label_values: dict[str, LabelMeaning] = Field(default_factory=dict)
-    """What the values of a label or vote mean where their names do not say it, such as `{"1": a, "2": b, "0": tie}`.
-    Meanings are a, b, tie and both_bad; for single responses, desirable and undesirable. Numbers are never guessed."""
+    """Maps values of a label or vote to their meaning, such as `{"1": a, "2": b, "0": tie}`. Meanings are a, b, tie and
+    both_bad; for single responses, desirable and undesirable. The meaning of a number is never guessed."""
     score: ScoreDifferenceConfig = ScoreDifferenceConfig()
-    """Which differences of scores make a pair, where a source scores its responses."""
+    """Which differences of scores make a pair, for sources that score responses."""
     split: SplitConfig = SplitConfig()
     """How prompts are divided."""
     max_pairs: int | None = Field(None, ge=10)
-    """At most this many valid pairs, a seeded choice that doesn't depend on their order; null keeps all."""
+    """At most this many valid pairs, chosen by the seed and independent of their order; null keeps all."""
     max_characters: int = Field(20_000, ge=10)
     """Longest prompt and response together, in characters; longer rows are quarantined."""
     labels: Literal["majority", "dawid_skene"] = "majority"
-    """Which response is chosen where annotators voted: the most frequent answer's, or the likelier one once each
-    annotator's competence is estimated from all votes (Dawid and Skene 1979)."""
+    """How votes choose a response: `majority`, the most frequent answer; `dawid_skene`, the most probable one after
+    each annotator's error rates are estimated from all votes (Dawid and Skene 1979)."""
     decision: DecisionConfig = DecisionConfig()
     """When votes decide a pair."""
     checks: ChecksConfig = ChecksConfig()
-    """What is checked, how grave each finding is, and from where on."""
+    """The checks of the data contract, with severity and threshold."""
     suite: str | None = unkeyed(None)
-    """A path of expectations of your own, JSON as Great Expectations writes it; they add to the checks or replace them.
+    """A path of your own expectations, as JSON written by Great Expectations; they add to the checks or replace them.
     The file's bytes are part of the key."""
     decontaminate: tuple[str, ...] = unkeyed(())
     """Paths or hub names of files, such as benchmarks, whose prompts the data must not nearly repeat: rows whose prompt
     does are left out and counted (check `uncontaminated`, similarity by `data.near_duplicate`)."""
     deployment_prompts: str | None = unkeyed(None)
-    """A path or hub name of prompts that the model will be asked when it is in use. The preferences' prompts are
-    compared with them (the checks `deployment_length`, `_language`, `_category` and `_words`)."""
+    """A path or hub name of prompts as in the model's future use. The preferences' prompts are compared with them
+    (checks `deployment_length`, `_language`, `_category` and `_words`)."""
     reference: str | None = unkeyed(None)
-    """Accepted data that the preferences are compared with: a run, whose validate passed its gates; a registered model
-    such as `tether-policy@champion`, for the data of its run; or `last`, the newest run of the project with other
-    preferences whose validate passed (none before there is one). See the checks `reference_*`."""
+    """Accepted data with which the preferences are compared (checks `reference_*`): a run whose validate passed its
+    gates; a registered model such as `tether-policy@champion`, for the data of its run; or `last`, the newest run of
+    the project with other preferences whose validate passed (none if there is none yet)."""
     near_duplicate: NearDuplicateConfig = NearDuplicateConfig()
     """What counts as a near-duplicate."""
     processes: int | Literal["auto"] = unkeyed("auto")
-    """How many processes measure the rows; `auto` is one for each core. Their number changes no result. Up to 10,000
-    rows are measured in one."""
+    """Number of processes that measure the rows; `auto` is one per core. It does not change results. Up to 10,000 rows
+    are measured in a single process."""
     generator: SupportDeskConfig = SupportDeskConfig()
-    """Size and habits of the built-in task (read where `preferences` or `demonstrations` is generated)."""
+    """Size and annotators of the built-in task (used if `preferences` or `demonstrations` are generated)."""
 
     @model_validator(mode="after")
     def _votes_or_a_model_of_them(self) -> Self:
@@ -179,7 +180,7 @@ class DataConfig(Settings):
 
     @property
     def has_judge(self) -> bool:
-        """Whether an independent judge is trained."""
+        """Return whether an independent judge is trained."""
         return self.judge_preferences is not None or self.generator.judge_pairs > 0
 
     @field_validator("readers")
@@ -204,13 +205,13 @@ class DataConfig(Settings):
     @field_validator("label_values", mode="before")
     @classmethod
     def _as_text(cls, given: object) -> object:
-        """YAML reads the names `1` and `true` as a number and a truth value."""
+        """Turn names to text, since YAML reads `1` and `true` as a number and a boolean."""
         return {label_key(value): meaning for value, meaning in given.items()} if isinstance(given, dict) else given
 
     @field_validator("preferences", "judge_preferences", mode="before")
     @classmethod
     def _one_or_several(cls, given: object, info: ValidationInfo) -> object:
-        """A list of one is the one."""
+        """Replace a list of one by its element."""
         if given is None or isinstance(given, str):
             return given
         if not isinstance(given, list | tuple) or not all(isinstance(each, str) for each in given):

@@ -1,4 +1,4 @@
-"""Hugging Face datasets: a hub name becomes a local file, whose digest then is an input like any other file's."""
+"""Fetch Hugging Face datasets: a hub name becomes a local file, whose digest identifies it like any other input."""
 
 import json
 import logging
@@ -20,12 +20,12 @@ _DATA_SUFFIX = re.compile(r"\.(jsonl|ndjson|json|csv|tsv|parquet|pq|gz)$", re.IG
 
 
 def resolve_source(value: str, hub: HubConfig | None, cache: Path, field: str) -> Path:
-    """The file (or saved folder) that `value` of config field `field` names; a hub dataset is fetched to `cache` once.
+    """Return the file (or saved folder) that `value` of `field` names; a hub dataset is fetched once, to `cache`.
 
-    `hub` is None for what no hub has: a suite of expectations.
+    `hub` is None for files that cannot come from a hub, such as a suite of expectations.
 
     Raises:
-        UserError: there is no such file, or it is a device or a pipe; the hub can't be reached or has no such dataset.
+        UserError: the file does not exist, or is a device or a pipe; the hub cannot be reached or lacks the dataset.
     """
     path = user_path(value, field)
     if path.exists():
@@ -40,7 +40,7 @@ def resolve_source(value: str, hub: HubConfig | None, cache: Path, field: str) -
 
 
 def fetch(name: str, hub: HubConfig, cache: Path, field: str = "data.preferences") -> Path:
-    """Dataset `name` as a JSON Lines file in `cache`; an existing copy is used unchanged, without the network."""
+    """Return dataset `name` as a JSON Lines file in `cache`; an existing copy is used without the network."""
     part = "--".join(x for x in (name.replace("/", "--"), hub.subset, hub.split, hub.revision) if x)
     target = cache / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', part)}.jsonl"
     if target.exists():
@@ -48,10 +48,10 @@ def fetch(name: str, hub: HubConfig, cache: Path, field: str = "data.preferences
     try:
         import datasets
 
-        for chatty in ("datasets", "huggingface_hub"):  # each retry is a warning; the error below says it once
+        for chatty in ("datasets", "huggingface_hub"):  # they warn at each retry; the error below reports it once
             logging.getLogger(chatty).setLevel(logging.ERROR)
         dataset = datasets.load_dataset(name, hub.subset, split=hub.split, revision=hub.revision)
-    except Exception as error:  # datasets raises whatever its network, file system and parser raise
+    except Exception as error:  # datasets passes on errors of its network, file system and parser
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
             f"{field}: {name!r} is no file here, and as a hub dataset (split {hub.split!r}) it can't be loaded: "
@@ -64,7 +64,7 @@ def fetch(name: str, hub: HubConfig, cache: Path, field: str = "data.preferences
 
 
 def _line(data: Mapping[str, object]) -> bytes:
-    """A row as JSON; what JSON doesn't know (dates, bytes) becomes text, as does what isn't UTF-8."""
+    """Return a row as JSON. Types that JSON lacks (dates, bytes) and invalid UTF-8 become text."""
     try:
         return json_line(data)
     except (TypeError, UnicodeEncodeError):
@@ -72,7 +72,7 @@ def _line(data: Mapping[str, object]) -> bytes:
 
 
 def read_saved(folder: Path, split: str) -> Iterator[RawRow]:
-    """The rows of a folder written by `datasets`' `save_to_disk`, numbered from 1."""
+    """Yield the rows of a folder written by `save_to_disk` of `datasets`, numbered from 1."""
     import datasets
 
     try:
@@ -94,9 +94,10 @@ def read_saved(folder: Path, split: str) -> Iterator[RawRow]:
 
 
 def _rows(dataset: Any) -> Iterator[RawRow]:
-    """The rows of a `datasets.Dataset`, numbered from 1.
+    """Yield the rows of a `datasets.Dataset`, numbered from 1.
 
-    They come as Arrow, not as Python: one cell that Python can't hold is then a problem of its row.
+    They are read as Arrow, not as Python objects, so that a cell that Python cannot represent is a problem of its row
+    only.
     """
     number = 0
     for table in dataset.with_format("arrow").iter(batch_size=1000):

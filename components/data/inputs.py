@@ -1,7 +1,8 @@
-"""What the files of a run's data are called: as inputs of a stage, and where one of their rows is named.
+"""Names of a run's data files: as inputs of a stage, and as sources of rows.
 
-One file of preferences is the input `preferences`, and so are its rows' source and file. Each of several is the input
-`preferences/LABEL`; its rows come from LABEL. A label stands in the artifact, and with the input's name in the key.
+A single file of preferences is the input `preferences`, which is also its rows' source. Each of several files is the
+input `preferences/LABEL`, and its rows' source is LABEL. Labels are in the artifact, and in the key by the input's
+name.
 """
 
 import re
@@ -12,51 +13,51 @@ from typing import TypeVar
 T = TypeVar("T")
 
 KINDS = ("preferences", "demonstrations", "prompts")
-"""What data a run reads, as the config and the inputs of `validate` call it."""
+"""The kinds of data, as named in the config and in the inputs of `validate`."""
 SUITE, DECONTAMINATE, DEPLOYMENT = "suite", "decontaminate", "deployment_prompts"
 BESIDE = (SUITE, DECONTAMINATE, DEPLOYMENT)
-"""What `validate` reads beside them: a user's expectations, and prompts that the data are compared with."""
+"""Further inputs of `validate`: a user's expectations, and prompts with which the data are compared."""
 FILES = (*KINDS, *BESIDE)
 """Fields of the config's `data` that name files."""
 JUDGE = "judge_preferences"
-"""What an independent judge learns from: one file, or `judge_preferences/LABEL` for each of several."""
+"""Input with an independent judge's training data: one file, or `judge_preferences/LABEL` for each of several."""
 NAMED = (*FILES, JUDGE)
-"""Fields of the config's `data` that name files, those that only the judge's sub-stages read too."""
+"""Fields of the config's `data` that name files, including the one that only the judge's sub-stages read."""
 REFERENCE = "reference"
 """The data of an earlier run, an artifact of `validate`: the preferences are compared with them."""
 VOTES = "votes"
-"""What people said of earlier policies, scored (`votes/1` is the first round's): an artifact of `human_eval` each."""
+"""Inputs with people's scored judgements of earlier policies: `votes/1` is the `human_eval` artifact of round 1."""
 
 _UNSAFE = re.compile(r"[^\w.-]+")
 _LONGEST = 120
-"""Characters of a label: a name that MLflow keeps has at most 250, with what stands around it."""
+"""Most characters of a label. MLflow allows at most 250 in a name, of which the label is a part."""
 
 
 def values_of(named: str | Sequence[str] | None) -> list[str]:
-    """The paths and hub names that a config field has: none, one or several."""
+    """Return the paths and hub names in a config field: none, one or several."""
     return [] if named is None else [named] if isinstance(named, str) else list(named)
 
 
 def kind_of(name: str) -> str:
-    """The kind of data that an input holds (`preferences`), from its name."""
+    """Return the kind of an input's data (`preferences`), from the input's name."""
     return name.partition("/")[0]
 
 
 def label_of(name: str) -> str:
-    """What the rows of an input are said to come from: its label, or its name where the input is the only one."""
+    """Return the source of an input's rows: its label, or its name if it is the only one of its kind."""
     return name.partition("/")[2] or name
 
 
 def of_kind(inputs: Mapping[str, T], kind: str) -> dict[str, T]:
-    """Those of `inputs` that hold `kind`, sorted by name: the order in which they were given changes nothing."""
+    """Return those of `inputs` that are of `kind`, sorted by name, so that their given order has no effect."""
     return {name: inputs[name] for name in sorted(inputs) if kind_of(name) == kind}
 
 
 def input_names(kind: str, paths: Sequence[Path], digests: Sequence[str]) -> list[str]:
-    """The name of each file as an input: `kind` alone for one, else `kind/LABEL`.
+    """Return the name of each file as an input: `kind` for a single one, else `kind/LABEL`.
 
-    A label is the file's name. Files of the same name get as many folders before it as tell them apart; where that is
-    not enough, as for characters that no label may hold, the beginning of the file's sha256 follows.
+    A label is the file's name. Files of the same name get as many parent folders as are needed to distinguish them. If
+    that is not enough, for example because of characters that are not allowed, the start of the file's sha256 follows.
 
     Args:
         paths: absolute paths.
@@ -73,6 +74,6 @@ def input_names(kind: str, paths: Sequence[Path], digests: Sequence[str]) -> lis
 
 
 def _shortest(own: Sequence[str], others: Sequence[Sequence[str]]) -> str:
-    """The shortest end of `own` that no other ends in."""
+    """Return the shortest suffix of `own` that is not a suffix of any other."""
     depth = next((n for n in range(1, len(own)) if all(each[-n:] != own[-n:] for each in others)), len(own))
     return "/".join(own[-depth:])[-_LONGEST:].lstrip("/")

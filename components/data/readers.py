@@ -1,8 +1,8 @@
 """Sources of rows: JSON Lines and arrays, CSV, Parquet (the first two also gzipped), folders saved by `datasets`.
 
-Rows are read one by one and numbered from 1 as their reader shows them: JSON Lines by line (blank lines count), CSV as
-a spreadsheet does (the header is row 1), everything else by row. A row that can't be read comes out with its problem;
-a source that can't be read raises `UserError`.
+Rows are read one by one and numbered from 1: JSON Lines by line (blank lines count), CSV like a spreadsheet (the header
+is row 1), all others by row. A row that cannot be read is returned with its problem; a source that cannot be read
+raises `UserError`.
 """
 
 import contextlib
@@ -37,19 +37,20 @@ _LARGEST_CELL = 16 * _MIB
 _LARGEST_LINE = 32 * _MIB
 _LARGEST_JSON = 1024 * _MIB
 _UNPACKED, _RATIO = 64 * _MIB, 100
-"""A gzipped file may unpack to so many bytes, or to so many times its own, whichever is more. Text reaches a tenth."""
+"""A gzipped file may unpack to at most this many bytes, or this many times its own size, whichever is larger. (Text
+compresses by about a tenth of that factor.)"""
 
 
 def read_source(
     path: Path, split: str = "train", readers: Mapping[str, ReaderPlugin] = MappingProxyType({})
 ) -> Iterator[RawRow]:
-    """The rows of a file, or of a folder written by `datasets`' `save_to_disk` (then its `split`).
+    """Yield the rows of a file, or of the `split` of a folder written by `save_to_disk` of `datasets`.
 
     Args:
-        readers: suffix of a file to the plug-in that reads it.
+        readers: maps a file's suffix to the plug-in that reads it.
 
     Raises:
-        UserError: no such file, an empty or damaged one, a kind that isn't read, or a plug-in that can't read it.
+        UserError: the file does not exist, is empty, damaged or of an unknown kind, or a plug-in cannot read it.
     """
     if not path.exists():
         raise UserError(f"{path}: there is no such file. Give the path of a data file ({KINDS}).")
@@ -72,7 +73,7 @@ def read_source(
 
 
 def _plugged(path: Path, reader: ReaderPlugin) -> Iterator[RawRow]:
-    """The rows that a plug-in reads, numbered from 1."""
+    """Yield the rows that a plug-in reads, numbered from 1."""
     field = f"data.readers.{path.suffix.lower()}"
     plugin = find_plugin("tether.readers", reader.plugin, field)
     check_plugin(plugin, reader.code, field)
@@ -107,13 +108,13 @@ def _kind(path: Path) -> str:
 
 
 def is_gzipped(path: Path) -> bool:
-    """Whether the file is gzipped, by its name or by its first bytes."""
+    """Return whether the file is gzipped, by its name or by its first bytes."""
     with path.open("rb") as file:
         return path.suffix.lower() == ".gz" or file.read(2) == b"\x1f\x8b"
 
 
 def _open(path: Path) -> IO[bytes]:
-    """The file's bytes, unpacked where it is gzipped."""
+    """Open the file's bytes, unpacked if it is gzipped."""
     if is_gzipped(path):
         _refuse_bomb(path)
         return cast(IO[bytes], io.BufferedReader(_Unpacked(path), _MIB))
@@ -121,10 +122,10 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def _refuse_bomb(path: Path) -> None:
-    """Find out before its rows are judged, one by one, that a file unpacks to too many bytes, where it says so."""
+    """Refuse a gzipped file whose stated size is too large, before any row is read."""
     with path.open("rb") as file:
         file.seek(-min(4, path.stat().st_size), io.SEEK_END)
-        said = int.from_bytes(file.read(), "little")  # modulo 4 GiB; or anything, where the file is cut short
+        said = int.from_bytes(file.read(), "little")  # modulo 4 GiB; arbitrary if the file is truncated
     if said > _most_unpacked(path):
         with contextlib.suppress(EOFError, zlib.error, OSError), io.BufferedReader(_Unpacked(path), _MIB) as whole:
             while whole.read(_MIB):
@@ -144,10 +145,10 @@ def _bomb(path: Path) -> UserError:
 
 
 class _Unpacked(io.RawIOBase):
-    """The bytes that a gzipped file unpacks to.
+    """The unpacked bytes of a gzipped file.
 
     Raises:
-        UserError: at a read, where they are too many for what the file is.
+        UserError: by a read, if the unpacked size is too large for the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -158,7 +159,7 @@ class _Unpacked(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        data = self._file.read1(len(buffer))  # what comes before a damaged byte comes first
+        data = self._file.read1(len(buffer))  # returns the bytes before a damaged one first
         self.read_so_far += len(data)
         if self.read_so_far > self.most:
             raise _bomb(self.path)
@@ -171,7 +172,7 @@ class _Unpacked(io.RawIOBase):
 
 
 def _lines(path: Path, file: IO[AnyStr]) -> Iterator[AnyStr]:
-    """The lines of a file; one that has no end is the user's error before it fills memory."""
+    """Yield the lines of a file; refuse an endless line before it fills memory."""
     number = 0
     while line := file.readline(_LARGEST_LINE):
         number += 1
@@ -254,7 +255,7 @@ def _read_json(path: Path) -> Iterator[RawRow]:
             return
         if error.line is not None:
             raise UserError(f"{path} is not JSON: {error.text} at line {error.line}. Correct that line.") from error
-        # Something in it can't be held: only the row that it is in is bad.
+        # A value cannot be represented: only its row is bad.
         yield from (_parse(number, row.encode()) for number, row in enumerate(elements(text), 1))
         return
     rows = value if isinstance(value, list) else [value]
@@ -265,7 +266,7 @@ def _read_csv(path: Path) -> Iterator[RawRow]:
     csv.field_size_limit(_LARGEST_CELL)
     number = 0
     try:
-        # Bytes that are no UTF-8 become lone surrogates, which a row check refuses by row.
+        # Invalid UTF-8 becomes lone surrogates, which a row check refuses row by row.
         with io.TextIOWrapper(_open(path), "utf-8-sig", errors="surrogateescape", newline="") as text:
             lines = _lines(path, text)
             first = next(lines, "")
@@ -284,7 +285,7 @@ def _read_csv(path: Path) -> Iterator[RawRow]:
 
 
 def _delimiter(path: Path, header: str) -> str:
-    """Tab in a .tsv; else what stands in the header, as spreadsheets write semicolons where the comma is decimal."""
+    """Return the delimiter: a tab in a .tsv, else by the header; spreadsheets use semicolons in some locales."""
     if any(s.lower() == ".tsv" for s in path.suffixes):
         return "\t"
     return next((delimiter for delimiter in ",;\t" if delimiter in header), ",")
@@ -302,12 +303,12 @@ def _csv_row(number: int, header: list[str], cells: list[str]) -> RawRow:
 
 
 def _cell(name: str, cell: str, protected: bool) -> Any:
-    """A cell's text; None if it is empty; messages or votes, which CSV holds as JSON, as themselves.
+    """Return a cell's text; None if it is empty; messages or votes, which are JSON in CSV, as values.
 
-    Where the row is `protected`, what follows an apostrophe is text as it is.
+    In a `protected` row the text after an apostrophe is kept unchanged.
 
     Raises:
-        BadJson: it is JSON that can't be held.
+        BadJson: it is JSON that is refused.
     """
     if cell.startswith(JSON_STARTS):
         try:
@@ -332,7 +333,7 @@ def _read_parquet(path: Path) -> Iterator[RawRow]:
             if size > _most_unpacked(path):
                 raise _bomb(path)
             at_once = _LARGEST_LINE * file.metadata.num_rows // max(size, 1)
-            # Few at once all the same: the text that all rows of a column share is stored once, and read for each.
+            # Few at a time in any case: a text that all rows share is stored once, but read for each row.
             for batch in file.iter_batches(batch_size=min(max(at_once, 1), 16)):
                 for data, problem in arrow_rows(batch):
                     number += 1

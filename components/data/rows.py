@@ -1,4 +1,4 @@
-"""A row on its way from a source to a split: what was read, what it means, and what is wrong with it."""
+"""Rows between source and split: the raw row, its canonical form, and its problems."""
 
 import re
 from collections import Counter
@@ -26,12 +26,12 @@ def _turn(message: Message) -> Message:
 
 @with_config(ConfigDict(strict=True, extra="forbid"))
 class CanonicalRow(TypedDict, total=False):
-    """A row that leaves validation: a pair has all but `response`, a demonstration `response` in place of `chosen` and
-    what only pairs have, a prompt neither."""
+    """A row after validation. A pair has all fields except `response`; a demonstration has `response` but no field that
+    only pairs have; a prompt has neither."""
 
     prompt: Required[Annotated[list[Annotated[Message, AfterValidator(_turn)]], Field(min_length=1)]]
     response: Text
-    """What a demonstration teaches."""
+    """The response of a demonstration."""
     chosen: Text
     rejected: Text
     margin: Annotated[float | None, Field(allow_inf_nan=False)]
@@ -39,35 +39,36 @@ class CanonicalRow(TypedDict, total=False):
     votes_chosen: Annotated[int | None, Field(ge=0)]
     """Annotators who preferred `chosen`."""
     votes: Annotated[int | None, Field(ge=1)]
-    """Annotators who voted, those for neither among them."""
+    """Annotators who voted, including votes for neither."""
     votes_of_models: Annotated[int, Field(ge=1)]
-    """How many of `votes` models cast (`is_model`); absent where people cast all."""
+    """How many of `votes` were cast by models (`is_model`); absent if people cast all."""
     soft_label: Annotated[float | None, Field(ge=0.5, le=1, allow_inf_nan=False)]
-    """Share of the votes for `chosen`, one for neither a half: a target for the reward loss."""
+    """Share of the votes for `chosen`, with a vote for neither as 1/2: a target for the reward loss."""
     objectives: dict[Text, Annotated[float, Field(ge=0, le=1)]] | None
     """Share of the votes for `chosen` on single questions, by name."""
     overlong: bool
-    """Of a pair in a split: whether a response exceeds `generation.max_new_tokens` and so is cut, without EOS. Absent
-    where none does."""
+    """For a pair in a split: whether a response exceeds `generation.max_new_tokens` and so is cut, without EOS. Absent
+    if none does."""
     weight: Annotated[float, Field(gt=0, le=1)]
-    """What the pair counts: the kept pairs of one ranking share a count of 1."""
+    """The pair's weight: the weights of the kept pairs of one ranking sum to 1."""
     category: Text | None
     """Stratum of the prompt."""
     columns: dict[Text, JsonValue]
-    """Of a pair or a prompt, what `data.reward_columns` names; absent where it names nothing."""
+    """For a pair or a prompt, the columns that `data.reward_columns` names; absent if it names none."""
     judged_in: Text
-    """The batch in which people judged the pair, which a run gave out; absent in all other rows."""
+    """The batch of a run in which people judged the pair; absent in all other rows."""
     source: Text
-    """What the row itself calls its source, else which input it came from."""
+    """The source that the row itself names, else the input from which it came."""
     row: Annotated[int, Field(ge=1)]
     """Its 1-based number there."""
 
 
-# C0 controls but tab, line feed and carriage return; delete; C1; lone surrogates (bytes that were no UTF-8); and the
-# replacement character, which stands where somebody's decoder met such bytes
+# C0 controls except tab, line feed and carriage return; delete; C1; lone surrogates (from invalid UTF-8); and the
+# replacement character, which a decoder writes for invalid bytes
 _UNCLEAN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffd]")
 _REPLACED = ascii("\ufffd")
-# White space, and what nobody sees: soft hyphens, zero-width and bidirectional marks, fillers, tags, byte-order marks
+# White space and invisible characters: soft hyphens, zero-width and bidirectional marks, fillers, tags, byte-order
+# marks
 _INVISIBLE = re.compile(
     r"[\s\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff"
     r"\u115f\u1160\u2800\u3164\uffa0\U000e0000-\U000e007f]*"
@@ -76,16 +77,16 @@ MARKERS = re.compile(
     r"<\|[A-Za-z0-9_]{2,40}\|>|<(?:bos|eos)>|</?s>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>"
     r"|(?:\A\s*|\n\n)(?:Human|Assistant):|### (?:Instruction|Response):"
 )
-"""What templates put between turns; inside a text it makes a model read a turn where there is none. A label of a role
-counts at a text's start too: texts are stripped of the line breaks before it."""
+"""Markers that templates put between turns; inside a text they would make a model see a turn. A role's label also
+counts at the start of a text, since the line breaks before it are stripped."""
 
 
 OF_MODEL = "model:"
-"""How the name of an annotator begins that is a model; the rest is the model's name."""
+"""Prefix of the name of an annotator that is a model; the model's name follows."""
 
 
 def is_model(annotator: str | None) -> bool:
-    """Whether an annotator is a model, by its name."""
+    """Return whether an annotator is a model, by its name."""
     return annotator is not None and annotator.startswith(OF_MODEL)
 
 
@@ -111,7 +112,7 @@ class RawRow(NamedTuple):
     data: Mapping[str, object]
     problem: Problem | None = None
     others: tuple[int, ...] = ()
-    """Numbers of further rows that it was gathered from."""
+    """Numbers of further rows from which it was combined."""
     extra: Mapping[str, object] = MappingProxyType({})
     """Values of further columns that a user's suite asks for, as the source has them."""
 
@@ -126,68 +127,68 @@ class Ballot(NamedTuple):
 
 @dataclass(slots=True)
 class Row:
-    """A read row. `item` is its canonical form (None where it has none), `data` its source fields if it is bad."""
+    """A parsed row. `item` is its canonical form (None if it has none), `data` its source fields if it is bad."""
 
     source: str
     number: int
     others: tuple[int, ...] = ()
-    """Numbers of further rows of the source that it was gathered from."""
+    """Numbers of further rows of the source from which it was combined."""
     item: CanonicalRow | None = None
     ballot: Ballot | None = None
     first_wins: bool | None = None
-    """Whether the response that the source puts first is preferred; None where the format has no order."""
+    """Whether the response that the source puts first is preferred; None if the format has no order."""
     votes: tuple[tuple[str, int], ...] = ()
-    """Annotator and place in `Ballot` of each vote, where the source names its annotators."""
+    """Annotator and index in `Ballot` of each vote, if the source names its annotators."""
     cast: tuple[tuple[str | None, int], ...] = ()
-    """The same of all votes that are listed one by one, named or not."""
+    """The same for all votes that are listed one by one, with or without annotator."""
     lead: float | None = None
-    """0 for a tie; else the lead of the answer that decides, where the ballot alone does not tell it."""
+    """0 for a tie; else the lead of the deciding answer, if the ballot alone does not determine it."""
     decided_otherwise: bool = False
-    """Whether experts or a model of the annotators decide, and the number of votes does not count."""
+    """Whether experts or a model of the annotators decide, so that the number of votes does not matter."""
     given_out: bool = False
     """Whether Tether gave the pair out to label."""
     extra: Mapping[str, object] = field(default_factory=dict)
     """Values of further columns of the source that a user's suite asks for."""
     models: tuple[str, str] | None = None
-    """The models that wrote the first and the second response, where the source names them."""
+    """The models that wrote the first and the second response, if the source names them."""
     data: Mapping[str, object] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
 
 def shown(value: object) -> str:
-    """`value` for a message, cut short where it is long."""
+    """Return `value` for a message, shortened if it is long."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names for a message; of many, the first."""
+    """Return names for a message; only the first ones if there are many."""
     most = 20
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "") or "none"
 
 
 def unclean(text: str) -> str | None:
-    """The first character of `text` that no text should hold, as an escape; None if there is none."""
+    """Return the first forbidden character of `text`, as an escape; None if there is none."""
     found = _UNCLEAN.search(text)
     return ascii(found.group()) if found else None
 
 
 def blank(text: str) -> bool:
-    """Whether a reader sees nothing in `text`: white space and invisible characters at most."""
+    """Return whether `text` has nothing but white space and invisible characters."""
     return _INVISIBLE.fullmatch(text) is not None
 
 
 def most_common_format(
     rows: Sequence[RawRow], format_of: Callable[[Mapping[str, object]], str | None]
 ) -> tuple[str | None, list[str]]:
-    """The format that most readable rows have by their fields (None where none has one), and the fields' names."""
+    """Return the format of most readable rows (None if none has one), and the fields' names."""
     readable = [row.data for row in rows if row.problem is None]
     found = Counter(name for data in readable if (name := format_of(data))).most_common(1)
     return found[0][0] if found else None, sorted({str(name) for data in readable for name in data})
 
 
 def text_problems(prompt: list[Message], responses: dict[str, str], max_characters: int) -> list[Problem]:
-    """What is wrong with the texts of one row; `responses` by the name that reasons call them."""
+    """Return the problems of one row's texts; `responses` are by the names used in messages."""
     problems = [Problem("roles_alternate", text)] if (text := wrong_order([m["role"] for m in prompt])) else []
     if any(blank(m["content"]) for m in prompt):
         problems.append(Problem("texts_filled", "empty prompt turn"))
@@ -214,7 +215,7 @@ def text_problems(prompt: list[Message], responses: dict[str, str], max_characte
 
 
 def wrong_order(roles: Sequence[str]) -> str | None:
-    """Why the roles of a prompt's turns are none that a chat template knows; None if they are in order."""
+    """Return why a chat template would not accept the roles of a prompt's turns; None if they are in order."""
     turns = roles[1:] if roles[:1] == ["system"] else roles
     if "system" in turns:
         return f"turn {roles.index('system', len(roles) - len(turns)) + 1} is a second or late system message"

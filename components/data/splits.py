@@ -1,4 +1,4 @@
-"""Splits by prompt: where a prompt goes depends on its own words, never on other rows, their order or the seed."""
+"""Splits by prompt: a prompt's split depends only on its own text, never on other rows, their order or the seed."""
 
 import hashlib
 import re
@@ -15,12 +15,13 @@ SPLITS = ("train", "calibration", "test")
 
 
 def prompt_key(prompt: Sequence[Message]) -> str:
-    """Canonical JSON of a prompt's messages: what makes two prompts the same prompt."""
+    """Return canonical JSON of a prompt's messages; two prompts with equal keys are the same prompt."""
     return canonical_json(prompt)
 
 
 def split_of(key: str, shares: SplitConfig) -> str:
-    """The split of a prompt, by its key: u = the first 8 bytes of sha256("split" + key) / 2^64, cut at the shares."""
+    """Return the split of a prompt by its key: u = (first 8 bytes of sha256("split" + key)) / 2^64, cut at the
+    shares."""
     digest = hashlib.sha256(("split" + key).encode("utf-8", "surrogatepass")).digest()
     u = int.from_bytes(digest[:8], "big") / 2**64
     if u < shares.train:
@@ -29,7 +30,7 @@ def split_of(key: str, shares: SplitConfig) -> str:
 
 
 def standing(groups: Mapping[str, Iterable[CanonicalRow]]) -> dict[str, set[str]]:
-    """For each prompt's key the names of the groups (of rows) that it stands in; more than one split is a leak."""
+    """Return for each prompt's key the names of the groups of rows in which it occurs; several splits are a leak."""
     out: dict[str, set[str]] = {}
     for name, items in groups.items():
         for item in items:
@@ -38,12 +39,12 @@ def standing(groups: Mapping[str, Iterable[CanonicalRow]]) -> dict[str, set[str]
 
 
 def loose_key(prompt: Sequence[Message]) -> str:
-    """A prompt's words and digits alone, folded: near-duplicates (case, punctuation, white space) share it."""
+    """Return only a prompt's words and digits, case-folded: equal for variants in case, punctuation and white space."""
     return "\n".join(" ".join(re.findall(r"\w+", m["content"].casefold())) for m in prompt)
 
 
 def choose(items: Sequence[T], key: Callable[[T], str], most: int | None, seed: int) -> list[T]:
-    """At most `most` of `items`, in their order: those whose `key` hashes lowest, whatever their positions."""
+    """Return at most `most` of `items`, in order: those with the lowest hashes of `key`, whatever their positions."""
     if most is None or len(items) <= most:
         return list(items)
     rank = sorted(range(len(items)), key=lambda i: hashlib.sha256(f"{seed} {key(items[i])}".encode()).digest())

@@ -1,9 +1,9 @@
-"""CSV that spreadsheets open as text and give back as it was.
+"""Write CSV that spreadsheets open as text and save unchanged.
 
-An apostrophe stands before what a spreadsheet would run as a formula, or Tether's reader would take for JSON. That is
-not the start of a cell alone: a program of another locale splits cells at semicolons or tabs, then takes our quotes for
-text, and so begins a row at each line break in a text. Rows to label say by their id (`LABELLED`) that they are
-guarded so; in anybody else's an apostrophe is an apostrophe.
+An apostrophe is put before text that a spreadsheet would run as a formula, or that Tether's reader would take for JSON,
+not only at the start of a cell: in a different locale a program splits cells at semicolons or tabs, takes our quotes
+for text, and so begins a row at each line break in a text. The ids of rows to label (`LABELLED`) show that they are
+protected in this way; in other files an apostrophe is just an apostrophe.
 """
 
 import csv
@@ -15,15 +15,15 @@ from pathlib import Path
 from components.base.errors import naming
 
 LABELLED = "tether-"
-"""What the ids of rows to label start with."""
+"""Prefix of the ids of rows to label."""
 
 JSON_STARTS = ("[{", '["', '{"')
-"""Cells that start so hold messages or votes, if they parse as JSON."""
+"""Cells that start with one of these are messages or votes, if they parse as JSON."""
 
 _SIGNS = "=+\\-@\uff1d\uff0b\uff0d\uff20"
-"""What starts a formula; the last four are the full-width forms of = + - @."""
+"""Characters that start a formula; the last four are the full-width forms of = + - @."""
 _BREAKS = "\t\n\r\v\f\x1c-\x1e\x85\u2028\u2029;|"
-"""Where a program may begin a new cell or row inside of ours."""
+"""Characters at which a program may begin a new cell or row inside a cell."""
 _FORMULA = rf"""[^\S{_BREAKS}"]*(?:"[^\S{_BREAKS}]*)*[{_SIGNS}]"""
 """A formula, after the white space and quotes that programs drop before one."""
 _JSON = "|".join(map(re.escape, JSON_STARTS))
@@ -34,23 +34,24 @@ _ESCAPED = re.compile(rf"(?<=[{_BREAKS}])({_FORMULA})")
 
 
 def protect(text: str) -> str:
-    """`text` with an apostrophe at each place where a formula or JSON would start, and where an apostrophe stands
-    there already, so that `unprotect` gives back every text."""
+    """Insert an apostrophe wherever a formula or JSON would start, and before an apostrophe in such a place, so that
+    `unprotect` restores every text."""
     return _UNGUARDED.sub("'", text)
 
 
 def unprotect(text: str) -> str:
-    """The inverse of `protect`."""
+    """Undo `protect`."""
     return _GUARDED.sub("", text)
 
 
 def write_csv(
     path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, object]], above: Sequence[str] = ()
 ) -> None:
-    """Write a CSV that Excel, LibreOffice and Sheets open as text: UTF-8 with a byte-order mark, every cell quoted,
-    texts disarmed by `protect`; what is no text is written as JSON, its formula signs as escapes where needed.
+    """Write a CSV that Excel, LibreOffice and Sheets open as text.
 
-    `above` are texts that stand above the header, a row each.
+    It is UTF-8 with a byte-order mark, with every cell quoted and texts protected by `protect`. Other values are
+    written as JSON, with escapes for signs that would start a formula. `above` are texts above the header, one row
+    each.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with naming(path), path.open("w", encoding="utf-8-sig", newline="") as file:

@@ -1,4 +1,5 @@
-"""The words of a text (in scripts that put no spaces between words its characters), and the text of a label."""
+"""Split a text into words (into characters, for scripts without spaces between words), and normalise a label's
+value."""
 
 import re
 from typing import Any
@@ -11,12 +12,12 @@ _UNSPACED = re.compile(
 
 
 def words_of(text: str) -> list[str]:
-    """The words of `text` between white space; each character of a script without spaces counts as a word."""
+    """Return the words of `text` between white space; each character of a script without spaces is a word."""
     return text.split() if text.isascii() else _UNSPACED.sub(r" \g<0> ", text).split()
 
 
 def label_key(value: Any) -> str:
-    """A value of a label as `data.label_values` names it: `1` for 1 and 1.0, `true` for True, text folded."""
+    """Return a label's value as a key of `data.label_values`: `1` for 1 and 1.0, `true` for True, text case-folded."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return str(value).strip().lower()

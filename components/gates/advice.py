@@ -1,4 +1,4 @@
-"""What to do where a gate fails: what it usually means, what to change, a command to try."""
+"""Advice on failed gates: what a failure usually means, what to change, a command to try."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""Thresholds, and the judging of a stage's final metrics. Judging is never cached."""
+"""Thresholds, and judging a stage's final metrics by them. Judging is never cached."""
 
 import difflib
 import functools
@@ -14,7 +14,7 @@ from components.base.settings import Settings
 from components.base.text import counted
 from components.gates.table import GATES, Gate, Op
 
-# Strict: `true` is no threshold.
+# Strict: `true` is not a number.
 _Number = Annotated[float, Field(strict=True)]
 
 Threshold = _Number | tuple[_Number, _Number] | None
@@ -22,7 +22,7 @@ Threshold = _Number | tuple[_Number, _Number] | None
 
 
 class Waiver(Settings):
-    """Somebody lets one gate fail, in this run."""
+    """A user's decision to let one gate fail in this run."""
 
     gate: str
     user: str
@@ -35,7 +35,7 @@ class Verdict(Settings):
     name: str
     metric: str
     value: float | None
-    """The metric, or None where it is missing, NaN or infinite (which fails)."""
+    """The metric; None if it is missing, NaN or infinite, which fails."""
     op: Op
     threshold: Threshold
     """None: the gate is off."""
@@ -50,16 +50,16 @@ class Verdict(Settings):
     text: str = ""
     """The judgement in words: metric, value, threshold."""
     within: float | tuple[float, float] | None = None
-    """A second bound, such as what chance alone reaches, within which the gate also passes; None without one."""
+    """A second bound within which the gate also passes, such as the null of an ECE; None without one."""
 
     @property
     def stops(self) -> bool:
-        """Whether nothing downstream may start."""
+        """Return whether it prevents later stages from starting."""
         return not (self.passed or self.waived or self.warn_only or self.skipped)
 
     @property
     def withheld(self) -> bool:
-        """Whether it blocks promotion of policies that use the stage: the stage was skipped, and nobody waived this."""
+        """Return whether it blocks promotion: the stage was skipped, and this gate was not waived."""
         return self.skipped and not (self.passed or self.waived or self.warn_only)
 
 
@@ -69,12 +69,12 @@ class ExtraGate(Settings):
     metric: str = ""
     """The metric that is judged, as `ppo/entropy`."""
     plugin: str = ""
-    """In place of `metric`: an entry point of the group `tether.gates`, a function of the stage's metrics and of its
+    """Instead of `metric`: an entry point of the group `tether.gates`. It is a function of the stage's metrics and its
     artifact's folder that returns the number to judge."""
     code: str = "auto"
     """Name and version of the plug-in's distribution and sha256 of its files; each run computes it again."""
     timeout: float = Field(600.0, gt=0)
-    """Seconds that the plug-in may take for its number, importing it included."""
+    """Time limit in seconds of the plug-in's call, including its import."""
     op: Op
     """`<=`, `>=`, `>`, `==`, or `between` (with a threshold of two numbers)."""
     threshold: Threshold
@@ -91,7 +91,7 @@ class ExtraGate(Settings):
         return self
 
     def rule(self, stage: str, short: str) -> Gate:
-        """The gate itself. The description of a plugged one names the plug-in's distribution."""
+        """Return the gate. The description of a plugged gate names the plug-in's distribution."""
         description, metric = self.description, self.metric
         if self.plugin:
             by = "" if self.code == "auto" else f" of {self.code.rpartition(' ')[0]}"
@@ -101,7 +101,7 @@ class ExtraGate(Settings):
 
 
 def plugged_metric(stage: str, short: str) -> str:
-    """What the number is called that a plug-in measures for a gate; no metric that a stage records has this form."""
+    """Return the name of the number that a plug-in measures for a gate; stages record no metric of this form."""
     return f"{stage}/plugin/{short}"
 
 
@@ -136,7 +136,7 @@ class GatesConfig(BaseModel):
         return self
 
     def rules(self, stage: str | None = None) -> list[tuple[Gate, Threshold]]:
-        """Each gate of a stage (None: of all) and its threshold, None where nothing names it; extra gates come last."""
+        """Return each gate of a stage (None: of all) with its threshold (None: off); extra gates come last."""
         named = self.__pydantic_extra__
         known = [(gate, named.get(gate.stage, {}).get(gate.short)) for gate in GATES.values()]
         extra = [
@@ -146,7 +146,7 @@ class GatesConfig(BaseModel):
         return [(gate, threshold) for gate, threshold in known + extra if stage in (None, gate.stage)]
 
     def plugged(self, stage: str) -> dict[str, ExtraGate]:
-        """The gates of a stage whose number a plug-in measures, by the name of that number, where they are judged."""
+        """Return the judged gates of a stage whose number a plug-in measures, by the name of that number."""
         extra = self.extra.get(stage, {})
         return {
             plugged_metric(stage, short): each
@@ -155,12 +155,12 @@ class GatesConfig(BaseModel):
 
     @property
     def unnamed(self) -> list[str]:
-        """Gates that are off because nothing names them."""
+        """Return the gates that are off because the config does not name them."""
         return [gate.name for gate in GATES.values() if gate.short not in self.__pydantic_extra__.get(gate.stage, {})]
 
 
 def stage_metrics(final: Mapping[str, float], parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """What gates judge of a stage: the metrics of its sub-stages `parts`, and over them those of the `final` one."""
+    """Return the metrics that gates judge: those of the sub-stages `parts`, overridden by those of the `final` one."""
     found = dict[str, float]()
     for each in parts:
         found |= each
@@ -176,8 +176,8 @@ def judge(
 ) -> list[Verdict]:
     """Judge a stage's final metrics by every gate of the stage; `waivers` may be of any stage.
 
-    A missing metric, NaN or an infinity fails. A waiver only counts for a gate that failed. Gates of a stage that was
-    `skipped` fail whatever its metrics are, and stop nothing.
+    A missing metric, NaN or an infinity fails. A waiver counts only for a gate that failed. The gates of a `skipped`
+    stage fail whatever its metrics are, but do not stop the run.
     """
     by_gate = {waiver.gate: waiver for waiver in waivers}
     rules = gates.rules(stage)
@@ -185,7 +185,7 @@ def judge(
 
 
 def check_waivers(waivers: Sequence[Waiver], gates: GatesConfig, given: str = "--waive") -> None:
-    """Raise UserError for a waiver that names no gate of the run; `given` is how the user gave it."""
+    """Raise UserError for a waiver of an unknown gate; `given` is the option by which the user gave it."""
     names = [gate.name for gate, _ in gates.rules()]
     for waiver in waivers:
         if waiver.gate not in names:
@@ -193,7 +193,7 @@ def check_waivers(waivers: Sequence[Waiver], gates: GatesConfig, given: str = "-
 
 
 def failure(stage: str, verdicts: Sequence[Verdict]) -> GateFailed | None:
-    """The error that names every gate which stops the run, or None."""
+    """Return the error that names every gate that stops the run; None if none does."""
     stopping = [verdict for verdict in verdicts if verdict.stops]
     if not stopping:
         return None
@@ -248,7 +248,7 @@ def _judge(
 def stand_in(
     gate: Gate, metrics: Mapping[str, float] | Mapping[str, float | None]
 ) -> tuple[str, float | tuple[float, float]] | None:
-    """The names and the values of the metrics that may stand in for a gate's threshold, None where one is unknown."""
+    """Return names and values of the metrics that may replace a gate's threshold; None if one is unknown."""
     names = gate.or_within if isinstance(gate.or_within, tuple) else (gate.or_within,) if gate.or_within else ()
     values = [value for name in names if (value := metrics.get(name)) is not None and math.isfinite(value)]
     if not names or len(values) < len(names):

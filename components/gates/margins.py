@@ -1,4 +1,4 @@
-"""How far a gate's value is from its bound, as a number to sort by and in words."""
+"""The distance of a gate's value from its bound, as a number to sort by and in words."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -11,21 +11,21 @@ Range = tuple[float, float]
 
 
 class Margin(NamedTuple):
-    """The room that a gate has left."""
+    """The distance of a gate's value from its bound."""
 
     slack: float | None
-    """Distance from the bound as a share of the larger of value and bound, or of the range's width (`between`): below 0
-    where the gate fails, 0 at the bound, None where there is nothing to compare."""
+    """Distance from the bound divided by the larger of value and bound, or by the range's width (`between`): below 0 if
+    the gate fails, 0 at the bound, None if there is nothing to compare."""
     text: str
     """The same in words: `43 % above the bound`."""
 
 
 def margin(verdict: Verdict, metrics: Mapping[str, float | None]) -> Margin:
-    """The margin of one gate. Where a second bound also lets it pass, the wider of the two counts.
+    """Return the margin of one gate. If a second bound also lets it pass, the wider margin counts.
 
     Args:
-        verdict: how the gate was judged.
-        metrics: final metrics of its stage: some gates judge both ends of an interval.
+        verdict: the gate's verdict.
+        metrics: the stage's final metrics, since some gates judge both ends of an interval.
     """
     value, threshold = verdict.value, verdict.threshold
     if threshold is None:
@@ -38,7 +38,7 @@ def margin(verdict: Verdict, metrics: Mapping[str, float | None]) -> Margin:
 
 
 def _ends(verdict: Verdict, value: float, metrics: Mapping[str, float | None]) -> Range:
-    """The lowest and the highest number that is judged: the value, or the ends of its interval."""
+    """Return the lowest and the highest number that is judged: the value, or the ends of its interval."""
     gate = GATES.get(verdict.name)
     if gate is None or not gate.ends:
         return value, value
@@ -63,7 +63,7 @@ def _of(op: str, ends: Range, bound: float | Range) -> Margin:
 
 
 def _apart(value: float, bound: float) -> str:
-    """How far apart two numbers are: a share of the bound, or the difference where no share says much."""
+    """Describe how far apart two numbers are: as a share of the bound, or as a difference if the bound is near 0."""
     share = abs(value - bound) / abs(bound) if bound else 0.0
     return _share(share) if 0 < share <= 2 else number(abs(value - bound))
 
@@ -76,9 +76,10 @@ _WORST_FIRST = ("FAIL", "WAIVED", "SKIPPED", "WARN", "PASS", "OFF")
 
 
 def tightness(verdict: Verdict, found: Margin) -> tuple[int, bool, float]:
-    """What gates are sorted by: failed ones first, then the tightest.
+    """Return the key by which gates are sorted: failed ones first, then the tightest.
 
-    A gate that passes exactly at its bound comes last: it counts what must all be there, or must not be there at all.
+    A gate that passes exactly at its bound comes last: such gates count things that must all be there, or must not
+    occur at all.
     """
     slack = -1.0 if found.slack is None else found.slack
     return _WORST_FIRST.index(outcome(verdict)), verdict.passed and not slack, slack

@@ -1,4 +1,4 @@
-"""Gates whose number a plug-in measures, in a process of its own with a time limit."""
+"""Gates whose number a plug-in measures, in a separate process with a time limit."""
 
 import contextlib
 import json
@@ -16,11 +16,11 @@ from components.keys.plugins import Plugin, check_plugin, find_plugin
 
 
 def plugged_metrics(stage: str, metrics: Mapping[str, float], artifact: Path, gates: GatesConfig) -> dict[str, float]:
-    """What the plug-ins of a stage's gates measure, by the metric's name.
+    """Return the numbers that the plug-ins of a stage's gates measure, by the metric's name.
 
     Args:
-        metrics: the stage's final ones.
-        artifact: the stage's artifact, a folder; plug-ins must not write there.
+        metrics: the stage's final metrics.
+        artifact: the folder of the stage's artifact; plug-ins must not write there.
 
     Raises:
         UserError: a plug-in is not installed, changed since the run began, raises, returns no number, or takes longer
@@ -36,13 +36,13 @@ def plugged_metrics(stage: str, metrics: Mapping[str, float], artifact: Path, ga
 
 
 def _measured(plugin: Plugin, gate: ExtraGate, field: str, asked: str) -> float:
-    """The number that a plug-in returns."""
+    """Return the number that a plug-in measures."""
     named = f"{field}: the plug-in {gate.plugin} ({plugin.label})"
     worker = str(Path(plugged_worker.__file__).resolve())
     with subprocess.Popen(
         [sys.executable, worker, plugin.module, plugin.attribute, str(os.getpid())],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8",
-        start_new_session=True,  # Ctrl-C is for the run; the process ends with it
+        start_new_session=True,  # Ctrl-C goes to the run only; the process ends with it
     ) as process:  # fmt: skip
         try:
             said, _ = process.communicate(asked, timeout=gate.timeout)
@@ -53,7 +53,7 @@ def _measured(plugin: Plugin, gate: ExtraGate, field: str, asked: str) -> float:
             ) from None
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # and what it has started
+                os.killpg(process.pid, signal.SIGKILL)  # also processes that it has started
     try:
         answer = json.loads(said)
     except ValueError:

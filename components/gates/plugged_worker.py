@@ -1,4 +1,4 @@
-"""The process that asks a plugged gate: it reads one JSON object, answers with one, and imports nothing of Tether.
+"""The process that calls a gate's plug-in: it reads one JSON object, answers with one, and imports nothing of Tether.
 
 Its standard output is the channel; what the plug-in prints goes to standard error. Run as a script:
 `python plugged_worker.py MODULE FUNCTION PARENT`. It ends when the process PARENT is gone.

@@ -1,6 +1,6 @@
-"""The option to change after a gate failed, with a value that is computed from the run's own.
+"""Options to change after a gate failed, with new values computed from the run's own.
 
-`ADVICE` says in words what a failure means and what helps, the same for every run.
+`ADVICE` has the general advice in words, which is the same for every run.
 """
 
 import math
@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from components.gates.judging import Verdict
 
 Values = Mapping[str, JsonValue]
-"""A run's options by dotted name."""
+"""Maps the dotted name of an option to a run's value."""
 
 
 class Setting(NamedTuple):
@@ -36,14 +36,14 @@ class OptionChange(NamedTuple):
 
     option: str
     value: Callable[[float, Verdict], float] | JsonValue
-    """The value, or what computes it from the present one."""
+    """The value, or a function that computes it from the current one."""
     when: tuple[str, JsonValue] | None = None
-    """Another option and the value that it must have."""
+    """A condition: another option and the value that it must have."""
     otherwise: float | None = None
-    """The value where the present one is 0: a multiple of it would be 0."""
+    """The value if the current one is 0, of which any multiple is 0."""
 
     def applied(self, verdict: Verdict, values: Values) -> JsonValue:
-        """The new value; None where the change does not apply, or changes nothing."""
+        """Return the new value; None if the change does not apply or has no effect."""
         present = values.get(self.option)
         if self.when is not None and values.get(self.when[0]) != self.when[1]:
             return None
@@ -71,12 +71,12 @@ def _at_least(lowest: float) -> Callable[[float, Verdict], float]:
 
 
 def _threshold(present: float, verdict: Verdict) -> float:
-    """The gate's threshold, where that is more than the present value."""
+    """Return the larger of the gate's threshold and the current value."""
     return max(present, float(verdict.threshold) if _is_number(verdict.threshold) else 0.0)  # type: ignore[arg-type]
 
 
 def _excess(verdict: Verdict) -> float:
-    """How many times its threshold a value is; at least 1."""
+    """Return the value divided by its threshold, at least 1."""
     value, threshold = verdict.value, verdict.threshold
     if value is None or isinstance(threshold, tuple) or not threshold or threshold < 0:
         return 1.0
@@ -90,7 +90,7 @@ _TIGHTER = (
     OptionChange("ppo.kl.coefficient", _times(2), _FIXED, otherwise=0.1),
 )
 _TO_THE_BOUND = (
-    # The target moves by as much as KL is above its bound, and a tenth further.
+    # The target falls by the factor by which KL exceeds its bound, and by a further tenth.
     OptionChange("ppo.kl.target", lambda present, verdict: 0.9 * present / _excess(verdict), _ADAPTIVE),
     OptionChange(
         "ppo.kl.coefficient", lambda present, verdict: present * max(2.0, _excess(verdict)), _FIXED, otherwise=0.1
@@ -151,12 +151,12 @@ CHANGES: dict[str, tuple[OptionChange, ...]] = {
     "human_eval.items": (OptionChange("human_eval.items", _threshold),),
     "human_eval.win_rate_low": (OptionChange("human_eval.items", _times(2)),),
 }
-"""Gate to changes of options. The first that applies to a run is the one to try; where none does, and for the other
-gates, there is the command of `ADVICE`."""
+"""Maps a gate to changes of options. The first one that applies to a run is suggested. If none does, and for all other
+gates, the command of `ADVICE` is suggested."""
 
 
 def setting(verdict: Verdict, values: Values) -> Setting | None:
-    """The option to change after this gate failed in a run with these options; None where there is none."""
+    """Return the option to change after this gate failed in a run with these options; None if there is none."""
     for change in CHANGES.get(verdict.name, ()):
         if (value := change.applied(verdict, values)) is not None:
             return Setting(change.option, values.get(change.option), value)
@@ -164,7 +164,7 @@ def setting(verdict: Verdict, values: Values) -> Setting | None:
 
 
 def rerun_from(options: Iterable[str], stages: Iterable[str]) -> str:
-    """The first stage that a change of these options computes again: an option of no one stage is in every key."""
+    """Return the first stage that a change of these options recomputes. Options outside stages are in every key."""
     names = list(stages)
     groups = {option.partition(".")[0] for option in options}
     return min((each if each in names else names[0] for each in groups), key=names.index)

@@ -1,4 +1,4 @@
-"""Every gate and every main metric, one a line."""
+"""Every gate and every main metric, one per line."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,31 +14,31 @@ class Gate:
     name: str
     """`stage.short`: the name that `--waive` takes, and the key below `gates` in a config."""
     op: Op
-    """`>` for a gain: where nothing changed at all its interval is 0 wide, and 0 is no gain."""
+    """The comparison. Gains use `>`: if nothing changed, the interval has width 0, and a gain of 0 must fail."""
     description: str
     metric: str = ""
-    """The `group/name` that is judged; empty for `stage/short`."""
+    """The metric `group/name` that is judged; empty means `stage/short`."""
     ends: bool = False
     """For `between`: both ends of the metric's interval, `<metric>_low` and `<metric>_high`, must lie within."""
     or_within: str | tuple[str, str] | None = None
-    """A metric that may stand in for an upper threshold where it is larger (ECE's simulated null); of `between`, the
-    two metrics of a second range (the slope's simulated null)."""
+    """A metric that replaces an upper threshold if it is larger (ECE's simulated null); for `between`, the two metrics
+    of a second allowed range (the slope's simulated null)."""
     warn_only: bool = False
     """Shown and recorded, but never stops a run."""
     if_measured: bool = False
-    """For a metric that not every run has: off where the metric is missing (NaN still fails)."""
+    """For a metric that not every run has: the gate is off if the metric is missing (NaN still fails)."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metric", self.metric or self.name.replace(".", "/", 1))
 
     @property
     def stage(self) -> str:
-        """The stage it judges."""
+        """Return the stage that it judges."""
         return self.name.partition(".")[0]
 
     @property
     def short(self) -> str:
-        """Its key below `gates.<stage>` in a config."""
+        """Return its key below `gates.<stage>` in a config."""
         return self.name.partition(".")[2]
 
 
@@ -141,7 +141,7 @@ _GATES = (
 )  # fmt: skip
 
 GATES = {gate.name: gate for gate in _GATES}
-"""Every gate there is, by name, in the order they are shown."""
+"""Every gate by name, in the order in which they are shown."""
 
 
 class MainMetric(NamedTuple):
@@ -152,13 +152,13 @@ class MainMetric(NamedTuple):
     words: str
     unit: str = ""
     brief: bool = False
-    """Whether the terminal and MLflow's note of a run show it; they have room for a few."""
+    """Whether the terminal and MLflow's note of a run show it; they show only a few metrics."""
     card: bool = True
     """Whether a model's card shows it."""
 
     @property
     def text(self) -> str:
-        """Words and unit."""
+        """Return its description with unit."""
         return f"{self.words}, {self.unit}" if self.unit else self.words
 
 
@@ -225,18 +225,18 @@ MAIN_METRICS: dict[str, tuple[MainMetric, ...]] = {
         MainMetric("human_eval/fleiss_kappa", "agreement of the raters (Fleiss' kappa)", brief=True),
     ),
 }
-"""The metrics that people look at first, by stage, in the order they are shown."""
+"""The metrics that people look at first, by stage, in the order in which they are shown."""
 
 
 OF_SOURCE = "_from/"
-"""Stands between a metric's name and the label of a source, as in `data/pairs_from/a.jsonl`."""
+"""The separator between a metric's name and the label of a source, as in `data/pairs_from/a.jsonl`."""
 
 
 def brief_metrics(stage: str, recorded: Iterable[str]) -> list[str]:
-    """Names of the few metrics of a stage that a line has room for, of those that are recorded.
+    """Return the names of a stage's few recorded metrics that fit into a line.
 
-    Where a metric is recorded of several sources too (`data/pairs_from/LABEL`), those follow it. A stage that the table
-    does not list shows the first of its own.
+    A metric that is also recorded by source (`data/pairs_from/LABEL`) is followed by these. For a stage that is not in
+    the table, return its first metrics.
     """
     names = list(recorded)
     if stage in MAIN_METRICS:

@@ -7,7 +7,7 @@ from components.gates.judging import Verdict
 
 
 def outcome(verdict: Verdict) -> str:
-    """One word: PASS, FAIL, WARN, WAIVED, SKIPPED or OFF."""
+    """Return one word: PASS, FAIL, WARN, WAIVED, SKIPPED or OFF."""
     if verdict.threshold is None:
         return "OFF"
     if verdict.passed:
@@ -18,7 +18,7 @@ def outcome(verdict: Verdict) -> str:
 
 
 def markdown(verdicts: Sequence[Verdict]) -> str:
-    """The gates as a Markdown table."""
+    """Return the gates as a Markdown table."""
     lines = ["| gate | outcome | metric | value | rule | what it asks |", "|---|---|---|---|---|---|"]
     for verdict in verdicts:
         why = f" Waived by {verdict.user}: {verdict.reason}" if verdict.waived else ""
@@ -29,7 +29,7 @@ def markdown(verdicts: Sequence[Verdict]) -> str:
 
 
 def rule(verdict: Verdict) -> str:
-    """A gate's rule in words, `<= 0.05`; with its second bound where it has one, `<= 0.05 or within 0.173`."""
+    """Return a gate's rule, `<= 0.05`, with its second bound if it has one: `<= 0.05 or within 0.173`."""
     threshold = verdict.threshold
     if threshold is None:
         return "off"
@@ -42,8 +42,8 @@ def _ends(bound: float | tuple[float, float]) -> str:
 
 
 def number(value: float | None) -> str:
-    """A metric as people write it: four digits, thousands apart (`14,000`), all digits of a whole number below a
-    billion; `none` where there is none."""
+    """Format a metric for people: four significant digits, or all digits of an integer below a billion; thousands are
+    separated (`14,000`); `none` if there is no value."""
     if value is None:
         return "none"
     if (float(value).is_integer() or abs(value) >= 999.95) and abs(value) < 1e9:

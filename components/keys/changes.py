@@ -1,4 +1,4 @@
-"""What differs between two keys' parts: which input, config field, source file, library, or part of the machine."""
+"""Differences between two keys' parts: inputs, config fields, source files, libraries, or parts of the machine."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _ABSENT = object()
 
 @with_config(ConfigDict(extra="allow"))
 class KeyParts(TypedDict, total=False):
-    """What a key is the sha256 of. The record of an older version may lack some, and have others."""
+    """The parts of which a key is the sha256. The record of an older version may lack some, and have others."""
 
     stage: str
     job: dict[str, JsonValue]
@@ -31,7 +31,7 @@ class KeyParts(TypedDict, total=False):
     source: dict[str, str]
     """Module to digest."""
     task: dict[str, str]
-    """The built-in task that the data come from, to its digest; empty for people's data."""
+    """The built-in task of the data, to its digest; empty for other data."""
     libraries: dict[str, str]
     """Distribution to version."""
 
@@ -45,9 +45,9 @@ class Change:
     """A dotted config field, a source file's path, or the name of an input, library or built-in task."""
     change: Literal["changed", "added", "removed"]
     before: JsonValue
-    """None where it was added; a digest of an input, of a source file's tree, of a task."""
+    """The earlier value, None if it was added. For an input, a source file or a task it is a digest."""
     now: JsonValue
-    """None where it was removed."""
+    """The current value, None if it was removed."""
 
     def __str__(self) -> str:
         if self.part in ("source", "task"):
@@ -60,9 +60,9 @@ class Change:
 
 
 def changes(before: KeyParts, now: KeyParts) -> list[Change]:
-    """Every change from an earlier key's parts to this key's; none exactly where both give the same key.
+    """Return every change from an earlier key's parts to this key's; empty exactly if both give the same key.
 
-    Inputs come first, then config, machine, source files, the built-in task, libraries; each by name.
+    Inputs come first, then config, machine, source files, the built-in task, libraries; each sorted by name.
     """
     found: list[Change] = []
     modules = {*before.get("source", {}), *now.get("source", {})}
@@ -87,19 +87,20 @@ def nearest(now: KeyParts, earlier: Iterable[tuple[T, KeyParts]]) -> tuple[T, li
 
 
 def in_a_line(found: Collection[Change], most: int = 3) -> str:
-    """Changes for the console: the first few, and how many more."""
+    """Return changes as one line for the console: the first few, and how many more."""
     shown = [str(change) for change in list(found)[:most]]
     return ", ".join(shown) + (f" and {len(found) - most} more" if len(found) > most else "")
 
 
 def source_file(module: str, modules: Collection[str]) -> str:
-    """The file of a module, relative to the project; a package is known by another of `modules` being in it."""
+    """Return a module's file relative to the project. A module is a package if another of `modules` is in it."""
     is_package = any(other.startswith(f"{module}.") for other in modules)
     return module.replace(".", "/") + ("/__init__.py" if is_package else ".py")
 
 
 def _leaves(one: Any, other: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
-    """Path and both values of each leaf in which two nested mappings differ as JSON (1 and 1.0 do, and 1 and true)."""
+    """Yield path and both values of each leaf in which two nested mappings differ as JSON (as 1 and 1.0, or 1 and
+    true)."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         for name in sorted({*one, *other}):
             yield from _leaves(one.get(name, _ABSENT), other.get(name, _ABSENT), (*path, name))

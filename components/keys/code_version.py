@@ -1,4 +1,4 @@
-"""Which version of our code runs."""
+"""The version of Tether's code that runs."""
 
 import functools
 import importlib.metadata
@@ -11,19 +11,19 @@ from components.keys.fingerprint import PACKAGES, ROOT
 
 
 class CodeVersion(TypedDict, total=False):
-    """A version of our code, as a record keeps it."""
+    """A version of Tether's code, as records store it."""
 
     version: str | None
     commit: str | None
     dirty: bool | None
-    """Whether a tracked file of our packages differs from the commit."""
+    """Whether a tracked file of Tether's packages differs from the commit."""
 
 
 @functools.cache
 def code_version(root: Path = ROOT) -> CodeVersion:
-    """Return the version of the checkout at `root`; commit and dirty are None where it is none.
+    """Return the version of the checkout at `root`; commit and dirty are None if `root` is not a checkout.
 
-    What runs is in every key anyhow, as the digests of its syntax trees; this is the name that people know it by.
+    Keys contain the digests of the code's syntax trees in any case; the version is for people.
     """
     try:
         version = importlib.metadata.version("tether")
@@ -35,7 +35,7 @@ def code_version(root: Path = ROOT) -> CodeVersion:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """What git prints, None where it can't say: no git, no checkout, or a folder inside somebody else's."""
+    """Return git's output; None without git or a checkout, or in a folder inside another repository."""
     if not (root / ".git").exists():
         return None
     try:

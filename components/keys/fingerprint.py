@@ -1,6 +1,6 @@
-"""What a stage's result depends on, as one key: its config, inputs, source code and libraries.
+"""Compute a stage's key from everything on which its result depends: config, inputs, source code and libraries.
 
-The source is read as syntax trees, never imported: a cached rerun must not pay for torch.
+The source is parsed into syntax trees but never imported, so that a cached rerun need not import torch.
 """
 
 import ast
@@ -18,7 +18,7 @@ from components.base.settings import Settings, keyed_values
 from components.keys.changes import KeyParts
 
 ROOT = Path(__file__).resolve().parents[2]
-"""The folder that holds our packages."""
+"""The folder with Tether's packages."""
 
 PACKAGES = ("components", "data_contracts", "tasks", "flows")
 
@@ -29,11 +29,11 @@ LEFT_OUT = {
     "components.base.redaction": "It changes messages alone.",
     "components.training.stopping": "A loop that a signal stops continues from its checkpoint to the same bytes.",
 }
-"""Modules that stand in no key because they cannot change an artifact's bytes, each with the reason."""
+"""Maps a module that is in no key, because it cannot change an artifact's bytes, to the reason."""
 
 TASKS = {"support-desk": ("components.data.support_desk.desk", "components.data.support_desk.grammar")}
-"""The modules of each built-in task. Nothing in them runs on people's data, so they enter a key as one digest, and only
-where the task is the data source. Whether it is, other modules decide, and those stand in every key."""
+"""The modules of each built-in task. They do not run on other data, so they enter a key as one digest, and only if the
+task is the data source. Whether it is, is decided by other modules, which are in every key."""
 
 _ERRORS = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, TetherError)}
 
@@ -47,13 +47,13 @@ def stage_key(
     root: Path = ROOT,
     task: str | None = None,
 ) -> tuple[str, KeyParts]:
-    """The key (sha256, hex) of running `stage`, and the parts it is the sha256 of.
+    """Return the key (sha256, hex) of running `stage`, and the parts from which it is computed.
 
     Args:
-        job: its config, with seed and resolved runtime; what `unkeyed` marks is left out.
-        module: the stage's module, where the source fingerprint starts.
-        libraries: distributions whose installed version is a part.
-        task: the built-in task that the data come from; None for people's data.
+        job: the stage's config, with seed and resolved runtime; fields made by `unkeyed` are left out.
+        module: the stage's module, at which the source fingerprint starts.
+        libraries: distributions whose installed versions are a part.
+        task: the built-in task of the data; None for other data.
     """
     parts: KeyParts = {
         "stage": stage,
@@ -66,11 +66,10 @@ def stage_key(
 
 
 def code_parts(module: str, root: Path = ROOT, task: str | None = None) -> KeyParts:
-    """The code that `module` runs, as `{source, task}`: each of our modules, and the built-in task, to a digest.
+    """Return the code that `module` runs, as `{source, task}`: digests of Tether's modules and of the built-in task.
 
-    Comments, layout, docstrings and other bare strings do not count, nor does the text that an error of ours is raised
-    with. Imports inside functions are followed; a module named only in a string is not, nor is any of `TASKS` but
-    `task`.
+    Comments, layout, docstrings and other bare strings do not count, nor do the texts of Tether's own errors. Imports
+    inside functions are followed. Modules named only in a string are not, nor are `TASKS` other than `task`.
 
     Raises:
         TetherError: there is no such module below `root`.
@@ -81,7 +80,7 @@ def code_parts(module: str, root: Path = ROOT, task: str | None = None) -> KeyPa
     while waiting:
         name = waiting.pop()
         if name in seen or name in LEFT_OUT or tasks.get(name, task) != task:
-            continue  # nor is anything followed from there
+            continue  # its imports are not followed either
         seen.add(name)
         path = _module_file(name, root)
         if path is None:
@@ -98,7 +97,7 @@ def code_parts(module: str, root: Path = ROOT, task: str | None = None) -> KeyPa
 
 @functools.lru_cache(maxsize=1024)
 def _read(path: Path, name: str, mtime_ns: int, size: int) -> tuple[str, tuple[str, ...]]:
-    """The digest of one file's tree and the modules of ours that it may import (parsed again only if it changed)."""
+    """Return the digest of a file's tree and Tether's modules that it may import; cached until the file changes."""
     tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     imports: set[str] = set()
@@ -117,7 +116,7 @@ def _read(path: Path, name: str, mtime_ns: int, size: int) -> tuple[str, tuple[s
 
 
 _NO_CODE = hashlib.sha256(b"Module()").hexdigest()
-"""Of a file that holds a docstring at most, as most `__init__.py` do."""
+"""The digest of a file with nothing but a docstring, as most `__init__.py`."""
 
 
 def _module_file(name: str, root: Path) -> Path | None:
@@ -127,9 +126,9 @@ def _module_file(name: str, root: Path) -> Path | None:
 
 
 def _dump(node: object) -> str:
-    """A tree as text. Empty fields are left out: Python 3.12 has some that 3.11 hasn't."""
+    """Return a tree as text, without empty fields, of which Python 3.12 has more than 3.11."""
     if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and getattr(node.exc.func, "id", None) in _ERRORS:
-        node = ast.Raise(node.exc.func, node.cause)  # the stage dies of it, and publishes nothing, whatever it says
+        node = ast.Raise(node.exc.func, node.cause)  # such an error ends the stage without a result, whatever its text
     if isinstance(node, ast.AST):
         fields = []
         for field, value in ast.iter_fields(node):
@@ -145,7 +144,7 @@ def _dump(node: object) -> str:
 
 
 def _is_bare_string(node: object) -> bool:
-    """A docstring, or the description under a field: a string that stands alone and does nothing."""
+    """Return whether a node is a docstring or the description under a field: a string statement without effect."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 

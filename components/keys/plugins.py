@@ -1,4 +1,4 @@
-"""Plug-ins: what installed distributions offer by entry points, and which code of theirs a result depends on."""
+"""Plug-ins: entry points of installed distributions, and the code of theirs on which a result depends."""
 
 import importlib.metadata
 import importlib.util
@@ -13,7 +13,7 @@ Group = Literal["tether.rewards", "tether.gates", "tether.readers"]
 GROUPS: tuple[Group, ...] = ("tether.rewards", "tether.gates", "tether.readers")
 
 _IMPORTED: dict[str, str] = {}
-"""Distribution to its `plugin_code` when this process first imported it."""
+"""Maps a distribution to its `plugin_code` when this process first imported it."""
 
 
 class Plugin(NamedTuple):
@@ -28,19 +28,19 @@ class Plugin(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The distribution's name and version."""
+        """Return the distribution's name and version."""
         return f"{self.distribution.name} {self.distribution.version}"
 
     @property
     def root(self) -> Path:
-        """The folder that the distribution is installed into."""
+        """Return the folder in which the distribution is installed."""
         return Path(str(self.distribution.locate_file("")))
 
     def load(self, field: str) -> Callable[..., Any]:
         """Import its function. `field` is the option that names it, for the error.
 
         Raises:
-            UserError: it can't be imported, is no function, or was edited since this process imported it.
+            UserError: it cannot be imported, is not a function, or was edited after this process imported it.
         """
         code = plugin_code(self)
         if _IMPORTED.setdefault(self.distribution.name, code) != code:
@@ -63,10 +63,10 @@ class Plugin(NamedTuple):
 
 
 def installed_plugins(group: Group) -> dict[str, Plugin]:
-    """The plug-ins of a group by name, sorted. Nothing of theirs is imported.
+    """Return the plug-ins of a group by name, sorted, without importing them.
 
     Raises:
-        UserError: two distributions offer one name.
+        UserError: two distributions offer the same name.
     """
     found: dict[str, Plugin] = {}
     for entry in sorted(importlib.metadata.entry_points(group=group), key=lambda each: each.name):
@@ -82,7 +82,7 @@ def installed_plugins(group: Group) -> dict[str, Plugin]:
 
 
 def find_plugin(group: Group, name: str, field: str) -> Plugin:
-    """The installed plug-in of this name. `field` is the option that names it, for the error.
+    """Return the installed plug-in of this name. `field` is the option that names it, for the error.
 
     Raises:
         UserError: none is installed.
@@ -105,14 +105,14 @@ def _no_function(plugin: Plugin, field: str) -> Plugin:
 
 
 def plugin_code(plugin: Plugin) -> str:
-    """Name and version of the plug-in's distribution and the sha256 of its files: `NAME VERSION sha256`.
+    """Return name and version of the plug-in's distribution and the sha256 of its files: `NAME VERSION sha256`.
 
-    Its files are those that its RECORD lists, and all below the top-level package of its module, which an editable
-    installation's RECORD does not list. Metadata (`*.dist-info`) and bytecode do not count. What the distribution
-    depends on does not count either.
+    The files are those in its RECORD, and all below the top-level package of its module, which the RECORD of an
+    editable installation does not list. Metadata (`*.dist-info`), bytecode, and the distribution's dependencies do not
+    count.
 
     Raises:
-        UserError: its module is not there.
+        UserError: its module does not exist.
     """
     files: dict[str, Path] = {}
     for each in plugin.distribution.files or ():
@@ -134,7 +134,7 @@ def plugin_code(plugin: Plugin) -> str:
 
 
 def check_plugin(plugin: Plugin, code: str, field: str) -> None:
-    """Raise UserError if the plug-in is no longer what `plugin_code` was when the run began; `auto` is not checked."""
+    """Raise UserError if the plug-in's code changed after the run began; `auto` is not checked."""
     if code != "auto" and (found := plugin_code(plugin)) != code:
         raise UserError(
             f"{field}: the plug-in {plugin.name} was {_short(code)} when the run began, and is {_short(found)} here. "

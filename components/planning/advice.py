@@ -1,4 +1,4 @@
-"""Whether the phases of a run fit a device, and which options to change where they don't. Importable without torch."""
+"""Whether a run's phases fit a device, and which options to change if they do not. Importable without torch."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -10,29 +10,29 @@ from components.planning.memory import Phase, PlannedRun, phases
 from components.planning.models import Ranks, Sharding
 
 RANK = 16
-"""Of the adapters that are suggested."""
+"""Rank of the adapters that are suggested."""
 
 
 class Machine(NamedTuple):
-    """What a stage runs on: so many GPUs of one size, or a CPU's memory."""
+    """The machine of a stage: a number of equal GPUs, or a CPU's memory."""
 
     gpus: int
     """0 for a CPU."""
     memory: int | None
-    """Bytes of each GPU, or of the process; None where nothing is to be judged."""
+    """Bytes of each GPU, or of the process; None if it is not known."""
     sharding: Sharding = "zero2"
 
     def phases(self, run: PlannedRun) -> list[Phase]:
-        """The phases of `run` on it."""
+        """Return the phases of `run` on this machine."""
         return phases(run, Ranks(max(1, self.gpus), self.sharding), "cuda" if self.gpus else "cpu")
 
 
 @dataclass(frozen=True)
 class MemoryAdvice:
-    """Options to change together, and what the stage's worst phase then holds."""
+    """Options to change together, and the memory of the stage's worst phase afterwards."""
 
     options: tuple[str, ...]
-    """Each as `--set` takes it."""
+    """The options, each in the form for `--set`."""
     bytes: int
     fits: bool
 
@@ -44,14 +44,14 @@ class StagePlan:
     stage: str
     phases: list[Phase]
     fits: bool | None
-    """None where the machine's memory isn't given."""
+    """Whether the stage fits; None if the machine's memory is not known."""
     advice: list[MemoryAdvice]
-    """Empty where the stage fits: each change alone, the one that saves most first; where none alone is enough, then
-    several together, none of which could be left out (all of them where they are not enough)."""
+    """Empty if the stage fits. First each single change, the one that saves most first. If no single change is enough,
+    then several together, none of which is superfluous (all changes, if even these are not enough)."""
 
     @property
     def worst(self) -> Phase:
-        """The phase that holds most."""
+        """Return the phase that needs most memory."""
         return max(self.phases, key=lambda phase: phase.bytes)
 
 
@@ -71,11 +71,12 @@ class _Situation(NamedTuple):
 
 
 Change = Callable[[_Situation, str], tuple[_Situation, tuple[str, ...]] | None]
-"""Gives the situation with an option of a stage changed, and the change as `--set` takes it; None where it has none."""
+"""Returns the situation with an option of a stage changed, and the change in the form for `--set`; None if not
+possible."""
 
 
 def plan_stages(run: PlannedRun, machine: Machine) -> list[StagePlan]:
-    """Each training stage of `run` on `machine`."""
+    """Return the plan of each training stage of `run` on `machine`."""
     found, now = machine.phases(run), _Situation(run, machine)
     plans = []
     for stage in dict.fromkeys(phase.stage for phase in found):
@@ -86,7 +87,7 @@ def plan_stages(run: PlannedRun, machine: Machine) -> list[StagePlan]:
 
 
 def _advice(now: _Situation, stage: str) -> Iterator[MemoryAdvice]:
-    """What alone saves something, most first; then what of it together makes the stage fit."""
+    """Yield single changes that save memory, the largest saving first; then those that together make the stage fit."""
     before, alone = now.worst(stage), []
     for change in _CHANGES:
         then, options = _changed(now, stage, [change])
@@ -109,7 +110,7 @@ def _advice(now: _Situation, stage: str) -> Iterator[MemoryAdvice]:
 
 
 def _changed(now: _Situation, stage: str, changes: Sequence[Change]) -> tuple[_Situation, tuple[str, ...]]:
-    """The situation with those of `changes` that there are, one after the other."""
+    """Apply those of `changes` that are possible, one after the other."""
     options: tuple[str, ...] = ()
     for change in changes:
         if (changed := change(now, stage)) is not None:
@@ -128,14 +129,14 @@ def _checkpointing(now: _Situation, stage: str) -> tuple[_Situation, tuple[str, 
 
 
 def _micro_batch(now: _Situation, stage: str) -> tuple[_Situation, tuple[str, ...]] | None:
-    """The largest that fits, else the smallest; of tokens, those of so many of the longest sequences."""
+    """Choose the largest micro-batch that fits, else the smallest; a limit on tokens is that many longest sequences."""
     config, by_tokens = getattr(now.run, stage), ("micro_batch_tokens", "packing")
     option = next((name for name in by_tokens if getattr(config, name, None) is not None), "micro_batch_size")
     size, length = getattr(config, option), now.run.length
     if option in by_tokens:
         smaller = list(range(length, size, length))
     else:
-        divided = getattr(config, "minibatch_size", 0)  # PPO's, whose divisors alone are allowed
+        divided = getattr(config, "minibatch_size", 0)  # in PPO the size must divide this
         smaller = [each for each in range(1, size) if divided % each == 0]
     if not smaller or now.fits(stage):
         return None
@@ -175,7 +176,7 @@ def _shared_critic(now: _Situation, stage: str) -> tuple[_Situation, tuple[str, 
 
 
 def _lora(now: _Situation, stage: str) -> tuple[_Situation, tuple[str, ...]] | None:
-    """Adapters of the reward model, and with them of PPO's four models."""
+    """Use adapters for the reward model, and with them for PPO's four models."""
     if stage == "sft" or getattr(now.run, stage).lora is not None:
         return None
     changed, options = now, tuple[str, ...]()
@@ -196,9 +197,9 @@ def _four_bits(now: _Situation, stage: str) -> tuple[_Situation, tuple[str, ...]
 _CHANGES: tuple[Change, ...] = (
     _checkpointing, _zero3, _bfloat16, _eight_bits, _shared_critic, _lora, _four_bits, _micro_batch,
 )  # fmt: skip
-"""In the order in which they are made together: what changes no result first; the size of a micro-batch last, since it
-is chosen to fit with the others."""
+"""Changes in the order in which they are combined. Those that do not change results come first; the micro-batch size is
+last, since it is chosen to fit with the others."""
 _LEFT_OUT: tuple[Change, ...] = (
     _four_bits, _lora, _shared_critic, _eight_bits, _bfloat16, _zero3, _micro_batch, _checkpointing,
 )  # fmt: skip
-"""In the order in which one is left out where the rest is enough: what changes a result most first."""
+"""Changes in the order in which they are left out if the rest is enough: first those that change results most."""

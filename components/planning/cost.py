@@ -1,4 +1,4 @@
-"""Operations and bytes moved, by formula. Importable without torch.
+"""Floating-point operations and bytes sent, by formula. Importable without torch.
 
 Legend: N sequences of L tokens, K of them predicted; M parameters of the blocks' matrices, D width, Q width of the
 queries, V vocabulary. A product of matrices counts two operations for each multiplication with its addition.
@@ -11,7 +11,7 @@ from components.planning.tensors import FLOAT
 
 
 def forward(shape: ModelShape, rows: int, tokens: int, predicted: int = 0) -> int:
-    """Operations of a forward pass: 2 M N L + 2 Q N L² for each block + 2 V D K.
+    """Return the operations of a forward pass: 2 M N L + 2 Q N L² for each block + 2 V D K.
 
     The second term is causal attention, over half of all pairs of tokens; the third is the logits.
     """
@@ -20,10 +20,10 @@ def forward(shape: ModelShape, rows: int, tokens: int, predicted: int = 0) -> in
 
 
 def training(shape: ModelShape, rows: int, tokens: int, predicted: int, checkpointing: bool, adapters: bool) -> int:
-    """Operations of a forward and a backward pass.
+    """Return the operations of a forward and a backward pass.
 
-    Three forward passes: the backward pass multiplies once for the gradients of what enters and once for those of
-    weights, which frozen ones don't have. Gradient checkpointing computes the blocks once more.
+    The backward pass costs two forward passes: one product for the gradients of inputs, and one for those of weights,
+    which frozen weights do not have. Gradient checkpointing computes the blocks' forward pass once more.
     """
     once = forward(shape, rows, tokens, predicted)
     again = forward(shape, rows, tokens) if checkpointing else 0
@@ -31,11 +31,11 @@ def training(shape: ModelShape, rows: int, tokens: int, predicted: int, checkpoi
 
 
 def ppo_update(run: PlannedRun) -> dict[str, int]:
-    """Operations of one update of PPO, by phase, all ranks together."""
+    """Return the operations of one PPO update, by phase, summed over all ranks."""
     shape, config, batch = run.shape, run.ppo, run.ppo.batch_size
     predicted = batch * run.response
     separate = config.has_critic and config.critic.kind == "separate"
-    asks_policy = run.dtype == "bfloat16"  # what the sampler saw is kept in float32 alone
+    asks_policy = run.dtype == "bfloat16"  # the sampler's log-probabilities are kept only in float32
     asked = (1 + asks_policy) * forward(shape, batch, run.length, predicted)
     asked += (run.reward.published + separate) * forward(shape, batch, run.length)
     how = config.gradient_checkpointing, config.lora is not None
@@ -49,10 +49,11 @@ def ppo_update(run: PlannedRun) -> dict[str, int]:
 
 
 def step_traffic(shape: ModelShape, ranks: Ranks, micro_batches: int) -> float:
-    """Bytes that a rank sends in an optimiser step of a model that trains whole (Rajbhandari et al. 2020, "ZeRO", 7).
+    """Return the bytes that a rank sends in an optimiser step of a whole model (Rajbhandari et al. 2020, "ZeRO",
+    section 7).
 
-    ZeRO-2 gathers the weights and reduces the gradients once a step; ZeRO-3 gathers each block's weights in both passes
-    of every micro-batch; replicas sum their gradients, which is a reduction and a gathering.
+    ZeRO-2 gathers the weights and reduces the gradients once per step. ZeRO-3 gathers each block's weights in both
+    passes of every micro-batch. Replicas sum their gradients, which is one reduction and one gathering.
     """
     share = (ranks.number - 1) / ranks.number
     blocks, whole = FLOAT * shape.matrices * share, FLOAT * shape.parameters * share

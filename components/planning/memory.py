@@ -1,7 +1,7 @@
 """Peak memory of each phase of the training stages on one device, part by part. Importable without torch.
 
-A phase's bytes are what is held while it runs, at its worst moment. Sequences are taken to be as long as the config
-lets them be. What is held whatever the model (libraries, the CUDA context) is a part of its own.
+A phase's bytes are its peak. Sequences are assumed to have the largest length that the config allows. Memory that does
+not depend on the model (libraries, the CUDA context) is a separate part.
 """
 
 from collections.abc import Iterator
@@ -29,27 +29,27 @@ from components.sft.config import SftConfig
 from components.training.optim import OptimizerConfig
 
 PREFILL_PARTS = 8
-"""As `components.models.cache`, which imports torch: parts that prompts are read in."""
+"""As in `components.models.cache`, which imports torch: number of parts in which prompts are processed."""
 WRITTEN_AT_ONCE = 10**9
-"""As `components.training.shares`, which imports torch: bytes of a file of a rank's part of a checkpoint."""
+"""As in `components.training.shares`, which imports torch: bytes of a file of a rank's part of a checkpoint."""
 CUDA_CONTEXT = 0.8e9
 """Assumed, not measured: driver, kernels and cuBLAS workspaces of a process on a GPU."""
 CUDA_SPARE = 0.05
-"""Assumed, not measured: what PyTorch's allocator holds beyond its tensors, as a share of them."""
+"""Assumed, not measured: memory of PyTorch's allocator beyond its tensors, as a share of them."""
 PROCESS = 0.55e9
-"""Measured: resident memory of a process on a CPU with all its libraries. A third are pages of files, which the kernel
-drops when memory is short."""
+"""Measured: resident memory of a CPU process with all its libraries. A third of it are file pages, which the kernel
+frees when memory is short."""
 HEAP = 0.75
-"""Measured: what the C library's heap holds beyond the tensors of a pass, as a share of them. It gives nothing back
-(`components.models.runtime`), and an aligned block fits no gap that one of its own size left."""
+"""Measured: memory of the C library's heap beyond the tensors of a pass, as a share of them. The heap returns no memory
+to the system (`components.models.runtime`), and an aligned block does not fit into the gap left by one of its size."""
 ADAPTERS_HEAP = 1.1
-"""Measured: the same where adapters train, whose steps free little else that a pass could be put into."""
+"""Measured: the same for adapters, whose optimiser steps free little memory that a pass could reuse."""
 PASSING = ("gradients", "activations", "logits", "working")
-"""Parts that are made and freed at every step."""
+"""Parts that are allocated and freed in every step."""
 
 
 class PlannedRun(NamedTuple):
-    """What of a run's config decides its memory, and the shape of its model."""
+    """The parts of a run's config that determine its memory, and the shape of its model."""
 
     shape: ModelShape
     dtype: Format
@@ -58,46 +58,46 @@ class PlannedRun(NamedTuple):
     reward: RewardConfig
     ppo: PpoConfig
     judges: int = 0
-    """Bytes of the reward models that `ppo.rewards` names beside the pipeline's own, as they are held."""
+    """Bytes in memory of the reward models that `ppo.rewards` names in addition to the pipeline's own."""
     uncounted: tuple[str, ...] = ()
-    """Those of them whose size is not known here."""
+    """Those of these models whose size is not known here."""
     judged: bool = False
-    """Whether an independent judge stands beside PPO's models."""
+    """Whether an independent judge is in memory with PPO's models."""
 
     @property
     def prompt(self) -> int:
-        """Tokens of the longest prompt."""
+        """Return the tokens of the longest prompt."""
         return self.generation.max_prompt_tokens
 
     @property
     def response(self) -> int:
-        """Tokens of the longest response."""
+        """Return the tokens of the longest response."""
         return self.generation.max_new_tokens
 
     @property
     def length(self) -> int:
-        """Tokens of both."""
+        """Return the tokens of both together."""
         return self.prompt + self.response
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What one phase of a stage holds at its peak, bytes on one device."""
+    """The peak memory of one phase of a stage, bytes on one device."""
 
     stage: str
     name: str
     parts: dict[str, int]
     host: int = 0
-    """Bytes of the host's memory that a GPU's phase needs besides: what is written is copied there."""
+    """Bytes of host memory that a phase on a GPU needs in addition, since data to write is copied there."""
 
     @property
     def bytes(self) -> int:
-        """All parts together."""
+        """Return the sum of all parts."""
         return sum(self.parts.values())
 
 
 def phases(run: PlannedRun, ranks: Ranks, device: str) -> list[Phase]:
-    """The phases of sft, reward and ppo in their order, each rank's."""
+    """Return the phases of sft, reward and ppo in order, for one rank."""
     planner = _Planner(run, ranks, device)
     return [*planner.sft(), *planner.reward(), *planner.ppo()]
 

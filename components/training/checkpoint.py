@@ -64,7 +64,7 @@ class Pace:
         return due
 
     def stop_if_told(self) -> None:
-        """The end of a step that is checkpointed and reported: a signal that came before `due` now stops the loop."""
+        """Stop the loop if a signal came before `due`. Call it when the step is checkpointed and reported."""
         if self._stopping:
             self._held.told = self._stopping  # maybe another rank's
             self._held.deliver()

@@ -37,10 +37,10 @@ SCORED = {"prompt", "response", "helpfulness"}
 
 
 def detect(rows: Sequence[RawRow], path: object) -> str:
-    """The name of the format that most of the first rows have by their fields.
+    """Return the format of most of the first rows, by their fields.
 
     Raises:
-        UserError: they have none; it names the fields found and those expected.
+        UserError: they have no known format; the message names the fields found and those expected.
     """
     found, fields = most_common_format(rows, _format_of)
     if set(fields) >= SCORED:
@@ -62,10 +62,10 @@ def detect(rows: Sequence[RawRow], path: object) -> str:
 def parse_demonstration(
     raw: RawRow, name: str, source: str, max_characters: int, label_values: Mapping[str, str] | None = None
 ) -> Row:
-    """Row `raw` of `source` in the format called `name`, with everything that is wrong with it.
+    """Parse row `raw` of `source` in the format `name`, with all its problems.
 
     Args:
-        label_values: what values of a label mean, where that is not true or false (`data.label_values`).
+        label_values: the meanings of label values other than true and false (`data.label_values`).
     """
     row = Row(source, raw.number)
     try:
@@ -119,6 +119,6 @@ def _instruction(data: Mapping[str, object]) -> tuple[list[Message], str]:
 
 
 def _answer(data: Mapping[str, Any]) -> str:
-    """The first of `_ANSWERS` that holds something, else the first that is there."""
+    """Return the first field of `_ANSWERS` that is not empty, else the first that is there."""
     name = max(_ANSWERS, key=lambda name: (data.get(name) is not None, name in data))
     return message_text(data[name], name) if isinstance(data.get(name), list | dict) else text_field(data, name)

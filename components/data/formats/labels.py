@@ -1,7 +1,7 @@
-"""What a label means: which response of two it prefers, or whether a single one is desirable. Numbers are not guessed.
+"""The meaning of a label: which of two responses it prefers, or whether a single one is desirable.
 
-Data sets count responses from 0 or from 1, so 1 means the first response in some and the second in others. A number, or
-true and false for two responses, therefore means only what `data.label_values` says.
+Some data sets count responses from 0 and others from 1, so 1 may mean the first or the second response. The meaning of
+a number, or of true and false for two responses, is therefore never guessed; `data.label_values` must give it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,10 +22,10 @@ _SINGLE = {"true": True, "desirable": True, "false": False, "undesirable": False
 
 
 def side_of(label: Any) -> str:
-    """The field of `Ballot` that a vote counts for.
+    """Return the field of `Ballot` for which a vote counts.
 
     Raises:
-        BadRow: the vote is not a known one.
+        BadRow: the vote is unknown.
     """
     side = _SIDES.get(label_key(label))
     if side is None:
@@ -35,25 +35,25 @@ def side_of(label: Any) -> str:
 
 
 def meant(value: Any, label_values: Mapping[str, str]) -> Any:
-    """Return what `data.label_values` says a label's value means, else the value itself."""
+    """Return the meaning that `data.label_values` gives to a label's value, else the value itself."""
     return label_values.get(label_key(value), value) if value is not None else None
 
 
 def looks_like_kto(rows: Sequence[RawRow]) -> bool:
-    """Whether rows of one response each have labels, all of them true or false, or 0 or 1."""
+    """Return whether rows with one response have labels that are all true or false, or 0 or 1."""
     labels = [_kto_label(row.data) for row in rows if row.problem is None]
     known = {label_key(label) for label in labels if label is not None}
     return bool(known) and known <= {"true", "false", "0", "1", "desirable", "undesirable"}
 
 
 def is_kto_row(data: Mapping[str, object]) -> bool:
-    """Whether a row has a single response with a label of true or false (or 0 or 1)."""
+    """Return whether a row has a single response with a label of true or false (or 0 or 1)."""
     single = data.keys() & {"completion", "response", "output", "messages", "conversations"}
     return bool(single) and "chosen" not in data and looks_like_kto([RawRow(1, data)])
 
 
 def desirable(data: Mapping[str, object], label_values: Mapping[str, str], labelled: bool) -> bool:
-    """Whether a demonstration may be imitated: False where its label says that it is undesirable.
+    """Return whether a demonstration may be imitated: False if its label says that it is undesirable.
 
     Args:
         labelled: whether the file's labels are KTO's. In other files a label that is neither true nor false is ignored.

@@ -1,4 +1,4 @@
-"""Formats of preference pairs: each turns a source's row into the canonical pair, or says why it can't.
+"""Formats of preference pairs: each turns a source's row into the canonical pair, or reports why it cannot.
 
 transcripts     `chosen`, `rejected`: whole conversations with "\\n\\nHuman:" and "\\n\\nAssistant:" turns
 strings         `prompt`, `chosen`, `rejected`: texts
@@ -9,10 +9,9 @@ ranking         `prompt`, `responses` (two or more), best first or with `ranks` 
 
 Every format also takes `category`, `source` (where the row itself came from), `margin` (or `score_chosen`,
 `score_rejected`); the first three take vote counts as `votes_chosen`, `votes`. A vote or label is a (or a1), b (or a2),
-tie (or equal) or both_bad, which says for neither; `votes_a`, `votes_b`, `votes_tie` (or `votes_equal`) and
-`votes_both_bad` hold counts too. A `stance` beside a prompt with `a` and `b` becomes
-the prompt's last line. Votes of single questions, as `votes_helpful` of `votes`, become the shares of the pair's
-`objectives`.
+tie (or equal) or both_bad (a vote for neither). `votes_a`, `votes_b`, `votes_tie` (or `votes_equal`) and
+`votes_both_bad` may hold counts instead. A `stance` in a row with `prompt`, `a` and `b` becomes the prompt's last line.
+Votes on single questions, as `votes_helpful` of `votes`, become the shares of the pair's `objectives`.
 """
 
 from collections import Counter
@@ -44,15 +43,15 @@ from components.data.rows import (
 COMPARISONS = "comparisons"
 """The format of rows that hold several pairs (`pairs`, each with `chosen` and `rejected`), as public.py makes them."""
 SINGLE_VOTES = "single votes"
-"""The format whose rows `gather_votes` makes rows of the format `votes`."""
+"""The format whose rows `gather_votes` combines into rows of the format `votes`."""
 _MOST_VOTES = 1_000_000
-"""For one answer in one row; sums of them fit the integers that they are counted with."""
+"""Most votes for one answer in one row, so that sums fit the integer type of the counts."""
 _LARGEST = 1e9
-"""Margin, score or rank, either way of zero: beyond this a float32 loss loses the other rows of its batch."""
+"""Largest absolute margin, score or rank. Beyond it, a float32 loss would lose the other rows of its batch."""
 
 
 class Parsed(NamedTuple):
-    """A pair as its format reads it; `first_wins` and `ballot` where the format has an order and votes."""
+    """A pair as read by its format; with `first_wins` and `ballot` if the format has an order and votes."""
 
     prompt: list[Message]
     chosen: str
@@ -63,14 +62,14 @@ class Parsed(NamedTuple):
     votes: tuple[tuple[str, int], ...] = ()
     cast: tuple[tuple[str | None, int], ...] = ()
     twice: str | None = None
-    """The first annotator who voted more than once; only their first vote counts."""
+    """The first annotator who voted more than once; only the first vote of each counts."""
 
 
 def detect(rows: Sequence[RawRow], path: object) -> str:
-    """The name of the format that most of the first rows have by their fields.
+    """Return the format of most of the first rows, by their fields.
 
     Raises:
-        UserError: they have none; it names the fields found and those expected.
+        UserError: they have no known format; the message names the fields found and those expected.
     """
     found, fields = most_common_format(rows, format_of)
     if found:
@@ -107,9 +106,9 @@ def format_of(data: Mapping[str, object]) -> str | None:
 
 
 def parse_pairs(raw: RawRow, name: str, source: str, max_characters: int) -> list[Row]:
-    """The pairs of row `raw`: one, or all of a ranking's (or of a row of comparisons), weighted so that it counts once.
+    """Return the pairs of row `raw`: one, or all of a ranking's (or of a row of comparisons), with weights of sum 1.
 
-    k responses give k (k - 1) / 2 pairs (Ouyang et al. 2022, section 3.5), fewer where ranks are equal.
+    k responses give k (k - 1) / 2 pairs (Ouyang et al. 2022, section 3.5), fewer if ranks are equal.
     """
     if name not in ("ranking", COMPARISONS) or raw.problem:
         return [parse_pair(raw, name, source, max_characters)]
@@ -128,7 +127,7 @@ def parse_pairs(raw: RawRow, name: str, source: str, max_characters: int) -> lis
 
 
 def _ranking(data: Mapping[str, object]) -> list[dict[str, object]]:
-    """The `chosen` and the `rejected` response of each pair of a ranking."""
+    """Return the `chosen` and the `rejected` response of each pair of a ranking."""
     responses, ranks = data.get("responses"), data.get("ranks")
     if not isinstance(responses, list) or len(responses) < 2:
         raise BadRow("fields_present", "`responses` is not a list of two or more texts")
@@ -148,7 +147,7 @@ def _ranking(data: Mapping[str, object]) -> list[dict[str, object]]:
 
 
 def parse_pair(raw: RawRow, name: str, source: str, max_characters: int) -> Row:
-    """Row `raw` of `source` in the format called `name`, with everything that is wrong with it."""
+    """Parse row `raw` of `source` in the format `name`, with all its problems."""
     row = Row(source, raw.number, raw.others)
     try:
         if raw.problem:
@@ -185,7 +184,7 @@ def _item(raw: RawRow, source: str, pair: Parsed, ballot: Ballot | None) -> Cano
 
 
 def _models(data: Mapping[str, object]) -> tuple[str, str] | None:
-    """The names of the models that wrote `a` and `b`, where the row has both and they differ."""
+    """Return the names of the models that wrote `a` and `b`, if the row has both and they differ."""
     a, b = (data.get(name) for name in ("model_a", "model_b"))
     if not isinstance(a, str) or not isinstance(b, str) or blank(a) or blank(b) or a == b:
         return None
@@ -193,23 +192,23 @@ def _models(data: Mapping[str, object]) -> tuple[str, str] | None:
 
 
 def category_of(data: Mapping[str, object]) -> str | None:
-    """The category that a row names; the schema refuses what is no text."""
+    """Return a row's category; the schema refuses one that is not text."""
     return cast("str | None", data.get("category") or None)
 
 
 def _of_models(cast_votes: tuple[tuple[str | None, int], ...]) -> CanonicalRow:
-    """How many votes models cast, where they cast any."""
+    """Return how many votes models cast, if any."""
     count = sum(is_model(annotator) for annotator, _ in cast_votes)
     return cast("CanonicalRow", {"votes_of_models": count} if count else {})
 
 
 def _judged_in(data: Mapping[str, object]) -> CanonicalRow:
-    """The batch that a row names, as human_eval writes it; the schema refuses what is no text."""
+    """Return the batch that a row names, as human_eval writes it; the schema refuses one that is not text."""
     return cast("CanonicalRow", {} if data.get("judged_in") is None else {"judged_in": data["judged_in"]})
 
 
 def _source(data: Mapping[str, object]) -> str | None:
-    """What the row itself names as its source; what is no readable text is none."""
+    """Return the source that the row itself names; None if it is not readable text."""
     named = data.get("source")
     return named.strip() if isinstance(named, str) and not blank(named) and unclean(named) is None else None
 
@@ -219,7 +218,7 @@ _NOT_OBJECTIVES = ("votes_chosen", "votes_rejected", "votes_a", "votes_b", *_EQU
 
 
 def _objectives(data: Mapping[str, object], ballot: Ballot | None) -> dict[str, float] | None:
-    """Share of votes for the chosen response on each single question, from `votes_NAME` of `votes`."""
+    """Return the share of votes for the chosen response on each single question, from `votes_NAME` of `votes`."""
     names = [n for n in data if n.startswith("votes_") and n not in _NOT_OBJECTIVES and data[n] is not None]
     if not names or ballot is None or "chosen" not in data:
         return None
@@ -271,7 +270,7 @@ def _votes(data: Mapping[str, object]) -> Parsed:
 
 
 def _once_each(votes: Any) -> tuple[Any, str | None]:
-    """Keep each annotator's first vote in a list; return these votes, and the first annotator who voted again."""
+    """Return each annotator's first vote in a list, and the first annotator who voted again."""
     if not isinstance(votes, list) or not all(isinstance(vote, dict) for vote in votes):
         return votes, None
     seen: set[str] = set()
@@ -287,7 +286,7 @@ def _once_each(votes: Any) -> tuple[Any, str | None]:
 
 
 def _listed_votes(votes: Any) -> tuple[tuple[str | None, int], ...]:
-    """Annotator (None where it is not named) and place in `Ballot` of each vote of a list; empty for counts."""
+    """Return annotator (None if not named) and index in `Ballot` of each vote in a list; empty for counts."""
     each = [vote if isinstance(vote, dict) else {"label": vote} for vote in votes] if isinstance(votes, list) else []
     named = [None if (name := vote.get("annotator")) is None else _named(name) for vote in each]
     sides = [Ballot._fields.index(side_of(vote.get("label", vote.get("vote")))) for vote in each]
@@ -295,12 +294,12 @@ def _listed_votes(votes: Any) -> tuple[tuple[str | None, int], ...]:
 
 
 def _named(annotator: Any) -> str:
-    """The annotator's name, what is no UTF-8 in it escaped."""
+    """Return the annotator's name, with invalid UTF-8 escaped."""
     return str(annotator).encode("utf-8", "backslashreplace").decode()
 
 
 def _ballot(data: Mapping[str, object]) -> Ballot | None:
-    """The votes of a row with `a` and `b`; None if it has a label only."""
+    """Return the votes of a row with `a` and `b`; None if it has only a label."""
     votes = data.get("votes")
     if isinstance(votes, list) and votes:
         sides = Counter(side_of(v.get("label", v.get("vote")) if isinstance(v, dict) else v) for v in votes)
@@ -321,7 +320,7 @@ def _ballot(data: Mapping[str, object]) -> Ballot | None:
 
 
 def _counted_ballot(data: Mapping[str, object], name: str) -> Ballot | None:
-    """The votes of a row with `chosen`: `votes_chosen` of `votes` (a count)."""
+    """Return the votes of a row with `chosen`: `votes_chosen` of `votes` (both counts)."""
     if name == "votes" or (data.get("votes_chosen") is None and data.get("votes") is None):
         return None
     chosen, votes = _count(data.get("votes_chosen"), "votes_chosen"), _count(data.get("votes"), "votes")
@@ -353,7 +352,7 @@ def number_field(value: Any, name: str) -> float:
     """Read a number of a row; `name` is the field's, for messages."""
     try:
         number = float(value)
-    except (TypeError, ValueError, OverflowError):  # the last of a whole number of over 308 digits
+    except (TypeError, ValueError, OverflowError):  # OverflowError: an integer of over 308 digits
         number = float("nan")
     if isinstance(value, bool) or abs(number) == float("inf") or number != number:
         raise BadRow("fields_present", f"`{name}` is {shown(value)}, expected a finite number")

@@ -16,7 +16,7 @@ _STAND_IN = {"a": "first", "b": "second", "label": "a"}
 
 
 class Prompts(NamedTuple):
-    """What a file holds."""
+    """The prompts of a file."""
 
     rows: int
     distinct: list[list[Message]]
@@ -25,9 +25,9 @@ class Prompts(NamedTuple):
     """Rows without a usable prompt, with their problems."""
 
     def as_json(self) -> dict[str, object]:
-        """Its part of what `tether data candidates` says with `--json`, in the fields of `tether data check`.
+        """Return its part of the output of `tether data candidates --json`, with the fields of `tether data check`.
 
-        Nobody has voted here, and nothing is judged: `checks` are those that left rows out.
+        There are no votes and no verdicts here; `checks` are those by which rows were left out.
         """
         found: dict[str, list[int]] = {}
         for row in self.quarantined:
@@ -43,10 +43,10 @@ class Prompts(NamedTuple):
 
 
 def read_prompts(path: Path, max_characters: int) -> Prompts:
-    """The prompts of a file or saved folder.
+    """Read the prompts of a file or saved folder.
 
     Raises:
-        UserError: it can't be read, or not one row has a prompt.
+        UserError: it cannot be read, or no row has a prompt.
     """
     count = 0
     found: dict[str, list[Message]] = {}
@@ -69,11 +69,11 @@ def read_prompts(path: Path, max_characters: int) -> Prompts:
 
 
 def parse_prompt(raw: RawRow, max_characters: int) -> Row:
-    """Row `raw` as `{prompt}` (messages), with everything that is wrong with the prompt, and with nothing else."""
+    """Parse row `raw` as `{prompt}` (messages), with the problems of its prompt only."""
     if raw.problem or {"chosen", "rejected"} <= raw.data.keys():
         parsed = parse_pair(raw, "transcripts" if raw.problem else detect([raw], "the file"), "prompts", max_characters)
     else:
-        # Responses and label are not needed, and a `stance` belongs to the prompt: so the rest is filled in.
+        # Responses and label are not needed and are filled in; a `stance` is part of the prompt.
         told = {name: raw.data[name] for name in ("prompt", "stance") if name in raw.data}
         parsed = parse_pair(raw._replace(data=told | _STAND_IN), "votes", "prompts", max_characters)
     row = Row("prompts", raw.number, problems=parsed.problems)

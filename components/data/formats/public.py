@@ -1,4 +1,4 @@
-"""The shapes of public preference data, turned row by row into the project's own formats before these are read.
+"""Shapes of public preference data, converted row by row to the project's own formats before parsing.
 
 LLaMA-Factory pairs   `conversations` or `messages` (or `prompt`) with `chosen`, `rejected` as one message each;
                       Alpaca's `instruction`, `input`, `system`, `history` with `chosen`, `rejected` as texts
@@ -9,7 +9,7 @@ two responses         two of `output_1`/`output_2`, `response1`/`response2`, `re
 HelpSteer preferences the same with `preference_strength` or `overall_preference`, -3 (the first is much better) to 3
 SHP                   `history`, `human_ref_A`, `human_ref_B`, `score_A`, `score_B`; `labels` must agree with the scores
 UltraFeedback         `instruction`, `completions` (`response` and scores)
-HelpSteer             a row a response: `prompt`, `response`, `helpfulness` (or the score that is named)
+HelpSteer             a row per response: `prompt`, `response`, `helpfulness` (or the score that is named)
 FineGrained           `question`, `passages`, `prediction 1` to `prediction 4`, `preference` (1, 2, 0 of every two)
 
 If a data set alone uses a field's name, the field means what that set's documentation says. If others use the name too
@@ -53,13 +53,13 @@ from components.data.rows import BadRow, RawRow, listed, most_common_format, sho
 
 
 class Shape(NamedTuple):
-    """A public shape, and how a row of it becomes one of ours."""
+    """A public shape, and how to convert a row of it."""
 
     name: str
     format: str
-    """Ours: `strings`, `votes` or `comparisons`."""
+    """The project's own format: `strings`, `votes` or `comparisons`."""
     fields: str
-    """What it reads, names split by commas."""
+    """The fields that it reads, separated by commas."""
     has: Callable[[Data, ReadingOptions], bool]
     standard: Callable[[Data, ReadingOptions], dict[str, Any]]
 
@@ -177,7 +177,7 @@ SHAPES = (
 
 
 def reads(shape: Shape, column: str, options: ReadingOptions) -> bool:
-    """Whether rows of a shape use a column."""
+    """Return whether rows of a shape use a column."""
     return column in shape.fields.split(",") or column in KEPT or column == options.score or bool(
         shape.name == "two responses" and ANNOTATOR.fullmatch(column)
     )  # fmt: skip

@@ -13,14 +13,14 @@ Data = Mapping[str, Any]
 
 
 class ReadingOptions(NamedTuple):
-    """What the config says of labels and scores."""
+    """The config's options on labels and scores."""
 
     label_values: Mapping[str, str] = MappingProxyType({})
-    """What values of labels mean."""
+    """Maps a label's value to its meaning."""
     score: str | None = None
-    """Which score of a response counts; None for the format's own."""
+    """The score to compare; None for the format's default."""
     threshold: float = 0.0
-    """Largest difference of scores that makes no pair."""
+    """A difference of scores above this makes a pair."""
 
 
 KEPT = ("category", "source", "id", "judged_in")
@@ -39,7 +39,7 @@ ANNOTATOR = re.compile(r"annotator_?\d+")
 
 
 def prompt_of(data: Data) -> list[Message]:
-    """The prompt of a row under one of the names that public sets have for it, after `system` and `history` turns."""
+    """Return a row's prompt, under any of the names in public data sets, after `system` and `history` turns."""
     if data.get("instruction") is not None:
         return earlier_turns(data, [{"role": "user", "content": instruction_of(data)}])
     name = next((name for name in (*LISTS, *PROMPTS) if data.get(name) is not None), "prompt")
@@ -54,21 +54,21 @@ def response_of(data: Data, name: str) -> str:
 
 
 def kept_fields(data: Data) -> dict[str, Any]:
-    """Return the fields of a row that are taken over as they are."""
+    """Return the fields of a row that are copied unchanged."""
     return {name: data[name] for name in KEPT if name in data}
 
 
 def sides_of(data: Data) -> tuple[str, str] | None:
-    """Return the names of the two columns of responses, None without."""
+    """Return the names of the two columns of responses; None if there are none."""
     return next((two for two in TWO if set(two) <= data.keys()), None)
 
 
 def annotators_of(data: Data) -> list[str]:
-    """Return the columns that hold an annotator's vote each."""
+    """Return the columns that each hold one annotator's vote."""
     return [name for name in data if ANNOTATOR.fullmatch(str(name))]
 
 
 def votes_of_columns(data: Data, columns: Iterable[str]) -> list[dict[str, Any]]:
-    """A vote for each of `columns` that holds one; the column's name is the annotator's."""
+    """Return a vote for each of `columns` that has one; the column's name is the annotator's."""
     votes = ((name, data.get(name)) for name in columns)
     return [{"annotator": name, "label": vote} for name, vote in votes if vote is not None and not blank(str(vote))]

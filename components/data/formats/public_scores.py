@@ -23,8 +23,8 @@ _ULTRA_SCORES = ("fine-grained_score", "overall_score")
 
 
 def _signed(data: Data, a: str, b: str, difference: float) -> dict[str, Any]:
-    """A row of the format `votes` by a difference of scores, above 0 where the first is better; its margin is judged
-    where the rows are gathered."""
+    """Return a row of the format `votes` from a difference of scores, positive if the first is better. The threshold is
+    applied when the rows are gathered."""
     label = "tie" if difference == 0 else "a" if difference > 0 else "b"
     return {**kept_fields(data), "prompt": prompt_of(data), "a": a, "b": b, "label": label, "margin": abs(difference)}
 
@@ -86,7 +86,7 @@ def _names(options: ReadingOptions, own: Sequence[str]) -> Sequence[str]:
 
 
 def _rating(completion: Data, name: str) -> object:
-    """A score of a completion, or the `Rating` of an aspect of its `annotations`."""
+    """Return a score of a completion, or the `Rating` of an aspect in its `annotations`."""
     if completion.get(name) is not None:
         return completion[name]
     annotations = completion.get("annotations")
@@ -95,7 +95,8 @@ def _rating(completion: Data, name: str) -> object:
 
 
 def _compared(scored: Sequence[tuple[str, float]], options: ReadingOptions) -> list[dict[str, Any]]:
-    """The pairs of responses whose scores differ by more than the threshold, the better one first, with the margin."""
+    """Return the pairs of responses whose scores differ by more than the threshold, better one first, with the
+    margin."""
     if len(scored) < 2:
         name = f"`{options.score}`" if options.score else "a score"
         raise BadRow(
@@ -119,7 +120,7 @@ def is_helpsteer(data: Data, options: ReadingOptions) -> bool:
 
 
 def gathered_by_prompt(rows: Iterable[RawRow], options: ReadingOptions) -> Iterator[RawRow]:
-    """A row for each prompt with all its scored responses, held in memory until the file is read."""
+    """Yield a row for each prompt with all its scored responses; rows are kept in memory until the file is read."""
     prompts: dict[str, tuple[RawRow, list[tuple[str, float]], list[int]]] = {}
     score = options.score or "helpfulness"
     for row in rows:

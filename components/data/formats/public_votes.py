@@ -34,7 +34,7 @@ def arena(data: Data, options: ReadingOptions) -> dict[str, Any]:
 
 
 def _judged_turn(data: Data, name: str) -> tuple[list[Message], str]:
-    """The messages before the response that is judged, and that response: the last, or that of `turn` (from 1)."""
+    """Return the messages before the judged response, and that response: the last one, or that of `turn` (from 1)."""
     value, turn = data[name], data.get("turn")
     if isinstance(value, list):
         value = [_as_text(message) for message in value]
@@ -51,7 +51,7 @@ def _role(message: Any) -> object:
 
 
 def _as_text(message: Any) -> Any:
-    """A message whose content is a list of parts, all of them text, with the parts put together."""
+    """Join the parts of a message whose content is a list of text parts."""
     content = message.get("content") if isinstance(message, dict) else None
     if isinstance(content, list) and all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in content):
         return {**message, "content": "\n".join(part["text"] for part in content)}
@@ -61,7 +61,7 @@ def _as_text(message: Any) -> Any:
 def _voted(
     data: Data, prompt: list[Message], a: str, b: str, label: object, annotator: object, models: tuple[str, str]
 ) -> dict[str, Any]:
-    """A row of the format `votes`; a label that is the name of one of the row's two models means that one."""
+    """Return a row of the format `votes`; a label that is the name of one of the row's two models means that model."""
     names = [data.get(model) for model in models]
     if isinstance(label, str) and names.count(label) == 1:
         label = "ab"[names.index(label)]
@@ -95,7 +95,7 @@ def two_responses(data: Data, options: ReadingOptions) -> dict[str, Any]:
 
 
 def _one_hot(data: Data, sides: tuple[str, str]) -> dict[str, Any]:
-    """Chatbot Arena as a table: turns as lists of texts (or their JSON), the winner as 1 in one of its columns."""
+    """Convert a row of Chatbot Arena's table: turns as lists of texts (or their JSON), the winner as 1 in a column."""
     won = [side for name, side in ONE_HOT.items() if str(data.get(name)).strip() in ("1", "1.0", "True")]
     if len(won) != 1:
         raise BadRow("votes_valid", f"{len(won)} of {', '.join(ONE_HOT)} are 1, expected one")

@@ -1,7 +1,7 @@
-"""Vote tables of one row a vote, turned into rows of one pair each.
+"""Combine tables with one row per vote into one row per pair.
 
-The votes on a pair may stand anywhere in the table, and the sides be swapped from one annotator to the next. The pairs
-are held in memory until the table is read.
+The votes on a pair may be anywhere in the table, and sides may be swapped between annotators. The pairs are kept in
+memory until the table is read.
 """
 
 import json
@@ -17,10 +17,10 @@ _SWAPPED = {"first": "b", "second": "a", "equal": "equal"}
 
 
 def gather_votes(rows: Iterable[RawRow]) -> Iterator[RawRow]:
-    """A row with `votes` for each pair that `rows` vote on, its sides and its number those of the first of its rows.
+    """Yield a row with `votes` for each pair in `rows`, with the sides and the number of the pair's first row.
 
-    A row with an empty label adds no vote; one that has `votes` comes out as it is. One that can't be read, has an
-    unknown label, or is an annotator's second vote on a pair, comes out by itself with its problem.
+    A row with an empty label adds no vote; a row that already has `votes` is passed on. A row that cannot be read, has
+    an unknown label, or is an annotator's second vote on a pair is passed on by itself with its problem.
     """
     pairs: dict[str, _Pair] = {}
     for row in rows:
@@ -39,15 +39,15 @@ class _Pair(NamedTuple):
     """The rows that vote on one pair."""
 
     first: RawRow
-    """As it comes out, without the others."""
+    """The pair's first row."""
     votes: list[dict[str, object]]
     others: list[int]
     voted: dict[str, int]
-    """Annotator to the row of their vote."""
+    """Maps an annotator to the number of the row with the vote."""
 
 
 def _take(row: RawRow, pairs: dict[str, _Pair]) -> None:
-    """Put the vote of `row`, if it has one, among those of its pair. Raises `BadRow` if it is none, or a second one."""
+    """Add the vote of `row`, if any, to its pair. Raises `BadRow` if it is invalid or the annotator's second one."""
     key, data = _key(row.data), {name: value for name, value in row.data.items() if name not in _OWN}
     known = pairs.get(key)
     votes: list[dict[str, object]] = []
@@ -71,6 +71,6 @@ def _take(row: RawRow, pairs: dict[str, _Pair]) -> None:
 
 
 def _key(data: Mapping[str, object]) -> str:
-    """The same for the same prompt and responses, whichever of them is `a`."""
+    """Return a key that is equal for the same prompt and responses, in either order."""
     sides = sorted(json.dumps(data.get(side), sort_keys=True, default=str) for side in ("a", "b"))
     return json.dumps([data.get("prompt"), data.get("stance"), sides], sort_keys=True, default=str)

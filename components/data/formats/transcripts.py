@@ -13,7 +13,7 @@ _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "ass
 
 
 def split_transcript(text: str) -> tuple[list[Message], str]:
-    """`\\n\\nHuman: ... \\n\\nAssistant: ...` as the messages before the last assistant turn, and that turn's text.
+    """Split `\\n\\nHuman: ... \\n\\nAssistant: ...` into the messages before the last assistant turn, and its text.
 
     Raises:
         BadRow: no assistant turn, nothing before it, or a human turn after it.
@@ -27,10 +27,10 @@ def split_transcript(text: str) -> tuple[list[Message], str]:
 
 
 def transcript_messages(text: str) -> list[Message]:
-    """The turns of a transcript as messages, stripped of outer white space; text before the first is a system message.
+    """Return the turns of a transcript as stripped messages. Text before the first turn is a system message.
 
     Raises:
-        BadRow: there is no turn at all.
+        BadRow: there is no turn.
     """
     preamble, *turns = _TURN.split(text)
     messages = [{"role": "system", "content": preamble.strip()}] if preamble.strip() else []
@@ -41,7 +41,7 @@ def transcript_messages(text: str) -> list[Message]:
 
 
 def as_messages(value: Any, name: str) -> list[Message]:
-    """A prompt (text, transcript or list of messages, in TRL's or ShareGPT's keys) as messages.
+    """Return a prompt (text, transcript or list of messages, with TRL's or ShareGPT's keys) as messages.
 
     Raises:
         BadRow: it is none of these, or empty.
@@ -60,7 +60,7 @@ def as_messages(value: Any, name: str) -> list[Message]:
 
 
 def split_messages(value: Any, name: str) -> tuple[list[Message], str]:
-    """A list of messages as those before its last, and the text of the last, which must be the assistant's."""
+    """Split a list of messages into those before the last, and the text of the last, which must be the assistant's."""
     if not isinstance(value, list):
         raise BadRow("fields_present", f"`{name}` is {kind(value)}, expected a list of messages")
     *before, last = as_messages(value, name)
@@ -70,7 +70,7 @@ def split_messages(value: Any, name: str) -> tuple[list[Message], str]:
 
 
 def message_text(value: Any, name: str) -> str:
-    """The text of a response that is one message, or a list of one, as TRL and LLaMA-Factory write it."""
+    """Return the text of a response that is one message or a list of one, as in TRL and LLaMA-Factory."""
     messages = as_messages(value if isinstance(value, list) else [value], name)
     if len(messages) != 1 or messages[0]["role"] != "assistant":
         raise BadRow("turns_valid", f"`{name}` is not one message of the assistant")
@@ -78,7 +78,7 @@ def message_text(value: Any, name: str) -> str:
 
 
 def instruction_of(data: Mapping[str, object]) -> str:
-    """Alpaca's `instruction`, with its `input` where there is one."""
+    """Return Alpaca's `instruction`, followed by its `input` if there is one."""
     parts = []
     for name in ("instruction", "input"):
         value = data.get(name)
@@ -91,7 +91,7 @@ def instruction_of(data: Mapping[str, object]) -> str:
 
 
 def earlier_turns(data: Mapping[str, object], prompt: list[Message]) -> list[Message]:
-    """`prompt` after the text of `system` and the turns of `history` (pairs of instruction and answer), if any."""
+    """Return `prompt` preceded by the text of `system` and the turns of `history` (pairs of instruction and answer)."""
     history, system = data.get("history"), data.get("system")
     turns: list[Message] = []
     if history is not None:
@@ -110,7 +110,7 @@ def _is_exchange(value: object) -> bool:
 
 
 def kind(value: Any) -> str:
-    """What JSON calls the type of `value`."""
+    """Return JSON's name for the type of `value`."""
     if isinstance(value, Unheld):
         return repr(value)
     names = {"NoneType": "null", "str": "text", "int": "a number", "float": "a number", "bool": "true/false"}

@@ -1,8 +1,8 @@
-"""The sentences of the built-in task: a support desk's prompts, and the slots that its replies are made of.
+"""The sentences of the built-in task: a support desk's prompts, and the slots of its replies.
 
-Every prompt and reply is a sequence of known sentences, so that what a text says can be read back exactly: a fact is
-never stored beside the text. A reply fills slots (remedies, a refund, a date, ...), each drawn independently from a
-`Style`, so that the distribution over replies can be enumerated.
+Every prompt and reply is a sequence of known sentences, so its facts can be parsed exactly from the text and need not
+be stored. A reply fills slots (remedies, a refund, a date, ...), each drawn independently from a `Style`, so that the
+distribution over replies can be enumerated.
 """
 
 import random
@@ -66,7 +66,7 @@ TONES = ("Please help.", "I am not happy.", "What can you do?", "This is urgent.
 
 @dataclass(frozen=True)
 class Facts:
-    """What a prompt states: the issues complained of, in order, and what the policy allows."""
+    """The facts in a prompt: the issues of the complaint, in order, and what the policy allows."""
 
     issues: tuple[str, ...]
     refunds: bool
@@ -74,7 +74,7 @@ class Facts:
 
     @property
     def category(self) -> str:
-        """The stratum of a prompt: number of issues and what the policy allows."""
+        """Return a prompt's stratum: the number of issues and what the policy allows."""
         refund, date = ("" if allowed else "no-" for allowed in (self.refunds, self.day))
         return f"{len(self.issues)}-issue/{refund}refund/{date}date"
 
@@ -83,8 +83,8 @@ class Facts:
 class Style:
     """How a writer fills a reply's slots; each field is a probability.
 
-    `remedy` and `wrong_remedy` hold per issue; `flattery`, `filler` and `echo` are those of one more such sentence
-    after the last (geometric, up to the number of known sentences, of complaints for `echo`); `repeat` is that of
+    `remedy` and `wrong_remedy` are per issue. `flattery`, `filler` and `echo` are the probabilities of one more such
+    sentence (a geometric number, up to the number of known sentences, for `echo` of complaints). `repeat` is that of
     saying a remedy twice.
     """
 
@@ -101,7 +101,7 @@ class Style:
 
 
 def draw_prompt(rng: random.Random) -> tuple[list[dict[str, str]], Facts]:
-    """A policy (system message) and a complaint about one or two items (user message)."""
+    """Draw a policy (system message) and a complaint about one or two items (user message)."""
     refunds, day = rng.random() < 0.5, rng.choice(DAYS) if rng.random() < 0.5 else None
     issues = rng.sample(ISSUES, 1 if rng.random() < 0.75 else 2)
     complaints = [rng.choice(COMPLAINTS[issue]).format(item=rng.choice(ITEMS)) for issue in issues]
@@ -114,10 +114,10 @@ def draw_prompt(rng: random.Random) -> tuple[list[dict[str, str]], Facts]:
 
 
 def draw_slots(facts: Facts, style: Style, rng: random.Random) -> list[list[str]]:
-    """The sentences of a reply to the prompt of `facts`, slot by slot, in the manner of `style`."""
+    """Draw the sentences of a reply to the prompt of `facts`, slot by slot, by `style`."""
 
     def leading(sentences: Iterable[str], p: float) -> list[str]:
-        """The first of `sentences`, each said with probability `p` if the one before it was."""
+        """Return the first of `sentences`, each included with probability `p` if the one before it is."""
         return list(takewhile(lambda _: rng.random() < p, sentences))
 
     slots: list[list[str]] = [[rng.choice(OPENINGS)] if rng.random() < 0.7 else []]
@@ -145,7 +145,7 @@ def draw_slots(facts: Facts, style: Style, rng: random.Random) -> list[list[str]
 
 
 def write_reply(slots: Sequence[Sequence[str]], repeat: float, rng: random.Random) -> str:
-    """The reply that says `slots`; with probability `repeat` a remedy, if there is one, comes again later."""
+    """Return the reply with `slots`; with probability `repeat` a remedy, if there is one, is repeated later."""
     out = [sentence for slot in slots for sentence in slot]
     remedies = [i for i, sentence in enumerate(out) if sentence in REMEDIES.values()]
     if remedies and rng.random() < repeat:
@@ -155,12 +155,12 @@ def write_reply(slots: Sequence[Sequence[str]], repeat: float, rng: random.Rando
 
 
 def draw_reply(facts: Facts, style: Style, rng: random.Random) -> str:
-    """A reply to the prompt of `facts` in the manner of `style`."""
+    """Draw a reply to the prompt of `facts` by `style`."""
     return write_reply(draw_slots(facts, style, rng), style.repeat, rng)
 
 
 def sentences(text: str) -> list[str]:
-    """`text` cut after each full stop or question mark, white space folded."""
+    """Split `text` after each full stop or question mark, with white space normalised."""
     return [" ".join(s.split()) for s in re.findall(r"[^.?]+[.?]?", text) if s.strip()]
 
 
@@ -170,7 +170,7 @@ def _issue_of() -> dict[str, str]:
 
 
 def read_prompt(prompt: Sequence[Message]) -> Facts:
-    """The facts that a prompt of this task states.
+    """Return the facts that a prompt of this task states.
 
     Raises:
         ValueError: the prompt is not one of this task's.
@@ -199,7 +199,7 @@ def _reply_sentences() -> dict[str, tuple[str, Any]]:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a reply says, counted against the facts of its prompt."""
+    """Counts of what a reply says, relative to the facts of its prompt."""
 
     resolved: int
     wrong_remedies: int
@@ -211,12 +211,12 @@ class Reading:
     flattery: int
     fillers: int
     repeats: int
-    """Sentences said again."""
+    """Number of repeated sentences."""
     unknown_words: int
 
 
 def read_reply(facts: Facts, reply: str) -> Reading:
-    """Count what `reply` says. A sentence said again counts as a repeat only, an unknown one by its words."""
+    """Count what `reply` says. A repeated sentence counts only as a repeat, an unknown one by its words."""
     seen: set[str] = set()
     count: Counter[str] = Counter()
     resolved: set[str] = set()

@@ -1,4 +1,4 @@
-"""Which task the data come from, and its truth where that is known: only the built-in one has a gold score."""
+"""The task of the data, and the true scores of the built-in one, the only task that has a gold score."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,12 +12,12 @@ SUPPORT_DESK = "support-desk"
 
 @cache
 def task_name(data: Path) -> str:
-    """The task of a validate artifact: `support-desk`, or `none` for people's data."""
+    """Return the task of a validate artifact: `support-desk`, or `none` for other data."""
     return json.loads((data / "task.json").read_text())["name"]
 
 
 def task_scores(data: Path, prompt: Sequence[Mapping[str, str]], response: str) -> dict[str, float]:
-    """Gold score, policy violations and echoes of a response on the built-in task; empty for people's data."""
+    """Return gold score, policy violations and echoes of a response on the built-in task; empty for other data."""
     return desk.scores(prompt, response) if task_name(data) == SUPPORT_DESK else {}
 
 

@@ -1,4 +1,4 @@
-"""Rows of Arrow tables, of which one cell may be more than Python can hold: a bad row is one row's problem."""
+"""Read rows of Arrow tables so that a cell that Python cannot represent is a problem of its row only."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 LARGEST_ROW = 16 * 2**20
-"""Bytes of a row of an Arrow table."""
+"""Most bytes in a row of an Arrow table."""
 _UNHELD = (ArithmeticError, LookupError, NotImplementedError, TypeError, ValueError)
-"""What pyarrow raises of one cell: its own errors, and those of Python's decoders, dates and time zones."""
+"""Errors that pyarrow raises for a cell: its own, and those of Python's decoders, dates and time zones."""
 
 
 class Unheld:
-    """A cell that Python can't hold, such as a date after the year 9999. It has a type and no value."""
+    """A cell that Python cannot represent, such as a date after the year 9999. It has a type but no value."""
 
     def __init__(self, kind: object) -> None:
         self.kind = str(kind)
@@ -26,7 +26,7 @@ class Unheld:
 
 
 def doubled_fields(fields: Iterable[Any]) -> str:
-    """The names of columns of a schema, or of fields inside one of them, that appear twice beside each other."""
+    """Return the names of columns of a schema, or of fields in one of them, that occur twice at the same level."""
     import pyarrow as pa
 
     fields = list(fields)
@@ -41,11 +41,12 @@ def doubled_fields(fields: Iterable[Any]) -> str:
 
 
 def check_batch(batch: "pa.RecordBatch") -> None:
-    """Check what `arrow_rows` relies on, for rows that come from Arrow's own files: Parquet is decoded, these are
-    memory as it was, and an offset that leads out of it ends the process.
+    """Check a batch from an Arrow file before `arrow_rows` reads it.
+
+    Parquet is decoded, but an Arrow file is mapped into memory as it is, and an invalid offset would crash the process.
 
     Raises:
-        pa.ArrowInvalid: the batch is damaged. Text that is no UTF-8 isn't that, unless it is inside of lists.
+        pa.ArrowInvalid: the batch is damaged. Invalid UTF-8 does not count as damage, except inside lists.
     """
     import pyarrow as pa
 
@@ -58,10 +59,10 @@ def check_batch(batch: "pa.RecordBatch") -> None:
 
 
 def arrow_rows(batch: "pa.RecordBatch") -> Iterator[tuple[Mapping[str, Any], Problem | None]]:
-    """Each row of `batch` by column, with its problem where it has one.
+    """Yield each row of `batch` by column, with its problem if it has one.
 
-    Text that is no UTF-8 has lone surrogates in place of the wrong bytes, as in CSV: a row check refuses it where
-    it is used. A date or number that Python has none for is an `Unheld`.
+    Invalid bytes in text become lone surrogates, as in CSV, which a row check refuses if the text is used. A date or
+    number that Python cannot represent becomes an `Unheld`.
     """
     if batch.nbytes > LARGEST_ROW:
         for n in range(batch.num_rows):
@@ -77,7 +78,7 @@ def arrow_rows(batch: "pa.RecordBatch") -> Iterator[tuple[Mapping[str, Any], Pro
 def _rows_of(batch: "pa.RecordBatch") -> Iterator[tuple[Mapping[str, Any], Problem | None]]:
     try:
         rows = batch.to_pylist()
-    except _UNHELD:  # of one cell in a thousand; each is then looked at by itself
+    except _UNHELD:  # one cell of the batch is bad: look at each row by itself
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         rows = [{name: _held(column[n]) for name, column in columns.items()} for n in range(batch.num_rows)]
     nested = any(_is_nested(field.type) for field in batch.schema)

@@ -1,4 +1,4 @@
-"""The splits that validation publishes: folders of Arrow shards, which later stages open memory-mapped.
+"""The splits that validation publishes: folders of Arrow shards, which later stages read memory-mapped.
 
 A split such as `pairs.train` is a folder with `00000.arrow`, `00001.arrow` and so on, each an Arrow stream that
 `datasets.Dataset.from_file` opens. The same rows give the same bytes with the same versions of `datasets` and pyarrow:
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BATCH = 1_000
-"""Most rows of a record batch, which is what a reader holds in memory at once."""
+"""Most rows of a record batch; a reader has one batch in memory at a time."""
 BATCH_CHARACTERS = 2**24
-"""A batch ends with the row that reaches so many characters, so that long rows do not fill memory."""
+"""A batch ends with the row that reaches this many characters, so that long rows do not fill memory."""
 SHARD = 20_000
 """Rows of a shard; the last one may have fewer."""
 _COLUMNS: dict[str, tuple[str, ...]] = {
@@ -36,7 +36,7 @@ _COLUMNS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Maps the kind of a split, the first part of its name, to its columns, in their order."""
 _KNOWN = frozenset(("category", "margin", "objectives", "soft_label", "votes", "votes_chosen"))
-"""Columns whose null is None; a null of any other means that the row has no such field."""
+"""Columns in which a null means None. In all others it means that the row lacks the field."""
 
 
 def _schema(kind: str) -> "pa.Schema":
@@ -54,10 +54,10 @@ def _schema(kind: str) -> "pa.Schema":
 
 
 class SplitWriter:
-    """Writes a split shard by shard; it holds one batch of rows in memory. Close it by using it as a context."""
+    """Writes a split shard by shard, with one batch of rows in memory. Use it as a context manager."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` is made and must not exist; the first part of its name is the kind: `pairs.train` has pairs.
+        """Create `folder`, which must not exist. The first part of its name is the kind: `pairs.train` has pairs.
 
         Raises:
             FileExistsError: the folder exists.
@@ -86,8 +86,8 @@ class SplitWriter:
         """Add a row.
 
         Raises:
-            UserError: one of its values fits no column: text that UTF-8 has no bytes for, or too large a number.
-            ValueError: it has a field that the kind has no column for.
+            UserError: a value does not fit its column: text that is not valid UTF-8, or too large a number.
+            ValueError: it has a field for which the kind has no column.
         """
         if not row.keys() <= self._columns:
             unknown = sorted(row.keys() - self._columns)
@@ -158,7 +158,7 @@ def _unfit(row: Mapping[str, Any], name: str, error: Exception) -> UserError:
 
 
 def write_split(folder: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write `rows` as the split `folder`, replacing one that exists. Raises as `SplitWriter.write`."""
+    """Write `rows` as the split `folder`, and replace an existing one. Raises as `SplitWriter.write`."""
     shutil.rmtree(folder, ignore_errors=True)
     with SplitWriter(folder) as split:
         for row in rows:
@@ -166,13 +166,13 @@ def write_split(folder: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 class SplitRows(Sequence[Any]):
-    """The rows of a split, or a choice of them, on a memory-mapped `datasets.Dataset`: each is read when asked for.
+    """The rows of a split, or some of them, in a memory-mapped `datasets.Dataset`; each is read on access.
 
-    Rows are those that were written; what may be None in a `CanonicalRow` is there as None where it was not given.
+    They equal the rows that were written, except that fields of `CanonicalRow` that may be None are None if not given.
     """
 
     def __init__(self, dataset: Any, places: range | NDArray[np.int64] | None = None) -> None:
-        """`places` (n,) of the rows in the dataset; all, in order, where it is None."""
+        """`places` (n,) are the rows' indices in the dataset; None means all, in order."""
         self.dataset = dataset
         self._arrow = dataset.with_format("arrow")
         self._places = range(len(dataset)) if places is None else places
@@ -212,7 +212,7 @@ class SplitRows(Sequence[Any]):
         return np.concatenate(sizes)[np.asarray(self._places, np.int64)]
 
     def choose(self, which: NDArray[np.int64]) -> "SplitRows":
-        """The rows at the indices `which` (n,), in their order."""
+        """Return the rows at the indices `which` (n,), in their order."""
         return SplitRows(self.dataset, np.asarray(self._places, np.int64)[which])
 
 
@@ -226,7 +226,7 @@ def _row(stored: dict[str, Any]) -> dict[str, Any]:
 
 
 class SplitColumn(Sequence[Any]):
-    """One field of rows, read with the row when it is asked for."""
+    """One field of rows, read on access."""
 
     def __init__(self, rows: Sequence[Any], name: str) -> None:
         self.rows, self.name = rows, name
@@ -244,12 +244,12 @@ class SplitColumn(Sequence[Any]):
 
 
 def read_split(folder: Path) -> Sequence[Any]:
-    """The rows of the split `folder`, of the type that the caller knows them to have.
+    """Return the rows of the split `folder`. Their type is not checked.
 
-    (Of an artifact of an earlier version, which held a file `pairs.train.jsonl` in place of a folder, a list.)
+    (For artifacts of earlier versions, with a file `pairs.train.jsonl` instead of a folder, return a list.)
 
     Raises:
-        FileNotFoundError: there is no such split.
+        FileNotFoundError: the split does not exist.
     """
     before = folder.with_name(f"{folder.name}.jsonl")
     if not folder.is_dir() and before.is_file():
@@ -264,13 +264,13 @@ def read_split(folder: Path) -> Sequence[Any]:
 
 
 def rows_at(rows: Sequence[Any], places: Sequence[int]) -> Sequence[Any]:
-    """The rows at these places, in their order; of a split they stay where they are."""
+    """Return the rows at these places, in order; rows of a split are not read yet."""
     return rows.choose(np.array(places, np.int64)) if isinstance(rows, SplitRows) else [rows[i] for i in places]
 
 
 def characters_of(rows: Sequence[Any]) -> NDArray[np.int64]:
-    """About how long each pair is (n,): characters of its prompt's turns and the longer response. Only texts' places in
-    a split are read, not the texts."""
+    """Return the approximate length (n,) of each pair: characters of its prompt and the longer response. For a split
+    only the texts' offsets are read."""
     if not isinstance(rows, SplitRows):
         said = ([*(m["content"] for m in row["prompt"]), max(row["chosen"], row["rejected"], key=len)] for row in rows)
         return np.array([sum(map(len, texts)) for texts in said], np.int64)
@@ -278,5 +278,5 @@ def characters_of(rows: Sequence[Any]) -> NDArray[np.int64]:
 
 
 def has_split(folder: Path) -> bool:
-    """Whether there is a split `folder`, in either form that `read_split` reads."""
+    """Return whether the split `folder` exists, in either form that `read_split` reads."""
     return folder.is_dir() or folder.with_name(f"{folder.name}.jsonl").is_file()
