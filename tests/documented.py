@@ -1,6 +1,7 @@
 """Commands and links of the documents, and whether they lead anywhere."""
 
 import functools
+import html
 import re
 import shlex
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ class Typed(NamedTuple):
 def commands(text: str) -> list[Typed]:
     """The commands of Tether's on a Markdown page: those in blocks of code, and those between backticks."""
     fenced = re.findall(r"^```(?:sh|bash)?\n(.*?)^```", text, re.S | re.M)
-    rest = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
+    rest = plain_code(re.sub(r"^```.*?^```", "", text, flags=re.S | re.M))
     lines = "\n".join([*fenced, *re.findall(r"^ {4}.*$", rest, re.M)]).replace("\\\n", " ").splitlines()
     named = [
         " ".join(each.split())
@@ -40,6 +41,11 @@ def commands(text: str) -> list[Typed]:
     return [Typed(each, True) for line in lines for each in _of_line(line)] + [
         Typed(each, False) for each in _of_lines(named)
     ]
+
+
+def plain_code(text: str) -> str:
+    """A Markdown page with its `<code>` elements, which stand for code with a pipe in tables, as code spans."""
+    return re.sub(r"<code>(.*?)</code>", lambda code: f"`{html.unescape(code[1])}`", text)
 
 
 def _of_lines(lines: list[str]) -> Iterator[str]:

@@ -6,6 +6,7 @@ python -m tests.reference --check    # `make check`: exit 1 where a page is stal
 
 import argparse
 import functools
+import html
 import re
 import types
 from collections.abc import Iterable, Iterator
@@ -30,8 +31,17 @@ FOOT = "\n*Written from the code by `make reference`; do not edit.*\n"
 
 
 def cell(text: str) -> str:
-    """`text` on one line of a Markdown table."""
-    return re.sub(r"\s+", " ", text).strip().replace("|", "\\|")
+    """`text` on one line of a Markdown table.
+
+    A pipe becomes `&#124;`: GitHub drops the backslash of an escaped one in code, the site shows it. A code span would
+    show the entity as it is written, so a span with a pipe becomes an HTML element.
+    """
+    line = re.sub(r"\s+", " ", text).strip()
+    return re.sub(r"`([^`]*)`", _span, line).replace("|", "&#124;")
+
+
+def _span(code: re.Match[str]) -> str:
+    return f"<code>{html.escape(code[1], quote=False)}</code>" if "|" in code[1] else code[0]
 
 
 def table(heads: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:

@@ -12,7 +12,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from flows.cli.__main__ import app
-from tests.documented import anchors, check_settings, commands, links, parse
+from tests.documented import anchors, check_settings, commands, links, parse, plain_code
 from tests.reference import PAGES, WRITTEN
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -103,7 +103,7 @@ def test_every_command_with_an_exit_code_of_its_own_is_explained() -> None:
 
 
 def test_every_command_is_in_the_list_of_commands() -> None:
-    text = (ROOT / "docs/guide/commands.md").read_text()
+    text = plain_code((ROOT / "docs/guide/commands.md").read_text())
     commands = get_command(app).commands  # type: ignore[attr-defined]
     assert len(commands) > 20 and [name for name in commands if f"`tether {name}" not in text] == []
 
