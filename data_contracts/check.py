@@ -104,10 +104,10 @@ def _first_kept_out(path: Path) -> list[KeptOut]:
 
 
 def kind_of(path: Path, data: DataConfig) -> str:
-    """What a file is: `preferences`, `demonstrations`, `prompts` or a rating `sheet` (`reading_of`)."""
+    """Return what a file is: `preferences`, `demonstrations`, `prompts` or a rating `sheet` (`reading_of`)."""
     return reading_of(path, data).kind
 
 
 def threshold_text(check: JudgedCheck) -> str:
-    """A threshold for people."""
+    """Return a threshold for people."""
     return " to ".join(f"{end:g}" for end in np.atleast_1d(check["threshold"]))

@@ -83,13 +83,13 @@ class JudgeData(Settings):
 
     @classmethod
     def of(cls, data: DataConfig) -> "JudgeData":
-        """The judge's part of `data`."""
+        """Return the judge's part of `data`."""
         pairs = GeneratedJudgePairs(judge_pairs=data.generator.judge_pairs)
         own = {name: getattr(data, name) for name in cls.model_fields if name != "generator"}
         return cls.model_validate(own | {"generator": pairs})
 
     def as_preferences(self) -> DataConfig:
-        """The same options for pairs that are read as `preferences`."""
+        """Return the same options for pairs that are read as `preferences`."""
         own = {name: getattr(self, name) for name in type(self).model_fields if name in DataConfig.model_fields}
         own |= {"columns": self.judge_columns, "judge_columns": {}}
         return DataConfig.model_validate(own | {"generator": SupportDeskConfig(**self.generator.model_dump())})
@@ -118,10 +118,10 @@ class ValidateJudgeJob(Settings):
         return _tokenizer_part(given)
 
     def as_validation(self) -> ValidateJob:
-        """The job of `validate` that reads these pairs as its preferences."""
+        """Return the job of `validate` that reads these pairs as its preferences."""
         return ValidateJob(seed=self.seed, generation=self.generation, data=self.data.as_preferences(), sft=self.sft)
 
 
 def of_judge(error: UserError) -> str:
-    """The text of an error about preferences, for those of the judge."""
+    """Return the text of an error about preferences, for those of the judge."""
     return f"data.{JUDGE}: {str(error).replace('data.columns', 'data.judge_columns')}"

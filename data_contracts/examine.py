@@ -207,7 +207,7 @@ class Examination:
             examined.kept = chosen_by_rank(examined.ledger, most)
 
     def _forbidden(self) -> list[Forbidden]:
-        """The prompts that rows must not repeat."""
+        """Return the prompts that rows must not repeat."""
         found, data = [], self.job.data
         if benchmarks := of_kind(self.inputs, DECONTAMINATE):
             found.append(forbidden_prompts(benchmarks, data, self.shards))
@@ -235,7 +235,7 @@ class Examination:
         return [RowSource.named(name, path, self.job.data, label_of(each)) for each, path in inputs.items()]
 
     def _votes(self) -> list[RowSource]:
-        """What people said of earlier policies: preferences too, whose rows name the batch (`place_judged`)."""
+        """Return what people said of earlier policies: preferences too, whose rows name the batch (`place_judged`)."""
         files = [
             (f"{label}-{name.partition('/')[2]}", path / file)
             for name, path in of_kind(self.inputs, VOTES).items()
@@ -287,12 +287,12 @@ class Examination:
         return RowJudge(self.context, name, ledger, [*ours, *rows], whole)
 
     def _columns(self, name: str, sources: Sequence[RowSource]) -> list[str]:
-        """The columns of the first rows of the sources."""
+        """Return the columns of the first rows of the sources."""
         first = (row for source in self._given(name) or sources for row in islice(source.rows, DETECT_ON))
         return list(dict.fromkeys(str(column) for row in first for column in row.data))
 
     def _tokenizer(self) -> Any:
-        """The pretrained model's, or one made as SFT makes its own, of the training rows that are good so far.
+        """Return the pretrained model's, or one made as SFT makes its own, of the training rows that are good so far.
 
         Rows that `max_pairs` or the checks of texts keep out later are in it.
         """
@@ -344,7 +344,7 @@ class Examination:
 
     @property
     def only_pairs(self) -> Examined:
-        """The preference pairs."""
+        """Return the preference pairs."""
         assert self.pairs is not None
         return self.pairs
 
@@ -355,13 +355,14 @@ class Examination:
 
     @cached_property
     def annotators(self) -> list[AnnotatorRow]:
-        """What `annotator_table` says of the annotators; empty where the pairs name none."""
+        """Return what `annotator_table` says of the annotators; empty where the pairs name none."""
         named = self.pairs is not None and self.pairs.ledger.annotators
         return annotator_table(self.only_pairs.ledger, self.competence) if named else []
 
     @cached_property
     def label_noise(self) -> LabelNoise | float | None:
-        """The share of flipped labels, as `noise.label_noise`, from up to a few thousand kept pairs of every split."""
+        """Return the share of flipped labels, as `noise.label_noise`, from up to a few thousand kept pairs of every
+        split."""
         if self.pairs is None:
             return None
         pairs, splits = self.pairs, range(len(SPLITS))
@@ -387,11 +388,11 @@ class Examination:
 
     @cached_property
     def standing(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """The distinct prompts (hashes, sorted) of the kept rows, and how many splits each stands in."""
+        """Return the distinct prompts (hashes, sorted) of the kept rows, and how many splits each stands in."""
         return frames.splits_of([(found.ledger, found.kept) for found in self.sources.values()])
 
     def judge(self) -> tuple[list[suites.JudgedCheck], Any]:
-        """Every check's outcome (see `suites.judge`), and the Great Expectations context that knows them."""
+        """Return every check's outcome (see `suites.judge`), and the Great Expectations context that knows them."""
         checks, contract = self.job.data.checks, []
         outcomes = []
         for examined in self.sources.values():

@@ -153,7 +153,7 @@ def _refuse_nothing(found: Examination) -> None:
 
 
 def metrics(found: Examination, checks: Sequence[JudgedCheck], quarantined: int) -> dict[str, float]:
-    """What the gates and MLflow see of the whole."""
+    """Return what the gates and MLflow see of the whole."""
     pairs, agreement = found.only_pairs.facts, found.agreement
     values: dict[str, float | None] = {
         "data/pairs": len(pairs),
@@ -182,7 +182,7 @@ def metrics(found: Examination, checks: Sequence[JudgedCheck], quarantined: int)
 
 
 def model_shares(pairs: Examined) -> dict[str, float]:
-    """What models voted of the kept pairs; empty where people cast every vote.
+    """Return what models voted of the kept pairs; empty where people cast every vote.
 
     `data/model_votes` is their share of the votes (a pair without votes counts as one vote of a person), and
     `data/model_pairs` the share of pairs that no person voted on. `data/model_votes_from/NAME` is a model's share of
@@ -199,7 +199,7 @@ def model_shares(pairs: Examined) -> dict[str, float]:
 
 
 def metric_name(annotator: str) -> str:
-    """A model's name as a part of a metric's name."""
+    """Return a model's name as a part of a metric's name."""
     return re.sub(r"[^\w./ -]", "_", annotator.removeprefix(OF_MODEL)).strip() or "unnamed"
 
 
@@ -300,7 +300,7 @@ class SourceCounts(TypedDict):
 
 
 def source_counts(found: Examination) -> list[SourceCounts]:
-    """What each of several files of preferences gave; empty where they are one file."""
+    """Return what each of several files of preferences gave; empty where they are one file."""
     ledger, kept, counts = found.only_pairs.ledger, found.only_pairs.kept, []
     for file in ledger.files if len(ledger.files) > 1 else ():
         of = ledger.of(file)
@@ -315,7 +315,7 @@ def source_counts(found: Examination) -> list[SourceCounts]:
 
 
 def quarantine_reasons(found: Examination) -> dict[str, int]:
-    """How many of the rows that were kept out fail each check, most first."""
+    """Return how many of the rows that were kept out fail each check, most first."""
     out = [(source.ledger, ~source.ledger.good()) for source in found.sources.values()]
     names = dict.fromkeys(name for ledger, _ in out for name in ledger.named_by)
     counts = {name: sum(len(ledger.rows(bad & ~ledger.passes(name))) for ledger, bad in out) for name in names}

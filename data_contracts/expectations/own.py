@@ -33,7 +33,7 @@ class UserSuite(NamedTuple):
 
     @property
     def columns(self) -> set[str]:
-        """The columns that the expectations look at."""
+        """Return the columns that the expectations look at."""
         return {column for check in [*self.rows, *self.whole] for column in check.columns}
 
     def over(self, ours: list[Check]) -> list[Check]:
@@ -76,7 +76,7 @@ def load_suite(path: Path) -> UserSuite:
 
 
 def as_document(checks: Mapping[str, Iterable[Check]]) -> dict[str, Any]:
-    """What was asked of a run's data, ours and the user's, as a suite in Great Expectations' own format.
+    """Return what was asked of a run's data, ours and the user's, as a suite in Great Expectations' own format.
 
     Args:
         checks: by what they judge: a kind of data, the pairs that are kept, or measures of the whole.
@@ -101,7 +101,7 @@ def as_document(checks: Mapping[str, Iterable[Check]]) -> dict[str, Any]:
 
 
 def _check(path: Path, place: int, entry: Any, names: set[str]) -> tuple[Check, bool]:
-    """The expectation `entry`, and whether it is of single rows."""
+    """Return the expectation `entry`, and whether it is of single rows."""
     kind = entry.get("type") if isinstance(entry, dict) else None
     where = f"data.suite: {path}: expectations[{place}]" + (f" ({kind})" if isinstance(kind, str) else "")
 
@@ -136,7 +136,7 @@ def _check(path: Path, place: int, entry: Any, names: set[str]) -> tuple[Check, 
 
 
 def _made(kind: str, options: Mapping[str, Any], refuse: Any) -> tuple[str, bool]:
-    """The class of an expectation whose options it takes, and whether it is of single rows."""
+    """Return the class of an expectation whose options it takes, and whether it is of single rows."""
     gx = great_expectations()
     from great_expectations.compatibility import pydantic
     from great_expectations.expectations import expectation as base
@@ -188,7 +188,7 @@ def _severity(entry: Mapping[str, Any], meta: Mapping[str, Any], of_rows: bool, 
 
 
 def _threshold(options: Mapping[str, Any], of_rows: bool) -> float | tuple[float, float]:
-    """The share of rows that may fail, or the ends of a value."""
+    """Return the share of rows that may fail, or the ends of a value."""
     if of_rows:
         return round(1 - float(options.get("mostly", 1)), 12)
     ends = [options.get(name) for name in ("min_value", "max_value")]

@@ -41,7 +41,7 @@ _STYLE = (
 
 
 def sanitized(page: str) -> str:
-    """A page of Data Docs that loads nothing and says its status in words."""
+    """Return a page of Data Docs that loads nothing and says its status in words."""
     page = _ICON.sub(lambda icon: _ICONS[icon.group(1)], page)
     for pattern, instead in _STRIPPED:
         page = pattern.sub(instead, page)

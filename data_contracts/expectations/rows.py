@@ -25,7 +25,7 @@ ROLES = "^s?a?(?:ua)*u$"
 def row_checks(
     data: DataConfig, generation: GenerationConfig | None, source: str, beside: Collection[str] = ()
 ) -> list[Check]:
-    """The expectations on the rows of a source (`preferences`, `demonstrations`, `prompts`).
+    """Return the expectations on the rows of a source (`preferences`, `demonstrations`, `prompts`).
 
     Args:
         generation: the limits in tokens; None leaves out the checks that need a tokenizer.
@@ -81,7 +81,8 @@ def _table(
 
 
 def _decided(data: DataConfig) -> Iterator[tuple[str, dict[str, object]]]:
-    """A lead that is wide enough, enough votes, and scores that differ enough."""
+    """Yield the expectations that a pair is decided: a wide enough lead, enough votes, and a large enough
+    difference."""
     narrow = data.decision.margin + 1e-9 if data.decision.margin else 0.0
     yield "ExpectColumnValuesToBeBetween", {"column": "lead", "min_value": narrow, "strict_min": True}
     kind, options = _at_least("deciding_votes", data.decision.minimum or OWN_MINIMUM)

@@ -46,7 +46,7 @@ class Check:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that it looks at, those of its row condition too."""
+        """Return the columns that it looks at, those of its row condition too."""
         named = [self.options[name] for name in ("column", "column_A", "column_B") if name in self.options]
         listed = self.options.get("column_list") or self.options.get("column_set") or ()
         condition = self.options.get("row_condition")
@@ -58,7 +58,8 @@ def _each(values: Any) -> list[Any]:
 
 
 def _names(condition: object) -> list[str]:
-    """The names of columns in a row condition: an object of Great Expectations' own, or an expression of pandas."""
+    """Return the names of columns in a row condition: an object of Great Expectations' own, or an expression of
+    pandas."""
     if isinstance(condition, str):
         return [node.id for node in ast.walk(ast.parse(condition, mode="eval")) if isinstance(node, ast.Name)]
     if isinstance(condition, Mapping):
@@ -90,7 +91,7 @@ class JudgedCheck(TypedDict):
 
 
 def pair_checks(checks: ChecksConfig, frame: "pd.DataFrame") -> list[Check]:
-    """The checks of the pairs that are kept and split; those of a mean only where `frame` has values for it."""
+    """Return the checks of the pairs that are kept and split; those of a mean only where `frame` has values for it."""
     found = [
         _check(checks, "no_leak", "splits_of_prompt", passing=1),
         _check(checks, "no_near_duplicate", "near_training", passing=0.0),
@@ -101,7 +102,7 @@ def pair_checks(checks: ChecksConfig, frame: "pd.DataFrame") -> list[Check]:
 
 
 def sheet_checks(checks: ChecksConfig) -> list[Check]:
-    """The checks of a rating sheet: of its rows, and of the side that the ratings are for."""
+    """Return the checks of a rating sheet: of its rows, and of the side that the ratings are for."""
     return [_check(checks, name) for name in SheetChecks.model_fields]
 
 
@@ -109,7 +110,7 @@ _AT_LEAST = ("every_split", "enough_pairs", "enough_test_pairs")
 
 
 def measure_checks(checks: ChecksConfig, chance: Mapping[str, float]) -> list[Check]:
-    """The checks of measures of the whole: `chance` is, by check, what chance alone may reach."""
+    """Return the checks of measures of the whole: `chance` is, by check, what chance alone may reach."""
     out = []
     for name, by_chance in chance.items():
         limit = getattr(checks, name).threshold
@@ -119,8 +120,8 @@ def measure_checks(checks: ChecksConfig, chance: Mapping[str, float]) -> list[Ch
 
 
 def _check(checks: ChecksConfig, name: str, column: str = "", passing: object = True) -> Check:
-    """The check `name` of a column (of its own name where none is given): of its mean, or of rows, which should hold
-    `passing`."""
+    """Return the check `name` of a column (of its own name where none is given): of its mean, or of rows, which should
+    hold `passing`."""
     asked: CheckConfig | RangeConfig = getattr(checks, name)
     if isinstance(asked, RangeConfig):
         low, high = asked.threshold
@@ -130,7 +131,7 @@ def _check(checks: ChecksConfig, name: str, column: str = "", passing: object = 
 
 
 def check_of(checks: ChecksConfig, name: str, kind: str, options: Mapping[str, object], stays: bool = False) -> Check:
-    """An expectation of the check `name`, with the severity, threshold and sentence that the config has for it.
+    """Return an expectation of the check `name`, with the severity, threshold and sentence that the config has for it.
 
     A threshold of rows is the share of them that may fail (`mostly` = 1 - threshold).
     """
@@ -155,7 +156,7 @@ class Suite:
 
 
 def great_expectations() -> Any:
-    """The package, imported with its analytics off and without the deprecations that its import meets."""
+    """Return the package, imported with its analytics off and without the deprecations that its import meets."""
     os.environ["GX_ANALYTICS_ENABLED"] = "False"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -165,7 +166,7 @@ def great_expectations() -> Any:
 
 
 def context() -> Any:
-    """An ephemeral context: nothing on disk, no progress bars, no usage statistics."""
+    """Return an ephemeral context: nothing on disk, no progress bars, no usage statistics."""
     gx = great_expectations()
     from great_expectations.data_context.types.base import ProgressBarsConfig
 
@@ -241,7 +242,7 @@ def _result_of(check: Check, result: Any) -> ExpectationResult:
 
 
 def first_rows(check: JudgedCheck) -> str:
-    """The first row numbers of a check for people."""
+    """Return the first row numbers of a check for people."""
     by_file = check.get("rows_by_file", {})
     if not by_file:
         return _first(check["row_numbers"])
@@ -271,7 +272,8 @@ def _outcome(suite: str, finding: ExpectationResult) -> JudgedCheck:
 def judged_check(
     suite: str, check: Check, value: Any, numbers: Mapping[str, Sequence[int]], passed: bool
 ) -> JudgedCheck:
-    """What a check found, for reports. `numbers` are those of the rows that fail, by file; "" is the only file."""
+    """Return what a check found, for reports. `numbers` are those of the rows that fail, by file; "" is the only
+    file."""
     by_file = {file: list(of) for file, of in numbers.items()}
     outcome: JudgedCheck = {
         "name": check.name, "suite": suite, "description": check.description, "severity": check.severity,

@@ -88,13 +88,13 @@ class Agreement:
 
 
 def agreement_of(facts: Any) -> Agreement:
-    """The agreement in a ledger's facts (n,); intervals are clustered by prompt."""
+    """Return the agreement in a ledger's facts (n,); intervals are clustered by prompt."""
     facts = facts[np.flatnonzero(facts["voted"])]
     return agreement_of_counts(facts["ballot"], facts["prompt"])
 
 
 def agreement_of_counts(counts: NDArray[Any], clusters: NDArray[Any]) -> Agreement:
-    """The agreement in counts (I, 3) of votes for the first, the second and neither; `clusters` (I,)."""
+    """Return the agreement in counts (I, 3) of votes for the first, the second and neither; `clusters` (I,)."""
     if not counts.any():
         return Agreement(None, None, None, None)
     kappa, alpha = (
@@ -107,7 +107,7 @@ def agreement_of_counts(counts: NDArray[Any], clusters: NDArray[Any]) -> Agreeme
 
 
 def annotator_table(ledger: Ledger, competence: DawidSkene | None) -> list[AnnotatorRow]:
-    """A row for each named annotator."""
+    """Return a row for each named annotator."""
     item, annotator, label = ledger.votes.T
     found = annotator_agreement(Votes(item, annotator, label, items=len(ledger.facts)))
     rows: list[AnnotatorRow] = []
@@ -123,7 +123,8 @@ def annotator_table(ledger: Ledger, competence: DawidSkene | None) -> list[Annot
 
 
 def pairwise_table(ledger: Ledger) -> list[PairwiseRow]:
-    """A row for every two named annotators with `LEAST_COMMON` rows in common or more, the least in agreement first."""
+    """Return a row for every two named annotators with `LEAST_COMMON` rows in common or more, the least in agreement
+    first."""
     item, annotator, label = ledger.votes.T
     found = pairwise_agreement(Votes(item, annotator, label, items=len(ledger.facts)), LEAST_COMMON)
     names = list(ledger.annotators)

@@ -84,8 +84,8 @@ def forbidden_prompts(inputs: Mapping[str, Path], data: DataConfig, folder: Path
 
 
 def held_out_prompts(reference: Path, data: DataConfig, folder: Path) -> Forbidden:
-    """The prompts of the calibration and test pairs of an artifact of `validate`, which rows for training must not
-    repeat."""
+    """Return the prompts of the calibration and test pairs of an artifact of `validate`, which rows for training must
+    not repeat."""
     files = [
         (
             f"pairs.{split} of the reference",
@@ -143,7 +143,7 @@ def mark_forbidden(ledger: Ledger, texts: RowTexts, forbidden: Forbidden, near: 
 
 
 def prompts_in(path: Path, data: DataConfig, field: str) -> Iterator[CanonicalRow]:
-    """The prompts of a file: rows with a `prompt` (`data.prompt_columns` maps names), or preference pairs.
+    """Yield the prompts of a file: rows with a `prompt` (`data.prompt_columns` maps names), or preference pairs.
 
     Raises:
         UserError: it can't be read, or holds no prompt.

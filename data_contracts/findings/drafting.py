@@ -56,7 +56,7 @@ def draft(path: Path, data: DataConfig, scratch: Path) -> dict[str, Any]:
 
 
 def _expected(name: str, values: "pd.Series[Any]", file: str, kind: str) -> Iterator[dict[str, Any]]:
-    """The expectation that a column's values give, if they give one."""
+    """Yield the expectation that a column's values give, if they give one."""
     known = values.dropna()
     if not len(known):
         return
@@ -78,7 +78,7 @@ def _entry(kind: str, options: dict[str, Any], said: str, source: str) -> dict[s
 
 
 def _rounded(value: Any, outwards: Callable[[float], int]) -> float | int:
-    """An end of a range, rounded `outwards` (down or up) to 6 digits so that the value stays inside."""
+    """Return an end of a range, rounded `outwards` (down or up) to 6 digits so that the value stays inside."""
     number = float(value)
     if number == math.floor(number):
         return int(number)

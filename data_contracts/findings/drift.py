@@ -73,7 +73,7 @@ def difference(one: NDArray[np.float64], other: NDArray[np.float64]) -> DriftMea
 
 
 def language_of(text: str) -> str:
-    """The likeliest language of a text's beginning (ISO 639-1)."""
+    """Return the likeliest language of a text's beginning (ISO 639-1)."""
     from py3langid import classify
 
     return str(classify(text[:LANGUAGE_CHARACTERS])[0])

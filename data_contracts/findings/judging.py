@@ -93,7 +93,7 @@ class RowJudge:
                 raise CheckFailed(f"{named} has no usable form, but no expectation names it")
 
     def _frame(self, checks: Sequence[Check], rows: slice) -> tuple[pd.DataFrame, list[Check]]:
-        """The frame of `rows` that `checks` look at, and the checks on its columns.
+        """Return the frame of `rows` that `checks` look at, and the checks on its columns.
 
         In a further column of the source that a check compares with numbers, a value that is not a number becomes
         infinite, so that it is out of range.
@@ -127,7 +127,7 @@ class RowJudge:
         return f"{check.name}: {', '.join(values)}. {check.description}"
 
     def outcomes(self) -> list[JudgedCheck]:
-        """What each check of rows found, its expectations together.
+        """Return what each check of rows found, its expectations together.
 
         A check of ours passes while the rows that it names are at most its threshold's share of the rows of the files.
         A row such as a ranking may make several lines, so rows are counted. A user's check passes if Great Expectations
@@ -161,8 +161,8 @@ class RowJudge:
 
 
 def succeeded(check: Check, parts: Sequence[ExpectationResult]) -> bool:
-    """Whether an expectation holds of all rows, of which it judged `parts` alone: s / n >= `mostly`, where s of the n
-    values that are there are as expected, as Great Expectations says of one frame."""
+    """Return whether an expectation holds of all rows, of which it judged `parts` alone: s / n >= `mostly`, where s of
+    the n values that are there are as expected, as Great Expectations says of one frame."""
     if len(parts) == 1:
         return parts[0].success
     known = sum(part.result["element_count"] - (part.result.get("missing_count") or 0) for part in parts)
@@ -171,7 +171,7 @@ def succeeded(check: Check, parts: Sequence[ExpectationResult]) -> bool:
 
 
 def phase_of(check: Check) -> str:
-    """The phase in which all columns of a check are measured."""
+    """Return the phase in which all columns of a check are measured."""
     return max(
         (COLUMNS[column].phase for column in check.columns if column in COLUMNS), key=PHASES.index, default=PHASES[0]
     )

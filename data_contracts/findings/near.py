@@ -28,8 +28,8 @@ Signatures = NDArray[np.uint32]
 
 
 def runs_of_words(text: str, words: int) -> list[str]:
-    """The runs of `words` words of a text (`words_of`: in scripts without spaces, characters); the whole of a shorter
-    one."""
+    """Return the runs of `words` words of a text (`words_of`: in scripts without spaces, characters); the whole of a
+    shorter one."""
     said = words_of(text.casefold())
     shifted = [said[i:] for i in range(words)]
     return [" ".join(run) for run in zip(*shifted, strict=False)] or [" ".join(said)]
@@ -61,7 +61,7 @@ class SketchFile:
         self.texts += len(found)
 
     def written(self) -> "Sketches":
-        """All of them; the file may be removed then."""
+        """Return all of them; the file may be removed then."""
         return Sketches(self.path, self.texts)
 
 
@@ -78,7 +78,7 @@ class Sketches:
         return self._texts
 
     def __getitem__(self, places: NDArray[np.int64]) -> Signatures:
-        """The signatures at these places (m,), as (m, PERMUTATIONS)."""
+        """Return the signatures at these places (m,), as (m, PERMUTATIONS)."""
         if not len(places):
             return np.empty((0, PERMUTATIONS), np.uint32)
         low, high = int(places.min()), int(places.max()) + 1
@@ -131,8 +131,8 @@ def _parts(places: NDArray[np.int64]) -> Iterable[NDArray[np.int64]]:
 
 
 def _bands(found: "Signatures | Sketches", rows: int, places: NDArray[np.int64]) -> Iterable[NDArray[np.uint64]]:
-    """Each band of the signatures at these places (n,) as one number a text (n,); equal bands are equal, others hardly
-    ever."""
+    """Yield each band of the signatures at these places (n,) as one number a text (n,); equal bands are equal, others
+    hardly ever."""
     odd = np.random.default_rng(_SEED).integers(1, 2**63, rows, np.uint64) * np.uint64(2) + np.uint64(1)
     for start in range(0, PERMUTATIONS, rows):
         numbers = [np.empty(0, np.uint64)]

@@ -25,8 +25,8 @@ class ModelRow(TypedDict):
 
 
 def model_table(ledger: Ledger, seed: int) -> tuple[list[ModelRow], str | None]:
-    """A row for each model that readable rows with votes name, the strongest first; and why there are no strengths, if
-    so. A row with a label alone counts as one vote."""
+    """Return a row for each model that readable rows with votes name, the strongest first; and why there are no
+    strengths, if so. A row with a label alone counts as one vote."""
     if not ledger.models:
         return [], None
     names = list(ledger.models)

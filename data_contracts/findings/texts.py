@@ -63,7 +63,7 @@ class RowTexts:
 
     @property
     def index(self) -> NDArray[np.int64]:
-        """The rows (m,) of the ledger."""
+        """Return the rows (m,) of the ledger."""
         return np.flatnonzero(self.wanted)
 
     @property
@@ -193,8 +193,8 @@ def _read_part(how: TextReading, part: _Part) -> int:
 
 
 def overlong(texts: RowTexts, rows: int, cap: int) -> NDArray[np.bool_]:
-    """Which responses of a ledger's rows exceed `cap` tokens with their EOS: (rows, 2), chosen and rejected, or a
-    demonstration's in the first column. False where there is no response, or it was not read."""
+    """Return which responses of a ledger's rows exceed `cap` tokens with their EOS: (rows, 2), chosen and rejected, or
+    a demonstration's in the first column. False where there is no response, or it was not read."""
     found = np.zeros((rows, 2), np.bool_)
     found[texts.wanted] = texts.tokens[:, 1:] > cap
     return found
@@ -305,7 +305,8 @@ _CHANGED = (
 def rendered_and_judged(
     tokenizer: Any, messages: list[dict[str, str]], responses: list[str]
 ) -> tuple[str, Problem | None]:
-    """A prompt in the chat template (empty if the template refuses it), and what is wrong with it or `responses`."""
+    """Return a prompt in the chat template (empty if the template refuses it), and what is wrong with it or
+    `responses`."""
     prompt = ""
     try:
         prompt = rendered_prompt(tokenizer, messages)
@@ -318,8 +319,8 @@ def rendered_and_judged(
 
 
 def continues(tokenizer: Any, prompt: str, messages: list[dict[str, str]], response: str) -> bool:
-    """Whether the chat template renders the conversation with its response as `prompt`, the response, then EOS, or a
-    string that ends a response."""
+    """Return whether the chat template renders the conversation with its response as `prompt`, the response, then EOS,
+    or a string that ends a response."""
     whole = rendered_conversation(tokenizer, [*messages, {"role": "assistant", "content": response}])
     return _continued(whole, prompt, response, str(tokenizer.eos_token), endings_of(tokenizer).strings)
 
@@ -331,13 +332,13 @@ def _continued(whole: str, prompt: str, response: str, eos: str, strings: tuple[
 
 
 def _same_cut(one: Any, other: Any, cap: int) -> bool:
-    """Whether two encodings are the same in their first `cap` tokens, EOS among them."""
+    """Return whether two encodings are the same in their first `cap` tokens, EOS among them."""
     if min(len(one), cap) != min(len(other), cap):
         return False
     return bool(one.ids[:cap] == other.ids[:cap])
 
 
 def _encoded(tokenizer: Any, texts: list[str]) -> list[Any]:
-    """The encodings of texts. Without masks and offsets, which take longer than the ids."""
+    """Return the encodings of texts. Without masks and offsets, which take longer than the ids."""
     encoded: list[Any] = tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     return encoded

@@ -137,7 +137,7 @@ def near_training(ledger: Ledger, kept: NDArray[np.bool_], texts: RowTexts, near
 
 
 def chosen_by_rank(ledger: Ledger, most: int | None) -> NDArray[np.bool_]:
-    """The good rows (n,), at most `most`: those of lowest rank, whatever their positions."""
+    """Return the good rows (n,), at most `most`: those of lowest rank, whatever their positions."""
     good = ledger.good()
     if most is None or good.sum() <= most:
         return good

@@ -39,7 +39,7 @@ class Column(NamedTuple):
 
 
 def _fact(name: str) -> "Callable[[_Some], Any]":
-    """A count that every row has which could be read."""
+    """Return a count that every row has which could be read."""
     return lambda ledger: _where(ledger.facts[name], ledger.facts["made"])
 
 
@@ -60,7 +60,7 @@ def _votes(ledger: "_Some") -> Any:
 
 
 def _named(codes: NDArray[Any], names: Iterable[str]) -> Any:
-    """A category of `names` by its place (n,), -1 where it is missing."""
+    """Return a category of `names` by its place (n,), -1 where it is missing."""
     return pd.Categorical.from_codes(codes.astype(np.int64), pd.Index(list(names)))
 
 
@@ -129,7 +129,7 @@ _ALL = slice(None)
 
 
 def column_of(ledger: Ledger, name: str, rows: slice = _ALL) -> Any:
-    """The values (n,) of a column: a measured one, or a further one of the source (`further`).
+    """Return the values (n,) of a column: a measured one, or a further one of the source (`further`).
 
     Args:
         rows: leave out all but these, which stand together.
@@ -144,7 +144,7 @@ def column_of(ledger: Ledger, name: str, rows: slice = _ALL) -> Any:
 
 
 def further(values: list[Any], kind: list[bool]) -> Any:
-    """A column of the source: numbers where every value is one (a CSV's are texts), else categories.
+    """Return a column of the source: numbers where every value is one (a CSV's are texts), else categories.
 
     Args:
         kind: of all its rows, as `ShardNotes.kinds`.
@@ -158,13 +158,13 @@ def further(values: list[Any], kind: list[bool]) -> Any:
 
 
 def row_frame(ledger: Ledger, columns: Iterable[str], rows: slice = _ALL) -> pd.DataFrame:
-    """A line for each row of the ledger, or for some that stand together: `line`, and the `columns`."""
+    """Return a line for each row of the ledger, or for some that stand together: `line`, and the `columns`."""
     lines = np.arange(len(ledger.facts))[rows]
     return pd.DataFrame({LINE: lines, **{name: column_of(ledger, name, rows) for name in columns}})
 
 
 def kept_frame(ledger: Ledger, kept: NDArray[np.bool_], columns: Iterable[str]) -> pd.DataFrame:
-    """The same, of the rows that are kept: what only other rows hold makes no column a category."""
+    """Return the same, of the rows that are kept: what only other rows hold makes no column a category."""
     frame = row_frame(ledger, ())[kept].reset_index(drop=True)
     for name in columns:
         if name in COLUMNS:
@@ -177,7 +177,7 @@ def kept_frame(ledger: Ledger, kept: NDArray[np.bool_], columns: Iterable[str]) 
 
 
 def numbers_of(ledger: Ledger, lines: NDArray[np.int64]) -> dict[str, list[int]]:
-    """The numbers of the rows of the files that `lines` were made of, by file."""
+    """Return the numbers of the rows of the files that `lines` were made of, by file."""
     which = np.zeros(len(ledger.facts), bool)
     which[lines] = True
     file, numbers = places(ledger.rows(which))

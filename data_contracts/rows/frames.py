@@ -13,7 +13,7 @@ from data_contracts.rows.measuring import places
 
 
 def named_rows(ledger: Ledger, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-    """The columns that name `rows` (n,), codes of `Ledger.place`: `row_id` and, of several files, `file`."""
+    """Return the columns that name `rows` (n,), codes of `Ledger.place`: `row_id` and, of several files, `file`."""
     file, numbers = places(rows)
     return {"row_id": numbers} | ({"file": np.array(ledger.files)[file]} if len(ledger.files) > 1 else {})
 
@@ -21,7 +21,7 @@ def named_rows(ledger: Ledger, rows: NDArray[np.int64]) -> dict[str, NDArray[Any
 def pair_frame(
     ledger: Ledger, kept: NDArray[np.bool_], splits_of_prompt: NDArray[Any], near_training: NDArray[Any]
 ) -> pd.DataFrame:
-    """A line a kept pair.
+    """Return a frame with a row for each kept pair.
 
     Args:
         kept: which pairs of the ledger they are.
@@ -60,7 +60,8 @@ def length_preference(words: NDArray[Any]) -> float | None:
 
 
 def splits_of(ledgers: Sequence[tuple[Ledger, NDArray[np.bool_]]]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """The distinct prompts (hashes, sorted) of the kept rows of `ledgers`, and how many splits each stands in."""
+    """Return the distinct prompts (hashes, sorted) of the kept rows of `ledgers`, and how many splits each stands
+    in."""
     prompts = np.concatenate([ledger.facts["prompt"][kept] for ledger, kept in ledgers])
     splits = np.concatenate([ledger.facts["split"][kept] for ledger, kept in ledgers])
     distinct, place = np.unique(prompts, return_inverse=True)

@@ -67,7 +67,7 @@ class RowSource(NamedTuple):
 
     @classmethod
     def named(cls, name: str, path: Path, data: DataConfig, label: str = "") -> "RowSource":
-        """The file or saved folder that `data` names as `preferences`, `demonstrations` or `prompts`."""
+        """Return the file or saved folder that `data` names as `preferences`, `demonstrations` or `prompts`."""
         field = _COLUMNS[name]
         return cls(
             name,
@@ -83,7 +83,7 @@ class RowSource(NamedTuple):
 
     @property
     def file(self) -> str:
-        """What its rows are said to come from."""
+        """Return the name of the source that its rows get."""
         return self.label or self.name
 
 
@@ -122,7 +122,7 @@ def look_at(name: str, path: Path, data: DataConfig) -> None:
 
 
 def judged_rows(source: RowSource, max_characters: int) -> Iterator[Row]:
-    """Every row of `source` as a pair (or several, of a ranking), demonstration or prompt, or with its problems.
+    """Yield every row of `source` as a pair (or several, of a ranking), demonstration or prompt, or with its problems.
 
     Raises:
         UserError: the source can't be read, or has no known format.
@@ -132,7 +132,7 @@ def judged_rows(source: RowSource, max_characters: int) -> Iterator[Row]:
 
 
 def detected(source: RowSource) -> tuple[str, Iterable[RawRow]]:
-    """The format of `source`, and its rows under the standard names, in a shape that this format has.
+    """Return the format of `source`, and its rows under the standard names, in a shape that this format has.
 
     Raises:
         UserError: the source can't be read, or has no known format.
@@ -176,7 +176,7 @@ def parsed(raws: Iterable[RawRow], name: str, source: RowSource, max_characters:
 
 
 def _plain(value: Any) -> JsonValue:
-    """A column's value as JSON; what JSON does not know (a date, NaN) as text."""
+    """Return a column's value as JSON; what JSON does not know (a date, NaN) as text."""
     try:
         canonical_json(value)
     except (TypeError, ValueError):
@@ -217,7 +217,8 @@ def _decide_by_margin(row: Row, raw: RawRow, threshold: float) -> None:
 
 
 def renamed(source: RowSource) -> Iterator[RawRow]:
-    """The rows of `source` under the standard names. Raises UserError if the first lacks a column that is named."""
+    """Yield the rows of `source` under the standard names. Raises UserError if the first lacks a column that is
+    named."""
     for position, raw in enumerate(source.rows):
         if source.extra:
             raw = raw._replace(extra={name: raw.data.get(name) for name in source.extra})
@@ -240,20 +241,20 @@ def renamed(source: RowSource) -> Iterator[RawRow]:
 
 
 def columns_of(columns: Mapping[str, str | Sequence[str]]) -> Iterator[str]:
-    """The columns that `data.columns` names, those of a list one by one."""
+    """Yield the columns that `data.columns` names, those of a list one by one."""
     for theirs in columns.values():
         yield from [theirs] if isinstance(theirs, str) else theirs
 
 
 def options_of(data: DataConfig) -> ReadingOptions:
-    """What the config says of labels and scores."""
+    """Return what the config says of labels and scores."""
     return ReadingOptions(data.label_values, data.score.name, data.score.threshold)
 
 
 def not_one_valid(
     source: RowSource, rows: int, reasons: Mapping[str, Reason], named: Callable[[int], str] = "row {}".format
 ) -> UserError:
-    """The error for a source without a valid row among so many; `reasons` by check, whose rows `named` names."""
+    """Return the error for a source without a valid row among so many; `reasons` by check, whose rows `named` names."""
     what = {"preferences": "preference pair", "demonstrations": "demonstration", "prompts": "prompt"}[source.name]
     check, found = max(reasons.items(), key=lambda each: each[1].rows)
     remedy = REMEDIES.get(check, f"Correct the rows, or map your names with {source.field}.")

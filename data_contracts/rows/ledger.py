@@ -49,7 +49,7 @@ def combined(*hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def first_of_each(wanted: NDArray[np.bool_], hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """The rows (n,) of `wanted` (n,) that are the first with their hash (n,)."""
+    """Return the rows (n,) of `wanted` (n,) that are the first with their hash (n,)."""
     places = np.flatnonzero(wanted)
     _, first = np.unique(hashes[places], return_index=True)
     out = np.zeros_like(wanted)
@@ -125,7 +125,7 @@ class Ledger:
         """Checks that named rows, and whether they keep them out."""
 
     def measuring(self, extra: Sequence[str] = ()) -> Measuring:
-        """How the rows are measured; `extra` are further columns of the source to keep."""
+        """Return how the rows are measured; `extra` are further columns of the source to keep."""
         return Measuring(self.split, self.seed, self.ranked, tuple(extra))
 
     def shard_path(self, number: int) -> Path:
@@ -178,7 +178,7 @@ class Ledger:
         self._gathered = self._beside(GATHERED)
 
     def _beside(self, what: tuple[str, Any, int]) -> NDArray[Any]:
-        """An array beside the rows of all shards, its first column the row's index."""
+        """Return an array beside the rows of all shards, its first column the row's index."""
         name, dtype, width = what
         parts = [np.empty((0, width), dtype)]
         for start, shard, (annotators, models) in zip(self.shards.starts, self.shards, self._places, strict=False):
@@ -202,7 +202,7 @@ class Ledger:
         return self._beside(COMPARED)
 
     def further(self, name: str, rows: slice = slice(None)) -> list[Any]:
-        """The values of a further column of the source, of all rows or some that stand together."""
+        """Return the values of a further column of the source, of all rows or some that stand together."""
         place = self.extra.index(name)
         start, stop, _ = rows.indices(len(self.facts))
         return [
@@ -212,17 +212,17 @@ class Ledger:
         ]
 
     def place(self, code: int) -> tuple[str, int]:
-        """The file of a row, by its field `row` of the facts, and the row's number there."""
+        """Return the file of a row, by its field `row` of the facts, and the row's number there."""
         file, number = places(code)
         return self.files[file], number
 
     def named(self, code: int) -> str:
-        """A row, by its field `row` of the facts, for a message."""
+        """Return a row, by its field `row` of the facts, for a message."""
         file, number = self.place(int(code))
         return f"row {number} of {file}" if len(self.files) > 1 else f"row {number}"
 
     def of(self, file: str) -> NDArray[np.bool_]:
-        """Which rows are of a file (n,)."""
+        """Return which rows are of a file (n,)."""
         return places(self.facts["row"])[0] == (self.files.index(file) if file in self.files else -1)
 
     def note(self, index: int, problem: Problem) -> None:
@@ -236,7 +236,7 @@ class Ledger:
         self.measured.setdefault(column, np.full(len(self.facts), np.nan, kind))[index] = values
 
     def shown(self, column: str, rows: slice) -> Any:
-        """A column that the texts show of some rows that stand together, missing where a row was not read."""
+        """Return a column that the texts show of some rows that stand together, missing where a row was not read."""
         start, stop, _ = rows.indices(len(self.facts))
         named = column == "language"
         found = np.full(stop - start, None if named else np.nan, object if named else np.float32)
@@ -266,14 +266,16 @@ class Ledger:
                 self.out[lines] = True
 
     def rows(self, which: NDArray[np.bool_] | slice = slice(None)) -> NDArray[np.int64]:
-        """The rows of the files, each once, that the pairs or other rows `which` (n,) were made of (see `place`)."""
+        """Return the rows of the files, each once, that the pairs or other rows `which` (n,) were made of (see
+        `place`)."""
         index, number = self._gathered.T
         made = np.zeros(len(self.facts), bool)
         made[which] = True
         return np.unique(np.concatenate([self.facts["row"][made], number[made[index]]]))
 
     def count(self, which: NDArray[np.bool_] | slice = slice(None)) -> int:
-        """How many rows the files have (`which`: that those were made of); a ranking is one, whatever its pairs."""
+        """Return how many rows the files have (`which`: that those were made of); a ranking is one, whatever its
+        pairs."""
         return len(self.rows(which))
 
     def reasons(self, file: str | None = None) -> dict[str, Reason]:
@@ -295,11 +297,11 @@ class Ledger:
         return text if first == index else next(late, None) or self._generic[check](index)
 
     def good(self) -> NDArray[np.bool_]:
-        """Which rows nothing keeps out, so far (n,)."""
+        """Return which rows nothing keeps out, so far (n,)."""
         return ~self.out
 
     def passes(self, check: str) -> NDArray[np.bool_]:
-        """Which rows pass a check (n,)."""
+        """Return which rows pass a check (n,)."""
         named = self.named_by.get(check)
         return np.ones(len(self.facts), bool) if named is None else ~named
 
@@ -309,7 +311,7 @@ class Ledger:
             yield from enumerate(shard.texts("line"), start)
 
     def mixed_lines(self) -> Iterator[tuple[int, bytes]]:
-        """The same, the files spread evenly over each other: the first rows hold each file in its share of all.
+        """Yield the same, the files spread evenly over each other: the first rows hold each file in its share of all.
 
         Whoever takes so many first rows then takes them from all files. Row i of a file of n stands at (i + 1/2) / n.
         """
@@ -340,7 +342,7 @@ class Ledger:
                 yield start + place, self.item_of(start + place, line)
 
     def item_of(self, index: int, line: bytes) -> CanonicalRow:
-        """The canonical form of a good row, from its line."""
+        """Return the canonical form of a good row, from its line."""
         row: Any = json.loads(line)
         item: CanonicalRow = row["item"] if self.facts["noted"][index] else row
         return item
@@ -373,12 +375,12 @@ def in_parts(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 
 def _in_all(known: dict[str, int], names: Sequence[str]) -> NDArray[np.int32]:
-    """What the codes of `names` are in all that is `known`, which gets those that are new."""
+    """Return what the codes of `names` are in all that is `known`, which gets those that are new."""
     return np.array([known.setdefault(name, len(known)) for name in names], np.int32)
 
 
 def quarantine_line(source: str, number: int, problems: Iterable[Problem], data: Mapping[str, object]) -> bytes:
-    """A row that was kept out, and why, as a line of JSON in ASCII: it may hold what UTF-8 can't."""
+    """Return a row that was kept out, and why, as a line of JSON in ASCII: it may hold what UTF-8 can't."""
     reasons = [problem.text.encode("ascii", "backslashreplace").decode() for problem in problems]
     row = {"file": source, "row": number, "reasons": reasons, "data": data}
     # What JSON doesn't know (of a Parquet file: dates, bytes, NaN) becomes text.

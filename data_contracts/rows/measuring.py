@@ -75,12 +75,12 @@ _FILE = 40
 
 
 def hash64(*parts: str) -> int:
-    """The first 8 bytes of the sha256 of texts (lone surrogates allowed)."""
+    """Return the first 8 bytes of the sha256 of texts (lone surrogates allowed)."""
     return int.from_bytes(hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).digest()[:8], "big")
 
 
 def lead_of(ballot: Ballot) -> float:
-    """The lead of the most frequent answer over the next, as a share of the votes; 0 if most say that neither is
+    """Return the lead of the most frequent answer over the next, as a share of the votes; 0 if most say that neither is
     better, or two answers are as frequent."""
     _, second, first = sorted(ballot)
     return 0.0 if ballot.equal == first else (first - second) / sum(ballot)
@@ -99,8 +99,8 @@ def _deciding(row: Row) -> int:
 
 
 def places(codes: Any) -> tuple[Any, Any]:
-    """The place in `Ledger.files` of a row's file, and the row's number there, by its field `row` of the facts; or
-    arrays of them."""
+    """Return the place in `Ledger.files` of a row's file, and the row's number there, by its field `row` of the facts;
+    or arrays of them."""
     return codes >> _FILE, codes & (1 << _FILE) - 1
 
 
@@ -193,7 +193,7 @@ def _line(row: Row) -> bytes:
 
 
 def _further(value: Any) -> Any:
-    """A value of a further column as JSON: nothing is expected of what is inside lists and objects."""
+    """Return a value of a further column as JSON: nothing is expected of what is inside lists and objects."""
     if isinstance(value, list | dict):
         return type(value).__name__
     if isinstance(value, Decimal | np.number):

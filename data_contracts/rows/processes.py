@@ -26,7 +26,7 @@ _shared: Any = None
 
 
 def count_of(processes: int | str) -> int:
-    """How many processes `data.processes` asks for; `auto` is the cores that this one may use."""
+    """Return how many processes `data.processes` asks for; `auto` is the cores that this one may use."""
     if processes != AUTO:
         return int(processes)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

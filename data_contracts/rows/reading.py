@@ -80,7 +80,8 @@ class FileReading(NamedTuple):
 
 
 def reading_of(path: Path, data: DataConfig) -> FileReading:
-    """What a file is by the fields of its first rows: `preferences`, `demonstrations`, `prompts` or a rating `sheet`.
+    """Yield what a file is by the fields of its first rows: `preferences`, `demonstrations`, `prompts` or a rating
+    `sheet`.
 
     The first three are looked for under the names that `data` has for their columns, then under the standard ones.
 
@@ -114,7 +115,7 @@ def reading_of(path: Path, data: DataConfig) -> FileReading:
 
 
 def is_sheet(rows: Iterable[RawRow]) -> bool:
-    """Whether rows have the columns of a rating sheet."""
+    """Return whether rows have the columns of a rating sheet."""
     return any({"item", "response_a", "response_b"} <= row.data.keys() for row in rows)
 
 

@@ -46,7 +46,8 @@ _SCHEMA = TypeAdapter(Annotated[CanonicalRow, AfterValidator(_whole)])
 
 
 def schema_problems(item: CanonicalRow) -> list[Problem]:
-    """What of a canonical pair (demonstration, if it has a `response`; prompt, without `chosen`) breaks its schema."""
+    """Return what of a canonical pair (demonstration, if it has a `response`; prompt, without `chosen`) breaks its
+    schema."""
     try:
         _SCHEMA.validate_python(item)
     except ValidationError as error:

@@ -58,7 +58,7 @@ def _arrow(values: Any) -> Any:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether `path` is a shard that can be read to its end."""
+    """Return whether `path` is a shard that can be read to its end."""
     import pyarrow as pa
 
     if not path.is_file():
@@ -88,17 +88,17 @@ class Shard:
             self.names: frozenset[str] = frozenset(batch.schema.names)
 
     def notes(self) -> Any:
-        """What was written beside the columns."""
+        """Return what was written beside the columns."""
         with _batch(self.path) as batch:
             return json.loads(batch.schema.metadata[NOTES])
 
     def array(self, name: str, dtype: Any, width: int) -> NDArray[Any]:
-        """The array `name` (n, width) that was written beside the columns."""
+        """Return the array `name` (n, width) that was written beside the columns."""
         with _batch(self.path) as batch:
             return np.frombuffer(batch.schema.metadata[name.encode()], dtype).reshape(-1, width)
 
     def column(self, name: str) -> NDArray[Any]:
-        """The values (n,) or (n, k) of a column of numbers."""
+        """Return the values (n,) or (n, k) of a column of numbers."""
         import pyarrow as pa
 
         with _batch(self.path) as batch:
@@ -108,7 +108,7 @@ class Shard:
             return np.array(found.to_numpy())
 
     def texts(self, name: str, which: NDArray[np.int64] | None = None) -> Iterator[bytes]:
-        """The bytes of a column of all rows or those at the places `which`, some of them in memory at once."""
+        """Yield the bytes of a column of all rows or those at the places `which`, some of them in memory at once."""
         with _batch(self.path) as batch:
             found = batch.column(name)
             for start in range(0, self.rows if which is None else len(which), _AT_ONCE):
@@ -137,7 +137,8 @@ class Shards(Sequence[Shard]):
         return int(self.starts[-1])
 
     def over(self, start: int, stop: int) -> Iterator[tuple[int, Shard, slice]]:
-        """The shards that hold the rows from `start` to before `stop`, each with its number and which of its rows."""
+        """Yield the shards that hold the rows from `start` to before `stop`, each with its number and which of its
+        rows."""
         for number in range(max(0, bisect_right(self.starts, start) - 1), len(self)):
             first = self.starts[number]
             if first >= stop:
@@ -146,7 +147,7 @@ class Shards(Sequence[Shard]):
             yield number, shard, slice(max(start - first, 0), min(stop - first, shard.rows))
 
     def holding(self, index: int) -> tuple[int, int]:
-        """The number of the shard that holds a row, and the row's place there."""
+        """Return the number of the shard that holds a row, and the row's place there."""
         number = bisect_right(self.starts, index) - 1
         return number, index - self.starts[number]
 
@@ -175,7 +176,7 @@ class FactColumns:
         return self._kept[which] if which in self._kept else self.between(which, 0, len(self))
 
     def between(self, name: str, start: int, stop: int) -> NDArray[Any]:
-        """A column of the rows from `start` to before `stop`."""
+        """Return a column of the rows from `start` to before `stop`."""
         if name in self._kept:
             return self._kept[name][start:stop]
         kind = self.dtype[name]
@@ -188,7 +189,7 @@ class FactColumns:
         return np.concatenate(parts)
 
     def at(self, name: str, index: int) -> Any:
-        """The value of one row."""
+        """Return the value of one row."""
         return self.between(name, index, index + 1)[0]
 
 

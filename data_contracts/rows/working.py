@@ -91,7 +91,7 @@ def _write_part(how: Measuring, part: _Part) -> int:
 
 
 def bytes_of(paths: Iterable[Path]) -> int:
-    """The bytes of files and folders."""
+    """Return the bytes of files and folders."""
     return sum(file.stat().st_size for path in paths for file in [path, *path.rglob("*")] if file.is_file())
 
 
