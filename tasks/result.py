@@ -80,12 +80,12 @@ class StageResult:
 
     @property
     def name(self) -> str:
-        """The stage as the pipeline shows it."""
+        """Return the stage as the pipeline shows it."""
         return self.stage.shown
 
     @property
     def imported(self) -> bool:
-        """Whether another home's word stands for this, or for anything that it was made from in this run."""
+        """Return whether another home's word stands for this, or for anything that it was made from in this run."""
         return bool(self.record.imported) or any(given.imported for given in self.inputs.values())
 
     def as_input(self, name: str) -> Input:
@@ -97,7 +97,8 @@ class StageResult:
 
 
 def is_skipped(record: Record) -> bool:
-    """Whether the config left the stage of a record out, so that its artifact is what went in: `sft.train` is false."""
+    """Return whether the config left the stage of a record out, so that its artifact is what went in: `sft.train` is
+    false."""
     return group(record.job, record.stage).get("train") is False
 
 

@@ -38,11 +38,11 @@ class Stage(NamedTuple):
     """Whether `runtime.ranks` processes compute it; else it takes one."""
 
     def load_run(self) -> Run:
-        """The stage's function (imports its module, and so maybe torch)."""
+        """Return the stage's function (imports its module, and so maybe torch)."""
         return importlib.import_module(self.module).run
 
     def load_job(self) -> type[Settings]:
-        """The class of its config."""
+        """Return the class of its config."""
         module, _, name = self.job.partition(":")
         return getattr(importlib.import_module(module), name)
 

@@ -34,12 +34,13 @@ class Attempts:
 
 
 def is_breakdown(error: BaseException) -> bool:
-    """Whether the same may succeed when it is tried again."""
+    """Return whether the same may succeed when it is tried again."""
     return isinstance(error, (LeaseLost, WorkerDied)) or is_unreachable(error)
 
 
 def through_breakdowns(call: Callable[[], T], attempts: Attempts, name: str, say: Callable[[str], object]) -> T:
-    """What `call` gives, tried again after each breakdown as `attempts` has it; the last one's error is raised."""
+    """Return what `call` gives, tried again after each breakdown as `attempts` has it; the last one's error is
+    raised."""
     retry = 0
     while True:
         try:

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def is_away(error: BaseException | None) -> bool:
-    """Whether an error of a call of Prefect says that its server, or the database behind it, is away."""
+    """Return whether an error of a call of Prefect says that its server, or the database behind it, is away."""
     if isinstance(error, httpx.HTTPStatusError):
         return error.response.status_code in AWAY
     return isinstance(error, httpx.TransportError)
@@ -34,7 +34,7 @@ class Server:
         self._away = False
 
     def ask(self, call: Callable[[], T]) -> T | None:
-        """What `call` gives; None where the server, or the database behind it, is away."""
+        """Return what `call` gives; None where the server, or the database behind it, is away."""
         try:
             value = call()
         except Exception as error:
@@ -50,7 +50,7 @@ class Server:
         return value
 
     def insist(self, call: Callable[[], T]) -> T:
-        """What `call` gives, once the server is there."""
+        """Return what `call` gives, once the server is there."""
         while (value := self.ask(call)) is None:
             time.sleep(AGAIN_SECONDS)
         return value

@@ -73,7 +73,7 @@ class Work:
 
 
 def look_up(store: ArtifactStore, key: str, refresh: bool, run: str, pinned: Record | None = None) -> Record | Miss:
-    """What the store has of `key`, or of `pinned` alone; with `refresh` only what `run` itself has computed."""
+    """Return what the store has of `key`, or of `pinned` alone; with `refresh` only what `run` itself has computed."""
     found = store.lookup(key, pinned.digest if pinned is not None else None)
     return Miss(ASKED) if refresh and isinstance(found, Record) and found.run != run else found
 
@@ -150,7 +150,7 @@ def compute(work: Work, store: ArtifactStore, show: Show, lease: Lease) -> Recor
 
 
 def _imported(work: Work) -> str:
-    """The inputs that rest on an imported record, for people."""
+    """Return the inputs that rest on an imported record, for people."""
     given = (f"{name} {each.digest[:12]}" for name, each in work.inputs.items() if each.imported)
     return ", ".join(given)
 
@@ -194,7 +194,8 @@ def _plot(work: Work, metrics: Mapping[str, float], out: Path, points: Path) -> 
 
 
 def _take_up(folder: Path, number: int) -> Path:
-    """The folder for holder `number` of the key to compute in, with the checkpoint of the last attempt that left one.
+    """Return the folder for holder `number` of the key to compute in, with the checkpoint of the last attempt that left
+    one.
 
     Each holder has a folder of its own, and takes the last one's by renaming it. So one that was taken for dead, and
     goes on, finds its paths gone: it can't write among the files of whoever took over. Half-written results are
@@ -233,7 +234,7 @@ def _has_checkpoint(out: Path) -> bool:
 
 
 def _environment() -> Environment:
-    """What the record says of where it was computed."""
+    """Return what the record says of where it was computed."""
     return {
         "python": sys.version.split()[0],
         "platform": platform.platform(),

@@ -153,7 +153,7 @@ class RunContext:
             self.log(text)
 
     def tracker(self) -> Tracker | None:
-        """What carries this run to MLflow, begun at the first call; None where tracking is off."""
+        """Return what carries this run to MLflow, begun at the first call; None where tracking is off."""
         if self.track and self._tracker is None:
             self._tracker = Tracker(self.home, self.run)
             self._tracker.open(self.project)
@@ -201,7 +201,7 @@ class RunContext:
 
 
 def new_run_id() -> str:
-    """An id that sorts by time and says when."""
+    """Return an id that sorts by time and says when."""
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 

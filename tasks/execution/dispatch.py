@@ -151,7 +151,7 @@ def _start(work: Work, pool: str, store: ArtifactStore, refresh: bool, attempt: 
 
 
 def _queue(pool: str) -> str | None:
-    """The queue of `pool` with the name of the pipeline's own; None where there is none, or no pool runs it."""
+    """Return the queue of `pool` with the name of the pipeline's own; None where there is none, or no pool runs it."""
     context = FlowRunContext.get()
     name = context.flow_run.work_queue_name if context is not None and context.flow_run is not None else None
     if name is None:
@@ -232,7 +232,7 @@ def _follow(
 
 
 def taken_for_dead(run: FlowRun) -> bool:
-    """Whether the server set the run to `Crashed` because it heard nothing from it; its process may live."""
+    """Return whether the server set the run to `Crashed` because it heard nothing from it; its process may live."""
     return run.state is not None and run.state.is_crashed() and (run.state.message or "").startswith(NO_HEARTBEAT)
 
 
@@ -277,7 +277,7 @@ def receive(order: Order, store: ArtifactStore, show: Show, say: Say) -> Record:
 
 
 def _found(given: Input, store: ArtifactStore, place: str) -> Input:
-    """The same input as it is on this worker; `place` is the caller's store."""
+    """Return the same input as it is on this worker; `place` is the caller's store."""
     if given.stored:
         if (store.contents.problem(given.digest) or "").startswith("missing"):
             raise MachineMismatch(

@@ -40,13 +40,13 @@ def thin(points: Sequence[T], most: int = MOST) -> list[T]:
 
 
 def plain(name: str, longest: int = LONGEST) -> str:
-    """A name from the data as one short printable line; what XML cannot hold is replaced."""
+    """Return a name from the data as one short printable line; what XML cannot hold is replaced."""
     shown = "".join(each if each.isprintable() else "�" for each in name)
     return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
 
 
 def new_figure(height: float, width: float = WIDTH) -> Any:
-    """A figure of this size, in inches, in the style of all charts."""
+    """Return a figure of this size, in inches, in the style of all charts."""
     # The object interface: no window, no figure to close. The style is set for good: threads may draw at once.
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG

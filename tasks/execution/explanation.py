@@ -24,7 +24,7 @@ def miss(store: ArtifactStore, stage: str, key: str, parts: KeyParts, found: Mis
 
 
 def in_a_line(told: Explanation) -> str:
-    """An explanation in a few words, for the console."""
+    """Return an explanation in a few words, for the console."""
     match told:
         case Hit():
             return f"{'taken as it is, ' if told.pinned else ''}computed by {told.run}"
@@ -36,7 +36,7 @@ def in_a_line(told: Explanation) -> str:
 
 
 def lines(status: RunStatus) -> list[str]:
-    """What `tether explain` prints of a run."""
+    """Return what `tether explain` prints of a run."""
     names = (name for stage in status.stages for name in (stage.name, *stage.explained))
     width = max(map(len, names), default=0) + 2
     again = f", {status.origin['stage']} again from run {status.origin['from']}" if "from" in status.origin else ""

@@ -17,7 +17,7 @@ Inputs = Mapping[str, Input]
 
 
 def key_of(stage: Stage, job: Settings, inputs: Inputs, root: Path = ROOT) -> tuple[str, KeyParts]:
-    """The key of a stage, and what it is made of (`components.keys.fingerprint.stage_key`)."""
+    """Return the key of a stage, and what it is made of (`components.keys.fingerprint.stage_key`)."""
     digests = {name: given.digest for name, given in inputs.items()}
     task = built_in_task(stage, inputs)
     return stage_key(stage.name, job, digests, stage.module, (*stage.libraries, *_optional(job)), root, task)
@@ -41,7 +41,7 @@ def _optional(job: Settings) -> list[str]:
 
 
 def built_in_task(stage: Stage, inputs: Inputs) -> str | None:
-    """The built-in task that a stage's data come from; None for people's data.
+    """Return the built-in task that a stage's data come from; None for people's data.
 
     `validate` generates the task's pairs where it is given none, and writes the task's name into its artifact, which
     later stages read as their input `data`. `validate.judge` does likewise.

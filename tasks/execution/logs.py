@@ -32,7 +32,7 @@ _about: dict[str, str | None] = {"run": None, "stage": None, "flow_run": None}
 
 
 def as_json() -> bool:
-    """Whether log lines are JSON.
+    """Return whether log lines are JSON.
 
     Raises:
         UserError: the variable names no format.

@@ -50,11 +50,11 @@ class Computed:
     artifact: Path
 
     def curve(self, name: str) -> Curve:
-        """The finite points of a curve, thinned; empty where the stage has none of that name."""
+        """Return the finite points of a curve, thinned; empty where the stage has none of that name."""
         return thin([point for point in self.curves.get(name, ()) if math.isfinite(point[1])])
 
     def document(self, name: str) -> dict[str, Any]:
-        """A JSON file of the artifact; empty where there is none."""
+        """Return a JSON file of the artifact; empty where there is none."""
         path = self.artifact / name
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
@@ -78,7 +78,7 @@ def render(stage: str, job: Settings, metrics: Mapping[str, float], points: Path
 
 
 def training_loss(computed: Computed, metric: str, heldout: str, unit: str) -> Any:
-    """The training loss `metric` by optimiser step, and the final `heldout` loss as a level.
+    """Return the training loss `metric` by optimiser step, and the final `heldout` loss as a level.
 
     Where the training was evaluated, the loss of these held-out examples too, with its interval, and which step is
     published.
@@ -168,7 +168,7 @@ def frontier(computed: Computed) -> Any:
 
 
 def entropy_and_length(computed: Computed) -> Any:
-    """The policy's entropy and the length of its responses, by PPO update."""
+    """Return the policy's entropy and the length of its responses, by PPO update."""
     entropy, length = computed.curve("ppo/entropy"), computed.curve("ppo/response_tokens")
     found = [(entropy, "entropy, nats per token", BLUE), (length, "response, tokens", ORANGE)]
     if not (shown := [each for each in found if each[0]]):
@@ -183,7 +183,7 @@ def entropy_and_length(computed: Computed) -> Any:
 
 
 def alarms(computed: Computed) -> Any:
-    """Each monitor that raised an alarm, with its limit and the update at which it first did."""
+    """Return each monitor that raised an alarm, with its limit and the update at which it first did."""
     about = computed.document("metadata.json")
     first = {each["name"]: each for each in reversed(about.get("alarms", ()))}
     shown = [(name, curve) for name in sorted(first, key=lambda name: (first[name]["update"], name))
@@ -237,7 +237,7 @@ def reliability_by_slice(computed: Computed) -> Any:
 
 
 def probes(computed: Computed) -> Any:
-    """How far each tail raises the score, with the upper end that gates judge."""
+    """Return how far each tail raises the score, with the upper end that gates judge."""
     found = computed.document("robustness.json").get("probes", {})
     if not (shown := {name: each for name, each in found.items() if each["rise"] is not None}):
         return None
@@ -255,7 +255,7 @@ def probes(computed: Computed) -> Any:
 
 
 def win_rate(computed: Computed) -> Any:
-    """The win rate against SFT with its interval, and a half."""
+    """Return the win rate against SFT with its interval, and a half."""
     names = ("human_eval/win_rate", "human_eval/win_rate_low", "human_eval/win_rate_high")
     rate, low, high = (computed.metrics.get(name, math.nan) for name in names)
     if not all(map(math.isfinite, (rate, low, high))):
@@ -293,7 +293,7 @@ def outcomes(computed: Computed) -> Any:
 
 
 def by_stratum(computed: Computed) -> Any:
-    """The win rate of all items, at equal length, and in each stratum, with intervals."""
+    """Return the win rate of all items, at equal length, and in each stratum, with intervals."""
     result = computed.document("result.json")
     strata, even, whole = result.get("strata", []), result.get("equal_length"), result.get("win_rate")
     if not whole or not strata or "low" not in strata[0]:

@@ -70,7 +70,7 @@ def _run_stage(stage: Stage, job: Settings, given: Given, ctx: RunContext) -> St
 
 
 def peek(stage: Stage, job: Settings, given: Given, ctx: RunContext) -> StageResult | None:
-    """What `run_stage` would find in the store, judged by this run's gates; None for a miss.
+    """Return what `run_stage` would find in the store, judged by this run's gates; None for a miss.
 
     Writes no status, touches no MLflow, computes nothing and raises no GateFailed.
     """
@@ -89,7 +89,7 @@ def _key(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> tuple[
 
 
 def _obtain(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> StageResult:
-    """The stage's result, from the store or computed now."""
+    """Return the stage's result, from the store or computed now."""
     started = time.monotonic()
     key, parts, pinned = _key(stage, job, inputs, ctx)
     # Before the look-up: garbage collection keeps what a run wants.
@@ -134,7 +134,7 @@ def _obtain(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> Sta
 
 
 def _parts(stage: Stage, ctx: RunContext, key: str, digest: str | None) -> dict[str, Part]:
-    """What the status keeps of a stage's sub-stages, beside the stage's own key and digest."""
+    """Return what the status keeps of a stage's sub-stages, beside the stage's own key and digest."""
     part = {} if stage.final else {stage.name: Part(key=key, digest=digest)}
     return {**ctx.status.stage(stage.shown).parts, **part}
 
@@ -188,7 +188,7 @@ def _result(stage: Stage, record: Record, inputs: Inputs, ctx: RunContext, cache
 
 
 def _all_hits(shown: str, ctx: RunContext) -> bool:
-    """Whether every sub-stage of `shown` so far was found in the store."""
+    """Return whether every sub-stage of `shown` so far was found in the store."""
     return all(result.cached for result in ctx.results.values() if result.name == shown)
 
 

@@ -17,7 +17,7 @@ DIGITS = 12
 
 
 def graph_of(done: Sequence[Done], named: Mapping[str, str] | None = None) -> Diagram:
-    """The graph of what a run has so far.
+    """Return the graph of what a run has so far.
 
     Args:
         done: what its (sub-)stages gave, the oldest first.
@@ -52,7 +52,7 @@ def _box(done: Done, verdicts: Sequence[Verdict], named: Mapping[str, str]) -> B
 
 
 def judged(verdicts: Iterable[Verdict]) -> tuple[str, State]:
-    """What a stage's gates say together, in a few words."""
+    """Return what a stage's gates say together, in a few words."""
     found = [verdict for verdict in verdicts if verdict.threshold is not None]
     for word, state, those in (
         ("failed", "failed", [each for each in found if each.stops]),

@@ -117,7 +117,7 @@ def in_markdown(graph: Diagram) -> str:
 
 
 def _address(graph: Diagram, downward: bool) -> str:
-    """The picture as an address of itself."""
+    """Return the picture as an address of itself."""
     return f"data:image/svg+xml;base64,{base64.b64encode(draw(graph, downward).encode()).decode()}"
 
 
@@ -179,7 +179,7 @@ def _places(
 
 
 def _path(places: Sequence[_Place], downward: bool) -> str:
-    """A line that leaves the first place, goes through the lanes and ends at the last place."""
+    """Return a line that leaves the first place, goes through the lanes and ends at the last place."""
     steps: list[str] = []
     for before, after in pairwise(places):
         if downward:
@@ -226,7 +226,7 @@ def _short(text: str, longest: float) -> str:
 
 
 def _colours(colours: Mapping[str, str]) -> str:
-    """The rules of one scheme."""
+    """Return the rules of one scheme."""
     return "".join(f".{name.replace(' ', '.')}{{{rule}}}" for name, rule in colours.items())
 
 

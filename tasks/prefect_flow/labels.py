@@ -66,7 +66,7 @@ def order_scoring(run: str, sheets: Path) -> str | None:
 
 
 def flow_run_of(page: str) -> UUID:
-    """The id at the end of a flow run's address.
+    """Return the id at the end of a flow run's address.
 
     Raises:
         ValueError: there is none.
@@ -75,7 +75,7 @@ def flow_run_of(page: str) -> UUID:
 
 
 def awaiting(folder: Path) -> str:
-    """The message of the state in which a run waits for labels."""
+    """Return the message of the state in which a run waits for labels."""
     return (
         f"Each rater gets a file of {markdown_code(str(folder / 'raters'))}, or a personal link to the review page. "
         f"The artifact {ABOUT} says how far they are."

@@ -104,12 +104,12 @@ def urlopen(url: str, timeout: float) -> AbstractContextManager[Any]:
 
 
 def is_untrusted(error: BaseException | None) -> bool:
-    """Whether an error of a connection says that the server's certificate is signed by nobody we trust."""
+    """Return whether an error of a connection says that the server's certificate is signed by nobody we trust."""
     return error is not None and ("CERTIFICATE_VERIFY_FAILED" in str(error) or is_untrusted(error.__cause__))
 
 
 def is_answering(timeout: float = 3.0) -> bool:
-    """Whether the server that `PREFECT_API_URL` names, if it does, is there (still), and its database too."""
+    """Return whether the server that `PREFECT_API_URL` names, if it does, is there (still), and its database too."""
     url = os.environ.get("PREFECT_API_URL", "")
     if not url:
         return True

@@ -71,7 +71,8 @@ class Outcome(Generic[T]):
         return Completed(name=name(value), message=message(value))
 
     def get(self, state: State[Any] | None) -> T:
-        """What the call gave; raises what it raised. `state`: how Prefect ended it, None where its server is gone.
+        """Return what the call gave; raises what it raised. `state`: how Prefect ended it, None where its server is
+        gone.
 
         Raises:
             TetherError: Prefect did not let it run (cancelled, or its server refused or is gone).
@@ -131,7 +132,7 @@ def prefect_runner(ctx: RunContext) -> Callable[..., StageResult]:
 
 
 def flow_run_log(flow_run_id: str) -> Callable[[str], None]:
-    """A function that adds a line to the log of a flow run, and of the task run around the call.
+    """Return a function that adds a line to the log of a flow run, and of the task run around the call.
 
     Prefect's own loggers print on the terminal too, and send in the background: their last lines are lost with an
     embedded server, and they complain on the terminal where it is gone. There are about two lines a stage.
@@ -183,7 +184,7 @@ def _show_gates(stage: Stage, ctx: RunContext) -> None:
 
 
 def stage_page(result: StageResult, link: str | None, whole: str | None) -> str:
-    """A judged stage in Markdown: its pages, its main numbers, and its gates, those that did not pass first.
+    """Return a judged stage in Markdown: its pages, its main numbers, and its gates, those that did not pass first.
 
     Args:
         result: of the stage.

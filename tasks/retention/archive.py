@@ -84,14 +84,14 @@ def _room(store: ArtifactStore) -> int:
 
 
 def run_files(folder: Path) -> dict[str, bytes]:
-    """A run's own files as another home needs them: without what only this one's MLflow and processes know."""
+    """Return a run's own files as another home needs them: without what only this one's MLflow and processes know."""
     points = {f"metrics/{path.name}": path.read_bytes() for path in sorted((folder / "metrics").glob("*.jsonl"))}
     status = finished_file(folder).model_dump_json(indent=1).encode()
     return {RUN_FILE: status, CONFIG: (folder / CONFIG).read_bytes(), **points}
 
 
 def run_records(store: ArtifactStore, status: RunStatus) -> list[Record]:
-    """The records a run rests on, each whole: those of its stages, and what these were made from."""
+    """Return the records a run rests on, each whole: those of its stages, and what these were made from."""
     needed = set(status.needs)
     by_digest: dict[str, list[Record]] = {}
     for each in stored(store, store.place):

@@ -57,7 +57,8 @@ def needs(store: ArtifactStore, keep_runs: int = KEPT_RUNS) -> dict[str, set[str
 
 
 def registered(home: Path) -> dict[str, list[str]]:
-    """Every registered model's versions, and the keys and digests that each was made from. Raises as `versions`."""
+    """Return every registered model's versions, and the keys and digests that each was made from. Raises as
+    `versions`."""
     made_from = re.compile(r"lineage\.(.*_)?digest|tether\.key")  # tags, as tasks/runs/journal.py names them
     return {
         f"{each.name} version {each.version}": [each.tags[tag] for tag in each.tags if made_from.fullmatch(tag)]

@@ -10,6 +10,6 @@ COMPARED = "compare"
 
 
 def compared_names(origin: Mapping[str, str]) -> dict[str, str]:
-    """What the user called each model, by the input that holds it; empty where a run compares none."""
+    """Return what the user called each model, by the input that holds it; empty where a run compares none."""
     names = json.loads(origin[COMPARED])["names"] if COMPARED in origin else []
     return {input_name(number): name for number, name in enumerate(names)}

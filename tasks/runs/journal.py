@@ -65,7 +65,7 @@ class Done(BaseModel):
 
     @classmethod
     def of(cls, result: StageResult, folder: Path, attachments: Mapping[str, Path], user: str) -> Self:
-        """What `result` is in the run in `folder`, from now on; `user` has had it computed, or scored."""
+        """Return what `result` is in the run in `folder`, from now on; `user` has had it computed, or scored."""
         steps = (point["step"] for point in read_points(points_file(folder, result.name)))
         return cls(
             time=time.time_ns() // 1_000_000,
@@ -84,7 +84,7 @@ class Done(BaseModel):
 
     @property
     def hit(self) -> bool:
-        """Whether another run computed it."""
+        """Return whether another run computed it."""
         return self.record.run != self.run
 
     @property
@@ -104,7 +104,7 @@ class Done(BaseModel):
 
     @property
     def tags(self) -> dict[str, str]:
-        """What it was made from and which code computed it, as tags of MLflow."""
+        """Return what it was made from and which code computed it, as tags of MLflow."""
         source = {"tether.source": digest_json(self.record.parts.get("source", {}))}
         return lineage_tags(self.lineage) | code_tags(self.record.environment.get("code", CodeVersion())) | source
 
@@ -115,7 +115,7 @@ def lineage_tags(lineage: Mapping[str, str]) -> dict[str, str]:
 
 
 def code_tags(code: CodeVersion) -> dict[str, str]:
-    """A version of the code (`components.keys.code_version`) as tags of MLflow; its pages know the first one."""
+    """Return a version of the code (`components.keys.code_version`) as tags of MLflow; its pages know the first one."""
     tags = {"mlflow.source.git.commit": code.get("commit"), "tether.code_version": code.get("version")}
     if code.get("dirty") is not None:
         tags["tether.code_dirty"] = str(code["dirty"]).lower()
@@ -141,7 +141,7 @@ def write_done(folder: Path, done: Done) -> None:
 
 
 def read_done(folder: Path) -> list[Done]:
-    """What the (sub-)stages of the run in `folder` gave so far, the oldest first.
+    """Return what the (sub-)stages of the run in `folder` gave so far, the oldest first.
 
     Raises:
         UserError: a file of one is damaged.
@@ -153,7 +153,7 @@ def read_done(folder: Path) -> list[Done]:
 
 
 def readable_done(folder: Path) -> tuple[list[Done], list[UserError]]:
-    """The same of those whose file can be read, and what is wrong with the others."""
+    """Return the same of those whose file can be read, and what is wrong with the others."""
     found, damaged = [], []
     for path in sorted((folder / "done").glob("[!.]*.json")):
         try:
@@ -224,7 +224,8 @@ class Sent(BaseModel):
 
 
 def left_by_earlier(folder: Path) -> bool:
-    """Whether an earlier version of Tether has not sent all of the run in `folder` to MLflow, as its own files say."""
+    """Return whether an earlier version of Tether has not sent all of the run in `folder` to MLflow, as its own files
+    say."""
     facts, sent = folder / "tracking.jsonl", folder / "tracking.json"
     if not facts.is_file():
         return False

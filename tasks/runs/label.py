@@ -43,7 +43,7 @@ class Label(NamedTuple):
 
     @property
     def written(self) -> list[str]:
-        """The tags as they are given: `key=value`, or `key`."""
+        """Return the tags as they are given: `key=value`, or `key`."""
         return [f"{key}={value}" if value else key for key, value in self.tags.items()]
 
 

@@ -32,7 +32,7 @@ class LabelProgress(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """Whether no label is missing."""
+        """Return whether no label is missing."""
         return 0 < self.asked <= self.answered
 
     @property
@@ -55,7 +55,7 @@ def write_progress(folder: Path, progress: LabelProgress) -> None:
 
 
 def read_progress(folder: Path) -> LabelProgress | None:
-    """What a run's folder says; None where nothing was kept, or what was kept can't be read."""
+    """Return what a run's folder says; None where nothing was kept, or what was kept can't be read."""
     try:
         kept = _Kept.model_validate_json((folder / PROGRESS).read_bytes())
     except (OSError, ValidationError):

@@ -82,7 +82,7 @@ def points_after(path: Path, offset: int, limit: int | None = None) -> tuple[lis
 
 
 def is_point(line: bytes) -> bool:
-    """Whether a line of a file is what `Spool` writes."""
+    """Return whether a line of a file is what `Spool` writes."""
     try:
         point = json.loads(line)
         whole = isinstance(point["step"], int) and isinstance(point["time"], int)
@@ -92,7 +92,7 @@ def is_point(line: bytes) -> bool:
 
 
 def read_points(path: Path) -> list[Point]:
-    """Every whole point of a file (none where there is no file)."""
+    """Return every whole point of a file (none where there is no file)."""
     return points_after(path, 0)[0]
 
 

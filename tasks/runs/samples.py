@@ -50,7 +50,7 @@ class SamplesFile:
 
 
 def block(step: int, samples: Sequence[Sample]) -> str:
-    """The samples of a step as text."""
+    """Return the samples of a step as text."""
     parts = [f"== step {step} ==\n"]
     for sample in samples:
         parts.append(f"[{_numbers(sample)}]\n> {line(_prompt(sample))}\n{_quoted(str(sample.get('response', '')))}\n\n")
@@ -58,7 +58,7 @@ def block(step: int, samples: Sequence[Sample]) -> str:
 
 
 def as_markdown(points: Iterable[Point]) -> str:
-    """The samples of the newest point that has some, as a Markdown table; empty where none has."""
+    """Return the samples of the newest point that has some, as a Markdown table; empty where none has."""
     shown = [point for point in points if point.get("samples")]
     if not shown:
         return ""
@@ -71,7 +71,7 @@ def as_markdown(points: Iterable[Point]) -> str:
 
 
 def as_table(points: Iterable[Point]) -> str:
-    """The samples of all points as the JSON of an MLflow table; empty where there are none."""
+    """Return the samples of all points as the JSON of an MLflow table; empty where there are none."""
     rows = [{"step": p["step"], **each, "prompt": _prompt(each)} for p in points for each in p.get("samples") or ()]
     columns = list(dict.fromkeys(key for row in rows for key in row))
     return json.dumps({"columns": columns, "data": [[row.get(c) for c in columns] for row in rows]}) if rows else ""
@@ -98,5 +98,5 @@ def _numbers(sample: Sample) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A response's lines, none of which can be taken for the head of a block."""
+    """Return a response's lines, none of which can be taken for the head of a block."""
     return "\n".join(f"  {each}" for each in plain(text).split("\n"))

@@ -108,12 +108,12 @@ class StageStatus(BaseModel):
 
     @property
     def cost(self) -> float | None:
-        """The cost of computing it, in the run's currency; None if it has no price or did not begin."""
+        """Return the cost of computing it, in the run's currency; None if it has no price or did not begin."""
         return self._priced(self.computed)
 
     @property
     def saved(self) -> float | None:
-        """What computing its reused results again would have cost at this price; None as `cost`."""
+        """Return what computing its reused results again would have cost at this price; None as `cost`."""
         return self._priced(self.reused)
 
     def _priced(self, seconds: Mapping[str, float]) -> float | None:
@@ -134,7 +134,7 @@ class StageStatus(BaseModel):
 
     @property
     def waivers(self) -> list[Waiver]:
-        """The waivers that let gates of this stage pass."""
+        """Return the waivers that let gates of this stage pass."""
         waived = [gate for gate in self.gates if gate.waived]
         return [Waiver(gate=gate.name, user=gate.user or "", reason=gate.reason or "unknown") for gate in waived]
 
@@ -167,12 +167,12 @@ class _Run(BaseModel):
 
     @property
     def cost(self) -> float | None:
-        """What its stages cost so far, in `currency`; None where none has a price."""
+        """Return what its stages cost so far, in `currency`; None where none has a price."""
         return _sum(stage.cost for stage in self.stages)
 
     @property
     def saved(self) -> float | None:
-        """What the results that it reused would have cost; None as `cost`."""
+        """Return what the results that it reused would have cost; None as `cost`."""
         return _sum(stage.saved for stage in self.stages)
 
     def stage(self, name: str) -> StageStatus:
@@ -202,7 +202,7 @@ class RunFile(_Run):
 
     @property
     def died(self) -> bool:
-        """Whether its process was killed before it could write down the run's end."""
+        """Return whether its process was killed before it could write down the run's end."""
         return self.finished is None and not is_alive(self.process)
 
 
@@ -214,7 +214,7 @@ class RunStatus(_Run):
 
     @property
     def until(self) -> str:
-        """The stage that the run was asked to end after; empty where it was to go on to the last."""
+        """Return the stage that the run was asked to end after; empty where it was to go on to the last."""
         return self.origin.get("until", "")
 
     @property
@@ -224,7 +224,7 @@ class RunStatus(_Run):
 
     @property
     def waivers(self) -> list[Waiver]:
-        """The waivers that let gates of this run pass."""
+        """Return the waivers that let gates of this run pass."""
         return [waiver for stage in self.stages for waiver in stage.waivers]
 
     def as_json(self) -> dict[str, object]:
@@ -300,17 +300,17 @@ class StatusFile:
 
     @property
     def state(self) -> State:
-        """The run's own state so far."""
+        """Return the run's own state so far."""
         return worst(stage.state for stage in self._document.stages)
 
     @property
     def begun(self) -> list[str]:
-        """The stages that began."""
+        """Return the stages that began."""
         return [stage.name for stage in self._document.stages if stage.started is not None]
 
     @property
     def label(self) -> Label:
-        """What people call the run."""
+        """Return what people call the run."""
         return self._document.label
 
     def stage(self, name: str) -> StageStatus:
@@ -404,7 +404,7 @@ def _readable(home: Path) -> list[RunFile]:
 
 
 def has_run(home: Path, run: str) -> bool:
-    """Whether there is a run of that id."""
+    """Return whether there is a run of that id."""
     return bool(run) and "/" not in run and not run.startswith(".") and (home / "runs" / run / RUN_FILE).is_file()
 
 

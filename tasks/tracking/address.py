@@ -8,12 +8,12 @@ from tasks.tracking.client import tracking_uri
 
 
 def has_pages(home: Path) -> bool:
-    """Whether MLflow is a server; a database has no page."""
+    """Return whether MLflow is a server; a database has no page."""
     return tracking_uri(home).startswith("http")
 
 
 def mlflow_page(home: Path, run: str, stage: str = "", file: str = "") -> str | None:
-    """The address of a stage's run (without one, the whole run's), or of a file of it, which the page shows.
+    """Return the address of a stage's run (without one, the whole run's), or of a file of it, which the page shows.
 
     None where MLflow has no pages, or does not have the run (yet).
     """

@@ -44,7 +44,7 @@ def tracking_uri(home: Path) -> str:
 
 
 def database_file(home: Path) -> Path | None:
-    """The SQLite file that holds MLflow's runs; None where its address is a server's or another database's."""
+    """Return the SQLite file that holds MLflow's runs; None where its address is a server's or another database's."""
     uri = tracking_uri(home)
     if VARIABLE not in os.environ:
         return home / "mlflow.db"
@@ -75,7 +75,7 @@ def _trust_the_ca() -> None:
 
 
 def connect(home: Path) -> Any:
-    """An `MlflowClient` on the tracking store, its tables made where it is new (1 to 5 s).
+    """Return an `MlflowClient` on the tracking store, its tables made where it is new (1 to 5 s).
 
     Raises:
         UserError: the file of its runs is no SQLite database, or the server refuses us.
@@ -145,7 +145,7 @@ def permitted(action: str) -> Iterator[None]:
 
 
 def _refused(error: Exception) -> str | None:
-    """What the user can do about an error of MLflow's client; None where it is none of theirs."""
+    """Return what the user can do about an error of MLflow's client; None where it is none of theirs."""
     from mlflow.exceptions import MlflowException
 
     if not isinstance(error, MlflowException):
@@ -219,7 +219,8 @@ def in_short(error: Exception) -> str:
 
 
 def experiment(client: Any, home: Path, name: str) -> str:
-    """The id of the experiment `name`, made where it is new; artifacts are below `home` unless a server has them."""
+    """Return the id of the experiment `name`, made where it is new; artifacts are below `home` unless a server has
+    them."""
     found = client.get_experiment_by_name(name)
     if found is not None:
         return found.experiment_id

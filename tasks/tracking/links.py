@@ -46,11 +46,11 @@ class Lineage:
         self._stages = sent.stages
 
     def model_name(self, stage: str) -> str:
-        """The registered model of a stage."""
+        """Return the registered model of a stage."""
         return model_name(self._project, MODELS[stage])
 
     def output_model(self, done: Done, run: str) -> str | None:
-        """The LoggedModel of what a stage made, or None for a stage that makes none."""
+        """Return the LoggedModel of what a stage made, or None for a stage that makes none."""
         kind = self._kind(done)
         if kind is None:
             return None
@@ -60,7 +60,7 @@ class Lineage:
 
     @staticmethod
     def _kind(done: Done) -> str | None:
-        """The kind of model that a (sub-)stage makes, or None."""
+        """Return the kind of model that a (sub-)stage makes, or None."""
         return JUDGE if done.record.stage == "reward.judge" else MODELS.get(done.shown) if done.final else None
 
     def link_inputs(self, done: Done, run: str, parent: str) -> None:
@@ -109,14 +109,15 @@ class Lineage:
         return [*rows, NoteRow("output", name, done.record.digest, link)]
 
     def find_model(self, digest: str) -> str | None:
-        """The LoggedModel with an artifact's digest, or None."""
+        """Return the LoggedModel with an artifact's digest, or None."""
         return next((model.model_id for model in self._models(digest) if str(model.status) == "READY"), None)
 
     def _models(self, digest: str) -> list[Any]:
         return self._client.search_logged_models([self._experiment], f"tags.`lineage.digest`='{digest}'")
 
     def _link(self, name: str, digest: str, stage: str = "") -> str:
-        """The page of an input: a model's own, else that of this run's stage that made it; empty where there is none.
+        """Return the page of an input: a model's own, else that of this run's stage that made it; empty where there is
+        none.
 
         Further upstream the stage is not known, and goes by what the reader calls the input.
         """
@@ -131,7 +132,7 @@ class Lineage:
         return f"#/experiments/{self._experiment}/models/{model}?workflowType=machine_learning"
 
     def _model(self, kind: str, path: Path, digest: str, run: str | None, tags: Mapping[str, str]) -> str:
-        """The LoggedModel of an artifact: found by its digest, else made."""
+        """Return the LoggedModel of an artifact: found by its digest, else made."""
         for model in self._models(digest):
             if str(model.status) == "READY":
                 return model.model_id

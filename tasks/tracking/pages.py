@@ -82,7 +82,7 @@ def stage_note(
 
 
 def code(environment: Environment) -> str:
-    """Which code ran, in a sentence."""
+    """Return which code ran, in a sentence."""
     version = environment.get("code", CodeVersion())
     if not (commit := version.get("commit")):
         return "Code of unknown commit."
@@ -103,7 +103,7 @@ def _keeping_out(done: Done) -> list[dict[str, Any]]:
 
 
 def prefect_tag(address: str) -> dict[str, str]:
-    """The tag of a run, or of a stage's, that has a page on a Prefect server: its address."""
+    """Return the tag of a run, or of a stage's, that has a page on a Prefect server: its address."""
     return {"tether.prefect": address} if address else {}
 
 

@@ -186,7 +186,7 @@ class Versions:
         return problem
 
     def tags(self, name: str, version: str) -> dict[str, str]:
-        """A version's."""
+        """Return the tags of a version."""
         return dict(self._client.get_model_version(name, version).tags)
 
     def describe(self, name: str, version: str) -> None:
@@ -226,7 +226,8 @@ class Versions:
             self._client.update_registered_model(name, text)
 
     def _may_point(self, name: str, version: str, tags: Mapping[str, str], done: Done, withheld: Sequence[str]) -> bool:
-        """Whether a run may point an alias at a version by itself; writes down an import or gates that forbid it."""
+        """Return whether a run may point an alias at a version by itself; writes down an import or gates that forbid
+        it."""
         if done.imported:
             self._client.set_model_version_tag(name, version, "tether.imported", done.run)
         if withheld:
@@ -238,7 +239,7 @@ class Versions:
         return "tether.demoted" not in tags and not done.imported
 
     def _find(self, name: str, digest: str) -> Any:
-        """The newest version of `name` with an artifact's digest, or None."""
+        """Return the newest version of `name` with an artifact's digest, or None."""
         found = self._client.search_model_versions(f"name='{name}' and tags.`lineage.digest`='{digest}'")
         return max(found, key=lambda each: int(each.version), default=None)
 
@@ -278,7 +279,7 @@ def champion_terms(tags: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def human_eval(tags: Mapping[str, str]) -> dict[str, Any]:
-    """A version's last human evaluation; empty where there was none."""
+    """Return a version's last human evaluation; empty where there was none."""
     return _loaded(tags, "tether.human_eval", {})
 
 
@@ -316,7 +317,7 @@ def state_lines(tags: Mapping[str, str]) -> Iterable[str]:
 
 
 def evaluation(judged: Mapping[str, Any]) -> str:
-    """A human evaluation in one sentence."""
+    """Return a human evaluation in one sentence."""
     if judged["win_rate"] is None:
         return f"Human evaluation {judged['state']} in run {judged['run']}, without a win rate"
     interval = ""

@@ -153,7 +153,7 @@ class Recorder:
         sent.save(folder)
 
     def _run(self, name: str, tags: dict[str, str], started: int, file: RunFile, sent: Sent) -> str:
-        """The id of the MLflow run with these tags, found or made."""
+        """Return the id of the MLflow run with these tags, found or made."""
         of_run, stage = self._runs(file.run, sent), tags.get("tether.stage")
         if found := [each.info.run_id for each in of_run if each.data.tags.get("tether.stage") == stage]:
             return min(found)
@@ -387,7 +387,7 @@ def _milliseconds(stamp: str) -> int:
 
 
 def _cell(value: Any) -> Any:
-    """A list of chat messages as text; anything else as it is."""
+    """Return a list of chat messages as text; anything else as it is."""
     if isinstance(value, list) and value and all(isinstance(each, dict) and "content" in each for each in value):
         return "\n".join(f"{each.get('role', '')}: {each['content']}" for each in value)
     return json.dumps(value) if isinstance(value, (list, dict)) else value

@@ -25,12 +25,12 @@ class Version(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """The artifact's; empty where the version isn't of our making."""
+        """Return the artifact's digest; empty if Tether did not make the version."""
         return self.tags.get("lineage.digest", "")
 
     @property
     def spellings(self) -> set[str]:
-        """The names that people may use for it; the name alone means the newest version."""
+        """Return the names that people may use for it; the name alone means the newest version."""
         return {self.name, f"{self.name}/{self.version}", *(f"{self.name}@{alias}" for alias in self.aliases)}
 
     @property
@@ -47,7 +47,7 @@ class Version(NamedTuple):
 
 
 def versions(home: Path) -> list[Version]:
-    """Every version in MLflow's registry; none where nothing was ever tracked below `home`.
+    """Return every version in MLflow's registry; none where nothing was ever tracked below `home`.
 
     Raises:
         UserError: there is a registry, and it can't be asked.
@@ -56,7 +56,7 @@ def versions(home: Path) -> list[Version]:
 
 
 def versions_of(home: Path, digests: Iterable[str]) -> list[Version]:
-    """The versions that hold one of these artifacts. Raises as `versions`."""
+    """Return the versions that hold one of these artifacts. Raises as `versions`."""
     wanted = set(digests)
     if len(wanted) > FEW:
         return [each for each in versions(home) if each.digest in wanted]
@@ -65,7 +65,8 @@ def versions_of(home: Path, digests: Iterable[str]) -> list[Version]:
 
 
 def find_version(home: Path, asked: str) -> Version | None:
-    """What `tether-policy` (newest), `tether-policy@champion` or `tether-policy/3` means; raises as `versions`."""
+    """Return what `tether-policy` (newest), `tether-policy@champion` or `tether-policy/3` means; raises as
+    `versions`."""
     found = _SPELLING.fullmatch(asked)
     if found is None:
         return None
@@ -85,7 +86,7 @@ def find_version(home: Path, asked: str) -> Version | None:
 
 
 def _asked(home: Path, ask: Callable[[Any], list[Any]]) -> list[Version]:
-    """What `ask` finds, given a client, with the aliases that point there. Raises as `versions`."""
+    """Return what `ask` finds, given a client, with the aliases that point there. Raises as `versions`."""
     file = database_file(home)
     if file is not None and not file.is_file():
         return []
