@@ -49,18 +49,19 @@ class Run:
 
     @property
     def passed(self) -> bool:
-        """Whether every stage ended and every gate passed or was waived."""
+        """Return whether every stage ended and every gate passed or was waived."""
         return self.state == "passed"
 
     def metrics(self) -> "pd.DataFrame":
-        """The final metrics: columns `stage`, `metric`, `value`; NaN where a value is not known."""
+        """Return the final metrics: columns `stage`, `metric`, `value`; NaN where a value is not known."""
         import pandas as pd
 
         rows = [(stage.name, name, value) for stage in self.status.stages for name, value in stage.metrics.items()]
         return pd.DataFrame(rows, columns=["stage", "metric", "value"]).astype({"value": "float64"})
 
     def gates(self) -> "pd.DataFrame":
-        """The gates that were judged: columns `gate`, `passed`, `waived`, `off`, `warns`, `value`, `threshold`, `text`.
+        """Return the gates that were judged: columns `gate`, `passed`, `waived`, `off`, `warns`, `value`, `threshold`,
+        `text`.
 
         A gate that is off has passed. `threshold` is a number, a pair, or None.
         """
@@ -75,7 +76,8 @@ class Run:
         return pd.DataFrame(rows, columns=columns).astype({"value": "float64"})
 
     def curves(self, stage: str) -> "pd.DataFrame":
-        """What a stage measured while it trained: one column per metric, by `step`; empty if it measured nothing.
+        """Return what a stage measured while it trained: one column per metric, by `step`; empty if it measured
+        nothing.
 
         Raises:
             UserError: the run has no such stage.
@@ -91,7 +93,7 @@ class Run:
         return frame.rename_axis("step").sort_index()
 
     def artifact(self, stage: str) -> Path:
-        """The folder of a stage's artifact in the store. Read it; never write there.
+        """Return the folder of a stage's artifact in the store. Read it; never write there.
 
         Raises:
             UserError: the run has no such stage, or the stage published nothing.
@@ -105,7 +107,7 @@ class Run:
 
     @property
     def report(self) -> Path:
-        """The path of the HTML report, which is written when the run ends."""
+        """Return the path of the HTML report, which is written when the run ends."""
         from tasks.runs.journal import REPORT
         from tasks.runs.status import run_folder
 

@@ -98,7 +98,7 @@ def standing(store: ArtifactStore, status: RunStatus, stages: Sequence[str]) -> 
 
 
 def _record(store: ArtifactStore, key: str | None, digest: str | None, state: str) -> Record | Miss:
-    """What a run took for a (sub-)stage: that artifact, not what its key may have been computed to since."""
+    """Return what a run took for a (sub-)stage: that artifact, not what its key may have been computed to since."""
     if not key or not digest:
         return Miss(f"it has no artifact ({state})")
     return store.lookup(key, digest)
@@ -156,6 +156,6 @@ def _reward_files(config: RunConfig) -> dict[str, list[str]]:
 
 
 def earlier_stages(stage: str) -> list[str]:
-    """What the pipeline computes before `stage`, which may be a sub-stage."""
+    """Return what the pipeline computes before `stage`, which may be a sub-stage."""
     names: list[str] = list(PIPELINE)
     return names[: names.index(STAGES[stage].shown)]

@@ -140,7 +140,7 @@ def _store(home: Path) -> Finding:
 
 
 def _form(home: Path) -> list[Finding]:
-    """Whether an upgrade of the home is due."""
+    """Return whether an upgrade of the home is due."""
     try:
         schema, database = home_schema(home), home / "mlflow.db"
         if schema is not None and schema > HOME_SCHEMA:
@@ -189,7 +189,8 @@ def breaking() -> list[Finding]:
 
 
 def servers(home: Path) -> list[Finding]:
-    """The two servers, where they are set: whether they answer, and to our credentials; and certificate files."""
+    """Return the two servers, where they are set: whether they answer, and to our credentials; and certificate
+    files."""
     return [
         *_certificates(),
         _server("MLflow", "MLFLOW_TRACKING_URI", "SQLite and a folder in the home", lambda: connect(home)),
@@ -230,7 +231,7 @@ def _packages() -> Finding:
 
 
 def _plugins() -> list[Finding]:
-    """What installed distributions offer for rewards, gates and data files."""
+    """Return what installed distributions offer for rewards, gates and data files."""
     found = []
     for group in GROUPS:
         kind = group.partition(".")[2]

@@ -113,7 +113,7 @@ def _defaults(home: Path) -> dict[str, str]:
 
 
 def package_folders() -> dict[str, Path | None]:
-    """The folder that each of our packages would be imported from; None where there is none."""
+    """Return the folder that each of our packages would be imported from; None where there is none."""
     found: dict[str, Path | None] = {}
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)

@@ -1,6 +1,6 @@
 """RLHF from top to bottom: five stages, each with its gates.
 
-`run` is whoever runs a stage: this process, a Prefect task, a look into the store, or (one day) a worker with a GPU.
+`run` runs a stage: in this process, as a Prefect task, by a lookup in the store, or on a worker.
 It gives the stage its whole life (key, look up, compute, publish, record, gate) and raises GateFailed where a gate
 stops the pipeline, so nothing below a failed gate starts. The gates of each stage are in `components/gates/table.py`.
 """
@@ -65,7 +65,7 @@ def pipeline(config: RunConfig, sources: Sources, run: StageRunner, until: str =
 
 
 def _stages(config: RunConfig, sources: Sources, stage: Callable[..., StageResult]) -> StageResult | None:
-    """The story. `stage` runs one by its name, on the results of earlier ones."""
+    """Run all stages in order; return the last result. `stage` runs one by its name, on the results of earlier ones."""
     # An independent judge, where the config asks for one: a reward model of other labels that never rewards.
     judged = config.data.has_judge
 
@@ -109,7 +109,7 @@ def comparison(config: RunConfig, sources: Sources, run: StageRunner) -> StageRe
 
 
 def ratings(config: RunConfig, sources: Sources, sample: StageResult) -> Input | None:
-    """The filled sheet: people's if there is one, the simulated judges' if they judge, else none yet."""
+    """Return the filled sheet: people's if there is one, the simulated judges' if they judge, else none yet."""
     if sources.sheet is not None:
         return sources.sheet
     if config.human_eval.judges == "simulated":
@@ -118,7 +118,7 @@ def ratings(config: RunConfig, sources: Sources, sample: StageResult) -> Input |
 
 
 def rlhf(config: RunConfig, sources: Sources, ctx: RunContext) -> StageResult | None:
-    """The same as a Prefect flow: a run on its pages, each stage a task there. Raises what `pipeline` raises."""
+    """Return the same as a Prefect flow: a run on its pages, each stage a task there. Raises what `pipeline` raises."""
     # Imported here: a run whose every stage is stored never comes here, and shouldn't pay seconds for it.
     from tasks.prefect_flow.server import NoServer, own_server
 

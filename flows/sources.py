@@ -69,7 +69,8 @@ class Sources:
 
     @property
     def contract(self) -> dict[str, Input]:
-        """Those of `data` that the judge's pairs are compared with too: the user's suite, and `decontaminate`."""
+        """Return those of `data` that the judge's pairs are compared with too: the user's suite, and
+        `decontaminate`."""
         return {name: each for name, each in self.data.items() if kind_of(name) in (SUITE, DECONTAMINATE)}
 
 
@@ -111,13 +112,14 @@ def compared_sources(
     config: RunConfig, home: Path, compared: dict[str, Input], sheet: Path | None = None,
     taken: Mapping[str, Record] | None = None,
 ) -> Sources:  # fmt: skip
-    """The inputs of a run that compares the models of `compared`. Raises UserError where the sheet can't be read."""
+    """Return the inputs of a run that compares the models of `compared`. Raises UserError where the sheet can't be
+    read."""
     given = None if sheet is None else Input.of(sheet)
     return Sources(sheet=given, seal=_seal(config, home, taken or {}, "human_eval.compare"), compared=compared)
 
 
 def _read_now(config: RunConfig, home: Path) -> dict[str, Input]:
-    """What `validate` reads, and what it compares that with."""
+    """Return what `validate` reads, and what it compares that with."""
     data = _find_data(config, home)
     preferences = [given.digest for name, given in data.items() if kind_of(name) == "preferences"]
     return data | _votes(config, home) | find_reference(config, home, preferences)
@@ -131,7 +133,7 @@ def _find_data(config: RunConfig, home: Path) -> dict[str, Input]:
 
 
 def _judge(config: RunConfig, home: Path, taken: Mapping[str, Record], data: Mapping[str, Input]) -> dict[str, Input]:
-    """What the judge learns from; where its pairs are taken, as they were read."""
+    """Return what the judge learns from; where its pairs are taken, as they were read."""
     if "validate.judge" in taken:
         return _data_of(taken["validate.judge"], config, home, (JUDGE,))
     if config.data.judge_preferences is None:
@@ -148,7 +150,7 @@ def _judge(config: RunConfig, home: Path, taken: Mapping[str, Record], data: Map
 
 
 def _find_kind(kind: str, config: RunConfig, home: Path) -> dict[str, Input]:
-    """The files that the config's `data` names as `kind`, looked at and digested."""
+    """Return the files that the config's `data` names as `kind`, looked at and digested."""
     found: dict[str, Input] = {}  # by digest
     hub = None if kind == SUITE else config.data.hub
     for value in values_of(getattr(config.data, kind)):
@@ -178,7 +180,7 @@ def _look_at(kind: str, path: Path, config: RunConfig) -> None:
 
 
 def _rewards(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dict[str, Input]:
-    """The folders of other reward models; where PPO is taken, as it was computed with them."""
+    """Return the folders of other reward models; where PPO is taken, as it was computed with them."""
     found = {}
     for name, model in model_sources(config).items():
         recorded = taken["ppo"].inputs.get(f"rewards/{name}") if "ppo" in taken else None
@@ -190,7 +192,7 @@ def _rewards(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dict
 
 
 def _suites(config: RunConfig, taken: Mapping[str, Record]) -> dict[str, Input]:
-    """The suites that the reward model is evaluated on; where it is taken, those that it was evaluated on."""
+    """Return the suites that the reward model is evaluated on; where it is taken, those that it was evaluated on."""
     if "reward" in taken:
         recorded = {name: digest for name, digest in taken["reward"].inputs.items() if name.startswith(f"{SUITES}/")}
         files = {f"{SUITES}/{name}": Path(file) for name, file in config.reward.suites.items()}
@@ -207,7 +209,7 @@ def _suites(config: RunConfig, taken: Mapping[str, Record]) -> dict[str, Input]:
 
 
 def _votes(config: RunConfig, home: Path) -> dict[str, Input]:
-    """What people said in the runs that `data.votes` names: `votes/1` for the first of them."""
+    """Return what people said in the runs that `data.votes` names: `votes/1` for the first of them."""
     found = {}
     for number, run in enumerate(config.data.votes, 1):
         stage = _status(run, home, "data.votes").stage("human_eval")
@@ -223,7 +225,7 @@ def _votes(config: RunConfig, home: Path) -> dict[str, Input]:
 
 
 def kept_sft(config: RunConfig, home: Path) -> dict[str, Record]:
-    """The record of the SFT model that `sft.keep` names; empty where the run trains its own.
+    """Return the record of the SFT model that `sft.keep` names; empty where the run trains its own.
 
     Raises:
         UserError: there is no such run, or its SFT model is not complete in the store.
@@ -242,7 +244,7 @@ def kept_sft(config: RunConfig, home: Path) -> dict[str, Record]:
 
 
 def _taught(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> Input | None:
-    """The data that a kept SFT model learned from, so that its record can be taken."""
+    """Return the data that a kept SFT model learned from, so that its record can be taken."""
     if config.sft.keep is None:
         return None
     digest = (taken.get("sft") or kept_sft(config, home)["sft"]).inputs["data"]
@@ -257,7 +259,7 @@ def _status(run: str, home: Path, field: str) -> RunStatus:
 
 
 def _data_of(validated: Record, config: RunConfig, home: Path, kinds: Sequence[str] = FILES) -> dict[str, Input]:
-    """The data of these kinds that a stage was computed from; where they were read, as far as that is known."""
+    """Return the data of these kinds that a stage was computed from; where they were read, as far as that is known."""
     data: dict[str, Input] = {}
     recorded: dict[str, Path] | None = None
     for name, digest in validated.inputs.items():
@@ -291,7 +293,7 @@ def _base(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dict[st
 def _seal(
     config: RunConfig, home: Path, taken: Mapping[str, Record], stage: str = "human_eval.sample"
 ) -> dict[str, Input]:
-    """The secret of this home, made where there is none yet; of a sample that is taken, its own."""
+    """Return the secret of this home, made where there is none yet; of a sample that is taken, its own."""
     if config.human_eval.judges != "people":
         return {}  # nobody is to be kept blind, and the demo gives the same bytes in every home
     if (sample := taken.get(stage)) is None:
@@ -314,7 +316,7 @@ def _previous(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dic
 
 
 def find_previous(run: str, home: Path) -> dict[str, Input]:
-    """The reward model that `reward.refresh.from_run` names, and the data it was trained on.
+    """Return the reward model that `reward.refresh.from_run` names, and the data it was trained on.
 
     `run` is a run's id in `home`, or its folder in another home (`HOME/runs/ID`).
 
@@ -349,7 +351,7 @@ def find_previous(run: str, home: Path) -> dict[str, Input]:
 
 
 def _brought_here(artifact: Path, home: Path) -> Path:
-    """A copy of another home's artifact, below this one: the run can be repeated when the other is gone."""
+    """Return a copy of another home's artifact, below this one: the run can be repeated when the other is gone."""
     copy = home / "artifacts" / artifact.name
     if not copy.is_dir():
         with whole_folder(copy) as folder:

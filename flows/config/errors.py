@@ -28,7 +28,7 @@ def explain(
 
 @functools.cache
 def valid_keys(model: type[BaseModel]) -> tuple[str, ...]:
-    """Every dotted key that `model` takes, groups before what is in them."""
+    """Return every dotted key that `model` takes, groups before what is in them."""
     return tuple(_keys(model, ""))
 
 
@@ -44,7 +44,7 @@ def _keys(model: type[BaseModel], prefix: str) -> Iterator[str]:
 
 
 def nearest(key: str, keys: list[str]) -> str | None:
-    """The key most like `key`: first among those in the same group, then by its last part, then among all."""
+    """Return the key most like `key`: first among those in the same group, then by its last part, then among all."""
     group, _, name = key.rpartition(".")
     siblings = [k for k in keys if k.rpartition(".")[0] == group]
     near = difflib.get_close_matches(name, [k.rpartition(".")[2] for k in siblings], n=1, cutoff=0.6)
@@ -86,7 +86,8 @@ def _rule(kind: str, message: str) -> str:
 
 
 def _locate(loc: tuple[Any, ...], values: Any) -> tuple[list[str], Any]:
-    """The part of pydantic's location that is in the data (it also names members of unions), and the value there."""
+    """Return the part of pydantic's location that is in the data (it also names members of unions), and the value
+    there."""
     path: list[str] = []
     for part in loc:
         if (isinstance(values, dict) and part in values) or (
@@ -107,7 +108,8 @@ def _only_leaf(path: list[str], value: Any) -> tuple[list[str], Any]:
 
 
 def _groups(annotation: Any) -> Iterator[tuple[str, type[BaseModel]]]:
-    """The config classes that an annotation names, each with the key that leads to it (`.ppo` in a dict of stages)."""
+    """Yield the config classes that an annotation names, each with the key that leads to it (`.ppo` in a dict of
+    stages)."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield "", annotation
     elif get_origin(annotation) is dict:

@@ -34,12 +34,12 @@ class Override(NamedTuple):
 
 
 def profile_names() -> list[str]:
-    """The built-in profiles."""
+    """Return the built-in profiles."""
     return sorted(path.stem for path in PROFILES.glob("*.yaml"))
 
 
 def read_profile(profile: str | Path) -> dict[str, JsonValue]:
-    """The values of a built-in profile or a YAML file, laid over those of the profile that it `extends:`.
+    """Return the values of a built-in profile or a YAML file, laid over those of the profile that it `extends:`.
 
     A name means a built-in profile; something with a slash or a .yaml ending is a file.
 
@@ -50,7 +50,7 @@ def read_profile(profile: str | Path) -> dict[str, JsonValue]:
 
 
 def profile_name(profile: str | Path) -> str:
-    """What a run is called after: the built-in profile's name, or the file's without its ending."""
+    """Return what a run is called after: the built-in profile's name, or the file's without its ending."""
     return Path(profile).stem if _is_file_name(str(profile)) else str(profile)
 
 
@@ -72,7 +72,7 @@ def parse_override(text: str) -> Override:
 
 
 def apply_overrides(values: dict[str, JsonValue], overrides: Iterable[Override]) -> dict[str, JsonValue]:
-    """A copy of `values` with each override in its place; `values` is untouched.
+    """Return a copy of `values` with each override in its place; `values` is untouched.
 
     Raises:
         UserError: an override reaches into something that is a value, not a group of them.

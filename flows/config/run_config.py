@@ -149,11 +149,11 @@ class Options(Settings):
         return self
 
     def job(self, kind: type[Job]) -> Job:
-        """The part of this config that a stage's job class names: all that enters the stage's key."""
+        """Return the part of this config that a stage's job class names: all that enters the stage's key."""
         return kind(**{name: getattr(self, name) for name in kind.model_fields})
 
     def stage_job(self, stage: Stage) -> Settings:
-        """The job of a stage, for the machine of whoever runs it."""
+        """Return the job of a stage, for the machine of whoever runs it."""
         runner = self.runners.get(stage.shown)
         there = runner.runtime if runner is not None else None
         runtime = self.runtime if there is None else there
@@ -214,7 +214,7 @@ else:
 
 
 def load_config(profile: str | Path, overrides: Iterable[Override] = ()) -> RunConfig:
-    """A built-in profile or a YAML file with `--set` overrides on top, checked.
+    """Return a built-in profile or a YAML file with `--set` overrides on top, checked.
 
     Raises:
         UserError: no such profile, or a key or value that is none; the message names key, value and nearest key.
@@ -269,7 +269,7 @@ def check_config(values: dict[str, JsonValue], source: str) -> RunConfig:
 
 
 def default_values(profile: str) -> tuple[str, dict[str, JsonValue]]:
-    """The values that a run of `profile` has where nothing is changed, and what they are called.
+    """Return the values that a run of `profile` has where nothing is changed, and what they are called.
 
     A profile that is none of ours was a file that may have changed since: then the classes' defaults, and thresholds of
     the demo, which the classes have none of.
@@ -281,7 +281,7 @@ def default_values(profile: str) -> tuple[str, dict[str, JsonValue]]:
 
 
 def _texts(values: JsonValue, key: str = "") -> Iterator[tuple[str, str]]:
-    """Every text in a config, keys included, with the dotted key that it stands at."""
+    """Yield every text in a config, keys included, with the dotted key that it stands at."""
     if isinstance(values, str):
         yield key, values
     for name, value in (

@@ -66,7 +66,7 @@ _MOST, _DEEPEST, _LARGEST, _DIGITS = 20_000, 50, 2**20, 1000
 
 
 def parse(text: str, where: str) -> Any:
-    """The value of one YAML document; `where` names it in errors.
+    """Return the value of one YAML document; `where` names it in errors.
 
     Raises:
         UserError: it is not YAML, holds a key twice, a key without a value, or what JSON has no type for, or is larger
@@ -121,7 +121,7 @@ def _problem(node: yaml.Node, text: str) -> yaml.MarkedYAMLError:
 
 
 def read_mapping(path: Path) -> dict[str, JsonValue]:
-    """The YAML file at `path` as a mapping; an empty file is an empty one.
+    """Return the YAML file at `path` as a mapping; an empty file is an empty one.
 
     Raises:
         UserError: it can't be read, is no UTF-8, no YAML or no mapping.

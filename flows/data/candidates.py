@@ -67,7 +67,7 @@ def make_candidates(
 
 
 def find_models(names: Sequence[str], home: Path, option: str = "--model") -> list[CandidateModel]:
-    """The models that `names` name, values of `option`.
+    """Return the models that `names` name, values of `option`.
 
     Raises:
         UserError: there is no such folder, run or stage, or it holds no language model, or a name or a model appears
@@ -105,7 +105,7 @@ def _find_model(name: str, home: Path, option: str) -> CandidateModel:
 
 
 def _checked(folder: Path, name: str, option: str) -> Path:
-    """The folder that holds the model's files, if they are those of a language model."""
+    """Return the folder that holds the model's files, if they are those of a language model."""
     inner = folder / "model" if (folder / "model").is_dir() else folder
     if any(inner.glob("*.gguf")):
         return inner

@@ -121,7 +121,7 @@ def check_file(
 
 
 def _beside(config: RunConfig, home: Path, preferences: Sequence[str]) -> dict[str, Path]:
-    """The suite, the prompts and the earlier data that the config names for a contract, as inputs.
+    """Return the suite, the prompts and the earlier data that the config names for a contract, as inputs.
 
     Args:
         preferences: their digests.
@@ -135,7 +135,7 @@ def _beside(config: RunConfig, home: Path, preferences: Sequence[str]) -> dict[s
 
 
 def _names(kind: str, paths: Sequence[Path]) -> list[str]:
-    """The names of files as inputs, as a run calls them unless two of a name are told apart by their bytes."""
+    """Return the names of files as inputs, as a run calls them unless two of a name are told apart by their bytes."""
     absolute = [path.absolute() for path in paths]
     return input_names(kind, absolute, [digest_json(str(path)) for path in absolute])
 
@@ -202,7 +202,7 @@ def _read_as(report: "FileReport") -> Iterator[str]:
 
 
 def _kept_out(report: "FileReport", out: Path | None) -> Iterator[str]:
-    """The first rows that are kept out, each with its reasons, and where the reasons of all are."""
+    """Yield the first rows that are kept out, each with its reasons, and where the reasons of all are."""
     rows = report.get("kept_out", [])
     several = len({row["file"] for row in rows}) > 1
     for row in rows:

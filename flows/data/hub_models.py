@@ -23,7 +23,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def is_hub_name(text: str) -> bool:
-    """Whether `text` is written as a model of the hub is: `org/name`, or `org/name@revision`."""
+    """Return whether `text` is written as a model of the hub is: `org/name`, or `org/name@revision`."""
     return _NAME.fullmatch(text) is not None
 
 
@@ -82,7 +82,7 @@ def _share(blob: Path, target: Path) -> None:
 
 
 def _download(repo: str, revision: str | None, named: str) -> Path:
-    """The folder of a snapshot in huggingface_hub's cache, whose name is the commit. Raises as `hub_model`."""
+    """Return the folder of a snapshot in huggingface_hub's cache, whose name is the commit. Raises as `hub_model`."""
     from huggingface_hub import constants, errors, snapshot_download
     from huggingface_hub.utils import disable_progress_bars
 

@@ -128,7 +128,7 @@ def label_file(
 
 
 def read_pairs(path: Path, data: DataConfig) -> ReadPairs:
-    """The pairs of a preference file in any format, labelled or not (`tether data candidates` writes some).
+    """Return the pairs of a preference file in any format, labelled or not (`tether data candidates` writes some).
 
     Raises:
         UserError: it can't be read, or holds no pair.
@@ -178,7 +178,8 @@ def _pair(row: Row, unlabelled: bool) -> PairToJudge:
 
 
 def _chosen(pairs: Sequence[PairToJudge], options: LabelOptions) -> list[PairToJudge]:
-    """The pairs to ask about, in the order of asking: a larger choice with the same seed begins with a smaller one."""
+    """Return the pairs to ask about, in the order of asking: a larger choice with the same seed begins with a smaller
+    one."""
     if options.max_pairs is None:
         return list(pairs)
     drawn = sorted(pairs, key=lambda pair: hashlib.sha256(f"label {options.seed} {pair.id}".encode()).digest())
@@ -224,7 +225,7 @@ def _folder(judge: str, home: Path, options: LabelOptions) -> _Asked:
 
 
 def report_text(found: dict[str, Any]) -> str:
-    """What was found of a judge, for people."""
+    """Return what was found of a judge, for people."""
     lines = [f"{found['judge']}: {counted(found['pairs'], 'pair')}, {counted(found['prompts'], 'prompt')}."]
     if found["repeated"]:
         lines.append(f"Left out as repeated pairs: {counted(found['repeated'], 'row')}.")

@@ -32,7 +32,7 @@ class PretrainedModel(NamedTuple):
 
     @property
     def file(self) -> str:
-        """The file's own name."""
+        """Return the file's own name."""
         return Path(self.member).name
 
 
@@ -135,12 +135,13 @@ def pinned_base(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]]:
 
 
 def _names_hub_model(base: str, path: Path) -> bool:
-    """Whether `base`, which is `path` on this machine, is a model of the hub; a `.gguf` file never is."""
+    """Return whether `base`, which is `path` on this machine, is a model of the hub; a `.gguf` file never is."""
     return is_hub_name(base) and not path.exists() and path.suffix != ".gguf"
 
 
 def find_base(base: str, home: Path) -> Path:
-    """The folder or GGUF file of the pretrained model that `sft.base` names. Raises `UserError` if there is none."""
+    """Return the folder or GGUF file of the pretrained model that `sft.base` names. Raises `UserError` if there is
+    none."""
     folder = user_path(base, "sft.base")
     if folder.is_dir() or (folder.is_file() and folder.suffix == ".gguf"):
         return folder

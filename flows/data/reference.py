@@ -22,7 +22,7 @@ ACCEPTED = ("passed", "cached", "waived")
 
 
 def find_reference(config: RunConfig, home: Path, preferences: Collection[str]) -> dict[str, Input]:
-    """The data that `data.reference` names; empty where it names none, or `last` and there is none yet.
+    """Return the data that `data.reference` names; empty where it names none, or `last` and there is none yet.
 
     Args:
         preferences: digests of this run's preferences. `last` passes over runs that read the same: so the same
@@ -44,7 +44,7 @@ def find_reference(config: RunConfig, home: Path, preferences: Collection[str]) 
 
 
 def _last(config: RunConfig, home: Path, preferences: set[str]) -> Record | None:
-    """The newest accepted data of the project with other preferences that are whole in the store."""
+    """Return the newest accepted data of the project with other preferences that are whole in the store."""
     for status in load_readable(home)[0]:
         if status.stage("validate").state in ACCEPTED and run_values(home, status.run).get("project") == config.project:
             found = _record(status, home)
@@ -89,7 +89,7 @@ def _accepted(status: RunStatus, asked: str, home: Path) -> Record:
 
 
 def _record(status: RunStatus, home: Path) -> Record | str:
-    """The record of a run's data, or why there is none."""
+    """Return the record of a run's data, or why there is none."""
     stage = status.stage("validate")
     if not stage.key or not stage.digest:
         return "the run has none"

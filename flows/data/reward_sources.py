@@ -63,7 +63,7 @@ def _settled_rules(rules: RulesConfig) -> RulesConfig:
 
 
 def read_rules(file: str) -> dict[str, str]:
-    """The patterns of a YAML or JSON file, by name.
+    """Return the patterns of a YAML or JSON file, by name.
 
     Raises:
         UserError: there is no such file, or a rule in it is none.
@@ -83,13 +83,13 @@ def read_rules(file: str) -> dict[str, str]:
 
 
 def has_unversioned(config: RunConfig) -> bool:
-    """Whether a scorer reports no version; then no stored result of PPO may be reused."""
+    """Return whether a scorer reports no version; then no stored result of PPO may be reused."""
     sources = config.ppo.rewards or ()
     return any(isinstance(each, HttpReward) and each.version_known == NO_VERSION for each in sources)
 
 
 def reward_model(config: ModelReward, home: Path) -> tuple[str, Path]:
-    """The path or hub name (with its commit) of a reward model of `ppo.rewards`, and its folder.
+    """Return the path or hub name (with its commit) of a reward model of `ppo.rewards`, and its folder.
 
     Raises:
         UserError: there is no such model.
@@ -108,7 +108,7 @@ def reward_model(config: ModelReward, home: Path) -> tuple[str, Path]:
 
 
 def model_sources(config: RunConfig) -> Mapping[str, ModelReward]:
-    """The reward models that `ppo.rewards` names, by name."""
+    """Return the reward models that `ppo.rewards` names, by name."""
     return {each.name: each for each in config.ppo.rewards or () if isinstance(each, ModelReward)}
 
 

@@ -134,7 +134,7 @@ _DISK_PAYLOAD = """\
 
 
 def _run_payload() -> str:
-    """The template of a run's alert; the server fills it in when the event comes."""
+    """Return the template of a run's alert; the server fills it in when the event comes."""
     nobody = UUID(int=0)
     page = (url_for("flow-run", nobody) or "").replace(str(nobody), '" ~ flow_run.id ~ "')
     cases = "".join(f'{{% elif name == "{name}" %}}{{% set what = "{text}" %}}' for name, text in SUBJECTS.items())

@@ -193,7 +193,8 @@ class RunCollector(Collector):
 
 
 def queues() -> list[Queued]:
-    """What waits, and what runs, in the work pools of the server that `PREFECT_API_URL` names. Raises as its client."""
+    """Return what waits, and what runs, in the work pools of the server that `PREFECT_API_URL` names. Raises as its
+    client."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import (
         FlowRunFilter,

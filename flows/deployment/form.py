@@ -30,7 +30,7 @@ class _Schema(ParameterSchema):
 
 
 def schema(flow: Flow[..., Any], config: RunConfig) -> ParameterSchema:
-    """The schema of the pipeline's parameters, for its page and for the server's check of each run.
+    """Return the schema of the pipeline's parameters, for its page and for the server's check of each run.
 
     Args:
         flow: the pipeline, whose parameters stand in the order of the page.
@@ -57,7 +57,7 @@ def _without_null(field: dict[str, Any]) -> None:
 
 
 def _groups(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The config's fields without their defaults, each group of options as one field of JSON."""
+    """Return the config's fields without their defaults, each group of options as one field of JSON."""
     names = ["seed", *(name for name in options if name not in ("seed", *LAST)), *LAST]
     fields = {}
     for place, name in enumerate(names):
@@ -81,7 +81,7 @@ def changed(config: RunConfig, changes: Mapping[str, JsonValue]) -> RunConfig:
 
 
 def label(name: str | None, note: str | None, tags: Sequence[str]) -> Label:
-    """A run's name and tags; the note is the tag `note`.
+    """Return a run's name and tags; the note is the tag `note`.
 
     Raises:
         UserError: as `Label.of`.
@@ -99,7 +99,7 @@ def person(field: str, name: str | None, otherwise: str) -> str:
 
 
 def waivers(gates: Sequence[str], because: str | None, waived_by: str | None, config: RunConfig) -> list[Waiver]:
-    """The gates that may fail in a run of `config`. A server's form knows nobody, so people name themselves.
+    """Return the gates that may fail in a run of `config`. A server's form knows nobody, so people name themselves.
 
     Raises:
         UserError: a gate that there is not, the reason or the name is missing, or there is nothing to waive.

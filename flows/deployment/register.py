@@ -146,7 +146,7 @@ def _remove_schedule(name: str) -> None:
 
 
 def _deployment(name: str) -> DeploymentResponse | None:
-    """A deployment as the server has it; None where there is none."""
+    """Return a deployment as the server has it; None where there is none."""
     with get_client(sync_client=True) as client:
         try:
             return client.read_deployment_by_name(name)
@@ -185,7 +185,7 @@ def _register(
 
 
 def _environment(home: Path) -> dict[str, str]:
-    """What a worker gives a run of ours; the rest is set as the flow begins.
+    """Return what a worker gives a run of ours; the rest is set as the flow begins.
 
     It wins over the worker's own environment, so what differs between workers (CUDA_VISIBLE_DEVICES) is left to them.
     Prefect's server keeps it: a URL with a password in it stays out, and comes from the worker's own environment.
@@ -220,7 +220,7 @@ def _make_pool(name: str) -> int | None:
 
 
 def _queues(pool: str) -> list[str]:
-    """The queues of a work pool, the first of which is taken from first."""
+    """Return the queues of a work pool, the first of which is taken from first."""
     with get_client(sync_client=True) as client:
         found = client.read_work_queues(work_pool_name=pool)
     return [each.name for each in sorted(found, key=lambda each: each.priority or 0)]

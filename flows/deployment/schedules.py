@@ -26,7 +26,7 @@ class Schedule(NamedTuple):
 def plan(
     existing: Iterable[DeploymentSchedule], wanted: Schedule | None, remove: bool = False
 ) -> tuple[list[DeploymentScheduleCreate], list[str]]:
-    """The schedules that a deployment is to have, and a line for a person about each.
+    """Return the schedules that a deployment is to have, and a line for a person about each.
 
     Args:
         existing: those that it has.

@@ -55,7 +55,7 @@ def serve_pools(home: Path, pools: Mapping[str, int], say: Say, logs: bool = Tru
 
 
 def worker_services(pools: Mapping[str, int]) -> list[Service]:
-    """A worker for each pool; maps a pool to how many of its runs are computed here at once."""
+    """Return a worker for each pool; maps a pool to how many of its runs are computed here at once."""
     devices = os.environ.get("CUDA_VISIBLE_DEVICES")  # workers of one pool, each with a GPU of its own
     return [
         Service(

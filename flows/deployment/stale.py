@@ -33,7 +33,7 @@ class Stale(NamedTuple):
 
 
 def stale() -> Iterator[Stale]:
-    """The pipelines' deployments on the server of `PREFECT_API_URL` that this version can't run."""
+    """Yield the pipelines' deployments on the server of `PREFECT_API_URL` that this version can't run."""
     named = FlowFilter(name=FlowFilterName(any_=[flows.rlhf.name]))
     with get_client(sync_client=True) as client:
         for each in client.read_deployments(flow_filter=named):
@@ -60,5 +60,5 @@ def problem_of(parameters: Mapping[str, Any]) -> str | None:
 
 
 def findings() -> list[Finding]:
-    """What `tether doctor` says of them, where a server answers."""
+    """Return what `tether doctor` says of them, where a server answers."""
     return [Finding("fail", "deployment", each.text, 2) for each in stale()]

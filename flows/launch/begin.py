@@ -53,7 +53,7 @@ def new_run(
     user: str | None = None,
     until: str | None = None,
 ) -> Launch:
-    """A run of `config` (resolved). Nothing is written where an input is missing.
+    """Return a run of `config` (resolved). Nothing is written where an input is missing.
 
     Args:
         profile: what the run is called after.
@@ -221,7 +221,7 @@ def execution_of(config: RunConfig) -> dict[str, Any]:
 
 
 def unnamed_gates(config: RunConfig) -> list[str]:
-    """A line that says which gates are off because the config does not name them; none where it names all."""
+    """Return a line that says which gates are off because the config does not name them; none where it names all."""
     off = config.gates.unnamed
     named = f"{', '.join(off[:MOST])}{f' and {len(off) - MOST} more' if len(off) > MOST else ''}"
     gates = counted(len(off), "gate is", "gates are")

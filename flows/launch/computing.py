@@ -99,7 +99,7 @@ class _Enough(Exception):
 
 
 def everything_is_stored(config: RunConfig, sources: Sources, ctx: RunContext) -> bool:
-    """Whether this run has nothing to compute, up to its end or to the gate that will stop it."""
+    """Return whether this run has nothing to compute, up to its end or to the gate that will stop it."""
 
     def look(stage: Stage, job: Settings, inputs: Given) -> StageResult:
         found = peek(stage, job, inputs, ctx)

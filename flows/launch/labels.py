@@ -118,7 +118,7 @@ def scoring(
 
 
 def sample_of(home: Path, run: str | None) -> Path:
-    """The batch that people judge in a run (None: the newest): its sample artifact in the store.
+    """Return the batch that people judge in a run (None: the newest): its sample artifact in the store.
 
     Raises:
         UserError: no such run, or it has no batch for people, or the store has lost it.

@@ -38,7 +38,8 @@ def write_reports(ctx: RunContext) -> None:
 
 
 def what_is_simulated(home: Path, run: str) -> str:
-    """The sentence that says what of a run is simulated, as far as its config can be read; empty where nothing is."""
+    """Return the sentence that says what of a run is simulated, as far as its config can be read; empty where nothing
+    is."""
     from flows.reports.terminal import simulated_note
 
     try:

@@ -33,7 +33,8 @@ def next_round(
     label: Label = UNNAMED,
     user: str | None = None,
 ) -> Launch:
-    """The round after `run`: its config with the votes on its policy, its reward model to refresh, and its SFT model.
+    """Return the round after `run`: its config with the votes on its policy, its reward model to refresh, and its SFT
+    model.
 
     The votes are read from the scored artifact of the store, so the lineage goes from batch to preferences, reward
     model and policy. PPO starts from SFT again (docs/decisions.md). Interrupted, or done before, the same call makes
@@ -71,7 +72,7 @@ def next_round(
 
 
 def judged_run(home: Path, run: str | None) -> RunStatus:
-    """The run `run`, or the newest one whose policy people judged.
+    """Return the run `run`, or the newest one whose policy people judged.
 
     Raises:
         UserError: there is none.
@@ -96,7 +97,7 @@ def judged_run(home: Path, run: str | None) -> RunStatus:
 
 
 def _votes(home: Path, status: RunStatus) -> bool:
-    """Whether a run's artifact of `human_eval` holds people's votes."""
+    """Return whether a run's artifact of `human_eval` holds people's votes."""
     stage = status.stage("human_eval")
     if stage.state not in SCORED or stage.digest is None:
         return False
@@ -104,7 +105,7 @@ def _votes(home: Path, status: RunStatus) -> bool:
 
 
 def held(status: RunStatus) -> list[str]:
-    """A sentence where a run's policy is held because its reward model disagrees with people; else none."""
+    """Return a sentence where a run's policy is held because its reward model disagrees with people; else none."""
     gate = next((gate for gate in status.stage("human_eval").gates if gate.name == AGREEMENT), None)
     if gate is None or not gate.stops:
         return []

@@ -8,7 +8,7 @@ from tasks.runs.journal import current_user
 
 
 def asked_waivers(gates: Sequence[str], because: str, dashes: str = "") -> list[Waiver]:
-    """A waiver for each gate, with its reason, by the current user.
+    """Return a waiver for each gate, with its reason, by the current user.
 
     Args:
         dashes: what the names of the options begin with in a message: `--` for a command, nothing from Python.

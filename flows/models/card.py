@@ -37,7 +37,7 @@ _ABOUT = {
 
 
 def card(facts: ModelFacts) -> str:
-    """The card of a model: YAML for the hub, then Markdown for people.
+    """Return the card of a model: YAML for the hub, then Markdown for people.
 
     Raises:
         UserError: an imported record says what no stage of ours writes.
@@ -72,7 +72,7 @@ def write_cards(ctx: RunContext) -> None:
 
 
 def front_matter(facts: ModelFacts) -> str:
-    """The card's metadata as YAML: what `huggingface_hub.ModelCard` reads, evaluation results among it."""
+    """Return the card's metadata as YAML: what `huggingface_hub.ModelCard` reads, evaluation results among it."""
     # Not from huggingface_hub itself, which would import its client of the hub.
     from huggingface_hub.repocard_data import EvalResult, ModelCardData
 
@@ -129,13 +129,13 @@ def _base(facts: ModelFacts) -> _Base | None:
 
 
 def _is_generated(facts: ModelFacts) -> bool:
-    """Whether its data are the built-in task's."""
+    """Return whether its data are the built-in task's."""
     data = facts.stages_of.get("validate")
     return data is not None and not of_kind(data.inputs, "preferences")
 
 
 def _data_name(facts: ModelFacts) -> str:
-    """What its preference data are called."""
+    """Return what its preference data are called."""
     if _is_generated(facts):
         return "Tether's support desk (simulated)"
     hubs = _hub_names(facts)
@@ -145,7 +145,7 @@ def _data_name(facts: ModelFacts) -> str:
 
 
 def _hub_names(facts: ModelFacts) -> list[str]:
-    """The names of its preference data on the hub, as far as they come from there."""
+    """Return the names of its preference data on the hub, as far as they come from there."""
     paths = [facts.paths.get(digest) for digest in _inputs_of_preferences(facts).values()]
     fetched = [path.name for path in paths if path is not None and path.parent.name == "datasets"]
     hubs = [named for named in _preferences(facts) if re.fullmatch(r"[\w.-]+/[\w.-]+", named)]
@@ -153,7 +153,7 @@ def _hub_names(facts: ModelFacts) -> list[str]:
 
 
 def _preferences(facts: ModelFacts) -> list[str]:
-    """The preference data as the config names them, else where they were read."""
+    """Return the preference data as the config names them, else where they were read."""
     named = values_of(cast("str | list[str] | None", group(facts.config, "data").get("preferences")))
     read = _inputs_of_preferences(facts)
     return named or [str(facts.paths.get(digest, label_of(name))) for name, digest in read.items()]
@@ -199,7 +199,7 @@ def _money(costs: Mapping[str, float]) -> str:
 
 
 def _total(facts: ModelFacts) -> str:
-    """What all that it was made of cost to compute, in a sentence."""
+    """Return what all that it was made of cost to compute, in a sentence."""
     currencies = {currency for costs in facts.costs.values() for currency in costs}
     total = {name: math.fsum(costs.get(name, 0.0) for costs in facts.costs.values()) for name in sorted(currencies)}
     lacking = [record.stage for record in facts.made if record.digest not in facts.costs]
@@ -221,7 +221,7 @@ def _options(facts: ModelFacts) -> Iterator[str]:
 
 
 def _warnings(facts: ModelFacts) -> Iterator[str]:
-    """What nobody may miss, at the top."""
+    """Yield the warnings at the top of the card."""
     if facts.failures:
         yield (
             f"> **This model failed**, as run {words(facts.run)} judged it:"
@@ -245,7 +245,7 @@ def _warnings(facts: ModelFacts) -> Iterator[str]:
 
 
 def _model_votes(facts: ModelFacts) -> str:
-    """The sentence on the votes of models among its preferences; empty where people cast all."""
+    """Return the sentence on the votes of models among its preferences; empty where people cast all."""
     data = facts.stages_of.get("validate")
     return model_votes_note(data.metrics) if data is not None else ""
 
@@ -278,7 +278,7 @@ def _gates(facts: ModelFacts) -> Iterator[str]:
 
 
 def _limits(facts: ModelFacts) -> Iterator[str]:
-    """What it was not tested for, from what was done."""
+    """Yield what it was not tested for, from what was done."""
     generation = group(facts.record.job, "generation")
     yield from ("## Limits", "")
     measured_on = words(_data_name(facts))

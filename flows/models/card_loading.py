@@ -10,7 +10,7 @@ from flows.models.facts import ModelFacts
 
 
 def loading(facts: ModelFacts) -> Iterator[str]:
-    """The lines of that part."""
+    """Yield the lines of that part."""
     template = _SCORE if facts.kind == "reward" else _GENERATE
     yield from ("## How to load it", "", "In the folder that `tether export` writes (this file is its README.md):", "")
     # transformers finds stop strings with the tokenizer alone
@@ -30,12 +30,13 @@ def loading(facts: ModelFacts) -> Iterator[str]:
 
 
 def _weights(facts: ModelFacts) -> Mapping[str, JsonValue]:
-    """Each head's weight by its objective, in the heads' order; one without a name where it has no objectives."""
+    """Return each head's weight by its objective, in the heads' order; one without a name where it has no
+    objectives."""
     return dict(sorted(group(facts.record.job, "reward", "objectives").items())) or {"": 1.0}
 
 
 def _scale(facts: ModelFacts) -> dict[str, float | list[JsonValue]]:
-    """What turns a reward model's logits into its score; of another model nothing that is used."""
+    """Return what turns a reward model's logits into its score; of another model nothing that is used."""
     metrics = facts.record.metrics
     found = {name: metrics.get(f"reward/{name}", math.nan) for name in ("shift", "scale", "temperature")}
     return {**found, "weights": list(_weights(facts).values())}

@@ -25,7 +25,7 @@ class CardMetric(NamedTuple):
 
 
 def measured(facts: ModelFacts) -> list[CardMetric]:
-    """What was measured of a model and of what it was made of, as far as it is finite."""
+    """Return what was measured of a model and of what it was made of, as far as it is finite."""
     records = facts.stages_of
     found = []
     for stage, shown in MAIN_METRICS.items():
@@ -39,7 +39,7 @@ def measured(facts: ModelFacts) -> list[CardMetric]:
 
 
 def _metrics(facts: ModelFacts, stage: str, record: Record | None) -> Mapping[str, float | None]:
-    """A stage's metrics; human_eval's, which judges the policy, are those of the run it is judged by."""
+    """Return a stage's metrics; human_eval's, which judges the policy, are those of the run it is judged by."""
     if stage != "human_eval":
         judge = facts.stages_of.get("reward.judge") if stage == "reward" else None
         return ({} if judge is None else judge.metrics) | ({} if record is None else record.metrics)
@@ -63,13 +63,13 @@ def _count(metric: str, stage: str, metrics: Mapping[str, float | None], records
 
 
 def arguments(each: CardMetric) -> dict[str, str | float]:
-    """The interval and what it was measured on, for a machine."""
+    """Return the interval and what it was measured on, for a machine."""
     ends = zip(("low_95", "high_95"), each.interval, strict=True)
     return {"measured_on": each.n, **{name: end for name, end in ends if end is not None}}
 
 
 def interval(each: CardMetric) -> str:
-    """The 95 % interval in words; empty where none is recorded."""
+    """Return the 95 % interval in words; empty where none is recorded."""
     low, high = each.interval
     if low is not None and high is not None:
         return f"{number(low)} to {number(high)}"

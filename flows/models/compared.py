@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def find_compared(home: Path, names: Sequence[str]) -> dict[str, Input]:
-    """The models that `names` name, each a registered model (`tether-policy@champion`, `tether-policy/3`), RUN:STAGE, a
-    run (its policy) or the folder of a language model, as the inputs `model_1` to `model_k`.
+    """Return the models that `names` name, each a registered model (`tether-policy@champion`, `tether-policy/3`),
+    RUN:STAGE, a run (its policy) or the folder of a language model, as the inputs `model_1` to `model_k`.
 
     Raises:
         UserError: fewer than two, a name that names none, or one model twice.
@@ -81,13 +81,13 @@ def _stored(store: ArtifactStore, digest: str, stage: str) -> Input:
 
 
 def as_origin(names: Sequence[str], inputs: Mapping[str, Input]) -> str:
-    """What a run's status keeps of what it compares: the models in their order, and `data`."""
+    """Return what a run's status keeps of what it compares: the models in their order, and `data`."""
     told = {name: {"digest": i.digest, "path": str(i.path), "stage": i.stage} for name, i in inputs.items()}
     return json.dumps({"names": list(names), "inputs": told})
 
 
 def of_origin(home: Path, origin: Mapping[str, str]) -> dict[str, Input]:
-    """The inputs that a run's status tells of; empty where it compares no models."""
+    """Return the inputs that a run's status tells of; empty where it compares no models."""
     if COMPARED not in origin:
         return {}
     store, out = ArtifactStore(home), {}
@@ -102,7 +102,7 @@ def of_origin(home: Path, origin: Mapping[str, str]) -> dict[str, Input]:
 
 
 def result_text(artifact: Path, names: Mapping[str, str]) -> str:
-    """The result of a comparison for people, in Markdown: strengths, and a line for each two models."""
+    """Return the result of a comparison for people, in Markdown: strengths, and a line for each two models."""
     found: ComparisonResult = json.loads((artifact / RESULT).read_text(encoding="utf-8"))
 
     def called(model: str) -> str:

@@ -60,7 +60,7 @@ def export(home: Path, asked: str, folder: Path, allow_failed: bool = False) -> 
 
 
 def lineage_json(facts: ModelFacts) -> dict[str, object]:
-    """What the model was made of and how it was judged, for machines.
+    """Return what the model was made of and how it was judged, for machines.
 
     `made` are the artifacts in the order of making, `sources` the external inputs, `run` the one whose gates judged it.
     """

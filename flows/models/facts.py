@@ -72,7 +72,7 @@ class ModelFacts(NamedTuple):
 
     @property
     def gates(self) -> list[Verdict]:
-        """Every gate that judged it or what it was made of, and of a policy those of human_eval."""
+        """Return every gate that judged it or what it was made of, and of a policy those of human_eval."""
         shown = [*self.stages_of, *(["human_eval"] if self.kind == "policy" else [])]
         return [gate for name in shown if name in self.stages for gate in self.stages[name].gates]
 
@@ -95,7 +95,7 @@ class ModelFacts(NamedTuple):
 
 
 def model_facts(home: Path, asked: str) -> ModelFacts:
-    """The facts of the model that `asked` names.
+    """Return the facts of the model that `asked` names.
 
     Args:
         home: the `TETHER_HOME`.
@@ -116,7 +116,7 @@ def model_facts(home: Path, asked: str) -> ModelFacts:
 
 
 def facts_of_run(home: Path, run: str, records: Iterable[Record]) -> Iterator[ModelFacts]:
-    """The facts of each model that a run's gates let through, from that run alone: cheap, for its end.
+    """Yield the facts of each model that a run's gates let through, from that run alone: cheap, for its end.
 
     Args:
         home: the `TETHER_HOME`.
@@ -131,7 +131,7 @@ def facts_of_run(home: Path, run: str, records: Iterable[Record]) -> Iterator[Mo
 
 
 def find_model(home: Path, asked: str, graph: Graph, registered: Iterable[Version]) -> tuple[str, str | None]:
-    """The digest of the model that `asked` names, and the run that it is named by, if it is.
+    """Return the digest of the model that `asked` names, and the run that it is named by, if it is.
 
     Raises:
         UserError: as `model_facts`.
@@ -159,7 +159,8 @@ def find_model(home: Path, asked: str, graph: Graph, registered: Iterable[Versio
 
 
 def _judging_run(home: Path, digest: str, registered: Iterable[Version]) -> str | None:
-    """The run that made a model champion, else the newest whose gates let it through, else the newest that has it."""
+    """Return the run that made a model champion, else the newest whose gates let it through, else the newest that has
+    it."""
     for each in registered:
         if each.promoted and has_run(home, run := each.promoted.get("run", "")):
             return run
@@ -222,7 +223,8 @@ def _gather(
 
 
 def _cost(record: Record, run: RunStatus | None) -> dict[str, float]:
-    """What computing a record cost in the run that did, by currency; empty where it has no price or is not here."""
+    """Return what computing a record cost in the run that did, by currency; empty where it has no price or is not
+    here."""
     if run is None:
         return {}
     for stage in run.stages:
@@ -232,7 +234,7 @@ def _cost(record: Record, run: RunStatus | None) -> dict[str, float]:
 
 
 def _other_runs(home: Path, run: str, upstream: Iterable[Node]) -> tuple[Mapping[str, JsonValue], dict[str, RunStatus]]:
-    """The config of `run`, and all runs that computed a part; what can't be read is named in a warning."""
+    """Return the config of `run`, and all runs that computed a part; what can't be read is named in a warning."""
     config: Mapping[str, JsonValue] = {}
     found = {}
     for each in {run, *(record.run for node in upstream for record in node.records)}:

@@ -153,7 +153,7 @@ def uncollected() -> Iterator[None]:
 
 @uncollected()
 def lineage(home: Path, asked: str, downstream: bool = False) -> LineageGraph:
-    """The graph upstream (or downstream) of what is asked for.
+    """Return the graph upstream (or downstream) of what is asked for.
 
     Args:
         home: the `TETHER_HOME`.
@@ -207,7 +207,7 @@ def lineage(home: Path, asked: str, downstream: bool = False) -> LineageGraph:
 
 
 def find_subject(home: Path, asked: str, graph: Graph, registered: Iterable[Version]) -> Subject:
-    """What `asked` names. Raises `UserError` if it names nothing that is known."""
+    """Return what `asked` names. Raises `UserError` if it names nothing that is known."""
     if has_run(home, asked):
         digests = tuple(stage.digest for stage in load_status(home, asked).stages if stage.digest)
         return Subject("run", asked, digests, asked)

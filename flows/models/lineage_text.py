@@ -18,7 +18,7 @@ from tasks.lineage.picture import MOST, Box, Diagram, in_two_widths
 
 
 def text(found: LineageGraph) -> str:
-    """Every artifact with what it was made of and how it was judged, in the order in which they were made."""
+    """Return every artifact with what it was made of and how it was judged, in the order in which they were made."""
     subject = found.subject
     towards = "went into" if found.downstream else "made of"
     lines = [f"{subject.kind} {line(subject.name)} {towards}, in the order of making:"]
@@ -79,7 +79,7 @@ def _facts(node: LineageNode) -> Iterator[str]:
 
 
 def mermaid(found: LineageGraph) -> str:
-    """The graph as Mermaid draws it (https://mermaid.js.org/syntax/flowchart.html)."""
+    """Return the graph as Mermaid draws it (https://mermaid.js.org/syntax/flowchart.html)."""
     lines = ["flowchart LR"]
     for node in found.nodes:
         open_, close = ("[", "]") if node.record else ("[(", ")]")
@@ -91,7 +91,7 @@ def mermaid(found: LineageGraph) -> str:
 
 
 def graph(found: LineageGraph) -> Diagram:
-    """The graph as boxes and arrows."""
+    """Return the graph as boxes and arrows."""
     return Diagram([_box(node, found.subject.run) for node in found.nodes], [(e.made_of, e.to) for e in found.edges])
 
 

@@ -75,8 +75,8 @@ def demoted(home: Path, asked: str, by: str, because: str) -> str:
 
 
 def champions_run(home: Path, run: str) -> str | None:
-    """The run of this home that computed the champion of a run's project; None where there is none, or it can't be
-    asked for: a report does not wait for a registry."""
+    """Return the run of this home that computed the champion of a run's project; None where there is none, or it can't
+    be asked for: a report does not wait for a registry."""
     name = model_name(str(run_values(home, run).get("project", "")), "policy")
     try:
         found = find_version(home, f"{name}@{CHAMPION}")
@@ -88,7 +88,7 @@ def champions_run(home: Path, run: str) -> str | None:
 
 
 def _find(registered: Sequence[Version], asked: str) -> Version:
-    """The version that `asked` names. Raises `UserError` for none, and for a name that has several versions."""
+    """Return the version that `asked` names. Raises `UserError` for none, and for a name that has several versions."""
     found = [each for each in registered if asked in each.spellings]
     if len(found) == 1:
         return found[0]

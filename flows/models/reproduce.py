@@ -50,7 +50,7 @@ class Comparison(NamedTuple):
 
     @property
     def same_inputs(self) -> bool:
-        """What it was made of; else its own bytes prove nothing."""
+        """Return what it was made of; else its own bytes prove nothing."""
         return self.recorded.inputs == self.made.inputs
 
 
@@ -64,12 +64,12 @@ class Reproduction(NamedTuple):
 
     @property
     def same(self) -> bool:
-        """Whether every artifact is."""
+        """Return whether every artifact has the same bytes."""
         return all(pair.same for pair in self.pairs)
 
     @property
     def explained(self) -> bool:
-        """Whether the two machines or programs differ wherever the same inputs gave other bytes."""
+        """Return whether the two machines or programs differ wherever the same inputs gave other bytes."""
         return all(differences(pair) for pair in self.pairs if not pair.same and pair.same_inputs)
 
 
@@ -123,7 +123,7 @@ def reproduce(
 
 
 def _subject(home: Path, asked: str, graph: Graph) -> tuple[str, Sequence[str], Collection[str]]:
-    """What is asked for in words, its artifacts' digests, and the keys under which a run has them."""
+    """Return what is asked for in words, its artifacts' digests, and the keys under which a run has them."""
     registered = versions(home)
     run, _, stage = asked.partition("/")
     if stage and has_run(home, run):
@@ -141,7 +141,7 @@ def _subject(home: Path, asked: str, graph: Graph) -> tuple[str, Sequence[str], 
 
 
 def _plan(graph: Graph, digests: Sequence[str], keys: Collection[str], root: Path) -> dict[str, Record]:
-    """The records to compute again by what they gave, what goes in before what comes out.
+    """Return the records to compute again by what they gave, what goes in before what comes out.
 
     Of several that gave the same artifact, that of the run asked for, else one of this very code, else the newest.
     """
@@ -230,7 +230,7 @@ def _input(
     record: Record, name: str, plan: Mapping[str, Record], made: Mapping[str, Record], sources: Mapping[str, Path],
     store: ArtifactStore,
 ) -> Input:  # fmt: skip
-    """An input of a record as it is now: computed again, a file of what was, or an external input."""
+    """Return an input of a record as it is now: computed again, a file of what was, or an external input."""
     digest = record.inputs[name]
     if digest in made:
         return Input(digest=made[digest].digest, path=store.path(made[digest]), stored=True)
@@ -241,7 +241,7 @@ def _input(
 
 
 def _job(record: Record) -> Settings:
-    """A record's options; what is no part of a key, as where its data were, has its default."""
+    """Return a record's options; what is no part of a key, as where its data were, has its default."""
     values = dict(record.job)
     if refresh := group(values, "reward", "refresh"):  # has no default, and is not read where inputs are given
         values["reward"] = {**group(values, "reward"), "refresh": {**refresh, "from_run": record.run}}
@@ -257,7 +257,8 @@ def _job(record: Record) -> Settings:
 
 
 def _fitting(runtime: Runtime) -> Runtime:
-    """The runtime with what this machine lacks replaced by what it has; what an older record lacks is resolved."""
+    """Return the runtime with what this machine lacks replaced by what it has; what an older record lacks is
+    resolved."""
     here, lacking = Runtime().resolve(), {problem.partition(":")[0] for problem in runtime.misfits()}
     if "device" in lacking:
         lacking |= {"gpu", "cuda", "tf32", "ranks"}

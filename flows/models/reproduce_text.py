@@ -7,7 +7,7 @@ from flows.models.reproduce import Comparison, Reproduction, differences
 
 
 def text(found: Reproduction) -> Iterator[str]:
-    """A reproduction for people, line by line."""
+    """Yield a reproduction for people, line by line."""
     width = max(len(pair.recorded.stage) for pair in found.pairs) + 2
     for pair in found.pairs:
         one, other = pair.recorded.digest[:12], pair.made.digest[:12]

@@ -64,7 +64,7 @@ def progress_of_files(home: Path, run: str, sheets: Path | Sequence[Path] | None
 
 
 def of_page(found: "ReviewProgress") -> LabelProgress:
-    """What a review page says of its batch."""
+    """Return what a review page says of its batch."""
     return LabelProgress(found.answered, found.slots, found.address)
 
 

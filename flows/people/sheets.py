@@ -94,7 +94,7 @@ def joined(folder: Path, store: ArtifactStore, sample: Record | None, sheets: Pa
 
 
 def files_of(path: Path) -> list[Path]:
-    """A returned file, or those of a folder."""
+    """Return a returned file, or those of a folder."""
     if path.is_dir():
         found = sorted(each for each in path.iterdir() if each.suffix.lower() in _KINDS and each.name[0] not in ".~")
         if found:

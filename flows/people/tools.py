@@ -92,5 +92,5 @@ def import_votes(candidates: Path, export: Path, out: Path) -> int:
 
 
 def _texts_of(pair: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    """A pair of candidates as raters read it: its name, the prompt, and both replies."""
+    """Return a pair of candidates as raters read it: its name, the prompt, and both replies."""
     return pair["id"], as_text(pair["prompt"]), pair["a"], pair["b"]

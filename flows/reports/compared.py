@@ -43,7 +43,7 @@ class ComparedRow(NamedTuple):
 
     @property
     def differs(self) -> bool:
-        """Whether not all runs have the same value."""
+        """Return whether not all runs have the same value."""
         return any(value != self.values[0] for value in self.values)
 
 
@@ -67,7 +67,7 @@ def write_comparison(home: Path, runs: Sequence[str], path: Path) -> None:
 
 
 def comparison(home: Path, runs: Sequence[str]) -> str:
-    """The page of these runs, in their order."""
+    """Return the page of these runs, in their order."""
     found = [_compared(home, run) for run in runs]
     style = (TEMPLATES / "run.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()

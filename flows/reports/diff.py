@@ -36,7 +36,7 @@ class StageDiff(NamedTuple):
 
     @property
     def same(self) -> bool:
-        """Whether both took one artifact."""
+        """Return whether both took one artifact."""
         return self.digests[0] is not None and self.digests[0] == self.digests[1]
 
 
@@ -101,7 +101,7 @@ def _differing(one: Mapping[str, V | None], other: Mapping[str, V | None]) -> Di
 
 
 def text(found: RunDiff) -> str:
-    """The same for people."""
+    """Return the differences as text for people."""
     lines = [
         f"{run.run}  {line(run.profile)}, {run.state}, {run.seconds:.0f} s{', imported' if run.imported else ''}"
         for run in found.runs
@@ -139,7 +139,7 @@ LOOKS = (
 
 
 def called(status: RunStatus) -> str:
-    """What a run is called in a picture: its name, else its id."""
+    """Return what a run is called in a picture: its name, else its id."""
     return plain(status.name) if status.name else status.run
 
 

@@ -76,7 +76,7 @@ class StageFacts:
 
     @property
     def name(self) -> str:
-        """The stage's."""
+        """Return the stage's name."""
         return self.status.name
 
     @property
@@ -86,21 +86,21 @@ class StageFacts:
 
     @property
     def choice(self) -> str:
-        """Which checkpoint its artifact holds and why; empty where the artifact doesn't say."""
+        """Return which checkpoint its artifact holds and why; empty where the artifact doesn't say."""
         return str((self.document("metadata.json") or {}).get("reason", ""))
 
     @property
     def by(self) -> str | None:
-        """The run that computed it, if that is another one."""
+        """Return the run that computed it, if that is another one."""
         return self.record.run if self.record is not None and self.record.run != self.run else None
 
     @property
     def why(self) -> dict[str, str]:
-        """A line for each of its steps: why that was computed or not."""
+        """Return a line for each of its steps: why that was computed or not."""
         return {name: explanation.in_a_line(told) for name, told in self.status.explained.items()}
 
     def part_inputs(self, name: str) -> dict[str, str]:
-        """The inputs of a sub-stage; none where it has not run, or the store has lost its record."""
+        """Return the inputs of a sub-stage; none where it has not run, or the store has lost its record."""
         part = self.status.parts.get(name)
         records = self.store.published(part.key) if part is not None else ()
         found = next((each for each in records if part is not None and each.digest == part.digest), None)
@@ -118,7 +118,7 @@ class StageFacts:
 
     @property
     def judged(self) -> dict[str, int]:
-        """How many of its gates ended how."""
+        """Return how many of its gates ended how."""
         words = [outcome(verdict) for verdict in self.status.gates]
         return {word: words.count(word) for word in ("PASS", "WAIVED", "WARN", "SKIPPED", "FAIL") if word in words}
 
@@ -148,24 +148,24 @@ class StageFacts:
         return {name: [(x, y) for x, y in curve if math.isfinite(y)] for name, curve in found.items()}
 
     def bound(self, gate: str) -> float | tuple[float, float] | None:
-        """The threshold of one of its gates; None where that is off or was not judged."""
+        """Return the threshold of one of its gates; None where that is off or was not judged."""
         return next((verdict.threshold for verdict in self.status.gates if verdict.name == gate), None)
 
     def text(self, name: str) -> str | None:
-        """A file of the artifact; None where there is none, or where it is damaged."""
+        """Return a file of the artifact; None where there is none, or where it is damaged."""
         path = self.store.file(self.record, name) if self.record is not None else None
         return path.read_text(encoding="utf-8") if path is not None else None
 
     def document(self, name: str) -> Any:
-        """A JSON file of the artifact; None as `text`."""
+        """Return a JSON file of the artifact; None as `text`."""
         return json.loads(self.text(name) or "null")
 
     def lines(self, name: str) -> list[str]:
-        """The lines of a JSONL file of the artifact; none as `text`."""
+        """Return the lines of a JSONL file of the artifact; none as `text`."""
         return [line for line in (self.text(name) or "").split("\n") if line]  # a string may hold what splitlines takes
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """The same as rows."""
+        """Return the same as rows."""
         return [json.loads(line) for line in self.lines(name)]
 
     def _attached(self, name: str) -> Path | None:
@@ -357,7 +357,7 @@ def taken_record(store: ArtifactStore, stage: StageStatus) -> Record | None:
 
 
 def rests_on_import(home: Path, run: str) -> bool:
-    """Whether a run, or the record of one of its stages, was imported."""
+    """Return whether a run, or the record of one of its stages, was imported."""
     status, store = load_status(home, run), ArtifactStore(home)
     records = (taken_record(store, stage) for stage in status.stages)
     return bool(status.imported) or any(record is not None and record.imported for record in records)
@@ -394,7 +394,8 @@ def _data(stage: StageFacts, config: Mapping[str, Any]) -> DataFacts:
 
 
 def _sources(kind: str, named: Sequence[str], digests: Mapping[str, str], stage: StageFacts) -> Iterator[SourceFacts]:
-    """The files of a kind of data: as they were read or, where the stage has not ended, as the config names them."""
+    """Yield the files of a kind of data: as they were read or, where the stage has not ended, as the config names
+    them."""
     read = of_kind(digests, kind)
     if len(read) > 1 and stage.record is not None:
         counts = {each["source"]: each for each in stage.document("sources.json") or []}
@@ -409,7 +410,7 @@ def _sources(kind: str, named: Sequence[str], digests: Mapping[str, str], stage:
 
 
 def _check(row: Document) -> Document:
-    """An entry of `report.json`; an earlier version gave some of it other names, and left some out."""
+    """Return an entry of `report.json`; an earlier version gave some of it other names, and left some out."""
     earlier = {"name": row.get("check"), "row_numbers": row.get("first_rows", [])}
     left_out = dict.fromkeys(("description", "value", "threshold", "rows"))
     check = {**left_out, **earlier, "source": row.get("suite"), **row}
@@ -417,7 +418,8 @@ def _check(row: Document) -> Document:
 
 
 def _on_the_sheet(human_eval: StageFacts) -> Collection[str]:
-    """The prompts that raters are judging now: the page lies beside their sheet, and would tell them who wrote what."""
+    """Return the prompts that raters are judging now: the page lies beside their sheet, and would tell them who wrote
+    what."""
     if human_eval.status.state != "awaiting_labels":
         return ()
     return {canonical_json(row["prompt"]) for row in human_eval.rows("responses.jsonl")}
@@ -450,7 +452,7 @@ def _samples(rows: Sequence[Document], hidden: Collection[str] = ()) -> list[Sho
 
 
 def _options(values: Mapping[str, JsonValue], profile: str) -> tuple[str, list[Option]]:
-    """What options are compared with, and every option by its dotted name."""
+    """Return what options are compared with, and every option by its dotted name."""
     against, defaults = default_values(profile)
     plain = flatten(defaults)
     return against, [

@@ -19,7 +19,7 @@ class Link(NamedTuple):
 
 
 def links(home: Path, status: RunStatus) -> dict[str, list[Link]]:
-    """The pages of each stage, and under "" those of the run; none where a server has no page of it."""
+    """Return the pages of each stage, and under "" those of the run; none where a server has no page of it."""
     at_prefect = {"": status.prefect, **{stage.name: stage.prefect for stage in status.stages}}
     found = {}
     for name, address in at_prefect.items():
@@ -32,8 +32,8 @@ def links(home: Path, status: RunStatus) -> dict[str, list[Link]]:
 
 
 def elsewhere(home: Path, status: RunStatus, found: Mapping[str, Sequence[Link]]) -> list[Link]:
-    """What there is of a run beside its report: its pages on servers, and files of its folder by their relative "
-    "paths."""
+    """Return what there is of a run beside its report: its pages on servers, and files of its folder by their relative
+    " "paths."""
     folder = home / "runs" / status.run
     pages = list(found.get("", ()))
     # With the run that computed them.

@@ -76,7 +76,7 @@ class Table(NamedTuple):
 
 
 def page(facts: RunFacts, overlay: Overlay | None = None) -> str:
-    """The page of `run_facts`; `overlay` draws another run's curves beside its own."""
+    """Return the page of `run_facts`; `overlay` draws another run's curves beside its own."""
     style = (TEMPLATES / "run.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     stages = {stage.name: stage for stage in facts.stages}
@@ -100,7 +100,7 @@ def page(facts: RunFacts, overlay: Overlay | None = None) -> str:
 
 
 def _finds(facts: RunFacts) -> str:
-    """What the labels that a run waits for can find; empty where it waits for none."""
+    """Return what the labels that a run waits for can find; empty where it waits for none."""
     if facts.stage("human_eval").status.state != "awaiting_labels" or not facts.sheet:
         return ""
     from flows.reports.plan import finds  # brings scipy, 0.9 s of a run that computes nothing
@@ -137,7 +137,7 @@ SHOWN: dict[str, tuple[str, dict[str, str]]] = {
 
 
 def table(x: str, named: Mapping[str, str], curves: Mapping[str, Curve]) -> Table:
-    """The curves named, those that the run has, by step; `x` is what a step is."""
+    """Return the curves named, those that the run has, by step; `x` is what a step is."""
     shown = [name for name in named if curves.get(name)]
     values = [dict(curves[name]) for name in shown]
     steps = sorted({step for each in values for step in each})
@@ -166,7 +166,7 @@ def template(name: str) -> Template:
 
 
 def brief(stage: StageFacts) -> list[tuple[str, str]]:
-    """The main metrics of a stage, with their words."""
+    """Return the main metrics of a stage, with their words."""
     # A table of the data has the sources.
     names = [name for name in brief_metrics(stage.name, stage.metrics) if OF_SOURCE not in name]
     return [(name, name.partition("/")[2].replace("_", " ")) for name in names]
@@ -181,7 +181,7 @@ def duration(seconds: float) -> str:
 
 
 def moment(text: str) -> str:
-    """An ISO time to the second, in UTC."""
+    """Return an ISO time to the second, in UTC."""
     try:
         return f"{datetime.fromisoformat(text):%Y-%m-%d %H:%M:%S} UTC"
     except ValueError:
@@ -189,7 +189,7 @@ def moment(text: str) -> str:
 
 
 def bound(rule: str) -> str:
-    """A gate's rule with the signs that people write."""
+    """Return a gate's rule with the signs that people write."""
     return rule.replace("<=", "≤").replace(">=", "≥")
 
 
@@ -199,24 +199,24 @@ def breakable(name: str) -> Markup:
 
 
 def marked(text: str) -> Markup:
-    """A sentence whose `code` is shown as code."""
+    """Return a sentence whose `code` is shown as code."""
     parts = str(escape(text)).split("`")
     return Markup("".join(f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(parts)))
 
 
 def shown(value: object) -> str:
-    """An option's value."""
+    """Return an option's value."""
     return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def cut(text: object) -> str:
-    """The beginning of a text, and how much more there is."""
+    """Return the beginning of a text, and how much more there is."""
     text = text if isinstance(text, str) else json.dumps(text, ensure_ascii=False, default=str)
     more = len(text) - LONGEST
     return text if more <= 0 else f"{text[:LONGEST]} … ({more:,} more characters)"
 
 
 def picture(svg: Path | bytes) -> str:
-    """A chart as the source of an image: there no script in it runs, and its ids stay its own."""
+    """Return a chart as the source of an image: there no script in it runs, and its ids stay its own."""
     drawn = svg if isinstance(svg, bytes) else svg.read_bytes()
     return f"data:image/svg+xml;base64,{base64.b64encode(drawn).decode()}"

@@ -97,7 +97,7 @@ def _smallest(plan: SamplePlan) -> float | None:
 
 
 def sentence(plan: SamplePlan, smallest: float | None) -> str:
-    """What a plan finds, in a sentence or two."""
+    """Return what a plan finds, in a sentence or two."""
     people = f"{counted(plan.items, 'item')} and {counted(plan.raters, 'rater')}"
     if smallest is None:
         found = f"{people} find no win rate above 0.5 with a chance of {CHANCE:.0%}, however good the policy is."
@@ -114,7 +114,7 @@ def finds(items: int, raters: int) -> str:
 
 
 def waiting(folder: Path, sample: Path) -> str:
-    """What to do with a run (its folder) that waits for labels of a sample artifact, and what these can find."""
+    """Return what to do with a run (its folder) that waits for labels of a sample artifact, and what these can find."""
     sheet = json.loads((sample / "sheet.json").read_text(encoding="utf-8"))
     raters, score, run = sheet["raters"], "tether human-eval score", folder.name
     return (

@@ -42,7 +42,7 @@ class Round(NamedTuple):
 
     @classmethod
     def of(cls, status: RunStatus) -> "Round":
-        """What a run's stages measured."""
+        """Return what a run's stages measured."""
         metrics = {name: value for stage in status.stages for name, value in stage.metrics.items()}
         named = (
             "reward/judged_previous", "reward/judged", "human_eval/reward_agreement", "human_eval/win_rate", "ppo/gold",
@@ -54,7 +54,8 @@ class Round(NamedTuple):
 
 
 def rounds_up_to(home: Path, status: RunStatus) -> list[Round]:
-    """The rounds that led to a run and the run itself, the first first; empty for a run that is no later round."""
+    """Return the rounds that led to a run and the run itself, the first first; empty for a run that is no later
+    round."""
     found = [status]
     while (parent := found[-1].origin.get("votes")) and parent not in {each.run for each in found}:
         try:
@@ -65,7 +66,8 @@ def rounds_up_to(home: Path, status: RunStatus) -> list[Round]:
 
 
 def all_rounds(home: Path) -> list[list[Round]]:
-    """Every first run with the later rounds that began from it, the newest first; without runs that nobody iterated."""
+    """Return every first run with the later rounds that began from it, the newest first; without runs that nobody
+    iterated."""
     statuses = {each.run: each for each in load_readable(home)[0]}
     groups: dict[str, list[RunStatus]] = {}
     for status in statuses.values():

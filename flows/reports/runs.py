@@ -128,7 +128,8 @@ LEAST = {"name": 8, "tags": 8}
 
 
 def _fitting(columns: Mapping[str, Sequence[Text]], width: int) -> dict[str, int]:
-    """The columns that hold something and fit into `width`, in their order on the screen, each with its own width."""
+    """Return the columns that hold something and fit into `width`, in their order on the screen, each with its own
+    width."""
     kept: dict[str, int] = {}
     left = width + 1
     for name in ORDER:

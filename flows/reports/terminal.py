@@ -106,7 +106,7 @@ def markdown(status: RunStatus, simulated: str = "", links: Mapping[str, Sequenc
 
 
 def ends_after(status: RunStatus) -> str:
-    """The sentence that says which stages did not run because of `--until`; empty where it was not given."""
+    """Return the sentence that says which stages did not run because of `--until`; empty where it was not given."""
     if not status.until:
         return ""
     names = [stage.name for stage in status.stages]
@@ -148,20 +148,21 @@ def by_another(stage: StageStatus, status: RunStatus) -> str:
 
 
 def price(amount: float | None, currency: str) -> str:
-    """An amount of money as people read it, as `0.42 USD`; empty where there is none."""
+    """Return an amount of money as people read it, as `0.42 USD`; empty where there is none."""
     if amount is None:
         return ""
     return f"{amount:,.2f} {currency}" if amount >= 0.01 or not amount else f"{amount:.2g} {currency}"
 
 
 def cost(of: RunStatus | StageStatus, currency: str) -> str:
-    """What a run or a stage cost and what its reused results saved, as `0.42 USD, saved 1.10 USD`; empty if unknown."""
+    """Return what a run or a stage cost and what its reused results saved, as `0.42 USD, saved 1.10 USD`; empty if
+    unknown."""
     saved = f"saved {price(of.saved, currency)}" if of.saved else ""
     return ", ".join(each for each in (price(of.cost, currency) if of.cost or not saved else "", saved) if each)
 
 
 def _called(status: RunStatus) -> list[str]:
-    """A run's name and tags, as far as it has them."""
+    """Return a run's name and tags, as far as it has them."""
     return [each for each in (status.name, " ".join(status.label.written)) if each]
 
 

@@ -37,7 +37,7 @@ class RunVerdict(NamedTuple):
 def run_verdict(
     status: RunStatus, values: Mapping[str, JsonValue], labels: LabelProgress | None = None, policy: str = ""
 ) -> RunVerdict:
-    """The verdict on a run.
+    """Return the verdict on a run.
 
     Args:
         status: the run's.
@@ -87,7 +87,7 @@ def _bound(verdict: Verdict) -> str:
 
 
 def _after_gates(status: RunStatus, gates: Sequence[Verdict], options: Mapping[str, JsonValue]) -> list[Step]:
-    """What to do about each failed gate, and the one command that tries all changes of options."""
+    """Return what to do about each failed gate, and the one command that tries all changes of options."""
     if not gates:
         return []
     found = {gate.name: setting(gate, options) for gate in gates}
@@ -108,7 +108,7 @@ def _after_gates(status: RunStatus, gates: Sequence[Verdict], options: Mapping[s
 
 
 def _of_run(command: str, run: str) -> str:
-    """A command of `ADVICE` for this run."""
+    """Return a command of `ADVICE` for this run."""
     return re.sub(r"^tether rerun ([\w.]+)", rf"tether rerun \1 --from {run}", command).replace(" RUN", f" {run}")
 
 
@@ -152,7 +152,7 @@ def _ended(status: RunStatus) -> str:
 
 
 def _after(status: RunStatus, options: Mapping[str, JsonValue], policy: str) -> list[Step]:
-    """What follows a run that no gate stopped."""
+    """Return what follows a run that no gate stopped."""
     lacking = next((each.name for each in status.stages if each.state == "not_run"), "")
     if lacking:
         return [Step(f"It ended before {lacking}. To continue:", f"tether rerun {lacking} --from {status.run}")]

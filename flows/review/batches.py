@@ -59,7 +59,8 @@ class BatchSource(NamedTuple):
 
 
 def find_batch(home: Path, named: str, overlap: int | None = None, guidelines: str | None = None) -> BatchSource:
-    """The batch that `named` names: a run's id, a folder of candidates, or a file `pairs.jsonl` or `review.jsonl`.
+    """Return the batch that `named` names: a run's id, a folder of candidates, or a file `pairs.jsonl` or
+    `review.jsonl`.
 
     Args:
         overlap: answers of each item; None takes the sheet's number of raters, and 1 of other pairs.
@@ -77,7 +78,7 @@ def find_batch(home: Path, named: str, overlap: int | None = None, guidelines: s
 
 
 def sample_folder(home: Path, run: str) -> Path:
-    """The artifact that holds a run's sheet.
+    """Return the artifact that holds a run's sheet.
 
     Raises:
         UserError: the run has none.
@@ -130,7 +131,7 @@ def _of_path(path: Path, overlap: int | None, guidelines: str | None) -> BatchSo
 
 
 def _candidates(rows: Sequence[Mapping[str, object]], file: Path) -> Iterator[tuple[str, Messages, str, str]]:
-    """The pairs of `pairs.jsonl`, or of any rows with `prompt`, `a` and `b`."""
+    """Yield the pairs of `pairs.jsonl`, or of any rows with `prompt`, `a` and `b`."""
     for number, row in enumerate(rows, 1):
         if not isinstance(row.get("a"), str) or not isinstance(row.get("b"), str):
             raise UserError(f"{file}, row {number}: `a` and `b` are needed, a text each.")
@@ -142,7 +143,8 @@ def _candidates(rows: Sequence[Mapping[str, object]], file: Path) -> Iterator[tu
 
 
 def _reviewed(rows: Sequence[Mapping[str, Any]], file: Path) -> Iterator[tuple[str, Messages, str, str]]:
-    """The pairs of `review.jsonl`, quarantined for want of a majority; which side led is not told by their order."""
+    """Yield the pairs of `review.jsonl`, quarantined for want of a majority; which side led is not told by their
+    order."""
     if not all(isinstance(row.get("data"), dict) for row in rows):
         raise UserError(f"{file}: a row without `data` is not of review.jsonl. Give the file that a run wrote.")
     raw = [RawRow(n, row["data"]) for n, row in enumerate(rows, 1)]

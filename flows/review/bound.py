@@ -30,7 +30,7 @@ class EarlyBound(NamedTuple):
 
 
 def early_bound(engine: Engine, number: int, folder: Path, overlap: int, level: float = LEVEL) -> EarlyBound:
-    """The always-valid bound of the batch of that number, whose sample artifact is `folder`.
+    """Return the always-valid bound of the batch of that number, whose sample artifact is `folder`.
 
     Items come in the sheet's order, each with all its answers, so that neither their order nor their number depends on
     what was answered. Repeated items, those whose answer is known, and those that nobody could judge are left out.

@@ -54,7 +54,7 @@ def export(voting: Voting, source: BatchSource, out: Path | None = None) -> list
 
 
 def _rows(source: BatchSource, number: int, own: Mapping[str, CountedAnswer], people: int) -> Iterator[dict[str, str]]:
-    """A row for each item of the sheet, empty where the rater was not asked or could not judge."""
+    """Yield a row for each item of the sheet, empty where the rater was not asked or could not judge."""
     for pair in source.pairs:
         given = own.get(pair.name)
         row = dict(zip(TEXTS, pair, strict=True)) | {"rater": str(number), PEOPLE: str(people)}

@@ -30,17 +30,17 @@ class PersonalLink(NamedTuple):
     token: str
 
     def url(self, address: str) -> str:
-        """The link on a page at that address."""
+        """Return the link on a page at that address."""
         return f"{address.rstrip('/')}/r/{self.token}"
 
 
 def token_hash(token: str) -> str:
-    """What is stored of a token: its sha256. Tokens are 256 random bits, so that no salt is needed."""
+    """Return what is stored of a token: its sha256. Tokens are 256 random bits, so that no salt is needed."""
     return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
 
 
 def enter_batch(engine: Engine, source: BatchSource, asked: bool = False) -> tuple[int, PersonalLink | None]:
-    """The batch's number in the database, and the administrator's link where the batch is new there.
+    """Return the batch's number in the database, and the administrator's link where the batch is new there.
 
     Args:
         asked: `source.overlap` was asked for; else that of the database holds.
@@ -107,7 +107,8 @@ def storable(**texts: str) -> dict[str, str]:
 
 
 def repeated_places(pairs: Sequence[JudgedPair]) -> dict[int, int]:
-    """The places (from 1) of pairs that show an earlier one again with its sides exchanged, and that one's place."""
+    """Return the places (from 1) of pairs that show an earlier one again with its sides exchanged, and that one's
+    place."""
     seen: dict[tuple[str, str, str], int] = {}
     found: dict[int, int] = {}
     for place, (_, prompt, a, b) in enumerate(pairs, 1):
@@ -162,7 +163,7 @@ def add_raters(engine: Engine, number: int, names: Sequence[str]) -> list[Person
 
 
 def renew_link(engine: Engine, number: int, name: str) -> PersonalLink:
-    """A new link for a rater, or for the `administrator`; the old one lets nobody in any more.
+    """Return a new link for a rater, or for the `administrator`; the old one lets nobody in any more.
 
     Raises:
         UserError: there is no such rater.

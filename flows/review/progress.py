@@ -25,7 +25,7 @@ class ReviewProgress(NamedTuple):
 
 
 def progress(url_or_path: str | Path, batch_name: str | None = None) -> ReviewProgress:
-    """How far the batch is that a page's database holds.
+    """Return how far the batch is that a page's database holds.
 
     Args:
         url_or_path: a SQLite file or a URL.
@@ -48,13 +48,13 @@ def progress(url_or_path: str | Path, batch_name: str | None = None) -> ReviewPr
 
 
 def progress_of_run(home: Path, run: str) -> ReviewProgress | None:
-    """How far the page of a run is, whose answers lie in the home; None where none was served."""
+    """Return how far the page of a run is, whose answers lie in the home; None where none was served."""
     file = database_file(home, run)
     return progress(file, run) if file.is_file() else None
 
 
 def progress_of(connection: Connection, number: int) -> ReviewProgress:
-    """How far the batch of that number is."""
+    """Return how far the batch of that number is."""
     slots, answered = connection.execute(
         select(func.count(), func.count(slot.c.vote)).where(slot.c.batch == number)
     ).one()

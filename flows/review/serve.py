@@ -93,7 +93,7 @@ def _shown(voting: Voting, show: Callable[[ReviewProgress], None] | None) -> Ite
 def after_completion(
     voting: Voting, source: BatchSource, follow: Callable[[str, Path], str] | None, tell: Callable[[str], None]
 ) -> OnComplete:
-    """What a complete batch is followed by: its files are written, and `follow` is told of them.
+    """Return what a complete batch is followed by: its files are written, and `follow` is told of them.
 
     Args:
         follow: takes the batch's name and the folder of its files, and returns what it began, in a sentence. Scoring
@@ -110,7 +110,7 @@ def after_completion(
 
 
 def read_guidelines(file: Path | None) -> str | None:
-    """The text of a file of guidelines.
+    """Return the text of a file of guidelines.
 
     Raises:
         UserError: it can't be read, or is empty.

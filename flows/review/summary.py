@@ -70,7 +70,7 @@ class BatchSummary(NamedTuple):
 
 
 def counted_answers(connection: Connection, number: int) -> list[CountedAnswer]:
-    """The answers that count of the batch of that number, in the sheet's order."""
+    """Return the answers that count of the batch of that number, in the sheet's order."""
     rows = connection.execute(
         select(item.c.name, rater.c.number, vote)
         .join_from(slot, vote, vote.c.id == slot.c.vote)
@@ -90,7 +90,7 @@ def counted_answers(connection: Connection, number: int) -> list[CountedAnswer]:
 
 
 def summary(voting: Voting) -> BatchSummary:
-    """What is known of a batch just now."""
+    """Return what is known of a batch just now."""
     with voting.engine.connect() as connection:
         progress = progress_of(connection, voting.batch.id)
         answers = counted_answers(connection, voting.batch.id)

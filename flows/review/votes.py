@@ -89,7 +89,7 @@ class Voting:
 
     @classmethod
     def open(cls, engine: Engine, number: int) -> "Voting":
-        """The batch of that number."""
+        """Return the batch of that number."""
         with engine.connect() as connection:
             row = connection.execute(select(batch).where(batch.c.id == number)).one()
         about = ReviewBatch(
@@ -111,8 +111,8 @@ class Voting:
         return ReviewRater(0, 0, "administrator") if hmac.compare_digest(admin, digest) else None
 
     def next_pair(self, person: ReviewRater) -> AskedPair | None:
-        """The pair that the rater has claimed, else the next with an open slot, which they then have; None if there is
-        none for them."""
+        """Return the pair that the rater has claimed, else the next with an open slot, which they then have; None if
+        there is none for them."""
         for _ in range(8):
             now = time.time()
             with self.engine.connect() as connection:
@@ -207,7 +207,7 @@ class Voting:
         return True
 
     def complete(self) -> bool:
-        """Whether all slots are answered, told to the first who asks then and to nobody else."""
+        """Return whether all slots are answered, told to the first who asks then and to nobody else."""
         with self.engine.connect() as connection:
             if connection.scalar(select(exists().where(slot.c.batch == self.batch.id, slot.c.vote.is_(None)))):
                 return False
@@ -219,7 +219,7 @@ class Voting:
             return connection.execute(marked).rowcount == 1
 
     def hand_on(self) -> bool:
-        """Whether the batch is complete and was not handed on: where a server died in between."""
+        """Return whether the batch is complete and was not handed on: where a server died in between."""
         with self.engine.connect() as connection:
             found = connection.execute(
                 select(batch.c.completed, batch.c.handed_on).where(batch.c.id == self.batch.id)
@@ -232,11 +232,11 @@ class Voting:
             connection.execute(update(batch).where(batch.c.id == self.batch.id).values(handed_on=time.time()))
 
     def mark(self, person: ReviewRater) -> str:
-        """What tells a browser whose unsent answer it keeps; it opens nothing."""
+        """Return what tells a browser whose unsent answer it keeps; it opens nothing."""
         return self._mac(f"mark {person.id} {person.number}")[:16]
 
     def answered_by(self, person: ReviewRater) -> int:
-        """How many pairs the rater has judged or skipped."""
+        """Return how many pairs the rater has judged or skipped."""
         with self.engine.connect() as connection:
             counted = select(func.count()).select_from(_standing(person).subquery())
             return connection.scalar(counted) or 0
@@ -244,8 +244,8 @@ class Voting:
     def _first_open(
         self, connection: Connection, person: ReviewRater, now: float, lock: bool = False
     ) -> Row[Any] | None:
-        """The rater's next slot. What repeats an item that they did not judge comes last: it is to show whether those
-        who did agree with themselves."""
+        """Return the rater's next slot. What repeats an item that they did not judge comes last: it is to show whether
+        those who did agree with themselves."""
         query = self._open(person, now)
         if lock:
             query = query.with_for_update(skip_locked=True, of=slot)
@@ -271,7 +271,7 @@ class Voting:
         )
 
     def _slot_for(self, connection: Connection, person: ReviewRater, judged: int, now: float) -> int | None:
-        """The slot that an answer of the rater fills: their own, else one of that item that is free.
+        """Return the slot that an answer of the rater fills: their own, else one of that item that is free.
 
         Raises:
             RequestRefused: they have answered it already.
@@ -287,8 +287,8 @@ class Voting:
         return connection.scalar(free.limit(1).with_for_update(skip_locked=True))
 
     def _others(self, connection: Connection, person: ReviewRater, judged: int) -> bool:
-        """Whether an item that the rater skips has somebody for their slot too: more people who were not asked about
-        it than slots of it that nobody has."""
+        """Return whether an item that the rater skips has somebody for their slot too: more people who were not asked
+        about it than slots of it that nobody has."""
         others = select(func.count()).where(
             rater.c.batch == self.batch.id,
             rater.c.id != person.id,
@@ -316,7 +316,7 @@ class Voting:
         return AskedPair(row.place, row.prompt, *sides, f"{signed}~{self._mac(f'ticket {person.id} {signed}')}")
 
     def _opened(self, person: ReviewRater, ticket: str) -> tuple[int, float, str]:
-        """The item's place, the time and the random part of a ticket that this rater was given.
+        """Return the item's place, the time and the random part of a ticket that this rater was given.
 
         Raises:
             RequestRefused: it was not given to them.
@@ -329,7 +329,8 @@ class Voting:
         return int(place), float(f"{seconds}.{part}"), nonce
 
     def _sides(self, person: ReviewRater, place: int) -> str:
-        """Whether a rater sees an item's sides as they are, or exchanged: a bit that the batch's secret draws."""
+        """Return whether a rater sees an item's sides as they are, or exchanged: a bit that the batch's secret
+        draws."""
         return "ab" if int(self._mac(f"sides {person.id} {place}")[0], 16) % 2 else "ba"
 
     def _mac(self, text: str) -> str:
@@ -337,7 +338,7 @@ class Voting:
 
 
 def unexchanged(answer: str, shown: str) -> str:
-    """An answer as the sheet has the sides."""
+    """Return an answer as the sheet has the sides."""
     return _OTHER.get(answer, answer) if shown == "ba" else answer
 
 
@@ -357,7 +358,7 @@ def _free(now: float) -> ColumnElement[bool]:
 
 
 def _standing(person: ReviewRater, judged: Any = None) -> Select[Any]:
-    """The rater's votes that no later one of theirs takes back: the last of each item, unless it is an undo."""
+    """Return the rater's votes that no later one of theirs takes back: the last of each item, unless it is an undo."""
     later = vote.alias("later")
     query = select(vote).where(
         vote.c.rater == person.id,

@@ -142,12 +142,13 @@ class Stack:
 
     @property
     def has_authority(self) -> bool:
-        """Whether clients need `ca.crt`: the certificate is of an authority that they do not trust by themselves."""
+        """Return whether clients need `ca.crt`: the certificate is of an authority that they do not trust by
+        themselves."""
         return self.certificate is None or self.authority is not None
 
     @property
     def postgres_programs(self) -> Path:
-        """The folder of `initdb` and `postgres`.
+        """Return the folder of `initdb` and `postgres`.
 
         Raises:
             UserError: there is none.

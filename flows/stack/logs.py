@@ -97,7 +97,7 @@ def last_line(stack: Stack, part: str) -> str:
 
 
 def _message(text: str) -> str:
-    """What a line of a log says: the message of a JSON line (`tasks.execution.logs`), else all of it."""
+    """Return what a line of a log says: the message of a JSON line (`tasks.execution.logs`), else all of it."""
     try:
         found = json.loads(text)
     except ValueError:

@@ -65,7 +65,7 @@ def judges_of(config: RunConfig) -> tuple[int, tuple[str, ...]]:
 
 
 def _elements(file: Path, source: str) -> int:
-    """How many numbers a safetensors file holds."""
+    """Return how many numbers a safetensors file holds."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -109,7 +109,7 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool | None:
-        """Whether every stage does; None where the machine's memory isn't given."""
+        """Return whether every stage fits; None if the machine's memory is not given."""
         return None if self.machine.memory is None else all(stage.fits for stage in self.stages)
 
     def as_json(self) -> str:

@@ -35,13 +35,13 @@ METHODS = {
 
 
 def planned(model: str, *options: str) -> PlannedRun:
-    """The profile `gpu` in the page's setting with `options`, for a model."""
+    """Return the profile `gpu` in the page's setting with `options`, for a model."""
     config = load_config("gpu", [parse_override(each) for each in (*SETTING, *options)])
     return planned_run(config, None, KNOWN[model], gpu=True)
 
 
 def setting() -> str:
-    """The command behind the tables."""
+    """Return the command behind the tables."""
     lines = ["tether plan gpu --memory 80GB --shape MODEL --gpus N \\"]
     lines += [f"    --set {option} \\" for option in SETTING]
     return "\n".join(["```sh", *lines, "    ...", "```"])
@@ -70,7 +70,7 @@ def memory() -> str:
 
 
 def parts() -> str:
-    """What PPO holds at its worst, by part, of the three methods at 8 B on one GPU."""
+    """Return what PPO holds at its worst, by part, of the three methods at 8 B on one GPU."""
     found = {}
     for method, options in METHODS.items():
         found[method] = plan_stages(planned("llama-3.1-8b", *options), Machine(1, CARD))[-1].worst
@@ -99,7 +99,7 @@ def operations() -> str:
 
 
 def growth() -> str:
-    """What doubling one thing multiplies, at 1 B."""
+    """Return what doubling one thing multiplies, at 1 B."""
     base = planned("llama-3.2-1b")
     doubled = {
         "prompts an update (`ppo.batch_size`)": planned("llama-3.2-1b", "ppo.batch_size=256", "ppo.minibatch_size=128"),

@@ -20,12 +20,12 @@ _WAIT_S = 30
 
 
 def database_file(home: Path, batch: str) -> Path:
-    """The SQLite file of a batch, where no URL is given."""
+    """Return the SQLite file of a batch, where no URL is given."""
     return home / FOLDER / f"{re.sub(r'[^A-Za-z0-9._-]', '_', batch)}.db"
 
 
 def open_database(place: str | Path, create: bool = True) -> Engine:
-    """An engine for `place` (a SQLite file, or a URL), whose tables are brought to this version's form.
+    """Return an engine for `place` (a SQLite file, or a URL), whose tables are brought to this version's form.
 
     Use `writing(engine)` for what writes, and `engine.connect()` for what reads.
 

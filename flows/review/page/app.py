@@ -42,7 +42,7 @@ OnComplete = Callable[[str], None]
 
 
 def make_app(voting: Voting, on_complete: OnComplete | None = None, secure: bool = False) -> FastAPI:
-    """The page of a batch.
+    """Return the page of a batch.
 
     Args:
         on_complete: called once with the batch's name, in a thread, when its last slot is answered; where it raises,
@@ -175,7 +175,7 @@ def _field(form: FormData, name: str) -> str:
 
 
 def _given(form: FormData) -> GivenAnswer:
-    """What a form says.
+    """Return what a form says.
 
     Raises:
         RequestRefused: its comment is too long.

@@ -72,7 +72,7 @@ class Guard:
 
 
 def _refusal(scope: MutableMapping[str, Any], headers: Headers) -> PlainTextResponse | None:
-    """What to answer in the app's place, if anything."""
+    """Return what to answer in the app's place, if anything."""
     length = headers.get("content-length", "0")
     if not length.isdigit() or int(length) > LARGEST_BODY:
         return _plain(413, "This form is too large.")
@@ -84,7 +84,7 @@ def _refusal(scope: MutableMapping[str, Any], headers: Headers) -> PlainTextResp
 
 
 def _own_origin(headers: Headers) -> bool:
-    """Whether a page of this very server sent a form, as the browser says; one that does not say is refused."""
+    """Return whether a page of this very server sent a form, as the browser says; one that does not say is refused."""
     site = headers.get("sec-fetch-site")
     if site not in (None, "same-origin"):
         return False

@@ -62,6 +62,7 @@ def guideline_blocks(text: str) -> list[GuidelineBlock]:
 
 
 def _joins(text: str, at: int) -> bool:
-    """Whether both neighbours are letters or signs that a joiner can join: none of ASCII, and seen themselves."""
+    """Return whether both neighbours are letters or signs that a joiner can join: none of ASCII, and seen
+    themselves."""
     around = text[max(0, at - 1) : at] + text[at + 1 : at + 2]
     return 0 < at < len(text) - 1 and not any(each.isascii() or _UNSEEN.match(each) for each in around)

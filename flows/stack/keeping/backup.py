@@ -111,7 +111,8 @@ def back_up(home: Path, stack: Stack, target: Path, steps: Steps, say: Say) -> W
 
 
 def _schema(home: Path) -> int | None:
-    """The number of the home's form; None too where the file that says it is damaged, which is copied as it is."""
+    """Return the number of the home's form; None too where the file that says it is damaged, which is copied as it
+    is."""
     with contextlib.suppress(UserError):
         return home_schema(home)
     return None

@@ -144,7 +144,7 @@ def _stack(
 
 
 def _is_of(folder: Path, manifest: Manifest) -> bool:
-    """Whether a stack's folder was restored from this backup, by a command killed before the home was there."""
+    """Return whether a stack's folder was restored from this backup, by a command killed before the home was there."""
     try:
         found = json.loads((folder / RESTORED).read_text(encoding="utf-8"))
     except (OSError, ValueError):

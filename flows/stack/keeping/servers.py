@@ -193,7 +193,7 @@ def _at_work(stack: Stack, passwords: dict[str, str]) -> Iterator[None]:
 
 
 def _ready(stack: Stack, passwords: dict[str, str], part: str) -> bool:
-    """Whether a server takes what is to be done."""
+    """Return whether a server takes what is to be done."""
     if part == S3:
         try:
             make_buckets(stack, passwords)
