@@ -28,12 +28,12 @@ ENDED = "tether/ended"
 
 
 def process_file(folder: Path, rank: int) -> Path:
-    """The file in which rank `rank` names its process."""
+    """Return the file in which rank `rank` names its process."""
     return folder / f"process-{rank}.json"
 
 
 def done_file(folder: Path, rank: int) -> Path:
-    """The file that rank `rank` creates when it succeeds."""
+    """Return the file that rank `rank` creates when it succeeds."""
     return folder / f"done-{rank}"
 
 

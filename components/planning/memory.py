@@ -113,7 +113,7 @@ class _Planner:
         self.shape, self.dtype = run.shape, run.dtype
 
     def sft(self) -> Iterator[Phase]:
-        """The loop, then sampling with the model that it leaves; checkpoints come between its steps."""
+        """Yield the loop, then sampling with the model that it leaves; checkpoints come between its steps."""
         config, run = self.run.sft, self.run
         trained = self._whole(config, scalar=False)
         micro = config.micro_batch_size if config.packing is None else max(1, config.packing // run.length)
@@ -239,7 +239,7 @@ class _Planner:
         return {"best weights": self._best_on_host()} if self.device == "cpu" else {}
 
     def _looks_before_the_last_update(self) -> bool:
-        """Whether an evaluation may come before the last update: by its number, or since KL has risen."""
+        """Return whether an evaluation may come before the last update: by its number, or since KL has risen."""
         config = self.run.ppo
         every = config.evaluate_every
         return every is not None and config.updates > (1 if config.watch.kl_high is not None else every)
@@ -285,8 +285,8 @@ class _Planner:
         self, stage: str, name: str, held: Parts, trained: Trained, config: OptimizerConfig, work: Pass,
         predicted: int, several: bool, lora: AdapterConfig | None = None, copies: int = 3,
     ) -> Phase:  # fmt: skip
-        """The worst of four moments: the graph with the head's logits, after them, the end of the backward pass, the
-        step.
+        """Return the worst of four moments: the graph with the head's logits, after them, the end of the backward pass,
+        the step.
 
         Args:
             predicted: tokens whose logits are computed; 0 for a scalar head.
@@ -316,7 +316,7 @@ class _Planner:
         self, stage: str, held: Parts, rows: int, trained: AdapterConfig | None = None, name: str = "sampling",
         gathered: bool = False, judged: Parts | None = None,
     ) -> Phase:  # fmt: skip
-        """The prompts' pass or the last token, whichever holds more, beside the copy that is sampled from.
+        """Return the prompts' pass or the last token, whichever holds more, beside the copy that is sampled from.
 
         Args:
             gathered: whether it is made of shares, which are gathered before.
@@ -344,8 +344,8 @@ class _Planner:
         return max(found, key=lambda phase: phase.bytes)
 
     def _sending(self, held: Parts, gathered: bool) -> Phase:
-        """What is held while weights go to the server that samples; as files they are copied on the host before, where
-        a folder in memory has those of two updates for a moment."""
+        """Return what is held while weights go to the server that samples; as files they are copied on the host before,
+        where a folder in memory has those of two updates for a moment."""
         config, count = self.run.ppo, self.shape.parameters
         held = held | ({"merged": FLOAT * count} if config.lora is not None or gathered else {})
         copied = 0.0
@@ -359,7 +359,7 @@ class _Planner:
     def _saving(
         self, stage: str, held: Parts, whole_up_to: float, average: float = 0, reference: float = 0, best: float = 0
     ) -> Phase:
-        """What is held while it is written; on a GPU the host gets a copy of it, gathered or part by part.
+        """Return what is held while it is written; on a GPU the host gets a copy of it, gathered or part by part.
 
         Args:
             whole_up_to: GB that are gathered.

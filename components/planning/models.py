@@ -23,11 +23,11 @@ class Ranks(NamedTuple):
 
     @property
     def sharded(self) -> bool:
-        """Whether the ranks share out a model that trains whole."""
+        """Return whether the ranks share out a model that trains whole."""
         return self.number > 1 and self.sharding != "replicas"
 
     def share(self, held: float) -> float:
-        """What a rank holds of moments and gradients, or of weights between passes."""
+        """Return what a rank holds of moments and gradients, or of weights between passes."""
         return held / self.number if self.sharded else held
 
     def rows(self, rows: int) -> int:
@@ -52,7 +52,7 @@ class Trained(NamedTuple):
 
 
 def whole(shape: ModelShape, scalar: bool, dtype: Format, optimizer: str, ranks: Ranks, again: bool) -> Trained:
-    """A model that trains with all its weights.
+    """Return a model that trains with all its weights.
 
     Args:
         scalar: with a scalar head, else as a language model.
@@ -74,20 +74,20 @@ def whole(shape: ModelShape, scalar: bool, dtype: Format, optimizer: str, ranks:
 
 
 def adapter(shape: ModelShape, config: AdapterConfig, scalar: bool, optimizer: str) -> Trained:
-    """An adapter that trains, with a scalar head if it has one; the ranks each hold all of it."""
+    """Return an adapter that trains, with a scalar head if it has one; the ranks each hold all of it."""
     count = shape.adapter_parameters(config) + (shape.hidden_size if scalar else 0)
     return Trained(FLOAT * count, MOMENTS[optimizer] * count, FLOAT * count, FLOAT * count, 0.0, 0.0)
 
 
 def frozen(shape: ModelShape, scalar: bool, dtype: Format) -> float:
-    """A model that only computes, whole on each rank: the blocks' matrices in the format of products, the rest in
-    float32."""
+    """Return a model that only computes, whole on each rank: the blocks' matrices in the format of products, the rest
+    in float32."""
     count = shape.scalar_parameters if scalar else shape.parameters
     return FLOAT * (count - shape.matrices) + (2 if dtype == "bfloat16" else FLOAT) * shape.matrices
 
 
 def backbone(shape: ModelShape, dtype: Format, quantize: str | None) -> float:
-    """The frozen model that adapters stand on; each rank holds it."""
+    """Return the frozen model that adapters stand on; each rank holds it."""
     if quantize is None:
         return frozen(shape, False, dtype)
     return FLOAT * (shape.parameters - shape.matrices) + FOUR_BITS * shape.matrices

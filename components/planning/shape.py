@@ -109,7 +109,7 @@ class ModelShape(Settings):
 
     @classmethod
     def of_scratch(cls, config: ScratchModel) -> Self:
-        """The shape of a model that is built from nothing, with all of the vocabulary that it may have."""
+        """Return the shape of a model that is built from nothing, with all of the vocabulary that it may have."""
         return cls(
             vocabulary=config.vocabulary, hidden_size=config.hidden_size, intermediate_size=8 * config.hidden_size // 3,
             layers=config.layers, heads=config.heads, kv_heads=config.heads,
@@ -118,7 +118,7 @@ class ModelShape(Settings):
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any], named_by: str) -> Self:
-        """The shape that a `config.json` of transformers describes.
+        """Return the shape that a `config.json` of transformers describes.
 
         Raises:
             UserError: the model is none of `LIKE_LLAMA`, or the config lacks a size.
@@ -146,7 +146,7 @@ class ModelShape(Settings):
 
     @classmethod
     def of_folder(cls, folder: Path, named_by: str) -> Self:
-        """The shape of the model in `folder`, from its config.json or the header of its GGUF file.
+        """Return the shape of the model in `folder`, from its config.json or the header of its GGUF file.
 
         Raises:
             UserError: there is neither, or as `of_config`.
@@ -160,7 +160,8 @@ class ModelShape(Settings):
 
     @classmethod
     def of_file(cls, file: Path, named_by: str) -> Self:
-        """The shape that a `config.json` describes. Raises `UserError` as `of_config`, or where it is not JSON."""
+        """Return the shape that a `config.json` describes. Raises `UserError` as `of_config`, or where it is not
+        JSON."""
         try:
             config = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -205,7 +206,7 @@ KNOWN = {
 
 
 def read_shape(text: str) -> ModelShape:
-    """The shape that `--shape` names: one of `KNOWN`, a folder or config.json, or `field=value,...`.
+    """Return the shape that `--shape` names: one of `KNOWN`, a folder or config.json, or `field=value,...`.
 
     What a list of fields leaves out follows from the rest: `intermediate_size` is 8/3 of the width as in Llama,
     `kv_heads` is `heads`, `head_size` is the width over the heads.

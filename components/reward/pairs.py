@@ -61,7 +61,7 @@ class EncodedPairs(Sequence[Pair]):
         return Pair(self.chosen[which], self.rejected[which], margin, weight, tuple(shares))
 
     def choose(self, which: NDArray[np.int64]) -> "EncodedPairs":
-        """The pairs at the indices `which` (m,)."""
+        """Return the pairs at the indices `which` (m,)."""
         return EncodedPairs(self.chosen.choose(which), self.rejected.choose(which), self._labels[which])
 
     @property
@@ -134,7 +134,7 @@ class LazyPairs(Sequence[Pair]):
         return [self._known(place) for place in which]
 
     def weight(self, which: int) -> float:
-        """How often a pair counts."""
+        """Return how often a pair counts."""
         self._encode_at([which])
         return float(self._labels[which, 1])
 
@@ -180,11 +180,11 @@ class ChosenPairs(LazyPairs):
         self.rows = rows_at(pairs.rows, which.tolist())
 
     def at(self, which: Sequence[int]) -> list[Pair]:
-        """The pairs `which`."""
+        """Return the pairs `which`."""
         return self._pairs.at(self._which[np.array(which, np.int64)].tolist())
 
     def weight(self, which: int) -> float:
-        """How often a pair counts."""
+        """Return how often a pair counts."""
         return self._pairs.weight(int(self._which[which]))
 
 

@@ -68,7 +68,7 @@ class FunctionReward(_SourceConfig):
 
     @property
     def where(self) -> str:
-        """The option and the function, for messages."""
+        """Return the option and the function, for messages."""
         return f"ppo.rewards: {self.source}"
 
     @property
@@ -91,12 +91,12 @@ class PluginReward(_SourceConfig):
 
     @property
     def where(self) -> str:
-        """The option and the function, for messages."""
+        """Return the option and the function, for messages."""
         return f"ppo.rewards: {self.source}"
 
     @property
     def entry(self) -> str:
-        """The entry point's name."""
+        """Return the entry point's name."""
         return self.source.partition(":")[2]
 
 
@@ -122,12 +122,13 @@ class HttpReward(_SourceConfig):
 
     @property
     def version_known(self) -> str:
-        """The version that scores must come from; `none` if the scorer reports none, empty before it was asked."""
+        """Return the version that scores must come from; `none` if the scorer reports none, empty before it was
+        asked."""
         return self.told if self.version == "auto" else self.version
 
     @property
     def url(self) -> str:
-        """The scorer's address."""
+        """Return the scorer's address."""
         return self.source.removeprefix("http:")
 
 

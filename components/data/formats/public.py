@@ -65,7 +65,7 @@ class Shape(NamedTuple):
 
 
 def shape_of(rows: Sequence[RawRow], options: ReadingOptions) -> Shape | None:
-    """The public shape that most of the first rows have; None where most have none, or one of our own formats.
+    """Return the public shape that most of the first rows have; None where most have none, or one of our own formats.
 
     One row with a field that only a public set has must not decide how all the others are read.
     """
