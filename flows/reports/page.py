@@ -9,7 +9,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from markupsafe import Markup, escape
 
 from components.base.errors import UserError
 from components.base.files import write_whole
+from components.base.text import counted
 from components.gates.table import OF_SOURCE, brief_metrics
 from components.gates.text import number
 from components.keys.code_version import code_version
@@ -110,11 +111,20 @@ def _finds(facts: RunFacts) -> str:
 
 def ending(facts: RunFacts) -> list[str]:
     """Return sentences on how the run ended that the verdict does not contain."""
-    told = []
+    told = [*_broken_contract(facts)]
     for stage in facts.status.stages:
         if stage.state == "skipped":
             told.append(_skipped(stage))
     return [*told, ends_after(facts.status)] if facts.status.until else told
+
+
+def _broken_contract(facts: RunFacts) -> Iterator[str]:
+    """Which checks a failed contract is about, and in which rows."""
+    if any(gate.name == "validate.contract" and gate.stops for each in facts.status.stages for gate in each.gates):
+        for check in facts.data.checks:
+            if check["severity"] == "error" and not check["passed"]:
+                rows = f" in {counted(check['rows'], 'row')}: {check['first_rows']}" if check["rows"] else ""
+                yield f"The check {check['name']} fails{rows}."
 
 
 def _skipped(stage: StageStatus) -> str:
@@ -194,8 +204,8 @@ def bound(rule: str) -> str:
 
 
 def breakable(name: str) -> Markup:
-    """Return a dotted name that may break to the next line after each part."""
-    return Markup(re.sub(r"([._])", r"\1<wbr>", str(escape(name))))
+    """Return a dotted name that may break to the next line after each part; a path after each folder."""
+    return Markup(re.sub(r"([._/])", r"\1<wbr>", str(escape(name))))
 
 
 def marked(text: str) -> Markup:

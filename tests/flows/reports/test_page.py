@@ -13,15 +13,17 @@ from pathlib import Path
 import pytest
 
 from components.base.jsonl import write_json, write_rows
+from components.gates.judging import Verdict
 from components.store.store import ArtifactStore
 from flows.config.run_config import load_config
 from flows.launch.begin import Launch, new_run
 from flows.reports import page as run_page
-from flows.reports.facts import run_facts
-from flows.reports.page import breakable, cut, duration, moment, page, shown, write_page
+from flows.reports.facts import _check, run_facts
+from flows.reports.page import breakable, cut, duration, ending, moment, page, shown, write_page
 from tasks.result import Input
 from tasks.runs.journal import read_done, write_done
 from tasks.runs.labels import LabelProgress, write_progress
+from tasks.runs.status import StageStatus
 from tests import stored_run as stored
 from tests.stored_run import HOSTILE, METRICS, forget, stored_run
 
@@ -102,7 +104,12 @@ def test_the_heading_has_the_runs_name_its_tags_and_who_started_it(tmp_path: Pat
     called = {"name": "night <b>one", "tags": {"seed": "1", "baseline": ""}, "user": "ada"}
     path.write_text(json.dumps(json.loads(path.read_text()) | called))
     heading = write_page(tmp_path, run).read_text().partition("</header>")[0]
-    for said in ("<strong>night &lt;b&gt;one</strong>, started by ada", ">seed=1</span>", ">baseline</span>"):
+    for said in (
+        "<h1>night &lt;b&gt;one <span",
+        f"Run <code>{run}</code>, started by ada",
+        ">seed=1</span>",
+        ">baseline</span>",
+    ):
         assert said in heading
 
 
@@ -189,7 +196,7 @@ def test_a_run_of_an_earlier_version_says_how_to_get_its_charts(tmp_path: Path) 
         f"is computed: tether rerun sft --from {run} draws it." in text
     )
     assert "training loss 1 5.5 2 2.25 3 0.75" in text, "its numbers are there"
-    assert "Reward against the root of KL: drawn when the stage ends." in text
+    assert "PPO did not run." in text and "drawn when the stage ends" not in text
 
 
 def test_what_holds_kl_and_what_judges_it_stand_beside_the_chart(tmp_path: Path) -> None:
@@ -400,3 +407,20 @@ def test_a_page_that_waits_for_people_says_how_far_they_are_and_where_they_rate(
     text = shown_text(tmp_path)
     assert f"57 of 144 labels (39 %) were there; the review page is at https://review.example/{HOSTILE}" in text
     assert f"tether human-eval status {awaiting} looks again" in text
+
+
+def test_a_contract_that_failed_names_its_checks_and_their_rows_first(tmp_path: Path) -> None:
+    """The sentence said that `data/contract is 0 and must be ≥ 1`, and the check stood far below."""
+    named = {"source": "preferences", "severity": "error", "suite": "preferences_rows", "threshold": 0.0}
+    filled = {"name": "texts_filled", "description": "No response is empty.", "rows": 2, "row_numbers": [17, 230]}
+    checks = [
+        {**named, **filled, "passed": False, "value": 0.01},
+        {**named, **filled, "name": "unique", "severity": "quarantine", "passed": False, "value": 0.01},
+        {**named, "name": "every_split", "description": "", "rows": 0, "row_numbers": [], "passed": False, "value": 0},
+    ]
+    verdict = Verdict(name="validate.contract", metric="data/contract", op=">=", value=0, threshold=1, passed=False)
+    stage = StageStatus(name="validate", state="gate_failed", gates=[verdict])
+    facts = run_facts(tmp_path, stored_run(tmp_path, upto="validate"))
+    status = facts.status.model_copy(update={"state": "gate_failed", "stages": [stage]})
+    facts = facts._replace(status=status, data=facts.data._replace(checks=[_check(each) for each in checks]))
+    assert ending(facts) == ["The check texts_filled fails in 2 rows: 17, 230.", "The check every_split fails."]
