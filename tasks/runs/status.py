@@ -372,7 +372,9 @@ def load_status(home: Path, run_id: str | None = None) -> RunStatus:
 def run_folder(home: Path, run: str) -> Path:
     """Return the folder of a run. Raises UserError if there is no such run."""
     if not has_run(home, run):
-        raise UserError(f"there is no run {run} in {home / 'runs'}.")
+        called = [each.run for each in load_readable(home)[0] if each.name == run]
+        told = f"Runs of that name: {', '.join(called)}. Give an id" if called else "`tether runs` lists their ids"
+        raise UserError(f"there is no run {run} in {home / 'runs'}. {told}.")
     return home / "runs" / run
 
 

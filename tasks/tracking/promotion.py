@@ -291,14 +291,14 @@ def withheld_gates(tags: Mapping[str, str]) -> dict[str, Any]:
 def state_lines(tags: Mapping[str, str]) -> Iterable[str]:
     """Return a version's history from its tags, as Markdown for its page."""
     for term in champion_terms(tags):
-        began = f"{words(term['from'])}: by {words(term['by'])}, {words(term['because'])}"
+        began = f"{_read(term['from'])}: by {words(term['by'])}, {words(term['because'])}"
         if "until" in term:
-            ended = f"{words(term['until'])}: by {words(term['ended_by'])}, {words(term['ended_because'])}"
+            ended = f"{_read(term['until'])}: by {words(term['ended_by'])}, {words(term['ended_because'])}"
             yield f"- Champion from {began}; until {ended}"
         else:
             yield f"- **Champion** since {began}"
     if demoted := _loaded(tags, "tether.demoted", {}):
-        yield f"- **Demoted** {words(demoted['at'])} by {words(demoted['by'])}: {words(demoted['because'])}"
+        yield f"- **Demoted** {_read(demoted['at'])} by {words(demoted['by'])}: {words(demoted['because'])}"
     if "tether.imported" in tags:
         yield (
             f"- **Imported**: run {words(tags['tether.imported'])} has it, or what it was made from, from another "
@@ -331,6 +331,14 @@ def evaluation(judged: Mapping[str, Any]) -> str:
 
 def _loaded(tags: Mapping[str, str], tag: str, otherwise: Any) -> Any:
     return json.loads(tags[tag]) if tag in tags else otherwise
+
+
+def _read(time: str) -> str:
+    """An ISO time as people read it, `2026-11-25 03:35 UTC`; what is none, as it is."""
+    try:
+        return f"{datetime.fromisoformat(time).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    except ValueError:
+        return words(time)
 
 
 def _utc(time: int) -> str:

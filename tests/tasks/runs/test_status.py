@@ -125,6 +125,18 @@ def test_an_unknown_run_is_the_users_mistake(begin, tmp_path, run):
         load_status(tmp_path, run)
 
 
+def test_a_name_in_place_of_an_id_is_answered_with_the_ids_of_the_runs_of_that_name(begin, tmp_path):
+    """A newcomer who names a run with `--name` types that name next."""
+    for run, name in (("r1", "β cut"), ("r2", "β cut"), ("r3", "other")):
+        begin(run)
+        path = tmp_path / "runs" / run / "run.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"name": name}))
+    with pytest.raises(UserError, match=r"no run β cut in .*\. Runs of that name: (r1, r2|r2, r1)\. Give an id\."):
+        load_status(tmp_path, "β cut")
+    with pytest.raises(UserError, match="`tether runs` lists their ids"):
+        load_status(tmp_path, "βcut")
+
+
 def test_no_run_at_all_says_how_to_start_one(tmp_path):
     with pytest.raises(UserError, match="tether run"):
         load_status(tmp_path)
