@@ -45,7 +45,11 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, stop: Sequence[str] =
     texts = list(texts)
     special = [PAD, UNKNOWN, END, *_ROLES]
     split = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(prepend_scheme="never"), pre_tokenizers.Punctuation()])
-    words = {word for text in texts for word, _ in split.pre_tokenize_str(text)}
+    words: set[str] = set()
+    for text in texts:
+        words.update(word for word, _ in split.pre_tokenize_str(text))
+        if len(words) + len(special) > vocabulary:
+            break
     if len(words) + len(special) <= vocabulary:
         tokenizer = Tokenizer(models.WordLevel({t: i for i, t in enumerate([*special, *sorted(words)])}, UNKNOWN))
         tokenizer.pre_tokenizer, tokenizer.decoder = split, decoders.Metaspace(prepend_scheme="never")

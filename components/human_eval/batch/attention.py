@@ -6,16 +6,21 @@ key tells which items these are.
 """
 
 import hashlib
+import heapq
 import itertools
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from components.base.errors import UserError
-from components.base.hashing import canonical_json
+from components.base.hashing import canonical_json, hash8
 from components.base.jsonl import Message
-from components.data.tables.published import has_split, read_split
+from components.data.rows import CanonicalRow
+from components.data.tables.published import has_split, read_split, rows_at
 from components.human_eval.blinding import Item
 from components.human_eval.selection import Chosen
 
@@ -32,25 +37,36 @@ class HeldOutReply(NamedTuple):
     reply: str
 
 
-def held_out_replies(data: Path) -> list[HeldOutReply]:
-    """Return the preferred replies of the test split that are long enough, one per prompt.
+class HeldOutReplies(Iterable[HeldOutReply]):
+    """The preferred replies of a split's rows at `places` (n,), which are read each time that they are gone through."""
+
+    def __init__(self, rows: Sequence[CanonicalRow], places: NDArray[np.int64]) -> None:
+        self._rows, self._places = rows, places
+
+    def __iter__(self) -> Iterator[HeldOutReply]:
+        return (HeldOutReply(row["prompt"], row["chosen"]) for row in rows_at(self._rows, self._places.tolist()))
+
+
+def held_out_replies(data: Path) -> HeldOutReplies:
+    """Return the preferred replies of the test split that are long enough, one per prompt. Memory holds about 100 bytes
+    per prompt.
 
     Raises:
         UserError: there is none.
     """
     pairs = data / "pairs.test"
     rows = read_split(pairs) if has_split(pairs) else []
-    found = {canonical_json(row["prompt"]): HeldOutReply(row["prompt"], row["chosen"]) for row in rows}
-    replies = [each for each in found.values() if len(set(each.reply.split())) >= _WORDS]
-    if not replies:
+    last = {hash8(canonical_json(row["prompt"])): (n, _is_long(row["chosen"])) for n, row in enumerate(rows)}
+    places = np.array([place for place, is_long in last.values() if is_long], np.int64)
+    if not len(places):
         raise UserError(
             f"human_eval.attention: no held-out pair has a preferred reply of {_WORDS} or more different "
             "words, so no item can be made whose right answer is known. Set human_eval.attention=0."
         )
-    return replies
+    return HeldOutReplies(rows, places)
 
 
-def with_attention(items: Sequence[Item], replies: Sequence[HeldOutReply], count: int, secret: str) -> list[Item]:
+def with_attention(items: Sequence[Item], replies: Iterable[HeldOutReply], count: int, secret: str) -> list[Item]:
     """Insert `count` items with a known right answer into `items` (fewer if there are fewer replies); renumber all.
 
     The `policy` of such an item is the right reply, and `known` says how the wrong one was made: for half of them it is
@@ -60,7 +76,10 @@ def with_attention(items: Sequence[Item], replies: Sequence[HeldOutReply], count
         secret: determines all random choices; raters must not know it.
     """
     judged = {canonical_json(item.chosen.prompt) for item in items}
-    ranked = sorted(replies, key=lambda each: (canonical_json(each.prompt) in judged, _rank(secret, each.prompt)))
+    first_ones = max(count, _OTHERS)
+    ranked = heapq.nsmallest(
+        first_ones, replies, key=lambda each: (canonical_json(each.prompt) in judged, _rank(secret, each.prompt))
+    )
     rng = random.Random(f"{secret} attention")
     added: list[Item] = []
     first = rng.getrandbits(1)
@@ -80,6 +99,10 @@ def with_attention(items: Sequence[Item], replies: Sequence[HeldOutReply], count
         item._replace(item=f"q{n:04d}", repeat_of=None if item.repeat_of is None else numbers[item.repeat_of])
         for n, item in enumerate(mixed, 1)
     ]
+
+
+def _is_long(reply: str) -> bool:
+    return len(set(reply.split())) >= _WORDS
 
 
 def _rank(secret: str, prompt: list[Message]) -> bytes:

@@ -222,7 +222,17 @@ def test_who_leaves_out_every_item_with_a_known_answer_fails_the_gate(watched: A
 
 def test_attention_needs_held_out_replies_that_are_long_enough(tmp_path: Path, make_case: Callable[..., Any]) -> None:
     held_out(tmp_path, 3)
-    assert held_out_replies(tmp_path) == replies(3)
+    assert list(held_out_replies(tmp_path)) == replies(3)
+    asked = [{"role": "user", "content": "again"}]
+    said = ["the first of three replies to it", "the last of three replies to it"]
+    rows = [
+        {"prompt": asked, "chosen": said[0]},
+        {"prompt": [], "chosen": f"{said[0]}."},
+        {"prompt": asked, "chosen": said[1]},
+    ]
+    write_split(tmp_path / "pairs.test", rows)
+    for _ in range(2):
+        assert list(held_out_replies(tmp_path)) == [HeldOutReply(asked, said[1]), HeldOutReply([], f"{said[0]}.")]
     write_split(tmp_path / "pairs.test", [{"prompt": [], "chosen": "too short"}])
     with pytest.raises(UserError, match=r"human_eval\.attention: no held-out pair has a preferred reply of 6"):
         held_out_replies(tmp_path)

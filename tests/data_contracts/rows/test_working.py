@@ -236,6 +236,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # on two busy cores each of the 22 starts takes half a minute
 def test_killed_at_twenty_moments_validation_ends_with_the_same_bytes(inputs, tmp_path):
     script = tmp_path / "run.py"
     script.write_text(textwrap.dedent(RUN))
