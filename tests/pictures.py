@@ -1,6 +1,6 @@
 """Pictures of pages for docs/images, drawn by headless Chromium: `python -m tests.pictures PAGE OUT.png`.
 
-After `F="--set ppo.updates=40 --set ppo.kl.control=fixed"`, these runs and commands made those of the docs:
+After `F="--set ppo.updates=40 --set ppo.kl.control=fixed"`, these runs and commands make those of the docs:
 
     tether run tiny $F --set ppo.kl.coefficient=0.1 --set gates.ppo.kl=5 --name "β right"
     tether rerun ppo --set ppo.kl.coefficient=2 --name "β tight"
