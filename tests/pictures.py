@@ -18,7 +18,7 @@ import argparse
 import subprocess
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import ViewportSize, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[1]
 LARGEST = 200_000
@@ -37,7 +37,7 @@ def main() -> None:
     chromium = subprocess.run(["sh", ROOT / "infra/chromium.sh"], capture_output=True, text=True, check=True)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium.stdout.strip(), args=["--no-sandbox"])
-        size = {"width": asked.width, "height": asked.height}
+        size = ViewportSize(width=asked.width, height=asked.height)
         page = browser.new_page(viewport=size, color_scheme="light", reduced_motion="reduce")
         page.goto(address, wait_until="load")
         if asked.key:
