@@ -37,7 +37,7 @@ from components.ppo.monitors.batches import alarm_samples, batch_of, beta_in_dev
 from components.ppo.monitors.carriers import carriers_sample, kl_carriers
 from components.ppo.watch import Watch, shown_samples
 from components.rewards.rules import Rules, rule_metrics
-from components.rewards.weighted import Rewards
+from components.rewards.weighted import Rewards, check_waits
 from components.rollouts.engine import Rollouts, open_rollouts
 from components.training.averaging import WeightAverage
 from components.training.checkpoint import Pace
@@ -80,14 +80,15 @@ def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     A judge, `inputs["judge"]`, is used only in evaluations: the trained policy is the same to the byte without it.
 
     Raises:
-        UserError: too few prompts, or rollouts by a server for several ranks. CheckFailed: a check during training
-            failed.
+        UserError: too few prompts, or, for several ranks, rollouts by a server or a source that may take longer than
+            `runtime.rank_timeout`. CheckFailed: a check during training failed.
     """
     if job.ppo.rollout.by_server and ranks.size() > 1:
         raise UserError(
             f"ppo.rollout: a server samples for one process, and runtime.ranks is {ranks.size()}. Set runtime.ranks=1, "
             "or let the ranks sample (ppo.rollout.engine=local)."
         )
+    check_waits(job.ppo.rewards or (), job.runtime)
     if job.ppo.epochs > 4:
         warnings.warn(f"ppo.epochs is {job.ppo.epochs}: more than 4 passes drift far off-policy.", stacklevel=1)
     data = inputs["data"]

@@ -201,6 +201,29 @@ class Rewards:
         return found, parts
 
 
+def check_waits(configs: Sequence[RewardSource], runtime: Runtime) -> None:
+    """Check that no source may take longer than the ranks wait for the first one, which asks it.
+
+    Raises:
+        UserError: one may, so a slow source would end the stage as a rank that does not answer.
+    """
+    if runtime.ranks == 1:
+        return
+    for config in configs:
+        match config:
+            case FunctionReward() | PluginReward():
+                what, seconds = "timeout", config.timeout
+            case HttpReward():
+                what, seconds = "patience plus timeout", config.patience + config.timeout
+            case _:
+                continue
+        if seconds >= runtime.rank_timeout:
+            raise UserError(
+                f"ppo.rewards: {config.source}: {what} is {seconds:g} s, and ranks wait {runtime.rank_timeout:g} s for "
+                "each other (runtime.rank_timeout). Raise runtime.rank_timeout above it, or lower it."
+            )
+
+
 def agreement(scaled: Mapping[str, Tensor]) -> float | None:
     """Return the lowest Spearman rank correlation between two sources' scores (n,); None if none is defined."""
     varied = [scores.cpu().numpy() for scores in scaled.values() if len(scores) > 1 and float(scores.std()) > 0]

@@ -53,10 +53,15 @@ class Stages(NamedTuple):
         """Run `sft`, `reward` or `ppo` with `options` over the tiny ones; the artifact is `out/artifact`."""
         import importlib
 
-        refreshed = [name for name in ("previous_reward", "previous_data") if name in self.inputs]
-        inputs = {"sft": ["data"], "reward": ["data", "sft", *refreshed], "ppo": ["data", "sft", "reward"]}[stage]
         module = importlib.import_module(f"components.{stage}.stage")
-        return module.run(self.job(stage, **options), {name: self.inputs[name] for name in inputs}, out, observe)
+        return module.run(self.job(stage, **options), self.inputs_of(stage), out, observe)
+
+    def inputs_of(self, stage: str) -> dict[str, Path]:
+        """What a stage reads of `inputs`."""
+        refreshed = [name for name in ("previous_reward", "previous_data") if name in self.inputs]
+        external = [name for name in self.inputs if name.startswith("rewards/")]
+        names = {"sft": ["data"], "reward": ["data", "sft", *refreshed], "ppo": ["data", "sft", "reward", *external]}
+        return {name: self.inputs[name] for name in names[stage]}
 
     def job(self, stage: str, *, seed: int = 0, **options: Any) -> Any:
         """The job of a stage with `options` over the tiny ones."""

@@ -16,8 +16,6 @@ from components.base.errors import WorkerDied
 from components.base.jsonl import read_rows
 from tests.components.distributed.conftest import Launched, runtime_of, start
 
-NEEDS = {"sft": ["data"], "reward": ["data", "sft"], "ppo": ["data", "sft", "reward"]}
-
 
 def on_ranks(
     stages: Any, stage: str, out: Path, ranks: int = 2, sharding: str = "zero2", dtype: str = "float32", **options: Any
@@ -25,7 +23,7 @@ def on_ranks(
     """Compute a stage as `stages.run` does, on several ranks."""
     job = stages.job(stage, **options)
     job = job.model_copy(update={"runtime": runtime_of(ranks, sharding, dtype)})
-    return start(f"components.{stage}.stage", job, {name: stages.inputs[name] for name in NEEDS[stage]}, out)
+    return start(f"components.{stage}.stage", job, stages.inputs_of(stage), out)
 
 
 def difference(one: Path, other: Path) -> float:

@@ -178,12 +178,15 @@ def test_a_reward_model_with_a_tokenizer_of_its_own_rewards_ppo_as_its_own_forwa
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_killed_by_the_system_with_a_function_it_goes_on_to_the_same_bytes(
-    stages: Any, options: Any, tmp_path: Path, digests: Callable[[Path], Any]
+def test_killed_by_the_system_with_a_function_a_scorer_and_a_verifier_it_goes_on_to_the_same_bytes(
+    stages: Any, options: Any, forgetful: Forgetful, tmp_path: Path, digests: Callable[[Path], Any]
 ) -> None:
     """SIGKILL ends function's process and stage alike; a new process of the function scores what is left."""
-    own = {**options, "checkpoint_every": 1, "rewards": options["rewards"][:2]}
+    verifier = {"source": "verifier:regex", "value": "order", "name": "topic", "scale": 1.0}
+    own = {**options, "checkpoint_every": 1, "rewards": [*options["rewards"][:3], verifier]}
+    forgetful.seen.clear()
     metrics = stages.run("ppo", tmp_path / "whole", **own)
+    forgetful.seen.clear()
     out = tmp_path / "killed"
     assert killed(stages, out, at=2, **own) == -signal.SIGKILL
     assert list((out / "checkpoint").rglob("*.safetensors"))
