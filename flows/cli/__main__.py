@@ -243,10 +243,11 @@ def status(
         return
     from rich.console import Console
 
-    from flows.launch.reports import what_is_simulated
+    from flows.launch.reports import what_is_simulated, what_ppo_watched
     from flows.reports.terminal import print_run
 
-    print_run(Console(), document, what_is_simulated(tether_home(), document.run))
+    home = tether_home()
+    print_run(Console(), document, what_is_simulated(home, document.run), what_ppo_watched(home, document))
 
 
 @command(app, "runs")
@@ -450,7 +451,7 @@ def _go(launch: "Launch") -> None:
     """Compute, then show how it ended; a failed gate ends it too, with its own exit code."""
     from flows.cli.people import show_comparison
     from flows.launch.computing import compute
-    from flows.launch.reports import what_is_simulated
+    from flows.launch.reports import what_is_simulated, what_ppo_watched
     from flows.reports.terminal import print_run, print_steps
     from flows.reports.verdict import run_verdict
     from tasks.execution.logs import as_json
@@ -467,7 +468,7 @@ def _go(launch: "Launch") -> None:
     document = load_status(ctx.home, ctx.run)
     # Where log lines are JSON the console is the log; the result is for standard output all the same.
     console = Output() if as_json() else ctx.console
-    print_run(console, document, what_is_simulated(ctx.home, ctx.run))
+    print_run(console, document, what_is_simulated(ctx.home, ctx.run), what_ppo_watched(ctx.home, document))
     echo(f"report: {ctx.folder / REPORT}")
     show_comparison(ctx.folder)
     if all(stage.cached for stage in document.stages if stage.state != "not_run"):

@@ -20,7 +20,8 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A registered model (tether-policy@champion, tether-policy/3), RUN/STAGE, RUN (its policy), or a digest.",
+        help="A registered model (tether-policy@champion, tether-policy/3), RUN/STAGE (a judge is RUN/reward.judge), "
+        "RUN (its policy), or a digest.",
     ),
 ]
 Version = Annotated[

@@ -1,17 +1,27 @@
 """What a run leaves for people, however it ended."""
 
+import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
+from textwrap import shorten
+from typing import Any
 
 from components.base.errors import UserError
 from components.base.files import write_whole
+from components.base.jsonl import read_rows
 from components.base.nested import group
+from components.base.text import line
+from components.store.store import ArtifactStore
 from tasks.execution.context import RunContext
 from tasks.runs.config import run_values
 from tasks.runs.journal import REPORT
-from tasks.runs.status import load_status
+from tasks.runs.status import RunStatus, load_status
 
 logger = logging.getLogger(__name__)
+PROMPTS_SHOWN = 3
+LONGEST_PROMPT = 60
+"""Characters of a prompt that is shown in a terminal."""
 
 
 def write_reports(ctx: RunContext) -> None:
@@ -35,6 +45,38 @@ def write_reports(ctx: RunContext) -> None:
         except Exception as error:  # hours of computing are not to end in a page's mistake
             logger.debug(name, exc_info=True)
             ctx.say(f"{ctx.folder / name} could not be written ({error!r}); {again}")
+
+
+def what_ppo_watched(home: Path, status: RunStatus) -> list[str]:
+    """What a run's policy raised alarms for, and which tokens and prompts carry its KL, a line each.
+
+    Empty where the run has no policy, and where the store has lost its record or these files.
+    """
+    store = ArtifactStore(home)
+    of = next((stage for stage in status.stages if stage.name == "ppo" and stage.key and stage.digest), None)
+    found = [] if of is None else store.published(str(of.key))
+    record = next((each for each in found if of is not None and each.digest == of.digest), None)
+    if record is None:
+        return []
+    about, carried = (store.file(record, name) for name in ("metadata.json", "kl_carriers.jsonl"))
+    raised = [] if about is None else json.loads(about.read_text(encoding="utf-8")).get("alarms", [])
+    named = ", ".join(f"{each['name']} at update {each['update']}" for each in raised)
+    rows = [] if carried is None else read_rows(carried)
+    return ([f"Alarms of ppo: {named}."] if raised else []) + (_carriers(rows[-1]) if rows else [])
+
+
+def _carriers(found: Mapping[str, Any]) -> list[str]:
+    """The tokens and prompts that carry the KL of a batch (a row of `kl_carriers.jsonl`), a line of each."""
+
+    def told(named: str, each: Mapping[str, Any]) -> str:
+        share = "" if each["share"] is None else f" ({each['share']:.0%})"
+        return f"{named} {each['nats']:.2f}{share}"
+
+    tokens = [told(repr(line(each["token"])), each) for each in found["tokens"]]
+    prompts = [told(repr(shorten(line(each["prompt"][-1]["content"]), LONGEST_PROMPT, placeholder=" …")), each)
+               for each in found["prompts"][:PROMPTS_SHOWN]]  # fmt: skip
+    of = f"KL of update {found['update']}, {found['kl']:.2f} nats a response"
+    return [f"{of}, is carried most by the tokens {', '.join(tokens)};", f"and by the prompts {', '.join(prompts)}."]
 
 
 def what_is_simulated(home: Path, run: str) -> str:

@@ -12,15 +12,18 @@ from components.base.files import make_folder, write_whole
 from components.base.nested import group
 from components.base.text import markdown as words
 from components.base.text import markdown_code as span
+from components.data.inputs import JUDGE as JUDGE_DATA
 from components.data.inputs import label_of, of_kind, values_of
 from components.gates.text import number, outcome, rule
+from components.store.records import Record
 from flows.data.pretrained import MODELS as FETCHED
 from flows.models.card_loading import loading
 from flows.models.card_metrics import arguments, interval, measured
-from flows.models.facts import ModelFacts, facts_of_run
+from flows.models.facts import OF_JUDGE, SHOWN, ModelFacts, facts_of_run
 from flows.reports.facts import code_name
 from flows.reports.terminal import model_votes_note, price, simulated_note
 from tasks.execution.context import RunContext
+from tasks.tracking.links import JUDGE
 
 UNKNOWN_LICENCE = "unknown"
 """As the hub spells it: of people's data the licence isn't recorded, and whoever publishes the model has to know it."""
@@ -28,10 +31,14 @@ UNKNOWN_LICENCE = "unknown"
 DEMOTED = "**Demoted**"
 """How the lines of a version's life (`tasks.tracking.promotion.state_lines`) say so."""
 
-TASKS = {"sft": "text-generation", "policy": "text-generation", "reward": "text-classification"}
+_GENERATES, _SCORES = "text-generation", "text-classification"
+TASKS = {"sft": _GENERATES, "policy": _GENERATES, "reward": _SCORES, JUDGE: _SCORES}
+_TAGS = {"policy": "ppo", "reward": "reward-model", JUDGE: "reward-model"}
 _ABOUT = {
     "sft": "A language model fine-tuned on demonstrations: the start, the reference and the baseline of PPO.",
     "reward": "A reward model: a scalar score of a response to a prompt, trained on preference pairs (Bradley-Terry).",
+    JUDGE: "A reward model that only judges: it was trained on other pairs than the one that rewards, and PPO's "
+    "evaluations ask it whether the policy has gained.",
     "policy": "A language model trained by PPO against a learned reward, tethered by KL to the SFT model it began as.",
 }
 
@@ -83,14 +90,14 @@ def front_matter(facts: ModelFacts) -> str:
             dataset_type=hubs[0] if hubs == [name] else "custom",
             dataset_name=name,
             dataset_split="test",
-            dataset_revision=facts.record.inputs.get("data"),
+            dataset_revision=facts.record.inputs.get("judge_data" if facts.kind == JUDGE else "data"),
             metric_type=each.metric,
             metric_name=each.what,
             metric_value=each.value,
             metric_args=arguments(each),
         )
         for each in measured(facts)
-        if each.stage in (facts.record.stage, "human_eval")
+        if each.stage in (SHOWN.get(facts.record.stage, facts.record.stage), "human_eval")
     ]
     base, generated = _base(facts), _is_generated(facts)
     licence = base.licence if base else "Apache-2.0" if generated else None
@@ -99,8 +106,7 @@ def front_matter(facts: ModelFacts) -> str:
         language="en" if generated else None,
         library_name="transformers",
         pipeline_tag=TASKS[facts.kind],
-        tags=["tether", "rlhf", {"policy": "ppo", "reward": "reward-model"}.get(facts.kind, facts.kind)]
-        + (["rlaif"] if _model_votes(facts) else []),
+        tags=["tether", "rlhf", _TAGS.get(facts.kind, facts.kind), *(["rlaif"] if _model_votes(facts) else [])],
         base_model=base.hub if base else None,
         datasets=hubs or None,
         model_name=facts.name,
@@ -128,10 +134,17 @@ def _base(facts: ModelFacts) -> _Base | None:
     return _Base(fetched.hub or named, fetched.licence, fetched.hub) if fetched else _Base(Path(named).name)
 
 
+def _pairs_of(facts: ModelFacts) -> tuple[Record | None, str]:
+    """The record of the validation of its pairs, for a judge of the judge's own, and what these data are called."""
+    if facts.kind == JUDGE:
+        return facts.stages_of.get("validate.judge"), JUDGE_DATA
+    return facts.stages_of.get("validate"), "preferences"
+
+
 def _is_generated(facts: ModelFacts) -> bool:
     """Return whether its data are the built-in task's."""
-    data = facts.stages_of.get("validate")
-    return data is not None and not of_kind(data.inputs, "preferences")
+    data, kind = _pairs_of(facts)
+    return data is not None and not of_kind(data.inputs, kind)
 
 
 def _data_name(facts: ModelFacts) -> str:
@@ -154,15 +167,15 @@ def _hub_names(facts: ModelFacts) -> list[str]:
 
 def _preferences(facts: ModelFacts) -> list[str]:
     """Return the preference data as the config names them, else where they were read."""
-    named = values_of(cast("str | list[str] | None", group(facts.config, "data").get("preferences")))
+    named = values_of(cast("str | list[str] | None", group(facts.config, "data").get(_pairs_of(facts)[1])))
     read = _inputs_of_preferences(facts)
     return named or [str(facts.paths.get(digest, label_of(name))) for name, digest in read.items()]
 
 
 def _inputs_of_preferences(facts: ModelFacts) -> dict[str, str]:
     """Name and digest of each file of preferences."""
-    data = facts.stages_of.get("validate")
-    return of_kind(data.inputs, "preferences") if data is not None else {}
+    data, kind = _pairs_of(facts)
+    return of_kind(data.inputs, kind) if data is not None else {}
 
 
 def _made_of(facts: ModelFacts) -> Iterator[str]:
@@ -258,6 +271,12 @@ def _measured(facts: ModelFacts) -> Iterator[str]:
     reward = facts.stages_of.get("reward")
     if reward is not None and (null := reward.metrics.get("reward/ece_null_95")) is not None:
         yield from (f"A perfectly calibrated reward model's ECE would be below {number(null)} in 95 of 100 tests.", "")
+    if facts.kind == "policy" and (judge := facts.stages_of.get(OF_JUDGE)) is not None:
+        pairs = number(judge.metrics.get("reward/judge_pairs"))
+        yield from (
+            f"An independent judge, artifact {span(judge.digest[:16])}, was trained on {pairs} pairs of its own and "
+            "never rewarded: only evaluations asked it.", "",
+        )  # fmt: skip
     if facts.kind == "policy" and "human_eval/win_rate" in [each.metric for each in measured(facts)]:
         yield from (f"Judges of the win rate: {words(_judges(facts))}.", "")
 
@@ -290,7 +309,7 @@ def _limits(facts: ModelFacts) -> Iterator[str]:
             f"to {generation['max_new_tokens']}, sampled at temperature {generation['temperature']:g}, without top-k "
             "or top-p."
         )
-    if facts.kind == "reward":
+    if facts.kind in ("reward", JUDGE):
         yield "- Its scores compare responses to one prompt; across prompts they mean little."
         yield "- It learned what its annotators preferred, their mistakes and tastes (length, flattery) among it."
         if _model_votes(facts):

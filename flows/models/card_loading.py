@@ -6,26 +6,28 @@ from collections.abc import Iterator, Mapping
 from pydantic import JsonValue
 
 from components.base.nested import group
-from flows.models.facts import ModelFacts
+from flows.models.facts import SHOWN, ModelFacts
+from tasks.tracking.links import JUDGE
 
 
 def loading(facts: ModelFacts) -> Iterator[str]:
     """Yield the lines of that part."""
-    template = _SCORE if facts.kind == "reward" else _GENERATE
+    scores = facts.kind in ("reward", JUDGE)
+    template = _SCORE if scores else _GENERATE
     yield from ("## How to load it", "", "In the folder that `tether export` writes (this file is its README.md):", "")
     # transformers finds stop strings with the tokenizer alone
     tokenizer = ", tokenizer=tokenizer" if group(facts.record.job, "generation").get("stop") else ""
     yield from ("```python", template.format(**_scale(facts), tokenizer=tokenizer), "```", "")
-    if facts.kind == "reward":
+    if scores:
         yield from _about_scores(facts)
-    if group(facts.record.job, facts.record.stage).get("lora"):
+    if group(facts.record.job, SHOWN.get(facts.record.stage, facts.record.stage)).get("lora"):
         yield (
             "The folder holds the whole model, its LoRA adapter merged. `adapter/` holds the adapter alone, for peft: "
             f"it fits the SFT model, artifact `{facts.record.inputs['sft'][:16]}`, which `tether export` gives too."
         )
         heads = len(_weights(facts))
         classifier = ("AutoModelForSequenceClassification", f", num_labels={heads}")
-        adapted = classifier if facts.kind == "reward" else ("AutoModelForCausalLM", "")
+        adapted = classifier if scores else ("AutoModelForCausalLM", "")
         yield from ("", "```python", _ADAPTER.format(*adapted), "```", "")
 
 
@@ -38,7 +40,8 @@ def _weights(facts: ModelFacts) -> Mapping[str, JsonValue]:
 def _scale(facts: ModelFacts) -> dict[str, float | list[JsonValue]]:
     """Return what turns a reward model's logits into its score; of another model nothing that is used."""
     metrics = facts.record.metrics
-    found = {name: metrics.get(f"reward/{name}", math.nan) for name in ("shift", "scale", "temperature")}
+    prefix = "reward/judge_" if facts.kind == JUDGE else "reward/"
+    found = {name: metrics.get(f"{prefix}{name}", math.nan) for name in ("shift", "scale", "temperature")}
     return {**found, "weights": list(_weights(facts).values())}
 
 

@@ -8,7 +8,7 @@ from components.base.nested import group
 from components.gates.table import MAIN_METRICS
 from components.gates.text import number
 from components.store.store import Record
-from flows.models.facts import ModelFacts
+from flows.models.facts import OF_JUDGE, ModelFacts
 
 
 class CardMetric(NamedTuple):
@@ -41,7 +41,7 @@ def measured(facts: ModelFacts) -> list[CardMetric]:
 def _metrics(facts: ModelFacts, stage: str, record: Record | None) -> Mapping[str, float | None]:
     """Return a stage's metrics; human_eval's, which judges the policy, are those of the run it is judged by."""
     if stage != "human_eval":
-        judge = facts.stages_of.get("reward.judge") if stage == "reward" else None
+        judge = facts.stages_of.get(OF_JUDGE) if stage == "reward" else None
         return ({} if judge is None else judge.metrics) | ({} if record is None else record.metrics)
     return facts.stages[stage].metrics if stage in facts.stages and facts.kind == "policy" else {}
 

@@ -17,13 +17,19 @@ from flows.models.lineage import ChangedOption, changed_options, find_subject, o
 from tasks.runs.config import run_values
 from tasks.runs.journal import Done, readable_done, recorded_paths
 from tasks.runs.status import RunStatus, StageStatus, has_run, list_runs, load_status, own_runs
-from tasks.tracking.links import MODELS, model_name
+from tasks.tracking.links import JUDGE, MODELS, model_name
 from tasks.tracking.registry import Version, versions
 
 logger = logging.getLogger(__name__)
 
 PASSED = ("passed", "cached")
 """States of a stage whose gates passed, none of them waived."""
+OF_JUDGE = "reward.judge"
+"""The sub-stage that makes an independent judge."""
+KINDS = MODELS | {OF_JUDGE: JUDGE}
+"""(Sub-)stage to the kind of model that it makes."""
+SHOWN = {OF_JUDGE: "reward"}
+"""Sub-stage to the stage under which a run's status has it."""
 
 
 class ModelFacts(NamedTuple):
@@ -59,14 +65,14 @@ class ModelFacts(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """sft, reward or policy."""
-        return MODELS[self.record.stage]
+        """sft, reward, judge or policy."""
+        return KINDS[self.record.stage]
 
     @property
     def stages_of(self) -> dict[str, Record]:
         """Stage to its record, itself and what it was made of directly: an earlier run's reward model is not here."""
         by_digest = {record.digest: record for record in self.made}
-        inputs = [self.record.inputs.get(name) for name in ("data", "sft", "reward", "judge")]
+        inputs = [self.record.inputs.get(name) for name in ("data", "judge_data", "sft", "reward", "judge")]
         records = [*(by_digest[digest] for digest in inputs if digest in by_digest), self.record]
         return {record.stage: record for record in records}
 
@@ -74,15 +80,23 @@ class ModelFacts(NamedTuple):
     def gates(self) -> list[Verdict]:
         """Return every gate that judged it or what it was made of, and of a policy those of human_eval."""
         shown = [*self.stages_of, *(["human_eval"] if self.kind == "policy" else [])]
-        return [gate for name in shown if name in self.stages for gate in self.stages[name].gates]
+        shown = list(dict.fromkeys(SHOWN.get(name, name) for name in shown))
+        return [gate for name in shown for gate in self._gates_of(name)]
+
+    def _gates_of(self, name: str) -> Sequence[Verdict]:
+        """The gates of a stage that judge this model: those of a reward model and of a judge are told apart."""
+        gates = self.stages[name].gates if name in self.stages else []
+        if name == "reward" and self.kind in ("reward", JUDGE):
+            return [gate for gate in gates if gate.name.startswith("reward.judge_") == (self.kind == JUDGE)]
+        return gates
 
     @property
     def failures(self) -> list[str]:
         """Why it should not be used: gates that failed and were not waived, a PPO that was stopped, no judgement."""
         if self.run is None:
             return ["no run here has judged it by gates"]
-        own = [self.record.stage, *(["human_eval"] if self.kind == "policy" else [])]
-        gates = {gate.name: gate for name in own if name in self.stages for gate in self.stages[name].gates}
+        own = [SHOWN.get(self.record.stage, self.record.stage), *(["human_eval"] if self.kind == "policy" else [])]
+        gates = {gate.name: gate for name in own for gate in self._gates_of(name)}
         found = [
             f"{name}: {gate.metric} is {number(gate.value)}, must be {rule(gate)}"
             for name, gate in gates.items()
@@ -100,7 +114,8 @@ def model_facts(home: Path, asked: str) -> ModelFacts:
     Args:
         home: the `TETHER_HOME`.
         asked: a registered model (`tether-policy`, `tether-policy@champion`, `tether-policy/3`), a run's model
-            (`RUN/reward`; `RUN` alone means its policy), or the beginning of an artifact's digest or key.
+            (`RUN/reward`, `RUN/reward.judge`; `RUN` alone means its policy), or the beginning of an artifact's digest
+            or key.
 
     Raises:
         UserError: nothing of that name is known, or it is not a model.
@@ -139,7 +154,7 @@ def find_model(home: Path, asked: str, graph: Graph, registered: Iterable[Versio
     run, _, stage = asked.partition("/")
     if has_run(home, run):
         stage = stage or "ppo"
-        digests = {each.name: each.digest for each in load_status(home, run).stages if each.name in MODELS}
+        digests = _models_of(load_status(home, run))
         if (digest := digests.get(stage)) is None:
             there = [name for name, digest in digests.items() if digest]
             raise UserError(
@@ -149,13 +164,22 @@ def find_model(home: Path, asked: str, graph: Graph, registered: Iterable[Versio
         return digest, run
     subject = find_subject(home, asked, graph, registered)
     stages = {record.stage for digest in subject.digests for record in graph.node(digest).records}
-    if len(subject.digests) != 1 or not stages & set(MODELS):
+    if len(subject.digests) != 1 or not stages & set(KINDS):
         raise UserError(
             f"{asked}: this is {', '.join(stages) or 'an external input'}, not a model. Only "
-            f"{', '.join(MODELS)} produce models: give a registered one (as tether-policy@champion), RUN/STAGE, or its "
+            f"{', '.join(KINDS)} produce models: give a registered one (as tether-policy@champion), RUN/STAGE, or its "
             f"digest."
         )
     return subject.digests[0], None
+
+
+def _models_of(status: RunStatus) -> dict[str, str | None]:
+    """(Sub-)stage to the digest of the model that a run has of it, in the order of the stages."""
+    found: dict[str, str | None] = {}
+    for stage in status.stages:
+        found |= {name: part.digest for name, part in stage.parts.items() if name in KINDS}
+        found |= {stage.name: stage.digest} if stage.name in KINDS else {}
+    return found
 
 
 def _judging_run(home: Path, digest: str, registered: Iterable[Version]) -> str | None:
@@ -170,7 +194,7 @@ def _judging_run(home: Path, digest: str, registered: Iterable[Version]) -> str 
         if newest in ours and run not in ours:
             return newest
         for stage in load_status(home, run).stages:
-            if stage.digest == digest:
+            if digest in (stage.digest, *(part.digest for part in stage.parts.values())):
                 newest = newest or run
                 if stage.state in (*PASSED, "waived"):
                     return run
@@ -195,7 +219,7 @@ def _gather(
     own = tuple(each for each in registered if each.digest == digest)
     promoted = next((each.promoted for each in own if each.promoted), None)
     imported = status is not None and bool(status.imported)
-    if promoted is None and run is not None and MODELS[record.stage] == "policy" and not imported:
+    if promoted is None and run is not None and KINDS[record.stage] == "policy" and not imported:
         promoted = _promoted(stages, readable_done(home / "runs" / run)[0])
     made = [*(node.records[0] for node in upstream[:-1] if node.records), record]
     options: dict[str, ChangedOption] = {}
@@ -205,7 +229,7 @@ def _gather(
     sources = {node.digest for node in upstream if not node.records}
     paths = recorded_paths(home, computed_by) if sources else {}
     return ModelFacts(
-        name=name or model_name(str(config.get("project", "tether")), MODELS[record.stage]),
+        name=name or model_name(str(config.get("project", "tether")), KINDS[record.stage]),
         record=record,
         upstream=upstream,
         made=made,

@@ -101,10 +101,14 @@ class StageFacts:
 
     def part_inputs(self, name: str) -> dict[str, str]:
         """Return the inputs of a sub-stage; none where it has not run, or the store has lost its record."""
+        found = self._part(name)
+        return {} if found is None else dict(found.inputs)
+
+    def _part(self, name: str) -> Record | None:
+        """The record of a sub-stage; None where it has not run, or the store has lost it."""
         part = self.status.parts.get(name)
         records = self.store.published(part.key) if part is not None else ()
-        found = next((each for each in records if part is not None and each.digest == part.digest), None)
-        return {} if found is None else dict(found.inputs)
+        return next((each for each in records if part is not None and each.digest == part.digest), None)
 
     @property
     def speed(self) -> dict[str, float | None]:
@@ -124,9 +128,13 @@ class StageFacts:
 
     @property
     def charts(self) -> dict[str, Chart]:
-        """Its charts by name, as they were drawn when it was computed."""
-        drawn = CHARTS.get(self.name, {})
-        return {name: Chart(title, self._attached(f"{name}.svg")) for name, (title, _) in drawn.items()}
+        """Its charts by name, as they were drawn when it was computed, those of its sub-stages among them."""
+        records = {self.name: self.record} | {name: self._part(name) for name in self.status.parts}
+        return {
+            chart: Chart(title, None if record is None else self.store.attachment(record, f"{chart}.svg"))
+            for name, record in records.items()
+            for chart, (title, _) in CHARTS.get(name, {}).items()
+        }
 
     def _points(self) -> list[Any]:
         by = self.record.run if self.record is not None else self.run

@@ -51,12 +51,14 @@ def model_votes_of(status: RunStatus) -> str:
     return next((model_votes_note(stage.metrics) for stage in status.stages if stage.name == "validate"), "")
 
 
-def print_run(console: Console, status: RunStatus, simulated: str = "") -> None:
-    """Print `status` (as `load_status` gives it) in two tables, and below them what is `simulated`."""
+def print_run(console: Console, status: RunStatus, simulated: str = "", watched: Sequence[str] = ()) -> None:
+    """Print `status` (as `load_status` gives it) in two tables, then what PPO `watched` and what is `simulated`."""
     console.print(_stage_table(status))
     gates = [gate for stage in status.stages for gate in stage.gates]
     if gates:
         console.print(_gate_table(gates))
+    for each in watched:
+        console.print(cell(each), highlight=False)
     if simulated:
         console.print(simulated, style="dim")
     if voted := model_votes_of(status):

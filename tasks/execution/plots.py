@@ -91,11 +91,7 @@ def training_loss(computed: Computed, metric: str, heldout: str, unit: str) -> A
     stage = metric.split("/")[0]
     if watched := computed.curve(f"{stage}/watched_loss"):
         line(axis, watched, ORANGE, "watched examples", marker="o", markersize=3)
-        ends = [dict(computed.curve(f"{stage}/watched_loss_{end}")) for end in ("low", "high")]
-        steps = [step for step, _ in watched if all(step in each for each in ends)]
-        axis.fill_between(
-            steps, *([each[step] for step in steps] for each in ends), color=ORANGE, alpha=0.2, linewidth=0
-        )
+        _interval(axis, computed, watched, f"{stage}/watched_loss", ORANGE)
         about = computed.document("metadata.json")  # of several models: their steps are counted through
         if isinstance(about.get("published_step"), int):
             axis.axvline(about["published_step"], color=GREY, linestyle=":", label="published")
@@ -104,6 +100,13 @@ def training_loss(computed: Computed, metric: str, heldout: str, unit: str) -> A
     steps_axis(axis, "optimiser step")
     legend(axis)
     return figure
+
+
+def _interval(axis: Any, computed: Computed, curve: Curve, name: str, colour: str) -> None:
+    """Fill between the ends of a curve's interval, which are curves too."""
+    ends = [dict(computed.curve(f"{name}_{end}")) for end in ("low", "high")]
+    steps = [step for step, _ in curve if all(step in each for each in ends)]
+    axis.fill_between(steps, *([each[step] for step in steps] for each in ends), color=colour, alpha=0.2, linewidth=0)
 
 
 def reward_and_kl(computed: Computed) -> Any:
@@ -117,6 +120,9 @@ def reward_and_kl(computed: Computed) -> Any:
     reward_axis, kl_axis, beta_axis = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 1.5))
     line(panel(reward_axis, "reward, score units"), rewards, BLUE, "proxy reward")
     line(reward_axis, computed.curve("ppo/gold"), ORANGE, "gold (simulated)", style="--")
+    if judged := computed.curve("ppo/watched_judge_gain"):
+        line(reward_axis, judged, PURPLE, "gain by the independent judge", marker="o", markersize=3)
+        _interval(reward_axis, computed, judged, "ppo/watched_judge_gain", PURPLE)
     line(panel(kl_axis, f"KL to SFT, nats per {config.unit}", zero=True), kl, RED, "KL of the batch")
     if math.isfinite(end := computed.metrics.get(name, math.nan)):
         above = max(0.0, computed.metrics.get(high, end) - end)

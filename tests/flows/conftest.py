@@ -15,7 +15,7 @@ from flows.config.profiles import parse_override
 from flows.config.run_config import RunConfig, load_config
 from tasks.result import Input
 from tasks.runs.journal import Done, write_done
-from tasks.runs.status import StatusFile, finite
+from tasks.runs.status import Part, StatusFile, finite
 from tasks.stages import STAGES
 
 METRICS: dict[str, dict[str, float]] = {
@@ -32,6 +32,14 @@ METRICS: dict[str, dict[str, float]] = {
     "human_eval": {"human_eval/win_rate": 0.66, "human_eval/win_rate_low": 0.61, "human_eval/win_rate_high": 0.71,
                    "human_eval/items": 512, "human_eval/labels_complete": 1},
 }  # fmt: skip
+JUDGE_METRICS: dict[str, dict[str, float]] = {
+    "validate.judge": {"data/judge_pairs": 90, "data/judge_contract": 1},
+    "reward.judge": {"reward/judge_accuracy": 0.8, "reward/judge_accuracy_low": 0.71,
+                     "reward/judge_accuracy_high": 0.87, "reward/judge_ece": 0.05, "reward/judge_test_pairs": 20,
+                     "reward/judge_pairs": 50, "reward/judge_shift": 0.25, "reward/judge_scale": 4.0,
+                     "reward/judge_temperature": 1.25},
+}  # fmt: skip
+JUDGE_SCALE = {"shift": 0.25, "scale": 4.0, "temperature": 1.25, "missing_eos_score": -1.2, "responses": 32}
 SCALE = {"shift": 0.5, "scale": 2.0, "temperature": 1.5, "missing_eos_score": -1.2, "responses": 32}
 
 
@@ -53,16 +61,19 @@ def publish_models(
     """Records of `folders` by stage, each made of those before it, with `metrics` in the place of the usual ones."""
     inputs = {
         "validate": [], "sft": ["data"], "reward": ["data", "sft"], "ppo": ["data", "sft", "reward"],
-        "human_eval": [],
+        "human_eval": [], "validate.judge": [], "reward.judge": ["data", "judge_data", "sft"],
     }  # fmt: skip
+    if "reward.judge" in folders:
+        inputs["ppo"].append("judge")
+    of = {"data": "validate", "judge_data": "validate.judge", "judge": "reward.judge"}
     records: dict[str, Record] = {}
     for stage, folder in folders.items():
-        digests = {name: records["validate" if name == "data" else name].digest for name in inputs[stage]}
+        digests = {name: records[of.get(name, name)].digest for name in inputs[stage]}
         job = keyed_values(config.stage_job(STAGES[stage]))
         parts = {"stage": stage, "job": job, "inputs": digests, "source": {}, "libraries": {"torch": "2.13.0"}}
         about = {
             "stage": stage, "inputs": digests, "job": job, "parts": parts, "run": run,
-            "metrics": METRICS[stage] | metrics.get(stage, {}),
+            "metrics": (METRICS | JUDGE_METRICS)[stage] | metrics.get(stage, {}),
             "started": f"2026-11-22T03:0{len(records)}:00+00:00", "environment": {"code": code_version()},
         }  # fmt: skip
         records[stage] = store.publish(digest_json([parts, run]), folder, None, about)
@@ -77,11 +88,17 @@ def describe_run(home: Path, run: str, config: RunConfig, records: Mapping[str, 
     status = StatusFile.start(home / "runs" / run, run, "tiny", list(METRICS))
     (status.folder / "config.yaml").write_text(dump(to_values(config)))
     for stage, record in records.items():
-        verdicts = judging.judge(stage, record.metrics, config.gates, waivers)
+        shown = STAGES[stage].shown
+        if shown != stage:
+            parts = {**status.stage(shown).parts, stage: Part(key=record.key, digest=record.digest)}
+            status.update(shown, parts=parts, metrics=finite(record.metrics))
+            continue
+        metrics = status.stage(stage).metrics | dict(record.metrics)
+        verdicts = judging.judge(stage, metrics, config.gates, waivers)
         state = "gate_failed" if any(each.stops for each in verdicts) else "passed"
         state = "waived" if any(each.waived for each in verdicts) else state
         status.update(
-            stage, state=state, key=record.key, digest=record.digest, metrics=finite(record.metrics),
+            stage, state=state, key=record.key, digest=record.digest, metrics=finite(metrics),
             gates=list(verdicts),
         )  # fmt: skip
         inputs = [Input(name=name, digest=digest, path=home, stage="x") for name, digest in record.inputs.items()]
@@ -135,15 +152,21 @@ def model_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def make_home(tmp_path: Path, model_folders: dict[str, Path]) -> Any:
-    """`make_home(*settings, waivers=..., metrics=...)`: a home with one run of tiny with `settings`."""
+    """`make_home(*settings, waivers=..., metrics=..., judge=...)`: a home with one run of tiny with `settings`, with an
+    independent judge where asked."""
+    import json
     import shutil
 
-    def make(*settings: str, waivers: Any = (), metrics: Mapping[str, Any] | None = None) -> Home:
+    def make(*settings: str, waivers: Any = (), metrics: Mapping[str, Any] | None = None, judge: bool = False) -> Home:
         home, run = tmp_path / "home", "20261122-030000-abcd"
         config = load_config("tiny", [parse_override(each) for each in settings]).resolved()
-        copies = {stage: tmp_path / "copies" / stage for stage in model_folders}
-        for stage, folder in model_folders.items():
-            shutil.copytree(folder, copies[stage])
+        order = (*(["validate.judge"] if judge else []), "validate", "sft", *(["reward.judge"] if judge else []))
+        copies = {stage: tmp_path / "copies" / stage for stage in (*order, "reward", "ppo", "human_eval")}
+        for stage, copy in copies.items():
+            shutil.copytree(model_folders[stage.partition(".judge")[0]], copy)
+        if judge:
+            (copies["validate.judge"] / "rows.jsonl").write_text("careful\n")
+            (copies["reward.judge"] / "reward.json").write_text(json.dumps(JUDGE_SCALE))
         records = publish_models(ArtifactStore(home), config, copies, run, metrics or {})
         describe_run(home, run, config, records, waivers)
         return Home(home, run, records)

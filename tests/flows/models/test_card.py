@@ -72,6 +72,47 @@ def test_a_policys_card_says_all_that_is_known_of_it(make_home: Any) -> None:
     assert "/" + str(home.path).strip("/") not in text, "a card is published: no path of this machine"
 
 
+def test_a_judge_has_a_card_of_its_own_pairs_numbers_and_gates(make_home: Any) -> None:
+    off = ["gates.reward.invariance=0.1", "gates.reward.judge_ece=0.01", "gates.validate.judge_pairs=80"]
+    home = make_home(*off, judge=True, waivers=[Waiver(gate="reward.judge_ece", user="eve", reason="few pairs")])
+    text = of(home, "reward.judge")
+    assert text.partition("# tether-judge")[1] and "A reward model that only judges" in text
+    read = ModelCard(text).data
+    assert read.pipeline_tag == "text-classification" and "reward-model" in read.tags
+    results = {result.metric_type: result for result in read.eval_results}
+    assert set(results) == {"reward/judge_accuracy", "reward/judge_ece"}, "not the reward model's"
+    assert results["reward/judge_accuracy"].metric_args == {
+        "measured_on": "20 pairs", "low_95": 0.71, "high_95": 0.87,
+    }  # fmt: skip
+    assert results["reward/judge_accuracy"].dataset_revision == home.records["validate.judge"].digest
+    gates = re.findall(r"^\| (\S+) \| (?:PASS|FAIL|WARN|WAIVED|OFF|SKIPPED)", text, re.M)
+    assert (
+        {gate for gate in gates if gate.startswith("reward.")}
+        == {gate for gate in gates if gate.startswith("reward.judge_")}
+        != set()
+    ), "the reward model's gates do not judge it"
+    assert "| validate.judge_pairs | PASS |" in text and "| validate.judge |" in text
+    rewards = of(home, "reward")
+    assert "reward.judge_ece |" not in rewards and "reward/judge_" not in rewards, "nor its gates the reward model"
+    policy = of(home, "ppo")
+    assert f"judge, artifact `{home.records['reward.judge'].digest[:16]}`, was trained on 50 pairs of its own" in policy
+    assert "(`reward/judge_accuracy`) | 0.8 | 0.71 to 0.87 | 20 pairs |" in policy
+    assert "independent judge" not in of(home, "sft")
+
+
+def test_a_judges_data_are_named_by_their_own_file(make_home: Any) -> None:
+    home = make_home("data.judge_preferences=/secret/careful.jsonl", judge=True)
+    run = home.path / "runs" / RUN
+    judge_data = home.records["validate.judge"].model_copy(update={"inputs": {"judge_preferences": "c" * 64}})
+    read = Input(name="judge_preferences", digest="c" * 64, path=Path("/secret/careful.jsonl"))
+    done = read_done(run)[0]
+    write_done(run, done.model_copy(update={"inputs": [read], "record": judge_data}))
+    graph = Graph([*(each for each in home.records.values() if each.stage != "validate.judge"), judge_data])
+    text = card(model_facts._gather(home.path, home.records["reward.judge"].digest, graph, (), RUN))
+    assert ModelCard(text).data.eval_results[0].dataset_name == "careful.jsonl" and "/secret" not in text
+    assert "held-out split of careful.jsonl alone" in text
+
+
 def test_a_card_says_what_computing_the_model_cost_and_whose_cost_is_not_known(make_home: Any) -> None:
     home = make_home()
     assert "cost" not in of(home, "ppo").partition("## Options")[0]
@@ -158,11 +199,17 @@ def test_a_registered_name_alias_or_version_is_the_run_that_promoted_it(
     assert "# desk-policy version 7\n" in text and "registered as desk-policy version 7 (champion)" in text
 
 
+def test_a_run_without_a_judge_says_which_models_it_has(make_home: Any) -> None:
+    home = make_home()
+    with pytest.raises(UserError, match=r"has no model of reward\.judge\. Name one that it has, as .*/ppo\."):
+        model_facts.model_facts(home.path, f"{home.run}/reward.judge")
+
+
 def test_what_is_no_model_is_refused_with_what_there_is(make_home: Any) -> None:
     home = make_home()
     for asked, said in (
         (f"{RUN}/validate", f"has no model of validate. Name one that it has, as {RUN}/ppo"),
-        (home.records["validate"].digest[:12], "this is validate, not a model. Only sft, reward, ppo produce models"),
+        (home.records["validate"].digest[:12], "is validate, not a model. Only sft, reward, ppo, reward.judge produce"),
         ("tether-policy", "there is no such run, model, artifact or file"),
     ):
         with pytest.raises(UserError, match=said):

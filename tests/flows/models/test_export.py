@@ -97,21 +97,26 @@ def test_a_reward_model_scores_as_the_stores_and_its_config_states_the_scale(mak
     assert torch.allclose(logits(adapted), logits(stored), atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("stage", "shift", "scale", "temperature"), [("reward", 0.5, 2.0, 1.5), ("reward.judge", 0.25, 4.0, 1.25)]
+)
 def test_the_cards_code_scores_as_the_pipeline_does(
-    make_home: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = make_home(*LORA)
-    export(home.path, f"{home.run}/reward", tmp_path / "out")
+    make_home: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, shift: float, scale: float,
+    temperature: float,
+) -> None:  # fmt: skip
+    home = make_home(*LORA, judge=stage == "reward.judge")
+    export(home.path, f"{home.run}/{stage}", tmp_path / "out")
     snippet = (tmp_path / "out" / "README.md").read_text().split("```python\n")[1].split("```")[0]
     monkeypatch.chdir(tmp_path / "out")
     found: dict[str, Any] = {}
     exec(snippet.replace('"..."', '"my parcel"'), found)
-    stored, tokenizer = load_reward_model(home.artifact("reward"), RUNTIME)
+    stored, tokenizer = load_reward_model(home.artifact(stage), RUNTIME)
     texts = [f"<|user|>my parcel<|end|><|assistant|>{each}<|end|>" for each in ("one response", "another")]
     encoded = [tokenizer(each, add_special_tokens=False)["input_ids"] for each in texts]
     raw = score_sequences(stored, tokenizer.pad_token_id, encoded, RUNTIME)
-    assert torch.allclose(found["scaled"], (raw - 0.5) / 2.0, atol=1e-5)
-    assert torch.allclose(found["probability"], torch.sigmoid((raw[0] - raw[1]) / 1.5), atol=1e-5)
+    assert torch.allclose(found["scaled"], (raw - shift) / scale, atol=1e-5)
+    assert AutoModelForSequenceClassification.from_pretrained(".").config.score_scale["shift"] == shift
+    assert torch.allclose(found["probability"], torch.sigmoid((raw[0] - raw[1]) / temperature), atol=1e-5)
 
 
 def test_the_folder_holds_the_stores_bytes_the_card_the_lineage_and_no_pickle(make_home: Any, tmp_path: Path) -> None:

@@ -187,6 +187,25 @@ def test_the_page_shows_the_stored_charts_and_draws_none(tmp_path: Path) -> None
     assert f"tether rerun sft --from {run}" not in source
 
 
+def test_the_chart_of_a_judge_stands_beside_the_reward_models(tmp_path: Path) -> None:
+    run, out = stored_run(tmp_path, upto="reward"), tmp_path / "judge"
+    (out / "artifact").mkdir(parents=True)
+    (out / "artifact" / "reward.json").write_text("{}")
+    (out / "attachments").mkdir()
+    drawn = "<svg xmlns='http://www.w3.org/2000/svg'><text>of the judge</text></svg>"
+    (out / "attachments" / "judge_reliability.svg").write_text(drawn)
+    about = {"stage": "reward.judge", "run": run, "metrics": {}, "job": {}, "inputs": {}, "parts": {}}
+    record = ArtifactStore(tmp_path).publish("7" * 64, out / "artifact", out / "attachments", about)
+    assert "judge" not in page(run_facts(tmp_path)).partition("Reliability diagram")[2].partition("</figure>")[0]
+    path = tmp_path / "runs" / run / "run.json"
+    document = json.loads(path.read_text())
+    parts = {"reward.judge": {"key": record.key, "digest": record.digest}}
+    document["stages"] = [{**each, "parts": parts if each["name"] == "reward" else {}} for each in document["stages"]]
+    path.write_text(json.dumps(document))
+    shown = re.findall('base64,([^"]*)" alt="Reliability diagram of the judge">', page(run_facts(tmp_path)))
+    assert [base64.b64decode(data).decode() for data in shown] == [drawn]
+
+
 def test_a_run_of_an_earlier_version_says_how_to_get_its_charts(tmp_path: Path) -> None:
     run = stored_run(tmp_path, upto="reward")
     forget(tmp_path, run, "sft", "training_loss.svg")

@@ -1,14 +1,19 @@
 """A run's end: every gate with value, rule and verdict, and simulated things called simulated."""
 
 import io
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from components.base.jsonl import write_json, write_rows
 from components.data.support_desk.task import SIMULATED
 from components.gates.judging import Verdict
 from components.gates.text import number, outcome, rule
+from components.store.store import ArtifactStore
+from flows.launch.reports import what_ppo_watched
 from flows.reports.terminal import markdown, price, print_run, print_steps, simulated_note
 from flows.reports.verdict import RunVerdict, Step
 from tasks.execution.explanation import lines
@@ -26,9 +31,9 @@ STATUS = RunStatus(
 )  # fmt: skip
 
 
-def printed(simulated: str, status: RunStatus = STATUS, width: int = 120) -> str:
+def printed(simulated: str, status: RunStatus = STATUS, width: int = 120, watched: Sequence[str] = ()) -> str:
     console = Console(file=io.StringIO(), width=width, color_system=None)
-    print_run(console, status, simulated)
+    print_run(console, status, simulated, watched)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -39,6 +44,33 @@ def test_the_terminal_shows_stages_numbers_and_gates() -> None:
     assert "kl 9.1" in text and "gold 0.25" in text
     assert "human_eval" in text and "not_run" in text
     assert "run r1: gate_failed" in text
+
+
+CARRIERS = {
+    "update": 60, "kl": 3.25,
+    "tokens": [{"token": " re[b]fund", "nats": 0.75, "count": 9, "share": 0.23},
+               {"token": "\x1b[31mno", "nats": 0.5, "count": 4, "share": None}],
+    "prompts": [{"prompt": [{"role": "user", "content": f"{i} late " + "parcel " * 20}], "response": "no", "nats": 9.5,
+                 "share": 0.02} for i in range(5)],
+}  # fmt: skip
+
+
+def test_a_run_says_which_alarms_were_raised_and_what_carries_kl_as_its_artifact_does(tmp_path: Path) -> None:
+    store, out = ArtifactStore(tmp_path / "home"), tmp_path / "out"
+    out.mkdir()
+    write_json(out / "metadata.json", {"alarms": [{"name": "length", "update": 7}, {"name": "nll", "update": 9}]})
+    write_rows(out / "kl_carriers.jsonl", [{**CARRIERS, "update": 20}, CARRIERS])
+    record = store.publish("7" * 64, out, None, {"stage": "ppo", "run": "r1", "metrics": {}, "parts": {}})
+    ppo = PPO.model_copy(update={"key": record.key, "digest": record.digest})
+    status = STATUS.model_copy(update={"stages": [ppo]})
+    watched = what_ppo_watched(tmp_path / "home", status)
+    text = " ".join(printed("", status, watched=watched).split())
+    assert "Alarms of ppo: length at update 7, nll at update 9." in text
+    assert "KL of update 60, 3.25 nats a response, is carried most by the tokens 're[b]fund' 0.75 (23%)," in text
+    assert "\x1b" not in text, "a token cannot colour the terminal"
+    prompts = watched[-1]
+    assert "'0 late parcel parcel" in prompts and "…' 9.50 (2%)" in prompts and "'3 late" not in prompts
+    assert what_ppo_watched(tmp_path / "home", STATUS) == [], "whose record the store has not"
 
 
 def test_no_value_or_outcome_is_cut_where_a_gate_has_a_long_rule_and_the_terminal_80_columns() -> None:

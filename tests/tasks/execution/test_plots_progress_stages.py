@@ -169,6 +169,17 @@ def test_ppo_draws_reward_kl_and_beta_on_one_axis_with_what_holds_kl(render, fig
     assert lines(beta)["β"] == [(1, 0.2), (2, 0.19), (3, 0.17)]
 
 
+def test_a_judges_gain_stands_beside_the_reward_with_its_interval(render, figures):
+    gain = {f"ppo/watched_judge_gain{end}": [math.nan, 0.5 + by, 1.0 + by]
+            for end, by in (("", 0.0), ("_low", -0.25), ("_high", 0.5))}  # fmt: skip
+    render("ppo", PPO | gain, (), END)
+    reward, _, _ = figures["reward_and_kl.svg"].axes
+    assert lines(reward)["gain by the independent judge"] == [(2, 0.5), (3, 1.0)]
+    (between,) = reward.collections
+    corners = {(x, y) for x, y in between.get_paths()[0].vertices.tolist()}
+    assert corners == {(2, 0.25), (3, 0.75), (2, 1.0), (3, 1.5)}
+
+
 @pytest.mark.parametrize("high", [None, 0.08])
 def test_a_tether_in_nats_a_token_is_drawn_in_them(render, figures, high):
     end = END if high is None else END | {"ppo/kl_per_token_high": high}
