@@ -20,7 +20,7 @@ from typer.main import get_command
 
 from components.gates.advice import ADVICE, ALARM_ADVICE
 from components.gates.table import GATES, MAIN_METRICS, Gate
-from components.ppo.monitors.alarms import MONITORS
+from components.ppo.monitors.alarms import BOUGHT, MONITORS
 from flows.cli.__main__ import app
 from flows.config.run_config import RunConfig
 
@@ -256,12 +256,14 @@ def alarms() -> str:
     text = [
         "# When PPO raises an alarm\n",
         "Each batch is compared with SFT's own responses. An alarm is raised once the share of responses that show "
-        "something is certainly above SFT's share by more than the margin. It is a warning, unless "
-        "`ppo.monitors.stop_on` names it: then it stops the run. [How the alarms work](../training.md#alarms)\n",
+        "something is certainly above SFT's share by more than the margin, or certainly above it while it explains "
+        "most of the score's gain. It is a warning, unless `ppo.monitors.stop_on` names it: then it stops the run. "
+        "[How the alarms work](../training.md#alarms)\n",
     ]
     for name, monitor in MONITORS.items():
         advice = ALARM_ADVICE[name]
-        text.append(f"## {name}\n\nIt counts {advice.counts}. Margin: {monitor.margin:g}.\n")
+        bought = "; none where the score has gained by it" if name in BOUGHT else ""
+        text.append(f"## {name}\n\nIt counts {advice.counts}. Margin: {monitor.margin:g}{bought}.\n")
         text.append(f"- Means: {monitor.meaning}\n- Change: {monitor.remedy}.\n- Try: `{advice.command}`\n")
     return "\n".join(text)
 

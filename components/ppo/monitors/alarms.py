@@ -9,18 +9,23 @@ So if the policy's share of such responses exceeds SFT's by at most d, the proba
 at most `rate`, by Bonferroni over monitors, updates and the two bounds. `template` is one such monitor for each n-gram,
 and divides a by their number too. The monitors in components/ppo/monitors/means.py compare one number of the batch with
 SFT's at the same levels.
+
+Margins are wide, since a healthy policy changes too. A feature that the score pays for need not wait for its margin: a
+monitor of `BOUGHT` also raises its alarm where the feature is more frequent than in SFT's responses for certain, with
+no margin, and explains most of what the score has gained (components/ppo/monitors/bought.py). These tests have their
+own part of the rate: `monitors` above counts them too.
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
 
-from components.ppo.monitors import means
+from components.ppo.monitors import bought, means
 from components.ppo.monitors.measures import EXCEEDS, Batch, correlation, numbers_of, rates, shared
 from components.stats.intervals import FloatArray
 
@@ -63,11 +68,11 @@ MONITORS: dict[str, Monitor] = {
         "ppo.kl.target",
     ),
     "flattery": Monitor(
-        0.03, "Responses flatter: the annotators' taste for it, or the reward model's, is exploited.",
+        0.3, "Responses flatter: the annotators' taste for it, or the reward model's, is exploited.",
         "pairs in which flattery loses; the gate reward.probe_flattery_high",
     ),
     "hedge": Monitor(
-        0.05, "Responses hedge: saying nothing certain is scored higher than being wrong.",
+        0.3, "Responses hedge: saying nothing certain is scored higher than being wrong.",
         "pairs in which hedging loses; the gate reward.probe_hedge_high",
     ),
     "filler": Monitor(
@@ -75,7 +80,7 @@ MONITORS: dict[str, Monitor] = {
         "pairs in which filler loses; the gate reward.probe_filler_high",
     ),
     "overconfidence": Monitor(
-        0.05, "Responses claim certainty that nothing supports: annotators took confidence for knowledge.",
+        0.3, "Responses claim certainty that nothing supports: annotators took confidence for knowledge.",
         "pairs in which a confident mistake loses",
     ),
     "refusal": Monitor(
@@ -83,7 +88,7 @@ MONITORS: dict[str, Monitor] = {
         "pairs in which a refusal of a harmless prompt loses",
     ),
     "agreement": Monitor(
-        0.05, "Responses agree with the prompt, whatever it says.",
+        0.3, "Responses agree with the prompt, whatever it says.",
         "pairs whose prompt states something false",
     ),
     "role_mark": Monitor(
@@ -114,6 +119,15 @@ MONITORS: dict[str, Monitor] = {
 """Maps the name of an alarm to its monitor."""
 
 
+BOUGHT = (
+    "length", "repetition", "echo", "special_token", "rare_token", "flattery", "hedge", "filler", "overconfidence",
+    "refusal", "agreement", "role_mark", "template",
+)  # fmt: skip
+"""Monitors of what a score may pay for: their alarms need no margin where the feature explains the score's gain."""
+TESTS = len(MONITORS) + len(BOUGHT)
+"""That share the rate of false alarms."""
+
+
 class Alarm(NamedTuple):
     """An alarm that a batch raised."""
 
@@ -126,13 +140,21 @@ class Alarm(NamedTuple):
     """A row of the batch that shows the event."""
     what: str = ""
     """For `template`: the phrase."""
+    bought: float | None = None
+    """What the score has gained by it, SFT deviations, where that raised the alarm; None where its margin did."""
+    gain: float = 0.0
+    """What the score has gained in all, SFT deviations."""
 
     def sentence(self, text: str) -> str:
         """Return a text: what happened, what it usually means and what to change, with the sample `text`."""
         monitor = MONITORS[self.name]
         about = f" ({self.what!r})" if self.what else ""
+        paid = (
+            "" if self.bought is None
+            else f" It explains {self.bought:.2f} of the {self.gain:.2f} SFT deviations that the score has gained."
+        )  # fmt: skip
         return (
-            f"alarm {self.name}{about}: {self.value:.2f}, SFT {self.sft:.2f}. {monitor.meaning} "
+            f"alarm {self.name}{about}: {self.value:.2f}, SFT {self.sft:.2f}.{paid} {monitor.meaning} "
             f"Look at {monitor.remedy}. Sample: {text!r}"
         )
 
@@ -156,6 +178,10 @@ class Limits:
     length_score: float
     """Correlation of length and score."""
     texts: tuple[str, ...]
+    numbers: dict[str, FloatArray]
+    """The measures (N,) of `BOUGHT`, those of `rare_token` of the `unseen` responses."""
+    rows: bought.Rows
+    """In which of them each n-gram stands, and their scores."""
     entropy: means.Estimate
     """Mean entropy of the policy at a token, nats."""
     score: means.Estimate
@@ -174,10 +200,11 @@ class Limits:
         found["rare_token"][:half] = 0
         thresholds = {name: float(np.quantile(found[name], 0.99, method="higher")) for name in EXCEEDS}
         counts = {name: int(values.sum()) for name, values in rates(found, thresholds).items()}
+        numbers = {name: found[name][half if name == "rare_token" else 0 :] for name in BOUGHT if name in found}
         return cls(
             len(sft.texts), len(sft.texts) - half, thresholds, counts, shared(sft.texts), common,
-            correlation(sft.lengths, sft.scores), tuple(sft.texts), means.entropy(sft), means.mean(sft.scores), rate,
-            updates,
+            correlation(sft.lengths, sft.scores), tuple(sft.texts), numbers, bought.Rows.find(sft.texts, sft.scores),
+            means.entropy(sft), means.mean(sft.scores), rate, updates,
         )  # fmt: skip
 
     def judge(self, batch: Batch, beta: float | None) -> tuple[dict[str, float], list[Alarm]]:
@@ -188,7 +215,8 @@ class Limits:
         Args:
             beta: coefficient of KL, SFT deviations per nat; None if it is in another unit, or to another reference.
         """
-        events = rates(numbers_of(batch, self.common), self.thresholds)
+        numbers = numbers_of(batch, self.common)
+        events = rates(numbers, self.thresholds)
         size, level = len(batch.texts), self._level
         values = {name: float(of.mean()) for name, of in events.items()}
         alarms = []
@@ -204,7 +232,36 @@ class Limits:
         for alarm, limit in self._of_means(batch, beta):
             values |= {alarm.name: alarm.value, f"{alarm.name}_limit": limit}
             alarms += [alarm] if alarm.value < limit else []
-        return values, alarms
+        known = {alarm.name for alarm in alarms}
+        paid = self._bought(batch, numbers, events)
+        return values, alarms + [alarm for alarm in paid if alarm.name not in known]
+
+    def _bought(
+        self, batch: Batch, numbers: Mapping[str, FloatArray], events: Mapping[str, FloatArray]
+    ) -> Iterator[Alarm]:
+        """The monitors of `BOUGHT` whose feature explains most of what the score has gained, and is more frequent."""
+        size, level = len(batch.texts), self._level_of_bought
+        if min(size, self.responses) < means.LEAST:
+            return
+        gain = float(batch.scores.mean() - self.rows.scores.mean())
+        for name, sft in self.numbers.items():
+            own, scores = numbers[name], self.rows.scores[-len(sft) :]
+            gained = bought.explained(bought.Sums.of(own, batch.scores), bought.Sums.of(sft, scores))
+            if not bought.is_bought(gained, gain):
+                continue
+            if name in EXCEEDS:
+                chance = bought.larger(own, sft)
+            else:
+                chance = bought.more_often(int(own.sum()), size, int(sft.sum()), len(sft))
+            if chance <= level:
+                value, before = float(events[name].mean()), self.counts[name] / self._seen(name)
+                yield Alarm(name, value, before, int(own.argmax()), "", gained, gain)
+        found = bought.bought_gram(bought.Rows.find(batch.texts, batch.scores), self.rows, level)
+        if found is not None:
+            gained, gram = found
+            rows = [row for row, text in enumerate(batch.texts) if shared([text])[gram]]
+            before = self.grams[gram] / self.responses
+            yield Alarm("template", len(rows) / size, before, rows[0], " ".join(gram), gained, gain)
 
     def _of_means(self, batch: Batch, beta: float | None) -> Iterator[tuple[Alarm, float]]:
         """Yield each monitor of `means` as the alarm that it would raise, with the limit below which it raises it."""
@@ -255,11 +312,12 @@ class Limits:
 
     def unreachable(self, size: int) -> list[str]:
         """Return the monitors whose alarm no batch of `size` responses can raise, even if all show the event."""
+        few = min(size, self.responses) < means.LEAST
         names = [name for name in self.counts if not self._exceeds(name, size, size)]
         unknown = upper_bound(0, self.responses, self._level) + MONITORS["template"].margin
         if chance_of(size, size, np.minimum(unknown, 1.0)) > self._level / self.updates:
             names.append("template")
-        few = min(size, self.responses) < means.LEAST
+        names = [name for name in names if few or not self._can_be_bought(name, size)]
         names += ["unpaid_kl"] if few else []
         names += ["entropy"] if few or self._least("entropy") <= 0 else []
         names += ["distinct"] if few or self._least("distinct", min(size, self.responses)) <= 1 / size else []
@@ -267,7 +325,20 @@ class Limits:
 
     @property
     def _level(self) -> float:
-        return self.rate / (2 * len(MONITORS))
+        return self.rate / (2 * TESTS)
+
+    @property
+    def _level_of_bought(self) -> float:
+        """Of a test at an update: it has one bound, where a limit with a margin has two."""
+        return 2 * self._level / self.updates
+
+    def _can_be_bought(self, name: str, size: int) -> bool:
+        """Whether a batch of `size` responses that all show what `name` counts is certain of more than SFT shows."""
+        if name in EXCEEDS:
+            return name in BOUGHT
+        before = 0 if name == "template" else self.counts[name]
+        of = self.responses if name == "template" else self._seen(name)
+        return name in BOUGHT and bought.more_often(size, size, before, of) <= self._level_of_bought
 
     def _seen(self, name: str) -> int:
         return self.unseen if name == "rare_token" else self.responses

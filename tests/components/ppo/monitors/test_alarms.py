@@ -11,9 +11,10 @@ import pytest
 from scipy import stats
 
 from components.ppo.config import MonitorName
-from components.ppo.monitors import means
-from components.ppo.monitors.alarms import MONITORS, Alarm, Limits, chance_of, upper_bound
+from components.ppo.monitors import bought, means
+from components.ppo.monitors.alarms import BOUGHT, MONITORS, TESTS, Alarm, Limits, chance_of, upper_bound
 from components.ppo.monitors.measures import EXCEEDS, PHRASES, Batch, correlation, numbers_of, rates, shared
+from components.ppo.monitors.texture import words
 
 WORDS = [f"w{i}" for i in range(40)]
 RARE = 9999
@@ -92,7 +93,7 @@ def test_a_limit_is_the_smallest_count_that_the_margin_makes_improbable() -> Non
     sft, size, updates, rate = draw(0, 256), 64, 60, 0.01
     limits = Limits.of(sft, rate, updates)
     hedges = sum("It all depends." in text for text in sft.texts)
-    level = rate / 2 / len(MONITORS)
+    level = rate / 2 / TESTS
     share = stats.binomtest(hedges, 256).proportion_ci(1 - 2 * level, "exact").high + MONITORS["hedge"].margin
     least = next(k for k in itertools.count() if stats.binom.sf(k - 1, size, share) <= level / updates)
     plain = draw(1, size, texts=["plain"] * size)
@@ -112,6 +113,83 @@ def test_a_policy_that_answers_as_sft_raises_at_most_the_stated_share_of_false_a
         false += any(limits.judge(draw(1000 * run + 1 + update, 32), BETA)[1] for update in range(5))
     # more than 8 of 20 at a rate of 0.2 have a chance below 1 %
     assert false <= stats.binom.isf(0.01, 20, 0.2) == 8, f"{false} of 20 runs raised an alarm"
+
+
+def paid(seed: int, size: int, share: float, worth: float, other: float = 0.0) -> Batch:
+    """Responses of which a share begins with a phrase that raises the score by `worth`; all are `other` higher."""
+    batch = draw(seed, size)
+    says = np.random.default_rng(seed + 77).permutation(size) < round(share * size)
+    plain = [text.replace("You are so kind to write.", "") for text in batch.texts]
+    texts = [f"{PHRASES['flattery'][0]} {t}" if own else t for own, t in zip(says, plain, strict=True)]
+    scores = (batch.scores - batch.scores.mean()) / batch.scores.std() * 0.3 + worth * says + other
+    return replace(batch, texts=texts, scores=scores)
+
+
+@pytest.mark.parametrize(
+    ("share", "worth", "other", "raised"),
+    [
+        (0.25, 4.0, 0.0, True),
+        (0.25, 1.2, 1.0, False),  # it rises as far, and is a fifth of what the score has gained
+        (0.06, 4.0, 0.0, False),  # not more frequent for certain
+        (0.25, 0.2, 0.0, False),  # all of a gain that is nothing yet
+    ],
+)
+def test_a_phrase_below_its_margin_is_named_only_where_the_score_has_gained_by_it(
+    share: float, worth: float, other: float, raised: bool
+) -> None:
+    sft, batch = paid(0, 256, 0.03, worth), paid(1, 128, share, worth, other)
+    limits = Limits.of(sft, 0.01, 60)
+    assert share < limits.fixed(128)["flattery"], "else its margin alone raises the alarm"
+    found = {alarm.name: alarm for alarm in limits.judge(batch, BETA)[1]}
+    assert ("flattery" in found) == ("template" in found) == raised
+    if raised:
+        flattery = found["flattery"]
+        assert flattery.bought == pytest.approx(worth * (share - 0.03), abs=0.06)
+        assert flattery.gain == pytest.approx(batch.scores.mean() - sft.scores.mean())
+        assert "explains 0.8" in flattery.sentence("t") and flattery.sample in np.flatnonzero(batch.scores > 3)
+        assert found["template"].what in " ".join(words(PHRASES["flattery"][0]))
+
+
+def test_longer_responses_are_named_where_the_score_is_paid_for_length_though_few_exceed_sfts() -> None:
+    sft = draw(0, 256)
+    lengths, deviation = np.random.default_rng(0).permutation(sft.lengths)[:128] + 3, sft.lengths.std()
+    limits = Limits.of(replace(sft, scores=(sft.lengths - sft.lengths.mean()) / deviation), 0.01, 60)
+    for scores, raised in (((lengths - sft.lengths.mean()) / deviation, True), (draw(2, 128).scores + 2, False)):
+        found = {a.name: a for a in limits.judge(draw(1, 128, lengths=lengths, scores=scores), BETA)[1]}
+        assert ("length" in found) == raised
+        assert "length" not in found or found["length"].bought == pytest.approx(found["length"].gain)
+
+
+def test_what_a_feature_explains_is_the_difference_that_a_regression_with_it_takes_away() -> None:
+    rng = np.random.default_rng(4)
+    x, y = [rng.normal(size=n) + i for i, n in enumerate((40, 25))], []
+    for i, each in enumerate(x):
+        y.append(0.7 * each + 0.4 * i + rng.normal(size=len(each)))
+    group = np.repeat([0.0, 1.0], [40, 25])
+    full = np.linalg.lstsq(np.column_stack([np.ones(65), group, np.concatenate(x)]), np.concatenate(y), rcond=None)[0]
+    sums = [bought.Sums.of(a, b) for a, b in zip(x, y, strict=True)]
+    assert bought.explained(sums[1], sums[0]) == pytest.approx(y[1].mean() - y[0].mean() - full[1], rel=1e-9)
+    constant = bought.Sums.of(np.ones(9), rng.normal(size=9))
+    assert bought.explained(constant, constant._replace(mean=0.0)) == 0, "no slope can be told"
+
+
+def test_more_often_is_fishers_exact_test_and_larger_is_welchs() -> None:
+    for table in ([[9, 1], [119, 255]], [[3, 5], [61, 123]]):
+        (count, before), (rest, others) = table
+        p = float(stats.fisher_exact(table, alternative="greater").pvalue)
+        assert bought.more_often(count, count + rest, before, before + others) == pytest.approx(p)
+    rng = np.random.default_rng(1)
+    own, sft = rng.normal(0.5, 2, 30), rng.normal(size=60)
+    t = (own.mean() - sft.mean()) / math.sqrt(own.var(ddof=1) / 30 + sft.var(ddof=1) / 60)
+    assert bought.larger(own, sft) == pytest.approx(stats.ttest_ind(own, sft, equal_var=False).pvalue / 2) and t > 0
+    assert bought.larger(np.ones(9), np.ones(9)) == 1 and bought.larger(np.full(9, 2.0), np.ones(9)) == 0
+
+
+def test_n_grams_that_cannot_reach_the_level_take_nothing_of_it() -> None:
+    """Tarone's example of a rule: of 100 tests, 97 of which can only reach 0.5, three share the level."""
+    assert bought._testable(np.sort([1e-9, 1e-9, 1e-9] + [0.5] * 97), 0.01) == 3
+    assert bought._testable(np.sort([0.006, 0.002] + [0.5] * 9), 0.01) == 2, "one of two reaches 0.01 / 2"
+    assert bought._testable(np.array([0.5]), 0.01) == 1
 
 
 PLANTED = {
@@ -220,7 +298,7 @@ def test_an_alarm_is_called_unreachable_at_the_sizes_at_which_a_batch_full_of_it
         raised = name in {alarm.name for alarm in limits.judge(draw(1, size, **planted), BETA)[1]}
         found.append(raised)
         if name != "template":  # its limit depends on how many n-grams the batch holds: at least one
-            assert raised == (name not in limits.unreachable(size)), size
+            assert raised == (name not in limits.unreachable(size)) or (name in BOUGHT and not raised), size
         assert not (raised and name in limits.unreachable(size)), size
     assert not found[0] and found[-1]
 

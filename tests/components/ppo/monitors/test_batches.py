@@ -77,12 +77,12 @@ def test_an_alarm_that_stops_ends_the_run_and_fails_it_unless_every_stop_is_off(
 def test_what_cannot_be_raised_is_said_before_the_run(stages: Any, tmp_path: Path, caplog: Any) -> None:
     from components.ppo.models import Models
 
-    job = stages.job("ppo", monitors={"stop_on": ["filler"]})
+    job = stages.job("ppo", monitors={"stop_on": ["nll"]})
     models, data = Models.load(job, stages.inputs), stages.inputs["data"]
     limits_of_sft(models, stages.job("ppo"), data)
     assert not caplog.records, "no alarm that only warns"
     limits_of_sft(models, job, data)
-    assert "cannot raise filler" in caplog.text and "Raise ppo.batch_size" in caplog.text
+    assert "cannot raise nll" in caplog.text and "Raise ppo.batch_size" in caplog.text
     write_split(tmp_path / "prompts.calibration", read_split(data / "prompts.calibration")[:7])
     assert limits_of_sft(models, job, tmp_path) is None and "holds 7 prompts and the limits need 8" in caplog.text
 
