@@ -123,7 +123,7 @@ def bought_gram(own: Rows, sft: Rows, level: float) -> tuple[float, Gram] | None
 
 
 def _testable(least: FloatArray, level: float) -> int:
-    """The smallest k with at most k tests whose least possible chance (sorted) is at most `level` / k."""
+    """The smallest k with at most k tests whose smallest reachable chance (sorted) is at most `level` / k."""
     for k in range(1, len(least) + 1):
         if int(np.searchsorted(least, level / k, side="right")) <= k:
             return k
