@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import pytest
 from typer.testing import CliRunner
 
@@ -20,6 +21,10 @@ from tests.faults import sample
 from tests.faults.homes import Home, Moment, undisturbed
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# The shapes that components/ppo/maths.py states are checked at every call, under pytest only. It stands here because no
+# test module may import that file before.
+jaxtyping.install_import_hook("components.ppo.maths", "beartype.beartype").__enter__()
 
 LONGEST = (
     "operations/test_page.py", "operations/test_deaths.py", "test_servers_away.py", "test_stack_servers.py",

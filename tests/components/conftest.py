@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jaxtyping
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -18,9 +17,6 @@ from components.ppo.config import PpoConfig, PpoJob
 from components.reward.config import RewardConfig, RewardJob
 from components.sft.config import SftConfig, SftJob
 from tests.splits import published
-
-# The shapes that components/ppo/maths.py states are checked at every call, under pytest only.
-jaxtyping.install_import_hook("components.ppo.maths", "beartype.beartype").__enter__()
 
 # The same examples every time, and no clock: these machines are shared.
 settings.register_profile("learning", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

@@ -1,16 +1,14 @@
 """The plan as a whole: what each option saves, what ranks share, and advice that does what it says."""
 
-import re
-from pathlib import Path
+import json
+import subprocess
+import sys
+from itertools import product
 from typing import Any
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from components.models.config import AdapterConfig, GenerationConfig
-from components.models.logprobs import token_stats
-from components.models.runtime import Runtime
 from components.planning.advice import Machine, plan_stages
 from components.planning.memory import PROCESS, Phase, PlannedRun, phases
 from components.planning.models import Ranks
@@ -302,42 +300,52 @@ def test_where_no_micro_batch_fits_the_smallest_is_advised() -> None:
     assert not smallest.fits and smallest.bytes > GB
 
 
-@pytest.mark.parametrize("entropy", [0.0, 0.01])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_the_heads_logits_are_planned_as_often_as_a_pass_holds_them(temperature: float, entropy: float) -> None:
-    """Measured: the kernel's high-water mark of this process through `token_stats` and its backward pass."""
-    rows, vocabulary = 512, 16_384
-    copy = 4 * rows * vocabulary
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=vocabulary, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1,
-            pad_token_id=0, bos_token_id=1, eos_token_id=2,
-        )
-    )  # fmt: skip
-    ids, runtime = torch.arange(rows + 1).unsqueeze(0), Runtime(device="cpu", dtype="float32", threads=1)
-    counts = torch.ones_like(ids, dtype=torch.bool).index_fill(1, torch.tensor([0]), False)
+MEASURED = """
+import json, re
+from itertools import product
+from pathlib import Path
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from components.models.logprobs import token_stats
+from components.models.runtime import Runtime
 
-    def copies(grad: bool) -> int:
-        Path("/proc/self/clear_refs").write_text("5")  # the mark begins anew
-        before = held_now("VmRSS")
-        with torch.set_grad_enabled(grad):
-            stats = token_stats(model, ids, counts, counts, runtime, temperature, entropy > 0 and grad)
-        if grad:
-            loss = stats.logprobs.sum() - (0.0 if stats.entropy is None else entropy * stats.entropy.sum())
-            loss.backward()
-        return round((held_now("VmHWM") - before) / copy)
+rows, vocabulary = 512, 16_384
+ids, runtime = torch.arange(rows + 1).unsqueeze(0), Runtime(device="cpu", dtype="float32", threads=1)
+counts = torch.ones_like(ids, dtype=torch.bool).index_fill(1, torch.tensor([0]), False)
+width = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1)
+model = LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, pad_token_id=0, bos_token_id=1, eos_token_id=2, **width))
 
-    def held_now(name: str) -> int:
-        found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-        assert found is not None
-        return 1024 * int(found[1])
+def held(name):
+    return 1024 * int(re.search(name + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
 
-    copies(True)  # libraries' own buffers and the parameters' gradients
-    generation = GenerationConfig(max_prompt_tokens=1, max_new_tokens=rows, temperature=temperature)
+def copies(temperature, entropy, backward):
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
+    before = held("VmRSS")
+    with torch.set_grad_enabled(backward):
+        stats = token_stats(model, ids, counts, counts, runtime, temperature, entropy > 0 and backward)
+    if backward:
+        (stats.logprobs.sum() + (0 if stats.entropy is None else entropy * stats.entropy.sum())).backward()
+    return round((held("VmHWM") - before) / (4 * rows * vocabulary))
+
+copies(1.0, 0.0, True)  # libraries' own buffers, and the parameters' gradients
+found = [copies(*each) for each in product((1.0, 0.7), (0.0, 0.01), (False, True))]
+print(json.dumps([rows, vocabulary, found]))
+"""
+
+
+def test_the_heads_logits_are_planned_as_often_as_a_pass_holds_them() -> None:
+    """Measured: the kernel's high-water mark of a process of its own, whose heap holds nothing to use again, through
+    `token_stats` and its backward pass."""
+    done = subprocess.run([sys.executable, "-c", MEASURED], capture_output=True, text=True, check=True)
+    rows, vocabulary, measured = json.loads(done.stdout)
     shape = ModelShape(
         vocabulary=vocabulary, hidden_size=16, intermediate_size=16, layers=1, heads=1, kv_heads=1, head_size=16
     )
-    options = {"batch_size": 2, "minibatch_size": 2, "micro_batch_size": 1, "entropy_coefficient": entropy}
-    parts = found(run(shape, "float32", ppo=options)._replace(generation=generation), "cpu")
-    assert parts["ppo", "frozen pass"].parts["logits"] == copies(False) * copy
-    assert parts["ppo", "policy update"].parts["logits"] == copies(True) * copy
+    counted = []
+    for temperature, entropy in product((1.0, 0.7), (0.0, 0.01)):
+        options = {"batch_size": 2, "minibatch_size": 2, "micro_batch_size": 1, "entropy_coefficient": entropy}
+        generation = GenerationConfig(max_prompt_tokens=1, max_new_tokens=rows, temperature=temperature)
+        parts = found(run(shape, "float32", ppo=options)._replace(generation=generation), "cpu")
+        counted += [parts["ppo", name].parts["logits"] for name in ("frozen pass", "policy update")]
+    assert counted == [4 * rows * vocabulary * copies for copies in measured]
+    assert measured == [2, 3, 2, 7, 3, 4, 3, 7]

@@ -195,7 +195,7 @@ def test_a_registered_name_alias_or_version_is_the_run_that_promoted_it(
     tags["tether.demoted"] = json.dumps({"at": "2026-11-23", "by": "bob", "because": "it promises refunds"})
     text = card(model_facts.model_facts(home.path, "desk-policy@champion"))
     top = text.partition("# desk-policy version 7")[2].partition("## ")[0]
-    assert "> **Demoted** 2026-11-23 by bob: it promises refunds" in top
+    assert "> **Demoted** 2026-11-23 00:00 UTC by bob: it promises refunds" in top
     assert "# desk-policy version 7\n" in text and "registered as desk-policy version 7 (champion)" in text
 
 
