@@ -202,13 +202,14 @@ class Rewards:
 
 
 def check_waits(configs: Sequence[RewardSource], runtime: Runtime) -> None:
-    """Check that no source may take longer than the ranks wait for the first one, which asks it.
+    """Check that the sources may not take longer than the ranks wait for the first one, which asks them in turn.
 
     Raises:
-        UserError: one may, so a slow source would end the stage as a rank that does not answer.
+        UserError: they may, so slow sources would end the stage as a rank that does not answer.
     """
     if runtime.ranks == 1:
         return
+    allowed = dict[str, float]()
     for config in configs:
         match config:
             case FunctionReward() | PluginReward():
@@ -222,6 +223,13 @@ def check_waits(configs: Sequence[RewardSource], runtime: Runtime) -> None:
                 f"ppo.rewards: {config.source}: {what} is {seconds:g} s, and ranks wait {runtime.rank_timeout:g} s for "
                 "each other (runtime.rank_timeout). Raise runtime.rank_timeout above it, or lower it."
             )
+        allowed[config.name] = seconds
+    if (together := sum(allowed.values())) >= runtime.rank_timeout:
+        raise UserError(
+            f"ppo.rewards: {', '.join(allowed)} are asked one after the other and may take {together:g} s together, "
+            f"and ranks wait {runtime.rank_timeout:g} s for each other (runtime.rank_timeout). Raise "
+            "runtime.rank_timeout above it, or lower their timeout or patience."
+        )
 
 
 def agreement(scaled: Mapping[str, Tensor]) -> float | None:

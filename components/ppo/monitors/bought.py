@@ -11,6 +11,7 @@ flatters a little more has a small part of its gain there.
 """
 
 import functools
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -42,8 +43,10 @@ class Sums(NamedTuple):
     @classmethod
     def of(cls, values: FloatArray, scores: FloatArray) -> "Sums":
         """Of a feature (B,) and the scores (B,) of the same responses."""
-        off = values - values.mean()
-        return cls(float(values.mean()), float(off @ off), float(off @ (scores - scores.mean())))
+        # The mean of equal values is rounded, and a slope on what is left of them would be noise.
+        mean = values[0] if values.min() == values.max() else values.mean()
+        off = values - mean
+        return cls(float(mean), float(off @ off), float(off @ (scores - scores.mean())))
 
 
 def explained(own: Sums, sft: Sums) -> float:
@@ -107,8 +110,8 @@ def bought_gram(own: Rows, sft: Rows, level: float) -> tuple[float, Gram] | None
     """
     size, of = len(own.scores), len(sft.scores)
     tests: dict[tuple[tuple[int, ...], tuple[int, ...]], Gram] = {}
-    for gram, rows in own.of.items():
-        tests.setdefault((rows, sft.of.get(gram, ())), gram)
+    for gram in itertools.chain(own.of, sft.of):  # those of SFT alone too, or the number would tell which are SFT's
+        tests.setdefault((own.of.get(gram, ()), sft.of.get(gram, ())), gram)
     least = list[float]()
     for rows, before in tests:
         both = len(rows) + len(before)

@@ -195,6 +195,11 @@ def test_a_source_that_may_take_longer_than_ranks_wait_is_refused_before_models_
             check_waits(configs, runtime)
         check_waits(configs, runtime.model_copy(update={"rank_timeout": 3600.0}))
         check_waits(configs, runtime_of(1, "none"))
+    both = [{"source": f"function:mine:{name}", "name": name, "timeout": 900.0} for name in ("brief", "polite")]
+    configs = stages.job("ppo", rewards=both).ppo.rewards
+    with pytest.raises(UserError, match=r"brief, polite are asked one after the other and may take 1800 s together"):
+        check_waits(configs, runtime)
+    check_waits(configs, runtime.model_copy(update={"rank_timeout": 1801.0}))
 
 
 def until_gone(folder: Path) -> None:

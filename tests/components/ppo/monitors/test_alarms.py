@@ -171,6 +171,9 @@ def test_what_a_feature_explains_is_the_difference_that_a_regression_with_it_tak
     assert bought.explained(sums[1], sums[0]) == pytest.approx(y[1].mean() - y[0].mean() - full[1], rel=1e-9)
     constant = bought.Sums.of(np.ones(9), rng.normal(size=9))
     assert bought.explained(constant, constant._replace(mean=0.0)) == 0, "no slope can be told"
+    for value, size in ((0.1, 9), (0.7, 56), (1 / 3, 40)):  # NumPy's mean of equal values may be another number
+        repeated = bought.Sums.of(np.full(size, value), rng.normal(size=size))
+        assert repeated == (value, 0, 0) and bought.explained(repeated, constant) == 0
 
 
 def test_more_often_is_fishers_exact_test_and_larger_is_welchs() -> None:
@@ -190,6 +193,15 @@ def test_n_grams_that_cannot_reach_the_level_take_nothing_of_it() -> None:
     assert bought._testable(np.sort([1e-9, 1e-9, 1e-9] + [0.5] * 97), 0.01) == 3
     assert bought._testable(np.sort([0.006, 0.002] + [0.5] * 9), 0.01) == 2, "one of two reaches 0.01 / 2"
     assert bought._testable(np.array([0.5]), 0.01) == 1
+
+
+def test_an_n_gram_that_sft_alone_writes_shares_the_level_too() -> None:
+    """Of 10 and 10 responses, 5 of one side: C(10, 5) / C(20, 5) = 0.016. Two such n-grams err twice as often."""
+    scores, five = np.array([3.0] * 5 + [0.0] * 5), tuple(range(5))
+    batch, sft = bought.Rows({("paid",): five}, scores), bought.Rows({}, np.zeros(10))
+    assert bought.bought_gram(batch, sft, 0.02) == (pytest.approx(1.5), ("paid",))
+    assert bought.bought_gram(batch, sft._replace(of={("lost",): five}), 0.02) is None
+    assert bought.bought_gram(batch, sft._replace(of={("lost",): (0,)}), 0.02), "one response can reach no level"
 
 
 PLANTED = {
