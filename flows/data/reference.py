@@ -47,8 +47,13 @@ def _last(config: RunConfig, home: Path, preferences: set[str]) -> Record | None
     """Return the newest accepted data of the project with other preferences that are whole in the store."""
     for status in load_readable(home)[0]:
         if status.stage("validate").state in ACCEPTED and run_values(home, status.run).get("project") == config.project:
+            # All records of a key read the same. The files of those that are passed over are not checked, for a home
+            # may hold hundreds of runs of these preferences.
+            known = ArtifactStore(home).published(status.stage("validate").key or "none")
+            if not known or _preferences(known[0]) == preferences:
+                continue
             found = _record(status, home)
-            if isinstance(found, Record) and _preferences(found) != preferences:
+            if isinstance(found, Record):
                 logger.info("data.reference: the preferences are compared with those of the run %s", status.run)
                 return found
     return None

@@ -57,6 +57,23 @@ def test_last_is_the_newest_accepted_data_of_the_project_with_other_preferences(
     assert found(tmp_path, "20260101-000000-aaaa") == old
 
 
+def test_runs_of_the_same_preferences_are_passed_over_without_reading_their_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each start of a run would hash the data of every run before it."""
+    old = earlier(tmp_path, "20260101-000000-aaaa", preferences="a")
+    for day in (2, 3):
+        earlier(tmp_path, f"2026010{day}-000000-aaaa", preferences="n")
+    looked, lookup = list[str | None](), ArtifactStore.lookup
+
+    def counted(store: ArtifactStore, key: str, digest: str | None = None) -> Any:
+        looked.append(digest)
+        return lookup(store, key, digest)
+
+    monkeypatch.setattr(ArtifactStore, "lookup", counted)
+    assert found(tmp_path, "last") == old and looked == [old]
+
+
 def test_a_model_means_the_data_of_the_run_that_computed_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = earlier(tmp_path, "20260101-000000-aaaa")
     tags = {"tether.run": "20260101-000000-aaaa"}
