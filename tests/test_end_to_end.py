@@ -137,6 +137,20 @@ def test_the_champion_is_exported_with_the_card_that_mlflow_has_at_the_run_that_
     assert f"promoted by {getpass.getuser()} on " in logged.text, "MLflow need not have heard of it by then"
 
 
+def test_mlflow_loads_the_runs_champion_as_it_is_exported(home: Path, first: dict[str, Any], tmp_path: Path) -> None:
+    import mlflow
+    from transformers import pipeline
+
+    export(home, "tether-policy@champion", tmp_path / "out")
+    connect(home)
+    loaded = mlflow.transformers.load_model("models:/tether-policy@champion")
+    exported = pipeline("text-generation", str(tmp_path / "out"))
+    asked = [{"role": "user", "content": "Order T 75. My battery is broken."}]
+    assert loaded(asked, do_sample=False) == exported(asked, do_sample=False)
+    theirs, ours = loaded.model.state_dict(), exported.model.state_dict()
+    assert theirs.keys() == ours.keys() and all(theirs[name].equal(ours[name]) for name in ours)
+
+
 @pytest.mark.faults
 @pytest.mark.kind("told to stop")
 @pytest.mark.parametrize(
