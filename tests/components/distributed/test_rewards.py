@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from components.base.errors import UserError, WorkerDied
+from components.base.errors import Unreachable, UserError, WorkerDied
 from components.base.jsonl import read_rows
 from tests.components.distributed.conftest import runtime_of
 from tests.components.distributed.test_launching import ranks_alive
@@ -147,6 +147,37 @@ def test_a_functions_mistake_on_the_rank_that_asks_it_ends_all_ranks_with_its_wo
         on_ranks(stages, "ppo", tmp_path / "out", rewards=rewards)
     assert not re.search(r"rank \d", str(ended.value))
     until_gone(tmp_path)
+
+
+@pytest.mark.ranks
+def test_a_scorer_that_stays_away_ends_all_ranks_with_its_words_and_the_same_command_continues(
+    stages: Any, scorer: Scorer, tmp_path: Path, digests: Any
+) -> None:
+    fine = scorer.answer
+    options = {
+        "updates": 3, "checkpoint_every": 1,
+        "rewards": [{"source": "pipeline"}, {"source": f"http:{scorer.url}", "patience": 2.0}],
+    }  # fmt: skip
+    on_ranks(stages, "ppo", tmp_path / "undisturbed", **options)
+    asked, scorer.asked = scorer.asked, []
+    out, answered = tmp_path / "out", list[Any]()
+
+    def away_after_a_checkpoint(body: Any) -> tuple[int, object]:
+        if list((out / "checkpoint" / "ppo").glob("step-*.json")):
+            return 503, {}
+        answered.append(body)
+        return fine(body)
+
+    scorer.answer = away_after_a_checkpoint
+    says = r"the scorer could not be reached for 2 s \(it answers 503.*continues from the checkpoint"
+    with pytest.raises(Unreachable, match=rf"^ppo\.rewards: http:.*: {says}"):
+        on_ranks(stages, "ppo", out, **options)
+    until_gone(tmp_path)
+    scorer.answer, scorer.asked = fine, []
+    found = on_ranks(stages, "ppo", out, **options)
+    assert any(progress.get("resumed") for _, _, progress in found.points)
+    assert digests(out / "artifact") == digests(tmp_path / "undisturbed" / "artifact")
+    assert [*answered, *scorer.asked] == asked, "what was scored before is not asked for again"
 
 
 @pytest.mark.ranks
