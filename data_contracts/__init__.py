@@ -1,1 +1,1 @@
-"""What data must hold before anything learns from it: row schemas, Great Expectations suites, the validate stage."""
+"""The data contract: row schemas, Great Expectations suites, and the validate stage that runs before any training."""

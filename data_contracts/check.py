@@ -1,4 +1,4 @@
-"""`tether data check`: the contract on a file, without a run."""
+"""`tether data check`: apply the contract to a file without starting a run."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,11 +20,11 @@ from data_contracts.rows.reading import reading_of
 from data_contracts.validate import write_quarantine
 
 SHOWN = 10
-"""Rows that are kept out, of which a report gives the reasons."""
+"""The largest number of quarantined rows whose reasons a report shows."""
 
 
 class NothingValid(UserError):
-    """No row of a source is valid. `report` still has every finding, and is written."""
+    """A source has no valid row. `report` still has every finding and is written."""
 
     def __init__(self, text: str, report: FileReport) -> None:
         super().__init__(text)
@@ -39,15 +39,16 @@ def check(
     progress: Progress,
     tokenized: bool = True,
 ) -> FileReport:
-    """Judge the files of `inputs`.
+    """Judge the files of `inputs` and return the findings.
 
     Args:
-        scratch: a folder for what is too large for memory.
-        out: gets what `write_quarantine` writes and `data_docs/`; None writes nothing.
-        tokenized: whether `job` is a run's, so that its tokenizer and lengths mean something.
+        scratch: a folder for data that is too large for memory.
+        out: gets what `write_quarantine` writes, and `data_docs/`; None writes nothing.
+        tokenized: whether `job` comes from a run, so that its tokenizer and token limits apply.
 
     Raises:
-        UserError: a file can't be read. NothingValid: one holds not one valid row.
+        UserError: a file can't be read.
+        NothingValid: a file has no valid row.
     """
     found = Examination(job, inputs, scratch, progress, alone=True, tokenized=tokenized)
     checks, context = found.judge()
@@ -104,10 +105,10 @@ def _first_kept_out(path: Path) -> list[KeptOut]:
 
 
 def kind_of(path: Path, data: DataConfig) -> str:
-    """Return what a file is: `preferences`, `demonstrations`, `prompts` or a rating `sheet` (`reading_of`)."""
+    """Return the kind of a file: `preferences`, `demonstrations`, `prompts` or a rating `sheet` (see `reading_of`)."""
     return reading_of(path, data).kind
 
 
 def threshold_text(check: JudgedCheck) -> str:
-    """Return a threshold for people."""
+    """Return a check's threshold as text for reports."""
     return " to ".join(f"{end:g}" for end in np.atleast_1d(check["threshold"]))

@@ -1,4 +1,4 @@
-"""What the validate stage's output depends on. Importable without torch or pandas."""
+"""The options that the validate stage's output depends on. Importable without torch or pandas."""
 
 from typing import Any, Literal
 
@@ -22,18 +22,18 @@ from components.models.config import GenerationConfig
 
 
 class TokenizerConfig(Settings):
-    """The options that the run's tokenizer depends on, beside a pretrained one."""
+    """The options that the run's tokenizer depends on when no pretrained tokenizer is used."""
 
     vocabulary: int
-    """Most tokens."""
+    """Largest size of the vocabulary."""
     max_demonstrations: int | None
-    """It is made from this many training demonstrations; null for all."""
+    """Number of training demonstrations that the tokenizer is trained on; null for all."""
     chat_template: str | None = None
     """A name or the text of a chat template that replaces the pretrained one's."""
 
 
 def _tokenizer_part(given: Any) -> Any:
-    scratch = getattr(given, "scratch", None)  # SftConfig is not imported: its other options are no part of the key
+    scratch = getattr(given, "scratch", None)  # not SftConfig, whose other options are not part of the key
     if not scratch:
         return given
     made = {"vocabulary": scratch.vocabulary, "max_demonstrations": given.max_demonstrations}
@@ -41,16 +41,17 @@ def _tokenizer_part(given: Any) -> Any:
 
 
 class ValidateJob(Settings):
-    """What the validate stage's output depends on, beside its input files and the pretrained tokenizer."""
+    """The options that the validate stage's output depends on, in addition to its input files and pretrained
+    tokenizer."""
 
     seed: int
     """Seed of the generator, of samples, and of the choice of `max_pairs`."""
     generation: GenerationConfig
-    """Lengths that texts are cut to."""
+    """Token limits to which prompts and responses are truncated."""
     data: DataConfig
     """Sources, formats, splits, checks and limits."""
     sft: TokenizerConfig
-    """The part of SFT's options that makes the tokenizer."""
+    """The options of SFT from which the tokenizer is made."""
 
     @field_validator("sft", mode="before")
     @classmethod
@@ -59,14 +60,15 @@ class ValidateJob(Settings):
 
 
 class GeneratedJudgePairs(Settings):
-    """What the built-in task writes for a judge."""
+    """The judge's pairs that the built-in task generates."""
 
     judge_pairs: int
-    """How many pairs; 0 where files are read."""
+    """Number of generated pairs; 0 if pairs are read from files."""
 
 
 class JudgeData(Settings):
-    """The options of the data that a judge's pairs depend on; each is `DataConfig`'s of its name."""
+    """The data options that a judge's pairs depend on. Each has the meaning of the field with its name in
+    `DataConfig`."""
 
     hub: HubConfig
     readers: dict[str, ReaderPlugin]
@@ -83,29 +85,29 @@ class JudgeData(Settings):
 
     @classmethod
     def of(cls, data: DataConfig) -> "JudgeData":
-        """Return the judge's part of `data`."""
+        """Return the judge's data options from `data`."""
         pairs = GeneratedJudgePairs(judge_pairs=data.generator.judge_pairs)
         own = {name: getattr(data, name) for name in cls.model_fields if name != "generator"}
         return cls.model_validate(own | {"generator": pairs})
 
     def as_preferences(self) -> DataConfig:
-        """Return the same options for pairs that are read as `preferences`."""
+        """Return these options for reading the judge's pairs as `preferences`."""
         own = {name: getattr(self, name) for name in type(self).model_fields if name in DataConfig.model_fields}
         own |= {"columns": self.judge_columns, "judge_columns": {}}
         return DataConfig.model_validate(own | {"generator": SupportDeskConfig(**self.generator.model_dump())})
 
 
 class ValidateJudgeJob(Settings):
-    """What the pairs that a judge learns from depend on, beside their files and the pretrained tokenizer."""
+    """The options that a judge's pairs depend on, in addition to their files and the pretrained tokenizer."""
 
     seed: int
     """Seed of the generator and of samples."""
     generation: GenerationConfig
-    """Lengths that texts are cut to."""
+    """Token limits to which prompts and responses are truncated."""
     data: JudgeData
     """Formats, splits and checks."""
     sft: TokenizerConfig
-    """The part of SFT's options that makes the tokenizer."""
+    """The options of SFT from which the tokenizer is made."""
 
     @field_validator("data", mode="before")
     @classmethod
@@ -118,10 +120,10 @@ class ValidateJudgeJob(Settings):
         return _tokenizer_part(given)
 
     def as_validation(self) -> ValidateJob:
-        """Return the job of `validate` that reads these pairs as its preferences."""
+        """Return the `validate` job that reads these pairs as its preferences."""
         return ValidateJob(seed=self.seed, generation=self.generation, data=self.data.as_preferences(), sft=self.sft)
 
 
 def of_judge(error: UserError) -> str:
-    """Return the text of an error about preferences, for those of the judge."""
+    """Return the text of an error about preferences, with the names of the judge's options in it."""
     return f"data.{JUDGE}: {str(error).replace('data.columns', 'data.judge_columns')}"

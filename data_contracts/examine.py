@@ -1,4 +1,4 @@
-"""Everything the contract finds out about a run's data, before anything is kept or written."""
+"""Read and judge a run's data, before any row is kept or written."""
 
 import logging
 import random
@@ -72,24 +72,25 @@ logger = logging.getLogger(__name__)
 
 Progress = Callable[[int], None]
 SEVERAL_SHARDS = 16 * 2**20
-"""Bytes of input files from which several processes are likely to be needed, and are made ready."""
+"""If the input files have more bytes than this, worker processes are started early, because they will probably be
+needed."""
 
 
 class LabelNoiseReport(TypedDict):
-    """An estimate, from the pairs, of how many labels are flipped."""
+    """An estimate, from the pairs, of the share of flipped labels."""
 
     share: float | None
-    """None where the model is right too rarely for an estimate."""
+    """None if the model is right too rarely for an estimate."""
     interval: list[float] | None
     accuracy: float
-    """Share of pairs that a cross-validated model of words and lengths agrees with."""
+    """Share of pairs on which a cross-validated model of words and lengths agrees with the label."""
 
 
 class KeptOut(TypedDict):
-    """A row that is kept out."""
+    """A quarantined row."""
 
     file: str
-    """Its kind, or which of several files it stands in."""
+    """The kind of data, or the label of the file if there are several."""
     row: int
     reasons: list[str]
 
@@ -101,22 +102,22 @@ class FileReport(AgreementReport):
     pairs: int
     quarantined: int
     kept_out: NotRequired[list[KeptOut]]
-    """The first of these rows."""
+    """The first quarantined rows."""
     checks: Sequence[suites.JudgedCheck]
     longer_wins: float | None
-    """Share of all decided rows in which the longer response (in words) wins, rows that repeat others too."""
+    """Share of decided rows, duplicates included, in which the longer response (in words) wins."""
     passed: bool
     reasons: NotRequired[list[str]]
-    """Why it didn't pass, where no check says it."""
+    """Why the file did not pass, if no check explains it."""
     read: NotRequired[list[SourceReading]]
-    """What each file was read as."""
+    """How each file was read."""
     annotators: NotRequired[list[AnnotatorRow]]
     pairwise: NotRequired[list[PairwiseRow]]
-    """Every two annotators with enough rows in common, the least in agreement first."""
+    """Agreement of each pair of annotators with enough rows in common, lowest agreement first."""
     models: NotRequired[list[ModelRow]]
-    """Models that votes name, the strongest first."""
+    """Models that voted or whose responses were compared, the strongest first."""
     inseparable: NotRequired[str]
-    """Why those have no strengths."""
+    """Why model strengths cannot be estimated."""
     label_noise: NotRequired[LabelNoiseReport]
     languages: NotRequired[dict[str, float]]
     """Share of each language (ISO 639-1) in a sample of the kept responses, or of prompts, the most frequent first."""
@@ -124,72 +125,74 @@ class FileReport(AgreementReport):
 
 @dataclass
 class Examined:
-    """The rows of one kind of data, read to their end."""
+    """All rows of one kind of data, after reading."""
 
     sources: Sequence[RowSource]
-    """The files that they stand in."""
+    """The files that hold the rows."""
     ledger: Ledger
     judge: RowJudge
-    """The contract on them."""
+    """Judges these rows by the contract."""
     kept: NDArray[np.bool_] = field(init=False)
-    """Rows that neither quarantine nor `max_pairs` keeps out (n,)."""
+    """Which rows are neither quarantined nor dropped by `max_pairs` (n,)."""
     texts: RowTexts = field(init=False)
 
     @property
     def facts(self) -> Any:
-        """Of the kept rows."""
+        """Return the facts of the kept rows."""
         return self.ledger.facts[self.kept]
 
     def token_lengths(self, split: int, others: bool = False) -> NDArray[np.int32]:
-        """Tokens of the longer response of the kept rows of a split (`others`: of all other splits)."""
+        """Return the token counts of the longer response of each kept row in a split (`others`: in all other
+        splits)."""
         index = self.texts.index
         here = self.kept[index] & ((self.ledger.facts["split"][index] == split) != others)
         return self.texts.tokens[here, 1:].max(1, initial=-1)
 
 
 class Examination:
-    """The sources of a job in ledgers, and what was found in them."""
+    """A job's sources, read into ledgers, with all findings."""
 
     def __init__(
         self, job: ValidateJob, inputs: Mapping[str, Path], folder: Path, progress: Progress,
         alone: bool = False, tokenized: bool = True, expect: Callable[[int], None] = lambda rows: None,
     ) -> None:  # fmt: skip
-        """Read and judge everything.
+        """Read and judge all data of `job`.
 
         Args:
             inputs: `preferences` (each of several `preferences/LABEL`), `demonstrations`, `prompts` (files or saved
                 folders), `suite`, `decontaminate` (likewise), `deployment_prompts`, `reference` (an earlier artifact of
                 `validate`) and `base` (a pretrained model's folder), where the job names them.
-            folder: for what is too large for memory; it may be removed when this is. What a stopped examination of the
-                same job and files left there is taken.
-            progress: told now and then of how many rows the fields, and then the texts, are read.
-            alone: judge what is given alone; else what is lacking is generated.
-            tokenized: ask of tokens too.
-            expect: told how many rows `progress` will count to, once that is known.
+            folder: for data that is too large for memory. Do not remove it while this object is in use. Shards that an
+                interrupted examination of the same job and files left there are reused.
+            progress: called from time to time with the number of rows read; rows whose texts are read count a second
+                time.
+            alone: judge only the given sources; by default missing sources are generated.
+            tokenized: apply the checks that need a tokenizer.
+            expect: called with the final row count of `progress`, once it is known.
 
         Raises:
-            UserError: a source can't be read, or holds not one valid row.
+            UserError: a source can't be read, or has no valid row.
         """
         self.job, self.inputs, self.alone = job, inputs, alone
         self.nothing: dict[str, str] = {}
-        """Why a source that is given alone has not one valid row, by its name."""
+        """With `alone`: maps the name of a source without a valid row to the reason."""
         self.shards = folder / "shards"
         begin(self.shards, job, inputs)
         self.processes = count_of(job.data.processes)
         if self.processes > 1 and bytes_of(inputs.values()) > SEVERAL_SHARDS:
             prepare()
         self.read = 0
-        """Rows read so far, those whose texts are read counted again."""
+        """Number of rows read so far; rows whose texts are read count a second time."""
         self._progress = progress
         self.context = suites.context()
-        """Great Expectations' context, which knows everything that is judged."""
+        """Great Expectations' context, which holds all suites and results."""
         self.expected: dict[str, list[suites.Check]] = {}
-        """Every expectation, by what it judges, once `judge` has run."""
+        """Maps what is judged to its expectations; complete after `judge`."""
         self.suite = load_suite(inputs[SUITE]) if SUITE in inputs else UserSuite(Path())
-        """The user's own expectations."""
+        """The user's own expectations; empty without a suite."""
         self.forbidden = self._forbidden()
         self.competence: DawidSkene | None = None
-        """The annotators' model, where the labels are its."""
+        """The fitted annotator model; None unless `data.labels` takes labels from it."""
         found = self._sources()
         self._main = next(iter(found), "")
         self.sources = {name: self._read(name, sources) for name, sources in found.items()}
@@ -235,7 +238,8 @@ class Examination:
         return [RowSource.named(name, path, self.job.data, label_of(each)) for each, path in inputs.items()]
 
     def _votes(self) -> list[RowSource]:
-        """Return what people said of earlier policies: preferences too, whose rows name the batch (`place_judged`)."""
+        """Return the sources of votes on earlier policies' responses. They are preferences whose rows name their batch
+        (`place_judged`)."""
         files = [
             (f"{label}-{name.partition('/')[2]}", path / file)
             for name, path in of_kind(self.inputs, VOTES).items()
@@ -259,7 +263,7 @@ class Examination:
         if name == "preferences" and data.labels == "dawid_skene":
             rows: Iterable[Row] = _judged(_asking(sources, further), data.max_characters)
             self.competence = competence(rows, _shown(sources))
-            again = [*(self._given(name) or sources[:1]), *self._votes()]  # a file's rows are read once
+            again = [*(self._given(name) or sources[:1]), *self._votes()]  # each file's rows are read only once
             rows = relabelled(_judged(_asking(again, further), data.max_characters), self.competence.posterior)
             ledger.fill(rows, lambda seen: self._progress(before + seen), further)
         else:
@@ -267,7 +271,7 @@ class Examination:
             read_sources(ledger, sources, data.max_characters, self.processes, told, further)
         self.read += len(ledger.facts)
         judge.judge("read")
-        ledger.facts["half"][ledger.out & (ledger.facts["half"] == 1)] = -1  # what is kept out teaches nothing
+        ledger.facts["half"][ledger.out & (ledger.facts["half"] == 1)] = -1  # a quarantined row moves no prompt
         for source in sources:
             of = ledger.of(source.file)
             if source.needs_one and len(sources) > 1 and ledger.out[of].all():
@@ -287,14 +291,14 @@ class Examination:
         return RowJudge(self.context, name, ledger, [*ours, *rows], whole)
 
     def _columns(self, name: str, sources: Sequence[RowSource]) -> list[str]:
-        """Return the columns of the first rows of the sources."""
+        """Return the column names in the first rows of the sources."""
         first = (row for source in self._given(name) or sources for row in islice(source.rows, DETECT_ON))
         return list(dict.fromkeys(str(column) for row in first for column in row.data))
 
     def _tokenizer(self) -> Any:
-        """Return the pretrained model's, or one made as SFT makes its own, of the training rows that are good so far.
+        """Return the pretrained model's tokenizer, or train one as SFT does, on the training rows that are good so far.
 
-        Rows that `max_pairs` or the checks of texts keep out later are in it.
+        Rows that `max_pairs` or the text checks drop later are included.
         """
         if "base" in self.inputs:
             template, stop = self.job.sft.chat_template, self.job.generation.stop
@@ -328,18 +332,18 @@ class Examination:
             error = not_one_valid(shown, ledger.count(), ledger.reasons(), ledger.named)
             if not self.alone:
                 raise error
-            self.nothing.setdefault(name, str(error))  # the contract says it, where a run can't go on
+            self.nothing.setdefault(name, str(error))  # the contract reports it; a run would stop here
 
-    # What is asked of it
+    # Results
 
     @cached_property
     def taught(self) -> Examined:
-        """Return the rows that SFT learns from: demonstrations, or else the chosen responses of the pairs."""
+        """Return the rows for SFT: demonstrations if given, else the chosen responses of the pairs."""
         return self.sources.get("demonstrations") or self.only_pairs
 
     @cached_property
     def asked(self) -> Examined:
-        """Return the rows with the prompts of PPO and the evaluations: `data.prompts`, or else the pairs."""
+        """Return the rows with the prompts for PPO and evaluation: `data.prompts` if given, else the pairs."""
         return self.sources.get("prompts") or self.only_pairs
 
     @property
@@ -350,19 +354,19 @@ class Examination:
 
     @cached_property
     def agreement(self) -> Agreement:
-        """Agreement of the annotators of all readable rows."""
+        """Return the annotators' agreement over all readable rows."""
         return Agreement(None, None, None, None) if self.pairs is None else agreement_of(self.pairs.ledger.facts)
 
     @cached_property
     def annotators(self) -> list[AnnotatorRow]:
-        """Return what `annotator_table` says of the annotators; empty where the pairs name none."""
+        """Return the rows of `annotator_table`; empty if no vote names its annotator."""
         named = self.pairs is not None and self.pairs.ledger.annotators
         return annotator_table(self.only_pairs.ledger, self.competence) if named else []
 
     @cached_property
     def label_noise(self) -> LabelNoise | float | None:
-        """Return the share of flipped labels, as `noise.label_noise`, from up to a few thousand kept pairs of every
-        split."""
+        """Return the estimated share of flipped labels (`noise.label_noise`), from a sample of the kept pairs of all
+        splits."""
         if self.pairs is None:
             return None
         pairs, splits = self.pairs, range(len(SPLITS))
@@ -371,7 +375,7 @@ class Examination:
 
     @cached_property
     def languages(self) -> dict[str, float]:
-        """Share of each language in a sample of what is kept, the most frequent first."""
+        """Return the share of each language in a sample of the kept rows, the most frequent first."""
         examined = self.pairs or next(iter(self.sources.values()))
         rows = self._sample(examined, range(len(SPLITS)))[: drift.LANGUAGE_SAMPLE]
         if examined is self.sources.get("prompts"):
@@ -380,7 +384,7 @@ class Examination:
 
     @cached_property
     def longer_wins(self) -> Interval | None:
-        """Share of kept pairs in which the longer response (in words) wins, clustered by prompt."""
+        """Return the share of kept pairs in which the longer response (in words) wins, clustered by prompt."""
         facts = np.empty(0, FACTS) if self.pairs is None else self.pairs.facts
         wins = frames.longer_wins(facts["words"])
         counted = ~np.isnan(wins)
@@ -388,11 +392,12 @@ class Examination:
 
     @cached_property
     def standing(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """Return the distinct prompts (hashes, sorted) of the kept rows, and how many splits each stands in."""
+        """Return the distinct prompts (hashes, sorted) of the kept rows, and the number of splits that each occurs
+        in."""
         return frames.splits_of([(found.ledger, found.kept) for found in self.sources.values()])
 
     def judge(self) -> tuple[list[suites.JudgedCheck], Any]:
-        """Return every check's outcome (see `suites.judge`), and the Great Expectations context that knows them."""
+        """Return every check's outcome (see `suites.judge`) and the Great Expectations context that holds them."""
         checks, contract = self.job.data.checks, []
         outcomes = []
         for examined in self.sources.values():
@@ -420,7 +425,7 @@ class Examination:
         return outcomes, self.context
 
     def _measures(self) -> dict[str, drift.DriftMeasure]:
-        """Measures of the whole that make sense here, each with what chance alone would reach."""
+        """Return the dataset-level measures that apply here, each with the value that chance alone would reach."""
         found: dict[str, drift.DriftMeasure | None] = {}
         if (pairs := self.pairs) is not None:
             sizes = np.bincount(pairs.facts["split"], minlength=len(SPLITS))
@@ -465,7 +470,7 @@ def _shown(sources: Iterable[RowSource]) -> str:
 
 
 def generated(name: str, rows: Iterable[Mapping[str, object]]) -> RowSource:
-    """Rows of the built-in task as a source of a kind of data."""
+    """Return rows of the built-in task as a source of a kind of data."""
     raws = [RawRow(number, row) for number, row in enumerate(rows, 1)]
     return RowSource(name, "the support desk's generator", raws, {}, "")
 

@@ -1,7 +1,7 @@
-"""The sub-stage `validate.judge`: the pairs that an independent judge learns from, by the contract of all pairs.
+"""The sub-stage `validate.judge`: validate the pairs that train an independent judge, with the contract for pairs.
 
-Their splits are those of all data (a prompt's split depends on the prompt alone), so that a prompt that PPO is judged
-on trains no judge either.
+A prompt's split depends on the prompt alone, as for all data, so the judge is never trained on a prompt on which PPO is
+evaluated.
 """
 
 import functools
@@ -21,7 +21,7 @@ from data_contracts.validate import publish
 
 
 class _JudgePairs(Examination):
-    """The judge's pairs: files, or the built-in task's careful annotators'."""
+    """The judge's pairs, from files or from the built-in task's careful annotators."""
 
     def _sources(self) -> dict[str, list[RowSource]]:
         if given := self._given("preferences"):
@@ -30,25 +30,25 @@ class _JudgePairs(Examination):
         return {"preferences": [made._replace(label=JUDGE)]}
 
     def _given(self, name: str) -> list[RowSource]:
-        given = super()._given(name)  # each of several has a label of its own
+        given = super()._given(name)  # each of several files has its own label
         return [each._replace(label=JUDGE) for each in given] if len(given) == 1 else given
 
 
 def run(job: ValidateJudgeJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
-    """Validate the judge's pairs as `validate` does preferences.
+    """Validate the judge's pairs as `validate` validates preferences.
 
     Args:
-        inputs: `judge_preferences` (each of several `judge_preferences/LABEL`), and what `validate` reads beside data;
-            without files the built-in task's careful annotators label pairs.
-        out: gets `artifact/`, laid out as that of `validate`, and `attachments/judge/`.
+        inputs: `judge_preferences` (each of several `judge_preferences/LABEL`), and the inputs of `validate` other than
+            data. Without files, the built-in task generates pairs that careful annotators label.
+        out: gets `artifact/`, with the layout of a `validate` artifact, and `attachments/judge/`.
 
     Returns:
-        The metrics of `validate`, called `data/judge_...`.
+        The metrics of `validate`, renamed to `data/judge_...`.
 
     Raises:
-        UserError: as `validate`; the message says that the data are the judge's.
+        UserError: as for `validate`; the message says that it concerns the judge's data.
     """
-    shutil.rmtree(out / "attachments", ignore_errors=True)  # of a try that was killed
+    shutil.rmtree(out / "attachments", ignore_errors=True)  # left by an attempt that was killed
     named = {_as_preferences(name): path for name, path in inputs.items()}
 
     def watch(step: int, metrics: Mapping[str, float], total: int | None = None, **told: Any) -> None:
@@ -66,7 +66,7 @@ def run(job: ValidateJudgeJob, inputs: Mapping[str, Path], out: Path, observe: O
 
 
 def judge_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """`metrics` of data, called the judge's: `data/judge_pairs` for `data/pairs`."""
+    """Return `metrics` with the judge's names, for example `data/judge_pairs` for `data/pairs`."""
     return {name.replace("/", "/judge_", 1): value for name, value in metrics.items()}
 
 

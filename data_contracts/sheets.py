@@ -1,4 +1,4 @@
-"""The contract on a filled rating sheet."""
+"""The contract for a completed rating sheet."""
 
 import re
 from collections import Counter
@@ -27,16 +27,17 @@ _SIDES = ("a", "b")
 
 
 def check_sheet(path: Path, valid: Sequence[str], checks: ChecksConfig, out: Path | None = None) -> FileReport:
-    """Judge a filled sheet, for all raters or for one; `valid` are the ratings that may be given.
+    """Judge a completed sheet, of all raters or one; `valid` are the allowed ratings.
 
     Args:
-        out: a folder that gets `quarantine.jsonl`, the rows that fail a check other than a warning, and `data_docs/`.
+        out: a folder that gets `data_docs/` and `quarantine.jsonl` with the rows that fail a check other than a
+            warning.
 
     Raises:
-        UserError: it can't be read, or has no rating column.
+        UserError: the sheet can't be read, or has no rating column.
     """
     records = sheet_records(path)
-    # Of all rows: a JSON Lines row may leave out a rating that was not given.
+    # All rows are scanned, because a JSON Lines row may leave out an absent rating.
     columns = list(dict.fromkeys(name for _, record in records for name in record if _RATING.fullmatch(name)))
     if not columns:
         raise UserError(f"{path} has no column rating_1, nor `rating`. Give a sheet that a run wrote.")

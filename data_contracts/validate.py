@@ -1,7 +1,8 @@
-"""The validate stage: read, judge, quarantine, split.
+"""The validate stage: read, judge, quarantine and split the data.
 
-Rows are judged one by one (bad ones go to `quarantine.jsonl` with their number and reasons), the good ones are split by
-prompt, and the whole is judged again. The stage ends well on bad data: the gates decide whether the rest may go on.
+Rows are judged one by one, and bad ones go to `quarantine.jsonl` with their number and reasons. Good rows are split by
+prompt, and then the data set is judged as a whole. The stage succeeds even on bad data; the gates decide whether the
+run continues.
 """
 
 import functools
@@ -38,13 +39,13 @@ from data_contracts.rows.ledger import combined, first_of_each
 logger = logging.getLogger(__name__)
 
 ANNOTATORS = "annotators.json"
-"""Each annotator's agreement with the others, where the votes name them."""
+"""Each annotator's agreement with the others, if votes name their annotators."""
 SOURCES = "sources.json"
-"""How many rows each file of preferences gave, where there are several."""
+"""The number of rows from each preference file, if there are several."""
 SUITE_JSON = "suite.json"
-"""Every expectation that the data were judged by, in Great Expectations' format."""
+"""Every expectation on the data, in Great Expectations' format."""
 FOR_PEOPLE = ("quarantine.jsonl", "review.jsonl", ANNOTATORS, SOURCES, SUITE_JSON)
-"""Files of the artifact that people read beside the Data Docs, and so in MLflow too."""
+"""Files of the artifact that people read, in addition to Data Docs; they are also logged to MLflow."""
 
 
 def run(job: ValidateJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
@@ -53,11 +54,11 @@ def run(job: ValidateJob, inputs: Mapping[str, Path], out: Path, observe: Observ
     Args:
         inputs: `preferences` (each of several `preferences/LABEL`), `demonstrations` and `prompts`, each a file or
             saved folder, and `base`, a pretrained model's folder, where `job` names one.
-        out: gets `artifact/` (pairs, demonstrations and prompts by split, quarantine, report; of several files of
-            preferences `sources.json`) and `attachments/`.
+        out: gets `artifact/` (pairs, demonstrations and prompts by split, quarantine, report, and `sources.json` if
+            there are several preference files) and `attachments/`.
 
     Raises:
-        UserError: a source can't be read, or holds not one valid row; no artifact is written then.
+        UserError: a source can't be read, or has no valid row. No artifact is written then.
     """
     return publish(functools.partial(Examination, job, inputs), inputs, out, observe)
 
@@ -65,12 +66,12 @@ def run(job: ValidateJob, inputs: Mapping[str, Path], out: Path, observe: Observ
 def publish(
     examine: Callable[..., Examination], inputs: Mapping[str, Path], out: Path, observe: Observe
 ) -> dict[str, float]:
-    """Judge what `examine` reads and write what `run` writes; return the metrics.
+    """Judge the data that `examine` reads, write the output of `run`, and return the metrics.
 
     Args:
-        examine: takes a folder for what is too large for memory, what to call with the rows that are read, and as
-            `expect` what to call with how many there will be.
-        inputs: as those of `run`.
+        examine: takes a folder for large data, a function to call with the number of rows read, and as `expect` a
+            function to call with their total.
+        inputs: as for `run`.
     """
     totals = [0]
     with _work(out / "rows") as scratch:
@@ -116,7 +117,8 @@ def publish(
 
 @contextmanager
 def _work(folder: Path) -> Iterator[Path]:
-    """`folder`, which goes afterwards; what is stopped or killed leaves it, and continues there."""
+    """Provide `folder`; remove it at the end, or after an error. It stays if the process is interrupted or killed, so
+    that the next attempt continues there."""
     try:
         yield folder
     except Exception:
@@ -127,7 +129,7 @@ def _work(folder: Path) -> Iterator[Path]:
 
 def _clear(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    with suppress(OSError):  # it holds something
+    with suppress(OSError):  # not empty
         folder.parent.rmdir()
 
 
@@ -153,7 +155,7 @@ def _refuse_nothing(found: Examination) -> None:
 
 
 def metrics(found: Examination, checks: Sequence[JudgedCheck], quarantined: int) -> dict[str, float]:
-    """Return what the gates and MLflow see of the whole."""
+    """Return the dataset metrics for gates and MLflow."""
     pairs, agreement = found.only_pairs.facts, found.agreement
     values: dict[str, float | None] = {
         "data/pairs": len(pairs),
@@ -182,11 +184,12 @@ def metrics(found: Examination, checks: Sequence[JudgedCheck], quarantined: int)
 
 
 def model_shares(pairs: Examined) -> dict[str, float]:
-    """Return what models voted of the kept pairs; empty where people cast every vote.
+    """Return the models' shares of votes on the kept pairs; empty if people cast every vote.
 
-    `data/model_votes` is their share of the votes (a pair without votes counts as one vote of a person), and
-    `data/model_pairs` the share of pairs that no person voted on. `data/model_votes_from/NAME` is a model's share of
-    all votes, where there are several models in proportion to their votes in the whole file.
+    `data/model_votes` is the models' share of votes (a pair without votes counts as one vote of a person).
+    `data/model_pairs` is the share of pairs without a person's vote. `data/model_votes_from/NAME` is one model's share
+    of
+    votes; with several models, the total is divided in proportion to their votes in the whole file.
     """
     of_models, votes = pairs.facts["of_models"], np.maximum(pairs.facts["ballot"].sum(1), 1)
     if not of_models.any():
@@ -199,12 +202,12 @@ def model_shares(pairs: Examined) -> dict[str, float]:
 
 
 def metric_name(annotator: str) -> str:
-    """Return a model's name as a part of a metric's name."""
+    """Return a model's name in a form that can be part of a metric's name."""
     return re.sub(r"[^\w./ -]", "_", annotator.removeprefix(OF_MODEL)).strip() or "unnamed"
 
 
 def write_splits(found: Examination, artifact: Path) -> dict[str, float]:
-    """Pairs, demonstrations and prompts of each split, and how many there are, as metrics."""
+    """Write pairs, demonstrations and prompts of each split; return their counts as metrics."""
     artifact.mkdir(parents=True)
     pairs, taught, asked = found.only_pairs, found.taught, found.asked
     said = taught.ledger.facts
@@ -258,7 +261,8 @@ def write_splits(found: Examination, artifact: Path) -> dict[str, float]:
 
 
 def weights_of_rankings(examined: Examined) -> dict[int, float]:
-    """By index, the weight of each kept pair of a ranking that lost some: those that are left count once together."""
+    """Map the index of each kept pair of a ranking that lost some pairs to its weight; the remaining pairs count as
+    one."""
     rows, kept = examined.ledger.facts["row"], np.flatnonzero(examined.kept)
     numbers, made = np.unique(rows, return_counts=True)
     of_row = np.searchsorted(numbers, rows[kept])
@@ -268,8 +272,9 @@ def weights_of_rankings(examined: Examined) -> dict[int, float]:
 
 
 def write_quarantine(found: Examination, artifact: Path) -> int:
-    """Write the rows that were kept out, with number and reasons, those without a majority also to `review.jsonl`; and
-    `annotators.json`, where the votes name them. Returns how many; a ranking of which pairs were kept out is one."""
+    """Write the quarantined rows, with number and reasons; those without a majority also go to `review.jsonl`. Write
+    `annotators.json` if votes name their annotators. Return the number of quarantined rows; a ranking with some kept
+    pairs counts as one."""
     if found.annotators:
         write_json(artifact / ANNOTATORS, found.annotators)
     with (
@@ -287,20 +292,20 @@ def write_quarantine(found: Examination, artifact: Path) -> int:
 
 
 class SourceCounts(TypedDict):
-    """An entry of `sources.json`: one of several files of preferences."""
+    """An entry of `sources.json`, for one of several preference files."""
 
     source: str
-    """Its label, which its rows have as `file` in `quarantine.jsonl`, and as `source` if they name none themselves."""
+    """Its label. Its rows have it as `file` in `quarantine.jsonl`, and as `source` unless they name one."""
     rows: int
     quarantined: int
     pairs: int
-    """Pairs that are kept; a ranking's row gives several."""
+    """Number of kept pairs; a ranking's row gives several."""
     splits: dict[str, int]
-    """Of these, by split."""
+    """Number of kept pairs by split."""
 
 
 def source_counts(found: Examination) -> list[SourceCounts]:
-    """Return what each of several files of preferences gave; empty where they are one file."""
+    """Return the counts of each preference file; empty if there is only one."""
     ledger, kept, counts = found.only_pairs.ledger, found.only_pairs.kept, []
     for file in ledger.files if len(ledger.files) > 1 else ():
         of = ledger.of(file)
@@ -315,7 +320,7 @@ def source_counts(found: Examination) -> list[SourceCounts]:
 
 
 def quarantine_reasons(found: Examination) -> dict[str, int]:
-    """Return how many of the rows that were kept out fail each check, most first."""
+    """Return the number of quarantined rows that fail each check, largest first."""
     out = [(source.ledger, ~source.ledger.good()) for source in found.sources.values()]
     names = dict.fromkeys(name for ledger, _ in out for name in ledger.named_by)
     counts = {name: sum(len(ledger.rows(bad & ~ledger.passes(name))) for ledger, bad in out) for name in names}

@@ -1,1 +1,1 @@
-"""Findings as Great Expectations suites and their pages; nothing else imports Great Expectations."""
+"""The checks as Great Expectations suites, and their pages. No other package imports Great Expectations."""

@@ -1,4 +1,4 @@
-"""Suites in Great Expectations' own JSON: a user's, in which an error names file, expectation and field, and ours."""
+"""Suites in Great Expectations' JSON format: read a user's suite with precise errors, and write the suite of a run."""
 
 import ast
 import difflib
@@ -18,26 +18,26 @@ _SEVERITIES: dict[str, Severity] = {"error": "error", "quarantine": "quarantine"
 _OF_GX: dict[str, Severity] = {"critical": "error", "warning": "quarantine", "info": "warn"}
 _META = ("check", "severity", "sentence", "source")
 REPLACES = "replaces_ours"
-"""In the `meta` of a suite: true leaves out all checks of ours but those without which a row cannot be used."""
+"""A key in a suite's `meta`: true removes all built-in checks, except those without which a row cannot be used."""
 
 
 class UserSuite(NamedTuple):
-    """What a user's suite asks."""
+    """The expectations of a user's suite."""
 
     path: Path
     rows: tuple[Check, ...] = ()
-    """Of single rows."""
+    """Expectations on single rows."""
     whole: tuple[Check, ...] = ()
-    """Of all that is kept."""
+    """Expectations on all kept rows together."""
     replaces: bool = False
 
     @property
     def columns(self) -> set[str]:
-        """Return the columns that the expectations look at."""
+        """Return the columns that the expectations use."""
         return {column for check in [*self.rows, *self.whole] for column in check.columns}
 
     def over(self, ours: list[Check]) -> list[Check]:
-        """`ours` without those that this suite replaces, by their names or all."""
+        """Return `ours` without the built-in checks that this suite replaces: those it names, or all."""
         names = {check.name for check in self.rows}
         return [c for c in ours if c.name not in names and (not self.replaces or c.name in UNUSABLE or c.stays)]
 
@@ -46,7 +46,7 @@ def load_suite(path: Path) -> UserSuite:
     """Read a suite.
 
     Raises:
-        UserError: it is not a suite; it names the file, and of an expectation its place, type and field.
+        UserError: it is not a valid suite. The message names the file and the expectation's position, type and field.
     """
     try:
         document = parse_json(path.read_text(encoding="utf-8"))
@@ -76,10 +76,10 @@ def load_suite(path: Path) -> UserSuite:
 
 
 def as_document(checks: Mapping[str, Iterable[Check]]) -> dict[str, Any]:
-    """Return what was asked of a run's data, ours and the user's, as a suite in Great Expectations' own format.
+    """Return all expectations on a run's data, built-in and the user's, as a suite in Great Expectations' format.
 
     Args:
-        checks: by what they judge: a kind of data, the pairs that are kept, or measures of the whole.
+        checks: checks by what they judge: a kind of data, the kept pairs, or dataset-level measures.
     """
     entries = [
         {
@@ -101,7 +101,7 @@ def as_document(checks: Mapping[str, Iterable[Check]]) -> dict[str, Any]:
 
 
 def _check(path: Path, place: int, entry: Any, names: set[str]) -> tuple[Check, bool]:
-    """Return the expectation `entry`, and whether it is of single rows."""
+    """Return the expectation `entry`, and whether it judges single rows."""
     kind = entry.get("type") if isinstance(entry, dict) else None
     where = f"data.suite: {path}: expectations[{place}]" + (f" ({kind})" if isinstance(kind, str) else "")
 
@@ -136,7 +136,8 @@ def _check(path: Path, place: int, entry: Any, names: set[str]) -> tuple[Check, 
 
 
 def _made(kind: str, options: Mapping[str, Any], refuse: Any) -> tuple[str, bool]:
-    """Return the class of an expectation whose options it takes, and whether it is of single rows."""
+    """Build an expectation to check that its class accepts the options; return the class, and whether it judges single
+    rows."""
     gx = great_expectations()
     from great_expectations.compatibility import pydantic
     from great_expectations.expectations import expectation as base
@@ -188,7 +189,7 @@ def _severity(entry: Mapping[str, Any], meta: Mapping[str, Any], of_rows: bool, 
 
 
 def _threshold(options: Mapping[str, Any], of_rows: bool) -> float | tuple[float, float]:
-    """Return the share of rows that may fail, or the ends of a value."""
+    """Return the share of rows that may fail, or the bounds of a value."""
     if of_rows:
         return round(1 - float(options.get("mostly", 1)), 12)
     ends = [options.get(name) for name in ("min_value", "max_value")]

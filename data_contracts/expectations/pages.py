@@ -1,7 +1,8 @@
-"""The contract's outcome as pages for people: our own table first, Great Expectations' Data Docs behind it.
+"""The contract's results as pages: a summary table first, then Great Expectations' Data Docs.
 
-As written by Great Expectations the pages load scripts, styles and images from a dozen sites, a tracking pixel among
-them, and show no status without them. Here nothing is loaded from anywhere, and the status is text.
+Great Expectations' own pages load scripts, styles and images from a dozen sites, including a tracking pixel, and show
+no
+status without them. The pages written here load nothing over the network and show the status as text.
 """
 
 import html
@@ -30,7 +31,8 @@ ALLOWED = (
     "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
     "base-uri 'none'; form-action 'none'\">"
 )
-"""The content policy of each page: styles of its own, and nothing else; no script, whatever a row of the data holds."""
+"""The content security policy of each page: it allows the page's own styles only, and no script, whatever the data
+contain."""
 _HEAD = re.compile(r"<head\b[^>]*>", re.IGNORECASE)
 _ICON = re.compile(r"<i class=\"[^\"]*\b(text-success|text-danger|text-warning)\b[^\"]*\"[^>]*>\s*</i>")
 _STYLE = (
@@ -41,7 +43,7 @@ _STYLE = (
 
 
 def sanitized(page: str) -> str:
-    """Return a page of Data Docs that loads nothing and says its status in words."""
+    """Return a Data Docs page that loads nothing over the network and shows its status as text."""
     page = _ICON.sub(lambda icon: _ICONS[icon.group(1)], page)
     for pattern, instead in _STRIPPED:
         page = pattern.sub(instead, page)
@@ -49,7 +51,7 @@ def sanitized(page: str) -> str:
 
 
 def write_data_docs(context: Any, folder: Path, checks: Sequence[JudgedCheck], summary: Mapping[str, str]) -> None:
-    """Data Docs of everything that `context` has judged, in `folder`, behind an index of `checks` and `summary`."""
+    """Write Data Docs of all results in `context` into `folder`, with an index page of `checks` and `summary`."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     store = {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(folder.absolute())}
@@ -64,7 +66,8 @@ def write_data_docs(context: Any, folder: Path, checks: Sequence[JudgedCheck], s
 
 
 def index_page(checks: Sequence[JudgedCheck], summary: Mapping[str, str], links: Sequence[str]) -> str:
-    """One page: what was read, each check with its status, rows and first row numbers, links to Data Docs."""
+    """Return the index page: what was read, each check's status, row count and first row numbers, and links to Data
+    Docs."""
     facts = "".join(f"<li>{html.escape(name)}: {html.escape(value)}</li>" for name, value in summary.items())
     pages = "".join(f'<li><a href="{html.escape(link)}">{html.escape(link.split("/")[1])}</a></li>' for link in links)
     return (

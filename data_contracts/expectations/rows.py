@@ -1,7 +1,7 @@
-"""The contract on rows: which values of the measured columns are allowed, as native expectations.
+"""The contract on rows: allowed values of the measured columns, as Great Expectations expectations.
 
-The columns are those of `data_contracts.rows.columns`. A check is one expectation or several; `data.checks` has its
-severity and threshold, other limits come from the options that name them.
+The columns are those of `data_contracts.rows.columns`. A check is one or more expectations. `data.checks` sets its
+severity and threshold; other limits come from other options.
 """
 
 from collections.abc import Collection, Iterator
@@ -19,7 +19,8 @@ DEMONSTRATIONS_ONLY = {"desirable"}
 TOKENS_ONLY = {"differ_truncated", "template_takes", "template_agrees", "prompt_fits", "response_fits"}
 RESPONSES_ONLY = {"template_agrees", "response_fits"}
 ROLES = "^s?a?(?:ua)*u$"
-"""An optional system message, then user and assistant in turn, ending with the user; one letter for each message."""
+"""Allowed roles of a prompt, one letter for each message: an optional system message, then user and assistant
+alternate, and the last is the user's."""
 
 
 def row_checks(
@@ -29,7 +30,7 @@ def row_checks(
 
     Args:
         generation: the limits in tokens; None leaves out the checks that need a tokenizer.
-        beside: what the rows are compared with, of `decontaminate` and `reference`.
+        beside: which comparisons apply: `decontaminate`, `reference` or both.
     """
     left_out = set(TOKENS_ONLY) if generation is None else set()
     if source != "preferences":
@@ -81,7 +82,7 @@ def _table(
 
 
 def _decided(data: DataConfig) -> Iterator[tuple[str, dict[str, object]]]:
-    """Yield the expectations that a pair is decided: a wide enough lead, enough votes, and a large enough
+    """Yield the expectations that a pair is decided: enough votes, a wide enough lead, and a large enough score
     difference."""
     narrow = data.decision.margin + 1e-9 if data.decision.margin else 0.0
     yield "ExpectColumnValuesToBeBetween", {"column": "lead", "min_value": narrow, "strict_min": True}

@@ -1,7 +1,7 @@
-"""Great Expectations judges narrow frames of measured columns: no text ever reaches a report.
+"""Judge tables of measured columns with Great Expectations. The tables hold no text, so none appears in a report.
 
-Great Expectations takes seconds to import, so it is imported where it is used. It reports nothing to anyone: its
-analytics are switched off before the import.
+Great Expectations takes seconds to import, so it is imported only where it is used. Its analytics are switched off
+before the import.
 """
 
 import ast
@@ -20,33 +20,34 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FIRST_ROWS = 10
-"""How many of a check's rows pages for people name."""
+"""Number of failing rows that a page lists for each check."""
 SEVERITY = {"error": "critical", "quarantine": "warning", "warn": "info"}
-"""What Great Expectations calls our severities."""
+"""Maps our severities to those of Great Expectations."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One expectation: its kind and options in Great Expectations' terms, and what its failure means."""
+    """One expectation: its type and options in Great Expectations' terms, and the consequence of a failure."""
 
     name: str
     description: str
     severity: Severity
     threshold: float | tuple[float, float]
     kind: str
-    """The class, as `ExpectColumnValuesToBeBetween`."""
+    """The class name, for example `ExpectColumnValuesToBeBetween`."""
     options: Mapping[str, object]
-    """`column` and all else that the class takes."""
+    """The arguments of the class, such as `column`."""
     stays: bool = False
-    """Whether the rows that it names are kept, whatever its severity."""
+    """Whether failing rows are kept, whatever the check's severity."""
     of_user: bool = False
-    """Whether it is from a user's suite."""
+    """Whether it comes from a user's suite."""
     source: str = ""
-    """Of a user's expectation, the kind of data that it judges; empty for the preferences, or what is given alone."""
+    """For a user's expectation, the kind of data that it judges; empty means the preferences, or the only source
+    given."""
 
     @property
     def columns(self) -> list[str]:
-        """Return the columns that it looks at, those of its row condition too."""
+        """Return the columns that it uses, including those in its row condition."""
         named = [self.options[name] for name in ("column", "column_A", "column_B") if name in self.options]
         listed = self.options.get("column_list") or self.options.get("column_set") or ()
         condition = self.options.get("row_condition")
@@ -58,8 +59,7 @@ def _each(values: Any) -> list[Any]:
 
 
 def _names(condition: object) -> list[str]:
-    """Return the names of columns in a row condition: an object of Great Expectations' own, or an expression of
-    pandas."""
+    """Return the column names in a row condition: a Great Expectations object or a pandas expression."""
     if isinstance(condition, str):
         return [node.id for node in ast.walk(ast.parse(condition, mode="eval")) if isinstance(node, ast.Name)]
     if isinstance(condition, Mapping):
@@ -70,7 +70,7 @@ def _names(condition: object) -> list[str]:
 
 
 class JudgedCheck(TypedDict):
-    """What a check found: an entry of `report.json`, and of what `tether data check --json` prints."""
+    """The result of a check: an entry of `report.json` and of the output of `tether data check --json`."""
 
     name: str
     suite: str
@@ -78,20 +78,21 @@ class JudgedCheck(TypedDict):
     description: str
     severity: Severity
     rows: int
-    """How many fail, each ranking once."""
+    """Number of failing rows; each ranking counts once."""
     row_numbers: list[int]
-    """Of those rows; empty where there are several files."""
+    """Numbers of the failing rows; empty if there are several files."""
     rows_by_file: NotRequired[dict[str, list[int]]]
-    """The numbers of those rows in each file, where there are several."""
+    """Numbers of the failing rows by file, if there are several files."""
     threshold: float | list[float]
     value: float | None
-    """Of a check of rows the share that fails, else what was measured."""
+    """For a check on rows the share that fails; otherwise the measured value."""
     passed: bool
     interval: NotRequired[list[float]]
 
 
 def pair_checks(checks: ChecksConfig, frame: "pd.DataFrame") -> list[Check]:
-    """Return the checks of the pairs that are kept and split; those of a mean only where `frame` has values for it."""
+    """Return the checks on the kept pairs after splitting. Checks of a mean are left out if `frame` has no values for
+    it."""
     found = [
         _check(checks, "no_leak", "splits_of_prompt", passing=1),
         _check(checks, "no_near_duplicate", "near_training", passing=0.0),
@@ -102,7 +103,7 @@ def pair_checks(checks: ChecksConfig, frame: "pd.DataFrame") -> list[Check]:
 
 
 def sheet_checks(checks: ChecksConfig) -> list[Check]:
-    """Return the checks of a rating sheet: of its rows, and of the side that the ratings are for."""
+    """Return the checks of a rating sheet."""
     return [_check(checks, name) for name in SheetChecks.model_fields]
 
 
@@ -110,7 +111,7 @@ _AT_LEAST = ("every_split", "enough_pairs", "enough_test_pairs")
 
 
 def measure_checks(checks: ChecksConfig, chance: Mapping[str, float]) -> list[Check]:
-    """Return the checks of measures of the whole: `chance` is, by check, what chance alone may reach."""
+    """Return the checks on dataset-level measures. `chance` maps a check to the value that chance alone may reach."""
     out = []
     for name, by_chance in chance.items():
         limit = getattr(checks, name).threshold
@@ -120,8 +121,8 @@ def measure_checks(checks: ChecksConfig, chance: Mapping[str, float]) -> list[Ch
 
 
 def _check(checks: ChecksConfig, name: str, column: str = "", passing: object = True) -> Check:
-    """Return the check `name` of a column (of its own name where none is given): of its mean, or of rows, which should
-    hold `passing`."""
+    """Return the check `name` of a column (default: of the same name): on its mean, or on rows, which should equal
+    `passing`."""
     asked: CheckConfig | RangeConfig = getattr(checks, name)
     if isinstance(asked, RangeConfig):
         low, high = asked.threshold
@@ -131,9 +132,9 @@ def _check(checks: ChecksConfig, name: str, column: str = "", passing: object = 
 
 
 def check_of(checks: ChecksConfig, name: str, kind: str, options: Mapping[str, object], stays: bool = False) -> Check:
-    """Return an expectation of the check `name`, with the severity, threshold and sentence that the config has for it.
+    """Return an expectation of the check `name`, with its severity, threshold and description from the config.
 
-    A threshold of rows is the share of them that may fail (`mostly` = 1 - threshold).
+    For row checks, the threshold is the share of rows that may fail (`mostly` = 1 - threshold).
     """
     asked: CheckConfig | RangeConfig = getattr(checks, name)
     description = (ChecksConfig.model_fields[name].description or "").replace("\n", " ")
@@ -143,12 +144,13 @@ def check_of(checks: ChecksConfig, name: str, kind: str, options: Mapping[str, o
 
 
 _NAMING_A_ROW = ("file", "row_id")
-"""Columns of a frame."""
+"""Columns that identify a row in a frame."""
 
 
 @dataclass(frozen=True)
 class Suite:
-    """Checks and the frame that they judge (columns `row_id`, of several files `file`, and those the checks name)."""
+    """Checks and the frame that they judge. It has the columns `row_id`, `file` (with several files), and those of the
+    checks."""
 
     name: str
     frame: "pd.DataFrame"
@@ -156,7 +158,7 @@ class Suite:
 
 
 def great_expectations() -> Any:
-    """Return the package, imported with its analytics off and without the deprecations that its import meets."""
+    """Return the package, imported with analytics off and its deprecation warnings hidden."""
     os.environ["GX_ANALYTICS_ENABLED"] = "False"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -166,7 +168,7 @@ def great_expectations() -> Any:
 
 
 def context() -> Any:
-    """Return an ephemeral context: nothing on disk, no progress bars, no usage statistics."""
+    """Return an ephemeral context: it writes nothing to disk, shows no progress bars and sends no usage statistics."""
     gx = great_expectations()
     from great_expectations.data_context.types.base import ProgressBarsConfig
 
@@ -176,29 +178,30 @@ def context() -> Any:
 
 
 class ExpectationResult(NamedTuple):
-    """What one expectation found."""
+    """The result of one expectation."""
 
     check: Check
     success: bool
     named: Sequence[Mapping[str, Any]]
-    """The rows that it names, by groups of lists of the columns that name a row."""
+    """The failing rows, in groups; each maps an identifying column to the list of its values."""
     result: Mapping[str, Any]
 
 
 def judge(made: Any, suite: Suite) -> list[JudgedCheck]:
-    """Run `suite`, whose checks are one expectation each, in the context `made`."""
+    """Run `suite`, in which each check is one expectation, in the context `made`."""
     naming = [name for name in _NAMING_A_ROW if name in suite.frame]
     return [_outcome(suite.name, found) for found in validate(made, suite, naming)]
 
 
 def validate(made: Any, suite: Suite, naming: Sequence[str]) -> list[ExpectationResult]:
-    """Run `suite` in the context `made`: its findings, in the order of its checks.
+    """Run `suite` in the context `made`; return its findings in the order of its checks.
 
     Args:
-        naming: the columns of the frame that name a row.
+        naming: the columns of the frame that identify a row.
 
     Raises:
-        CheckFailed: an expectation could not be judged. UserError: so could one of a user's suite.
+        CheckFailed: a built-in expectation could not be evaluated.
+        UserError: an expectation of a user's suite could not be evaluated.
     """
     gx = great_expectations()
     with warnings.catch_warnings():
@@ -212,9 +215,9 @@ def validate(made: Any, suite: Suite, naming: Sequence[str]) -> list[Expectation
         "result_format": "COMPLETE", "exclude_unexpected_values": True, "unexpected_index_column_names": list(naming),
     }  # fmt: skip
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of pandas, about comparisons that its engine makes
-        warnings.simplefilter("ignore", UserWarning)  # and about groups in a user's regular expression
-        warnings.simplefilter("ignore", DeprecationWarning)  # a user's row condition may be an expression of pandas
+        warnings.simplefilter("ignore", FutureWarning)  # from pandas, about comparisons in Great Expectations
+        warnings.simplefilter("ignore", UserWarning)  # about groups in a user's regular expression
+        warnings.simplefilter("ignore", DeprecationWarning)  # a user's row condition may be a pandas expression
         found = definition.run(batch_parameters={"dataframe": suite.frame}, result_format=shown)
     by_place = {result.expectation_config.meta["place"]: result for result in found.results}
     return [_result_of(check, by_place[place]) for place, check in enumerate(suite.checks)]
@@ -231,7 +234,7 @@ def _expectation(gx: Any, check: Check, place: int) -> Any:
 
 def _result_of(check: Check, result: Any) -> ExpectationResult:
     info = result.exception_info or {}
-    for raised in [info] if "raised_exception" in info else info.values():  # one, or one for each metric that failed
+    for raised in [info] if "raised_exception" in info else info.values():  # one error, or one for each failed metric
         if raised["raised_exception"]:
             message = str(raised["exception_message"]).strip().splitlines() or ["no reason given"]
             error = UserError if check.of_user else CheckFailed
@@ -242,7 +245,7 @@ def _result_of(check: Check, result: Any) -> ExpectationResult:
 
 
 def first_rows(check: JudgedCheck) -> str:
-    """Return the first row numbers of a check for people."""
+    """Return the first failing row numbers of a check as text."""
     by_file = check.get("rows_by_file", {})
     if not by_file:
         return _first(check["row_numbers"])
@@ -256,7 +259,7 @@ def _first(numbers: Sequence[int]) -> str:
 
 def _outcome(suite: str, finding: ExpectationResult) -> JudgedCheck:
     check, found = finding.check, finding.result
-    bad: dict[str, set[int]] = {}  # of one file by the name ""
+    bad: dict[str, set[int]] = {}  # with a single file its name is ""
     for group in finding.named:
         for number, file in zip(group["row_id"], group.get("file") or repeat(""), strict=False):
             bad.setdefault(file, set()).add(int(number))
@@ -272,8 +275,7 @@ def _outcome(suite: str, finding: ExpectationResult) -> JudgedCheck:
 def judged_check(
     suite: str, check: Check, value: Any, numbers: Mapping[str, Sequence[int]], passed: bool
 ) -> JudgedCheck:
-    """Return what a check found, for reports. `numbers` are those of the rows that fail, by file; "" is the only
-    file."""
+    """Return a check's result for reports. `numbers` maps each file to its failing rows; a single file is named ""."""
     by_file = {file: list(of) for file, of in numbers.items()}
     outcome: JudgedCheck = {
         "name": check.name, "suite": suite, "description": check.description, "severity": check.severity,

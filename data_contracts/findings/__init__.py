@@ -1,1 +1,1 @@
-"""What is found in data: disagreement, drift, near-duplicates, faults of texts and of whole files."""
+"""Analyses of the data: annotator agreement, drift, near-duplicates, and faults of texts and of the whole data set."""

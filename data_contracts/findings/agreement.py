@@ -1,4 +1,4 @@
-"""What the votes of a source say of its annotators: how far they agree, and each with the others."""
+"""Agreement of a source's annotators: overall, and of each annotator with the others."""
 
 import math
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ from components.stats.votes import (
 from data_contracts.rows.ledger import Ledger
 
 LEAST_COMMON = 20
-"""Rows that two annotators must both have voted on for their agreement to be told."""
+"""Fewest rows that two annotators must both have voted on for their agreement to be reported."""
 _ANSWERS = {0: "a", 1: "b", 2: "tie", NONE: "none"}
 
 
 class AgreementReport(TypedDict):
-    """The part of `tether data check --json` about votes; a number that is unknown (as without votes) is None."""
+    """The votes' part of `tether data check --json`; a value that is unknown (for example without votes) is None."""
 
     majority: dict[str, int] | None
     kappa: float | None
@@ -35,50 +35,50 @@ class AgreementReport(TypedDict):
     alpha: float | None
     alpha_interval: list[float] | None
     raw_agreement: float | None
-    """Share of the pairs of votes on a row that agree."""
+    """Share of vote pairs on the same row that agree."""
     raw_agreement_interval: list[float] | None
 
 
 class PairwiseRow(TypedDict):
-    """Two named annotators on the rows that both voted on."""
+    """Two named annotators, compared on the rows that both voted on."""
 
     annotators: list[str]
     rows: int
     agreement: float
     kappa: float | None
-    """Cohen's; None where both gave one answer throughout."""
+    """Cohen's kappa; None if both gave the same single answer to every row."""
 
 
 class AnnotatorRow(TypedDict):
-    """An entry of `annotators.json`: a named annotator's agreement with the plurality of the others."""
+    """An entry of `annotators.json`: how often a named annotator agrees with the plurality of the others."""
 
     annotator: str
     votes: int
     compared: int
-    """Votes that have others to compare them with."""
+    """Number of the annotator's votes on rows that have other votes."""
     agreement: float | None
     interval: list[float] | None
     accuracy: NotRequired[float]
-    """Where the labels are Dawid and Skene's: the probability of naming the true one."""
+    """The Dawid-Skene estimate of the probability of naming the true label, if labels come from that model."""
 
 
 @dataclass
 class Agreement:
-    """The agreement in the votes of all readable rows, quarantined ones included; None without votes."""
+    """Agreement over the votes of all readable rows, including quarantined ones; values are None without votes."""
 
     kappa: Interval | None
-    """Fleiss', each pair in both orders: which response stands first means nothing, and with the winner always first
-    chance agreement would be overstated."""
+    """Fleiss' kappa, with each pair counted in both orders. The order of responses is arbitrary, and with the winner
+    always first, chance agreement would be overestimated."""
     alpha: Interval | None
-    """Krippendorff's, likewise."""
+    """Krippendorff's alpha, also with each pair counted in both orders."""
     raw: Interval | None
-    """Share of the pairs of votes on a row that agree, mean over rows."""
+    """Share of vote pairs on a row that agree, averaged over rows."""
     majority: dict[str, int] | None
-    """Rows by their most frequent answer (a is the response that stands first, chosen where there is no order); `none`
-    where two are equally frequent."""
+    """Number of rows by most frequent answer: `a` is the first response (the chosen one if the format has no order),
+    and `none` means a tie for the most votes."""
 
     def as_json(self) -> AgreementReport:
-        """Its part of `tether data check --json`."""
+        """Return its part of `tether data check --json`."""
         kappa, alpha, raw = self.kappa, self.alpha, self.raw
         return {
             "majority": self.majority, "kappa": kappa and kappa.value, "kappa_interval": kappa and kappa.ends,
@@ -94,7 +94,7 @@ def agreement_of(facts: Any) -> Agreement:
 
 
 def agreement_of_counts(counts: NDArray[Any], clusters: NDArray[Any]) -> Agreement:
-    """Return the agreement in counts (I, 3) of votes for the first, the second and neither; `clusters` (I,)."""
+    """Return the agreement in vote counts (I, 3) for the first, the second and neither response; `clusters` (I,)."""
     if not counts.any():
         return Agreement(None, None, None, None)
     kappa, alpha = (
@@ -107,7 +107,7 @@ def agreement_of_counts(counts: NDArray[Any], clusters: NDArray[Any]) -> Agreeme
 
 
 def annotator_table(ledger: Ledger, competence: DawidSkene | None) -> list[AnnotatorRow]:
-    """Return a row for each named annotator."""
+    """Return one row for each named annotator."""
     item, annotator, label = ledger.votes.T
     found = annotator_agreement(Votes(item, annotator, label, items=len(ledger.facts)))
     rows: list[AnnotatorRow] = []
@@ -123,8 +123,7 @@ def annotator_table(ledger: Ledger, competence: DawidSkene | None) -> list[Annot
 
 
 def pairwise_table(ledger: Ledger) -> list[PairwiseRow]:
-    """Return a row for every two named annotators with `LEAST_COMMON` rows in common or more, the least in agreement
-    first."""
+    """Return a row for every two named annotators with at least `LEAST_COMMON` common rows, lowest agreement first."""
     item, annotator, label = ledger.votes.T
     found = pairwise_agreement(Votes(item, annotator, label, items=len(ledger.facts)), LEAST_COMMON)
     names = list(ledger.annotators)

@@ -1,4 +1,4 @@
-"""What the data are compared with: prompts that they must not repeat, prompts of the model in use, and earlier data."""
+"""Compare the data with forbidden prompts, with prompts of the deployed model, and with earlier data."""
 
 import random
 from array import array
@@ -35,42 +35,42 @@ from data_contracts.rows.measuring import hash64
 
 _CHUNK = 2_000
 _LONGEST = 10**9
-"""Characters: what is only compared may be as long as it is."""
+"""Character limit for texts that are only compared, so that none is rejected for its length."""
 
 
 class Forbidden(NamedTuple):
     """Prompts that rows must not repeat."""
 
     column: str
-    """The measured column that names the rows that do."""
+    """The measured column that counts a row's matches."""
     check: str
     """The check of that column."""
     field: str
-    """The config field that names the prompts."""
+    """The config option that names the prompts."""
     sketches: Sketches
     loose: NDArray[np.uint64]
-    """The same but for case, punctuation and white space, as hashes (k,)."""
+    """Hashes of the prompts, ignoring case, punctuation and white space (k,)."""
     named: NDArray[np.int64]
-    """Of each, its file and its number there (k, 2)."""
+    """For each prompt, its file and its row number there (k, 2)."""
     files: Sequence[str]
-    """What the files are called, for messages."""
+    """The names of the files, for messages."""
     splits: tuple[int, ...] = ()
-    """The splits whose rows must not repeat them; all where it is empty."""
+    """The splits whose rows must not repeat them; empty means all."""
 
     def said(self, place: int) -> str:
-        """Where a prompt stands, for messages."""
+        """Return where a prompt occurs, for messages."""
         file, number = self.named[place]
         return f"row {number} of {self.files[file]}"
 
 
 def forbidden_prompts(inputs: Mapping[str, Path], data: DataConfig, folder: Path) -> Forbidden:
-    """Read the prompts of the files `inputs` (by name of the input), the prompts of `data.decontaminate`.
+    """Read the forbidden prompts of `data.decontaminate` from the files in `inputs`, by input name.
 
     Args:
-        folder: for their signatures.
+        folder: for the prompts' MinHash signatures.
 
     Raises:
-        UserError: a file can't be read, or holds no prompt.
+        UserError: a file can't be read, or has no prompt.
     """
     files = [
         (
@@ -84,8 +84,8 @@ def forbidden_prompts(inputs: Mapping[str, Path], data: DataConfig, folder: Path
 
 
 def held_out_prompts(reference: Path, data: DataConfig, folder: Path) -> Forbidden:
-    """Return the prompts of the calibration and test pairs of an artifact of `validate`, which rows for training must
-    not repeat."""
+    """Return the prompts of the calibration and test pairs of a `validate` artifact, which training rows must not
+    repeat."""
     files = [
         (
             f"pairs.{split} of the reference",
@@ -116,7 +116,8 @@ def _forbidden(
 
 
 def mark_forbidden(ledger: Ledger, texts: RowTexts, forbidden: Forbidden, near: NearDuplicateConfig) -> None:
-    """Measure which rows (of `texts`) have a prompt that nearly repeats one of `forbidden`, in its column."""
+    """Measure which rows of `texts` have a prompt that nearly repeats one of `forbidden`, and write that to its
+    column."""
     count = len(forbidden.named)
     index = texts.index
     looked_at = (
@@ -146,7 +147,7 @@ def prompts_in(path: Path, data: DataConfig, field: str) -> Iterator[CanonicalRo
     """Yield the prompts of a file: rows with a `prompt` (`data.prompt_columns` maps names), or preference pairs.
 
     Raises:
-        UserError: it can't be read, or holds no prompt.
+        UserError: the file can't be read, or has no prompt.
     """
     some = False
     for row in judged_rows(RowSource.named("prompts", path, data), _LONGEST):
@@ -161,7 +162,7 @@ def prompts_in(path: Path, data: DataConfig, field: str) -> Iterator[CanonicalRo
 
 
 def sampled_prompts(path: Path, data: DataConfig, seed: int) -> list[CanonicalRow]:
-    """Up to `SAMPLE` prompts of a file, each as likely (reservoir sampling, Vitter 1985), whatever its size."""
+    """Return a uniform sample of up to `SAMPLE` prompts of a file of any size (reservoir sampling, Vitter 1985)."""
     rng, kept = random.Random(f"deployment {seed}"), list[CanonicalRow]()
     for n, row in enumerate(prompts_in(path, data, "data.deployment_prompts")):
         if n < SAMPLE:
@@ -174,7 +175,7 @@ def sampled_prompts(path: Path, data: DataConfig, seed: int) -> list[CanonicalRo
 def compared_prompts(
     ours: Sequence[CanonicalRow], theirs: Sequence[CanonicalRow], seed: int
 ) -> dict[str, DriftMeasure]:
-    """Return the distance of the preferences' prompts (`ours`) from those of deployment, by check of `data.checks`."""
+    """Return how far the preferences' prompts (`ours`) differ from deployment prompts, by check of `data.checks`."""
     texts = [["\n".join(m["content"] for m in row["prompt"]) for row in rows] for rows in (ours, theirs)]
     lengths = [np.array([len(words_of(text)) for text in side]) for side in texts]
     categories = [[row["category"] for row in rows if row.get("category")] for rows in (ours, theirs)]
@@ -189,7 +190,7 @@ def compared_prompts(
 
 
 def sampled_pairs(reference: Path, seed: int) -> list[CanonicalRow]:
-    """Up to `SAMPLE` pairs of all splits of an artifact of `validate`, seeded."""
+    """Return a seeded sample of up to `SAMPLE` pairs from all splits of a `validate` artifact."""
     splits = [read_split(reference / f"pairs.{split}") for split in SPLITS]
     starts = np.cumsum([0, *map(len, splits)])
     total = int(starts[-1])
@@ -202,7 +203,7 @@ def sampled_pairs(reference: Path, seed: int) -> list[CanonicalRow]:
 
 
 def compared_pairs(ours: Sequence[CanonicalRow], theirs: Sequence[CanonicalRow], seed: int) -> dict[str, DriftMeasure]:
-    """Return the distance of pairs (`ours`) from those of earlier data, by check of `data.checks`."""
+    """Return how far the pairs (`ours`) differ from those of earlier data, by check of `data.checks`."""
     prompts = [["\n".join(m["content"] for m in row["prompt"]) for row in rows] for rows in (ours, theirs)]
     said = [[f"{row['chosen']} {row['rejected']}" for row in rows] for rows in (ours, theirs)]
     words = [

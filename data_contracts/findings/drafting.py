@@ -1,4 +1,4 @@
-"""A first suite from a good file: the ranges and categories that it has, for its user to edit."""
+"""Draft a suite from a good file: expect the ranges and categories found there. The user edits the draft."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -19,19 +19,19 @@ from data_contracts.rows.ledger import Ledger
 from data_contracts.rows.reading import reading_of
 
 MOST_VALUES = 20
-"""Distinct values of a column up to which they are a list of what is allowed."""
+"""A column with at most this many distinct values gets an expectation with the list of allowed values."""
 _MEASURED = ("turns", "roles", "characters", "chosen_words", "rejected_words", "votes", "lead", "margin")
-"""The measured columns that differ from file to file; the others count faults, which our own checks judge."""
+"""The measured columns that vary between files. The others count faults, which the built-in checks judge."""
 
 
 def draft(path: Path, data: DataConfig, scratch: Path) -> dict[str, Any]:
-    """Draft a suite from the rows of a file that our own checks keep, in Great Expectations' own format.
+    """Draft a suite in Great Expectations' format from the rows of a file that pass the built-in checks.
 
     Args:
-        scratch: a folder for what is too large for memory.
+        scratch: a folder for data that is too large for memory.
 
     Raises:
-        UserError: the file can't be read, is a rating sheet, or has not one valid row.
+        UserError: the file can't be read, is a rating sheet, or has no valid row.
     """
     reading = reading_of(path, data)
     if reading.kind not in KINDS:
@@ -56,7 +56,7 @@ def draft(path: Path, data: DataConfig, scratch: Path) -> dict[str, Any]:
 
 
 def _expected(name: str, values: "pd.Series[Any]", file: str, kind: str) -> Iterator[dict[str, Any]]:
-    """Yield the expectation that a column's values give, if they give one."""
+    """Yield an expectation that fits a column's values, if there is one."""
     known = values.dropna()
     if not len(known):
         return
@@ -78,7 +78,7 @@ def _entry(kind: str, options: dict[str, Any], said: str, source: str) -> dict[s
 
 
 def _rounded(value: Any, outwards: Callable[[float], int]) -> float | int:
-    """Return an end of a range, rounded `outwards` (down or up) to 6 digits so that the value stays inside."""
+    """Return a range bound, rounded `outwards` (down or up) to 6 digits so that the value stays inside the range."""
     number = float(value)
     if number == math.floor(number):
         return int(number)

@@ -1,4 +1,5 @@
-"""Whether two sets of rows are alike in length, language and prompts; each measure with what chance alone reaches."""
+"""Compare two sets of rows in length, language and prompts; each measure comes with the value that chance alone
+reaches."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,23 +9,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 CHANCE = 0.95
-"""Quantile of a measure between two samples of one distribution up to which a difference is put down to chance."""
+"""Quantile of a measure under the null hypothesis (both samples from one distribution); a value up to it counts as
+chance."""
 FOLDS = 5
 LANGUAGE_SAMPLE, LANGUAGE_CHARACTERS = 500, 500
-"""Texts of each side, and characters of each, whose language is looked at: half a millisecond each."""
+"""Number of texts on each side, and characters of each text, used for language detection (0.5 ms a text)."""
 LEAST = 20
-"""Texts on each side below which a classifier isn't asked."""
+"""Fewest texts on each side for the classifier test."""
 
 
 class DriftMeasure(NamedTuple):
-    """A measure, and what chance alone would reach."""
+    """A measure and the value that chance alone would reach."""
 
     value: float
     chance: float
 
 
 def length_drift(train: NDArray[Any], heldout: NDArray[Any]) -> DriftMeasure | None:
-    """Two-sample Kolmogorov-Smirnov statistic of lengths (n,) and (m,); None where a side is empty."""
+    """Return the two-sample Kolmogorov-Smirnov statistic of lengths (n,) and (m,); None if a side is empty."""
     from scipy.stats import ks_2samp, kstwobign
 
     if not len(train) or not len(heldout):
@@ -34,14 +36,15 @@ def length_drift(train: NDArray[Any], heldout: NDArray[Any]) -> DriftMeasure | N
 
 
 def language_drift(train: Sequence[str], heldout: Sequence[str], seed: int, draws: int = 500) -> DriftMeasure | None:
-    """Total variation distance of the languages of texts, chance by permuting them; None where a side is empty."""
+    """Return the total variation distance between the languages of two sets of texts, with its permutation-test level;
+    None if a side is empty."""
     one, other = ([language_of(text) for text in texts[:LANGUAGE_SAMPLE]] for texts in (train, heldout))
     return distance(one, other, seed, draws)
 
 
 def distance(one: Sequence[str], other: Sequence[str], seed: int, draws: int = 500) -> DriftMeasure | None:
-    """Total variation distance of the shares of names on two sides, chance by permuting them; None where one is
-    empty."""
+    """Return the total variation distance between the label shares of two sides, with its permutation-test level; None
+    if a side is empty."""
     if not one or not other:
         return None
     found = [*one, *other]
@@ -59,10 +62,10 @@ def distance(one: Sequence[str], other: Sequence[str], seed: int, draws: int = 5
 
 
 def difference(one: NDArray[np.float64], other: NDArray[np.float64]) -> DriftMeasure | None:
-    """Difference of the means of two samples of 0 and 1, (n,) and (m,), NaN left out; None where a side is empty.
+    """Return the difference of the means of two 0/1 samples (n,) and (m,), NaN left out; None if a side is empty.
 
-    By chance it reaches z sqrt(p (1 - p) (1 / n + 1 / m)) with p the share in both, z the 97.5 % quantile of the normal
-    distribution (two-sided, pooled).
+    The level that chance reaches is z sqrt(p (1 - p) (1 / n + 1 / m)) with p the pooled share and z the 97.5 % quantile
+    of the normal distribution (two-sided).
     """
     one, other = (side[~np.isnan(side)] for side in (one, other))
     if not len(one) or not len(other):
@@ -80,18 +83,18 @@ def language_of(text: str) -> str:
 
 
 def language_shares(texts: Sequence[str]) -> dict[str, float]:
-    """Share of each language in texts, the most frequent first."""
+    """Return the share of each language in the texts, the most frequent first."""
     return {name: count / len(texts) for name, count in Counter(map(language_of, texts)).most_common()}
 
 
 def told_apart(one: Sequence[str], other: Sequence[str], seed: int) -> DriftMeasure | None:
-    """Return how well a classifier separates held-out texts of two sets: area under the ROC curve of a logistic
-    regression on words
-    and pairs of words, cross-validated (a classifier two-sample test; Lopez-Paz and Oquab 2017).
+    """Return how well a classifier separates two sets of texts, as a cross-validated area under the ROC curve.
 
-    None where a side has fewer than `LEAST` distinct texts or has them all in common.
+    The classifier is a logistic regression on words and pairs of words (a classifier two-sample test; Lopez-Paz and
+    Oquab
+    2017). The result is None if a side has fewer than `LEAST` distinct texts, or if all its texts are on both sides.
     """
-    # A text on both sides can't tell them apart, and would be learned by heart.
+    # A text on both sides cannot separate them, and the classifier would memorise it.
     common = set(one) & set(other)
     sides = [sorted(set(texts) - common) for texts in (one, other)]
     alike = len(common) / max(1, min(len(set(one)), len(set(other))))
@@ -108,6 +111,6 @@ def told_apart(one: Sequence[str], other: Sequence[str], seed: int) -> DriftMeas
     model = LogisticRegression(C=10.0, max_iter=500)
     score = cross_val_predict(model, features, labels, cv=folds, method="decision_function")
     n, m = map(len, sides)
-    # Texts common to both are ties. The null deviation is that of the Mann-Whitney statistic.
+    # Texts on both sides count as ties. The null deviation is that of the Mann-Whitney statistic.
     value = (1 - alike) * float(roc_auc_score(labels, score)) + alike * 0.5
     return DriftMeasure(value, 0.5 + 1.645 * float(np.sqrt((n + m + 1) / (12 * n * m))))

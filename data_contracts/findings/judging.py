@@ -1,4 +1,4 @@
-"""Judge rows with Great Expectations, phase by phase; the ledger records the rows that each validation names."""
+"""Judge rows with Great Expectations, phase by phase, and record failing rows in the ledger."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ from data_contracts.rows.ledger import Ledger
 _ORDER = {name: place for place, name in enumerate(RowChecks.model_fields)}
 _AS_NUMBER = "{} as a number, else {}"
 JUDGED_ROWS = 200_000
-"""Rows that Great Expectations judges at once: what it holds in memory is bounded by these."""
+"""Number of rows that Great Expectations judges at once; this limits its memory."""
 BY_ROW = frozenset(
     {
         "ExpectColumnPairValuesAToBeGreaterThanB", "ExpectColumnPairValuesToBeEqual", "ExpectColumnPairValuesToBeInSet",
@@ -31,8 +31,8 @@ BY_ROW = frozenset(
         "ExpectMulticolumnSumToEqual", "ExpectSelectColumnValuesToBeUniqueWithinRecord",
     }
 )  # fmt: skip
-"""Expectations whose verdict on a row depends on no other row, so that rows can be judged some at a time. Others, such
-as uniqueness or z-scores, judge all rows at once, on their own columns."""
+"""Expectations whose result for a row depends on that row alone, so that rows can be judged in batches. Others, such as
+uniqueness or z-scores, need all rows at once and get only their own columns."""
 
 
 class RowJudge:
@@ -41,12 +41,12 @@ class RowJudge:
     def __init__(
         self, context: Any, kind: str, ledger: Ledger, checks: Sequence[Check], whole: Sequence[Check]
     ) -> None:
-        """`checks` are those of single rows, `whole` a user's of all that is kept."""
+        """Take the checks of single rows (`checks`), and a user's expectations on all kept rows (`whole`)."""
         self.context, self.kind, self.ledger, self.checks, self.whole = context, kind, ledger, checks, whole
         self._succeeded: dict[str, bool] = {}
 
     def leave_out_tokens(self) -> None:
-        """Drop the checks that need a tokenizer."""
+        """Remove the checks that need a tokenizer."""
 
         def askable(checks: Sequence[Check]) -> list[Check]:
             return [c for c in checks if not any(name in COLUMNS and COLUMNS[name].tokens for name in c.columns)]
@@ -54,7 +54,7 @@ class RowJudge:
         self.checks, self.whole = askable(self.checks), askable(self.whole)
 
     def further(self) -> list[str]:
-        """Return the columns that Tether does not measure, which the source has to have."""
+        """Return the columns that the source must have because Tether does not measure them."""
         named = (column for check in [*self.checks, *self.whole] for column in check.columns)
         return [column for column in dict.fromkeys(named) if column not in COLUMNS]
 
@@ -63,11 +63,11 @@ class RowJudge:
         return any(column in check.columns for check in [*self.checks, *self.whole])
 
     def judge(self, phase: str) -> None:
-        """Judge the columns of `phase`; the ledger records the rows that fail, and keeps them out if a check says so.
+        """Judge the columns of `phase`; record failing rows in the ledger, and quarantine them if the check says so.
 
         Raises:
-            CheckFailed: no expectation names a row without a canonical form. UserError: an expectation of a user's
-                suite can't be judged.
+            CheckFailed: a row without a canonical form fails no expectation, so it would not be quarantined.
+            UserError: an expectation of a user's suite can't be evaluated.
         """
         checks = [check for check in self.checks if phase_of(check) == phase]
         found: dict[int, list[ExpectationResult]] = {place: [] for place in range(len(checks))}
@@ -93,10 +93,10 @@ class RowJudge:
                 raise CheckFailed(f"{named} has no usable form, but no expectation names it")
 
     def _frame(self, checks: Sequence[Check], rows: slice) -> tuple[pd.DataFrame, list[Check]]:
-        """Return the frame of `rows` that `checks` look at, and the checks on its columns.
+        """Return the frame of `rows` for `checks`, and the checks with the names of its columns.
 
-        In a further column of the source that a check compares with numbers, a value that is not a number becomes
-        infinite, so that it is out of range.
+        If a check compares one of the source's own columns with numbers, a value that is not a number becomes infinite,
+        so that it is out of range.
         """
         columns = dict.fromkeys(column for check in checks for column in check.columns)
         frame, judged = row_frame(self.ledger, columns, rows), []
@@ -113,7 +113,7 @@ class RowJudge:
         return frame, judged
 
     def _take(self, check: Check, found: Sequence[ExpectationResult]) -> None:
-        """Take in what an expectation found in each part of the rows."""
+        """Record what an expectation found in each batch of rows."""
         named = (int(line) for part in found for group in part.named for line in group[LINE])
         lines = np.fromiter(named, np.int64)
         self._succeeded[check.name] = succeeded(check, found) and self._succeeded.get(check.name, True)
@@ -121,17 +121,17 @@ class RowJudge:
         self.ledger.name(check.name, lines, keeps_out, lambda index: self._reason(check, index))
 
     def _reason(self, check: Check, index: int) -> str:
-        """Return the reason for a row without a note: the values that the expectation looks at, and its sentence."""
+        """Return the reason for a failing row without a note: the values that the expectation judged, and its
+        description."""
         row = slice(index, index + 1)
         values = (f"{column} is {_shown(column_of(self.ledger, column, row))}" for column in check.columns)
         return f"{check.name}: {', '.join(values)}. {check.description}"
 
     def outcomes(self) -> list[JudgedCheck]:
-        """Return what each check of rows found, its expectations together.
+        """Return the result of each row check, over all its expectations.
 
-        A check of ours passes while the rows that it names are at most its threshold's share of the rows of the files.
-        A row such as a ranking may make several lines, so rows are counted. A user's check passes if Great Expectations
-        says so.
+        A built-in check passes if the share of failing rows is at most its threshold. Rows of the files are counted: a
+        ranking that makes several pairs is one row. A user's check passes if Great Expectations says so.
         """
         by_name = {check.name: check for check in self.checks if check.name in self._succeeded}
         total, out = self.ledger.count(), []
@@ -148,7 +148,7 @@ class RowJudge:
         return dict(numbers) if len(self.ledger.files) > 1 else dict(zip([""], numbers.values(), strict=False))
 
     def judge_whole(self, kept: NDArray[np.bool_]) -> list[JudgedCheck]:
-        """Return what the user's expectations of the whole find in the rows that are kept."""
+        """Return the results of the user's dataset-level expectations on the kept rows."""
         if not self.whole:
             return []
         columns = dict.fromkeys(column for check in self.whole for column in check.columns)
@@ -161,8 +161,8 @@ class RowJudge:
 
 
 def succeeded(check: Check, parts: Sequence[ExpectationResult]) -> bool:
-    """Return whether an expectation holds of all rows, of which it judged `parts` alone: s / n >= `mostly`, where s of
-    the n values that are there are as expected, as Great Expectations says of one frame."""
+    """Return whether an expectation that judged rows in batches holds for all of them: s / n >= `mostly`, where s of n
+    present values are as expected. Great Expectations uses the same rule for a single frame."""
     if len(parts) == 1:
         return parts[0].success
     known = sum(part.result["element_count"] - (part.result.get("missing_count") or 0) for part in parts)
@@ -171,7 +171,7 @@ def succeeded(check: Check, parts: Sequence[ExpectationResult]) -> bool:
 
 
 def phase_of(check: Check) -> str:
-    """Return the phase in which all columns of a check are measured."""
+    """Return the earliest phase in which all columns of a check are measured."""
     return max(
         (COLUMNS[column].phase for column in check.columns if column in COLUMNS), key=PHASES.index, default=PHASES[0]
     )
@@ -181,11 +181,11 @@ def refuse_unknown(judge: RowJudge, path: object, columns: Iterable[str]) -> Non
     """Refuse a user's expectation on a column that neither the source nor Tether has.
 
     Args:
-        path: the suite's, for the message.
-        columns: those that the source has.
+        path: of the suite, for the message.
+        columns: of the source.
 
     Raises:
-        UserError: it names file, expectation and column.
+        UserError: there is such an expectation; the message names file, expectation and column.
     """
     have = list(columns)
     for check in [*judge.checks, *judge.whole]:

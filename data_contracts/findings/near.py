@@ -14,29 +14,29 @@ from components.data.words import words_of
 PERMUTATIONS = 64
 _SEED = 7
 _FOUND = 0.95
-"""Least chance that two texts of exactly the wanted similarity share a band."""
+"""Minimum probability that two texts of exactly the wanted similarity share a band."""
 
 AT_ONCE = 65_536
-"""Texts of which signatures are in memory at once."""
+"""Number of texts whose signatures are in memory at once."""
 _DENSE = 4
-"""Where places lie closer than one in so many, all between the first and the last are read at once."""
+"""If requested places are on average closer than one in this many, the whole span between them is read at once."""
 _BYTES = 4 * PERMUTATIONS
-"""Of a signature."""
+"""Bytes of one signature."""
 
 Signatures = NDArray[np.uint32]
 """(n, PERMUTATIONS)"""
 
 
 def runs_of_words(text: str, words: int) -> list[str]:
-    """Return the runs of `words` words of a text (`words_of`: in scripts without spaces, characters); the whole of a
-    shorter one."""
+    """Return the runs of `words` words of a text (`words_of`; characters in scripts without spaces); a shorter text is
+    one run."""
     said = words_of(text.casefold())
     shifted = [said[i:] for i in range(words)]
     return [" ".join(run) for run in zip(*shifted, strict=False)] or [" ".join(said)]
 
 
 def signatures(sets: Sequence[list[str]]) -> Signatures:
-    """MinHash signatures of sets, as of the runs of words of texts."""
+    """Return the MinHash signatures of sets, for example of the word runs of texts."""
     from rensa import RMinHash
 
     if not sets:
@@ -46,27 +46,27 @@ def signatures(sets: Sequence[list[str]]) -> Signatures:
 
 
 class SketchFile:
-    """Signatures in a file, 256 bytes a text; memory holds those that are asked for."""
+    """Writes signatures to a file, 256 bytes for each text, to save memory."""
 
     def __init__(self, path: Path) -> None:
-        """Begin `path` anew."""
+        """Create `path`, replacing an existing file."""
         self.path, self.texts = path, 0
         with naming(path):
             path.write_bytes(b"")
 
     def append(self, found: Signatures) -> None:
-        """Add the signatures of further texts."""
+        """Append the signatures of more texts."""
         with naming(self.path), self.path.open("ab") as out:
             found.tofile(out)
         self.texts += len(found)
 
     def written(self) -> "Sketches":
-        """Return all of them; the file may be removed then."""
+        """Return all signatures; the file may be removed afterwards."""
         return Sketches(self.path, self.texts)
 
 
 class Sketches:
-    """Signatures (n, PERMUTATIONS) in a file, of which those are read that are asked for."""
+    """Signatures (n, PERMUTATIONS) in a file; only the requested ones are read."""
 
     def __init__(self, path: Path, texts: int) -> None:
         self._texts = texts
@@ -96,7 +96,8 @@ class Sketches:
 
 
 def band_rows(jaccard: float) -> int:
-    """Rows of a band: the longest (so the fewest chance matches) that still finds `jaccard` in 95 of 100 cases."""
+    """Return the number of rows in a band: the largest (so the fewest chance matches) that still finds `jaccard` in 95
+    of 100 cases."""
     fitting = [r for r in (16, 8, 4, 2) if 1 - (1 - jaccard**r) ** (PERMUTATIONS // r) >= _FOUND]
     return max(fitting, default=1)
 
@@ -104,14 +105,14 @@ def band_rows(jaccard: float) -> int:
 def near_earlier(
     found: "Signatures | Sketches", jaccard: float, among: int | None = None, order: NDArray[np.int64] | None = None
 ) -> NDArray[np.int64]:
-    """For each text an earlier one at least as similar as `jaccard` by their signatures, -1 if none was found; (n,).
+    """Return for each text (n,) an earlier text with an estimated similarity of at least `jaccard`, or -1.
 
-    Each text is compared with the first of those that it shares a band with. Of the signatures a part is in memory at
-    once.
+    Each text is compared with the first text in each band that they share. Only a part of the signatures is in memory
+    at once.
 
     Args:
-        among: look for it among so many first texts only.
-        order: (n,) places of the texts' signatures in `found`; by default all in their order.
+        among: only the first `among` texts may be matches.
+        order: (n,) positions of the texts' signatures in `found`; by default all, in order.
     """
     places = np.arange(len(found)) if order is None else order
     earlier = np.full(len(places), -1, np.int64)
@@ -131,8 +132,8 @@ def _parts(places: NDArray[np.int64]) -> Iterable[NDArray[np.int64]]:
 
 
 def _bands(found: "Signatures | Sketches", rows: int, places: NDArray[np.int64]) -> Iterable[NDArray[np.uint64]]:
-    """Yield each band of the signatures at these places (n,) as one number a text (n,); equal bands are equal, others
-    hardly ever."""
+    """Yield each band of the signatures at `places` (n,) as one hash a text (n,): equal bands have equal hashes, and
+    collisions are rare."""
     odd = np.random.default_rng(_SEED).integers(1, 2**63, rows, np.uint64) * np.uint64(2) + np.uint64(1)
     for start in range(0, PERMUTATIONS, rows):
         numbers = [np.empty(0, np.uint64)]

@@ -1,19 +1,21 @@
-"""How many labels are flipped: an estimate from the pairs themselves, with its interval.
+"""Estimate the share of flipped labels from the pairs themselves, with an interval.
 
 A logistic regression on the difference of two responses' features is cross-validated: each pair is scored by a model
-that did not see it. If labels are flipped at random at a rate ε, even pairs of which the model is very sure have the
-other label in ε of the cases, so it is right in 1 - ε of them at
-most. With s the score of the chosen response over the rejected one,
+that was not trained on it. If labels are flipped at random at a rate ε, then even among pairs of which the model is
+very
+sure a share ε has the other label, so the model is right in at most 1 - ε of them. With s the score of the chosen
+response over the rejected one,
 
     P(chosen | s) = ε + (1 - 2 ε) σ(a s),  0 ≤ ε < 1/2, a > 0.
 
-The floor ε is the share of flipped labels, fitted by maximum likelihood; its 95 % interval is that of the profile
+The floor ε is the share of flipped labels, fitted by maximum likelihood. Its 95 % interval comes from the profile
 likelihood (twice the log-likelihood ratio within 3.84; Wilks 1938). Northcutt et al. (2021, Confident Learning,
-equations 1 and 2) estimate the same from the pairs that the model is sure of, and count its own mistakes as flips: on
-real pairs with some 31 % planted flips that gave 0.39, this 0.33 (docs/decisions.md).
+equations 1 and 2) estimate the same rate from the pairs that the model is sure of, and count the model's own mistakes
+as
+flips: on real pairs with about 31 % planted flips their estimate was 0.39, and this one 0.33 (docs/decisions.md).
 
-The limit: a taste that the features do not show looks like a flip, as no score is ever sure then. So where the model
-is right in less than `LEAST_ACCURACY` of the pairs, or they are fewer than `LEAST_PAIRS`, there is no estimate.
+Limit: a preference that the features do not capture looks like a flip, because then no score is sure. So there is no
+estimate if the model is right in less than `LEAST_ACCURACY` of the pairs, or if there are fewer than `LEAST_PAIRS`.
 """
 
 from collections.abc import Sequence
@@ -26,11 +28,12 @@ from components.data.words import words_of
 
 LEAST_PAIRS = 1_000
 LEAST_ACCURACY = 0.6
-"""Cross-validated accuracy below which scores say too little."""
+"""Cross-validated accuracy below which the scores are too weak for an estimate."""
 _FOLDS = 5
 _FEATURES = 2**14
 _WITHIN = 1.92
-"""Log-likelihood below the best one that the interval holds: half of the 95 % quantile of chi-square with 1 degree."""
+"""The interval holds rates whose log-likelihood is within this of the best: half the 95 % quantile of chi-square with 1
+degree of freedom."""
 _GRID = np.concatenate([[0.0], np.linspace(0.004, 0.496, 124)])
 
 
@@ -40,7 +43,7 @@ class LabelNoise(NamedTuple):
     value: float
     low: float
     high: float
-    """Ends of its 95 % interval."""
+    """The upper end of its 95 % interval; `low` is the lower end."""
     accuracy: float
     """Share of the pairs that the cross-validated model agrees with."""
     pairs: int
@@ -50,7 +53,7 @@ def label_noise(chosen: Sequence[str], rejected: Sequence[str], seed: int) -> La
     """Estimate the share of flipped labels of pairs of texts (n,).
 
     Returns:
-        The estimate; the model's accuracy alone where it is too low for one; None where pairs are too few.
+        The estimate; only the model's accuracy if that is too low for an estimate; None if there are too few pairs.
     """
     if len(chosen) < LEAST_PAIRS:
         return None
@@ -63,10 +66,11 @@ def label_noise(chosen: Sequence[str], rejected: Sequence[str], seed: int) -> La
 
 
 def cross_validated_scores(chosen: Sequence[str], rejected: Sequence[str], seed: int) -> NDArray[np.float64]:
-    """Scores (n,) of chosen over rejected responses, in logits, each by a model that did not see the pair.
+    """Return scores (n,) of chosen over rejected responses, in logits, each from a model that was not trained on the
+    pair.
 
-    The features of a response are its words and pairs of words, hashed, and the logarithm of its length; a pair's are
-    their difference, so the model has no intercept and knows no order.
+    The features of a response are its words and pairs of words, hashed, and the logarithm of its length; a pair's
+    features are the difference, so the model has no intercept and does not depend on the order.
     """
     from scipy.sparse import csr_matrix, diags, hstack
     from sklearn.feature_extraction.text import HashingVectorizer
@@ -84,7 +88,8 @@ def cross_validated_scores(chosen: Sequence[str], rejected: Sequence[str], seed:
 
 
 def flip_rate(scores: NDArray[np.float64]) -> tuple[float, float, float]:
-    """Fit the rate of flips to scores (n,) of chosen over rejected; returns it and the ends of its 95 % interval."""
+    """Fit the flip rate to scores (n,) of chosen over rejected responses; return it and the ends of its 95 %
+    interval."""
     from scipy.optimize import minimize_scalar
     from scipy.special import expit
 

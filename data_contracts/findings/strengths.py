@@ -1,4 +1,4 @@
-"""How strong the models are that votes name: Bradley-Terry with Davidson's ties (`components.stats.paired`)."""
+"""Strengths of the models that votes compare: Bradley-Terry with Davidson's ties (`components.stats.paired`)."""
 
 from collections.abc import Sequence
 from typing import Any, TypedDict
@@ -10,23 +10,23 @@ from components.stats.paired import Inseparable, PairedScore, strengths
 from data_contracts.rows.ledger import Ledger
 
 DRAWS = 200
-"""Resamples of an interval."""
+"""Number of bootstrap resamples for an interval."""
 
 
 class ModelRow(TypedDict):
-    """A model that votes compare with others."""
+    """A model whose responses were compared in votes."""
 
     model: str
     votes: int
-    """How many votes it was compared in."""
+    """Number of votes in which it was compared."""
     strength: float | None
-    """On the scale of the logit, relative to the model with most votes; None where votes do not tell."""
+    """Strength in logits, relative to the model with most votes; None if the votes do not determine it."""
     interval: list[float] | None
 
 
 def model_table(ledger: Ledger, seed: int) -> tuple[list[ModelRow], str | None]:
-    """Return a row for each model that readable rows with votes name, the strongest first; and why there are no
-    strengths, if so. A row with a label alone counts as one vote."""
+    """Return a row for each model in readable rows with votes, the strongest first, and the reason if strengths can't
+    be estimated. A row with a label but no votes counts as one vote."""
     if not ledger.models:
         return [], None
     names = list(ledger.models)
@@ -61,7 +61,7 @@ def model_table(ledger: Ledger, seed: int) -> tuple[list[ModelRow], str | None]:
 
 
 def _ballots(facts: Any) -> NDArray[np.int64]:
-    """Votes for the first, the second and neither (n, 3)."""
+    """Return the votes for the first, the second and neither response (n, 3)."""
     ballots: NDArray[np.int64] = facts["ballot"].astype(np.int64)
     alone, first = ~facts["voted"], facts["first_wins"]
     ballots[alone & (first == 1), 0] = 1

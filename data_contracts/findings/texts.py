@@ -1,7 +1,7 @@
-"""What the contract learns from the texts themselves: tokens as the run's own tokenizer cuts them, sketches, samples.
+"""Measure the texts of good rows: token counts with the run's own tokenizer, MinHash signatures, and samples.
 
-One pass over the good rows, shard by shard, in several processes where there are many. What is found lies beside the
-rows on disk.
+The rows are read once, shard by shard, in several processes if there are many. The results are stored on disk next to
+the rows.
 """
 
 import json
@@ -34,53 +34,54 @@ from data_contracts.rows.processes import in_order
 from data_contracts.rows.shards import Shard, Shards, is_whole, write_shard
 
 _CHUNK = 500
-"""Rows whose tokens are in memory at once."""
+"""Number of rows whose tokens are in memory at once."""
 _RENDERED = 50
-"""Rows that the chat template renders in one call."""
+"""Number of rows that the chat template renders in one call."""
 _Side = Literal["chosen", "rejected", "response"]
 _RESPONSES: tuple[_Side, ...] = ("chosen", "rejected", "response")
 TEMPLATE_READINGS = ("agrees", "refused", "changed")
-"""What a chat template makes of a row: renders it unchanged, refuses its prompt, or changes it."""
+"""Results of a chat template for a row: it renders the row unchanged, refuses its prompt, or changes the text."""
 SAMPLE = 2_000
-"""Texts of each split (or source) that language and classifier look at."""
+"""Number of texts of each split (or source) for language detection and the classifier test."""
 
 
 @dataclass
 class RowTexts:
-    """Of the good rows of a ledger (m of n), in order."""
+    """Measures of the good rows of a ledger (m of n), in order."""
 
     wanted: NDArray[np.bool_]
-    """Which they are (n,)."""
+    """Which rows are good (n,)."""
     shards: Shards
     sketch: Sketches
-    """Of prompt and responses."""
+    """Signatures of prompt and responses together."""
     prompt_sketch: Sketches
-    """Of the prompt."""
+    """Signatures of the prompts."""
     unknown: float
-    """Share of tokens that are the tokenizer's unknown token; NaN without tokenizer."""
+    """Share of tokens that are the tokenizer's unknown token; NaN without a tokenizer."""
     samples: dict[int, list[CanonicalRow]]
-    """A few rows of each split (by its place in SPLITS)."""
+    """A sample of rows of each split, by the split's position in SPLITS."""
 
     @property
     def index(self) -> NDArray[np.int64]:
-        """Return the rows (m,) of the ledger."""
+        """Return the positions (m,) of the rows in the ledger."""
         return np.flatnonzero(self.wanted)
 
     @property
     def tokens(self) -> NDArray[np.int32]:
-        """(m, 3): of the prompt, the chosen and the rejected response before they are cut, EOS included; -1 without."""
+        """Return token counts (m, 3) of the prompt, the chosen and the rejected response before truncation, EOS
+        included; -1 if there is none."""
         return np.concatenate([np.empty((0, 3), np.int32), *(shard.column("tokens") for shard in self.shards)])
 
 
 class TextReading(NamedTuple):
-    """How texts are read."""
+    """Settings for reading texts."""
 
     tokenizer: Any
-    """The run's own; None leaves out what needs it."""
+    """The run's tokenizer; None leaves out everything that needs one."""
     generation: GenerationConfig
     near: NearDuplicateConfig
     languages: bool
-    """Whether the language of each row is measured, which takes half a millisecond a row."""
+    """Whether to detect each row's language, which takes half a millisecond a row."""
 
 
 class _Part(NamedTuple):
@@ -88,18 +89,18 @@ class _Part(NamedTuple):
 
     rows: Path
     texts: Path
-    """The shard that is written."""
+    """The shard to write."""
     wanted: NDArray[np.bool_]
-    """Which they are (rows,)."""
+    """Which rows are good (rows,)."""
 
 
 class _Measured:
-    """What the texts of a shard's rows show."""
+    """Measurements of a shard's texts."""
 
     def __init__(self) -> None:
         self.columns: dict[str, list[NDArray[Any]]] = {}
         self.late: list[tuple[int, str, str]] = []
-        """Row, check and text of each note."""
+        """Notes: row, check and text of each."""
 
     def note(self, index: int, problem: Problem) -> None:
         self.late.append((index, *problem))
@@ -114,9 +115,9 @@ def read_texts(
     progress: Callable[[int], None],
     processes: int = 1,
 ) -> RowTexts:
-    """Read the texts of the good rows of `ledger`, and measure there what the tokenizer makes of them.
+    """Read the texts of the good rows of `ledger`, and record there what the tokenizer makes of them.
 
-    Shards that are there, whole, are reused.
+    Complete shards from an earlier attempt are reused.
     """
     wanted = ledger.good()
     folder = ledger.path.with_name(f"{ledger.path.name}-texts")
@@ -149,7 +150,7 @@ def read_texts(
 
 
 def _read_part(how: TextReading, part: _Part) -> int:
-    """Write the shard of texts of a part, if it is not there; returns how many rows it has."""
+    """Write a part's shard of text measures unless it exists; return the number of its rows."""
     here = np.flatnonzero(part.wanted)
     if is_whole(part.texts):
         return len(here)
@@ -176,7 +177,7 @@ def _read_part(how: TextReading, part: _Part) -> int:
         answers = [runs_of_words(" ".join(_responses(item)), words) for item in items]
         lengths.append(tokens)
         of_prompts.append(signatures(prompts))
-        # A signature is the least hash of each permutation, so that of a union is the lesser of both.
+        # A signature holds the minimum hash of each permutation, so a union's signature is the elementwise minimum.
         sketches.append(np.minimum(signatures(answers), of_prompts[-1]))
         if how.languages:
             languages += [language_of(" ".join(_responses(i)) or i["prompt"][-1]["content"]) for i in items]
@@ -193,8 +194,8 @@ def _read_part(how: TextReading, part: _Part) -> int:
 
 
 def overlong(texts: RowTexts, rows: int, cap: int) -> NDArray[np.bool_]:
-    """Return which responses of a ledger's rows exceed `cap` tokens with their EOS: (rows, 2), chosen and rejected, or
-    a demonstration's in the first column. False where there is no response, or it was not read."""
+    """Return which responses of a ledger's rows exceed `cap` tokens including EOS: (rows, 2) for chosen and rejected; a
+    demonstration's response is in the first column. False if there is no response or it was not read."""
     found = np.zeros((rows, 2), np.bool_)
     found[texts.wanted] = texts.tokens[:, 1:] > cap
     return found
@@ -205,7 +206,7 @@ def _responses(item: CanonicalRow) -> list[str]:
 
 
 def _sampled(ledger: Ledger, wanted: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Up to SAMPLE good rows of each split, seeded (n,)."""
+    """Return a seeded sample of up to SAMPLE good rows of each split (n,)."""
     rng = random.Random(f"sample {ledger.seed}")
     out = np.zeros_like(wanted)
     for split in np.unique(ledger.facts["split"][wanted]):
@@ -215,7 +216,7 @@ def _sampled(ledger: Ledger, wanted: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def _markers(tokenizer: Any) -> re.Pattern[str]:
-    """Find what the tokenizer reads as one special token wherever it stands in a text, and what ends a response."""
+    """Return a pattern for texts that the tokenizer reads as one special token anywhere, or that end a response."""
     texts = sorted({*special_tokens(tokenizer).values(), *endings_of(tokenizer).strings}, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, texts)))
 
@@ -235,7 +236,7 @@ def _find_markers(found: _Measured, markers: Any, indices: list[int], items: lis
 def _tokenised(
     found: _Measured, tokenizer: Any, generation: GenerationConfig, indices: list[int], items: list[CanonicalRow]
 ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-    """Lengths (n, 3) of the rows' texts in tokens, and the counts that `read_texts` adds up."""
+    """Return token counts (n, 3) of the rows' texts, and the unknown and total counts that `read_texts` adds up."""
     sides = [side for side in _RESPONSES if side in items[0]]
     cap, ends = generation.max_new_tokens, endings_of(tokenizer)
     rendered: list[str] = []
@@ -279,7 +280,7 @@ def _tokenised(
 def _all_rendered(
     tokenizer: Any, items: list[CanonicalRow], sides: list[_Side], ends: Endings
 ) -> list[tuple[str, Problem | None]]:
-    """`rendered_and_judged` of each row; all of them in one call of the template takes a third less time."""
+    """Return `rendered_and_judged` of each row. Rendering all in one call of the template takes a third less time."""
     try:
         asked = [item["prompt"] for item in items]
         prompts = rendered_prompts(tokenizer, asked)
@@ -292,7 +293,7 @@ def _all_rendered(
                 so_far and _continued(whole, prompt, text, str(tokenizer.eos_token), ends.strings)
                 for so_far, whole, prompt, text in zip(agree, wholes, prompts, said, strict=True)
             ]
-    except Exception:  # of one of them, which is found by itself
+    except Exception:  # raised by one of the rows; rendered one by one, only that row fails
         return [rendered_and_judged(tokenizer, item["prompt"], [item[side] for side in sides]) for item in items]
     return [(prompt, None if kept else Problem(*_CHANGED)) for prompt, kept in zip(prompts, agree, strict=True)]
 
@@ -305,22 +306,22 @@ _CHANGED = (
 def rendered_and_judged(
     tokenizer: Any, messages: list[dict[str, str]], responses: list[str]
 ) -> tuple[str, Problem | None]:
-    """Return a prompt in the chat template (empty if the template refuses it), and what is wrong with it or
+    """Return a prompt rendered in the chat template (empty if the template refuses it), and the problems of it or
     `responses`."""
     prompt = ""
     try:
         prompt = rendered_prompt(tokenizer, messages)
         if all(continues(tokenizer, prompt, messages, response) for response in responses):
             return prompt, None
-    except Exception as error:  # a template is a program of others
+    except Exception as error:  # a template is third-party code and may raise anything
         if not prompt:
             return "", Problem("template_takes", f"the chat template refuses the prompt: {error}")
     return prompt, Problem(*_CHANGED)
 
 
 def continues(tokenizer: Any, prompt: str, messages: list[dict[str, str]], response: str) -> bool:
-    """Return whether the chat template renders the conversation with its response as `prompt`, the response, then EOS,
-    or a string that ends a response."""
+    """Return whether the chat template renders the conversation with its response as `prompt` + response + EOS, or with
+    another string that ends a response."""
     whole = rendered_conversation(tokenizer, [*messages, {"role": "assistant", "content": response}])
     return _continued(whole, prompt, response, str(tokenizer.eos_token), endings_of(tokenizer).strings)
 
@@ -332,13 +333,13 @@ def _continued(whole: str, prompt: str, response: str, eos: str, strings: tuple[
 
 
 def _same_cut(one: Any, other: Any, cap: int) -> bool:
-    """Return whether two encodings are the same in their first `cap` tokens, EOS among them."""
+    """Return whether two encodings agree in their first `cap` tokens, EOS included."""
     if min(len(one), cap) != min(len(other), cap):
         return False
     return bool(one.ids[:cap] == other.ids[:cap])
 
 
 def _encoded(tokenizer: Any, texts: list[str]) -> list[Any]:
-    """Return the encodings of texts. Without masks and offsets, which take longer than the ids."""
+    """Return the encodings of texts without masks and offsets, which take longer to compute than the ids."""
     encoded: list[Any] = tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     return encoded

@@ -1,4 +1,4 @@
-"""What only the whole of the rows shows: competence of annotators, duplicates, contradictions, near-duplicates."""
+"""Analyses that need all rows: annotator competence, duplicates, contradictions and near-duplicates."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,12 +20,12 @@ from data_contracts.rows.ledger import Ledger, combined
 _log = logging.getLogger(__name__)
 
 COMPARED_ROWS = 2_000_000
-"""Rows whose texts are compared at once, by their hashes."""
+"""Number of rows whose text hashes are compared at once."""
 TRAIN, TEST = SPLITS.index("train"), SPLITS.index("test")
 
 
 def competence(rows: Iterable[Row], shown: str) -> DawidSkene:
-    """Dawid and Skene's model of the annotators of `rows`, its items. Raises UserError if no row says who voted."""
+    """Fit the Dawid-Skene annotator model to `rows`. Raises UserError if no row names its voters."""
     annotators: dict[str, int] = {}
     votes, index = [], -1
     for index, row in enumerate(rows):
@@ -47,7 +47,7 @@ def competence(rows: Iterable[Row], shown: str) -> DawidSkene:
 
 
 def relabelled(rows: Iterable[Row], posterior: NDArray[np.float64]) -> Iterator[Row]:
-    """`rows` with the likeliest label of `posterior` (I, 3) as theirs and its probability as their soft label."""
+    """Yield `rows` with the most probable label of `posterior` (I, 3), and its probability as their soft label."""
     for row, (first, second, equal) in zip(rows, posterior, strict=True):
         if row.item is not None and np.isfinite(first):
             label = int(np.argmax([first, second, equal]))
@@ -65,10 +65,10 @@ def relabelled(rows: Iterable[Row], posterior: NDArray[np.float64]) -> Iterator[
 
 
 def mark_duplicates(ledger: Ledger) -> None:
-    """Measure of each good row whether it stands there before (`copies_before`), and whether its two responses are also
-    preferred the other way (`contradictions`)."""
+    """Measure for each good row whether it repeats an earlier one (`copies_before`), and whether its two responses are
+    also preferred the other way round (`contradictions`)."""
     facts, every = ledger.facts, np.flatnonzero(ledger.good())
-    # Rows that repeat or contradict each other have one prompt, so those of some prompts are looked at by themselves.
+    # Rows that repeat or contradict each other share a prompt, so the rows can be processed in groups of prompts.
     parts = 1 + len(every) // COMPARED_ROWS
     share = facts["prompt"] % np.uint64(parts) if parts > 1 else np.zeros(len(facts), np.uint64)
     for part in range(parts):
@@ -95,11 +95,11 @@ def _compare(ledger: Ledger, good: NDArray[np.int64]) -> None:
 
 
 def place_judged(ledgers: Sequence[Ledger]) -> None:
-    """Move the prompts that people judged in a batch: those that may train to the training split, so that they leave
-    every held-out set, those that only judge to the test split, whichever split they would stand in.
+    """Move prompts that people judged in a batch. Those that may be used for training move to the training split, so
+    that they are in no held-out set; those for evaluation only move to the test split.
 
-    Only rows of a batch say so (`half` of the facts); rows of any kind and near-duplicates of their prompts, which
-    differ in case, punctuation and white space alone, go with them.
+    Only rows of a batch carry this mark (`half` of the facts). Rows of any kind with the same prompt, ignoring case,
+    punctuation and white space, move with them.
     """
     facts = [ledger.facts for ledger in ledgers]
     for half, split in ((1, TRAIN), (0, TEST)):
@@ -109,8 +109,8 @@ def place_judged(ledgers: Sequence[Ledger]) -> None:
 
 
 def mark_near_duplicates(ledger: Ledger, texts: RowTexts, near: NearDuplicateConfig) -> None:
-    """Measure which rows nearly repeat an earlier one (`near_copies_before`): of a ranking, whose pairs are alike, all
-    by the first of them."""
+    """Measure which rows nearly repeat an earlier one (`near_copies_before`). Pairs of one ranking resemble each other,
+    so the first pair decides for all."""
     index = texts.index
     rows = ledger.facts["row"][index]
     _, first, of_row = np.unique(rows, return_index=True, return_inverse=True)
@@ -122,13 +122,13 @@ def mark_near_duplicates(ledger: Ledger, texts: RowTexts, near: NearDuplicateCon
 
 
 def near_training(ledger: Ledger, kept: NDArray[np.bool_], texts: RowTexts, near: NearDuplicateConfig) -> NDArray[Any]:
-    """For each of the kept pairs (k,): 1 where it is held out and its prompt is nearly one of training, 0 where it
-    isn't, NaN for pairs of training."""
+    """Return for each kept pair (k,): 1 if it is held out and its prompt nearly repeats a training prompt, 0 if held
+    out and it does not, NaN for training pairs."""
     facts, places = ledger.facts[kept], np.searchsorted(texts.index, np.flatnonzero(kept))
     train, heldout = np.flatnonzero(facts["split"] == TRAIN), np.flatnonzero(facts["split"] != TRAIN)
     out = np.full(len(facts), np.nan)
     out[heldout] = 0
-    # A prompt that stands in both is a leak, which is said elsewhere.
+    # A prompt that is in both is a leak, which another check reports.
     heldout = heldout[~np.isin(facts["prompt"][heldout], facts["prompt"][train])]
     order = places[np.concatenate([train, heldout])]
     earlier = near_earlier(texts.prompt_sketch, near.jaccard, len(train), order)[len(train) :]
@@ -137,7 +137,7 @@ def near_training(ledger: Ledger, kept: NDArray[np.bool_], texts: RowTexts, near
 
 
 def chosen_by_rank(ledger: Ledger, most: int | None) -> NDArray[np.bool_]:
-    """Return the good rows (n,), at most `most`: those of lowest rank, whatever their positions."""
+    """Return at most `most` good rows (n,): those of lowest rank, whatever their positions."""
     good = ledger.good()
     if most is None or good.sum() <= most:
         return good

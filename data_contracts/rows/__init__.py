@@ -1,1 +1,1 @@
-"""Rows of the user's files, gathered, kept on disk and checked one by one."""
+"""Read rows of the user's files, store them on disk and measure them one by one."""

@@ -1,8 +1,8 @@
-"""The columns that the contract judges: what is measured of each row, as numbers and categories, never as text.
+"""The columns that the contract judges: each row's measures, as numbers and categories, never as text.
 
-A column belongs to the phase that measures it. `read`: the row alone, for every row. `compared`: the row beside all
-others, if the first phase keeps it. `texts`: what the run's tokenizer makes of it, if it is still kept.
-Where a row was not measured its value is missing, and expectations pass over it.
+A column belongs to the phase that measures it. `read` measures every row by itself. `compared` measures rows that the
+first phase kept against all other rows. `texts` measures rows that are still kept with the run's tokenizer.
+If a row was not measured, its value is missing, and expectations ignore it.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,9 +17,9 @@ from data_contracts.rows.ledger import Ledger
 from data_contracts.rows.measuring import READINGS, kind_of, places
 
 LINE = "line"
-"""The column that numbers the lines of a frame: the place of the row in its ledger."""
+"""The column with a row's position in its ledger."""
 PHASES = ("read", "compared", "texts")
-"""In order."""
+"""The phases, in order."""
 PAIRS, DEMONSTRATIONS, PROMPTS = "preferences", "demonstrations", "prompts"
 _EVERY = (PAIRS, DEMONSTRATIONS, PROMPTS)
 
@@ -32,14 +32,15 @@ class Column(NamedTuple):
     kinds: tuple[str, ...] = _EVERY
     """The kinds of data that have it."""
     tokens: bool = False
-    """Whether only a run's tokenizer shows it."""
+    """Whether it needs a run's tokenizer."""
     make: "Callable[[_Some], Any] | None" = None
-    """None where the whole or the texts show it (`Ledger.measured`, `Ledger.shown`)."""
+    """Computes the column from the facts; None if it comes from comparing rows or from texts (`Ledger.measured`,
+    `Ledger.shown`)."""
     category: bool = False
 
 
 def _fact(name: str) -> "Callable[[_Some], Any]":
-    """Return a count that every row has which could be read."""
+    """Return a column with a count that every readable row has."""
     return lambda ledger: _where(ledger.facts[name], ledger.facts["made"])
 
 
@@ -60,7 +61,7 @@ def _votes(ledger: "_Some") -> Any:
 
 
 def _named(codes: NDArray[Any], names: Iterable[str]) -> Any:
-    """Return a category of `names` by its place (n,), -1 where it is missing."""
+    """Return a categorical column of `names` from codes (n,); -1 means missing."""
     return pd.Categorical.from_codes(codes.astype(np.int64), pd.Index(list(names)))
 
 
@@ -119,7 +120,7 @@ COLUMNS: dict[str, Column] = {
 
 
 class _Some(NamedTuple):
-    """What columns are made of, of some rows of a ledger."""
+    """Some rows of a ledger, from which columns are computed."""
 
     facts: Any
     roles: dict[str, int]
@@ -129,10 +130,10 @@ _ALL = slice(None)
 
 
 def column_of(ledger: Ledger, name: str, rows: slice = _ALL) -> Any:
-    """Return the values (n,) of a column: a measured one, or a further one of the source (`further`).
+    """Return the values (n,) of a column: a measured one, or one of the source's own (`further`).
 
     Args:
-        rows: leave out all but these, which stand together.
+        rows: the consecutive rows to return.
     """
     if name not in COLUMNS:
         return further(ledger.further(name, rows), ledger.extra_kinds[name])
@@ -144,10 +145,11 @@ def column_of(ledger: Ledger, name: str, rows: slice = _ALL) -> Any:
 
 
 def further(values: list[Any], kind: list[bool]) -> Any:
-    """Return a column of the source: numbers where every value is one (a CSV's are texts), else categories.
+    """Return one of the source's own columns: numbers if every value is one (a CSV's values are texts), else
+    categories.
 
     Args:
-        kind: of all its rows, as `ShardNotes.kinds`.
+        kind: as `ShardNotes.kinds`, over all rows of the column.
     """
     known, booleans, numbers = kind
     if known and booleans:
@@ -158,13 +160,13 @@ def further(values: list[Any], kind: list[bool]) -> Any:
 
 
 def row_frame(ledger: Ledger, columns: Iterable[str], rows: slice = _ALL) -> pd.DataFrame:
-    """Return a line for each row of the ledger, or for some that stand together: `line`, and the `columns`."""
+    """Return a frame of all rows of the ledger, or some consecutive ones, with the column `line` and the `columns`."""
     lines = np.arange(len(ledger.facts))[rows]
     return pd.DataFrame({LINE: lines, **{name: column_of(ledger, name, rows) for name in columns}})
 
 
 def kept_frame(ledger: Ledger, kept: NDArray[np.bool_], columns: Iterable[str]) -> pd.DataFrame:
-    """Return the same, of the rows that are kept: what only other rows hold makes no column a category."""
+    """Return the same frame for the kept rows. Values in other rows do not affect whether a column is numeric."""
     frame = row_frame(ledger, ())[kept].reset_index(drop=True)
     for name in columns:
         if name in COLUMNS:
@@ -177,7 +179,7 @@ def kept_frame(ledger: Ledger, kept: NDArray[np.bool_], columns: Iterable[str]) 
 
 
 def numbers_of(ledger: Ledger, lines: NDArray[np.int64]) -> dict[str, list[int]]:
-    """Return the numbers of the rows of the files that `lines` were made of, by file."""
+    """Return for each file the numbers of the rows from which the ledger's `lines` were made."""
     which = np.zeros(len(ledger.facts), bool)
     which[lines] = True
     file, numbers = places(ledger.rows(which))

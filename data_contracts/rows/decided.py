@@ -1,6 +1,6 @@
-"""Say in words why the votes on a pair do not decide it: too few, a narrow lead, a tie. Experts come before all others.
+"""Explain why votes do not decide a pair: too few votes, a narrow lead, or a tie. Experts' votes take precedence.
 
-The contract judges the same by the columns `lead` and `deciding_votes`; these words explain its verdict.
+The contract makes the decision with the columns `lead` and `deciding_votes`; this module only writes the explanation.
 """
 
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ from data_contracts.rows.measuring import lead_of
 
 
 def by_votes(raw: RawRow, name: str, source: str, max_characters: int, config: DecisionConfig) -> list[Row]:
-    """Return the pairs of a row, as `parse_pairs`; a pair that its votes do not decide fails the check `decided`.
+    """Return the pairs of a row, as `parse_pairs`, with a problem of the check `decided` if votes do not decide a pair.
 
     With n votes, n_1 of them for the most frequent answer and n_2 for the next, a pair is decided if n >= minimum and
-    (n_1 - n_2) / n > margin. Where experts voted, their votes alone decide, however few; the others still count in
-    the annotators' agreement.
+    (n_1 - n_2) / n > margin. Where experts voted, their votes alone decide, however few; the others still count in the
+    annotators' agreement.
     """
     rows = parse_pairs(raw, name, source, max_characters)
     if name in ("ranking", COMPARISONS) or rows[0].item is None or rows[0].ballot is None:
@@ -40,19 +40,19 @@ def by_votes(raw: RawRow, name: str, source: str, max_characters: int, config: D
 
 
 def _of_experts(votes: object, experts: tuple[str, ...]) -> list[Mapping[str, Any]]:
-    """Return the votes, of a list of them, whose annotators are experts."""
+    """Return those of a list of votes whose annotators are experts."""
     if not isinstance(votes, list):
         return []
     return [each for each in votes if isinstance(each, dict) and str(each.get("annotator")) in experts]
 
 
 def _is_given_out(raw: RawRow) -> bool:
-    """Return whether Tether gave the pair out to label."""
+    """Return whether Tether gave out the pair for labelling."""
     return str(raw.data.get("id", "")).startswith(LABELLED) or JUDGED_IN in raw.data
 
 
 def _undecided(raw: RawRow, row: Row, config: DecisionConfig) -> str:
-    """Why the votes of a row that has a majority do not decide it; empty where they do."""
+    """Return why the votes of a row with a majority do not decide it; empty if they do."""
     assert row.ballot is not None
     minimum = config.minimum or (OWN_MINIMUM if row.given_out else 1)
     _, second, first = sorted(row.ballot)

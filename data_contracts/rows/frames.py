@@ -1,4 +1,4 @@
-"""The narrow frames of what is kept, and of the whole: row numbers and measures, never a text."""
+"""Frames with measures of kept rows and of the data set: row numbers and numbers, never texts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,8 @@ from data_contracts.rows.measuring import places
 
 
 def named_rows(ledger: Ledger, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-    """Return the columns that name `rows` (n,), codes of `Ledger.place`: `row_id` and, of several files, `file`."""
+    """Return the columns that identify `rows` (n,), which are codes of `Ledger.place`: `row_id`, and `file` if there
+    are several."""
     file, numbers = places(rows)
     return {"row_id": numbers} | ({"file": np.array(ledger.files)[file]} if len(ledger.files) > 1 else {})
 
@@ -24,9 +25,10 @@ def pair_frame(
     """Return a frame with a row for each kept pair.
 
     Args:
-        kept: which pairs of the ledger they are.
-        splits_of_prompt: how many splits each pair's prompt stands in, demonstrations counted too (n,).
-        near_training: of held-out pairs, 1 where the prompt is nearly one of training, else 0; else NaN (n,).
+        kept: which pairs of the ledger are kept.
+        splits_of_prompt: number of splits in which each pair's prompt occurs, including demonstrations (n,).
+        near_training: for held-out pairs, 1 if the prompt nearly repeats a training prompt, else 0; NaN for training
+            pairs (n,).
     """
     facts = ledger.facts[kept]
     first_wins = np.where(facts["first_wins"] < 0, np.nan, facts["first_wins"])
@@ -43,25 +45,27 @@ def pair_frame(
 
 
 def measure_frame(measures: Mapping[str, float]) -> pd.DataFrame:
-    """One line: a column a measure of the whole."""
+    """Return a frame of one row with a column for each dataset-level measure."""
     return pd.DataFrame({"row_id": [0], **{name: [float(value)] for name, value in measures.items()}})
 
 
 def longer_wins(words: NDArray[Any]) -> NDArray[np.float64]:
-    """For words (n, 2) of chosen and rejected: 1 if the chosen has more, 0 if fewer, NaN if as many; (n,)."""
+    """Return for word counts (n, 2) of chosen and rejected: 1 if the chosen response has more words, 0 if fewer, NaN if
+    equal; (n,)."""
     chosen, rejected = words[:, 0], words[:, 1]
     return np.where(chosen == rejected, np.nan, (chosen > rejected).astype(float))
 
 
 def length_preference(words: NDArray[Any]) -> float | None:
-    """Share of pairs in which the longer response wins, pairs of equal length left out; None if there is no other."""
+    """Return the share of pairs in which the longer response wins, leaving out pairs of equal length; None if no pair
+    is left."""
     wins = longer_wins(words)
     return None if np.isnan(wins).all() else float(np.nanmean(wins))
 
 
 def splits_of(ledgers: Sequence[tuple[Ledger, NDArray[np.bool_]]]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """Return the distinct prompts (hashes, sorted) of the kept rows of `ledgers`, and how many splits each stands
-    in."""
+    """Return the distinct prompts (hashes, sorted) of the kept rows of `ledgers`, and the number of splits that each
+    occurs in."""
     prompts = np.concatenate([ledger.facts["prompt"][kept] for ledger, kept in ledgers])
     splits = np.concatenate([ledger.facts["split"][kept] for ledger, kept in ledgers])
     distinct, place = np.unique(prompts, return_inverse=True)

@@ -1,4 +1,4 @@
-"""From a source to judged rows, one by one: read, detect the format, parse, check the schema."""
+"""Read a source's rows one by one: detect the format, parse, and check the schema."""
 
 import json
 import logging
@@ -38,12 +38,12 @@ REMEDIES = {
     "decided": "Give more votes, lower data.decision.minimum or data.decision.margin, or have experts decide.",
     "differ_truncated": "Raise generation.max_new_tokens, or give shorter responses.",
 }
-"""What to do, by check, where mending rows or mapping names isn't it."""
+"""Maps a check to advice, where fixing rows or mapping column names is not the right advice."""
 _COLUMNS = {"preferences": "columns", "demonstrations": "demonstration_columns", "prompts": "prompt_columns"}
 
 
 class RowSource(NamedTuple):
-    """Rows to judge: what they are called in artifacts (never a path), and in messages to the user."""
+    """A source of rows: its name in artifacts (never a path), and its name in messages to the user."""
 
     name: str
     """The kind of data."""
@@ -51,23 +51,24 @@ class RowSource(NamedTuple):
     rows: Iterable[RawRow]
     columns: Mapping[str, str | Sequence[str]]
     field: str
-    """The config field that renames columns."""
+    """The config option that maps its column names."""
     label: str = ""
-    """What its rows are said to come from, where that isn't `name`."""
+    """The source's name in its rows, if that isn't `name`."""
     decision: DecisionConfig = DecisionConfig()
-    """When votes decide a pair of preferences."""
+    """When votes decide a preference pair."""
     options: ReadingOptions = ReadingOptions()
-    """What values of labels mean, and which differences of scores make a pair."""
+    """The meaning of label values, and the smallest score difference that makes a pair."""
     kept: Sequence[str] = ()
-    """Columns to keep beside the prompt, for sources of reward."""
+    """Columns to keep in addition to the prompt, for reward sources."""
     extra: tuple[str, ...] = ()
-    """Further columns of the source that a user's suite asks for."""
+    """Other columns of the source that a user's suite uses."""
     needs_one: bool = True
-    """Whether at least one row must be valid. A batch whose votes decide nothing is not a mistake."""
+    """Whether at least one row must be valid. It is not an error if a batch's votes decide no pair."""
 
     @classmethod
     def named(cls, name: str, path: Path, data: DataConfig, label: str = "") -> "RowSource":
-        """Return the file or saved folder that `data` names as `preferences`, `demonstrations` or `prompts`."""
+        """Return the source for a file or saved folder given as `preferences`, `demonstrations` or `prompts` in
+        `data`."""
         field = _COLUMNS[name]
         return cls(
             name,
@@ -83,18 +84,19 @@ class RowSource(NamedTuple):
 
     @property
     def file(self) -> str:
-        """Return the name of the source that its rows get."""
+        """Return the file label that its rows get."""
         return self.label or self.name
 
 
 def look_at(name: str, path: Path, data: DataConfig) -> None:
-    """Raise at once what reading the whole of a file would end in: a run that can't begin should leave nothing.
+    """Check the beginning of a file, so that a run with an unreadable file fails before it creates anything.
 
-    Its first rows are judged, and all only if none of these is valid. A gzipped file is read to its end, as only that
-    shows whether it is all there.
+    The first rows are judged, and all rows only if none of these is valid. A gzipped file is read to its end, because
+    only
+    then is it known to be complete.
 
     Raises:
-        UserError: the source can't be read, has no known format, or not one valid row.
+        UserError: the source can't be read, has no known format, or has no valid row.
     """
     source = RowSource.named(name, path, data)
     first = list(islice(source.rows, DETECT_ON))
@@ -122,7 +124,7 @@ def look_at(name: str, path: Path, data: DataConfig) -> None:
 
 
 def judged_rows(source: RowSource, max_characters: int) -> Iterator[Row]:
-    """Yield every row of `source` as a pair (or several, of a ranking), demonstration or prompt, or with its problems.
+    """Yield every row of `source` as a pair (several for a ranking), demonstration or prompt, or with its problems.
 
     Raises:
         UserError: the source can't be read, or has no known format.
@@ -132,7 +134,7 @@ def judged_rows(source: RowSource, max_characters: int) -> Iterator[Row]:
 
 
 def detected(source: RowSource) -> tuple[str, Iterable[RawRow]]:
-    """Return the format of `source`, and its rows under the standard names, in a shape that this format has.
+    """Return the format of `source`, and its rows with standard column names, in a form that this format accepts.
 
     Raises:
         UserError: the source can't be read, or has no known format.
@@ -161,7 +163,7 @@ def detected(source: RowSource) -> tuple[str, Iterable[RawRow]]:
 
 
 def parsed(raws: Iterable[RawRow], name: str, source: RowSource, max_characters: int) -> Iterator[Row]:
-    """Rows of `source`, of the format `name`, as `judged_rows`. Each depends on nothing but itself."""
+    """Yield the parsed rows of `source` in the format `name`, as `judged_rows`. Each depends on its own row only."""
     for raw in raws:
         for row in _parsed(raw, name, source, max_characters):
             if row.item is not None and source.kept and source.name != "demonstrations":
@@ -176,7 +178,7 @@ def parsed(raws: Iterable[RawRow], name: str, source: RowSource, max_characters:
 
 
 def _plain(value: Any) -> JsonValue:
-    """Return a column's value as JSON; what JSON does not know (a date, NaN) as text."""
+    """Return a column's value as JSON; values that JSON does not have (a date, NaN) become text."""
     try:
         canonical_json(value)
     except (TypeError, ValueError):
@@ -185,7 +187,7 @@ def _plain(value: Any) -> JsonValue:
 
 
 def _unwritable(columns: Mapping[str, JsonValue]) -> Iterator[Problem]:
-    """Columns with characters that UTF-8 has no bytes for, as a file's bytes that are no UTF-8 become."""
+    """Return the columns with text that cannot be encoded as UTF-8, such as bytes of a file that is not UTF-8."""
     for name, value in columns.items():
         try:
             json.dumps(value, ensure_ascii=False).encode()
@@ -209,7 +211,7 @@ def _parsed(raw: RawRow, name: str, source: RowSource, max_characters: int) -> l
 
 
 def _decide_by_margin(row: Row, raw: RawRow, threshold: float) -> None:
-    """Note that a pair's margin is no more than `threshold`, where one is asked for."""
+    """Add a problem if a pair's score difference is at most `threshold`, if one is set."""
     margin = row.item.get("margin") if row.item is not None else None
     if threshold and margin is not None and margin <= threshold and not any(p.check == "decided" for p in row.problems):
         row.problems.append(Problem("decided", narrow(margin, threshold)))
@@ -217,8 +219,8 @@ def _decide_by_margin(row: Row, raw: RawRow, threshold: float) -> None:
 
 
 def renamed(source: RowSource) -> Iterator[RawRow]:
-    """Yield the rows of `source` under the standard names. Raises UserError if the first lacks a column that is
-    named."""
+    """Yield the rows of `source` with standard column names. Raises UserError if the first lacks a column that the
+    config names."""
     for position, raw in enumerate(source.rows):
         if source.extra:
             raw = raw._replace(extra={name: raw.data.get(name) for name in source.extra})
@@ -241,20 +243,21 @@ def renamed(source: RowSource) -> Iterator[RawRow]:
 
 
 def columns_of(columns: Mapping[str, str | Sequence[str]]) -> Iterator[str]:
-    """Yield the columns that `data.columns` names, those of a list one by one."""
+    """Yield the columns that `data.columns` names, expanding lists."""
     for theirs in columns.values():
         yield from [theirs] if isinstance(theirs, str) else theirs
 
 
 def options_of(data: DataConfig) -> ReadingOptions:
-    """Return what the config says of labels and scores."""
+    """Return the config's options for labels and scores."""
     return ReadingOptions(data.label_values, data.score.name, data.score.threshold)
 
 
 def not_one_valid(
     source: RowSource, rows: int, reasons: Mapping[str, Reason], named: Callable[[int], str] = "row {}".format
 ) -> UserError:
-    """Return the error for a source without a valid row among so many; `reasons` by check, whose rows `named` names."""
+    """Return the error for a source in which none of `rows` rows is valid. `reasons` is by check; `named` names a
+    row."""
     what = {"preferences": "preference pair", "demonstrations": "demonstration", "prompts": "prompt"}[source.name]
     check, found = max(reasons.items(), key=lambda each: each[1].rows)
     remedy = REMEDIES.get(check, f"Correct the rows, or map your names with {source.field}.")

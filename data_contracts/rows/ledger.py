@@ -1,11 +1,12 @@
-"""Rows on their way through the contract: shards on disk hold their texts and facts, memory what changes.
+"""Keeps the rows that the contract judges: texts and facts are in shards on disk, and changing values are in memory.
 
-What has to look at all rows (duplicates, leaks, agreement) looks at a few columns of numbers: 64-bit hashes of texts,
-of which two differing ones agree by chance in 1 of 10 million sets of 1.6 million rows, counts and flags. About 20
+Analyses of all rows (duplicates, leaks, agreement) use a few numeric columns: counts, flags, and 64-bit hashes of
+texts.
+In a set of 1.6 million rows, two different texts have the same hash with a probability of 1 in 10 million. About 20
 bytes a row stay in memory.
 
-The ledger explains; it does not judge. Which rows are kept out is what a validation of Great Expectations names
-(`Ledger.name`), on columns made of these numbers (`data_contracts.rows.columns`).
+The ledger does not judge rows. It stores the reasons; which rows are quarantined is decided by Great Expectations
+(`Ledger.name`), on columns made from these numbers (`data_contracts.rows.columns`).
 """
 
 import heapq
@@ -36,20 +37,21 @@ from data_contracts.rows.shards import FactColumns, Shard, Shards, value_at
 
 ROW_CHECKS = tuple(RowChecks.model_fields)
 SHARD_ROWS = 10_000
-"""Rows of the source in a shard, at most."""
+"""Largest number of source rows in a shard."""
 _IN_MEMORY = ("noted", "made", "split", "half")
-"""Facts that change, or are asked for row by row: 4 bytes a row."""
+"""Facts that change, or that are read row by row: 4 bytes a row."""
 
 
 def combined(*hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """One hash (n,) of several in order, each (n,): equal where all are, else by chance alone."""
+    """Combine hashes, each (n,), in order into one (n,); results are equal if all parts are, and otherwise only by
+    chance."""
     odd = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
     parts = [part * np.uint64(factor) for part, factor in zip(hashes, odd, strict=False)]
     return np.add.reduce(parts)
 
 
 def first_of_each(wanted: NDArray[np.bool_], hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Return the rows (n,) of `wanted` (n,) that are the first with their hash (n,)."""
+    """Return which rows (n,) of `wanted` (n,) are the first with their hash (n,)."""
     places = np.flatnonzero(wanted)
     _, first = np.unique(hashes[places], return_index=True)
     out = np.zeros_like(wanted)
@@ -58,18 +60,18 @@ def first_of_each(wanted: NDArray[np.bool_], hashes: NDArray[np.uint64]) -> NDAr
 
 
 class Reason(NamedTuple):
-    """Why rows fail a check."""
+    """Why rows fail a check, and how many."""
 
     text: str
     """The first row's reason."""
     first: int
     rows: int
     last: int
-    """The first and the last of so many rows, by number or by their field `row` of the facts."""
+    """The last failing row; `first` and `last` are numbers or values of the facts' field `row`."""
 
 
 def count_reason(reasons: dict[str, Reason], number: int, problem: Problem) -> None:
-    """Count row `number` in, once, whichever of its pairs have the problem."""
+    """Count row `number`, once even if several of its pairs have the problem."""
     known = reasons.get(problem.check, Reason(problem.text, number, 0, -1))
     if known.last != number:
         reasons[problem.check] = known._replace(rows=known.rows + 1, last=number)
@@ -86,57 +88,58 @@ class Ledger:
         """
         self.path, self.split, self.seed, self.ranked = path, split, seed, ranked
         self.shards = Shards([])
-        """Of the rows, in their order; the rows of a file stand together."""
+        """Shards of the rows, in order; the rows of a file are consecutive."""
         self.texts = Shards([])
-        """What the texts show, a shard for each of `shards` once they are read (`data_contracts.findings.texts`)."""
+        """Measures of the texts: one shard for each of `shards`, once texts are read
+        (`data_contracts.findings.texts`)."""
         self.facts: Any = np.empty(0, FACTS)
-        """Of all rows (n,): `FactColumns`, or a structured array."""
+        """Facts of all rows (n,): `FactColumns`, or a structured array."""
         self.out: NDArray[np.bool_] = np.empty(0, bool)
-        """Which rows validations keep out, so far (n,)."""
+        """Which rows are quarantined so far (n,)."""
         self.named_by: dict[str, NDArray[np.bool_]] = {}
-        """Maps a check to the rows (n,) that a validation named; a check that named none has no entry."""
+        """Maps a check to its failing rows (n,); a check without failing rows has no entry."""
         self.measured: dict[str, NDArray[Any]] = {}
-        """Columns (n,) that only the whole shows, NaN where a row was not looked at."""
+        """Columns (n,) that come from comparing all rows; NaN for rows that were not compared."""
         self.roles: dict[str, int] = {}
-        """Roles of the turns of a prompt, a letter each, and their place."""
+        """Maps the roles of a prompt's messages, a letter each, to their code."""
         self.extra: tuple[str, ...] = ()
-        """Further columns of the source that a user's suite asks for."""
+        """Other columns of the source that a user's suite uses."""
         self.extra_kinds: dict[str, list[bool]] = {}
-        """Of each, as `ShardNotes.kinds`."""
+        """For each of them, as `ShardNotes.kinds`."""
         self.annotators: dict[str, int] = {}
         self.model_votes: Counter[str] = Counter()
-        """Votes of each model, by the name of its annotator, in rows that were read whole."""
+        """Number of votes of each model, by annotator name, in completely read rows."""
         self.models: dict[str, int] = {}
-        """Models whose responses votes compare, by name, and their place."""
+        """Maps the name of each compared model to its code."""
         self.files: list[str] = []
-        """What the files are called, in the order in which they were read."""
+        """The files' labels, in reading order."""
         self._file_of: list[int] = []
-        """Of each shard, the place of its file in `files`."""
+        """For each shard, the index of its file in `files`."""
         self._places: list[tuple[Any, Any]] = []
-        """Of each shard, what its annotators and models are in `annotators` and `models`."""
+        """For each shard, its annotators' and models' indices in `annotators` and `models`."""
         self._gathered: NDArray[np.int64] = np.empty((0, 2), np.int64)
         self._first_notes: dict[tuple[str, str], tuple[int, str]] = {}
-        """By file and check, the index and the text of the first note at reading."""
+        """Maps (file, check) to the row index and text of the first note from reading."""
         self.late: dict[int, list[Problem]] = {}
-        """Notes of what only the whole or the texts show, by row index."""
+        """Notes from comparing rows or from texts, by row index."""
         self._generic: dict[str, Callable[[int], str]] = {}
-        """By check, what to say of a row (index) that has no note of its own."""
+        """Maps a check to a function that describes a failing row (index) without a note of its own."""
         self._keeping_out: dict[str, bool] = {}
-        """Checks that named rows, and whether they keep them out."""
+        """Maps each check that has failing rows to whether it quarantines them."""
 
     def measuring(self, extra: Sequence[str] = ()) -> Measuring:
-        """Return how the rows are measured; `extra` are further columns of the source to keep."""
+        """Return how to measure rows; `extra` are other columns of the source to keep."""
         return Measuring(self.split, self.seed, self.ranked, tuple(extra))
 
     def shard_path(self, number: int) -> Path:
-        """Where a shard stands."""
+        """Return the path of a shard."""
         return self.path / f"{number:05d}.arrow"
 
     def fill(self, rows: Iterable[Row], progress: Callable[[int], None], extra: Sequence[str] = ()) -> None:
-        """Read all rows in this process, and write and take in their shards. The rows of a file stand together.
+        """Read all rows in this process, write their shards and load them. The rows of a file must be consecutive.
 
         Args:
-            extra: further columns of the source to keep.
+            extra: other columns of the source to keep.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         paths: list[Path] = []
@@ -151,7 +154,7 @@ class Ledger:
         self.take(paths, extra)
 
     def take(self, paths: Sequence[Path], extra: Sequence[str] = ()) -> None:
-        """Take in the shards of all rows, which stand in their order."""
+        """Load the shards of all rows, in order."""
         roles: list[NDArray[np.int32]] = []
         self.extra = tuple(extra)
         self.extra_kinds = {name: [False, True, True] for name in extra}
@@ -178,7 +181,7 @@ class Ledger:
         self._gathered = self._beside(GATHERED)
 
     def _beside(self, what: tuple[str, Any, int]) -> NDArray[Any]:
-        """Return an array beside the rows of all shards, its first column the row's index."""
+        """Return an additional array over all shards; its first column is the row's index."""
         name, dtype, width = what
         parts = [np.empty((0, width), dtype)]
         for start, shard, (annotators, models) in zip(self.shards.starts, self.shards, self._places, strict=False):
@@ -193,16 +196,18 @@ class Ledger:
 
     @property
     def votes(self) -> NDArray[np.int32]:
-        """Row index, annotator (place in `annotators`) and place in `Ballot` of each vote that names its annotator."""
+        """Return (row index, annotator's index in `annotators`, position in `Ballot`) of each vote that names its
+        annotator."""
         return self._beside(VOTES)
 
     @property
     def compared(self) -> NDArray[np.int32]:
-        """Row index and the models (places in `models`) of its first and second response, where the row names them."""
+        """Return (row index, index in `models` of the first response's model, and of the second's) for rows that name
+        them."""
         return self._beside(COMPARED)
 
     def further(self, name: str, rows: slice = slice(None)) -> list[Any]:
-        """Return the values of a further column of the source, of all rows or some that stand together."""
+        """Return the values of one of the source's own columns, for all rows or some consecutive ones."""
         place = self.extra.index(name)
         start, stop, _ = rows.indices(len(self.facts))
         return [
@@ -212,21 +217,21 @@ class Ledger:
         ]
 
     def place(self, code: int) -> tuple[str, int]:
-        """Return the file of a row, by its field `row` of the facts, and the row's number there."""
+        """Return a row's file and its number there, from the facts' field `row`."""
         file, number = places(code)
         return self.files[file], number
 
     def named(self, code: int) -> str:
-        """Return a row, by its field `row` of the facts, for a message."""
+        """Return a row's name for messages, from the facts' field `row`."""
         file, number = self.place(int(code))
         return f"row {number} of {file}" if len(self.files) > 1 else f"row {number}"
 
     def of(self, file: str) -> NDArray[np.bool_]:
-        """Return which rows are of a file (n,)."""
+        """Return which rows come from a file (n,)."""
         return places(self.facts["row"])[0] == (self.files.index(file) if file in self.files else -1)
 
     def note(self, index: int, problem: Problem) -> None:
-        """Add a sentence that explains a measured value of a row. It does not judge the row."""
+        """Add a note that explains a measured value of a row. It does not judge the row."""
         self.late.setdefault(index, []).append(problem)
 
     def measure(self, column: str, index: NDArray[np.int64], values: Any) -> None:
@@ -236,7 +241,7 @@ class Ledger:
         self.measured.setdefault(column, np.full(len(self.facts), np.nan, kind))[index] = values
 
     def shown(self, column: str, rows: slice) -> Any:
-        """Return a column that the texts show of some rows that stand together, missing where a row was not read."""
+        """Return a text measure of some consecutive rows; values of rows that were not read are missing."""
         start, stop, _ = rows.indices(len(self.facts))
         named = column == "language"
         found = np.full(stop - start, None if named else np.nan, object if named else np.float32)
@@ -252,11 +257,11 @@ class Ledger:
         return found
 
     def name(self, check: str, lines: NDArray[np.int64], keeps_out: bool, generic: Callable[[int], str]) -> None:
-        """Record that a validation names the rows `lines` (indices) under `check`.
+        """Record that the rows `lines` (indices) fail `check`.
 
         Args:
-            keeps_out: whether the rows are quarantined; else they stay.
-            generic: what to say of a row (index) that has no note of its own.
+            keeps_out: whether the rows are quarantined.
+            generic: describes a failing row (index) without a note of its own.
         """
         self._generic.setdefault(check, generic)
         if len(lines):
@@ -266,7 +271,7 @@ class Ledger:
                 self.out[lines] = True
 
     def rows(self, which: NDArray[np.bool_] | slice = slice(None)) -> NDArray[np.int64]:
-        """Return the rows of the files, each once, that the pairs or other rows `which` (n,) were made of (see
+        """Return the distinct source rows from which the rows or pairs `which` (n,) were made, as codes (see
         `place`)."""
         index, number = self._gathered.T
         made = np.zeros(len(self.facts), bool)
@@ -274,12 +279,13 @@ class Ledger:
         return np.unique(np.concatenate([self.facts["row"][made], number[made[index]]]))
 
     def count(self, which: NDArray[np.bool_] | slice = slice(None)) -> int:
-        """Return how many rows the files have (`which`: that those were made of); a ranking is one, whatever its
-        pairs."""
+        """Return the number of source rows (`which`: those from which these rows were made); a ranking is one, whatever
+        its number of pairs."""
         return len(self.rows(which))
 
     def reasons(self, file: str | None = None) -> dict[str, Reason]:
-        """Why rows (of a file) are kept out, so far, by the check they fail; rows by their field `row` of the facts."""
+        """Return the reasons for quarantined rows (of a file) so far, by check; rows are values of the facts' field
+        `row`."""
         found: dict[str, Reason] = {}
         here = self.out if file is None else self.out & self.of(file)
         for check, mask in self.named_by.items():
@@ -290,14 +296,14 @@ class Ledger:
         return found
 
     def _said(self, check: str, index: int) -> str:
-        """Why the row `index` fails `check`."""
+        """Return why the row `index` fails `check`."""
         source = self.place(int(value_at(self.facts, "row", index)))[0]
         first, text = self._first_notes.get((source, check), (-1, ""))
         late = (problem.text for problem in self.late.get(index, ()) if problem.check == check)
         return text if first == index else next(late, None) or self._generic[check](index)
 
     def good(self) -> NDArray[np.bool_]:
-        """Return which rows nothing keeps out, so far (n,)."""
+        """Return which rows are not quarantined so far (n,)."""
         return ~self.out
 
     def passes(self, check: str) -> NDArray[np.bool_]:
@@ -306,14 +312,15 @@ class Ledger:
         return np.ones(len(self.facts), bool) if named is None else ~named
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
-        """Index and line of every row, in order."""
+        """Yield the index and line of every row, in order."""
         for start, shard in zip(self.shards.starts, self.shards, strict=False):
             yield from enumerate(shard.texts("line"), start)
 
     def mixed_lines(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the same, the files spread evenly over each other: the first rows hold each file in its share of all.
+        """Yield the same with the files interleaved evenly, so that the first rows hold each file in its share of the
+        total.
 
-        Whoever takes so many first rows then takes them from all files. Row i of a file of n stands at (i + 1/2) / n.
+        Row i of a file with n rows is placed at (i + 1/2) / n.
         """
         files: list[list[tuple[int, Shard]]] = [[] for _ in self.files]
         for file, start, shard in zip(self._file_of, self.shards.starts, self.shards, strict=False):
@@ -330,7 +337,7 @@ class Ledger:
             yield index, line
 
     def items(self, wanted: NDArray[np.bool_], mixed: bool = False) -> Iterator[tuple[int, CanonicalRow]]:
-        """Index and canonical form of the rows of `wanted` (n,), which are good ones, in order or as `mixed_lines`."""
+        """Yield index and canonical form of the good rows `wanted` (n,), in order or as in `mixed_lines`."""
         if mixed and len(self.files) > 1:
             for index, line in self.mixed_lines():
                 if wanted[index]:
@@ -348,7 +355,7 @@ class Ledger:
         return item
 
     def quarantined(self) -> Iterator[tuple[int, bytes]]:
-        """Index and quarantine record, a line each, of the rows that are kept out."""
+        """Yield index and quarantine record (one line) of each quarantined row."""
         for start, shard in zip(self.shards.starts, self.shards, strict=False):
             here = np.flatnonzero(self.out[start : start + shard.rows])
             codes = shard.column("row")[here].tolist() if len(here) else []
@@ -360,7 +367,7 @@ class Ledger:
                 yield index, quarantine_line(*self.place(code), problems, row["data"] if noted else row)
 
     def _problems(self, index: int, notes: list[Problem]) -> list[Problem]:
-        """Why the row `index` is kept out: its notes on the checks that name it, then checks without a note."""
+        """Return why the row `index` is quarantined: its notes on failed checks, then failed checks without a note."""
         checks = [check for check, named in self.named_by.items() if named[index]]
         said = [note for note in notes if note.check in checks]
         noted = {note.check for note in said}
@@ -368,21 +375,22 @@ class Ledger:
 
 
 def in_parts(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """`rows` in lists of `SHARD_ROWS`, the last one shorter."""
+    """Yield `rows` in lists of `SHARD_ROWS`; the last may be shorter."""
     remaining = iter(rows)
     while part := list(islice(remaining, SHARD_ROWS)):
         yield part
 
 
 def _in_all(known: dict[str, int], names: Sequence[str]) -> NDArray[np.int32]:
-    """Return what the codes of `names` are in all that is `known`, which gets those that are new."""
+    """Return the codes of `names` in `known`, adding new names to it."""
     return np.array([known.setdefault(name, len(known)) for name in names], np.int32)
 
 
 def quarantine_line(source: str, number: int, problems: Iterable[Problem], data: Mapping[str, object]) -> bytes:
-    """Return a row that was kept out, and why, as a line of JSON in ASCII: it may hold what UTF-8 can't."""
+    """Return a quarantined row with its problems as one line of ASCII JSON, since it may hold text that UTF-8 can't
+    encode."""
     reasons = [problem.text.encode("ascii", "backslashreplace").decode() for problem in problems]
     row = {"file": source, "row": number, "reasons": reasons, "data": data}
-    # What JSON doesn't know (of a Parquet file: dates, bytes, NaN) becomes text.
+    # Values that JSON does not have (in Parquet: dates, bytes, NaN) become text.
     row = json.loads(json.dumps(row, default=str), parse_constant=str)
     return (json.dumps(row, sort_keys=True) + "\n").encode()

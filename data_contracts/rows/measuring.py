@@ -1,4 +1,4 @@
-"""What is measured of a row by itself: numbers that the contract judges, beside its texts, in shards on disk."""
+"""Measure each row by itself: numbers for the contract, stored with the row's texts in shards on disk."""
 
 import hashlib
 import json
@@ -19,9 +19,9 @@ from components.human_eval.batch.halves import may_train
 from data_contracts.rows.shards import write_shard
 
 VOTES_ONCE = "votes_once"
-"""The check whose rows stay: their extra votes are left out instead."""
+"""The check whose failing rows are kept; only their repeated votes are ignored."""
 WHOLE = "whole"
-"""The value of the column `reading` for a row that was read to its end."""
+"""The value of the column `reading` for a completely read row."""
 STOPPED = {
     "readable": "unreadable",
     "fields_present": "fields_missing",
@@ -30,58 +30,58 @@ STOPPED = {
     "votes_valid": "votes_broken",
     "votes_once": "second_vote",
 }
-"""Maps the check that ended the reading of a row to the row's value in the column `reading`."""
+"""Maps the check at which reading a row stopped to the value of the column `reading`."""
 READINGS = (WHOLE, *STOPPED.values(), "undecided")
-"""Every value of the column `reading`. An undecided row has no two responses to compare."""
+"""Every value of the column `reading`. An undecided row has no chosen and rejected response."""
 
 FACTS = np.dtype(
     [
-        ("row", "i8"),  # its file and its number there (`Ledger.place`)
-        ("noted", "?"),  # its line is a record with item, source fields and notes, else its item
+        ("row", "i8"),  # code of its file and its number there (`Ledger.place`)
+        ("noted", "?"),  # its line is a record of item, source fields and notes; otherwise only the item
         ("made", "?"),  # it has a canonical form
         ("reading", "i1"),  # place in READINGS
-        ("roles", "i4"),  # place in `Ledger.roles`; -1 where the row could not be read, as below
+        ("roles", "i4"),  # index in `Ledger.roles`; -1 if the row could not be read, as below
         ("turns", "i4"),  # messages of the prompt
         ("characters", "i4"),  # of the prompt and the longer response
-        ("empty", "i2"),  # texts that a reader sees nothing in
-        ("unclean", "i2"),  # texts with a control or replacement character
-        ("marked", "i2"),  # texts with a marker of a chat template
-        ("same", "i1"),  # the two responses are one
-        ("lead", "f8"),  # of the most frequent answer over the next, as a share of the votes; 0 for a tie, NaN without
-        ("deciding", "i4"),  # votes that decide the pair; -1 where experts or a model of the annotators do
-        ("given_out", "?"),  # Tether gave the pair out to label
-        ("margin", "f8"),  # NaN without
-        ("repeated", "i1"),  # an annotator voted twice on it
-        ("undesirable", "i1"),  # a demonstration labelled so
+        ("empty", "i2"),  # number of texts without a visible character
+        ("unclean", "i2"),  # number of texts with a control or replacement character
+        ("marked", "i2"),  # number of texts with a marker of a chat template
+        ("same", "i1"),  # the two responses are equal
+        ("lead", "f8"),  # lead of the top answer over the next, as a share of votes; 0 for a tie, NaN without
+        ("deciding", "i4"),  # number of votes that decide the pair; -1 if experts or a model of the annotators decide
+        ("given_out", "?"),  # Tether gave out the pair for labelling
+        ("margin", "f8"),  # score difference; NaN without scores
+        ("repeated", "i1"),  # an annotator voted on it twice
+        ("undesirable", "i1"),  # a demonstration labelled as undesirable
         ("split", "i1"),  # place in SPLITS
-        ("prompt", "u8"),  # 0 where the row could not be read
-        ("loose", "u8"),  # the prompt but for case, punctuation and white space
-        ("half", "i1"),  # of a prompt that people judged in a batch: 1 may train, 0 only judges; else -1
+        ("prompt", "u8"),  # 0 if the row could not be read
+        ("loose", "u8"),  # hash of the prompt, ignoring case, punctuation and white space
+        ("half", "i1"),  # 1: a prompt judged in a batch, may train; 0: likewise, only evaluates; -1: others
         ("chosen", "u8"),
         ("rejected", "u8"),
-        ("rank", "u8"),  # what max_pairs chooses by
-        ("words", "i4", (2,)),  # (`words_of`) of the chosen and the rejected response; -1 without
-        ("first_wins", "i1"),  # -1 where the format has no order
+        ("rank", "u8"),  # the order in which max_pairs selects
+        ("words", "i4", (2,)),  # word counts (`words_of`) of the chosen and the rejected response; -1 if there is none
+        ("first_wins", "i1"),  # -1 if the format has no order
         ("ballot", "i4", (3,)),  # votes for the first, the second, neither
         ("voted", "?"),
         ("of_models", "i4"),  # votes that models cast
     ]
 )
 _COUNTED = {"texts_filled": "empty", "text_clean": "unclean", "no_markers": "marked"}
-"""Checks whose notes are counted: one for each text."""
+"""Checks whose notes are counted, one for each text, and the fact with the count."""
 _RESPONSES: tuple[Literal["chosen", "rejected", "response"], ...] = ("chosen", "rejected", "response")
 _FILE = 40
-"""Bits for a row's number in its file; those above say which file."""
+"""Number of low bits that hold a row's number in its file; the higher bits hold the file."""
 
 
 def hash64(*parts: str) -> int:
-    """Return the first 8 bytes of the sha256 of texts (lone surrogates allowed)."""
+    """Return the first 8 bytes of the sha256 of texts, which may contain lone surrogates."""
     return int.from_bytes(hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).digest()[:8], "big")
 
 
 def lead_of(ballot: Ballot) -> float:
-    """Return the lead of the most frequent answer over the next, as a share of the votes; 0 if most say that neither is
-    better, or two answers are as frequent."""
+    """Return the lead of the most frequent answer over the next, as a share of votes; 0 if most votes are for neither
+    or two answers tie."""
     _, second, first = sorted(ballot)
     return 0.0 if ballot.equal == first else (first - second) / sum(ballot)
 
@@ -99,47 +99,48 @@ def _deciding(row: Row) -> int:
 
 
 def places(codes: Any) -> tuple[Any, Any]:
-    """Return the place in `Ledger.files` of a row's file, and the row's number there, by its field `row` of the facts;
-    or arrays of them."""
+    """Return the index of a row's file in `Ledger.files` and the row's number there, from the facts' field `row`; also
+    for arrays."""
     return codes >> _FILE, codes & (1 << _FILE) - 1
 
 
 class Measuring(NamedTuple):
-    """How rows are measured."""
+    """Settings for measuring rows."""
 
     split: SplitConfig
     seed: int
     ranked: bool = False
     """Whether rows will be chosen by `rank`."""
     extra: tuple[str, ...] = ()
-    """Further columns of the source to keep."""
+    """Other columns of the source to keep."""
 
 
 class ShardNotes(NamedTuple):
-    """What a shard says of its rows beside their facts. Codes are places in its own lists."""
+    """Notes of a shard about its rows, in addition to their facts. Codes are indices in its own lists."""
 
     file: str
-    """What the rows call their file; all are of one."""
+    """The rows' label of their file; a shard has rows of one file only."""
     roles: list[str]
-    """Roles of the turns of a prompt, a letter each."""
+    """Distinct roles of prompts' messages, a letter each."""
     annotators: list[str]
     models: list[str]
-    """Models whose responses votes compare."""
+    """Models whose responses are compared."""
     model_votes: dict[str, int]
-    """Votes of each model, by the name of its annotator."""
+    """Number of votes of each model, by annotator name."""
     first: dict[str, tuple[int, str]]
-    """By check, the place and the text of its first note."""
+    """Maps a check to the row index and text of its first note."""
     kinds: dict[str, list[bool]]
-    """By further column: whether any value is known, all known are truth values, and all can be read as numbers."""
+    """For each extra column: whether any value is known, whether all known values are booleans, and whether all can be
+    read as numbers."""
 
 
 VOTES, GATHERED, COMPARED = ("votes", np.int32, 3), ("gathered", np.int64, 2), ("compared", np.int32, 3)
-"""Arrays beside the rows: row, annotator and place in `Ballot` of each vote that names its annotator; row, and number
-of a further row of the source that it was gathered from; row and the models of its two responses."""
+"""Additional arrays. VOTES: row, annotator and position in `Ballot` of each vote that names its annotator. GATHERED:
+row, and number of another source row that was merged into it. COMPARED: row and the models of its two responses."""
 
 
 class _Codes(dict[str, int]):
-    """Names by their place, in the order in which they are met."""
+    """Assigns each name a code, in order of first use."""
 
     def __missing__(self, name: str) -> int:
         self[name] = len(self)
@@ -147,8 +148,8 @@ class _Codes(dict[str, int]):
 
 
 def write_rows(path: Path, rows: Iterable[Row], file: int, how: Measuring) -> None:
-    """Measure `rows`, which are of one file, the `file`th, and write their shard: facts, and each row as a line, its
-    canonical JSON or a record of it, its source fields and notes."""
+    """Measure `rows`, which come from the file with index `file`, and write their shard: facts, and each row as a line,
+    which is its canonical JSON or a record with its source fields and notes."""
     roles, annotators, models = _Codes(), _Codes(), _Codes()
     facts: list[tuple[Any, ...]] = []
     lines: list[bytes] = []
@@ -193,7 +194,7 @@ def _line(row: Row) -> bytes:
 
 
 def _further(value: Any) -> Any:
-    """Return a value of a further column as JSON: nothing is expected of what is inside lists and objects."""
+    """Return a value of an extra column as JSON; lists and objects are not inspected."""
     if isinstance(value, list | dict):
         return type(value).__name__
     if isinstance(value, Decimal | np.number):
@@ -202,8 +203,8 @@ def _further(value: Any) -> Any:
 
 
 def kind_of(values: list[Any]) -> list[bool]:
-    """Of values of a further column, what `ShardNotes.kinds` says."""
-    import pandas as pd  # the start of each run imports this module
+    """Return the entry of `ShardNotes.kinds` for values of an extra column."""
+    import pandas as pd  # imported here because every run's start imports this module
 
     known = [value for value in values if value is not None]
     try:
@@ -254,5 +255,5 @@ def _hashes(item: CanonicalRow, how: Measuring) -> tuple[tuple[int, ...], int]:
 
 
 def code_of(file: int, number: int) -> int:
-    """Row `number` of the `file`th file, as `places` takes it apart."""
+    """Return the code of row `number` in the file with index `file`; `places` is the inverse."""
     return file << _FILE | number

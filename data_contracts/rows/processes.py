@@ -1,4 +1,4 @@
-"""Several processes for what each shard of rows can be computed alone: the same bytes, whatever their number."""
+"""Run a function over independent tasks in several processes; the output is the same for any number of processes."""
 
 import logging
 import multiprocessing
@@ -20,30 +20,32 @@ R = TypeVar("R")
 
 AUTO = "auto"
 _PRELOADED = ("data_contracts.rows.working", "data_contracts.findings.texts", "transformers")
-"""What the process that all others are copies of imports once."""
+"""Modules that the fork server imports once, for all worker processes."""
 _shared: Any = None
-"""What every task of a worker process takes, given to it once."""
+"""The argument that all tasks of a worker process share."""
 
 
 def count_of(processes: int | str) -> int:
-    """Return how many processes `data.processes` asks for; `auto` is the cores that this one may use."""
+    """Return the number of processes that `data.processes` means; `auto` is the number of cores available to this
+    process."""
     if processes != AUTO:
         return int(processes)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def prepare() -> None:
-    """Start the process that all others are copies of: it imports what they need while this one goes on."""
+    """Start the fork server, which imports modules while this process continues."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(_PRELOADED))
     forkserver.ensure_running()
 
 
 def in_order(compute: Callable[[Any, T], R], shared: Any, tasks: Iterable[T], processes: int) -> Iterator[R]:
-    """`compute(shared, task)` of every task, in their order, in so many processes; of a single task, in this one.
+    """Yield `compute(shared, task)` of every task, in order, from `processes` processes; a single task runs in this
+    one.
 
     Args:
-        compute: a function of a module.
-        shared: what all tasks take; each process gets it once.
+        compute: a module-level function.
+        shared: an argument for all tasks; each process gets it once.
 
     Raises:
         TetherError: a process died.
@@ -54,7 +56,7 @@ def in_order(compute: Callable[[Any, T], R], shared: Any, tasks: Iterable[T], pr
         for task in chain(first, tasks):
             yield compute(shared, task)
         return
-    context = multiprocessing.get_context("forkserver")  # this process has threads, which a copy of it would lack
+    context = multiprocessing.get_context("forkserver")  # this process has threads, which a forked copy would lack
     context.set_forkserver_preload(list(_PRELOADED))
     pool = ProcessPoolExecutor(processes, context, _begin, (shared,))
     pending: deque[Future[R]] = deque()
@@ -81,7 +83,7 @@ def _compute(compute: Callable[[Any, T], R], task: T) -> R:
 def _begin(shared: Any) -> None:
     global _shared
     _shared = shared
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits for this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent handles Ctrl-C
     logging.disable(logging.INFO)
     for name in ("RAYON_NUM_THREADS", "OMP_NUM_THREADS"):
         os.environ[name] = "1"
@@ -89,7 +91,7 @@ def _begin(shared: Any) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when the one that gives it tasks is gone, however it went."""
+    """End this process when its parent is gone, even if the parent was killed."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])

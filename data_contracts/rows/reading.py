@@ -1,7 +1,9 @@
-"""What a file is read as, which of its columns that leaves out, and how to name them: said before it is judged.
+"""Report how a file will be read, which of its columns are ignored, and how to map them, before its rows are judged.
 
-A file may be a whole one of another kind than it is taken for: votes under names of their own beside a `prompt` are
-valid prompts. So what is left out is said, and what looks like preferences is never passed as anything else.
+A file can be valid as another kind of data: a file of votes with unknown column names and a `prompt` column is also a
+valid file of prompts. So ignored columns are reported, and a file that looks like preferences is not accepted as
+another
+kind.
 """
 
 import json
@@ -42,7 +44,7 @@ _FIELDS = {
     KTO: f"{_SINGLE} text label kto_tag {_EARLIER}",
     "prompts": "prompt stance category",
 }
-"""The fields that each format reads. Pairs also read what starts with `votes_`; whoever labels needs an `id`."""
+"""The fields that each format reads. Pairs also read fields that start with `votes_`; labelling needs `id`."""
 
 _BETTER = {"chosen": "rejected", "better": "worse", "best": "worst", "good": "bad", "winner": "loser", "win": "lose",
            "preferred": "dispreferred", "accepted": "rejected", "positive": "negative"}  # fmt: skip
@@ -51,23 +53,23 @@ _VERDICT = set("label vote choice winner preference preferred verdict judgment j
                "better".split())  # fmt: skip
 _ANNOTATOR = re.compile(r"(annotator|rater|worker|labell?er|judge|reviewer)(_?(id|name))?")
 _SIMPLE = re.compile(r"[A-Za-z_][\w .-]*")
-"""Needs no quotes in YAML."""
+"""A name that needs no quotes in YAML."""
 _ANSWER = set("answer reply response_text completion_text target solution assistant".split())
 
 
 class FileReading(NamedTuple):
-    """A file by its first rows."""
+    """What the first rows of a file show about it."""
 
     kind: str
     format: str
     ignored: list[str]
     names: dict[str, str]
-    """Standard field to one of the ignored columns that may hold it."""
+    """Maps a standard field to the ignored column that may hold it."""
     mistaken: bool
-    """Whether it looks like preferences, and is read as something else."""
+    """Whether it looks like preferences but is read as another kind."""
 
     def as_json(self, path: Path) -> SourceReading:
-        """Return it with what to do."""
+        """Return it as JSON, with advice."""
         columns = "demonstration_columns" if "response" in self.names else "columns"
         quoted = {ours: name if _SIMPLE.fullmatch(name) else json.dumps(name) for ours, name in self.names.items()}
         names = ", ".join(f"{ours}: {name}" for ours, name in quoted.items())
@@ -80,15 +82,15 @@ class FileReading(NamedTuple):
 
 
 def reading_of(path: Path, data: DataConfig) -> FileReading:
-    """Yield what a file is by the fields of its first rows: `preferences`, `demonstrations`, `prompts` or a rating
-    `sheet`.
+    """Return the kind of a file from the columns of its first rows: `preferences`, `demonstrations`, `prompts` or a
+    rating `sheet`.
 
-    The first three are looked for under the names that `data` has for their columns, then under the standard ones.
+    The first three are looked up by the column names in `data`, then by the standard ones.
 
     Raises:
-        UserError: it can't be read, is none of these, or tells who wrote which response.
+        UserError: it can't be read, is none of these, or reveals who wrote which response.
     """
-    if looks_like_sheet(path):  # of a rater, with instructions above
+    if looks_like_sheet(path):  # a rater's sheet has instructions above the table
         return FileReading("sheet", "rating sheet", [], {}, False)
     first = list(islice(read_source(path, data.hub.split, data.readers), DETECT_ON))
     refuse_unblinded(first, path)
@@ -96,7 +98,7 @@ def reading_of(path: Path, data: DataConfig) -> FileReading:
         return FileReading("sheet", "rating sheet", [], {}, False)
 
     def readings(name: str) -> Iterator[list[RawRow]]:
-        with suppress(UserError):  # it lacks a column that is named for another file
+        with suppress(UserError):  # the file lacks a column that the config names for another file
             yield list(renamed(RowSource.named(name, path, data)._replace(rows=first)))
         yield first
 
@@ -120,10 +122,10 @@ def is_sheet(rows: Iterable[RawRow]) -> bool:
 
 
 def refuse_ratings(path: Path, field: str, data: DataConfig) -> None:
-    """Refuse a rating sheet, blind or not, where `field` asks for data to learn from.
+    """Raise an error if `field`, which expects training data, is given a rating sheet, blind or not.
 
     Raises:
-        UserError: it is one, or can't be read.
+        UserError: the file is a rating sheet, or can't be read.
     """
     first = list(islice(read_source(path, data.hub.split, data.readers), DETECT_ON))
     refuse_unblinded(first, path)
@@ -135,10 +137,10 @@ def refuse_ratings(path: Path, field: str, data: DataConfig) -> None:
 
 
 def refuse_unblinded(rows: Iterable[RawRow], path: Path) -> None:
-    """Refuse what human_eval wrote with the authors named.
+    """Raise an error if rows are a human_eval file that names the authors of responses.
 
     Raises:
-        UserError: rows name them.
+        UserError: the rows name them.
     """
     if any({"item", "sft", "policy"} <= row.data.keys() for row in rows):
         raise UserError(
@@ -176,8 +178,7 @@ def _reading(kind: str, name: str, rows: Sequence[RawRow]) -> FileReading:
 
 
 def preference_columns(columns: Sequence[str]) -> dict[str, str]:
-    """Standard field to the column of preferences that its name says it is; empty where there are no two sides with a
-    verdict on them."""
+    """Map standard fields to columns whose names suggest them; empty unless there are two responses and a verdict."""
     plain = {_plain(column): column for column in columns}
     if sides := _two(plain, _BETTER):
         return dict(zip(("chosen", "rejected"), sides, strict=True))
@@ -191,7 +192,7 @@ def preference_columns(columns: Sequence[str]) -> dict[str, str]:
 
 
 def _two(plain: Mapping[str, str], words: Mapping[str, str]) -> tuple[str, str] | None:
-    """Two columns whose names differ in one word, or one last letter or digit, that is a pair of `words`."""
+    """Return two columns whose names differ in one word, or in one last letter or digit, that is a pair of `words`."""
     for name, column in plain.items():
         parts = re.findall(r"[a-z]+?(?=_|\d|$)|\d", name)
         for place, part in enumerate(parts):

@@ -1,4 +1,4 @@
-"""The rows that leave validation hold their schema: what every later stage may rely on."""
+"""The schema of rows that leave validation, on which every later stage relies."""
 
 from typing import Annotated
 
@@ -9,7 +9,7 @@ from components.data.rows import CanonicalRow, Problem
 
 
 class SourceReading(TypedDict):
-    """What a file was read as, as `tether data check --json` says it."""
+    """How a file was read, in the output of `tether data check --json`."""
 
     source: str
     """`preferences`, `demonstrations`, `prompts` or `sheet`."""
@@ -18,7 +18,7 @@ class SourceReading(TypedDict):
     ignored: list[str]
     """Columns that are not used."""
     hint: str | None
-    """What to do if they should be used."""
+    """What to do if they should be used; None if nothing is to be done."""
 
 
 _DEMONSTRATION = {"prompt", "response", "source", "row"}
@@ -46,8 +46,8 @@ _SCHEMA = TypeAdapter(Annotated[CanonicalRow, AfterValidator(_whole)])
 
 
 def schema_problems(item: CanonicalRow) -> list[Problem]:
-    """Return what of a canonical pair (demonstration, if it has a `response`; prompt, without `chosen`) breaks its
-    schema."""
+    """Return the schema problems of a canonical pair (a demonstration if it has `response`, a prompt without
+    `chosen`)."""
     try:
         _SCHEMA.validate_python(item)
     except ValidationError as error:

@@ -1,7 +1,8 @@
-"""Shards of rows on disk: what is measured of some thousand rows is one Arrow file, which is whole or not there.
+"""Shards of rows on disk: the measures of some thousand rows in one Arrow file, which is written completely or not at
+all.
 
-A shard is what several processes compute at once and what a stopped validation finds again. Memory holds what is asked
-for: a column of all rows, or all columns of some.
+A shard is the unit of parallel work, and of resuming an interrupted validation. Only requested data are in memory: one
+column of all rows, or all columns of some rows.
 """
 
 import json
@@ -18,20 +19,20 @@ from components.base.errors import naming
 from components.base.files import replacing
 
 NOTES = b"tether"
-"""The key of a shard's notes in the file's metadata; what is under other keys is an array's bytes."""
+"""The metadata key of a shard's notes; other keys hold an array's bytes."""
 _AT_ONCE = 1_000
-"""Lines of text that are in memory at once."""
+"""Number of text lines in memory at once."""
 
 
 def write_shard(
     path: Path, columns: Mapping[str, Any], notes: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]] | None = None
 ) -> None:
-    """Write a shard, whole or not at all.
+    """Write a shard completely or not at all.
 
     Args:
         columns: values (n,) or (n, k) of each row: numbers, or a list of bytes.
-        notes: what else there is to say of the rows, as JSON.
-        arrays: what is counted by something else than rows.
+        notes: further information about the rows, as JSON.
+        arrays: arrays whose length is not the number of rows.
     """
     import pyarrow as pa
 
@@ -58,7 +59,7 @@ def _arrow(values: Any) -> Any:
 
 
 def is_whole(path: Path) -> bool:
-    """Return whether `path` is a shard that can be read to its end."""
+    """Return whether `path` is a complete, readable shard."""
     import pyarrow as pa
 
     if not path.is_file():
@@ -79,7 +80,7 @@ def _batch(path: Path) -> Iterator[Any]:
 
 
 class Shard:
-    """A shard on disk; its columns are read when they are asked for."""
+    """A shard on disk; a column is read when requested."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -88,17 +89,17 @@ class Shard:
             self.names: frozenset[str] = frozenset(batch.schema.names)
 
     def notes(self) -> Any:
-        """Return what was written beside the columns."""
+        """Return the notes stored with the columns."""
         with _batch(self.path) as batch:
             return json.loads(batch.schema.metadata[NOTES])
 
     def array(self, name: str, dtype: Any, width: int) -> NDArray[Any]:
-        """Return the array `name` (n, width) that was written beside the columns."""
+        """Return the array `name` (n, width) stored with the columns."""
         with _batch(self.path) as batch:
             return np.frombuffer(batch.schema.metadata[name.encode()], dtype).reshape(-1, width)
 
     def column(self, name: str) -> NDArray[Any]:
-        """Return the values (n,) or (n, k) of a column of numbers."""
+        """Return the values (n,) or (n, k) of a numeric column."""
         import pyarrow as pa
 
         with _batch(self.path) as batch:
@@ -108,7 +109,8 @@ class Shard:
             return np.array(found.to_numpy())
 
     def texts(self, name: str, which: NDArray[np.int64] | None = None) -> Iterator[bytes]:
-        """Yield the bytes of a column of all rows or those at the places `which`, some of them in memory at once."""
+        """Yield the bytes of a column, for all rows or those at the positions `which`, with only some in memory at
+        once."""
         with _batch(self.path) as batch:
             found = batch.column(name)
             for start in range(0, self.rows if which is None else len(which), _AT_ONCE):
@@ -118,12 +120,12 @@ class Shard:
 
 
 class Shards(Sequence[Shard]):
-    """The shards of rows that stand one after the other."""
+    """Consecutive shards as one sequence of rows."""
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self._shards = shards
         self.starts = np.cumsum([0, *(shard.rows for shard in shards)]).tolist()
-        """The place of each shard's first row, and the number of all rows."""
+        """The index of each shard's first row, and the total number of rows at the end."""
 
     def __len__(self) -> int:
         return len(self._shards)
@@ -133,12 +135,11 @@ class Shards(Sequence[Shard]):
 
     @property
     def rows(self) -> int:
-        """Rows of all shards."""
+        """Return the number of rows in all shards."""
         return int(self.starts[-1])
 
     def over(self, start: int, stop: int) -> Iterator[tuple[int, Shard, slice]]:
-        """Yield the shards that hold the rows from `start` to before `stop`, each with its number and which of its
-        rows."""
+        """Yield each shard that holds rows of `start` to `stop` (exclusive): its index, and which of its rows."""
         for number in range(max(0, bisect_right(self.starts, start) - 1), len(self)):
             first = self.starts[number]
             if first >= stop:
@@ -147,13 +148,13 @@ class Shards(Sequence[Shard]):
             yield number, shard, slice(max(start - first, 0), min(stop - first, shard.rows))
 
     def holding(self, index: int) -> tuple[int, int]:
-        """Return the number of the shard that holds a row, and the row's place there."""
+        """Return the index of the shard that holds a row, and the row's index in it."""
         number = bisect_right(self.starts, index) - 1
         return number, index - self.starts[number]
 
 
 class FactColumns:
-    """The facts of all rows, a column at a time, as a structured array (n,) would give them."""
+    """The facts of all rows, with the interface of a structured array (n,), read column by column."""
 
     def __init__(
         self, shards: Shards, dtype: np.dtype[Any], kept: Sequence[str], codes: Mapping[str, Sequence[NDArray[Any]]]
@@ -176,7 +177,7 @@ class FactColumns:
         return self._kept[which] if which in self._kept else self.between(which, 0, len(self))
 
     def between(self, name: str, start: int, stop: int) -> NDArray[Any]:
-        """Return a column of the rows from `start` to before `stop`."""
+        """Return a column of the rows from `start` to `stop` (exclusive)."""
         if name in self._kept:
             return self._kept[name][start:stop]
         kind = self.dtype[name]
@@ -194,7 +195,7 @@ class FactColumns:
 
 
 class SomeFacts:
-    """The facts of some rows: a slice, a mask or indices."""
+    """The facts of some rows, selected by a slice, a mask or indices."""
 
     def __init__(self, facts: FactColumns, which: Any) -> None:
         self._facts, self._which = facts, which
@@ -213,5 +214,5 @@ class SomeFacts:
 
 
 def value_at(facts: Any, name: str, index: int) -> Any:
-    """One value of `FactColumns`, or of a structured array."""
+    """Return one value of `FactColumns` or of a structured array."""
     return facts.at(name, index) if isinstance(facts, FactColumns) else facts[name][index]

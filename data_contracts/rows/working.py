@@ -1,4 +1,4 @@
-"""Rows of sources into a ledger's shards, in several processes, and from where a stopped validation ended."""
+"""Read the rows of sources into a ledger's shards, in several processes, resuming an interrupted validation."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ from data_contracts.rows.shards import is_whole
 
 PLAN = "plan.json"
 CHARACTERS = 2**23
-"""A shard ends with the row that reaches so many characters, so that long rows do not fill memory."""
+"""A shard ends at the row that reaches this many characters, so that long rows do not fill memory."""
 
 
 class _Part(NamedTuple):
@@ -29,9 +29,9 @@ class _Part(NamedTuple):
     raws: list[RawRow]
     format: str
     source: RowSource
-    """Without its rows."""
+    """The source, without its rows."""
     file: int
-    """The place of its file among all."""
+    """The index of its file."""
     max_characters: int
 
 
@@ -39,11 +39,11 @@ def read_sources(
     ledger: Ledger, sources: Sequence[RowSource], max_characters: int, processes: int, progress: Callable[[int], None],
     extra: Sequence[str] = (),
 ) -> None:  # fmt: skip
-    """Fill `ledger` with the rows of `sources`. Shards that are there, whole, are reused.
+    """Fill `ledger` with the rows of `sources`. Complete shards from an earlier attempt are reused.
 
     Args:
-        progress: is told how many rows of the sources are read.
-        extra: further columns of the sources to keep.
+        progress: called with the number of rows read.
+        extra: other columns of the sources to keep.
 
     Raises:
         UserError: a source can't be read, or has no known format.
@@ -73,7 +73,7 @@ def _in_parts(raws: Iterator[RawRow]) -> Iterator[list[RawRow]]:
     part: list[RawRow] = []
     characters = 0
     for raw in raws:
-        part.append(raw if raw.extra else raw._replace(extra={}))  # a view of no mapping does not reach other processes
+        part.append(raw if raw.extra else raw._replace(extra={}))  # a mapping view can't be sent to another process
         characters += sum(len(value) for value in raw.data.values() if isinstance(value, str | list))
         if len(part) == ledgers.SHARD_ROWS or characters >= CHARACTERS:
             yield part
@@ -83,7 +83,7 @@ def _in_parts(raws: Iterator[RawRow]) -> Iterator[list[RawRow]]:
 
 
 def _write_part(how: Measuring, part: _Part) -> int:
-    """Write a shard, if it is not there; returns how many rows of the source it has."""
+    """Write a shard unless it exists; return the number of its source rows."""
     if not is_whole(part.path):
         rows = parsed(part.raws, part.format, part.source, part.max_characters)
         write_rows(part.path, rows, part.file, how)
@@ -91,16 +91,17 @@ def _write_part(how: Measuring, part: _Part) -> int:
 
 
 def bytes_of(paths: Iterable[Path]) -> int:
-    """Return the bytes of files and folders."""
+    """Return the total bytes of files and folders."""
     return sum(file.stat().st_size for path in paths for file in [path, *path.rglob("*")] if file.is_file())
 
 
 def begin(folder: Path, job: ValidateJob, inputs: Mapping[str, Path]) -> None:
-    """Make `folder` for shards. What a stopped validation of the same job and files left there stays, else it goes."""
+    """Prepare `folder` for shards: keep what an interrupted validation of the same job and files left, else empty
+    it."""
     files = {
         name: [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in [path, *sorted(path.rglob("*"))]]
         for name, path in inputs.items()
-        if path.exists()  # else whoever reads it says what to do
+        if path.exists()  # a missing file is reported where it is read
     }
     plan = {
         "job": job.model_dump(mode="json", exclude={"data": {"processes"}}), "files": files,
