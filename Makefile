@@ -6,8 +6,10 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 LOCK := infra/requirements.lock
 TOOLS := $(VENV)/tools
+# The test files that have a mark, unless ARGS names files: collecting all of them takes half a minute.
+marked = $(if $(filter tests/%,$(ARGS)),,$(shell grep -rlE --include='test_*.py' 'mark\.($(1))' tests))
 
-.PHONY: demo test test-servers test-core test-stack test-containers bench-stack bench-review bench-gpu test-browser test-ranks test-simulator test-label-studio test-architectures architectures-sample faults faults-sample fuzz test-slow check reference lessons docs mutants bench serve stack install lock audit clean
+.PHONY: demo test test-servers test-core core-sample test-stack test-containers bench-stack bench-review bench-gpu test-browser test-ranks test-simulator test-label-studio test-architectures architectures-sample faults faults-sample fuzz test-slow check reference lessons docs mutants bench serve stack install lock audit clean
 
 demo: $(INSTALLED)
 	$(BIN)/tether run demo
@@ -21,10 +23,14 @@ test: check
 test-servers: $(INSTALLED)
 	$(BIN)/python -m pytest -m servers -n 2 --dist loadfile --no-loadscope-reorder -rP $(ARGS)
 
-# What .ci/run has of these: all but the long ones, the pages in a browser, and whole runs. CORE chooses.
+# All of these but the long ones, the pages in a browser, and whole runs. CORE chooses.
 CORE ?= servers and not long or browser or whole
 test-core: $(INSTALLED)
-	$(BIN)/python -m pytest -m "$(CORE)" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -m "$(CORE)" -n 2 --dist loadfile --no-loadscope-reorder $(call marked,servers|browser|whole) $(ARGS)
+
+# Half of their files, drawn by the commit's id: what .ci/run has.
+core-sample: export TETHER_CORE_SAMPLE ?= $(shell git rev-parse HEAD 2>/dev/null || date +%F)
+core-sample: test-core
 
 # `tether stack` whose parts die, and whose passwords, addresses and certificates are changed; installs what it needs.
 test-stack: $(INSTALLED)
@@ -57,7 +63,7 @@ test-label-studio: $(INSTALLED)
 
 # Runs killed at 60 moments, `iterate` at 10, other commands at 30, and 110 other faults: full disks, damaged files, servers that die, signals.
 faults: $(INSTALLED)
-	$(BIN)/python -m pytest -m faults -n 2 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -m faults -n 2 --dist worksteal $(call marked,faults) $(ARGS)
 
 # One in eight of each kind of these faults, and kills at ten moments in every stage and phase. The commit's id draws them,
 # so that every commit tests others; the first line of the output says the id, and TETHER_FAULTS_SAMPLE=ID repeats its draw.
@@ -66,7 +72,7 @@ faults-sample: faults
 
 # SFT, reward and PPO of each architecture in docs/guide/models.md, tiny and random, whole and as LoRA. Two minutes.
 test-architectures: $(INSTALLED)
-	$(BIN)/python -m pytest -m architectures -n 2 $(ARGS)
+	$(BIN)/python -m pytest -m architectures -n 2 $(call marked,architectures) $(ARGS)
 
 # Three of these, drawn by the commit's id.
 architectures-sample: export TETHER_ARCHITECTURES_SAMPLE ?= $(shell git rev-parse HEAD 2>/dev/null || date +%F)

@@ -52,24 +52,33 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Order the files; tests of a file stay together and in their order. Leave out faults beyond the sample."""
+    """Order the files; tests of a file stay together and in their order. Leave out what a sample does not have.
+
+    It comes last, after the tests whose markers were not asked for have gone.
+    """
 
     def place(item: pytest.Item) -> int:
         path = item.path.as_posix()
         return next((i for i, name in enumerate(LONGEST) if path.endswith(f"/{name}")), len(LONGEST))
 
     items.sort(key=place)
+    left_out = set[pytest.Item]()
     if sample.SAMPLE:
         faults = [item for item in items if item.get_closest_marker("faults")]
-        left_out = set(faults) - sample.chosen(faults, sample.SAMPLE)
+        left_out |= set(faults) - sample.chosen(faults, sample.SAMPLE)
+    if sample.CORE:
+        left_out |= set(items) - sample.half_of_the_files(items, sample.CORE)
+    if left_out:
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
 
 
-def pytest_report_header() -> str:
-    """What repeats this choice of faults and moments."""
-    return f"TETHER_FAULTS_{'SAMPLE' if sample.SAMPLE else 'SEED'}={sample.SEED}"
+def pytest_report_header() -> list[str]:
+    """What repeats this choice of tests and moments."""
+    core = [f"TETHER_CORE_SAMPLE={sample.CORE}"] if sample.CORE else []
+    return [f"TETHER_FAULTS_{'SAMPLE' if sample.SAMPLE else 'SEED'}={sample.SEED}", *core]
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

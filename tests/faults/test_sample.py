@@ -1,10 +1,11 @@
 """What `.ci/run` leaves out on one commit it runs on another, and each sample has something of everything."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from tests.faults.homes import STAGES, Moment
-from tests.faults.sample import SHARE, chosen
+from tests.faults.sample import SHARE, TESTS, chosen, half_of_the_files
 from tests.faults.test_faults import CASES
 from tests.faults.test_kills import EACH, draw
 
@@ -30,6 +31,13 @@ class Item(NamedTuple):
         return SimpleNamespace(args=(self.kind,)) if self.kind is not None else None
 
 
+class Located(NamedTuple):
+    """A test of a file."""
+
+    path: Path
+    name: int
+
+
 def items() -> list[Any]:
     """The faults as pytest has them, and a test that is of no kind."""
 
@@ -52,6 +60,19 @@ def test_a_sample_has_some_of_each_kind_and_the_samples_of_other_commits_the_res
 def test_the_same_commit_has_the_same_sample() -> None:
     every = items()
     assert chosen(every, "a") == chosen(every, "a") and chosen(every, "a") != chosen(every, "b")
+
+
+def test_each_folder_of_slow_tests_has_half_of_its_files_in_a_sample_whole_and_the_rest_in_others() -> None:
+    files = {"": ["test_a.py", "test_b.py", "test_c.py"], "flows": ["flows/x/test_d.py", "flows/test_e.py"]}
+    paths = [TESTS / file for found in files.values() for file in found]
+    every: list[Any] = [Located(path, name) for path in paths for name in range(2)]
+    seen: set[Any] = set()
+    for commit in range(50):
+        drawn = [item for item in every if item in half_of_the_files(every, f"commit {commit}")]
+        seen |= {item.path for item in drawn}
+        assert len(drawn) == 2 * (2 + 1) and len({item.path for item in drawn}) == 3
+        assert len({item.path for item in drawn if item.path.is_relative_to(TESTS / "flows")}) == 1
+    assert seen == set(paths)
 
 
 def test_ten_kills_reach_every_stage_and_phase_and_those_of_other_commits_every_moment() -> None:
