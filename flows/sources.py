@@ -78,13 +78,15 @@ PREVIOUS = ("previous_reward", "previous_data")
 
 
 def find_sources(
-    config: RunConfig, home: Path, sheet: Path | None = None, taken: Mapping[str, Record] | None = None
-) -> Sources:
+    config: RunConfig, home: Path, sheet: Path | None = None, taken: Mapping[str, Record] | None = None,
+    again: str | None = None,
+) -> Sources:  # fmt: skip
     """Find and digest what `config` names; relative paths are relative to the current directory.
 
     Args:
         taken: what is not computed again, by stage. A source that only such stages read need not be there any more;
             its digest is the one that they were computed from.
+        again: the run that is tried again or rerun (`find_reference`).
 
     Raises:
         UserError: something is not there or can't be read, a data file holds not one valid row, two files of
@@ -94,7 +96,7 @@ def find_sources(
     taken = taken or {}
     if sheet is not None and not sheet.is_file():
         raise UserError(f"{sheet}: there is no such file. Give the filled rating sheet (CSV or JSONL).")
-    data = _data_of(taken["validate"], config, home) if "validate" in taken else _read_now(config, home)
+    data = _data_of(taken["validate"], config, home) if "validate" in taken else _read_now(config, home, again)
     return Sources(
         data,
         _base(config, home, taken),
@@ -118,11 +120,11 @@ def compared_sources(
     return Sources(sheet=given, seal=_seal(config, home, taken or {}, "human_eval.compare"), compared=compared)
 
 
-def _read_now(config: RunConfig, home: Path) -> dict[str, Input]:
+def _read_now(config: RunConfig, home: Path, again: str | None) -> dict[str, Input]:
     """Return what `validate` reads, and what it compares that with."""
     data = _find_data(config, home)
     preferences = [given.digest for name, given in data.items() if kind_of(name) == "preferences"]
-    return data | _votes(config, home) | find_reference(config, home, preferences)
+    return data | _votes(config, home) | find_reference(config, home, preferences, again)
 
 
 def _find_data(config: RunConfig, home: Path) -> dict[str, Input]:

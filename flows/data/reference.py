@@ -1,10 +1,12 @@
 """The accepted data that `data.reference` names, as an input of `validate`."""
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from components.base.errors import UserError
+from components.base.errors import TetherError, UserError
+from components.base.hashing import digest_json
+from components.base.nested import group
 from components.data.inputs import REFERENCE, kind_of
 from components.store.graph import Graph
 from components.store.store import ArtifactStore, Record
@@ -19,14 +21,22 @@ logger = logging.getLogger(__name__)
 LAST = "last"
 ACCEPTED = ("passed", "cached", "waived")
 """States of `validate` whose data a gate let through, or somebody with a reason."""
+FOUND, NONE, BESIDE = "reference", "none", "preferences"
+"""A run's origin has the digest of the reference (or `none`), and that of the preferences compared with it."""
 
 
-def find_reference(config: RunConfig, home: Path, preferences: Collection[str]) -> dict[str, Input]:
+def find_reference(
+    config: RunConfig, home: Path, preferences: Collection[str], again: str | None = None
+) -> dict[str, Input]:
     """Return the data that `data.reference` names; empty where it names none, or `last` and there is none yet.
 
+    A name is resolved once. A run that is tried again or rerun takes what it was resolved to then, and `last` means
+    for the same preferences of a project what it meant for them first. Else data that were accepted meanwhile would
+    give the same command other keys, and all that it has computed would be computed again.
+
     Args:
-        preferences: digests of this run's preferences. `last` passes over runs that read the same: so the same
-            configuration has the same reference again, and its result is found in the store.
+        preferences: digests of this run's preferences. `last` passes over runs that read the same.
+        again: the run that is tried again or rerun.
 
     Raises:
         UserError: there is no such run or model, or its data were not accepted, or are incomplete in the store.
@@ -34,13 +44,62 @@ def find_reference(config: RunConfig, home: Path, preferences: Collection[str]) 
     asked = config.data.reference
     if asked is None:
         return {}
+    pinned = _pinned(config, home, preferences, again)
+    if pinned == NONE:
+        logger.info("data.reference: when it was resolved for these preferences there was none; nothing is compared")
+        return {}
+    store = ArtifactStore(home)
+    if pinned is not None:
+        return {REFERENCE: _input(store, pinned, store.path(pinned))}
     found = _last(config, home, set(preferences)) if asked == LAST else _accepted(_run_of(asked, home), asked, home)
     if found is None:
         logger.info("data.reference: this home has no accepted data with other preferences yet; nothing is compared")
         return {}
-    store = ArtifactStore(home)
-    imported = Graph.of(store).rests_on_import([found.digest])
-    return {REFERENCE: Input(digest=found.digest, path=store.path(found), stored=True, imported=imported)}
+    return {REFERENCE: _input(store, found.digest, store.path(found))}
+
+
+def resolved_reference(config: RunConfig, data: Mapping[str, Input]) -> dict[str, str]:
+    """Return what `data.reference` is resolved to, for the origin of the run that reads `data`."""
+    if config.data.reference is None:
+        return {}
+    preferences = [given.digest for name, given in data.items() if kind_of(name) == "preferences"]
+    return {FOUND: data[REFERENCE].digest if REFERENCE in data else NONE, BESIDE: _together(preferences)}
+
+
+def _together(preferences: Collection[str]) -> str:
+    return digest_json(sorted(preferences))
+
+
+def _input(store: ArtifactStore, digest: str, path: Path) -> Input:
+    imported = Graph.of(store).rests_on_import([digest])
+    return Input(digest=digest, path=path, stored=True, imported=imported)
+
+
+def _pinned(config: RunConfig, home: Path, preferences: Collection[str], again: str | None) -> str | None:
+    """Return the digest that an earlier run has for this name and these preferences, or `NONE`; None if none has one.
+
+    What is no longer whole in the store is passed over.
+    """
+    asked = config.data.reference
+    earlier = [load_status(home, again)] if again else []
+    if asked == LAST:
+        earlier += load_readable(home)[0]
+    for status in earlier:
+        if status.origin.get(BESIDE) != _together(preferences):
+            continue
+        values = run_values(home, status.run)
+        if values.get("project") != config.project or group(values, "data").get("reference") != asked:
+            continue
+        pinned = status.origin[FOUND]
+        try:
+            if pinned != NONE:
+                ArtifactStore(home).path(pinned)
+        except TetherError as error:
+            logger.warning("data.reference: the data that run %s was compared with are gone: %s", status.run, error)
+            continue
+        logger.info("data.reference: as resolved for run %s", status.run)
+        return pinned
+    return None
 
 
 def _last(config: RunConfig, home: Path, preferences: set[str]) -> Record | None:

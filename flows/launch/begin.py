@@ -13,6 +13,7 @@ from flows.config.run_config import RunConfig, check_config, check_kl_is_judged,
 from flows.data.plugins import settled_gates, settled_readers
 from flows.data.pretrained import pinned_base, with_template
 from flows.data.rates import with_rates
+from flows.data.reference import resolved_reference
 from flows.data.reward_sources import has_unversioned, settled_rewards
 from flows.launch.reports import write_reports
 from flows.people.sheets import with_guidelines
@@ -74,8 +75,9 @@ def new_run(
     notes = [*notes, *told]
     _check_judge("--refresh", refresh, config)
     kept = kept_sft(config, home)
-    sources = find_sources(config, home, taken=kept)
+    sources = find_sources(config, home, taken=kept, again=run_of_flow(home, flow_run) if flow_run else None)
     origin = round_of(config) | ({"flow_run": flow_run} if flow_run else {}) | ends
+    origin |= resolved_reference(config, sources.data)
     never_hit = ("ppo",) if has_unversioned(config) else ()
     options = {"refresh": refreshed([*refresh, *never_hit]), "pinned": kept, **ends, **by_user(user)}
     ctx = begin_run(home, profile, config, origin, label, waivers, **options)
@@ -150,8 +152,9 @@ def rerun(
         )
     pinned = base.records if "sft" in base.records or stage == "sft" else base.records | kept_sft(config, home)
     _check_judge("rerun", [stage, *refresh], config)
-    sources = find_sources(config, home, taken=pinned)
+    sources = find_sources(config, home, taken=pinned, again=tried or base.run)
     origin = round_of(config) | {"stage": stage, "from": base.run} | ({"flow_run": flow_run} if flow_run else {}) | ends
+    origin |= resolved_reference(config, sources.data)
     never_hit = ("ppo",) if "ppo" not in before and has_unversioned(config) else ()
     options = {"refresh": refreshed([stage, *refresh, *never_hit]), "pinned": pinned, **ends, **by_user(user)}
     ctx = begin_run(home, profile or base.profile, config, origin, label, waivers, **options)

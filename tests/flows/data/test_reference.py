@@ -12,6 +12,7 @@ from flows.config.run_config import RunConfig, load_config, to_values
 from flows.config.yaml import dump
 from flows.data import reference
 from flows.data.reference import find_reference
+from flows.launch.begin import Launch, new_run, rerun
 from flows.sources import find_sources
 from tasks.runs.status import StatusFile
 from tasks.stages import PIPELINE
@@ -122,3 +123,60 @@ def test_a_run_takes_the_reference_as_an_input_and_a_rerun_of_later_stages_the_r
     earlier(home, "20260102-000000-aaaa", preferences="z")
     assert find_sources(config, home, taken={"validate": taken}).data["reference"].digest == digest
     assert find_sources(config, home).data["reference"].digest != digest
+
+
+def digest_of(begun: Launch) -> str | None:
+    """What a run that began, and ended before its first stage, is compared with."""
+    begun.ctx.at_end = None  # no report
+    begun.ctx.finish()
+    data = begun.sources.data
+    return data["reference"].digest if "reference" in data else None
+
+
+def test_a_name_is_resolved_once_for_a_run_its_retry_its_rerun_and_the_same_command_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Data that are accepted meanwhile gave all of them another key: what was computed was computed again."""
+    monkeypatch.chdir(tmp_path)
+    row = '{{"prompt": "how deep is it", "chosen": "{}", "rejected": "no"}}\n'
+    (tmp_path / "p.jsonl").write_text(row.format("very deep"))
+    home, config = tmp_path / "home", asking("last").resolved()
+    (tmp_path / "first").mkdir()
+    alone = new_run(tmp_path / "first", "tiny", config)
+    assert digest_of(alone) is None
+    earlier(tmp_path / "first", "20260101-000000-aaaa")
+    assert digest_of(new_run(tmp_path / "first", "tiny", config)) is None, "there was none at first"
+
+    first, other = earlier(home, "20260101-000000-aaaa"), asking("last", "another").resolved()
+    begun = new_run(home, "tiny", config, flow_run="f1")
+    assert digest_of(begun) == first
+    second = earlier(home, "20260102-000000-aaaa", preferences="b")
+    again = new_run(home, "tiny", config, flow_run="f1")
+    assert again.ctx.run == begun.ctx.run and digest_of(again) == first
+    assert digest_of(new_run(home, "tiny", config)) == first
+    assert digest_of(rerun(home, "validate", begun.ctx.run)) == first
+    assert digest_of(new_run(home, "tiny", other)) is None, "another project has resolved nothing yet"
+    (tmp_path / "p.jsonl").write_text(row.format("other preferences"))
+    assert digest_of(rerun(home, "validate", begun.ctx.run)) == second
+    (tmp_path / "p.jsonl").write_text(row.format("very deep"))
+    for file in ArtifactStore(home).path(first).iterdir():
+        file.resolve().unlink()
+    assert digest_of(new_run(home, "tiny", config)) == second, "what is gone can't be compared with"
+
+
+def test_an_alias_that_moves_is_resolved_again_by_a_new_run_but_not_by_a_retry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.jsonl").write_text('{"prompt": "how deep is it", "chosen": "very deep", "rejected": "no"}\n')
+    home, champion = tmp_path / "home", "tether-policy@champion"
+    old, new = (earlier(home, f"2026010{day}-000000-aaaa", preferences=str(day)) for day in (1, 2))
+    tags = {"tether.run": "20260101-000000-aaaa"}
+    monkeypatch.setattr(reference, "find_version", lambda *_: Version("tether-policy", "3", ("champion",), tags))
+    config = asking(champion).resolved()
+    begun = new_run(home, "tiny", config, flow_run="f1")
+    assert digest_of(begun) == old
+    tags["tether.run"] = "20260102-000000-aaaa"
+    assert digest_of(new_run(home, "tiny", config, flow_run="f1")) == old
+    assert digest_of(rerun(home, "validate", begun.ctx.run)) == old
+    assert digest_of(new_run(home, "tiny", config)) == new
