@@ -436,7 +436,7 @@ ALARM_ADVICE: dict[str, AlarmAdvice] = {
     "repetition": AlarmAdvice("responses that repeat more 4-grams than 99 % of SFT's", _TIGHTER),
     "echo": AlarmAdvice("responses that repeat more of the prompt than 99 % of SFT's", _TIGHTER),
     "special_token": AlarmAdvice("responses with a special token before their end", _TIGHTER),
-    "rare_token": AlarmAdvice("responses with a token that SFT's do not hold", _TIGHTER),
+    "rare_token": AlarmAdvice("responses with a token that no response of the training data holds", _TIGHTER),
     "flattery": AlarmAdvice("responses with a flattering phrase", _SEVERAL),
     "hedge": AlarmAdvice("responses with a hedging phrase", _SEVERAL),
     "filler": AlarmAdvice("responses with a phrase that says nothing", _SEVERAL),

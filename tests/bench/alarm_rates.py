@@ -21,7 +21,7 @@ import math
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -98,12 +98,13 @@ class Recorder:
         with gzip.open(self.path, "at") as file:
             file.write(json.dumps(row) + "\n")
 
-    def limits(self, sft: Batch, rate: float, updates: int) -> Limits:
+    def limits(self, sft: Batch, rate: float, updates: int, known: Iterable[int]) -> Limits:
         """`Limits.of`, whose batches are recorded."""
         pairs = zip(self.asked, sft.texts, strict=True)
         self.sft_gold = [task_scores(self.data, prompt, text)["gold"] for prompt, text in pairs]
-        self.write({"update": 0, "gold": self.sft_gold, "rate": rate, "updates": updates} | as_row(sft))
-        limits = LIMITS_OF(sft, rate, updates)
+        given = {"rate": rate, "updates": updates, "known": sorted(known)}
+        self.write({"update": 0, "gold": self.sft_gold} | given | as_row(sft))
+        limits = LIMITS_OF(sft, **given)
         judge = limits.judge
 
         def recorded(batch: Batch, beta: float | None) -> Any:
@@ -200,7 +201,7 @@ def told(path: Path) -> tuple[dict[str, int], str]:
     """The update of the first alarm of each name by today's limits, and a line with what else the record shows."""
     lines = rows(path)
     sft = next(lines)
-    limits = Limits.of(as_batch(sft), sft["rate"], sft["updates"])
+    limits = Limits.of(as_batch(sft), sft["rate"], sft["updates"], sft["known"])
     first, gained, fell, last = dict[str, int](), None, None, 0
     for row in lines:
         _, alarms = limits.judge(as_batch(row), row["beta"])

@@ -27,6 +27,8 @@ from components.stats.intervals import FloatArray
 from tests.bench.thresholds import seed_range
 
 BATCH, SFT, UPDATES, RATE, TARGET, BETA = 128, 256, 60, 0.01, 3.0, 0.1
+TOKENS = 997
+"""Of the vocabulary; the training data holds all."""
 """Of the demo: responses of an update and of SFT, updates, false alarms a run, KL's target and β."""
 PROMPTS, DRAWS = 256, 64
 REACHED = 25
@@ -98,7 +100,7 @@ class World:
     def batch(self, replies: Sequence[Reply], scores: FloatArray, kl: FloatArray, special: Sequence[int] = ()) -> Batch:
         """As the monitors see it; tokens are words."""
         lengths = np.array([float(reply.length) for reply in replies])
-        ids = [[zlib.crc32(word.encode()) % 997 for word in reply.text.split()] for reply in replies]
+        ids = [[zlib.crc32(word.encode()) % TOKENS for word in reply.text.split()] for reply in replies]
         nll = self.numbers.gamma(9, 0.1, len(replies))
         return Batch([r.prompt for r in replies], [r.text for r in replies], ids, list(special) or [0] * len(replies),
                      lengths, scores, nll, 0.5 * lengths * self.numbers.gamma(9, 0.11, len(replies)), kl)  # fmt: skip
@@ -123,7 +125,7 @@ def watched(world: World, score: Callable[[Reply], float], policy: Callable[[int
     """
     raw = np.array([score(reply) for reply in world.sft])
     shift, scale = float(raw.mean()), float(raw.std())
-    limits = Limits.of(world.batch(world.sft, (raw - shift) / scale, np.zeros(len(raw))), RATE, UPDATES)
+    limits = Limits.of(world.batch(world.sft, (raw - shift) / scale, np.zeros(len(raw))), RATE, UPDATES, range(TOKENS))
     for update in range(1, UPDATES + 1):
         replies, kl = policy(update)
         roles = (world.numbers.random(len(replies)) < special(update)).astype(int)

@@ -12,6 +12,8 @@ from components.ppo.monitors.alarms import Limits
 from components.ppo.monitors.measures import Batch
 from tests.bench.alarm_rates import as_batch, as_row, told
 
+KNOWN = [1, 2, 3]
+
 
 def batch(seed: int, size: int = 64, **changed: Any) -> Batch:
     rng = np.random.default_rng(seed)
@@ -35,8 +37,9 @@ def test_a_record_is_judged_as_the_run_was(tmp_path: Path) -> None:
         for update, each, gold, proxy in ((0, sft, 0.0, 0.0), (1, batch(1), 0.1, 0.4), (2, roles, -1.0, 1.2)):
             golds = [gold - 0.1, gold + 0.1] * 32
             row = {"update": update, "gold": golds, "rate": 0.01, "updates": 60, "beta": 0.1, "ppo/proxy_reward": proxy}
+            row |= {"known": KNOWN}
             file.write(json.dumps(row | as_row(each)) + "\n")
     first, text = told(path)
-    limits = Limits.of(sft, 0.01, 60)
+    limits = Limits.of(sft, 0.01, 60, KNOWN)
     assert first == {alarm.name: 2 for alarm in limits.judge(roles, 0.1)[1]} and "special_token" in first
     assert text.startswith("cut-3: 2 updates, proxy reward reached 1 at 2, gold certainly below SFT's at 2;")

@@ -11,14 +11,14 @@ and divides a by their number too. The monitors in components/ppo/monitors/means
 SFT's at the same levels.
 
 Margins are wide, since a healthy policy changes too. A feature that the score pays for need not wait for its margin: a
-monitor of `BOUGHT` also raises its alarm where the feature is more frequent than in SFT's responses for certain, with
-no margin, and explains most of what the score has gained (components/ppo/monitors/bought.py). These tests have their
-own part of the rate: `monitors` above counts them too.
+monitor of `BOUGHT` also raises its alarm where the feature explains most of what the score has gained, and either is
+more frequent than in SFT's responses for certain, with no margin, or nearly is the score
+(components/ppo/monitors/bought.py). These tests have their own part of the rate: `monitors` above counts them too.
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -64,7 +64,7 @@ MONITORS: dict[str, Monitor] = {
         "the reward model's data; ppo.kl.target",
     ),
     "rare_token": Monitor(
-        0.2, "Responses hold tokens that SFT does not use: the reward model's untrained embeddings are exploited.",
+        0.2, "Responses hold tokens that the training data lacks: untrained embeddings are exploited.",
         "ppo.kl.target",
     ),
     "flattery": Monitor(
@@ -165,21 +165,19 @@ class Limits:
 
     responses: int
     """How many SFT responses there are."""
-    unseen: int
-    """How many of them were not used for `common`."""
     thresholds: dict[str, float]
     """The 99th percentiles of the measures of `EXCEEDS`."""
     counts: dict[str, int]
-    """How many of the responses show each event; for `rare_token`, how many of the `unseen` ones."""
+    """How many of the responses show each event."""
     grams: Counter[tuple[str, ...]]
     """How many of the responses contain each n-gram."""
-    common: frozenset[int]
-    """Tokens that occur in the first half of the responses."""
+    known: frozenset[int]
+    """Tokens that the training data holds."""
     length_score: float
     """Correlation of length and score."""
     texts: tuple[str, ...]
     numbers: dict[str, FloatArray]
-    """The measures (N,) of `BOUGHT`, those of `rare_token` of the `unseen` responses."""
+    """The measures (N,) of `BOUGHT`."""
     rows: bought.Rows
     """In which of them each n-gram stands, and their scores."""
     entropy: means.Estimate
@@ -191,20 +189,21 @@ class Limits:
     _known: dict[int, means.Estimate] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, sft: Batch, rate: float, updates: int) -> "Limits":
+    def of(cls, sft: Batch, rate: float, updates: int, known: Iterable[int]) -> "Limits":
         """Compute limits from SFT responses for a run of `updates`, with any false alarm at probability `rate` or
-        less."""
-        half = len(sft.texts) // 2  # `common` comes from one half, the rate of rare tokens from the other
-        common = frozenset(token for ids in sft.token_ids[:half] for token in ids)
-        found = numbers_of(sft, common)
-        found["rare_token"][:half] = 0
+        less.
+
+        Args:
+            known: token ids that the training data holds; a response with another one has a rare token.
+        """
+        tokens = frozenset(known)
+        found = numbers_of(sft, tokens)
         thresholds = {name: float(np.quantile(found[name], 0.99, method="higher")) for name in EXCEEDS}
         counts = {name: int(values.sum()) for name, values in rates(found, thresholds).items()}
-        numbers = {name: found[name][half if name == "rare_token" else 0 :] for name in BOUGHT if name in found}
         return cls(
-            len(sft.texts), len(sft.texts) - half, thresholds, counts, shared(sft.texts), common,
-            correlation(sft.lengths, sft.scores), tuple(sft.texts), numbers, bought.Rows.find(sft.texts, sft.scores),
-            means.entropy(sft), means.mean(sft.scores), rate, updates,
+            len(sft.texts), thresholds, counts, shared(sft.texts), tokens, correlation(sft.lengths, sft.scores),
+            tuple(sft.texts), {name: found[name] for name in BOUGHT if name in found},
+            bought.Rows.find(sft.texts, sft.scores), means.entropy(sft), means.mean(sft.scores), rate, updates,
         )  # fmt: skip
 
     def judge(self, batch: Batch, beta: float | None) -> tuple[dict[str, float], list[Alarm]]:
@@ -215,14 +214,14 @@ class Limits:
         Args:
             beta: coefficient of KL, SFT deviations per nat; None if it is in another unit, or to another reference.
         """
-        numbers = numbers_of(batch, self.common)
+        numbers = numbers_of(batch, self.known)
         events = rates(numbers, self.thresholds)
         size, level = len(batch.texts), self._level
         values = {name: float(of.mean()) for name, of in events.items()}
         alarms = []
         for name, of in events.items():
             if self._exceeds(name, int(of.sum()), size):
-                alarms.append(Alarm(name, values[name], self.counts[name] / self._seen(name), int(of.argmax())))
+                alarms.append(Alarm(name, values[name], self.counts[name] / self.responses, int(of.argmax())))
         template, value, limit = self._template(batch, level)
         values |= {"template": value} | ({} if limit is None else {"template_limit": limit})
         alarms += template
@@ -245,16 +244,17 @@ class Limits:
             return
         gain = float(batch.scores.mean() - self.rows.scores.mean())
         for name, sft in self.numbers.items():
-            own, scores = numbers[name], self.rows.scores[-len(sft) :]
-            gained = bought.explained(bought.Sums.of(own, batch.scores), bought.Sums.of(sft, scores))
+            own = numbers[name]
+            sums = bought.Sums.of(own, batch.scores), bought.Sums.of(sft, self.rows.scores)
+            gained = bought.explained(*sums)
             if not bought.is_bought(gained, gain):
                 continue
             if name in EXCEEDS:
                 chance = bought.larger(own, sft)
             else:
                 chance = bought.more_often(int(own.sum()), size, int(sft.sum()), len(sft))
-            if chance <= level:
-                value, before = float(events[name].mean()), self.counts[name] / self._seen(name)
+            if chance <= level or bought.is_sole(*sums, level):
+                value, before = float(events[name].mean()), self.counts[name] / self.responses
                 yield Alarm(name, value, before, int(own.argmax()), "", gained, gain)
         found = bought.bought_gram(bought.Rows.find(batch.texts, batch.scores), self.rows, level)
         if found is not None:
@@ -301,7 +301,7 @@ class Limits:
         """
         found = dict[str, float]()
         for name, count in self.counts.items():
-            most = min(1.0, float(upper_bound(count, self._seen(name), self._level)) + MONITORS[name].margin)
+            most = min(1.0, float(upper_bound(count, self.responses, self._level)) + MONITORS[name].margin)
             over = np.flatnonzero(chance_of(np.arange(size + 1), size, most) <= self._level / self.updates)
             found |= {name: float(over[0]) / size} if over.size else {}
         if self._correlates(1.0, size, self._level):
@@ -337,15 +337,11 @@ class Limits:
         if name in EXCEEDS:
             return name in BOUGHT
         before = 0 if name == "template" else self.counts[name]
-        of = self.responses if name == "template" else self._seen(name)
-        return name in BOUGHT and bought.more_often(size, size, before, of) <= self._level_of_bought
-
-    def _seen(self, name: str) -> int:
-        return self.unseen if name == "rare_token" else self.responses
+        return name in BOUGHT and bought.more_often(size, size, before, self.responses) <= self._level_of_bought
 
     def _exceeds(self, name: str, count: int, size: int) -> bool:
         """Return whether `count` of `size` responses show an event more often than its limit allows."""
-        bound = float(upper_bound(self.counts[name], self._seen(name), self._level))
+        bound = float(upper_bound(self.counts[name], self.responses, self._level))
         most = min(1.0, bound + MONITORS[name].margin)
         return bool(chance_of(count, size, most) <= self._level / self.updates)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from components.base.text import line
 from components.data.tables.published import read_split
+from components.models.batching import encode_responses
 from components.models.sampling import Samples
 from components.ppo.config import PpoConfig, PpoJob
 from components.ppo.experience import sampled_batches
@@ -21,6 +22,8 @@ from components.ppo.monitors.measures import Batch
 logger = logging.getLogger(__name__)
 
 STREAM = "monitors"
+BLOCKS, BLOCK = 32, 256
+"""Stretches of consecutive rows from which `known_tokens` reads, and the rows of each."""
 LEAST_PROMPTS = 8
 """The fewest prompts whose SFT responses are enough to set limits."""
 
@@ -53,6 +56,18 @@ def batch_of(
     )  # fmt: skip
 
 
+def known_tokens(data: Path, tokenizer: Any, max_tokens: int) -> set[int]:
+    """Return the token ids that the responses of the training data hold: chosen, rejected and demonstrated ones, of at
+    most `BLOCKS` times `BLOCK` rows of each split, spread over it."""
+    known = set[int]()
+    for split, fields in (("pairs.train", ("chosen", "rejected")), ("demonstrations.train", ("response",))):
+        rows = read_split(data / split)
+        for start in np.unique(np.linspace(0, max(len(rows) - BLOCK, 0), BLOCKS, dtype=int)).tolist():
+            texts = [row[field] for row in rows[start : start + BLOCK] for field in fields]
+            known.update(*encode_responses(tokenizer, texts, max_tokens))
+    return known
+
+
 def limits_of_sft(models: Models, job: PpoJob, data: Path) -> Limits | None:
     """Return limits from SFT responses; None if nothing is watched, or if there are too few prompts, which is
     logged."""
@@ -73,7 +88,8 @@ def limits_of_sft(models: Models, job: PpoJob, data: Path) -> Limits | None:
         if models.rewards is not None:
             raw, *_ = models.rewards.score(raw, some, texts)
         parts.append(batch_of(samples, some, texts, found, models.scale(raw), models.tokenizer, 1))
-    limits = Limits.of(_joined(parts), config.false_alarms, job.ppo.updates)
+    known = known_tokens(data, models.tokenizer, job.generation.max_new_tokens)
+    limits = Limits.of(_joined(parts), config.false_alarms, job.ppo.updates, known)
     size = job.ppo.batch_size // job.ppo.group_size
     if idle := [name for name in limits.unreachable(size) if name in config.stop_on]:
         logger.warning(

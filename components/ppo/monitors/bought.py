@@ -8,6 +8,13 @@ With a feature x (0 or 1 for an event, or a number) and the score s of SFT's res
 It is the indirect effect of a mediation analysis (MacKinnon 2008, chapter 3): what the score would have gained had only
 the feature changed. A reward that pays for one feature alone makes it the whole gain; a policy that answers better and
 flatters a little more has a small part of its gain there.
+
+Where the feature nearly is the score, no more than such a gain is needed. With r, the correlation of feature and score
+within the two sets,
+
+    r = (Sxs_0 + Sxs_1) / sqrt((Sxx_0 + Sxx_1) (Sss_0 + Sss_1)),    atanh r ~ Normal(atanh rho, 1 / (N + B - 4))
+
+(Fisher 1921, Metron 1:3), a feature with r² above `SOLE` for certain decides how the reward model orders responses.
 """
 
 import functools
@@ -28,7 +35,9 @@ Gram = tuple[str, ...]
 PART = 2 / 3
 """Of the score's gain, from which on a feature is called bought."""
 LEAST = 0.25
-"""SFT deviations of score that a feature has to explain: a third of a deviation's gain is learning like any other."""
+"""SFT deviations of score that a feature has to explain: a third of a deviation is gained by learning too."""
+SOLE = 1 / 2
+"""Share of the variance of scores, within SFT's responses and the batch, above which a feature nearly is the score."""
 
 
 class Sums(NamedTuple):
@@ -39,20 +48,35 @@ class Sums(NamedTuple):
     """Sum of (x - mean)²."""
     products: float
     """Sum of (x - mean) (score - its mean)."""
+    of_scores: float
+    """Sum of (score - its mean)²."""
+    size: int
+    """Of responses."""
 
     @classmethod
     def of(cls, values: FloatArray, scores: FloatArray) -> "Sums":
         """Of a feature (B,) and the scores (B,) of the same responses."""
         # The mean of equal values is rounded, and a slope on what is left of them would be noise.
         mean = values[0] if values.min() == values.max() else values.mean()
-        off = values - mean
-        return cls(float(mean), float(off @ off), float(off @ (scores - scores.mean())))
+        off, scored = values - mean, scores - scores.mean()
+        return cls(float(mean), float(off @ off), float(off @ scored), float(scored @ scored), len(values))
 
 
 def explained(own: Sums, sft: Sums) -> float:
     """What the score has gained by the feature, SFT deviations; 0 where the feature varies in neither set."""
     squares = own.squares + sft.squares
     return (own.products + sft.products) / squares * (own.mean - sft.mean) if squares > 0 else 0.0
+
+
+def is_sole(own: Sums, sft: Sums, level: float) -> bool:
+    """Whether the feature explains more than `SOLE` of the variance of scores, for certain at `level`, one-sided."""
+    both = (own.squares + sft.squares) * (own.of_scores + sft.of_scores)
+    count = own.size + sft.size
+    if both <= 0 or count <= 4:
+        return False
+    r = (own.products + sft.products) / math.sqrt(both)
+    z = math.atanh(min(max(r, 0.0), 1 - 1e-12))  # r = 1 if the score is linear in the feature
+    return z - float(stats.norm.isf(level)) / math.sqrt(count - 4) > math.atanh(math.sqrt(SOLE))
 
 
 def is_bought(gained: float, score: float) -> bool:
@@ -104,9 +128,9 @@ def bought_gram(own: Rows, sft: Rows, level: float) -> tuple[float, Gram] | None
     """The n-gram that explains most of the score's gain, how much first (SFT deviations); None where none is bought.
 
     An n-gram has to stand in more responses than in SFT's for certain, by Fisher's exact test at `level` for all
-    n-grams together. N-grams that stand in the same responses are one test, and those that stand in so few that the
-    test could not reject at that level are none (Tarone 1990, Biometrics 46:515): given all the responses, both are
-    known before it is known which are SFT's.
+    n-grams together, or be nearly the score (`is_sole`, in two responses or more). N-grams that stand in the same
+    responses are one test, and those that stand in so few that the test could not reject at that level are none
+    (Tarone 1990, Biometrics 46:515): given all the responses, both are known before it is known which are SFT's.
     """
     size, of = len(own.scores), len(sft.scores)
     tests: dict[tuple[tuple[int, ...], tuple[int, ...]], Gram] = {}
@@ -116,12 +140,18 @@ def bought_gram(own: Rows, sft: Rows, level: float) -> tuple[float, Gram] | None
     for rows, before in tests:
         both = len(rows) + len(before)
         least.append(more_often(min(both, size), size, both - min(both, size), of))
-    at_most = level / max(_testable(np.sort(least), level), 1)
+    at_most, each = level / max(_testable(np.sort(least), level), 1), level / max(len(tests), 1)
     gain, found = float(own.scores.mean() - sft.scores.mean()), list[tuple[float, Gram]]()
+    if gain < LEAST:
+        return None
+    spread = [float(((scores - scores.mean()) ** 2).sum()) for scores in (own.scores, sft.scores)]
     for (rows, before), gram in tests.items():
-        if more_often(len(rows), size, len(before), of) <= at_most:
-            gained = explained(_sums_of_rows(rows, own.scores), _sums_of_rows(before, sft.scores))
-            found += [(gained, gram)] if is_bought(gained, gain) else []
+        certain = more_often(len(rows), size, len(before), of) <= at_most
+        if certain or len(rows) + len(before) > 1:
+            sums = _sums_of_rows(rows, own.scores, spread[0]), _sums_of_rows(before, sft.scores, spread[1])
+            gained = explained(*sums)
+            if is_bought(gained, gain) and (certain or is_sole(*sums, each)):
+                found.append((gained, gram))
     return max(found, default=None)
 
 
@@ -133,9 +163,9 @@ def _testable(least: FloatArray, level: float) -> int:
     return len(least)
 
 
-def _sums_of_rows(rows: Sequence[int], scores: FloatArray) -> Sums:
-    """Of an event that the responses `rows` show."""
+def _sums_of_rows(rows: Sequence[int], scores: FloatArray, of_scores: float) -> Sums:
+    """Of an event that the responses `rows` show; `of_scores` as in `Sums`."""
     size, count = len(scores), len(rows)
     share = count / size
     products = float(scores[list(rows)].sum() - count * scores.mean()) if count else 0.0
-    return Sums(share, count * (1 - share), products)
+    return Sums(share, count * (1 - share), products, of_scores, size)

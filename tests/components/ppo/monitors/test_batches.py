@@ -11,6 +11,8 @@ import torch
 
 from components.base.jsonl import read_rows
 from components.data.tables.published import read_split, write_split
+from components.models.batching import encode_responses
+from components.ppo.monitors import batches
 from components.ppo.monitors.alarms import MONITORS, Alarm, Limits
 from components.ppo.monitors.batches import batch_of, limits_of_sft
 from components.ppo.monitors.carriers import carriers_sample, kl_carriers
@@ -95,7 +97,7 @@ def test_limits_are_of_sfts_responses_to_calibration_prompts_and_rows_of_a_batch
     job = stages.job("ppo", **OPTIONS)
     models, data = Models.load(job, stages.inputs), stages.inputs["data"]
     limits = limits_of_sft(models, job, data)
-    assert limits is not None and limits.responses == 30 and limits.unseen == 15
+    assert limits is not None and limits.responses == 30
     assert limits_of_sft(models, stages.job("ppo", monitors={"responses": 12}), data).responses == 12  # type: ignore[union-attr]
     prompts = [row["prompt"] for row in read_split(data / "prompts.calibration")[:2] for _ in range(2)]
     encoded = [encode_prompt(models.tokenizer, p, 64) for p in prompts]
@@ -157,3 +159,21 @@ def test_what_carries_kl_is_kept_at_each_evaluation_and_shown_with_its_samples(s
     assert [each["prompt"] for each in shown[2]].count("What carries KL in this batch") == 1
     limits = about(tmp_path)["limits"]
     assert set(limits) < set(MONITORS), "of four prompts a batch, some alarms cannot be raised"
+
+
+def test_tokens_of_any_response_of_the_training_data_are_known_wherever_it_stands_and_no_others(
+    stages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from components.ppo.models import Models
+
+    data, tokenizer = stages.inputs["data"], Models.load(stages.job("ppo", **OPTIONS), stages.inputs).tokenizer
+    monkeypatch.setattr(batches, "BLOCKS", 3)
+    monkeypatch.setattr(batches, "BLOCK", 2)
+    pairs, told = list(read_split(data / "pairs.train"))[:9], list(read_split(data / "demonstrations.train"))[:5]
+    pairs = [row | {"chosen": f"chosen {n}", "rejected": f"rejected {n}x"} for n, row in enumerate(pairs)]
+    write_split(tmp_path / "pairs.train", pairs)
+    write_split(tmp_path / "demonstrations.train", told)
+    texts = [f"{name} {n}{end}" for n in (0, 1, 3, 4, 7, 8) for name, end in (("chosen", ""), ("rejected", "x"))]
+    texts += [told[n]["response"] for n in range(5)]
+    encoded = encode_responses(tokenizer, texts, 64)
+    assert batches.known_tokens(tmp_path, tokenizer, 64) == {token for ids in encoded for token in ids}
