@@ -33,7 +33,7 @@ def estimate_advantages(
     Each `config.group_size` consecutive responses form a group. With R = s - βk the sum of a response's rewards, where
     s is its score and k its summed log π_old / π_ref, a response of group G has the advantage
 
-        rloo    R - mean of the others' R                                     (Ahmadian et al. 2024, section 3.3)
+        rloo    R - mean of the others' R                                     (Ahmadian et al. 2024, arXiv 2402.14740)
         grpo    (s - mean_G s) / std_G s  -  (βk - mean of the others' βk)    (Shao et al. 2024, 4.1.2, for s alone)
 
     GRPO divides only the score by the group's deviation. So β is in units of that deviation, and a group whose scores

@@ -25,8 +25,9 @@ def always_valid_low(values: ArrayLike, alpha: float = 0.025) -> FloatArray:
         b_t = sqrt(2 log(1 / alpha) / (v_{t-1} t log(1 + t))),  v_t = (1/4 + sum_s (x_s - mean_s)^2) / (t + 1),
 
     a supermartingale wherever the mean is m or less, so that it ever reaches 1 / alpha has probability alpha at most
-    (Ville); the bound is the largest m that all below have been ruled out (Waudby-Smith and Ramdas 2024, JRSS B 86:1,
-    equations 24 to 26 and theorem 3). Bounds are multiples of 0.001, rounded down.
+    (Ville); the bound is the largest m such that all smaller values have been ruled out (Waudby-Smith and Ramdas 2024,
+    JRSS B 86:1, theorem 3: the upward half of their hedged capital, with predictable plug-in bets). Bounds are
+    multiples of 0.001, rounded down.
 
     Raises:
         ValueError: a value outside [0, 1], or alpha outside (0, 1).

@@ -54,7 +54,7 @@ def clustered_mean(values: ArrayLike, clusters: Iterable[Hashable], level: float
     """Return the mean of `values` (n,) with an interval that allows values of one cluster (a prompt) to be dependent.
 
     The mean over C clusters is a ratio of sums, y = sum_c Y_c / sum_c n_c; linearised (Cochran, Sampling Techniques,
-    3rd ed. 1977, eq. 6.12 and section 9A; the same as Liang and Zeger's sandwich, 1986, for an intercept):
+    3rd ed. 1977, section 6.4, with clusters as units; the same as Liang and Zeger's sandwich, 1986, for an intercept):
 
         var(y) = C / (C - 1) * sum_c (Y_c - n_c y)^2 / n^2,    ends y -+ t_{C-1} sqrt(var)
 
@@ -76,7 +76,7 @@ def clustered_ratio(numerators: ArrayLike, denominators: ArrayLike, clusters: It
     """Return R = sum y / sum x of `numerators` y and `denominators` x, both (n,), with `clustered_mean`'s interval.
 
     For example KL per token: y is a response's KL, x its tokens. By linearisation (Cochran, Sampling Techniques, 3rd
-    ed. 1977, eq. 6.12) the interval is that of the mean of R + (y - R x) / mean(x).
+    ed. 1977, section 6.4) the interval is that of the mean of R + (y - R x) / mean(x).
 
     Raises:
         ValueError: the two differ in length, or as for `clustered_mean`.
@@ -180,10 +180,10 @@ def clustered_auroc(
 def fleiss_kappa(counts: ArrayLike) -> float:
     """Return Fleiss' kappa of `counts` (items, categories): how many raters put an item in a category.
 
-    Fleiss 1971 (Psychological Bulletin 76:378), eqs. 1 to 7: with n_i ratings of item i,
+    Fleiss 1971 (Psychological Bulletin 76:378): with n_i ratings of item i,
     P_i = sum_j n_ij (n_ij - 1) / (n_i (n_i - 1)), p_j the share of category j, P_e = sum_j p_j^2 and
     kappa = (mean P_i - P_e) / (1 - P_e). Items may differ in their number of ratings (Gwet, Handbook of Inter-Rater
-    Reliability, 4th ed. 2014, section 2.4): P_i is averaged over items with at least two, p_j is the mean over rated
+    Reliability, 4th ed. 2014): P_i is averaged over items with at least two, p_j is the mean over rated
     items of n_ij / n_i. With equal numbers that is Fleiss' own formula. NaN where it is undefined: no item with two
     ratings, or every rating in one category.
 

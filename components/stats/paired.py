@@ -60,7 +60,7 @@ def tallies(comparisons: Iterable[PairedScore], models: int) -> FloatArray:
 def davidson(table: FloatArray, start: FloatArray | None = None) -> tuple[FloatArray, float, float]:
     """Fit log-strengths (k,) of mean 0 and the tie parameter nu to `tallies` (k, k, 2). Also return the log-likelihood.
 
-    Davidson 1970 (JASA 65:317), equations 2.1 to 2.4: of models i and j with strengths pi = exp(s),
+    Davidson 1970 (JASA 65:317): of models i and j with strengths pi = exp(s),
 
         P(i better) = pi_i / D,  P(tie) = nu sqrt(pi_i pi_j) / D,  D = pi_i + pi_j + nu sqrt(pi_i pi_j).
 
@@ -98,7 +98,7 @@ def check_separable(table: FloatArray) -> None:
     """Raise `Inseparable` unless a chain of points won (wins or ties) leads from each model to every other.
 
     Ford 1957 (American Mathematical Monthly 64:28); a tie is half a point for both, which keeps the estimate finite
-    (Davidson 1970, section 3).
+    (Davidson 1970).
     """
     points = table[..., 0] + table[..., 1]
     groups, of = connected_components(coo_array(points), directed=True, connection="strong")

@@ -28,10 +28,12 @@ def crossed_proportion(
 
         V = C / (C - 1) sum_c (sum_c u)^2 + R / (R - 1) sum_r (sum_r u)^2 - sum_cr (sum_cr u)^2
 
-    (Cameron, Gelbach and Miller 2011, JBES 29:238, equation 2.11; V is at least either of the first two terms), and the
-    ends are those of Wilson's interval at the effective sample size m (1 - m) / V, with Student's t at the degrees of
-    freedom of a sum of mean squares (Satterthwaite 1946, Biometrics Bulletin 2:110). With one rater the spread between
-    people is unknown, and the interval is [0, 1] if `values` differ. If all values are equal, each cluster is one draw.
+    (Cameron, Gelbach and Miller 2011, JBES 29:238, two-way clustering: the sum of u_i u_j over all pairs i, j that
+    share a cluster or a rater, with a correction for few groups in the first two terms). V is at least as large as
+    either of these. The ends are those of Wilson's interval at the effective sample size m (1 - m) / V, with Student's
+    t at the degrees of freedom of a sum of mean squares (Satterthwaite 1946, Biometrics Bulletin 2:110). With one rater
+    the spread between people is unknown, and the interval is [0, 1] if `values` differ. If all values are equal, each
+    cluster is one draw.
 
     Args:
         items: (n,) the item of each rating; items weigh the same, however many people rated them.
@@ -94,9 +96,9 @@ def crossed_agreement(
         V = C / (C - 1) sum_c (sum_c u)^2 + (R - 1) / R sum_r (theta_r - mean theta)^2 - ((R - 1) / R)^2 sum_cr d_cr^2
 
     where d_cr is cluster c's contribution to theta_r - theta, so that the last term removes the noise counted twice. V
-    is at least either of the first two terms. The ends are computed as in `crossed_proportion`. The interval covers a
-    little more than its level, since leaving a rater out also creates ties (docs/benchmarks.md). With one rater the
-    interval is [0, 1].
+    is at least as large as either of the first two terms. The ends are computed as in `crossed_proportion`. The
+    interval covers a little more than its level, since leaving a rater out also creates ties
+    (docs/benchmarks/people.md). With one rater the interval is [0, 1].
 
     Args:
         votes: (I, R) 1 or -1 for a side, 0 for neither, NaN where rater r did not rate item i.

@@ -22,9 +22,9 @@ def series_rise(values: ArrayLike, level: float = LEVEL, *, given: ArrayLike | N
 
     Errors are assumed AR(1) with lag-1 autocorrelation r, so n values are worth n_e = n (1 - r) / (1 + r), and with k
     regressors the variance of the slope b is s² / Σ (t - mean t)², s² = Σ e² / (n_e - k), judged by Student's t with
-    n_e - k degrees of freedom, at least 1/2 (Santer et al. 2000, J. Geophys. Res. 105:7337, equations 3 to 6). In a
-    short series the residuals underestimate r, so r is raised by (k + (2 + k) r) / n (Marriott and Pope 1954,
-    Biometrika 41:390, and Kendall, 41:403) and clipped to [0, 0.95].
+    n_e - k degrees of freedom, at least 1/2 (Santer et al. 2000, J. Geophys. Res. 105:7337: their test with adjusted
+    standard error and adjusted degrees of freedom). In a short series the residuals underestimate r, so r is raised by
+    (k + (2 + k) r) / n (Marriott and Pope 1954, Biometrika 41:390, and Kendall, 41:403) and clipped to [0, 0.95].
 
     Raises:
         ValueError: fewer than 5 values, or one that is not finite; `given` differs in length, or is constant.

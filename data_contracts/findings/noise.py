@@ -2,17 +2,15 @@
 
 A logistic regression on the difference of two responses' features is cross-validated: each pair is scored by a model
 that was not trained on it. If labels are flipped at random at a rate ε, then even among pairs of which the model is
-very
-sure a share ε has the other label, so the model is right in at most 1 - ε of them. With s the score of the chosen
-response over the rejected one,
+very sure a share ε has the other label, so the model is right in at most 1 - ε of them. With s the score of the
+chosen response over the rejected one,
 
     P(chosen | s) = ε + (1 - 2 ε) σ(a s),  0 ≤ ε < 1/2, a > 0.
 
 The floor ε is the share of flipped labels, fitted by maximum likelihood. Its 95 % interval comes from the profile
 likelihood (twice the log-likelihood ratio within 3.84; Wilks 1938). Northcutt et al. (2021, Confident Learning,
-equations 1 and 2) estimate the same rate from the pairs that the model is sure of, and count the model's own mistakes
-as
-flips: on real pairs with about 31 % planted flips their estimate was 0.39, and this one 0.33 (docs/decisions.md).
+the confident joint) estimate the same rate from the pairs that the model is sure of, and count the model's own mistakes
+as flips: on real pairs with about 31 % planted flips their estimate was 0.39, and this one 0.33 (docs/decisions.md).
 
 Limit: a preference that the features do not capture looks like a flip, because then no score is sure. So there is no
 estimate if the model is right in less than `LEAST_ACCURACY` of the pairs, or if there are fewer than `LEAST_PAIRS`.

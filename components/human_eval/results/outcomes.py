@@ -86,7 +86,7 @@ def at_equal_length(
 
     a and b maximise the likelihood of the logistic regression P(win) = sigmoid(a + b g / sd(g)) of items' scores (n,)
     in [0, 1] on the length differences g (n,) (Dubois et al. 2024, "Length-Controlled AlpacaEval", arXiv 2404.04475,
-    equation 1, with only its length term). The interval is by percentiles of a bootstrap over prompts (`clusters`).
+    the model with only its length term). The interval is by percentiles of a bootstrap over prompts (`clusters`).
 
     Raises:
         ValueError: lists of different lengths, no items, or all differences are equal.

@@ -49,7 +49,7 @@ def mean(values: FloatArray) -> Estimate:
 
 
 def entropy(batch: Batch) -> Estimate:
-    """Estimate the policy's mean entropy per token, nats: a ratio of sums, linearised (Cochran 1977, eq. 6.12)."""
+    """Estimate the policy's mean entropy per token, nats: a ratio of sums, linearised (Cochran 1977, section 6.4)."""
     ratio = float(batch.entropies.sum() / batch.lengths.sum())
     found = mean((batch.entropies - ratio * batch.lengths) / batch.lengths.mean())
     return Estimate(ratio, found.error, found.freedom)
