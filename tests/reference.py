@@ -187,7 +187,9 @@ def gates() -> str:
         text.append(f"## {stage}\n")
         rows = ((f"`{each.name}`", _rule(each), each.description) for each in GATES.values() if each.stage == stage)
         text.append(table(("gate", "holds where", "what it says"), rows))
-        text.append(f"[What to do when one of them fails](../guide/troubleshooting/{stage}.md)\n")
+        pages = dict.fromkeys(_page(each) for each in GATES.values() if each.stage == stage)
+        links = (f"[{_OF.get(page, f'a gate of {stage}')}](../guide/troubleshooting/{page})" for page in pages)
+        text.append(f"What to do when one of them fails: {', '.join(links)}\n")
     return "\n".join(text)
 
 
@@ -234,12 +236,35 @@ def failed_gates(of: str, gates: Iterable[Gate]) -> str:
     return "\n".join(text)
 
 
+_OF = {
+    "probes.md": "a probe of the reward model",
+    "judge.md": "a gate of the independent judge",
+    "responses.md": "a gate of ppo on its responses",
+}
+"""Titles of the pages of advice that are not of a whole stage."""
+_OF_RESPONSES = {
+    f"ppo.{name}"
+    for name in (
+        "repetition", "echo", "distinct", "dissimilarity", "entropy_ratio", "length_ratio", "ended", "special_tokens",
+        "violations_excess", "rule_violations_excess",
+    )
+}  # fmt: skip
+
+
+def _page(gate: Gate) -> str:
+    """The page of advice that a gate is on: its stage's, or that of a group of gates."""
+    if gate.name.startswith("reward.probe_") and gate.op == "<=":
+        return "probes.md"
+    if gate.short.startswith("judge_"):
+        return "judge.md"
+    return "responses.md" if gate.name in _OF_RESPONSES else f"{gate.stage}.md"
+
+
 def _advised() -> dict[str, list[Gate]]:
-    """Page to its gates: a page a stage, and one for the reward model's probes."""
+    """Page to its gates."""
     pages = dict[str, list[Gate]]()
     for gate in GATES.values():
-        probe = gate.name.startswith("reward.probe_") and gate.op == "<="
-        pages.setdefault("probes.md" if probe else f"{gate.stage}.md", []).append(gate)
+        pages.setdefault(_page(gate), []).append(gate)
     return pages
 
 
@@ -262,7 +287,7 @@ def alarms() -> str:
     ]
     for name, monitor in MONITORS.items():
         advice = ALARM_ADVICE[name]
-        bought = "; none where the score has gained by it" if name in BOUGHT else ""
+        bought = ", or none where it explains most of the score's gain" if name in BOUGHT else ""
         text.append(f"## {name}\n\nIt counts {advice.counts}. Margin: {monitor.margin:g}{bought}.\n")
         text.append(f"- Means: {monitor.meaning}\n- Change: {monitor.remedy}.\n- Try: `{advice.command}`\n")
     return "\n".join(text)
@@ -301,9 +326,7 @@ def slug(head: str) -> str:
 PAGES = {"commands.md": commands, "options.md": options, "gates.md": gates, "metrics.md": metrics}
 """Pages of the reference, by file name."""
 ADVICE_PAGES = {
-    name: functools.partial(
-        failed_gates, "a probe of the reward model" if name == "probes.md" else f"a gate of {gates[0].stage}", gates
-    )
+    name: functools.partial(failed_gates, _OF.get(name, f"a gate of {gates[0].stage}"), gates)
     for name, gates in _advised().items()
 } | {"alarms.md": alarms}
 """Pages of advice, by file name."""
