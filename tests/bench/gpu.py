@@ -4,8 +4,9 @@
     make bench-gpu ARGS="--device cpu --quick"            # the same steps at tiny sizes, to see that they run
     make bench-gpu ARGS=--dry-run                         # without a GPU: does each step's program start?
 
-Each step prints a line of the table that goes into docs/benchmarks.md. A step that fails does not end the others; the
-exit code is 1 then. A step's commands and their output are in DIR/STEP.log (DIR is --out, .tether/bench/gpu).
+Each step prints a line of the table that goes into docs/benchmarks/throughput.md. A step that fails does not end the
+others; the exit code is 1 then. A step's commands and their output are in DIR/STEP.log (DIR is --out,
+.tether/bench/gpu).
 
 machine       what `tether doctor` finds, and the driver's own list
 tests         the tests of the learning on this host's torch (they compute on the CPU)

@@ -3,9 +3,9 @@
     python -m tests.bench.raters [--simulations 2000] [--part coverage|looks|power]
 
 simulates ratings (a tie with probability 0.15, else a win with probability expit(a + item + rater), items' SD 1) and
-prints the tables of docs/benchmarks.md: how often the interval over prompts and raters holds the win rate that all
-people would give, how often a look after every item promotes an equal policy, and what `tether human-eval plan` says
-beside what happens.
+prints the tables of docs/benchmarks/people.md: how often the interval over prompts and raters holds the win rate that
+all people would give, how often a look after every item promotes an equal policy, and what `tether human-eval plan`
+says beside what happens.
 """
 
 import argparse
