@@ -1,12 +1,13 @@
 # %% [markdown]
 # # A bandit whose tether is swept: cut, right, tight
 #
-# One prompt, eight responses of one token. Everything can be enumerated, so what PPO's parts learn is compared with
-# the exact optimum. With a tether β, the policy that maximises score - β KL is
+# There is one prompt with eight possible responses of one token each: a bandit with eight arms. Everything can be
+# enumerated, so we can compare what PPO's parts learn with the exact optimum. The tether is β, the price of a nat of
+# KL. The policy that maximises score - β KL to SFT's distribution π_ref is
 #
-#     π*(y) = π_ref(y) exp(score(y) / β) / Z
+#     π*(y) = π_ref(y) exp(score(y) / β) / Z,    Z = Σ_y π_ref(y) exp(score(y) / β)
 #
-# `flatter` has the best score and a bad truth: the reward model is wrong about it, and SFT seldom writes it.
+# `flatter` has the best score but the worst truth (`gold`): the reward model is wrong about it. SFT seldom writes it.
 
 # %%
 import torch
@@ -33,8 +34,9 @@ def kl(p: torch.Tensor, q: torch.Tensor) -> float:
 # %% [markdown]
 # ## Train
 #
-# The rewards, advantages and loss are the project's own. A reward is the score less β (log π_old - log π_ref), an
-# advantage compares a response with the others of its batch (RLOO), and the loss is PPO's clipped surrogate.
+# The rewards, advantages and loss are Tether's own functions. A reward is the score minus β (log π_old - log π_ref).
+# An advantage is a response's reward minus the mean of the others' in its batch (RLOO). The loss is PPO's clipped
+# surrogate.
 
 
 # %%
@@ -61,7 +63,7 @@ found = {name: (beta, train(beta)) for name, beta in (("cut", 0.0), ("right", 0.
 # %% [markdown]
 # ## Compare with the optimum
 #
-# `off` is the total variation distance from π*: half the sum of the absolute differences.
+# `off` is the total variation distance between the learned policy and π*: half the sum of the absolute differences.
 
 # %%
 print(f"{'tether':<7}{'β':>5}{'KL':>8}{'score':>8}{'gold':>8}{'off':>8}{'KL of π*':>10}{'gold of π*':>12}")
@@ -76,9 +78,15 @@ for name, (beta, policy) in found.items():
 print(f"{'SFT':<7}{'':5}{0:8.2f}{reference @ score:8.2f}{reference @ gold:8.2f}")
 
 # %% [markdown]
-# Cut, the policy flatters: the score is the highest and the truth the lowest. Tight, it stays SFT. In between, the
-# score and the truth are both above SFT's. Which β is right depends on how wrong the reward model is. Nobody knows that
-# in advance, so people judge the result.
+# With the tether cut (β = 0) the policy flatters: the score is the highest and the truth the lowest. With a
+# tight one it hardly leaves SFT. In between, score and truth both rise well above SFT's.
+#
+# The middle row by hand: at β = 0.6 the eight terms π_ref exp(score / β) add up to Z = 2.58. `refund` has
+# 0.20 exp(1 / 0.6) = 1.06 of it and `flatter` 0.005 exp(2 / 0.6) = 0.14. So π* flatters in 0.14 / 2.58 = 5 % of its
+# responses; SFT does in 0.5 %. And since log(π* / π_ref) = score / β - log Z, its KL is 0.787 / 0.6 - log 2.576 = 0.37.
+#
+# Which β is right depends on how wrong the reward model is. Nobody knows that in advance, so people judge the result.
+# Below, the exact optima for nine values of β.
 
 # %%
 betas = [0.3, 0.4, 0.5, 0.6, 0.8, 1.2, 2.0, 4.0, 8.0]

@@ -1,7 +1,8 @@
 # %% [markdown]
 # # PPO's clip, GAE and Bradley-Terry by hand
 #
-# Each formula is worked out with plain arithmetic, then the project's function is asked for the same numbers.
+# Each formula is worked out with plain arithmetic. Then Tether's function computes the same, and the cell fails if the
+# two differ by more than 0.000001.
 
 # %%
 import math
@@ -28,14 +29,15 @@ def same(by_hand: list[float], found: torch.Tensor) -> None:
 #
 #     loss = -min(r A, clip(r, 1 - ε, 1 + ε) A),   r = π / π_old,   ε = 0.2
 #
-# Four tokens: two with a positive advantage, two with a negative one.
+# π is the policy that is trained, π_old the one that sampled the tokens, A the advantage. Four tokens: two with a
+# positive advantage, two with a negative one.
 #
-# | r | A | r A | clip(r) A | min | loss |
-# |---|---|---|---|---|---|
-# | 1.5 | 1 | 1.5 | 1.2 | 1.2 | -1.2: more gains nothing, no gradient |
-# | 0.5 | 1 | 0.5 | 0.8 | 0.5 | -0.5: the token may still come back |
-# | 1.5 | -1 | -1.5 | -1.2 | -1.5 | 1.5: the full price, no clip |
-# | 0.5 | -1 | -0.5 | -0.8 | -0.8 | 0.8: less gains nothing, no gradient |
+# | r | A | r A | clip(r) A | min | loss | |
+# |---|---|---|---|---|---|---|
+# | 1.5 | 1 | 1.5 | 1.2 | 1.2 | -1.2 | already likely enough: no gradient |
+# | 0.5 | 1 | 0.5 | 0.8 | 0.5 | -0.5 | a good token became unlikely: not clipped, so it can recover |
+# | 1.5 | -1 | -1.5 | -1.2 | -1.5 | 1.5 | a bad token became likely: not clipped, so it is pushed down |
+# | 0.5 | -1 | -0.5 | -0.8 | -0.8 | 0.8 | already unlikely enough: no gradient |
 
 # %%
 ratios, advantages = [1.5, 0.5, 1.5, 0.5], [1.0, 1.0, -1.0, -1.0]
@@ -48,13 +50,15 @@ found.loss.sum().backward()
 print("clipped:", found.clipped.tolist()[0], " gradient:", [round(x, 4) for x in new.grad.tolist()[0]])
 
 # %% [markdown]
-# The gradient of a token that is not clipped is -A r, since dr / d log π = r.
+# The gradient of the loss with respect to log π is -A r for a token that is not clipped, since dr / d log π = r:
+# -0.5 for the second token and 1.5 for the third.
 #
 # ## Generalised advantage estimation
 #
 #     δ_t = reward_t + γ V_{t+1} - V_t,    A_t = δ_t + γ λ A_{t+1},    γ = 1, λ = 0.95
 #
-# Three tokens, the score at the last one, KL in the others' rewards. After the last token the value is 0.
+# Three tokens. Each reward holds the token's KL penalty, and the last one also the score. The state after the last
+# token is terminal, so its value is 0.
 
 # %%
 rewards, values = [-0.1, -0.2, 1.0], [0.5, 0.4, 0.6]
@@ -74,15 +78,16 @@ same([sum(rewards[t:]) - values[t] for t in range(3)] + [0], gae(
 )[0])  # fmt: skip
 
 # %% [markdown]
-# The last line has λ = 1: the advantage is the sum of the rewards that follow less the value.
+# The lines show the advantages, the returns (advantage plus value), and the advantages at λ = 1. There an advantage is
+# the sum of the rewards from its token on, minus the value: for the first token -0.1 - 0.2 + 1.0 - 0.5 = 0.2.
 #
 # ## Bradley-Terry
 #
 #     P(chosen wins) = σ(d) = 1 / (1 + exp(-d)),    loss = -[p log σ(d) + (1 - p) log σ(-d)]
 #
-# d is the chosen's score less the rejected's, p the share of votes for the chosen one. At d = 0 the loss is log 2, a
-# coin's. With p = 1 the loss falls forever as d grows. With three votes of four it is smallest at the log-odds,
-# log(0.75 / 0.25) = log 3.
+# d is the chosen response's score minus the rejected one's, p the share of votes for the chosen one. At d = 0 the loss
+# is log 2, that of a coin. With p = 1 the loss falls towards 0 as d grows, and never reaches it. With three votes of
+# four it is smallest at the log-odds of p, log(0.75 / 0.25) = log 3: there its gradient, σ(d) - p, is 0.
 
 # %%
 differences = [0.0, 1.0, -1.0, math.log(3)]

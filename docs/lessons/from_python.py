@@ -1,9 +1,9 @@
 # %% [markdown]
 # # A run from Python, and its metrics as data frames
 #
-# `flows.api` does what the commands do. The profile `tiny` takes a minute; it learns next to nothing, so look at
-# the shapes and not at the numbers. The lesson works in a home of its own, which it removes. A run prints its progress;
-# `quiet` keeps it off this page.
+# `flows.api` does what the commands do, and returns data frames. The profile `tiny` takes a minute and learns next to
+# nothing, so look at the shapes and not at the numbers. The lesson works in a temporary home. A run prints its
+# progress; `quiet` keeps that off this page.
 
 # %%
 import contextlib
@@ -21,7 +21,8 @@ print(first.state)
 # %% [markdown]
 # ## Metrics, gates and curves
 #
-# `metrics()` has a row a metric, `gates()` a row a gate, `curves(STAGE)` a column a metric by step.
+# `metrics()` has one row per metric, `gates()` one row per gate, and `curves(STAGE)` one column per metric, by step. At
+# the first step KL is 0 but for rounding, since the policy still is the SFT model.
 
 # %%
 metrics = first.metrics()
@@ -33,7 +34,8 @@ print(first.curves("ppo")[["ppo/kl", "ppo/beta"]].round(3).to_string())
 # %% [markdown]
 # ## Compute one stage again
 #
-# `rerun` takes the earlier stages from the first run. Only ppo is computed.
+# `rerun` reuses the earlier stages of the first run and computes ppo alone, here with a ten times larger β. The
+# metrics of two runs can be joined like any data frames.
 
 # %%
 with quiet:
@@ -44,6 +46,8 @@ print(both[both["metric"].isin(["ppo/kl", "ppo/reward_gain"])].round(3).to_strin
 
 # %% [markdown]
 # ## What it was made of
+#
+# `load_run` without a name loads the newest run. `lineage` returns everything that an artifact was computed from.
 
 # %%
 print(load_run().id == second.id)

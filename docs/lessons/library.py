@@ -1,8 +1,8 @@
 # %% [markdown]
 # # The sampler and the learner as a library
 #
-# PPO's parts work without a pipeline: a model, a tokenizer, a source of reward, and a loop. Here a random model of one
-# layer learns to answer with a word that a verifier asks for, tied to where it began.
+# PPO's parts work without the pipeline. All it takes is a model, a tokenizer, a source of reward and a loop. Here a
+# random model of one layer learns to answer with a word that a verifier asks for, while β keeps it near where it began.
 
 # %%
 import copy
@@ -33,8 +33,8 @@ prompt = tokenizer("one two")["input_ids"]
 # %% [markdown]
 # ## Sample
 #
-# `sample` takes token ids and returns token ids, masks and log-probabilities. A response depends on the seed and its
-# number alone, not on its neighbours.
+# `sample` takes token ids and returns token ids, masks and log-probabilities. Each response has a number. For one
+# prompt and policy, a response depends on the seed and its number alone, not on the other responses of the batch.
 
 # %%
 generation = GenerationConfig(max_new_tokens=2)
@@ -46,9 +46,9 @@ print("response 7 is the same alone:", torch.equal(both.response_ids[1:], alone.
 # %% [markdown]
 # ## Reward and learn
 #
-# The reward is 1 where the response says four or five. β is fixed. An update has three calls: `sample`,
-# `gather_experience` (log-probabilities, KL, scores) and `learner.update`. `Models` holds a reward model too. This one
-# is random, and has no part in the reward, since the list of rewards does not name it.
+# The reward is 1 if the response says four or five, else 0. β is fixed at 0.1. An update has three calls: `sample`,
+# `gather_experience` (log-probabilities, KL, scores) and `learner.update`. `Models` needs a reward model too. This one
+# is random and has no part in the reward, since the list of rewards does not name it.
 
 # %%
 asked_for = VerifierReward(source="verifier:regex", value="four|five", name="words", shift=0.0, scale=1.0)
