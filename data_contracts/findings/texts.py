@@ -9,6 +9,7 @@ import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -28,6 +29,7 @@ from components.models.tokenizers import (
     special_tokens,
 )
 from data_contracts.findings.drift import language_of
+from data_contracts.findings.encoding import Encoded, Encoder
 from data_contracts.findings.near import PERMUTATIONS, Sketches, SketchFile, runs_of_words, signatures
 from data_contracts.rows.ledger import Ledger
 from data_contracts.rows.processes import in_order
@@ -157,7 +159,8 @@ def _read_part(how: TextReading, part: _Part) -> int:
     shard, found = Shard(part.rows), _Measured()
     noted, rows = shard.column("noted"), iter(zip(here.tolist(), shard.texts("line", here), strict=True))
     tokenizer = how.tokenizer
-    markers = None if tokenizer is None else _markers(tokenizer)
+    if tokenizer is not None:
+        markers, encode = _markers(tokenizer), _encoder(tokenizer)
     counts = np.zeros(2)
     languages: list[str] = []
     empty = np.empty((0, PERMUTATIONS), np.uint32)
@@ -169,7 +172,7 @@ def _read_part(how: TextReading, part: _Part) -> int:
         ]
         tokens = np.full((len(items), 3), -1, np.int32)
         if tokenizer is not None:
-            tokens, more = _tokenised(found, tokenizer, how.generation, indices, items)
+            tokens, more = _tokenised(found, tokenizer, encode, how.generation, indices, items)
             counts += more
             _find_markers(found, markers, indices, items)
         words = how.near.words
@@ -233,9 +236,16 @@ def _find_markers(found: _Measured, markers: Any, indices: list[int], items: lis
     found.measure("special_texts", counts)
 
 
+@lru_cache(maxsize=1)
+def _encoder(tokenizer: Any) -> Encoder:
+    """Return the encoder of a tokenizer, which a process makes once."""
+    return Encoder(tokenizer)
+
+
 def _tokenised(
-    found: _Measured, tokenizer: Any, generation: GenerationConfig, indices: list[int], items: list[CanonicalRow]
-) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    found: _Measured, tokenizer: Any, encode: Encoder, generation: GenerationConfig, indices: list[int],
+    items: list[CanonicalRow],
+) -> tuple[NDArray[np.int32], NDArray[np.float64]]:  # fmt: skip
     """Return token counts (n, 3) of the rows' texts, and the unknown and total counts that `read_texts` adds up."""
     sides = [side for side in _RESPONSES if side in items[0]]
     cap, ends = generation.max_new_tokens, endings_of(tokenizer)
@@ -248,33 +258,29 @@ def _tokenised(
                 template[len(rendered)] = TEMPLATE_READINGS.index(reading)
                 found.note(indices[len(rendered)], problem)
             rendered.append(prompt)
-    prompts = _encoded(tokenizer, rendered)
-    answers = [_encoded(tokenizer, [before_any(ends.strings, item[side]) for item in items]) for side in sides]
+    prompts = encode(rendered)
+    answers = [encode([before_any(ends.strings, item[side]) for item in items]) for side in sides]
     tokens = np.full((len(items), 3), -1, np.int32)
-    tokens[:, 0] = [len(encoding) for encoding in prompts]
-    for side, encodings in enumerate(answers, 1):
-        tokens[:, side] = [len(encoding) + 1 for encoding in encodings]
-    same_cut = np.zeros(len(items))
+    tokens[:, 0] = prompts.lengths()
+    for side, of_side in enumerate(answers, 1):
+        tokens[:, side] = of_side.lengths() + 1
     longest = tokens[:, 1:].max(1)
-    for place, (index, of_prompt, of_response) in enumerate(
-        zip(indices, tokens[:, 0].tolist(), longest.tolist(), strict=True)
-    ):
-        if len(answers) == 2 and _same_cut(answers[0][place], answers[1][place], cap):
-            what = f"the responses agree in their first {cap} tokens (generation.max_new_tokens)"
-            found.note(index, Problem("differ_truncated", what))
-            same_cut[place] = 1
-        if of_prompt > generation.max_prompt_tokens:
-            found.note(index, Problem("prompt_fits", f"the prompt has {of_prompt} tokens"))
-        if of_response > cap:
-            found.note(index, Problem("response_fits", f"a response has {of_response} tokens"))
+    same_cut = _same_cut(answers[0], answers[1], cap) if len(answers) == 2 else np.zeros(len(items), np.bool_)
+    for place in np.flatnonzero(same_cut).tolist():
+        what = f"the responses agree in their first {cap} tokens (generation.max_new_tokens)"
+        found.note(indices[place], Problem("differ_truncated", what))
+    for place in np.flatnonzero(tokens[:, 0] > generation.max_prompt_tokens).tolist():
+        found.note(indices[place], Problem("prompt_fits", f"the prompt has {tokens[place, 0]} tokens"))
+    for place in np.flatnonzero(longest > cap).tolist():
+        found.note(indices[place], Problem("response_fits", f"a response has {longest[place]} tokens"))
     for column, values in (
         ("template", template), ("prompt_tokens", tokens[:, 0]), ("response_tokens", longest),
         ("chosen_tokens", tokens[:, 1]), ("rejected_tokens", tokens[:, 2]), ("distinct_cut_responses", 2 - same_cut),
     ):  # fmt: skip
         found.measure(column, values)
-    texts = [encoding for encodings in (prompts, *answers) for encoding in encodings]
-    unknown = sum(encoding.ids.count(tokenizer.unk_token_id) for encoding in texts)
-    return tokens, np.array([unknown, sum(map(len, texts))], np.float64)
+    ids = np.concatenate([of_texts.ids for of_texts in (prompts, *answers)])
+    unknown = 0 if tokenizer.unk_token_id is None else np.count_nonzero(ids == tokenizer.unk_token_id)
+    return tokens, np.array([unknown, len(ids)], np.float64)
 
 
 def _all_rendered(
@@ -332,14 +338,9 @@ def _continued(whole: str, prompt: str, response: str, eos: str, strings: tuple[
     return whole.startswith(prompt) and ends
 
 
-def _same_cut(one: Any, other: Any, cap: int) -> bool:
-    """Return whether two encodings agree in their first `cap` tokens, EOS included."""
-    if min(len(one), cap) != min(len(other), cap):
-        return False
-    return bool(one.ids[:cap] == other.ids[:cap])
-
-
-def _encoded(tokenizer: Any, texts: list[str]) -> list[Any]:
-    """Return the encodings of texts without masks and offsets, which take longer to compute than the ids."""
-    encoded: list[Any] = tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    return encoded
+def _same_cut(one: Encoded, other: Encoded, cap: int) -> NDArray[np.bool_]:
+    """Return whether text i of `one` and of `other` agree in their first `cap` tokens, EOS included (n,)."""
+    alike = np.minimum(one.lengths(), cap) == np.minimum(other.lengths(), cap)
+    for place in np.flatnonzero(alike).tolist():
+        alike[place] = np.array_equal(one.of(place)[:cap], other.of(place)[:cap])
+    return alike

@@ -8,6 +8,7 @@ import pytest
 from components.models.chat.endings import endings_of
 from components.models.tokenizers import train_tokenizer
 from data_contracts.findings import texts as read
+from data_contracts.findings.encoding import Encoder
 from data_contracts.findings.near import runs_of_words, signatures
 
 SAID = "the river runs past an old bridge and nobody asks why it does".split()
@@ -49,7 +50,8 @@ def test_responses_are_the_same_once_cut_where_their_first_tokens_and_their_end_
     tokenizer = train_tokenizer([" ".join(SAID)], 400)
 
     def same(one, other, cap=3):
-        return read._same_cut(*read._encoded(tokenizer, [one, other]), cap)
+        encode = Encoder(tokenizer)
+        return read._same_cut(encode([one]), encode([other]), cap)[0]
 
     assert same("the river runs past", "the river runs past an old")
     assert same("the river runs", "the river runs past"), "neither has room for its EOS"
