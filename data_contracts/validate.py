@@ -214,6 +214,7 @@ def write_splits(found: Examination, artifact: Path) -> dict[str, float]:
     weights = weights_of_rankings(pairs)
     cap = found.job.generation.max_new_tokens
     overlong_pairs, overlong_taught = (overlong(of.texts, len(of.ledger.facts), cap) for of in (pairs, taught))
+    either_overlong = overlong_pairs[:, 0] | overlong_pairs[:, 1]
     demonstrations = first_of_each(taught.kept, combined(said["prompt"], said["chosen"]))
     prompts = first_of_each(asked.kept, asked.ledger.facts["prompt"])
     sizes: dict[str, float] = {}
@@ -236,7 +237,7 @@ def write_splits(found: Examination, artifact: Path) -> dict[str, float]:
                 item = ledger.item_of(index, line)
                 if examined is pairs and examined.kept[index]:
                     more: dict[str, Any] = {"weight": weight} if (weight := weights.get(index)) else {}
-                    if overlong_pairs[index].any():
+                    if either_overlong[index]:
                         more |= {"overlong": True}
                     pair_splits[split].write(item | more)
                 if is_asked[index]:

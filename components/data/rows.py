@@ -73,12 +73,11 @@ _INVISIBLE = re.compile(
     r"[\s\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff"
     r"\u115f\u1160\u2800\u3164\uffa0\U000e0000-\U000e007f]*"
 )
-MARKERS = re.compile(
+_MARKERS = re.compile(
     r"<\|[A-Za-z0-9_]{2,40}\|>|<(?:bos|eos)>|</?s>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>"
-    r"|(?:\A\s*|\n\n)(?:Human|Assistant):|### (?:Instruction|Response):"
+    r"|\n\n(?:Human|Assistant):|### (?:Instruction|Response):"
 )
-"""Markers that templates put between turns; inside a text they would make a model see a turn. A role's label also
-counts at the start of a text, since the line breaks before it are stripped."""
+_LABEL = re.compile(r"\s*(?:Human|Assistant):")
 
 
 OF_MODEL = "model:"
@@ -178,6 +177,16 @@ def blank(text: str) -> bool:
     return _INVISIBLE.fullmatch(text) is not None
 
 
+def marker(text: str) -> str | None:
+    """Return the first marker that templates put between turns, which would make a model see a turn in `text`; None if
+    there is none.
+
+    A role's label also counts at the start of a text, since the line breaks before it are stripped.
+    """
+    found = _LABEL.match(text) or _MARKERS.search(text)  # as one pattern, it would be tried at every character
+    return found.group().strip() if found else None
+
+
 def most_common_format(
     rows: Sequence[RawRow], format_of: Callable[[Mapping[str, object]], str | None]
 ) -> tuple[str | None, list[str]]:
@@ -203,9 +212,7 @@ def text_problems(prompt: list[Message], responses: dict[str, str], max_characte
         if (char := unclean(text))
     ]
     problems += [
-        Problem("no_markers", f"{found.group().strip()!r} in {name}")
-        for name, text in named.items()
-        if (found := MARKERS.search(text))
+        Problem("no_markers", f"{found!r} in {name}") for name, text in named.items() if (found := marker(text))
     ]
     length = sum(len(m["content"]) for m in prompt) + max(map(len, responses.values()), default=0)
     if length > max_characters:

@@ -32,7 +32,7 @@ def runs_of_words(text: str, words: int) -> list[str]:
     one run."""
     said = words_of(text.casefold())
     shifted = [said[i:] for i in range(words)]
-    return [" ".join(run) for run in zip(*shifted, strict=False)] or [" ".join(said)]
+    return list(map(" ".join, zip(*shifted, strict=False))) or [" ".join(said)]
 
 
 def signatures(sets: Sequence[list[str]]) -> Signatures:

@@ -65,6 +65,7 @@ class SplitWriter:
         self.folder, self.kind = folder, folder.name.partition(".")[0]
         self.schema = _schema(self.kind)
         self._columns = frozenset(_COLUMNS[self.kind])
+        self._texts = sorted(self._columns & {"chosen", "rejected", "response", "columns"})
         self._rows: list[Mapping[str, Any]] = []
         self._characters = self._written = self._shards = 0
         self._shard: Any = None
@@ -98,7 +99,7 @@ class SplitWriter:
         if row.get("objectives") is not None:
             stored["objectives"] = [{"name": n, "share": s} for n, s in sorted(row["objectives"].items())]
         self._rows.append(stored)
-        for name in ("chosen", "rejected", "response", "columns"):
+        for name in self._texts:
             self._characters += len(stored.get(name) or "")
         for message in row["prompt"]:
             self._characters += len(message["content"])
