@@ -16,7 +16,7 @@ from prefect import runtime, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import ArtifactCreate, LogCreate
+from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate, LogCreate
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import State
 from prefect.context import TagsContext
@@ -111,7 +111,7 @@ def prefect_runner(ctx: RunContext) -> Callable[..., StageResult]:
         def run_one_stage() -> State[Any]:
             if ctx.flow_run:
                 ctx.status.update(stage.shown, prefect=_page("task-run", runtime.task_run.id))
-            ctx.show_samples = _show_samples
+            ctx.show_samples = samples_shown()
             state = outcome.capture(
                 lambda: run_stage(stage, job, inputs, ctx), lambda r: _NAMES.get(r.state, "Completed")
             )
@@ -204,15 +204,26 @@ def stage_page(result: StageResult, link: str | None, whole: str | None) -> str:
     return "\n".join([*lines, "### Gates", "", gate_text.markdown(verdicts)])
 
 
-def _show_samples(stage: str, point: Mapping[str, Any]) -> None:
-    """The newest samples of a stage that computes, as a Prefect artifact; the versions before stay in its history."""
-    key = f"{stage.replace('_', '-')}-samples"
+def samples_shown() -> Callable[[str, Mapping[str, Any]], None]:
+    """Return what shows a computing stage's newest samples as one Prefect artifact, which is updated: an artifact for
+    each evaluation would crowd the run's graph. Earlier samples are in the run's folder and in MLflow."""
+    made = dict[str, UUID]()
 
-    def send() -> None:
-        create_markdown_artifact(as_markdown([dict(point)]), key=key, description=f"Samples of {stage}, while it runs")
+    def show(stage: str, point: Mapping[str, Any]) -> None:
+        page = as_markdown([dict(point)])
 
-    if is_answering():
-        unless_gone(send)
+        def send() -> None:
+            if stage in made:
+                with get_client(sync_client=True) as client:
+                    client.update_artifact(made[stage], ArtifactUpdate(data=page))
+            else:
+                key = f"{stage.replace('_', '-')}-samples"
+                made[stage] = create_markdown_artifact(page, key, f"The newest samples of {stage}")
+
+        if is_answering():
+            unless_gone(send)
+
+    return show
 
 
 def show_report(ctx: RunContext) -> None:
