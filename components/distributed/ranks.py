@@ -91,6 +91,15 @@ def told_by_first(text: str) -> str:
     return bytes(buffer.tolist()).decode()
 
 
+def of_first(values: Sequence[float]) -> list[float]:
+    """Return on every rank the values of rank 0, for a decision that all must take alike. Equally many on each rank."""
+    if size() == 1:
+        return list(values)
+    told = torch.tensor(values, dtype=torch.float64)
+    dist.broadcast(told, 0)
+    return told.tolist()
+
+
 def go_on_alone() -> None:
     """Leave the rest of the stage to rank 0. Every rank calls it once, when no joint work is left.
 

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from components.base.errors import CheckFailed
+from components.distributed import ranks
 from components.stats.intervals import LEVEL, Interval, clustered_mean, clustered_ratio
 from components.training.optim import FitConfig
 from components.training.weights import kept_parameters, put_weights, whole_tensors
@@ -79,6 +80,7 @@ class FitWatch:
         model.eval()
         with torch.no_grad():
             losses, more = self.held.losses()
+        losses = ranks.of_first(losses)  # GPUs may round differently, and all ranks must stop at the same step
         model.train(training)
         if not np.isfinite(losses).all():
             raise CheckFailed(

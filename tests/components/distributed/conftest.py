@@ -53,7 +53,7 @@ def toy(tmp_path: Path) -> Callable[..., Launched]:
     """Computes the toy stage on two ranks in `tmp_path`/out."""
 
     def computed(ranks: int = 2, timeout: float = 60.0, check: Any = lambda: None, **options: Any) -> Launched:
-        job = ToyJob(runtime=runtime_of(ranks), fit=FIT, **options)
+        job = ToyJob(**{"runtime": runtime_of(ranks), "fit": FIT} | options)
         return start("tests.components.distributed.toy", job, {}, tmp_path / "out", timeout, check)
 
     return computed

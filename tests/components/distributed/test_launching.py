@@ -11,6 +11,7 @@ import pytest
 
 from components.base.errors import CheckFailed, LeaseLost, UserError, WorkerDied
 from components.distributed.launching import Stopped
+from components.training.optim import FitWatchConfig
 from tests.components.conftest import silent
 from tests.components.distributed.conftest import FIT, runtime_of
 from tests.components.distributed.toy import ToyJob, run
@@ -77,6 +78,14 @@ def test_whatever_ends_a_rank_ends_the_stage_with_it_and_the_next_attempt_resume
     assert ranks_alive(tmp_path) == []
     again = toy(goes_wrong=how, at_step=9)
     assert again.points[0][2]["resumed"] and again.points[0][0] >= 6
+
+
+@pytest.mark.ranks
+def test_ranks_whose_held_out_losses_differ_stop_at_the_step_that_rank_0_chooses(toy: Any) -> None:
+    """GPUs may round differently: rank 0 was out of patience, and the other waited for its gradients for ever."""
+    fit = FIT.model_copy(update={"evaluate_every": 2, "watch": FitWatchConfig(patience=1)})
+    found = toy(watched=True, fit=fit, timeout=10.0)
+    assert [step for step, _, _ in found.points] == [1, 2, 3, 4]
 
 
 @pytest.mark.ranks

@@ -1,5 +1,6 @@
 """The training stages on two ranks against one process: the same weights to rounding, the same texts."""
 
+import functools
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 
 from components.base.errors import WorkerDied
 from components.base.jsonl import read_rows
+from components.distributed.launching import Stopped
 from tests.components.distributed.conftest import Launched, runtime_of, start
 
 
@@ -123,6 +125,47 @@ def test_reward_on_two_ranks_gives_one_process_models(
     assert difference(one, two) < 1e-5  # 9.8e-6 measured of a second member, 5.7e-7 of the first
     assert found.metrics["reward/accuracy"] == alone["reward/accuracy"]
     assert found.metrics["reward/scale"] == pytest.approx(alone["reward/scale"], rel=1e-4)
+
+
+WATCHED: list[tuple[str, str, dict[str, Any]]] = [
+    ("sft", "zero3", {"epochs": 20, "evaluate_every": 5, "max_demonstrations": 32, "batch_size": 8, "decay": "none",
+                      "learning_rate": 0.05, "watch": {"patience": 2}}),
+    ("reward", "zero2", {"members": 2, "epochs": 12, "evaluate_every": 4, "max_pairs": 16, "decay": "none",
+                         "learning_rate": 0.02, "watch": {"examples": 30, "patience": 2}, "probe_texts": 8}),
+]  # fmt: skip
+"""SFT is out of patience at step 35 of 80. The first reward model is at step 12 of 12, as is the second, whose step 4 is
+published."""
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("stage, sharding, options", WATCHED, ids=["sft", "reward"])
+def test_held_out_evaluations_on_two_ranks_stop_and_publish_what_one_process_does_also_after_an_interruption(
+    stage: str, sharding: str, options: dict[str, Any], stages: Any, tmp_path: Path
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    alone = stages.run(stage, one, **options)
+    job = stages.job(stage, **options).model_copy(update={"runtime": runtime_of(2, sharding)})
+    passed = two / "checkpoint" / {"sft": "sft", "reward": "reward-1"}[stage] / "step-000000006.json"
+    begin = functools.partial(start, f"components.{stage}.stage", job, stages.inputs_of(stage), two)
+    with pytest.raises(Stopped):
+        begin(check=lambda: signal.SIGTERM if passed.exists() else None)
+    assert not (two / "artifact" / "metadata.json").exists()
+    found = begin()
+    assert any(progress.get("resumed") for _, _, progress in found.points)
+    assert difference(one, two) < 1e-5
+    about, expected = (json.loads((each / "artifact" / "metadata.json").read_text()) for each in (two, one))
+    for own, its in zip(about.get("models", [about]), expected.get("models", [expected]), strict=True):
+        assert (own["published_step"], own["last_step"]) == (its["published_step"], its["last_step"])
+        assert [look["step"] for look in own["evaluations"]] == [look["step"] for look in its["evaluations"]]
+        for look, its_look in zip(own["evaluations"], its["evaluations"], strict=True):
+            assert look["loss"] == pytest.approx(its_look["loss"], rel=1e-5)
+    watched = {name for name in alone if name.endswith(("watched_loss", "_step"))}
+    assert len(watched) == 4
+    assert {n: found.metrics[n] for n in watched} == pytest.approx({n: alone[n] for n in watched}, rel=1e-5)
+    stopped = {"sft": [35], "reward": [12, 12]}[stage]
+    published = {"sft": [35], "reward": [12, 4]}[stage]
+    models = about.get("models", [about])
+    assert ([each["last_step"] for each in models], [each["published_step"] for each in models]) == (stopped, published)
 
 
 PPO_OPTIONS: list[dict[str, Any]] = [

@@ -24,6 +24,8 @@ class ToyJob(Settings):
     at_step: int = 3
     seconds: float = 0.0
     """Each step takes at least so long."""
+    watched: bool = False
+    """Held-out losses rise at once on rank 0 and fall on the others, as no two ranks' losses ever differ."""
 
 
 def run(job: ToyJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
@@ -32,6 +34,7 @@ def run(job: ToyJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
 
     from components.distributed import ranks
     from components.training.loop import TrainingExamples, fit
+    from components.training.watch import FitWatch, HeldOut
 
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
@@ -47,9 +50,12 @@ def run(job: ToyJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
         found = ((model(x[rows]) - 2 * x[rows]) ** 2).mean()
         return found, {"toy/train_loss": found.detach()}
 
-    steps = fit(
-        model, TrainingExamples(loss, [1] * 32, [1.0] * 32), job.fit, seed=0, group="toy", out=out, observe=observe
-    )
+    def heldout() -> tuple[list[float], dict[str, float]]:
+        return [passes * (-1.0 if ranks.rank() else 1.0)] * 2, {}
+
+    watch = FitWatch(job.fit, "toy", HeldOut(heldout, [1.0, 1.0], ["a", "b"], "squares")) if job.watched else None
+    data = TrainingExamples(loss, [1] * 32, [1.0] * 32)
+    steps = fit(model, data, job.fit, seed=0, group="toy", out=out, observe=observe, watch=watch)
     ranks.go_on_alone()
     (out / "artifact").mkdir(parents=True, exist_ok=True)
     (out / "artifact" / "weight").write_text(model.weight.item().hex())
