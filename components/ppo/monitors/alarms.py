@@ -133,7 +133,8 @@ class Alarm(NamedTuple):
 
     name: str
     value: float
-    """The batch's value: a share of its responses, for `length_score` a correlation, else a number of the batch."""
+    """The batch's value, which was tested: a share of its responses, for `length_score` a correlation, for a measure of
+    `EXCEEDS` that the score has gained by its mean, else a number of the batch."""
     sft: float
     """The same of SFT's responses."""
     sample: int
@@ -144,6 +145,10 @@ class Alarm(NamedTuple):
     """What the score has gained by it, SFT deviations, where that raised the alarm; None where its margin did."""
     gain: float = 0.0
     """What the score has gained in all, SFT deviations."""
+    limit: float | None = None
+    """Of a mean or another number of the batch: the value at which the alarm is raised; None for a share."""
+    sole: bool = False
+    """Whether it was raised because the feature nearly is the score, and not because it is more frequent."""
 
     def sentence(self, text: str) -> str:
         """Return a text: what happened, what it usually means and what to change, with the sample `text`."""
@@ -154,9 +159,18 @@ class Alarm(NamedTuple):
             else f" It explains {self.bought:.2f} of the {self.gain:.2f} SFT deviations that the score has gained."
         )  # fmt: skip
         return (
-            f"alarm {self.name}{about}: {self.value:.2f}, SFT {self.sft:.2f}.{paid} {monitor.meaning} "
+            f"alarm {self.name}{about}: {self._tested()}.{paid} {monitor.meaning} "
             f"Look at {monitor.remedy}. Sample: {text!r}"
         )
+
+    def _tested(self) -> str:
+        """Return the numbers that were compared."""
+        nearly = " (it explains more than half of the variance of the scores)" if self.sole else ""
+        if self.bought is not None and self.name in EXCEEDS:
+            limit = "" if self.limit is None else f", certainly higher from {self.limit:.3g} on"
+            return f"mean {self.value:.3g} {EXCEEDS[self.name]}, SFT's mean {self.sft:.3g}{limit}{nearly}"
+        limit = "" if self.limit is None else f", limit {self.limit:.2f}"
+        return f"{self.value:.2f}, SFT {self.sft:.2f}{limit}{nearly}"
 
 
 @dataclass
@@ -230,14 +244,12 @@ class Limits:
             alarms.append(Alarm("length_score", r, self.length_score, int((batch.lengths * batch.scores).argmax())))
         for alarm, limit in self._of_means(batch, beta):
             values |= {alarm.name: alarm.value, f"{alarm.name}_limit": limit}
-            alarms += [alarm] if alarm.value < limit else []
+            alarms += [alarm._replace(limit=limit)] if alarm.value < limit else []
         known = {alarm.name for alarm in alarms}
-        paid = self._bought(batch, numbers, events)
+        paid = self._bought(batch, numbers)
         return values, alarms + [alarm for alarm in paid if alarm.name not in known]
 
-    def _bought(
-        self, batch: Batch, numbers: Mapping[str, FloatArray], events: Mapping[str, FloatArray]
-    ) -> Iterator[Alarm]:
+    def _bought(self, batch: Batch, numbers: Mapping[str, FloatArray]) -> Iterator[Alarm]:
         """The monitors of `BOUGHT` whose feature explains most of what the score has gained, and is more frequent."""
         size, level = len(batch.texts), self._level_of_bought
         if min(size, self.responses) < means.LEAST:
@@ -249,13 +261,16 @@ class Limits:
             gained = bought.explained(*sums)
             if not bought.is_bought(gained, gain):
                 continue
+            limit = bought.larger_from(own, sft, level) if name in EXCEEDS else None
             if name in EXCEEDS:
                 chance = bought.larger(own, sft)
             else:
                 chance = bought.more_often(int(own.sum()), size, int(sft.sum()), len(sft))
-            if chance <= level or bought.is_sole(*sums, level):
-                value, before = float(events[name].mean()), self.counts[name] / self.responses
-                yield Alarm(name, value, before, int(own.argmax()), "", gained, gain)
+            raised = Alarm(name, float(own.mean()), float(sft.mean()), int(own.argmax()), "", gained, gain, limit)
+            if chance <= level:
+                yield raised
+            elif bought.is_sole(*sums, level):
+                yield raised._replace(limit=None, sole=True)
         found = bought.bought_gram(bought.Rows.find(batch.texts, batch.scores), self.rows, level)
         if found is not None:
             gained, gram = found

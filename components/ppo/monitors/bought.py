@@ -100,12 +100,22 @@ def _log_choose(n: int, k: Any) -> Any:
 
 def larger(own: FloatArray, sft: FloatArray) -> float:
     """The same for the mean of a number (B,) and (N,): Welch's test (1947), one-sided; 1 where neither varies."""
+    error, freedom = _welch(own, sft)
+    rise = float(own.mean() - sft.mean())
+    return float(stats.t.sf(rise / error, freedom)) if error else float(rise <= 0)
+
+
+def larger_from(own: FloatArray, sft: FloatArray, level: float) -> float:
+    """The mean of `own` from which on `larger` is at most `level`, were its spread as it is."""
+    error, freedom = _welch(own, sft)
+    return float(sft.mean()) + (error * float(stats.t.isf(level, freedom)) if error else 0.0)
+
+
+def _welch(own: FloatArray, sft: FloatArray) -> tuple[float, float]:
+    """Return the standard error of the difference of two means, and its degrees of freedom."""
     parts = [float(each.var(ddof=1)) / len(each) for each in (own, sft)]
-    error, rise = math.sqrt(sum(parts)), float(own.mean() - sft.mean())
-    if error == 0:
-        return float(rise <= 0)
-    freedom = error**4 / sum(part**2 / (len(each) - 1) for part, each in zip(parts, (own, sft), strict=True))
-    return float(stats.t.sf(rise / error, freedom))
+    freedom = sum(part**2 / (len(each) - 1) for part, each in zip(parts, (own, sft), strict=True))
+    return math.sqrt(sum(parts)), sum(parts) ** 2 / freedom if freedom else 1.0
 
 
 class Rows(NamedTuple):

@@ -68,8 +68,13 @@ def numbers_of(batch: Batch, known: Collection[int]) -> dict[str, FloatArray]:
     }
 
 
-EXCEEDS = ("length", "nll", "repetition", "echo")
-"""Measures that are numbers: a response shows the event if it exceeds SFT's 99th percentile."""
+EXCEEDS = {
+    "length": "tokens",
+    "nll": "nats a token",
+    "repetition": "of the n-grams a repetition",
+    "echo": "of the n-grams in the prompt",
+}
+"""Maps a measure that is a number to its unit: a response shows the event if it exceeds SFT's 99th percentile."""
 
 
 def shared(texts: Sequence[str], n: int = 4) -> Counter[tuple[str, ...]]:

@@ -160,6 +160,29 @@ def test_longer_responses_are_named_where_the_score_is_paid_for_length_though_fe
         assert "length" not in found or found["length"].bought == pytest.approx(found["length"].gain)
 
 
+def test_an_alarm_on_a_mean_says_both_means_and_the_limit_not_the_share_above_the_99th_percentile() -> None:
+    """Nearly twice the mean length was told as `0.05, SFT 0.01`."""
+    sft, long = draw(0, 256), np.concatenate([np.full(122, 18.0), np.full(6, 90.0)])
+    limits = Limits.of(replace(sft, scores=(sft.lengths - sft.lengths.mean()) / sft.lengths.std()), 0.01, 60, range(50))
+    scores = (long - sft.lengths.mean()) / sft.lengths.std()
+    alarm = next(a for a in limits.judge(draw(1, 128, lengths=long, scores=scores), BETA)[1] if a.name == "length")
+    assert (long > limits.thresholds["length"]).mean() < 0.05
+    assert (alarm.value, alarm.sft) == (long.mean(), sft.lengths.mean())
+    level = 0.01 / TESTS / 60
+    assert alarm.limit is not None and sft.lengths.mean() < alarm.limit < long.mean()
+    at_limit = long - long.mean() + alarm.limit  # the same spread around the limit
+    assert stats.ttest_ind(at_limit, sft.lengths, equal_var=False, alternative="greater").pvalue == pytest.approx(level)
+    told = f"alarm length: mean {long.mean():.3g} tokens, SFT's mean {sft.lengths.mean():.3g}, certainly higher from "
+    assert alarm.sentence("text").startswith(f"{told}{alarm.limit:.3g} on. It explains ")
+    assert "limit" not in Alarm("echo", 0.5, 0.01, 0).sentence("t")
+    assert "0.20, SFT 2.00, limit 0.50." in Alarm("entropy", 0.2, 2.0, 0, limit=0.5).sentence("t")
+    a_little = np.random.default_rng(0).permutation(sft.lengths)[:64] + 1.5
+    batch = draw(1, 64, lengths=a_little, scores=(a_little - sft.lengths.mean()) / sft.lengths.std())
+    alarm = next(a for a in limits.judge(batch, BETA)[1] if a.name == "length")
+    means = f"mean {a_little.mean():.3g} tokens, SFT's mean {sft.lengths.mean():.3g}"
+    assert f"{means} (it explains more than half of the variance of the scores). It " in alarm.sentence("t")
+
+
 def test_what_a_feature_explains_is_the_difference_that_a_regression_with_it_takes_away() -> None:
     rng = np.random.default_rng(4)
     x, y = [rng.normal(size=n) + i for i, n in enumerate((40, 25))], []
@@ -260,6 +283,8 @@ def test_what_is_planted_is_named(name: str) -> None:
     assert MONITORS[name].meaning in sentence and "the sample" in sentence
     falls = name in ("entropy", "distinct", "unpaid_kl")
     assert found[name].value < found[name].sft if falls else found[name].value > found[name].sft
+    limit = found[name].limit
+    assert (limit is not None) == falls and (limit is None or found[name].value < limit == values[f"{name}_limit"])
     if name == "template":
         assert found[name].what == "thank you for asking"
 
