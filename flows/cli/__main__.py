@@ -233,6 +233,7 @@ def compare(
 def status(
     run: Run = None,
     as_json: Json = False,
+    every_gate: Annotated[bool, typer.Option("--all", help="List the gates that are off too.")] = False,
 ) -> None:
     """Show a run: its stages, metrics and gates."""
     from tasks.runs.status import load_status
@@ -247,7 +248,8 @@ def status(
     from flows.reports.terminal import print_run
 
     home = tether_home()
-    print_run(Console(), document, what_is_simulated(home, document.run), what_ppo_watched(home, document))
+    simulated, watched = what_is_simulated(home, document.run), what_ppo_watched(home, document)
+    print_run(Console(), document, simulated, watched, every_gate)
 
 
 @command(app, "runs")

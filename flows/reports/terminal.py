@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from components.base.text import line
+from components.base.text import counted, line
 from components.base.text import markdown as words
 from components.data.support_desk.task import SIMULATED
 from components.gates.judging import Verdict
@@ -24,6 +24,8 @@ STYLES = {
 }  # fmt: skip
 SIMULATED_DATA = "Votes, gold scores and violations are the built-in task's: they are simulated. People judge."
 IMPORTED = "This run was imported: another home computed it and wrote its numbers. No digest tells who that was."
+NAMED = 8
+"""How many gates that are off a line names."""
 _OUTCOMES = {"FAIL": "red", "WARN": "yellow", "WAIVED": "yellow", "SKIPPED": "yellow", "PASS": "green", "OFF": "dim"}
 
 
@@ -51,12 +53,20 @@ def model_votes_of(status: RunStatus) -> str:
     return next((model_votes_note(stage.metrics) for stage in status.stages if stage.name == "validate"), "")
 
 
-def print_run(console: Console, status: RunStatus, simulated: str = "", watched: Sequence[str] = ()) -> None:
-    """Print `status` (as `load_status` gives it) in two tables, then what PPO `watched` and what is `simulated`."""
+def print_run(
+    console: Console, status: RunStatus, simulated: str = "", watched: Sequence[str] = (), every_gate: bool = False
+) -> None:
+    """Print `status` (as `load_status` gives it) in two tables, then what PPO `watched` and what is `simulated`.
+
+    Gates that are off are one line, unless `every_gate` has a row.
+    """
     console.print(_stage_table(status))
     gates = [gate for stage in status.stages for gate in stage.gates]
-    if gates:
-        console.print(_gate_table(gates))
+    off = [] if every_gate else [gate.name for gate in gates if outcome(gate) == "OFF"]
+    if judged := [gate for gate in gates if gate.name not in off]:
+        console.print(_gate_table(judged))
+    if off:
+        console.print(cell(_off(off, status.run), "dim"), highlight=False)
     for each in watched:
         console.print(cell(each), highlight=False)
     if simulated:
@@ -166,6 +176,15 @@ def cost(of: RunStatus | StageStatus, currency: str) -> str:
 def _called(status: RunStatus) -> list[str]:
     """Return a run's name and tags, as far as it has them."""
     return [each for each in (status.name, " ".join(status.label.written)) if each]
+
+
+def _off(names: Sequence[str], run: str) -> str:
+    """Return the line that stands for the gates that are off."""
+    are = counted(len(names), "gate is", "gates are")
+    if len(names) <= NAMED:
+        return f"{are} off: {', '.join(names)}."
+    listed = f"{', '.join(names[:NAMED])} and {len(names) - NAMED} more"
+    return f"{are} off: {listed} (`tether status {run} --all` lists them)."
 
 
 def _gate_table(gates: Sequence[Verdict]) -> Table:

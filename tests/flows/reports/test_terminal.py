@@ -46,6 +46,25 @@ def test_the_terminal_shows_stages_numbers_and_gates() -> None:
     assert "run r1: gate_failed" in text
 
 
+def test_gates_that_are_off_are_one_line_unless_all_are_asked_for() -> None:
+    """With every gate off a screen of 58 rows hid the stages."""
+    off = [GATE.model_copy(update={"name": f"ppo.odd{i}", "threshold": None}) for i in range(58)]
+
+    def shown(gates: list[Verdict], every_gate: bool = False) -> str:
+        console = Console(file=io.StringIO(), width=300, color_system=None)
+        stages = [PPO.model_copy(update={"gates": gates})]
+        print_run(console, STATUS.model_copy(update={"stages": stages}), every_gate=every_gate)
+        return console.file.getvalue()  # type: ignore[attr-defined]
+
+    text = shown([GATE, *off])
+    named = ", ".join(gate.name for gate in off[:8])
+    assert f"58 gates are off: {named} and 50 more (`tether status r1 --all` lists them)." in text
+    assert "FAIL" in text and "OFF" not in text
+    assert "value" not in shown(off), "an empty table"
+    assert shown([GATE, *off], every_gate=True).count("OFF") == 58
+    assert "1 gate is off: ppo.odd0.\n" in shown([GATE, off[0]])
+
+
 CARRIERS = {
     "update": 60, "kl": 3.25,
     "tokens": [{"token": " re[b]fund", "nats": 0.75, "count": 9, "share": 0.23},
