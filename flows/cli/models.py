@@ -86,7 +86,10 @@ def reproduce(
     ],
     data: Annotated[
         list[str] | None,
-        typer.Option("--data", metavar="NAME=PATH", help="Where an input is now, as preferences=FILE."),
+        typer.Option(
+            "--data", metavar="NAME[@DIGEST]=PATH",
+            help="Where an input is now, as preferences=FILE; with the start of its sha256 where two have one name.",
+        ),
     ] = None,
     allow_other_code: Annotated[
         bool, typer.Option("--allow-other-code", help="Even if other code computed it.")
@@ -131,5 +134,5 @@ def demote(model: Version, reason: Reason = "") -> None:
 def _named_path(given: str) -> tuple[str, Path]:
     name, equals, path = given.partition("=")
     if not (name and equals and path):
-        raise UserError(f"--data {given}: give NAME=PATH, as --data preferences=pairs.jsonl.")
+        raise UserError(f"--data {given}: give NAME=PATH or NAME@DIGEST=PATH, as --data preferences=pairs.jsonl.")
     return name, user_path(path, f"--data {name}")

@@ -89,7 +89,8 @@ def reproduce(
     Args:
         home: the `TETHER_HOME`.
         asked: a run's id (all its stages), a model (as `find_model`), or an artifact's digest.
-        data: input name (`preferences`, `base`, `sheet`, ...) to where it is now; else it is read where it was.
+        data: input name (`preferences`, `base`, `sheet`, ...) to where it is now; else it is read where it was. Of
+            several inputs of one name, `NAME@DIGEST` is the one whose sha256 begins so.
         allow_other_code: go on though the code here is another than what computed it.
         console: where progress is said.
         root: the folder that holds our packages.
@@ -200,14 +201,13 @@ def _sources(home: Path, plan: Mapping[str, Record], data: Mapping[str, Path], g
         for name, digest in record.inputs.items()
         if digest not in plan and _file_of(record, digest, plan) is None
     }
-    if unknown := sorted(set(data) - {name for name, _ in wanted}):
-        there = ", ".join(sorted({name for name, _ in wanted})) or "none: all its data are generated"
-        raise UserError(f"--data {unknown[0]}: it has no such input; there is {there}.")
+    given = _given(data, wanted, plan)
     recorded = recorded_paths(home, {record.run for record in plan.values()})
     found: dict[str, Path] = {}
     for name, digest in sorted(wanted):
-        path = data.get(name) or recorded.get(digest)
-        again = f"Give it as it was with --data {name}=PATH (sha256 {digest[:16]})."
+        path = given.get(digest) or recorded.get(digest)
+        shared = sum(other == name for other, _ in wanted) > 1
+        again = f"Give it as it was with --data {_exact(name, digest) if shared else name}=PATH (sha256 {digest[:16]})."
         if path is None:
             damaged = ", ".join(f"{key[:16]}: {miss.reason}" for key, miss in sorted(graph.unreadable.items()))
             lost = f", and may be what a damaged record tells of ({damaged})" if damaged else ""
@@ -218,6 +218,50 @@ def _sources(home: Path, plan: Mapping[str, Record], data: Mapping[str, Path], g
             raise UserError(f"input {name}: {path} is not what was read then (its sha256 is {here[:16]}). {again}")
         found[digest] = path
     return found
+
+
+def _given(
+    data: Mapping[str, Path], wanted: Collection[tuple[str, str]], plan: Mapping[str, Record]
+) -> dict[str, Path]:
+    """Map the digest of each input that the user names to its path; `wanted` has names and digests of all inputs.
+
+    Two inputs share a name where an artifact was compared with an earlier run's (`data.reference`). A name alone then
+    means the one that the path holds.
+
+    Raises:
+        UserError: there is no such input, or the name means several.
+    """
+    found: dict[str, Path] = {}
+    for asked, path in data.items():
+        name, _, begin = asked.partition("@")
+        fitting = sorted(digest for other, digest in wanted if other == name and digest.startswith(begin))
+        if len(fitting) > 1 and path.exists() and (here := Input.of(path).digest) in fitting:
+            fitting = [here]
+        if not fitting:
+            known = sorted({other for other, _ in wanted})
+            if name in known:
+                known = sorted(_exact(*each) for each in wanted if each[0] == name)
+            there = ", ".join(known) or "none: all its data are generated"
+            raise UserError(f"--data {asked}: it has no such input; there is {there}.")
+        if len(fitting) > 1:
+            several = " and ".join(f"{_exact(name, each)} ({_readers(each, plan)})" for each in fitting)
+            raise UserError(
+                f"--data {asked}={path}: {len(fitting)} inputs have that name, {several}, and the path holds none of "
+                f"them. Say which it is, as --data {_exact(name, fitting[0])}=PATH."
+            )
+        found[fitting[0]] = path
+    return found
+
+
+def _exact(name: str, digest: str) -> str:
+    """Return what names one of several inputs of the same name."""
+    return f"{name}@{digest[:12]}"
+
+
+def _readers(digest: str, plan: Mapping[str, Record]) -> str:
+    """Return which stages of which runs read an input, as `validate of run r1`."""
+    reads = (record for record in plan.values() if digest in record.inputs.values())
+    return ", ".join(sorted({f"{record.stage} of run {record.run}" for record in reads}))
 
 
 def _file_of(record: Record, digest: str, plan: Mapping[str, Record]) -> tuple[str, str] | None:

@@ -133,7 +133,7 @@ WATCHED: list[tuple[str, str, dict[str, Any]]] = [
     ("reward", "zero2", {"members": 2, "epochs": 12, "evaluate_every": 4, "max_pairs": 16, "decay": "none",
                          "learning_rate": 0.02, "watch": {"examples": 30, "patience": 2}, "probe_texts": 8}),
 ]  # fmt: skip
-"""SFT is out of patience at step 35 of 80. The first reward model is at step 12 of 12, as is the second, whose step 4 is
+"""SFT is out of patience at step 35 of 80, both reward models at step 12 of 12. Of the second one step 4 is
 published."""
 
 

@@ -234,6 +234,36 @@ def test_inputs_are_found_by_digest_where_they_were_or_where_the_user_says(toy: 
         toy.again()
 
 
+def test_of_two_inputs_of_one_name_the_digest_says_which_is_meant(toy: Toy, tmp_path: Path) -> None:
+    """A run with a reference rests on the reference's own preferences too, which no `--data` could name."""
+    toy.compute()
+    (earlier := tmp_path / "earlier.jsonl").write_text("earlier pairs")
+    options = {"stages": tuple(toy.stages), "track": False, "root": toy.source, "run": "r2"}
+    with RunContext.start(toy.home, "tiny", GatesConfig(), console=toy.console, **options) as ctx:
+        job = toy.stages["sft"].load_job()()
+        reference = run_stage(toy.stages["sft"], job, {"preferences": Input.of(earlier)}, ctx)
+        given = {"preferences": Input.of(toy.data), "reference": Input(digest=reference.digest, path=reference.path)}
+        run_stage(toy.stages["ppo"], job, given, ctx)
+    now, then = Input.of(toy.data).digest[:12], Input.of(earlier).digest[:12]
+    moved, old = toy.data.rename(tmp_path / "moved.jsonl"), earlier.rename(tmp_path / "old.jsonl")
+    with pytest.raises(UserError, match=rf"no longer exists\. Give it .* with --data preferences@({now}|{then})=PATH"):
+        toy.again("r2")
+    exact = {f"preferences@{now}": moved, f"preferences@{then[:4]}": old}
+    assert toy.again("r2", data=exact).same
+    with pytest.raises(UserError, match=rf"earlier\.jsonl no longer exists\. .* --data preferences@{then}=PATH"):
+        toy.again("r2", data={"preferences": moved})
+    old.rename(earlier)
+    assert toy.again("r2", data={"preferences": moved}).same, "its bytes say which it is"
+    moved.write_text("other pairs")
+    both = rf"preferences@{now} \(ppo of run r2\)|preferences@{then} \(sft of run r2\)"
+    with pytest.raises(
+        UserError, match=rf"moved\.jsonl: 2 inputs have that name, ({both}) and ({both}), and the path holds none"
+    ):
+        toy.again("r2", data={"preferences": moved})
+    with pytest.raises(UserError, match=r"--data preferences@ffff: it has no such input; there is preferences@\w+, "):
+        toy.again("r2", data={"preferences@ffff": moved})
+
+
 def test_a_file_of_an_earlier_artifact_is_taken_as_it_is_now(toy: Toy) -> None:
     """The simulated judges' sheet is one: in a reproduction that differs, it is that one's."""
     toy.compute(sheet_from_sft=True)
