@@ -66,7 +66,7 @@ def print_run(
     if judged := [gate for gate in gates if gate.name not in off]:
         console.print(_gate_table(judged))
     if off:
-        console.print(cell(_off(off, status.run), "dim"), highlight=False)
+        console.print(cell(_off(off), "dim"), highlight=False)
     for each in watched:
         console.print(cell(each), highlight=False)
     if simulated:
@@ -178,13 +178,13 @@ def _called(status: RunStatus) -> list[str]:
     return [each for each in (status.name, " ".join(status.label.written)) if each]
 
 
-def _off(names: Sequence[str], run: str) -> str:
+def _off(names: Sequence[str]) -> str:
     """Return the line that stands for the gates that are off."""
     are = counted(len(names), "gate is", "gates are")
     if len(names) <= NAMED:
         return f"{are} off: {', '.join(names)}."
     listed = f"{', '.join(names[:NAMED])} and {len(names) - NAMED} more"
-    return f"{are} off: {listed} (`tether status {run} --all` lists them)."
+    return f"{are} off: {listed} (`tether status --all` lists them)."
 
 
 def _gate_table(gates: Sequence[Verdict]) -> Table:
