@@ -17,7 +17,7 @@ from pydantic import JsonValue
 
 from components.base.hashing import canonical_json, digest_json
 from components.base.nested import flatten, group
-from components.data.inputs import NAMED, label_of, of_kind, values_of
+from components.data.inputs import NAMED, REFERENCE, label_of, of_kind, values_of
 from components.gates.judging import Verdict, stand_in
 from components.gates.margins import Margin, margin, tightness
 from components.gates.table import GATES
@@ -391,8 +391,9 @@ def _gate(stage: StageFacts, verdict: Verdict) -> GateFacts:
 def _data(stage: StageFacts, config: Mapping[str, Any]) -> DataFacts:
     digests = stage.part_inputs("validate.judge") | (stage.record.inputs if stage.record is not None else {})
     lines = stage.lines("quarantine.jsonl")
+    kinds = [*NAMED, *([REFERENCE] if REFERENCE in digests or stage.record is None else [])]  # `last` may name none
     return DataFacts(
-        sources=[each for kind in NAMED for each in _sources(kind, values_of(config.get(kind)), digests, stage)],
+        sources=[each for kind in kinds for each in _sources(kind, values_of(config.get(kind)), digests, stage)],
         generated=config.get("generator") if config.get("preferences", "") is None else None,
         metrics=stage.metrics,
         checks=[_check(each) for each in stage.document("report.json") or []],

@@ -180,11 +180,10 @@ def _called(status: RunStatus) -> list[str]:
 
 def _off(names: Sequence[str]) -> str:
     """Return the line that stands for the gates that are off."""
-    are = counted(len(names), "gate is", "gates are")
+    are, shown = counted(len(names), "gate is off", "gates are off"), ", ".join(names[:NAMED])
     if len(names) <= NAMED:
-        return f"{are} off: {', '.join(names)}."
-    listed = f"{', '.join(names[:NAMED])} and {len(names) - NAMED} more"
-    return f"{are} off: {listed} (`tether status --all` lists them)."
+        return f"{are}: {shown}."
+    return f"{are} (`tether status --all` lists them): {shown} and {len(names) - NAMED} more."
 
 
 def _gate_table(gates: Sequence[Verdict]) -> Table:

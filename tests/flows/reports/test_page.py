@@ -74,11 +74,12 @@ def test_the_stored_numbers_are_on_the_page(tmp_path: Path) -> None:
 
 
 def test_each_of_several_files_of_preferences_is_on_the_page_with_its_path_digest_and_counts(tmp_path: Path) -> None:
-    run = stored_run(tmp_path, changes=["data.preferences=[a.jsonl, b.jsonl]"])
+    run = stored_run(tmp_path, changes=["data.preferences=[a.jsonl, b.jsonl]", "data.reference=last"])
     folder, store, out = tmp_path / "runs" / run, ArtifactStore(tmp_path), tmp_path / "several"
     done = next(each for each in read_done(folder) if each.shown == "validate")
     inputs = {f"preferences/{name}.jsonl": name * 64 for name in "ab"}
     given = [Input(name=name, digest=digest, path=Path("/data", name)) for name, digest in inputs.items()]
+    inputs["reference"] = "c" * 64
     counts = {"rows": 71, "quarantined": 4, "pairs": 67, "splits": {"train": 40, "calibration": 12, "test": 15}}
     by_file = {"rows": 3, "row_numbers": [], "rows_by_file": {"a.jsonl": [17], "b.jsonl": [3, 5]}, "value": 0.1}
     check = {"name": "unique", "suite": "preferences_rows", "severity": "warn", "threshold": 0.5, "passed": True}
@@ -93,7 +94,7 @@ def test_each_of_several_files_of_preferences_is_on_the_page_with_its_path_diges
     for words in (
         f"preferences/a.jsonl /data/preferences/a.jsonl {'a' * 64}", "a.jsonl 93 4 67 40 12 15",
         f"preferences/b.jsonl /data/preferences/b.jsonl {'b' * 64}", "b.jsonl 71 4 67 40 12 15",
-        "It repeats no other. a.jsonl: 17; b.jsonl: 3, 5",
+        "It repeats no other. a.jsonl: 17; b.jsonl: 3, 5", f"reference last {'c' * 64}",
     ):  # fmt: skip
         assert words in text, words
 

@@ -58,7 +58,7 @@ def test_gates_that_are_off_are_one_line_unless_all_are_asked_for() -> None:
 
     text = shown([GATE, *off])
     named = ", ".join(gate.name for gate in off[:8])
-    assert f"58 gates are off: {named} and 50 more (`tether status --all` lists them)." in text
+    assert f"58 gates are off (`tether status --all` lists them): {named} and 50 more." in text
     assert "FAIL" in text and "OFF" not in text
     assert "value" not in shown(off), "an empty table"
     assert shown([GATE, *off], every_gate=True).count("OFF") == 58
