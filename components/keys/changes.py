@@ -16,6 +16,9 @@ Part = Literal["input", "config", "runtime", "source", "task", "library"]
 _PARTS: dict[str, Part] = {
     "inputs": "input", "job": "config", "source": "source", "task": "task", "libraries": "library",
 }  # fmt: skip
+TASK_OPTIONS = ("data", "generator")
+"""The options of the built-in task. They enter a key only if the task is the data source: nothing else reads them."""
+
 _ABSENT = object()
 
 
@@ -66,8 +69,11 @@ def changes(before: KeyParts, now: KeyParts) -> list[Change]:
     """
     found: list[Change] = []
     modules = {*before.get("source", {}), *now.get("source", {})}
+    other_task = before.get("task", {}).keys() != now.get("task", {}).keys()
     for group, part in _PARTS.items():
         for path, old, new in _leaves(before.get(group, {}), now.get(group, {})):
+            if path == TASK_OPTIONS and other_task:
+                continue  # the task is named, and comes and goes with its options
             name = ".".join(path)
             kind = "runtime" if part == "config" and path[0] == "runtime" else part
             name = source_file(name, modules) if part == "source" else name

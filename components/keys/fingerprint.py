@@ -11,11 +11,13 @@ from collections.abc import Iterable, Mapping
 from importlib.util import resolve_name
 from pathlib import Path
 
+from pydantic import JsonValue
+
 from components.base import errors
 from components.base.errors import TetherError
 from components.base.hashing import digest_json
 from components.base.settings import Settings, keyed_values
-from components.keys.changes import KeyParts
+from components.keys.changes import TASK_OPTIONS, KeyParts
 
 ROOT = Path(__file__).resolve().parents[2]
 """The folder with Tether's packages."""
@@ -57,12 +59,19 @@ def stage_key(
     """
     parts: KeyParts = {
         "stage": stage,
-        "job": keyed_values(job),
+        "job": _without_task(keyed_values(job)) if task is None else keyed_values(job),
         "inputs": dict(input_digests),
         **code_parts(module, root, task),
         "libraries": {name: _version(name) for name in libraries},
     }
     return digest_json(parts), parts
+
+
+def _without_task(job: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """Return a job's values without `TASK_OPTIONS`."""
+    group, name = TASK_OPTIONS
+    inner = job.get(group)
+    return job if not isinstance(inner, dict) else job | {group: {k: v for k, v in inner.items() if k != name}}
 
 
 def code_parts(module: str, root: Path = ROOT, task: str | None = None) -> KeyParts:

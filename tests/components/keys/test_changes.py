@@ -85,6 +85,16 @@ def test_one_and_true_and_one_point_nothing_are_other_values_as_in_the_key() -> 
     assert all(len(changes(one, other)) == (one is not other) for one in seeds for other in seeds)
 
 
+def test_the_options_of_a_task_that_is_no_longer_the_source_are_not_named_beside_it() -> None:
+    """A first run on own data named `data.generator`, which nothing reads there."""
+    task = {"job": {"data": {"split": 1, "generator": {"pairs": 4}}}, "task": {"desk": "a"}}
+    own = {"job": {"data": {"split": 1}}, "task": {}}
+    for one, other in ((task, own), (own, task)):
+        assert [(each.part, each.name) for each in changes(one, other)] == [("task", "desk")]
+    dropped = changes(task | {"task": {}}, own)
+    assert [(each.name, each.change) for each in dropped] == [("data.generator", "removed")], "or no change is left"
+
+
 def test_a_group_that_became_empty_is_named() -> None:
     assert [str(c) for c in changes({**PARTS, "job": {"a": {}}}, {**PARTS, "job": {}})] == ["a removed ({})"]
 

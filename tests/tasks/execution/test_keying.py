@@ -2,12 +2,14 @@
 
 import ast
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from components.keys.fingerprint import LEFT_OUT, PACKAGES, ROOT, TASKS, code_parts
 from components.models.runtime import Runtime
+from flows.config.profiles import parse_override
 from flows.config.run_config import load_config
 from tasks.execution.keying import built_in_task, key_of
 from tasks.result import Input
@@ -169,6 +171,19 @@ def test_no_stage_goes_on_after_an_error_of_ours_whose_text_no_key_holds(modules
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("suppress"):
                 going_on |= {name} if {ast.unparse(each) for each in node.args} & caught else set()
     assert going_on == allowed
+
+
+def test_options_of_the_built_in_task_are_in_the_key_only_where_it_is_the_source() -> None:
+    """On own data a change of `data.generator`, which nothing reads there, had all stages computed again."""
+    own = {"preferences": Input(digest="a" * 64, path=Path("pairs.jsonl"))}
+
+    def key(inputs: Mapping[str, Input], *options: str) -> str:
+        config = load_config("tiny", [parse_override(each) for each in options])
+        return key_of(STAGES["validate"], config.stage_job(STAGES["validate"]), inputs)[0]
+
+    more, stricter = "data.generator.pairs=77", "data.checks.unique.severity=error"
+    assert key(own) == key(own, more) != key(own, stricter)
+    assert len({key({}), key({}, more), key({}, stricter)}) == 3
 
 
 def test_the_data_are_the_built_in_tasks_where_validate_generates_them_or_says_so(tmp_path: Path) -> None:
