@@ -36,6 +36,7 @@ from components.ppo.models import Models, weights_digest
 from components.ppo.monitors.batches import alarm_samples, batch_of, beta_in_deviations, limits_of_sft, new_alarms
 from components.ppo.monitors.carriers import carriers_sample, kl_carriers
 from components.ppo.watch import Watch, shown_samples
+from components.reward.scoring import ScoreScale
 from components.rewards.rules import Rules, rule_metrics
 from components.rewards.weighted import Rewards, check_waits
 from components.rollouts.engine import Rollouts, open_rollouts
@@ -88,7 +89,8 @@ def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
             f"ppo.rollout: a server samples for one process, and runtime.ranks is {ranks.size()}. Set runtime.ranks=1, "
             "or let the ranks sample (ppo.rollout.engine=local)."
         )
-    check_waits(job.ppo.rewards or (), job.runtime)
+    at_once = max(job.ppo.batch_size, ScoreScale.read(inputs["reward"]).responses)
+    check_waits(job.ppo.rewards or (), job.runtime, at_once)
     if job.ppo.epochs > 4:
         warnings.warn(f"ppo.epochs is {job.ppo.epochs}: more than 4 passes drift far off-policy.", stacklevel=1)
     data = inputs["data"]

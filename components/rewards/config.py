@@ -117,8 +117,8 @@ class HttpReward(_SourceConfig):
     timeout: float = unkeyed(60.0, gt=0)
     """Time limit of one answer in seconds."""
     patience: float = unkeyed(300.0, ge=0)
-    """How many seconds to retry if the scorer does not answer, or answers 429 or 5xx; the waits double from 1 s to
-    15 s. After that the stage ends, and the same command continues from its checkpoint."""
+    """How many seconds to retry, while one batch is scored, if the scorer does not answer, or answers 429 or 5xx; the
+    waits double from 1 s to 15 s. After that the stage ends, and the same command continues from its checkpoint."""
 
     @property
     def version_known(self) -> str:

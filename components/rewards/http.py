@@ -8,6 +8,7 @@ GET at the same address answers {"version": "..."}; an answer to POST may name i
 """
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ class HttpSource:
         import httpx
 
         self._config, self._render = config, render
+        self._left = config.patience
         token = os.environ.get("TETHER_REWARD_TOKEN")
         self._http = httpx.Client(
             headers={"Authorization": f"Bearer {token}"} if token else {},
@@ -47,6 +49,7 @@ class HttpSource:
         Raises:
             Unreachable: it does not answer.
         """
+        self._left = self._config.patience
         found = self._ask("GET", None)
         try:
             answer = found.json() if found.status_code < 300 else None
@@ -56,13 +59,14 @@ class HttpSource:
         return str(version) if isinstance(version, str | int | float) and str(version) else NO_VERSION
 
     def score(self, replies: Replies) -> list[Score]:
-        """Return the scorer's scores.
+        """Return the scorer's scores. All requests together wait at most `patience` for it.
 
         Raises:
-            Unreachable: it does not answer for `patience` seconds. UserError: it refuses, its answer is not valid, or
-                its version changed after the run began.
+            Unreachable: it does not answer for `patience` seconds in all. UserError: it refuses, its answer is not
+                valid, or its version changed after the run began.
         """
         out: list[Score] = []
+        self._left = self._config.patience
         for start in range(0, len(replies.responses), self._config.batch_size):
             here = slice(start, start + self._config.batch_size)
             out += self._some(Replies(replies.prompts[here], replies.responses[here], replies.rows[here]))
@@ -109,18 +113,24 @@ class HttpSource:
         return {"query": queries, "prompts": prompts, "labels": [row.get("label") for row in replies.rows]}
 
     def _ask(self, method: str, body: object) -> Any:
-        """Return the answer to a request. Retries while the scorer is unreachable; raises Unreachable after
-        `patience`."""
+        """Return the answer to a request. Retries while the scorer is unreachable; raises Unreachable after what is
+        left of `patience`."""
         import httpx
+
+        began = sent = time.monotonic()
+
+        def send() -> Any:
+            nonlocal sent
+            sent = time.monotonic()
+            return self._http.request(method, self._config.url, json=body)
 
         final = (501,) if method == "GET" else ()  # the answer of Python's http.server without do_GET
         try:
-            return ask_patiently(
-                lambda: self._http.request(method, self._config.url, json=body), self._config.patience,
-                self._unreachable, final,
-            )  # fmt: skip
+            found = ask_patiently(send, self._left, self._unreachable, final)
         except httpx.InvalidURL as error:
             raise self._error(f"this is not an address: {error}") from None
+        self._left = max(0.0, self._left - (sent - began))  # waited until the request that was answered
+        return found
 
     def _unreachable(self, problem: str) -> Unreachable:
         return Unreachable(

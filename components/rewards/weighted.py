@@ -1,6 +1,7 @@
 """Combine several sources into one reward: scale each by its own SFT scores, then take the weighted sum."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -201,8 +202,11 @@ class Rewards:
         return found, parts
 
 
-def check_waits(configs: Sequence[RewardSource], runtime: Runtime) -> None:
+def check_waits(configs: Sequence[RewardSource], runtime: Runtime, responses: int) -> None:
     """Check that the sources may not take longer than the ranks wait for the first one, which asks them in turn.
+
+    Args:
+        responses: the most that are scored at once.
 
     Raises:
         UserError: they may, so slow sources would end the stage as a rank that does not answer.
@@ -215,7 +219,10 @@ def check_waits(configs: Sequence[RewardSource], runtime: Runtime) -> None:
             case FunctionReward() | PluginReward():
                 what, seconds = "timeout", config.timeout
             case HttpReward():
-                what, seconds = "patience plus timeout", config.patience + config.timeout
+                requests = math.ceil(responses / config.batch_size)
+                what, seconds = "patience plus timeout", config.patience + requests * config.timeout
+                if requests > 1:
+                    what = f"patience plus the timeouts of {requests} requests ({responses} responses by batch_size)"
             case _:
                 continue
         if seconds >= runtime.rank_timeout:

@@ -47,6 +47,31 @@ def test_a_scorer_that_is_away_for_60_seconds_is_waited_for(scorer: Any, monkeyp
         source(scorer, patience=30).score(THREE)
 
 
+def test_patience_is_for_all_requests_of_a_batch_together_and_an_answer_takes_nothing_of_it(
+    scorer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of n requests waited for it anew, which no check of the ranks' time counted."""
+    clock, slow = [0.0], [20.0]
+    monkeypatch.setattr(asking.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(asking.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    tried: dict[str, int] = {}
+
+    def answer(body: Any) -> tuple[int, object]:
+        text = body["responses"][0]
+        tried[text] = tried.get(text, 0) + 1
+        if tried[text] <= 3:  # 1 + 2 + 4 s of waiting
+            return 503, {}
+        clock[0] += slow[0]
+        return 200, {"scores": [0.0]}
+
+    scorer.answer = answer
+    assert source(scorer, batch_size=1, patience=21).score(THREE) == [0.0] * 3
+    assert clock[0] == 3 * 7 + 3 * 20
+    tried.clear()
+    with pytest.raises(Unreachable, match="could not be reached for 20 s"):
+        source(scorer, batch_size=1, patience=20).score(THREE)
+
+
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
