@@ -150,7 +150,8 @@ class DataConfig(Settings):
     reference: str | None = unkeyed(None)
     """Accepted data with which the preferences are compared (checks `reference_*`): a run whose validate passed its
     gates; a registered model such as `tether-policy@champion`, for the data of its run; or `last`, the newest run of
-    the project with other preferences whose validate passed (none if there is none yet)."""
+    the project with other preferences whose validate passed (none if there is none yet). Later runs of the same
+    preferences keep what `last` was for the first."""
     near_duplicate: NearDuplicateConfig = NearDuplicateConfig()
     """What counts as a near-duplicate."""
     processes: int | Literal["auto"] = unkeyed("auto")
