@@ -103,9 +103,10 @@ class RowChecks(_Checks):
     text_clean: CheckConfig = _error(0.05)
     """No control characters, no broken UTF-8, and no U+FFFD, which a decoder leaves where the encoding was wrong."""
     votes_valid: CheckConfig = _error(0.05)
-    """Votes are counts of known answers, and the chosen response has the most."""
+    """Votes are counts of known answers, and the chosen response has the most, and no lower score."""
     desirable: CheckConfig = _quarantine(1)
-    """A demonstration with a label (KTO's `label` or `kto_tag`) is labelled desirable. Others are not imitated."""
+    """A demonstration with a label (KTO's `label` or `kto_tag`, or a flag such as `is_safe`) is labelled desirable.
+    Others are not imitated."""
     votes_once: CheckConfig = _error(0.05)
     """No annotator votes twice on a pair. The first vote counts, and the pair stays."""
     consistent: CheckConfig = _error(0.05)

@@ -17,32 +17,33 @@ from typing import NamedTuple
 from components.base.errors import UserError
 from components.data.config import DataConfig
 from components.data.formats import demonstrations, pairs
-from components.data.formats.labels import KTO
+from components.data.formats.labels import KTO, KTO_FLAGS
 from components.data.formats.public import Shape, reads, shape_of
 from components.data.formats.public_fields import ReadingOptions
+from components.data.formats.transcripts import SYSTEMS
 from components.data.readers import read_source
 from components.data.rows import RawRow
 from components.human_eval.batch.reading import looks_like_sheet
 from data_contracts.rows.gather import DETECT_ON, RowSource, options_of, renamed
 from data_contracts.rows.schemas import SourceReading
 
-_OF_PAIRS = "category source margin score_chosen score_rejected votes votes_chosen votes_rejected"
+_EARLIER = " ".join(("history", *SYSTEMS))
+_OF_PAIRS = f"category source margin score_chosen score_rejected votes votes_chosen votes_rejected {_EARLIER}"
 _OF_VOTES = "prompt stance a b votes votes_a votes_b votes_equal votes_tie votes_both_bad label vote judged_in"
-_EARLIER = "system history"
 _SINGLE = "prompt response completion output instruction input instances messages conversations"
 _FIELDS = {
-    "transcripts": f"chosen rejected {_OF_PAIRS}",
+    "transcripts": f"prompt chosen rejected {_OF_PAIRS}",
     "strings": f"prompt chosen rejected {_OF_PAIRS}",
     "conversational": f"prompt chosen rejected {_OF_PAIRS}",
     "votes": f"{_OF_VOTES} model_a model_b {_OF_PAIRS}",
     pairs.SINGLE_VOTES: f"{_OF_VOTES} model_a model_b annotator {_OF_PAIRS}",
-    "ranking": f"prompt responses ranks {_OF_PAIRS}",
+    "ranking": f"prompt responses ranks scores {_OF_PAIRS}",
     "response": f"prompt response completion output {_EARLIER}",
     "instruction": f"instruction input instances response completion output {_EARLIER}",
     "conversation": f"messages conversations {_EARLIER}",
     "transcript": "text",
-    KTO: f"{_SINGLE} text label kto_tag {_EARLIER}",
-    "prompts": "prompt stance category",
+    KTO: f"{_SINGLE} text label kto_tag {' '.join(KTO_FLAGS)} {_EARLIER}",
+    "prompts": f"prompt stance category {_EARLIER}",
 }
 """The fields that each format reads. Pairs also read fields that start with `votes_`; labelling needs `id`."""
 
@@ -52,6 +53,8 @@ _FIRST = {"a": "b", "1": "2", "0": "1", "first": "second", "left": "right", "one
 _VERDICT = set("label vote choice winner preference preferred verdict judgment judgement decision selected selection "
                "better".split())  # fmt: skip
 _ANNOTATOR = re.compile(r"(annotator|rater|worker|labell?er|judge|reviewer)(_?(id|name))?")
+_RATING = set("score scores rating ratings reward rewards quality stars grade points upvotes".split())
+_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 _SIMPLE = re.compile(r"[A-Za-z_][\w .-]*")
 """A name that needs no quotes in YAML."""
 _ANSWER = set("answer reply response_text completion_text target solution assistant".split())
@@ -67,6 +70,8 @@ class FileReading(NamedTuple):
     """Maps a standard field to the ignored column that may hold it."""
     mistaken: bool
     """Whether it looks like preferences but is read as another kind."""
+    rated: str = ""
+    """The ignored column that may rate the responses of demonstrations; empty if there is none."""
 
     def as_json(self, path: Path) -> SourceReading:
         """Return it as JSON, with advice."""
@@ -76,6 +81,11 @@ class FileReading(NamedTuple):
         hint = f"To use them, name them: --set 'data.{columns}={{{names}}}'." if self.names else None
         if self.format == KTO and hint is None:
             hint = "Rows that are labelled undesirable are kept out (check `desirable`): SFT must not imitate them."
+        if self.rated:
+            hint = (
+                f"The column `{self.rated}` may rate the responses. SFT imitates them all, so leave bad ones out, or "
+                f"learn from pairs: --set data.preferences={path.name} --set data.score.name={self.rated}."
+            )
         if self.mistaken and hint is None:
             hint = "It has columns of preferences, but not all that a pair needs (docs/guide/data.md has the formats)."
         return {"source": self.kind, "file": str(path), "format": self.format, "ignored": self.ignored, "hint": hint}
@@ -174,7 +184,17 @@ def _reading(kind: str, name: str, rows: Sequence[RawRow]) -> FileReading:
     if not names and not mistaken and kind == "prompts":
         answer = next((column for column in ignored if _plain(column) in _ANSWER), None)
         names = {"response": answer} if answer else {}
-    return FileReading(kind, name, ignored, names, mistaken)
+    rated = "" if mistaken or kind != "demonstrations" else next(_ratings(rows, ignored), "")
+    return FileReading(kind, name, ignored, names, mistaken, rated)
+
+
+def _ratings(rows: Sequence[RawRow], columns: Sequence[str]) -> Iterator[str]:
+    """Yield the columns of numbers whose names suggest that they rate a response."""
+    for column in columns:
+        if _RATING & set(_plain(column).split("_")):
+            values = [row.data.get(column) for row in rows if row.problem is None]
+            if all(value is None or type(value) in (int, float) or _NUMBER.fullmatch(str(value)) for value in values):
+                yield column
 
 
 def preference_columns(columns: Sequence[str]) -> dict[str, str]:

@@ -103,6 +103,25 @@ SHAPED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"response": "z", "annotations": {"honesty": {"Rating": "N/A"}}}]}, {"score": {"name": "honesty"}}),
     "help-steer preference": ({"prompt": "q", "response_1": "y", "response_2": "x", "preference_strength": 2}, {}),
     "help-steer 3": ({"context": turns("q"), "response1": "x", "response2": "y", "overall_preference": -1}, {}),
+    "transcripts beside their prompt": ({"prompt": "\n\nHuman: q\n\nAssistant:",
+                                         "chosen": "\n\nHuman: q\n\nAssistant: x",
+                                         "rejected": "\n\nHuman: q\n\nAssistant: y"}, {}),
+    "transcripts of Windows": ({"chosen": "Human: q\r\n\r\nAssistant: x",
+                                "rejected": "Human: q\r\n\r\nAssistant: y"}, {}),
+    "an open turn and a space": ({"prompt": "\n\nHuman: q\n\nAssistant: ", "chosen": "x", "rejected": "y"}, {}),
+    "parts": ({"prompt": [{"role": "user", "content": [{"type": "text", "text": "q"}]}],
+               "chosen": "x", "rejected": "y"}, {}),
+    "nectar": ({"prompt": "\n\nHuman: q\n\nAssistant: ", "source": ["lmsys"], "answers": [
+        {"answer": "y", "rank": 2.0, "model": "m"}, {"answer": "x", "rank": 1.0, "model": "n"}]}, {}),
+    "reward-bench 2": ({"prompt": "q", "chosen": ["x"], "rejected": ["y"], "num_correct": 1}, {}),
+    "safe-rlhf": ({"prompt": "q", "response_0": "y", "response_1": "x", "better_response_id": 1,
+                   "safer_response_id": 0}, {}),
+    "web-gpt": ({"question": {"full_text": "q", "id": "1"}, "answer_0": "y", "answer_1": "x", "score_0": -1.0,
+                 "score_1": 1.0}, {}),
+    "summaries": ({"info": {"article": "q"}, "summaries": [{"text": "y", "policy": "ref"}, {"text": "x"}],
+                   "choice": 1, "worker": "w", "extra": {"confidence": 3}}, {}),
+    "scored responses": ({"prompt": "q", "responses": ["y", "x"], "scores": [1.5, 4]}, {}),
+    "query": ({"query": "q", "chosen": "x", "rejected": "y"}, {}),
     "shp": ({"history": "q", "human_ref_A": "y", "human_ref_B": "x", "labels": 0, "score_A": 3, "score_B": 9}, {}),
 }  # fmt: skip
 
@@ -111,10 +130,94 @@ SHAPED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_a_row_of_each_public_shape_is_the_pair_that_it_means(tmp_path: Path, name: str) -> None:
     row, options = SHAPED[name]
     (found,) = read(tmp_path, row, **options)
-    assert pair(found) == PAIR
+    prompt = [("user", "Article: q\n\nTL;DR:")] if name == "summaries" else PAIR[0]
+    assert pair(found) == (prompt, *PAIR[1:])
+
+
+EARLIER = {"system": "s", "history": [["p", "r"]]}
+OUR_OWN: dict[str, dict[str, Any]] = {
+    "strings": {"prompt": "q", "chosen": "x", "rejected": "y"},
+    "conversational": {"chosen": turns("q", "x"), "rejected": turns("q", "y")},
+    "transcripts": {"chosen": "\n\nHuman: q\n\nAssistant: x", "rejected": "\n\nHuman: q\n\nAssistant: y"},
+    "votes": {"prompt": "q", "a": "x", "b": "y", "votes": ["a"]},
+    "single votes": {"prompt": "q", "a": "x", "b": "y", "annotator": "ann", "label": "a"},
+    "ranking": {"prompt": "q", "responses": ["x", "y"]},
+}
+
+
+@pytest.mark.parametrize("name", OUR_OWN)
+def test_the_system_message_and_the_turns_beside_a_pair_are_in_its_prompt(tmp_path: Path, name: str) -> None:
+    said = [("system", "s"), ("user", "p"), ("assistant", "r"), ("user", "q")]
+    (found,) = read(tmp_path, OUR_OWN[name] | EARLIER)
+    assert pair(found) == (said, "x", "y")
+    assert "system" not in reading_of(tmp_path / "rows.jsonl", DataConfig()).ignored
+    (other,) = read(tmp_path, OUR_OWN[name] | {"system_prompt": "s", "history": turns("p", "r")})
+    assert pair(other) == (said, "x", "y")
+
+
+def test_votes_under_two_system_messages_are_on_two_pairs_and_scores_on_two_prompts(tmp_path: Path) -> None:
+    votes = [OUR_OWN["single votes"] | {"system": system} for system in ("s", "t")]
+    assert [pair(row)[0][0][1] for row in read(tmp_path, *votes)] == ["s", "t"]
+    scored = [{"system": system, "prompt": "q", "response": r, "helpfulness": h}
+              for system in ("s", "t") for r, h in (("x", 4), ("y", 1))]  # fmt: skip
+    assert [pair(row)[0][0][1] for row in read(tmp_path, *scored)] == ["s", "t"]
+
+
+def test_a_prompt_that_is_one_of_the_conversations_turns_is_not_said_twice(tmp_path: Path) -> None:
+    system = {"role": "system", "content": "s"}
+    row = {
+        "prompt": "p",
+        "chosen": [system, *turns("p", "r", "q", "x")],
+        "rejected": [system, *turns("p", "r", "q", "y")],
+    }
+    (found,) = read(tmp_path, row)
+    assert pair(found)[0] == [("system", "s"), ("user", "p"), ("assistant", "r"), ("user", "q")]
+    (other,) = read(tmp_path, row | {"prompt": "another"})
+    assert [problem.check for problem in other.problems] == ["prompts_agree"]
+
+
+def test_help_steers_prompts_of_several_turns_come_apart(tmp_path: Path) -> None:
+    asked = "p\n\n<extra_id_1>Assistant\nr\n\n<extra_id_1>User\nq"
+    found = read(tmp_path, *({"prompt": asked, "response": r, "helpfulness": h} for r, h in (("y", 0), ("x", 3))))
+    assert pair(found[0]) == ([("user", "p"), ("assistant", "r"), ("user", "q")], "x", "y")
+
+
+def test_ultra_feedbacks_two_scores_are_never_compared_with_each_other(tmp_path: Path) -> None:
+    scores = [("x", 4.5, 5.0), ("y", None, 8.0), ("z", 3.0, 9.0)]
+    names = ("response", "fine-grained_score", "overall_score")
+    completions = [dict(zip(names, each, strict=True)) for each in scores]
+    (found,) = read(tmp_path, {"instruction": "q", "completions": completions})
+    assert pair(found)[1:] == ("x", "z")
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "said"),
+    [
+        ({"margin": -3}, "votes_valid", "`margin` is -3"),
+        ({"score_chosen": 2, "score_rejected": 7.5}, "votes_valid", "score_chosen - score_rejected is -5.5"),
+        ({"prompt": [{"role": "user", "content": "q", "tool_calls": [{"id": 1}]}]}, "turns_valid", "tool_calls"),
+        ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "fields_present", "'image'"),
+        ({"system": 3}, "fields_present", "`system` is a number"),
+        ({"history": "before"}, "fields_present", "`history` is not a list"),
+    ],
+)
+def test_what_a_pair_says_and_cannot_be_learned_is_never_left_out_silently(tmp_path, change, check, said) -> None:
+    (found,) = read(tmp_path, OUR_OWN["strings"] | change)
+    assert [problem.check for problem in found.problems] == [check] and said in found.problems[0].text
+
+
+def test_numbers_beside_responses_are_not_passed_over_as_if_these_were_in_order(tmp_path: Path) -> None:
+    row = {"prompt": "q", "responses": ["y", "x"], "ratings": [1, 9]}
+    (found,) = read(tmp_path, row)
+    assert "--set data.columns.scores=ratings" in found.problems[0].text
+    (mapped,) = read(tmp_path, row, columns={"scores": "ratings"})
+    assert pair(mapped) == PAIR and mapped.item is not None and mapped.item["margin"] == 8
+    assert read(tmp_path, row, columns={"scores": "ratings"}, score={"threshold": 8})[0].problems[0].check == "decided"
+    assert pair(read(tmp_path, row, columns={"ranks": "ratings"})[0]) == (PAIR[0], "y", "x")
 
 
 MARGINS = {
+    "web-gpt": 2,
     "ultra-feedback": 1.5,
     "ultra-feedback, an aspect": 2,
     "help-steer preference": 2,

@@ -13,6 +13,17 @@ from components.data.words import label_key
 KTO: Final = "KTO"
 """The format of demonstrations with a label."""
 _KTO_FIELDS = ("kto_tag", "label")
+KTO_FLAGS = (
+    "desirable", "is_desirable", "is_safe", "is_correct", "correct", "is_good", "is_helpful", "is_chosen",
+    "is_preferred", "chosen", "accepted", "thumbs_up", "liked",
+)  # fmt: skip
+"""Fields that are labels too where they hold true or false."""
+_WORDS = frozenset(
+    "true false 0 1 -1 desirable undesirable good bad chosen rejected accepted positive negative correct "
+    "incorrect safe unsafe helpful unhelpful harmless harmful thumbs_up thumbs_down up down like dislike pass fail "
+    "+ -".split()
+)
+"""Labels that say whether a response is desirable. The meaning of those other than `_SINGLE`'s is not guessed."""
 _SIDES = {
     **dict.fromkeys(("a", "a1", "model_a", "response_a", "assistant_a", "first"), "first"),
     **dict.fromkeys(("b", "a2", "model_b", "response_b", "assistant_b", "second"), "second"),
@@ -40,14 +51,14 @@ def meant(value: Any, label_values: Mapping[str, str]) -> Any:
 
 
 def looks_like_kto(rows: Sequence[RawRow]) -> bool:
-    """Return whether rows with one response have labels that are all true or false, or 0 or 1."""
-    labels = [_kto_label(row.data) for row in rows if row.problem is None]
+    """Return whether rows with one response have labels that all judge it: true or false, 0 or 1, good or bad."""
+    labels = [_kto_label(row.data)[1] for row in rows if row.problem is None]
     known = {label_key(label) for label in labels if label is not None}
-    return bool(known) and known <= {"true", "false", "0", "1", "desirable", "undesirable"}
+    return bool(known) and known <= _WORDS
 
 
 def is_kto_row(data: Mapping[str, object]) -> bool:
-    """Return whether a row has a single response with a label of true or false (or 0 or 1)."""
+    """Return whether a row has a single response with a label that judges it."""
     single = data.keys() & {"completion", "response", "output", "messages", "conversations"}
     return bool(single) and "chosen" not in data and looks_like_kto([RawRow(1, data)])
 
@@ -61,15 +72,19 @@ def desirable(data: Mapping[str, object], label_values: Mapping[str, str], label
     Raises:
         BadRow: the label is a number or another value without a known meaning.
     """
-    label = _kto_label(data)
+    name, label = _kto_label(data)
     if label is None:
         return True
     wanted = _SINGLE.get(label_key(meant(label, label_values)))
     if wanted is None and labelled:
-        text = f"`label` is {shown(label)}, expected true (desirable) or false (undesirable); say what it means with "
+        text = f"`{name}` is {shown(label)}, expected true (desirable) or false (undesirable); say what it means with "
         raise BadRow("fields_present", f"{text}data.label_values, as {{'1': desirable, '0': undesirable}}")
     return wanted is not False
 
 
-def _kto_label(data: Mapping[str, object]) -> object:
-    return next((data[name] for name in _KTO_FIELDS if data.get(name) is not None), None)
+def _kto_label(data: Mapping[str, object]) -> tuple[str, object]:
+    """Return the field that judges a single response, and its value, which is None if there is none."""
+    named = next((name for name in _KTO_FIELDS if data.get(name) is not None), _KTO_FIELDS[0])
+    if label_key(data.get(named)) not in _WORDS:
+        named = next((name for name in KTO_FLAGS if label_key(data.get(name)) in ("true", "false")), named)
+    return named, data.get(named)

@@ -5,12 +5,14 @@ strings         `prompt`, `chosen`, `rejected`: texts
 conversational  `chosen`, `rejected`: lists of messages, with the prompt inside or as `prompt` beside them (TRL's)
 votes           `prompt`, `a`, `b` and `votes` (labels or counts) or `label`; the most frequent answer decides
 single votes    `prompt`, `a`, `b`, `annotator` and `label` (or `vote`): the rows of one pair become a row of `votes`
-ranking         `prompt`, `responses` (two or more), best first or with `ranks` (1 is best, equal ranks are ties)
+ranking         `prompt`, `responses` (two or more), best first, or with `ranks` (1 is best, equal ranks are ties) or
+                `scores` (the highest is best, and differences are margins)
 
-Every format also takes `category`, `source` (where the row itself came from), `margin` (or `score_chosen`,
-`score_rejected`); the first three take vote counts as `votes_chosen`, `votes`. A vote or label is a (or a1), b (or a2),
-tie (or equal) or both_bad (a vote for neither). `votes_a`, `votes_b`, `votes_tie` (or `votes_equal`) and
-`votes_both_bad` may hold counts instead. A `stance` in a row with `prompt`, `a` and `b` becomes the prompt's last line.
+Every format also takes `system` and `history` (earlier turns), `category`, `source` (where the row itself came from),
+`margin` (or `score_chosen`, `score_rejected`); the first three take vote counts as `votes_chosen`, `votes`. A vote or
+label is a (or a1), b (or a2), tie (or equal) or both_bad (a vote for neither). `votes_a`, `votes_b`, `votes_tie` (or
+`votes_equal`) and `votes_both_bad` may hold counts instead. A `stance` in a row with `prompt`, `a` and `b` becomes the
+prompt's last line.
 Votes on single questions, as `votes_helpful` of `votes`, become the shares of the pair's `objectives`.
 """
 
@@ -22,7 +24,14 @@ from typing import Any, NamedTuple, cast
 from components.base.errors import UserError
 from components.base.text import counted
 from components.data.formats.labels import is_kto_row, side_of
-from components.data.formats.transcripts import as_messages, kind, split_messages, split_transcript
+from components.data.formats.transcripts import (
+    as_messages,
+    earlier_turns,
+    is_transcript,
+    kind,
+    split_messages,
+    split_transcript,
+)
 from components.data.rows import (
     BadRow,
     Ballot,
@@ -96,7 +105,8 @@ def format_of(data: Mapping[str, object]) -> str | None:
     if "chosen" in data and "rejected" in data:
         if isinstance(data["chosen"], list) or isinstance(data["rejected"], list):
             return "conversational"
-        return "strings" if data.get("prompt") is not None else "transcripts"
+        whole = is_transcript(data["chosen"]) and is_transcript(data["rejected"])
+        return "strings" if data.get("prompt") is not None and not whole else "transcripts"
     if {"prompt", "a", "b"} <= data.keys():
         if "votes" not in data and "annotator" in data and data.keys() & {"label", "vote"}:
             return SINGLE_VOTES
@@ -116,7 +126,7 @@ def parse_pairs(raw: RawRow, name: str, source: str, max_characters: int) -> lis
         pairs = _ranking(raw.data) if name == "ranking" else cast("list[dict[str, object]]", raw.data["pairs"])
     except BadRow as bad:
         return [Row(source, raw.number, raw.others, data=raw.data, problems=[bad.problem])]
-    rest = {key: value for key, value in raw.data.items() if key not in ("responses", "ranks", "pairs")}
+    rest = {key: value for key, value in raw.data.items() if key not in ("responses", "ranks", "scores", "pairs")}
     rows = []
     for pair in pairs:
         row = parse_pair(raw._replace(data=rest | pair), "strings", source, max_characters)
@@ -127,23 +137,43 @@ def parse_pairs(raw: RawRow, name: str, source: str, max_characters: int) -> lis
 
 
 def _ranking(data: Mapping[str, object]) -> list[dict[str, object]]:
-    """Return the `chosen` and the `rejected` response of each pair of a ranking."""
-    responses, ranks = data.get("responses"), data.get("ranks")
+    """Return the `chosen` and the `rejected` response of each pair of a ranking, with its `margin` if it has scores.
+
+    Raises:
+        BadRow: numbers of another name stand beside the responses: these may be in no order.
+    """
+    responses = data.get("responses")
     if not isinstance(responses, list) or len(responses) < 2:
         raise BadRow("fields_present", "`responses` is not a list of two or more texts")
-    if ranks is None:
-        ranks = list(range(1, len(responses) + 1))
-    if not isinstance(ranks, list) or len(ranks) != len(responses):
-        raise BadRow("fields_present", f"`ranks` doesn't give each of {len(responses)} responses a rank")
-    placed = sorted((number_field(rank, f"ranks[{i}]"), i) for i, rank in enumerate(ranks))
+    name = next((name for name in ("ranks", "scores") if data.get(name) is not None), None)
+    if name is None and (other := _numbers(data, len(responses))):
+        text = f"`{other}` has a number for each response, but neither `ranks` (1 is best) nor `scores` is there"
+        raise BadRow("fields_present", f"{text}; say which it is, as --set data.columns.scores={other}")
+    placed: Any = list(range(1, len(responses) + 1)) if name is None else data[name]
+    if not isinstance(placed, list) or len(placed) != len(responses):
+        raise BadRow("fields_present", f"`{name}` doesn't give each of {len(responses)} responses a number")
+    sign = -1 if name == "scores" else 1
+    ordered = sorted((sign * number_field(each, f"{name}[{i}]"), i) for i, each in enumerate(placed))
     pairs: list[dict[str, object]] = [
-        {"chosen": responses[i], "rejected": responses[j]}
-        for (better, i), (worse, j) in combinations(placed, 2)
+        {"chosen": responses[i], "rejected": responses[j]} | ({"margin": worse - better} if name == "scores" else {})
+        for (better, i), (worse, j) in combinations(ordered, 2)
         if better < worse
     ]
     if not pairs:
         raise BadRow("decided", "tie")
     return pairs
+
+
+def _numbers(data: Mapping[str, object], count: int) -> str | None:
+    """Return the first field that is a list of `count` numbers."""
+    return next(
+        (
+            name
+            for name, value in data.items()
+            if isinstance(value, list) and len(value) == count and all(type(each) in (int, float) for each in value)
+        ),
+        None,
+    )
 
 
 def parse_pair(raw: RawRow, name: str, source: str, max_characters: int) -> Row:
@@ -230,13 +260,19 @@ def _objectives(data: Mapping[str, object], ballot: Ballot | None) -> dict[str, 
 
 
 def _transcripts(data: Mapping[str, object]) -> Parsed:
+    if data.get("prompt") is None and "Assistant:" not in text_field(data, "chosen"):
+        raise BadRow("turns_valid", "no assistant turn ('\\n\\nAssistant:') in `chosen`, and no `prompt` beside it")
     prompt, chosen = split_transcript(text_field(data, "chosen"))
     other, rejected = split_transcript(text_field(data, "rejected"))
-    return Parsed(_agreed(prompt, other), chosen, rejected)
+    prompt = _agreed(prompt, other)
+    if data.get("prompt") is not None and not _holds(prompt, as_messages(data["prompt"], "prompt")):
+        raise BadRow("prompts_agree", "`prompt` is not in the transcripts")
+    return Parsed(earlier_turns(data, prompt), chosen, rejected)
 
 
 def _strings(data: Mapping[str, object]) -> Parsed:
-    return Parsed(as_messages(data.get("prompt"), "prompt"), text_field(data, "chosen"), text_field(data, "rejected"))
+    prompt = earlier_turns(data, as_messages(data.get("prompt"), "prompt"))
+    return Parsed(prompt, text_field(data, "chosen"), text_field(data, "rejected"))
 
 
 def _conversational(data: Mapping[str, object]) -> Parsed:
@@ -244,16 +280,25 @@ def _conversational(data: Mapping[str, object]) -> Parsed:
     prompt = _agreed(before, other)
     if data.get("prompt") is not None:
         given = as_messages(data["prompt"], "prompt")
-        prompt = prompt if prompt[: len(given)] == given or prompt[-1:] == given else [*given, *prompt]
+        if not _holds(prompt, given):
+            if given[-1]["role"] == next((m["role"] for m in prompt if m["role"] != "system"), None):
+                raise BadRow("prompts_agree", "`prompt` is not in the conversations, which start with another turn")
+            prompt = [*given, *prompt]
     if not prompt:
         raise BadRow("turns_valid", "no turn before the response")
-    return Parsed(prompt, chosen, rejected)
+    return Parsed(earlier_turns(data, prompt), chosen, rejected)
+
+
+def _holds(prompt: list[Message], given: list[Message]) -> bool:
+    """Return whether the turns `given` stand in `prompt`, one after the other."""
+    return any(prompt[start : start + len(given)] == given for start in range(len(prompt) - len(given) + 1))
 
 
 def _votes(data: Mapping[str, object]) -> Parsed:
     prompt = as_messages(data.get("prompt"), "prompt")
     if isinstance(stance := data.get("stance"), str) and prompt[-1]["role"] == "user":
         prompt[-1] = {"role": "user", "content": f"{prompt[-1]['content']}\n{stance.strip()}"}
+    prompt = earlier_turns(data, prompt)
     first, second = text_field(data, "a"), text_field(data, "b")
     once, twice = _once_each(data.get("votes"))
     listed_votes = _listed_votes(once)
@@ -313,7 +358,8 @@ def _ballot(data: Mapping[str, object]) -> Ballot | None:
     elif data.get("label") is not None:
         return None
     else:
-        raise BadRow("votes_valid", f"`votes` is {kind(votes)} without votes")
+        name = "votes" if "votes" in data and data["votes"] is not None else "label"
+        raise BadRow("votes_valid", f"`{name}` is {kind(data.get(name))} without votes")
     if not sum(sides.values()):
         raise BadRow("votes_valid", "no votes")
     return Ballot(sides["first"], sides["second"], sides["equal"])
@@ -342,10 +388,17 @@ def _count(value: Any, name: str) -> int:
 
 def _margin(data: Mapping[str, object]) -> float | None:
     if data.get("margin") is not None:
-        return number_field(data["margin"], "margin")
-    if data.get("score_chosen") is None or data.get("score_rejected") is None:
+        margin, what = number_field(data["margin"], "margin"), "`margin`"
+    elif data.get("score_chosen") is None or data.get("score_rejected") is None:
         return None
-    return number_field(data["score_chosen"], "score_chosen") - number_field(data["score_rejected"], "score_rejected")
+    else:
+        margin = number_field(data["score_chosen"], "score_chosen") - number_field(
+            data["score_rejected"], "score_rejected"
+        )
+        what = "score_chosen - score_rejected"
+    if margin < 0:
+        raise BadRow("votes_valid", f"{what} is {margin:g}: by it, the rejected response is the better one")
+    return margin
 
 
 def number_field(value: Any, name: str) -> float:

@@ -8,6 +8,7 @@ from components.base.errors import UserError
 from components.base.text import counted
 from components.data.checks_config import RowChecks
 from components.data.formats.pairs import detect, parse_pair
+from components.data.formats.transcripts import SYSTEMS
 from components.data.readers import read_source
 from components.data.rows import Message, RawRow, Row, text_problems
 from components.data.splits import prompt_key
@@ -73,8 +74,8 @@ def parse_prompt(raw: RawRow, max_characters: int) -> Row:
     if raw.problem or {"chosen", "rejected"} <= raw.data.keys():
         parsed = parse_pair(raw, "transcripts" if raw.problem else detect([raw], "the file"), "prompts", max_characters)
     else:
-        # Responses and label are not needed and are filled in; a `stance` is part of the prompt.
-        told = {name: raw.data[name] for name in ("prompt", "stance") if name in raw.data}
+        # Responses and label are not needed and are filled in; a `stance` and earlier turns are part of the prompt.
+        told = {name: raw.data[name] for name in ("prompt", "stance", "history", *SYSTEMS) if name in raw.data}
         parsed = parse_pair(raw._replace(data=told | _STAND_IN), "votes", "prompts", max_characters)
     row = Row("prompts", raw.number, problems=parsed.problems)
     if parsed.item is not None:

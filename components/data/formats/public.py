@@ -8,6 +8,11 @@ two responses         two of `output_1`/`output_2`, `response1`/`response2`, `re
                       `annotator1`, `annotator2`, ... (PandaLM), or `winner_model_a`, `winner_model_b`, `winner_tie`
 HelpSteer preferences the same with `preference_strength` or `overall_preference`, -3 (the first is much better) to 3
 SHP                   `history`, `human_ref_A`, `human_ref_B`, `score_A`, `score_B`; `labels` must agree with the scores
+PKU-SafeRLHF          `prompt`, `response_0`, `response_1`, `better_response_id` (0 or 1)
+Learning to summarize `info` (`post` or `article`), two `summaries`, `choice` (0 or 1), `worker`
+WebGPT comparisons    `question`, `answer_0`, `answer_1`, `score_0`, `score_1`
+Nectar                `prompt`, `answers` (`answer` and `rank`, 1 is best)
+RewardBench 2         `prompt`, `chosen`, `rejected`: lists of texts, of which each chosen one is better than each other
 UltraFeedback         `instruction`, `completions` (`response` and scores)
 HelpSteer             a row per response: `prompt`, `response`, `helpfulness` (or the score that is named)
 FineGrained           `question`, `passages`, `prediction 1` to `prediction 4`, `preference` (1, 2, 0 of every two)
@@ -44,11 +49,23 @@ from components.data.formats.public_scores import (
     is_shp,
     is_strength,
     is_ultrafeedback,
+    is_webgpt,
     shp,
     strength,
     ultrafeedback,
+    webgpt,
 )
-from components.data.formats.public_votes import arena, is_arena, is_two_responses, two_responses
+from components.data.formats.public_votes import (
+    arena,
+    is_arena,
+    is_safe_rlhf,
+    is_summaries,
+    is_two_responses,
+    safe_rlhf,
+    summaries,
+    two_responses,
+)
+from components.data.formats.transcripts import SYSTEMS
 from components.data.rows import BadRow, RawRow, listed, most_common_format, shown
 
 
@@ -57,7 +74,7 @@ class Shape(NamedTuple):
 
     name: str
     format: str
-    """The project's own format: `strings`, `votes` or `comparisons`."""
+    """The project's own format: `strings`, `votes`, `ranking` or `comparisons`."""
     fields: str
     """The fields that it reads, separated by commas."""
     has: Callable[[Data, ReadingOptions], bool]
@@ -119,13 +136,42 @@ def _is_llama_factory(data: Data, options: ReadingOptions) -> bool:
     if isinstance(data["chosen"], dict) and isinstance(data["rejected"], dict):
         return True
     texts = isinstance(data["chosen"], str) and "\n\nAssistant:" not in data["chosen"]
-    return texts and data.get("prompt") is None and bool(data.keys() & {*LISTS, "instruction", "question", "input"})
+    asked = {*LISTS, "instruction", "question", "input", "query"}
+    return texts and data.get("prompt") is None and bool(data.keys() & asked)
 
 
 def _llama_factory(data: Data, options: ReadingOptions) -> dict[str, Any]:
     more = {name: data[name] for name in ("margin", "score_chosen", "score_rejected") if name in data}
     sides = {side: response_of(data, side) for side in ("chosen", "rejected")}
     return {**kept_fields(data), **more, "prompt": prompt_of(data), **sides}
+
+
+# Rankings
+
+
+def _is_nectar(data: Data, options: ReadingOptions) -> bool:
+    answers = data.get("answers")
+    return "prompt" in data and isinstance(answers, list) and bool(answers) and all(
+        isinstance(each, dict) and {"answer", "rank"} <= each.keys() for each in answers
+    )  # fmt: skip
+
+
+def _nectar(data: Data, options: ReadingOptions) -> dict[str, Any]:
+    texts, ranks = ([each[name] for each in data["answers"]] for name in ("answer", "rank"))
+    return {**kept_fields(data), "prompt": prompt_of(data), "responses": texts, "ranks": ranks}
+
+
+def _is_several(data: Data, options: ReadingOptions) -> bool:
+    sides = [data.get(side) for side in ("chosen", "rejected")]
+    return data.get("prompt") is not None and all(
+        isinstance(side, list) and bool(side) and all(isinstance(each, str) for each in side) for side in sides
+    )
+
+
+def _several(data: Data, options: ReadingOptions) -> dict[str, Any]:
+    chosen, rejected = data["chosen"], data["rejected"]
+    ranks = [1] * len(chosen) + [2] * len(rejected)
+    return {**kept_fields(data), "prompt": prompt_of(data), "responses": [*chosen, *rejected], "ranks": ranks}
 
 
 # FineGrained feedback
@@ -156,7 +202,7 @@ def _fine_grained(data: Data, options: ReadingOptions) -> dict[str, Any]:
 
 
 HELPSTEER = "HelpSteer"
-_PROMPT_FIELDS = "prompt,instruction,input,question,context,history,system,conversations,messages"
+_PROMPT_FIELDS = "prompt,instruction,input,question,query,context,history,conversations,messages," + ",".join(SYSTEMS)
 _TWO_FIELDS = ",".join(name for two in TWO for name in two)
 _PREDICTIONS = ",".join(f"prediction {n}" for n in range(1, 5))
 SHAPES = (
@@ -165,14 +211,21 @@ SHAPES = (
     Shape("SHP", "votes", "history,human_ref_A,human_ref_B,labels,score_A,score_B", is_shp, shp),
     Shape("MT-Bench and Chatbot Arena votes", "votes",
           "conversation_a,conversation_b,winner,judge,turn,model_a,model_b", is_arena, arena),
+    Shape("PKU-SafeRLHF", "votes", f"{_PROMPT_FIELDS},response_0,response_1,better_response_id", is_safe_rlhf,
+          safe_rlhf),
+    Shape("Learning to summarize comparisons", "votes", "info,summaries,choice,worker", is_summaries, summaries),
+    Shape("WebGPT comparisons", "votes", "question,answer_0,answer_1,score_0,score_1", is_webgpt, webgpt),
+    Shape("Nectar", "ranking", f"{_PROMPT_FIELDS},answers", _is_nectar, _nectar),
+    Shape("RewardBench 2", "ranking", f"{_PROMPT_FIELDS},chosen,rejected", _is_several, _several),
     Shape("HelpSteer preferences", "votes", f"{_PROMPT_FIELDS},{_TWO_FIELDS},{','.join(STRENGTHS)}", is_strength,
           strength),
     Shape("two responses", "votes", f"{_PROMPT_FIELDS},{_TWO_FIELDS},{','.join(VERDICTS)},{','.join(ONE_HOT)},"
           "annotator,model_a,model_b,generator_1,generator_2", is_two_responses, two_responses),
-    Shape("UltraFeedback", "comparisons", "instruction,prompt,completions", is_ultrafeedback, ultrafeedback),
+    Shape("UltraFeedback", "comparisons", f"{_PROMPT_FIELDS},completions", is_ultrafeedback, ultrafeedback),
     Shape("LLaMA-Factory pairs", "strings", f"{_PROMPT_FIELDS},chosen,rejected,margin,score_chosen,score_rejected",
           _is_llama_factory, _llama_factory),
-    Shape(HELPSTEER, "comparisons", "prompt,response,helpfulness", is_helpsteer, helpsteer),
+    Shape(HELPSTEER, "comparisons", f"prompt,history,{','.join(SYSTEMS)},response,helpfulness", is_helpsteer,
+          helpsteer),
 )  # fmt: skip
 
 

@@ -25,11 +25,12 @@ class ReadingOptions(NamedTuple):
 
 KEPT = ("category", "source", "id", "judged_in")
 LISTS = ("conversations", "messages")
-PROMPTS = ("prompt", "instruction", "input", "question", "context", "history")
+PROMPTS = ("prompt", "instruction", "input", "question", "query", "context", "history")
 TWO = (
     ("output_1", "output_2"),
     ("response1", "response2"),
     ("response_1", "response_2"),
+    ("response_0", "response_1"),
     ("response_a", "response_b"),
 )
 VERDICTS = ("label", "preference", "winner")

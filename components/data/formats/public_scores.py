@@ -16,10 +16,11 @@ from components.data.formats.public_fields import (
     response_of,
     sides_of,
 )
-from components.data.formats.transcripts import as_messages
+from components.data.formats.transcripts import SYSTEMS, as_messages, earlier_turns
 from components.data.rows import BadRow, RawRow
 
 _ULTRA_SCORES = ("fine-grained_score", "overall_score")
+_PROMPT = ("prompt", "history", *SYSTEMS)
 
 
 def _signed(data: Data, a: str, b: str, difference: float) -> dict[str, Any]:
@@ -64,6 +65,20 @@ def shp(data: Data, options: ReadingOptions) -> dict[str, Any]:
     return _signed(data, text_field(data, "human_ref_A"), text_field(data, "human_ref_B"), difference)
 
 
+def is_webgpt(data: Data, options: ReadingOptions) -> bool:
+    """Tell whether a row has the fields of WebGPT's comparisons."""
+    return {"question", "answer_0", "answer_1", "score_0", "score_1"} <= data.keys()
+
+
+def webgpt(data: Data, options: ReadingOptions) -> dict[str, Any]:
+    """Return a row of WebGPT's comparisons as one of the format `votes`."""
+    question = data["question"]
+    asked = question.get("full_text") if isinstance(question, dict) else question
+    difference = number_field(data["score_0"], "score_0") - number_field(data["score_1"], "score_1")
+    a, b = (text_field(data, name) for name in ("answer_0", "answer_1"))
+    return _signed({**kept_fields(data), "prompt": asked}, a, b, difference)
+
+
 def is_ultrafeedback(data: Data, options: ReadingOptions) -> bool:
     """Tell whether a row has scored completions."""
     completions = data.get("completions")
@@ -73,16 +88,15 @@ def is_ultrafeedback(data: Data, options: ReadingOptions) -> bool:
 
 def ultrafeedback(data: Data, options: ReadingOptions) -> dict[str, Any]:
     """Return a row of UltraFeedback as one of comparisons."""
-    scored = []
-    for i, each in enumerate(data["completions"]):
-        score = next((s for name in _names(options, _ULTRA_SCORES) if (s := _rating(each, name)) is not None), None)
+    scored, completions = [], data["completions"]
+    names = _ULTRA_SCORES if options.score is None else (options.score,)
+    # One score for the whole row: the scales differ.
+    name = max(names, key=lambda name: min(2, sum(_rating(each, name) is not None for each in completions)))
+    for i, each in enumerate(completions):
+        score = _rating(each, name)
         if score is not None and str(score).strip().upper() != "N/A":
             scored.append((text_field(each, "response"), number_field(score, f"completions[{i}]: score")))
     return {**kept_fields(data), "prompt": prompt_of(data), "pairs": _compared(scored, options)}
-
-
-def _names(options: ReadingOptions, own: Sequence[str]) -> Sequence[str]:
-    return own if options.score is None else (options.score,)
 
 
 def _rating(completion: Data, name: str) -> object:
@@ -127,7 +141,7 @@ def gathered_by_prompt(rows: Iterable[RawRow], options: ReadingOptions) -> Itera
         if row.problem is None:
             try:
                 scored = text_field(row.data, "response"), number_field(row.data.get(score), score)
-                key = json.dumps(row.data.get("prompt"), sort_keys=True, default=str)
+                key = json.dumps([row.data.get(name) for name in _PROMPT], sort_keys=True, default=str)
                 first, responses, others = prompts.setdefault(key, (row, [], []))
                 responses.append(scored)
                 others += [row.number] if row is not first else []
@@ -136,7 +150,8 @@ def gathered_by_prompt(rows: Iterable[RawRow], options: ReadingOptions) -> Itera
                 row = row._replace(problem=bad.problem)
         yield row
     for first, responses, others in prompts.values():
-        data = {**kept_fields(first.data), "prompt": first.data.get("prompt"), "scored": responses}
+        before = {name: first.data.get(name) for name in _PROMPT}
+        data = {**kept_fields(first.data), **before, "scored": responses}
         yield first._replace(data=data, others=tuple(others))
 
 
@@ -144,6 +159,6 @@ def helpsteer(data: Data, options: ReadingOptions) -> dict[str, Any]:
     """Return the gathered responses to one prompt as a row of comparisons."""
     return {
         **kept_fields(data),
-        "prompt": as_messages(data.get("prompt"), "prompt"),
+        "prompt": earlier_turns(data, as_messages(data.get("prompt"), "prompt")),
         "pairs": _compared(data["scored"], options),
     }

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from components.data.formats.pairs import text_field
 from components.data.formats.public_fields import (
     ONE_HOT,
     PROMPTS,
@@ -36,8 +37,6 @@ def arena(data: Data, options: ReadingOptions) -> dict[str, Any]:
 def _judged_turn(data: Data, name: str) -> tuple[list[Message], str]:
     """Return the messages before the judged response, and that response: the last one, or that of `turn` (from 1)."""
     value, turn = data[name], data.get("turn")
-    if isinstance(value, list):
-        value = [_as_text(message) for message in value]
     if isinstance(value, list) and isinstance(turn, int) and not isinstance(turn, bool):
         answers = [i for i, message in enumerate(value) if _role(message) in ("assistant", "gpt")]
         if not 1 <= turn <= len(answers):
@@ -48,14 +47,6 @@ def _judged_turn(data: Data, name: str) -> tuple[list[Message], str]:
 
 def _role(message: Any) -> object:
     return message.get("role", message.get("from")) if isinstance(message, dict) else None
-
-
-def _as_text(message: Any) -> Any:
-    """Join the parts of a message whose content is a list of text parts."""
-    content = message.get("content") if isinstance(message, dict) else None
-    if isinstance(content, list) and all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in content):
-        return {**message, "content": "\n".join(part["text"] for part in content)}
-    return message
 
 
 def _voted(
@@ -123,3 +114,46 @@ def _turns(value: Any, name: str) -> list[str]:
     if not isinstance(turns, list) or not all(isinstance(turn, str) for turn in turns):
         raise BadRow("fields_present", f"`{name}` is {shown(value)}, expected a text or a list of texts")
     return turns
+
+
+def is_safe_rlhf(data: Data, options: ReadingOptions) -> bool:
+    """Tell whether a row has the fields of PKU-SafeRLHF."""
+    return {"prompt", "response_0", "response_1", "better_response_id"} <= data.keys()
+
+
+def safe_rlhf(data: Data, options: ReadingOptions) -> dict[str, Any]:
+    """Return a row of PKU-SafeRLHF as one of the format `votes`: the more helpful response is the better one."""
+    a, b = (response_of(data, side) for side in ("response_0", "response_1"))
+    return {**kept_fields(data), "prompt": prompt_of(data), "a": a, "b": b, "label": _index(data, "better_response_id")}
+
+
+def is_summaries(data: Data, options: ReadingOptions) -> bool:
+    """Tell whether a row is a comparison of OpenAI's summaries."""
+    return {"info", "summaries", "choice"} <= data.keys()
+
+
+def summaries(data: Data, options: ReadingOptions) -> dict[str, Any]:
+    """Return a comparison of two summaries as a row of the format `votes`, with the prompt of Stiennon et al. 2020
+    (appendix B.1): subreddit, title and post, or a news article."""
+    info, two = data["info"], data["summaries"]
+    if not isinstance(info, dict):
+        raise BadRow("fields_present", f"`info` is {shown(info)}, expected an object with `post` or `article`")
+    if not isinstance(two, list) or len(two) != 2 or not all(isinstance(each, dict) for each in two):
+        raise BadRow("fields_present", "`summaries` is not a list of two objects with `text`")
+    if info.get("post") is None:
+        asked = f"Article: {text_field(info, 'article').strip()}\n\nTL;DR:"
+    else:
+        told = (("SUBREDDIT: r/", "subreddit"), ("TITLE: ", "title"), ("POST: ", "post"))
+        parts = [f"{word}{text_field(info, name).strip()}" for word, name in told if info.get(name)]
+        asked = "\n\n".join([*parts, "TL;DR:"])
+    a, b = (text_field(each, "text") for each in two)
+    prompt: list[Message] = [{"role": "user", "content": asked}]
+    return _voted(data, prompt, a, b, _index(data, "choice"), data.get("worker"), ("", ""))
+
+
+def _index(data: Data, name: str) -> str:
+    """Return the side that the field names by its place, 0 or 1."""
+    place = data[name]
+    if isinstance(place, bool) or str(place) not in ("0", "1", "0.0", "1.0"):
+        raise BadRow("votes_valid", f"`{name}` is {shown(place)}, expected 0 or 1")
+    return "ab"[int(float(place))]

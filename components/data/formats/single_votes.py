@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from components.data.formats.labels import side_of
+from components.data.formats.transcripts import SYSTEMS
 from components.data.rows import BadRow, RawRow, blank, shown
 
 _OWN = ("annotator", "label", "vote")
@@ -73,4 +74,5 @@ def _take(row: RawRow, pairs: dict[str, _Pair]) -> None:
 def _key(data: Mapping[str, object]) -> str:
     """Return a key that is equal for the same prompt and responses, in either order."""
     sides = sorted(json.dumps(data.get(side), sort_keys=True, default=str) for side in ("a", "b"))
-    return json.dumps([data.get("prompt"), data.get("stance"), sides], sort_keys=True, default=str)
+    before = [data.get(name) for name in ("prompt", "stance", "history", *SYSTEMS)]
+    return json.dumps([before, sides], sort_keys=True, default=str)

@@ -8,7 +8,13 @@ from components.data.rows import BadRow, Message, shown
 from components.data.tables.cells import Unheld
 
 _TURN = re.compile(r"\n\n(Human|Assistant):")
+_FIRST = re.compile(r"\s*(?=(?:Human|Assistant):)")
 _LAST = "\n\nAssistant:"
+_EXTRA_ID = re.compile(r"\s*<extra_id_1>(User|Assistant)\n")
+"""What stands before the turns of HelpSteer's prompts, but for the first, which is the user's."""
+SYSTEMS = ("system", "system_prompt", "system_message")
+"""Fields with the text of a system message, in public data sets."""
+_CALLS = ("tool_calls", "function_call")
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 
 
@@ -18,7 +24,7 @@ def split_transcript(text: str) -> tuple[list[Message], str]:
     Raises:
         BadRow: no assistant turn, nothing before it, or a human turn after it.
     """
-    head, found, response = text.rpartition(_LAST)
+    head, found, response = _unix(text).rpartition(_LAST)
     if not found:
         raise BadRow("turns_valid", "no assistant turn")
     if _TURN.search(response):
@@ -32,12 +38,22 @@ def transcript_messages(text: str) -> list[Message]:
     Raises:
         BadRow: there is no turn.
     """
-    preamble, *turns = _TURN.split(text)
+    preamble, *turns = _TURN.split(_FIRST.sub("\n\n", _unix(text), count=1) if _FIRST.match(text) else _unix(text))
     messages = [{"role": "system", "content": preamble.strip()}] if preamble.strip() else []
     if not turns:
         raise BadRow("turns_valid", "no turn before the response")
     said = zip(turns[::2], turns[1::2], strict=True)
     return messages + [{"role": _ROLES[who.lower()], "content": text.strip()} for who, text in said]
+
+
+def is_transcript(value: Any) -> bool:
+    """Return whether a text is a conversation that starts with the human's turn and has one of the assistant."""
+    return isinstance(value, str) and value.lstrip().startswith("Human:") and _LAST in _unix(value)
+
+
+def _unix(text: str) -> str:
+    """Return a transcript whose turns are parted by line breaks of Windows with those of Unix."""
+    return text.replace("\r\n", "\n") if "\r\n\r\nAssistant:" in text else text
 
 
 def as_messages(value: Any, name: str) -> list[Message]:
@@ -47,9 +63,11 @@ def as_messages(value: Any, name: str) -> list[Message]:
         BadRow: it is none of these, or empty.
     """
     if isinstance(value, str):
-        if value.startswith("\n\nHuman:"):
-            return transcript_messages(value.removesuffix(_LAST) if value.endswith(_LAST) else value.rstrip())
-        return [{"role": "user", "content": value.strip()}]
+        if value.startswith("\n\nHuman:") or is_transcript(value):
+            return transcript_messages(_unix(value).rstrip().removesuffix(_LAST))
+        first, *turns = _EXTRA_ID.split(value)
+        later = zip(turns[::2], turns[1::2], strict=True)
+        return [{"role": _ROLES[who.lower()], "content": text.strip()} for who, text in (("user", first), *later)]
     if value is None:
         raise BadRow("fields_present", f"`{name}` is missing")
     if not isinstance(value, list):
@@ -91,18 +109,29 @@ def instruction_of(data: Mapping[str, object]) -> str:
 
 
 def earlier_turns(data: Mapping[str, object], prompt: list[Message]) -> list[Message]:
-    """Return `prompt` preceded by the text of `system` and the turns of `history` (pairs of instruction and answer)."""
-    history, system = data.get("history"), data.get("system")
-    turns: list[Message] = []
-    if history is not None:
-        if not isinstance(history, list) or not all(_is_exchange(each) for each in history):
-            raise BadRow("fields_present", "`history` is not a list of pairs of texts, an instruction and its answer")
-        for asked, answered in history:
-            turns += [{"role": "user", "content": asked.strip()}, {"role": "assistant", "content": answered}]
+    """Return `prompt` preceded by the text of `system` (or `system_prompt`) and the turns of `history`: messages, or
+    pairs of an instruction and its answer. A system message that the prompt has already is not repeated."""
+    name = next((name for name in SYSTEMS if data.get(name) is not None), SYSTEMS[0])
+    system = data.get(name)
     if system is not None and not isinstance(system, str):
-        raise BadRow("fields_present", f"`system` is {kind(system)}, expected text")
+        raise BadRow("fields_present", f"`{name}` is {kind(system)}, expected text")
     first: list[Message] = [{"role": "system", "content": system.strip()}] if system and system.strip() else []
-    return [*first, *turns, *prompt]
+    return [*([] if prompt[:1] == first else first), *_history(data.get("history")), *prompt]
+
+
+def _history(value: object) -> list[Message]:
+    if value is None or value == "":
+        return []
+    if not isinstance(value, list) or not all(_is_exchange(each) or isinstance(each, dict) for each in value):
+        text = "`history` is not a list of messages, or of pairs of texts (an instruction and its answer)"
+        raise BadRow("fields_present", text)
+    turns: list[Message] = []
+    for i, each in enumerate(value):
+        if isinstance(each, dict):
+            turns.append(_message(each, f"history[{i}]"))
+        else:
+            turns += [{"role": "user", "content": each[0].strip()}, {"role": "assistant", "content": each[1]}]
+    return turns
 
 
 def _is_exchange(value: object) -> bool:
@@ -123,7 +152,25 @@ def _message(value: Any, name: str) -> Message:
     role, content = value.get("role", value.get("from")), value.get("content", value.get("value"))
     if not isinstance(role, str) or role.lower() not in _ROLES:
         raise BadRow("fields_present", f"`{name}` has role {shown(role)}, expected user, assistant or system")
+    if called := next((call for call in _CALLS if value.get(call)), None):
+        raise BadRow("turns_valid", f"`{name}` calls a tool (`{called}`), and only text is learned; leave the row out")
+    if isinstance(content, list) and content:
+        content = _joined(content, name)
     if not isinstance(content, str):
         raise BadRow("fields_present", f"content of `{name}` is {kind(content)}, expected text")
     role = _ROLES[role.lower()]
     return {"role": role, "content": content if role == "assistant" else content.strip()}
+
+
+def _joined(parts: list[Any], name: str) -> str:
+    """Return the text of a content that is a list of text parts, a line for each.
+
+    Raises:
+        BadRow: a part is no text, such as an image.
+    """
+    for part in parts:
+        if not isinstance(part, dict) or not isinstance(part.get("text"), str):
+            what = part.get("type") if isinstance(part, dict) else None
+            text = f"content of `{name}` has a part that is not text ({shown(what or part)}); leave the row out"
+            raise BadRow("fields_present", text)
+    return "\n".join(part["text"] for part in parts)

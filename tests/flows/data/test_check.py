@@ -99,6 +99,18 @@ VOTES = "prompt,response_a,response_b,annotator,choice\n" + "".join(
 )
 
 
+def test_a_column_that_rates_demonstrations_is_shown_with_the_way_to_learn_from_it(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rated.jsonl", [{"prompt": "q", "response": f"x {n}", "rating": n} for n in range(5)])
+    reading = reading_of(tmp_path / "rated.jsonl", DataConfig())
+    assert reading.kind == "demonstrations" and not reading.mistaken
+    hint = reading.as_json(tmp_path / "rated.jsonl")["hint"]
+    assert hint is not None and "`rating` may rate the responses" in hint and "data.score.name=rating" in hint
+    assert (
+        reading_of(tmp_path / "rated.jsonl", DataConfig.model_validate({"score": {"name": "rating"}})).kind
+        == "preferences"
+    )
+
+
 def test_votes_under_other_names_do_not_pass_as_prompts_and_the_hint_makes_pairs_of_them(tether_here, tmp_path) -> None:
     (tmp_path / "votes.csv").write_text(VOTES)
     done = check(tether_here, tmp_path, "votes.csv")

@@ -68,6 +68,23 @@ def test_numbers_of_kto_labels_are_refused_until_their_meaning_is_said():
         assert [p.check for p in row.problems] == problems
 
 
+@pytest.mark.parametrize("labels", [("good", "bad"), ("chosen", "rejected"), (1, -1), ("thumbs_up", "thumbs_down")])
+def test_words_that_judge_responses_are_labels_whose_meaning_must_be_said(labels):
+    rows = [RawRow(n, {"prompt": "hi", "completion": "x", "label": label}) for n, label in enumerate(labels, 1)]
+    assert detect(rows, "x.jsonl") == "KTO"
+    meanings = dict(zip(map(str, labels), ("desirable", "undesirable"), strict=True))
+    for given, checks in (({}, ["fields_present"] * 2), (meanings, [None, "desirable"])):
+        found = [parse_demonstration(row, "KTO", "demonstrations", 1000, given).problems for row in rows]
+        assert [problems[0].check if problems else None for problems in found] == checks
+
+
+@pytest.mark.parametrize("name", ["is_safe", "is_correct", "thumbs_up"])
+def test_a_flag_of_another_name_that_says_false_keeps_the_response_out(name):
+    rows = [RawRow(n, {"prompt": "hi", "response": "x", "label": "billing", name: n == 1}) for n in (1, 2)]
+    assert detect(rows, "x.jsonl") == "KTO"
+    assert [[p.check for p in read(dict(row.data)).problems] for row in rows] == [[], ["desirable"]]
+
+
 def test_a_category_called_label_is_no_judgement_of_the_response_and_a_stray_false_is():
     rows = [{"prompt": "hi", "response": "good", "label": name} for name in ("billing", "returns")]
     assert [read(row).problems for row in rows] == [[], []] and detect([RawRow(1, rows[0])], "x") == "response"
