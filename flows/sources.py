@@ -32,7 +32,7 @@ from data_contracts.config import JudgeData, of_judge
 from data_contracts.rows.gather import look_at
 from data_contracts.rows.reading import refuse_ratings
 from flows.config.run_config import RunConfig
-from flows.data.pretrained import find_base
+from flows.data.pretrained import check_template, find_base
 from flows.data.reference import find_reference
 from flows.data.reward_sources import model_sources, reward_model
 from tasks.result import Input
@@ -282,7 +282,9 @@ def _base(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dict[st
     read = {stage: taken[stage].inputs.get("base") for stage in ("validate", "sft") if stage in taken}
     if (digest := read.get("sft")) and read.get("validate") == digest:
         return {"base": Input(digest=digest, path=Path(config.sft.base))}
-    found = Input.of(find_base(config.sft.base, home))
+    folder = find_base(config.sft.base, home)
+    check_template(config, folder)
+    found = Input.of(folder)
     for stage, digest in read.items():
         if digest != found.digest:
             raise UserError(

@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 
 from components.base.errors import UserError
 from components.models.chat.endings import endings_of, set_endings
-from components.models.chat.templates import CHAT_TEMPLATES, add_markers, turn_end
+from components.models.chat.templates import CHAT_TEMPLATES, add_markers, lacking, turn_end
 from components.models.weights import as_folder, load_from, refusing
 
 PAD, UNKNOWN, END = "<|pad|>", "<|unknown|>", "<|end|>"
@@ -107,7 +107,7 @@ def load_with_new_tokens(folder: Path, field: str, template: str | None, stop: S
     if template is not None:
         tokenizer.chat_template = CHAT_TEMPLATES.get(template, template)
     elif tokenizer.chat_template is None:
-        raise UserError(f"{field}: the tokenizer in {folder} has no chat template; add one to it.{by_option}")
+        raise UserError(lacking(folder, field))
     try_template(tokenizer, folder, field if template is None else "sft.chat_template")
     added = [] if template is None else add_markers(tokenizer, _FIXED)
     before, end = tokenizer.eos_token, turn_end(tokenizer, _FIXED)

