@@ -9,7 +9,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 from uuid import UUID
 
 from prefect import runtime, task
@@ -218,7 +218,8 @@ def samples_shown() -> Callable[[str, Mapping[str, Any]], None]:
                     client.update_artifact(made[stage], ArtifactUpdate(data=page))
             else:
                 key = f"{stage.replace('_', '-')}-samples"
-                made[stage] = create_markdown_artifact(page, key, f"The newest samples of {stage}")
+                created = create_markdown_artifact(page, key, f"The newest samples of {stage}")
+                made[stage] = cast(UUID, created)  # a coroutine only where an event loop runs, and none does here
 
         if is_answering():
             unless_gone(send)
