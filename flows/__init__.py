@@ -1,1 +1,1 @@
-"""Composing: config, profiles, the pipeline in `rlhf.py`, and the command line."""
+"""Compose the parts: config, profiles, the pipeline in `rlhf.py`, and the command line."""

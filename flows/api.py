@@ -1,4 +1,4 @@
-"""Tether from Python, as in a notebook: run the pipeline, and read its results as data frames.
+"""Use Tether from Python, for example in a notebook: run the pipeline and read its results as data frames.
 
     from flows.api import load_run, run
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """A run, in its state when it was loaded."""
+    """The state of a run at the time it was loaded."""
 
     home: Path
     status: "RunStatus"
@@ -39,12 +39,12 @@ class Run:
 
     @property
     def id(self) -> str:
-        """Its id, which every command takes."""
+        """Return the run's id, which every command accepts."""
         return self.status.run
 
     @property
     def state(self) -> str:
-        """`passed`, `gate_failed`, `awaiting_labels`, `failed`, `interrupted` or `running`."""
+        """Return `passed`, `gate_failed`, `awaiting_labels`, `failed`, `interrupted` or `running`."""
         return self.status.state
 
     @property
@@ -53,17 +53,16 @@ class Run:
         return self.state == "passed"
 
     def metrics(self) -> "pd.DataFrame":
-        """Return the final metrics: columns `stage`, `metric`, `value`; NaN where a value is not known."""
+        """Return the final metrics: columns `stage`, `metric`, `value`; an unknown value is NaN."""
         import pandas as pd
 
         rows = [(stage.name, name, value) for stage in self.status.stages for name, value in stage.metrics.items()]
         return pd.DataFrame(rows, columns=["stage", "metric", "value"]).astype({"value": "float64"})
 
     def gates(self) -> "pd.DataFrame":
-        """Return the gates that were judged: columns `gate`, `passed`, `waived`, `off`, `warns`, `value`, `threshold`,
-        `text`.
+        """Return the judged gates: columns `gate`, `passed`, `waived`, `off`, `warns`, `value`, `threshold`, `text`.
 
-        A gate that is off has passed. `threshold` is a number, a pair, or None.
+        A gate that is off counts as passed. `threshold` is a number, a pair, or None if the gate is off.
         """
         import pandas as pd
 
@@ -76,8 +75,8 @@ class Run:
         return pd.DataFrame(rows, columns=columns).astype({"value": "float64"})
 
     def curves(self, stage: str) -> "pd.DataFrame":
-        """Return what a stage measured while it trained: one column per metric, by `step`; empty if it measured
-        nothing.
+        """Return the metrics that a stage recorded during training: one column per metric, indexed by `step`;
+        empty if it recorded none.
 
         Raises:
             UserError: the run has no such stage.
@@ -93,7 +92,7 @@ class Run:
         return frame.rename_axis("step").sort_index()
 
     def artifact(self, stage: str) -> Path:
-        """Return the folder of a stage's artifact in the store. Read it; never write there.
+        """Return the folder of a stage's artifact in the store. Do not write to it.
 
         Raises:
             UserError: the run has no such stage, or the stage published nothing.
@@ -107,7 +106,7 @@ class Run:
 
     @property
     def report(self) -> Path:
-        """Return the path of the HTML report, which is written when the run ends."""
+        """Return the path of the HTML report. The file exists once the run has ended."""
         from tasks.runs.journal import REPORT
         from tasks.runs.status import run_folder
 
@@ -134,20 +133,20 @@ def run(
     refresh: Sequence[str] = (),
     home: str | Path | None = None,
 ) -> Run:
-    """Run the pipeline as `tether run` does, reusing every result that is stored.
+    """Run the pipeline as `tether run` does, and reuse every stored result.
 
-    A failed gate or missing labels end the run and raise nothing: its `state` says so.
+    A failed gate or missing labels end the run without an exception: check `state` of the returned run.
 
     Args:
         profile: a built-in profile's name, or a YAML file.
-        options: `--set` as a mapping, such as `{"ppo.kl.target": 2}`.
-        until: the stage that the run ends after; None is the last one.
-        waive: gates that may fail, with the reason `because`.
-        refresh: stages to compute even if their results are stored.
-        home: replaces `TETHER_HOME` for the rest of this process.
+        options: option names and values, as `--set` takes them, such as `{"ppo.kl.target": 2}`.
+        until: the last stage to run; None runs all of them.
+        waive: gates that may fail; `because` gives the reason.
+        refresh: stages to recompute even if a result is stored.
+        home: the Tether home; it also replaces `TETHER_HOME` for the rest of this process.
 
     Raises:
-        UserError: a mistake in what was asked; the command ends with exit code 2 then.
+        UserError: an option, file or run is wrong; the command would end with exit code 2.
     """
     place = _ready(home)
     from flows.config.profiles import profile_name
@@ -171,13 +170,13 @@ def rerun(
     refresh: Sequence[str] = (),
     home: str | Path | None = None,
 ) -> Run:
-    """Compute one stage again from an earlier run's results, as `tether rerun` does.
+    """Recompute one stage from an earlier run's results, as `tether rerun` does.
 
-    The stages after it are computed too where its result differs.
+    Later stages are recomputed too if the result differs.
 
     Args:
         stage: `validate`, `sft`, `reward`, `ppo` or `human_eval`.
-        from_run: the earlier run; None takes the newest whose results before `stage` are all in the store.
+        from_run: the earlier run; None takes the newest one whose results before `stage` are all in the store.
         options, until, waive, because, refresh, home: as `run`.
 
     Raises:
@@ -193,10 +192,10 @@ def rerun(
 
 
 def load_run(name: str | None = None, *, home: str | Path | None = None) -> Run:
-    """Load an earlier run; None is the newest.
+    """Load an earlier run; None loads the newest.
 
     Raises:
-        UserError: there is no such run, or its file is damaged.
+        UserError: there is no such run, or its status file is damaged.
     """
     place = _ready(home)
     from tasks.runs.status import load_status
@@ -205,15 +204,15 @@ def load_run(name: str | None = None, *, home: str | Path | None = None) -> Run:
 
 
 def lineage(asked: "str | Run", *, downstream: bool = False, home: str | Path | None = None) -> "LineageGraph":
-    """Find what something was made of, or what was made of it, as `tether lineage` does.
+    """Return what an artifact was made of, or what was made of it, as `tether lineage` does.
 
     Args:
-        asked: a run, a model (`tether-policy@champion`), the beginning of a digest or key, or a file that runs read.
-        downstream: find what was made of it.
-        home: as `run`.
+        asked: a run, a model (`tether-policy@champion`), the start of a digest or key, or a file that runs have read.
+        downstream: return what was made of it.
+        home: as for `run`.
 
     Raises:
-        UserError: nothing of that name is known.
+        UserError: nothing with that name is known.
     """
     place = _ready(home if home is not None or not isinstance(asked, Run) else asked.home)
     from flows.models.lineage import lineage as graph
@@ -242,6 +241,6 @@ def _computed(launch: "Launch") -> Run:
     from flows.launch.computing import compute
     from tasks.runs.status import load_status
 
-    with contextlib.suppress(GateFailed):  # the run's state says so
+    with contextlib.suppress(GateFailed):  # the state of the run reports it
         compute(launch)
     return Run(launch.ctx.home, load_status(launch.ctx.home, launch.ctx.run))

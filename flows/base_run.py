@@ -1,4 +1,4 @@
-"""What a rerun continues from: an earlier run whose artifacts are in the store, and its config."""
+"""Find the earlier run that a rerun continues: its config, and its artifacts in the store."""
 
 import os
 from collections.abc import Sequence
@@ -19,56 +19,57 @@ from tasks.runs.status import RunStatus, list_runs, load_status, own_runs
 from tasks.stages import PIPELINE, STAGES
 
 SOURCES = (*(f"data.{name}" for name in NAMED), "data.hub", "data.votes", "sft.base", "sft.keep")
-"""Config fields that name external inputs. They enter keys by content, so a job's keyed values lack them."""
+"""Config fields that name external inputs. Keys contain these inputs by content, not by name, so the keyed values of a
+job leave the fields out."""
 
 
-_MOST = 3  # runs named that would not do
+_MOST = 3  # number of unsuitable runs that a message names
 
 
 class Base(NamedTuple):
-    """An earlier run to continue from."""
+    """An earlier run to continue."""
 
     run: str
     profile: str
     values: dict[str, JsonValue]
-    """Its resolved config as it was kept."""
+    """Its resolved config as stored with the run."""
     config: RunConfig
     records: dict[str, Record]
-    """What it has for the stages that are not computed again, by (sub-)stage."""
+    """Its records of the stages that are not recomputed, by (sub-)stage."""
     instead: str = ""
-    """Which newer runs would not do, and why."""
+    """Which newer runs are unsuitable, and why."""
 
 
 def choose_base(home: Path, stage: str, run: str | None = None, config: RunConfig | None = None) -> Base:
-    """Return the run `run`, or the newest one, whose artifacts of all stages before `stage` are in the store.
+    """Return the run `run`, or the newest one, that has the artifacts of all stages before `stage` in the store.
 
     Args:
-        home: the `TETHER_HOME`.
-        stage: the first one that is computed again.
-        run: the only one that will do; an imported run is never chosen unless it is named here.
-        config: if given, a run's config must agree with it on all that comes before `stage`.
+        home: the Tether home.
+        stage: the first stage to recompute.
+        run: the only run to consider. An imported run is used only if it is named here.
+        config: if given, the run's config must agree with it in everything that the stages before `stage` depend on.
 
     Raises:
-        UserError: there is none; the message says what each one lacks.
+        UserError: no run is suitable; the message says what each one lacks.
     """
     store = ArtifactStore(home)
     before = earlier_stages(stage)
     runs = [run] if run is not None else list_runs(home)
     if not runs:
-        load_status(home)  # says how to start one
+        load_status(home)  # raises the error that explains how to start one
     if run is None and not own_runs(home):
         raise UserError(f"rerun {stage}: every run here was imported. Name the one that you trust with --from RUN.")
     unfit: dict[str, str] = {}
-    for name in [run] if run is not None else own_runs(home):  # an imported run has to be named
+    for name in [run] if run is not None else own_runs(home):  # an imported run must be named
         status = load_status(home, name)
         try:
             values = run_values(home, name)
             own = check_config(values, source="its config")
-        except UserError as error:  # damaged, or of an older version
+        except UserError as error:  # damaged, or written by an older version
             unfit[name] = str(error)
             continue
         if differing := {} if config is None else changed_before(stage, own, config):
-            unfit[name] = f"another {', '.join(differing)}"
+            unfit[name] = f"it has a different {', '.join(differing)}"
             continue
         records, lacking = standing(store, status, before)
         if lacking is None:
@@ -77,8 +78,8 @@ def choose_base(home: Path, stage: str, run: str | None = None, config: RunConfi
         unfit[name] = lacking
     reasons = "; ".join(f"{name}: {why}" for name, why in list(unfit.items())[:_MOST])
     raise UserError(
-        f"rerun {stage}: {'the run has not' if run else 'no run here has'} all that comes before it in the store "
-        f"({reasons}). Rerun an earlier stage, or start with `tether run`."
+        f"rerun {stage}: {'this run does not have' if run else 'no run here has'} the results of all earlier stages in "
+        f"the store ({reasons}). Rerun an earlier stage, or start with `tether run`."
     )
 
 
@@ -98,17 +99,17 @@ def standing(store: ArtifactStore, status: RunStatus, stages: Sequence[str]) -> 
 
 
 def _record(store: ArtifactStore, key: str | None, digest: str | None, state: str) -> Record | Miss:
-    """Return what a run took for a (sub-)stage: that artifact, not what its key may have been computed to since."""
+    """Return the record of the artifact that a run used for a (sub-)stage, even if its key has a newer artifact."""
     if not key or not digest:
         return Miss(f"it has no artifact ({state})")
     return store.lookup(key, digest)
 
 
 def changed_before(stage: str, one: RunConfig, other: RunConfig) -> dict[str, str]:
-    """Config fields that differ and that a stage before `stage` depends on, each with the first such stage.
+    """Return the config fields that differ and on which a stage before `stage` depends, each with the first such stage.
 
-    Not among them: the machine, and the seed, which may well be another one from `stage` on; a source that `stage`
-    reads itself is compared by content when it is found.
+    It leaves out the machine and the seed, which may change from `stage` on. If `stage` itself reads a source, the
+    source is compared by content later, when it is read.
     """
     found: dict[str, str] = {}
     before = earlier_stages(stage)
@@ -141,7 +142,7 @@ def changed_before(stage: str, one: RunConfig, other: RunConfig) -> dict[str, st
 
 
 def _reward_files(config: RunConfig) -> dict[str, list[str]]:
-    """Files, folders and models of `ppo.rewards` and `ppo.rules`, by option; a job's keyed values lack them."""
+    """Return the files, folders and models of `ppo.rewards` and `ppo.rules`, by option. Keyed values lack them."""
     found: dict[str, list[str]] = {"ppo.rewards": []}
     for each in config.ppo.rewards or ():
         if isinstance(each, ModelReward):
@@ -156,6 +157,6 @@ def _reward_files(config: RunConfig) -> dict[str, list[str]]:
 
 
 def earlier_stages(stage: str) -> list[str]:
-    """Return what the pipeline computes before `stage`, which may be a sub-stage."""
+    """Return the stages that the pipeline computes before `stage`, which may be a sub-stage."""
     names: list[str] = list(PIPELINE)
     return names[: names.index(STAGES[stage].shown)]

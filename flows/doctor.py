@@ -1,4 +1,4 @@
-"""Is this machine fit to run Tether? One finding a line, each with what to do."""
+"""Check whether this machine can run Tether: one finding per line, each with what to do."""
 
 import importlib.metadata
 import os
@@ -31,7 +31,7 @@ BREAKING = (
     ("fastapi", "0.151", "every flow of Prefect 3.8.8 fails"),
     ("sqlalchemy", "2.1", "Prefect's scheduler dies silently: a cron schedule creates no run"),
 )
-"""What a plain `pip install prefect==3.8.8 mlflow` may draw in: from which version on, and what it breaks."""
+"""Versions that a plain `pip install prefect==3.8.8 mlflow` may install: package, first bad version, what breaks."""
 
 CERTIFICATES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PREFECT_API_SSL_CERT_FILE", "MLFLOW_TRACKING_SERVER_CERT_PATH")
 
@@ -45,7 +45,8 @@ class Finding(NamedTuple):
     what: str
     text: str
     exit_code: int = 1
-    """Of `tether doctor` where it fails: 2 where only the user can mend it, as a wrong password."""
+    """The exit code of `tether doctor` if this check fails: 2 if only the user can fix it, for example a wrong
+    password."""
 
 
 def diagnose(home: Path) -> list[Finding]:
@@ -68,7 +69,7 @@ def diagnose(home: Path) -> list[Finding]:
 
 
 def print_findings(findings: Sequence[Finding]) -> int:
-    """Print them; returns the exit code: 0 where none failed."""
+    """Print the findings and return the exit code: 0 if no check failed."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -126,7 +127,7 @@ def _disk(home: Path) -> list[Finding]:
 
 
 def _store(home: Path) -> Finding:
-    """Where the store is, and whether a file can be written there."""
+    """Check where the store is and whether files can be written there."""
     try:
         place = ArtifactStore(home).place
         if place.where == str(home / "store"):
@@ -140,7 +141,7 @@ def _store(home: Path) -> Finding:
 
 
 def _form(home: Path) -> list[Finding]:
-    """Return whether an upgrade of the home is due."""
+    """Check whether the home needs an upgrade."""
     try:
         schema, database = home_schema(home), home / "mlflow.db"
         if schema is not None and schema > HOME_SCHEMA:
@@ -172,11 +173,11 @@ def _versions() -> list[Finding]:
     if not different and not absent:
         return [Finding("ok", "versions", f"all {len(wanted)} as in infra/constraints.txt")]
     lacking = f"; not installed: {', '.join(absent[:8])}" if absent else ""
-    return [Finding("note", "versions", f"{', '.join(different[:8]) or 'none differs'}{lacking}")]
+    return [Finding("note", "versions", f"{', '.join(different[:8]) or 'all installed ones as tested'}{lacking}")]
 
 
 def breaking() -> list[Finding]:
-    """Installed versions that are known to break something, and what."""
+    """Check for installed versions that are known to break something."""
     found = []
     for name, first, what in BREAKING:
         installed = importlib.metadata.version(name)
@@ -189,8 +190,8 @@ def breaking() -> list[Finding]:
 
 
 def servers(home: Path) -> list[Finding]:
-    """Return the two servers, where they are set: whether they answer, and to our credentials; and certificate
-    files."""
+    """Check certificate files, and whether the MLflow and Prefect servers answer and accept our credentials; unset
+    servers are not checked."""
     return [
         *_certificates(),
         _server("MLflow", "MLFLOW_TRACKING_URI", "SQLite and a folder in the home", lambda: connect(home)),
@@ -199,7 +200,7 @@ def servers(home: Path) -> list[Finding]:
 
 
 def _server(name: str, variable: str, without: str, ask: Callable[[], object]) -> Finding:
-    """`ask` makes a call that needs credentials."""
+    """Check one server. `ask` makes a call that needs credentials."""
     url = os.environ.get(variable, "")
     shown = redacted(url)
     if not url.startswith("http"):
@@ -211,13 +212,13 @@ def _server(name: str, variable: str, without: str, ask: Callable[[], object]) -
         ask()
     except TetherError as refused:
         return Finding("fail", name, str(refused), refused.exit_code)
-    except Exception as broken:  # whatever MLflow's client raises
+    except Exception as broken:  # MLflow's client can raise any exception
         return Finding("fail", name, f"{shown} does not answer: {in_short(broken)}")
     return Finding("ok", name, f"{shown} answers, and accepts the credentials")
 
 
 def _certificates() -> list[Finding]:
-    """Variables that name a file of certificates which is not there: whatever reads them then trusts nobody."""
+    """Check the variables that name a certificate file: if the file is missing, no server would be trusted."""
     named = {name: os.environ[name] for name in CERTIFICATES if os.environ.get(name)}
     return [
         Finding("fail", "certificates", f"{name} = {path}: no such file. Set it to a CA's certificate, or unset it.", 2)
@@ -231,7 +232,7 @@ def _packages() -> Finding:
 
 
 def _plugins() -> list[Finding]:
-    """Return what installed distributions offer for rewards, gates and data files."""
+    """List the plug-ins that installed distributions offer for rewards, gates and data files."""
     found = []
     for group in GROUPS:
         kind = group.partition(".")[2]
@@ -250,7 +251,7 @@ def _models(home: Path) -> list[Finding]:
 
 
 def _hub() -> Finding:
-    """Where models that `sft.base` names on the hub come from."""
+    """Report where models that `sft.base` names on the hub are loaded from."""
     from huggingface_hub import constants, get_token
 
     if constants.HF_HUB_OFFLINE:

@@ -1,4 +1,4 @@
-"""What has to hold before anything heavy is imported: where state lives, that nothing phones home, whose code runs."""
+"""Set up the process before heavy imports: the home, no telemetry, and a check that Tether's own packages are used."""
 
 import getpass
 import importlib.util
@@ -17,10 +17,10 @@ PACKAGES = ("flows", "tasks", "components", "data_contracts")
 
 
 def tether_home() -> Path:
-    """`TETHER_HOME`, else `.tether` in the current directory (absolute; not created).
+    """Return `TETHER_HOME`, or `.tether` in the current directory, as an absolute path. It is not created.
 
     Raises:
-        UserError: the path can't be a folder, or can't stand in the addresses of the databases below it.
+        UserError: the path can't be a folder, or has a question mark, which database URLs can't contain.
     """
     try:
         path = user_path(os.environ.get("TETHER_HOME") or ".tether", "TETHER_HOME").absolute()
@@ -28,24 +28,24 @@ def tether_home() -> Path:
         raise UserError("the current directory no longer exists. Change to another one.") from error
     if "?" in str(path.resolve()):
         raise UserError(
-            f"TETHER_HOME = {path}: its path has a question mark. MLflow and Prefect would cut the addresses of their "
-            "databases off there and write beside it. Set TETHER_HOME to a folder without one."
+            f"TETHER_HOME = {path}: the path has a question mark. MLflow and Prefect would cut their database URLs off "
+            "there and write to another folder. Set TETHER_HOME to a folder without a question mark."
         )
     return path
 
 
 def prepare_environment(home: Path) -> None:
-    """Set, where the user has not, what Prefect, MLflow, Great Expectations and Hugging Face read at import.
+    """Set the variables that Prefect, MLflow, Great Expectations and Hugging Face read at import, unless the user has.
 
     Raises:
-        UserError: `TETHER_LOG_FORMAT` names no format.
+        UserError: `TETHER_LOG_FORMAT` is not a known format.
     """
     _name_the_user(home)
     for name, value in _defaults(home).items():
         os.environ.setdefault(name, value)
-    # A home is made by the first run; Prefect is imported before that where a server is asked.
+    # The first run creates the home, but asking a server imports Prefect before that.
     warnings.filterwarnings("ignore", "Failed to create the Prefect home")
-    # Whatever level Prefect gives the root logger, our own warnings are said.
+    # Show our own warnings at whatever level Prefect sets the root logger to.
     for package in PACKAGES:
         logging.getLogger(package).setLevel(logging.WARNING)
     logging.setLogRecordFactory(_LogRecord)
@@ -53,20 +53,20 @@ def prepare_environment(home: Path) -> None:
         from tasks.execution import logs
 
         logs.install()
-    # It sets its level to INFO when imported, and tells of every temporary folder; a filter stays.
+    # This logger sets its own level to INFO at import and reports every temporary folder. A filter stays in place.
     logging.getLogger("great_expectations.data_context.types.base").addFilter(_warnings_only)
 
 
 class _LogRecord(logging.LogRecord):
-    """A log record without credentials, whose text commands no terminal: it may name what others wrote."""
+    """A log record without credentials and without terminal escape codes, because it may quote untrusted text."""
 
     def getMessage(self) -> str:
         return plain(redacted(super().getMessage()))
 
 
 def _name_the_user(home: Path) -> None:
-    """Give a process without `HOME` or without an entry among the users (a container's number) what libraries ask for
-    when they are imported, and fail without."""
+    """Set `HOME` and `USER` in a process that has no home or no entry in the user database, as in a container with a
+    numeric user: some libraries fail at import without them."""
     try:
         Path.home()
     except RuntimeError:
@@ -84,36 +84,36 @@ def _warnings_only(record: logging.LogRecord) -> bool:
 def _defaults(home: Path) -> dict[str, str]:
     return {
         "PREFECT_HOME": str(home / "prefect"),
-        # Nothing phones home.
+        # No telemetry.
         "DO_NOT_TRACK": "1",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "GX_ANALYTICS_ENABLED": "false",
         "HF_HUB_DISABLE_TELEMETRY": "1",
-        # Our own lines are the output; theirs only where something breaks.
-        # (Prefect logs each failed task as an error, and a failed gate is said once already.)
+        # Tether prints its own messages. Show those of libraries only if something breaks.
+        # (Prefect logs each failed task as an error, but we already report a failed gate.)
         "PREFECT_LOGGING_LEVEL": "CRITICAL",
         "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
-        # Other libraries' lines, in the embedded server too: SQLAlchemy prints a stack trace where it is ended midway.
+        # The same for other libraries in the embedded server: SQLAlchemy prints a stack trace if it is interrupted.
         "PREFECT_LOGGING_ROOT_LEVEL": "CRITICAL",
         "MLFLOW_LOGGING_LEVEL": "WARNING",
         "TRANSFORMERS_VERBOSITY": "error",
-        # Its profiles file and the ephemeral server: several may start at once on a busy machine.
+        # For the ephemeral server: a busy machine may start several at once.
         "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
-        # Threads that spin while they wait for each other starve on a machine that does anything else: beside one busy
-        # process a training step of two spinning threads took over ten times as long as of two that sleep.
+        # Threads that spin while they wait are slow if the machine is busy: next to one busy process, a training step
+        # with two spinning threads took over ten times as long as with two sleeping threads.
         "OMP_WAIT_POLICY": "PASSIVE",
-        # Libraries' progress bars on a terminal only; a log would get a line of every step.
+        # Show libraries' progress bars only on a terminal; in a log each step would add a line.
         **({} if sys.stderr.isatty() else {"TQDM_DISABLE": "1"}),
-        # Forking after tokenizers used threads only warns; deterministic cuBLAS needs its workspace fixed.
+        # Tokenizers warns when a process forks after using threads; deterministic cuBLAS needs a fixed workspace.
         "TOKENIZERS_PARALLELISM": "false",
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     }
 
 
 def package_folders() -> dict[str, Path | None]:
-    """Return the folder that each of our packages would be imported from; None where there is none."""
+    """Return the folder that each of Tether's packages would be imported from; None if it is not found."""
     found: dict[str, Path | None] = {}
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
@@ -122,10 +122,10 @@ def package_folders() -> dict[str, Path | None]:
 
 
 def check_packages() -> None:
-    """Refuse to run where `tasks` or `components` come from another project.
+    """Check that Python imports all four packages from this installation.
 
     Raises:
-        TetherError: the four packages do not come from one folder.
+        TetherError: at least one package comes from another folder.
     """
     folders = package_folders()
     home = Path(__file__).resolve().parent.parent

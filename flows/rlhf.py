@@ -1,8 +1,8 @@
-"""RLHF from top to bottom: five stages, each with its gates.
+"""The RLHF pipeline from top to bottom: five stages, each with its gates.
 
-`run` runs a stage: in this process, as a Prefect task, by a lookup in the store, or on a worker.
-It gives the stage its whole life (key, look up, compute, publish, record, gate) and raises GateFailed where a gate
-stops the pipeline, so nothing below a failed gate starts. The gates of each stage are in `components/gates/table.py`.
+The `run` argument decides where a stage is computed: in this process, as a Prefect task, or on a worker.
+It handles the whole life of the stage (build the key, look it up, compute, publish, record, judge the gates) and raises
+GateFailed if a gate stops the pipeline, so no later stage starts. `components/gates/table.py` lists each stage's gates.
 """
 
 import os
@@ -25,29 +25,30 @@ from tasks.stages import COMPARISON, STAGES, Stage
 
 
 class StageRunner(Protocol):
-    """Runs one stage, and judges it by its gates."""
+    """Runs one stage and judges it by its gates."""
 
     def __call__(self, stage: Stage, job: Settings, inputs: Given) -> StageResult: ...
 
 
 class _Reached(Exception):
-    """The stage that the run ends after has its result, which is the argument."""
+    """Ends the pipeline after the stage named by `until`. The argument is that stage's result."""
 
 
 def pipeline(config: RunConfig, sources: Sources, run: StageRunner, until: str = "") -> StageResult | None:
-    """Run the five stages.
+    """Run the five stages in order, or the comparison if `sources.compared` names models.
 
     Args:
-        config: resolved for the machine that computes.
+        config: the run's config, resolved for the machine that computes.
         sources: the external inputs.
-        run: runs a stage.
-        until: the pipeline's stage to end after; empty for all of them.
+        run: runs one stage.
+        until: the last stage to run, as `PIPELINE` names it; empty to run all of them.
 
     Returns:
-        The result of the last stage; None where the run now waits for people's labels.
+        The result of the last stage that ran; None if the run now waits for people's labels.
 
     Raises:
-        GateFailed: a gate stops it. UserError: the user's mistake. And whatever else a stage raises.
+        GateFailed: a gate stopped the pipeline.
+        UserError: an option or input is wrong. Other errors of a stage are passed on unchanged.
     """
 
     def stage(name: str, **inputs: StageResult | Input) -> StageResult:
@@ -65,30 +66,30 @@ def pipeline(config: RunConfig, sources: Sources, run: StageRunner, until: str =
 
 
 def _stages(config: RunConfig, sources: Sources, stage: Callable[..., StageResult]) -> StageResult | None:
-    """Run all stages in order; return the last result. `stage` runs one by its name, on the results of earlier ones."""
-    # An independent judge, where the config asks for one: a reward model of other labels that never rewards.
+    """Run all stages in order and return the last result. `stage(name, **inputs)` runs one stage."""
+    # If the config asks for an independent judge: a reward model of other labels, which is never used as a reward.
     judged = config.data.has_judge
 
     # 1. Validate: read preferences and demonstrations, quarantine bad rows, split by prompt.
     judge_data = stage("validate.judge", **sources.judge, **sources.contract, **sources.base) if judged else None
     data = stage("validate", **sources.data, **sources.base)
 
-    # 2. SFT: imitate the demonstrations. What comes out is the start, the reference and the baseline of all below. A
-    # later round keeps the first one's, with the data that it learned from.
+    # 2. SFT: imitate the demonstrations. The SFT model is PPO's initial policy, its reference and the baseline of human
+    # evaluation. A later round keeps the first round's SFT model, and passes the data that it was trained on.
     sft = stage("sft", data=sources.taught or data, **sources.base)
 
-    # 3. Reward: learn from pairs which of two responses people prefer, and how sure to be of it.
+    # 3. Reward: learn from pairs which of two responses people prefer, with calibrated probabilities.
     given = {} if judge_data is None else {"judge_data": judge_data}
     judge = stage("reward.judge", data=data, sft=sft, **given, **sources.previous) if given else None
     reward = stage("reward", data=data, sft=sft, **sources.previous, **sources.suites)
 
-    # 4. PPO: raise the reward (the model's, or that of the sources named), tethered to SFT by KL. Only its evaluations
-    # ask the judge.
+    # 4. PPO: maximise the reward (the reward model's, or that of `ppo.rewards`), with a KL penalty towards SFT. Only
+    # the evaluations use the judge.
     asked = {} if judge is None else {"judge": judge}
     policy = stage("ppo", data=data, sft=sft, reward=reward, **sources.rewards, **asked)
 
-    # 5. Human evaluation: policy against SFT, blind, and whether the reward model still agrees with the judges. Only a
-    # policy that passes here is promoted.
+    # 5. Human evaluation: compare the policy with SFT, blind, and check that the reward model still agrees with the
+    # judges. Only a policy that passes here is promoted.
     sample = stage("human_eval.sample", data=data, sft=sft, ppo=policy, **sources.seal)
     sheet = ratings(config, sources, sample)
     if sheet is None:
@@ -98,7 +99,7 @@ def _stages(config: RunConfig, sources: Sources, stage: Callable[..., StageResul
 
 
 def comparison(config: RunConfig, sources: Sources, run: StageRunner) -> StageResult | None:
-    """Compare models that are there already, blind, in place of all stages. Returns and raises as `pipeline`."""
+    """Compare existing models, blind, without running the pipeline. Returns and raises what `pipeline` does."""
 
     def stage(name: str, **inputs: StageResult | Input) -> StageResult:
         return run(COMPARISON[name], config.stage_job(COMPARISON[name]), inputs)
@@ -109,7 +110,8 @@ def comparison(config: RunConfig, sources: Sources, run: StageRunner) -> StageRe
 
 
 def ratings(config: RunConfig, sources: Sources, sample: StageResult) -> Input | None:
-    """Return the filled sheet: people's if there is one, the simulated judges' if they judge, else none yet."""
+    """Return the filled rating sheet: people's if given, otherwise the simulated judges', or None if people must still
+    rate."""
     if sources.sheet is not None:
         return sources.sheet
     if config.human_eval.judges == "simulated":
@@ -118,26 +120,26 @@ def ratings(config: RunConfig, sources: Sources, sample: StageResult) -> Input |
 
 
 def rlhf(config: RunConfig, sources: Sources, ctx: RunContext) -> StageResult | None:
-    """Return the same as a Prefect flow: a run on its pages, each stage a task there. Raises what `pipeline` raises."""
-    # Imported here: a run whose every stage is stored never comes here, and shouldn't pay seconds for it.
+    """Run the pipeline as a Prefect flow, each stage as a task, and return its result. Raises as `pipeline` does."""
+    # Imported here, because a run whose stages are all stored never gets here and should not wait for it.
     from tasks.prefect_flow.server import NoServer, own_server
 
     ahead = Thread(target=_load_ahead, args=(ctx,), daemon=True)
     if os.environ.get("PREFECT_API_URL"):
         return _in_flow(config, sources, ctx, ahead)
-    ahead.start()  # the server needs about 10 s, and this process would sleep through them
+    ahead.start()  # the server takes about 10 s to start; the imports use that time
     with ExitStack() as stack:
         try:
             stack.enter_context(own_server(ctx.home))
         except NoServer as error:
-            ctx.say(f"Prefect's server did not start ({error}); the run goes on without its pages")
+            ctx.say(f"Prefect's server did not start ({error}); the run continues without Prefect's pages")
             ahead.join()
             return pipeline(config, sources, partial(run_stage, ctx=ctx), ctx.until)
         return _in_flow(config, sources, ctx, ahead)
 
 
 def _in_flow(config: RunConfig, sources: Sources, ctx: RunContext, ahead: Thread) -> StageResult | None:
-    """`rlhf` once there is a server, whose stages begin when `ahead` is done."""
+    """Run the flow on a reachable Prefect server. Stages start after the thread `ahead` has finished."""
     from prefect import flow, tags
     from prefect.client.schemas.objects import State
     from prefect.runtime import flow_run
@@ -177,12 +179,12 @@ def _in_flow(config: RunConfig, sources: Sources, ctx: RunContext, ahead: Thread
             )
 
     settings: dict[Any, Any] = {PREFECT_API_URL: os.environ["PREFECT_API_URL"]}
-    if own:  # it stays gone once it is: waiting at every call helps nobody
+    if own:  # an own server that died stays dead, so do not wait at every call
         settings |= {PREFECT_CLIENT_MAX_RETRIES: 1, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
     else:
         settings |= {
             PREFECT_FLOWS_HEARTBEAT_FREQUENCY: HEARTBEAT_SECONDS,
-            PREFECT_CLIENT_MAX_RETRIES: 6,  # two minutes: somebody waits
+            PREFECT_CLIENT_MAX_RETRIES: 6,  # about two minutes, because a person may be waiting
             PREFECT_CLIENT_RETRY_EXTRA_CODES: PATIENCE["PREFECT_CLIENT_RETRY_EXTRA_CODES"],
         }
     with temporary_settings(settings), tags(TAG, *label.written):
@@ -194,9 +196,9 @@ def _in_flow(config: RunConfig, sources: Sources, ctx: RunContext, ahead: Thread
 
 
 def _load_ahead(ctx: RunContext) -> None:
-    """What the stages would spend seconds on: MLflow's tables, and the libraries that check, learn and plot."""
+    """Load what would cost the stages seconds: MLflow's tables, and the libraries that check data, train and plot."""
     ctx.tracker()
-    with suppress(ImportError):  # the stage that needs it says so
+    with suppress(ImportError):  # the stage that needs the library reports the error
         for stage in STAGES.values():
             stage.load_run()
         great_expectations()

@@ -1,4 +1,4 @@
-"""What a run starts from and none of its stages made: data files, models, people's filled sheet."""
+"""Find a run's external inputs: data files, models and the filled rating sheet."""
 
 import os
 import shutil
@@ -42,34 +42,34 @@ from tasks.runs.status import RunStatus, load_status
 
 @dataclass(frozen=True)
 class Sources:
-    """The inputs of a run, digested."""
+    """The external inputs of a run, with their digests. A dict is empty if the config names nothing for it."""
 
     data: dict[str, Input] = field(default_factory=dict)
-    """`preferences` (each of several `preferences/LABEL`), `demonstrations`, `prompts`, `suite`, `decontaminate`,
-    `deployment_prompts`, `votes/1` and so on, `reference`, where the config names them; without preferences the
-    built-in task is generated."""
+    """`preferences` (or `preferences/LABEL` for each of several), `demonstrations`, `prompts`, `suite`,
+    `decontaminate`, `deployment_prompts`, `votes/1` and so on, `reference`. Without preferences the built-in task is
+    generated."""
     base: dict[str, Input] = field(default_factory=dict)
-    """`base`, the pretrained model's folder, where the config names one."""
+    """`base`: the folder of the pretrained model."""
     previous: dict[str, Input] = field(default_factory=dict)
-    """`previous_reward` and `previous_data`, artifacts of an earlier run, where its reward model is refreshed."""
+    """`previous_reward` and `previous_data`: artifacts of the earlier run whose reward model is refreshed."""
     sheet: Input | None = None
-    """The ratings that people filled in."""
+    """The ratings that people filled in, if any."""
     seal: dict[str, Input] = field(default_factory=dict)
-    """`seal`, the home's secret, where people judge: the key to their sheet is sealed with it."""
+    """`seal`: the home's secret, with which the key to people's rating sheet is sealed."""
     taught: Input | None = None
-    """The data that the SFT model learned from, where an earlier run's is kept."""
+    """The data that the SFT model was trained on, if it is kept from an earlier run."""
     rewards: dict[str, Input] = field(default_factory=dict)
-    """`rewards/NAME`: the folder of each other reward model that `ppo.rewards` names."""
+    """`rewards/NAME`: the folder of each further reward model that `ppo.rewards` names."""
     judge: dict[str, Input] = field(default_factory=dict)
-    """`judge_preferences` (each of several `judge_preferences/LABEL`), where the config names them."""
+    """`judge_preferences`, or `judge_preferences/LABEL` for each of several."""
     suites: dict[str, Input] = field(default_factory=dict)
     """`suites/NAME`: each file of judged pairs that `reward.suites` names."""
     compared: dict[str, Input] = field(default_factory=dict)
-    """`data` and `model_1` to `model_k`, where a run compares models and computes none."""
+    """`data` and `model_1` to `model_k`, if the run only compares models."""
 
     @property
     def contract(self) -> dict[str, Input]:
-        """Return those of `data` that the judge's pairs are compared with too: the user's suite, and
+        """Return the entries of `data` that the judge's pairs are checked against too: the user's suite and
         `decontaminate`."""
         return {name: each for name, each in self.data.items() if kind_of(name) in (SUITE, DECONTAMINATE)}
 
@@ -81,17 +81,16 @@ def find_sources(
     config: RunConfig, home: Path, sheet: Path | None = None, taken: Mapping[str, Record] | None = None,
     again: str | None = None,
 ) -> Sources:  # fmt: skip
-    """Find and digest what `config` names; relative paths are relative to the current directory.
+    """Find and digest the inputs that `config` names; relative paths are relative to the current directory.
 
     Args:
-        taken: what is not computed again, by stage. A source that only such stages read need not be there any more;
-            its digest is the one that they were computed from.
-        again: the run that is tried again or rerun (`find_reference`).
+        taken: the records of the stages that are not recomputed, by stage. A source that only these stages read may
+            have been deleted; its digest comes from the record.
+        again: the earlier run that this one retries or reruns (as in `find_reference`).
 
     Raises:
-        UserError: something is not there or can't be read, a data file holds not one valid row, two files of
-            preferences are the same, or the pretrained model differs from the one that a reused stage was computed
-            with.
+        UserError: a source is missing or can't be read, a data file has no valid row, two preference files are
+            identical, or the pretrained model differs from the one that a reused stage was computed with.
     """
     taken = taken or {}
     if sheet is not None and not sheet.is_file():
@@ -114,14 +113,17 @@ def compared_sources(
     config: RunConfig, home: Path, compared: dict[str, Input], sheet: Path | None = None,
     taken: Mapping[str, Record] | None = None,
 ) -> Sources:  # fmt: skip
-    """Return the inputs of a run that compares the models of `compared`. Raises UserError where the sheet can't be
-    read."""
+    """Return the inputs of a run that compares the models of `compared`.
+
+    Raises:
+        UserError: the sheet can't be read.
+    """
     given = None if sheet is None else Input.of(sheet)
     return Sources(sheet=given, seal=_seal(config, home, taken or {}, "human_eval.compare"), compared=compared)
 
 
 def _read_now(config: RunConfig, home: Path, again: str | None) -> dict[str, Input]:
-    """Return what `validate` reads, and what it compares that with."""
+    """Return the inputs of `validate`, including earlier votes and the reference to compare with."""
     data = _find_data(config, home)
     preferences = [given.digest for name, given in data.items() if kind_of(name) == "preferences"]
     return data | _votes(config, home) | find_reference(config, home, preferences, again)
@@ -135,7 +137,7 @@ def _find_data(config: RunConfig, home: Path) -> dict[str, Input]:
 
 
 def _judge(config: RunConfig, home: Path, taken: Mapping[str, Record], data: Mapping[str, Input]) -> dict[str, Input]:
-    """Return what the judge learns from; where its pairs are taken, as they were read."""
+    """Return the judge's preferences; if the judge's `validate` is reused, as they were when it read them."""
     if "validate.judge" in taken:
         return _data_of(taken["validate.judge"], config, home, (JUDGE,))
     if config.data.judge_preferences is None:
@@ -146,13 +148,13 @@ def _judge(config: RunConfig, home: Path, taken: Mapping[str, Record], data: Map
         if given.digest in rewarding:
             raise UserError(
                 f"data.{JUDGE}: {given.path} holds the same bytes as {rewarding[given.digest]} of data.preferences. A "
-                "judge that learns from the reward model's own pairs likes what that likes: give it other labels."
+                "judge trained on the reward model's own pairs shares its errors: give the judge other labels."
             )
     return found
 
 
 def _find_kind(kind: str, config: RunConfig, home: Path) -> dict[str, Input]:
-    """Return the files that the config's `data` names as `kind`, looked at and digested."""
+    """Return the files that the config's `data` names as `kind`, checked and digested."""
     found: dict[str, Input] = {}  # by digest
     hub = None if kind == SUITE else config.data.hub
     for value in values_of(getattr(config.data, kind)):
@@ -182,7 +184,7 @@ def _look_at(kind: str, path: Path, config: RunConfig) -> None:
 
 
 def _rewards(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dict[str, Input]:
-    """Return the folders of other reward models; where PPO is taken, as it was computed with them."""
+    """Return the folders of further reward models; if PPO is reused, those that it was computed with."""
     found = {}
     for name, model in model_sources(config).items():
         recorded = taken["ppo"].inputs.get(f"rewards/{name}") if "ppo" in taken else None
@@ -194,7 +196,7 @@ def _rewards(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dict
 
 
 def _suites(config: RunConfig, taken: Mapping[str, Record]) -> dict[str, Input]:
-    """Return the suites that the reward model is evaluated on; where it is taken, those that it was evaluated on."""
+    """Return the suites to evaluate the reward model on; if it is reused, those that it was evaluated on."""
     if "reward" in taken:
         recorded = {name: digest for name, digest in taken["reward"].inputs.items() if name.startswith(f"{SUITES}/")}
         files = {f"{SUITES}/{name}": Path(file) for name, file in config.reward.suites.items()}
@@ -211,7 +213,7 @@ def _suites(config: RunConfig, taken: Mapping[str, Record]) -> dict[str, Input]:
 
 
 def _votes(config: RunConfig, home: Path) -> dict[str, Input]:
-    """Return what people said in the runs that `data.votes` names: `votes/1` for the first of them."""
+    """Return people's votes from the runs that `data.votes` names: `votes/1` for the first run."""
     found = {}
     for number, run in enumerate(config.data.votes, 1):
         stage = _status(run, home, "data.votes").stage("human_eval")
@@ -227,7 +229,7 @@ def _votes(config: RunConfig, home: Path) -> dict[str, Input]:
 
 
 def kept_sft(config: RunConfig, home: Path) -> dict[str, Record]:
-    """Return the record of the SFT model that `sft.keep` names; empty where the run trains its own.
+    """Return the record of the SFT model that `sft.keep` names; empty if the run trains its own.
 
     Raises:
         UserError: there is no such run, or its SFT model is not complete in the store.
@@ -239,14 +241,14 @@ def kept_sft(config: RunConfig, home: Path) -> dict[str, Record]:
     if not isinstance(found, Record):
         why = f"it has none ({stage.state})" if found is None else found.reason
         raise UserError(
-            f"sft.keep = {config.sft.keep}: its SFT model can't be taken: {why}. "
-            f"`tether rerun sft --from {config.sft.keep}` makes it again."
+            f"sft.keep = {config.sft.keep}: its SFT model can't be reused: {why}. "
+            f"`tether rerun sft --from {config.sft.keep}` computes it again."
         )
     return {"sft": found}
 
 
 def _taught(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> Input | None:
-    """Return the data that a kept SFT model learned from, so that its record can be taken."""
+    """Return the data that a kept SFT model was trained on; reusing its record requires the same data."""
     if config.sft.keep is None:
         return None
     digest = (taken.get("sft") or kept_sft(config, home)["sft"]).inputs["data"]
@@ -261,7 +263,7 @@ def _status(run: str, home: Path, field: str) -> RunStatus:
 
 
 def _data_of(validated: Record, config: RunConfig, home: Path, kinds: Sequence[str] = FILES) -> dict[str, Input]:
-    """Return the data of these kinds that a stage was computed from; where they were read, as far as that is known."""
+    """Return the data of these kinds that a stage was computed from, with the paths they were read from if known."""
     data: dict[str, Input] = {}
     recorded: dict[str, Path] | None = None
     for name, digest in validated.inputs.items():
@@ -297,9 +299,9 @@ def _base(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dict[st
 def _seal(
     config: RunConfig, home: Path, taken: Mapping[str, Record], stage: str = "human_eval.sample"
 ) -> dict[str, Input]:
-    """Return the secret of this home, made where there is none yet; of a sample that is taken, its own."""
+    """Return the home's secret, created on first use; for a reused sample, the secret it was sealed with."""
     if config.human_eval.judges != "people":
-        return {}  # nobody is to be kept blind, and the demo gives the same bytes in every home
+        return {}  # simulated judges need no blinding, and so the demo gives the same bytes in every home
     if (sample := taken.get(stage)) is None:
         return {"seal": Input.of(home_seal(home))}
     digest = sample.inputs.get("seal")
@@ -340,8 +342,8 @@ def find_previous(run: str, home: Path) -> dict[str, Input]:
     reward, data = (status.stage(name).digest for name in ("reward", "validate"))
     if reward is None or data is None:
         raise UserError(
-            f"reward.refresh.from_run = {run}: that run has no reward model, its stage has no result. Name a run that "
-            f"got past reward (`tether status RUN` shows how far one got)."
+            f"reward.refresh.from_run = {run}: that run has no reward model, because its reward stage has no result. "
+            f"Name a run that got past reward (`tether status RUN` shows how far a run got)."
         )
     wanted = dict(zip(PREVIOUS, (reward, data), strict=True))
     imported = Graph.of(store).rests_on_import(wanted.values())
@@ -355,7 +357,7 @@ def find_previous(run: str, home: Path) -> dict[str, Input]:
 
 
 def _brought_here(artifact: Path, home: Path) -> Path:
-    """Return a copy of another home's artifact, below this one: the run can be repeated when the other is gone."""
+    """Copy another home's artifact into this home and return the copy, so that the run stays repeatable."""
     copy = home / "artifacts" / artifact.name
     if not copy.is_dir():
         with whole_folder(copy) as folder:

@@ -46,8 +46,8 @@ def test_a_failed_gate_is_a_state_and_what_can_not_be_done_is_the_users_error(
         (lambda: failed.artifact("human_eval"), "has published nothing: it is not_run"),
         (lambda: failed.curves("dpo"), "has no stage 'dpo'; its stages are validate, sft"),
         (lambda: run("tiny", {"ppo.kl.targt": 1}), r"did you mean ppo\.kl\.target"),
-        (lambda: run("tiny", waive=["ppo.kl"]), "waive ppo.kl: say why, with because TEXT"),
-        (lambda: run("tiny", because="seen"), "because: name the gate it is about, with waive GATE"),
+        (lambda: run("tiny", waive=["ppo.kl"]), "waive ppo.kl: give the reason with because TEXT"),
+        (lambda: run("tiny", because="seen"), "because: name the waived gate with waive GATE"),
         (lambda: rerun("reward", "20990101-000000-0000"), "there is no run"),
     ]:
         with pytest.raises(UserError, match=match):

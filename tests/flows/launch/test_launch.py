@@ -186,7 +186,7 @@ def test_a_rerun_takes_the_newest_run_whose_inputs_stand_and_says_which(tmp_path
     assert again.notes[0] == f"ppo again from run {whole} (not {half}: reward: it has no artifact (not_run))"
     assert load_status(tmp_path, again.ctx.run).explanations()["origin"] == {"stage": "ppo", "from": whole}
     assert rerun(tmp_path, "reward", half).config.seed == 2
-    with pytest.raises(UserError, match=f"rerun ppo: the run has not all .*{half}: reward: it has no artifact"):
+    with pytest.raises(UserError, match=f"this run does not have the results .*{half}: reward: it has no artifact"):
         rerun(tmp_path, "ppo", half)
 
 
@@ -356,9 +356,9 @@ def test_a_form_takes_the_newest_run_that_agrees_with_it_on_what_comes_before(tm
     other = finish(begin(tmp_path, "sft.epochs=9"))
     form = load_config("tiny", settings("ppo.kl.coefficient=0.3"))
     again = rerun(tmp_path, "ppo", config=form, profile="mine")
-    assert again.notes[0] == f"ppo again from run {fits} (not {other}: another sft.epochs)"
+    assert again.notes[0] == f"ppo again from run {fits} (not {other}: it has a different sft.epochs)"
     assert (again.config.ppo.kl.coefficient, again.ctx.profile) == (0.3, "mine")
-    with pytest.raises(UserError, match=rf"{other}: another sft\.epochs"):
+    with pytest.raises(UserError, match=rf"{other}: it has a different sft\.epochs"):
         rerun(tmp_path, "ppo", other, config=form)
 
 

@@ -104,7 +104,7 @@ def test_a_kept_sft_that_is_not_whole_is_no_other_one(tmp_path: Path) -> None:
     store = ArtifactStore(tmp_path)
     record = store.lookup(load_status(tmp_path, FIRST).stage("sft").key or "")
     (store.objects / record.files["judged.jsonl"]).unlink()  # type: ignore[union-attr]
-    with pytest.raises(UserError, match=rf"sft\.keep = {FIRST}: its SFT model can't be taken.*rerun sft --from"):
+    with pytest.raises(UserError, match=rf"sft\.keep = {FIRST}: its SFT model can't be reused.*rerun sft --from"):
         next_round(tmp_path)
 
 
