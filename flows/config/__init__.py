@@ -1,1 +1,1 @@
-"""A run's options and thresholds: profiles, config files, overrides, and what is wrong with them."""
+"""Read and check a run's config: profiles, config files and overrides."""

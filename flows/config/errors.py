@@ -1,4 +1,4 @@
-"""What is wrong with a config, in one paragraph: the key, the value, the rule, and the nearest key that exists."""
+"""Explain what is wrong with a config in one paragraph: the key, the value, the rule and the nearest valid key."""
 
 import difflib
 import functools
@@ -7,17 +7,17 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, RootModel, ValidationError
 
-_MOST = 5  # problems named in one paragraph
+_MOST = 5  # number of problems that a paragraph names
 _OURS = ("value_error", "assertion_error")
-"""Kinds of error that our own validators raise."""
+"""Pydantic's types of errors that our own validators raise."""
 
 
 def explain(
     error: ValidationError, values: object, model: type[BaseModel], source: str, extra_keys: Iterable[str] = ()
 ) -> str:
-    """Return the paragraph for `error`, which `model` raised for the `values` read from `source`.
+    """Return the paragraph for `error`, which `model` raised for the `values` that were read from `source`.
 
-    `extra_keys` are valid keys that `model` does not spell out.
+    `extra_keys` are valid keys that are not fields of `model`.
     """
     keys = [*valid_keys(model), *extra_keys]
     problems = list(dict.fromkeys(_problem(item, values, keys) for item in error.errors(include_url=False)))
@@ -28,7 +28,7 @@ def explain(
 
 @functools.cache
 def valid_keys(model: type[BaseModel]) -> tuple[str, ...]:
-    """Return every dotted key that `model` takes, groups before what is in them."""
+    """Return every dotted key that `model` accepts, each group before its members."""
     return tuple(_keys(model, ""))
 
 
@@ -44,7 +44,8 @@ def _keys(model: type[BaseModel], prefix: str) -> Iterator[str]:
 
 
 def nearest(key: str, keys: list[str]) -> str | None:
-    """Return the key most like `key`: first among those in the same group, then by its last part, then among all."""
+    """Return the key most similar to `key`: first within its group, then among keys with the same last part, then among
+    all keys. None if no key is similar."""
     group, _, name = key.rpartition(".")
     siblings = [k for k in keys if k.rpartition(".")[0] == group]
     near = difflib.get_close_matches(name, [k.rpartition(".")[2] for k in siblings], n=1, cutoff=0.6)
@@ -57,7 +58,7 @@ def nearest(key: str, keys: list[str]) -> str | None:
 
 
 def unknown(key: str, value: Any, keys: list[str]) -> str:
-    """Return the message that `key` does not exist, with the keys of `keys` most like it."""
+    """Return the message that `key` does not exist, with the most similar key of `keys`."""
     near = nearest(key, keys)
     return f"{key} = {_show(value)}: no such key" + (f"; did you mean {near}?" if near else "")
 
@@ -72,7 +73,7 @@ def _problem(item: Any, values: object, keys: list[str]) -> str:
     if kind == "missing":
         return f"{'.'.join(map(str, item['loc']))}: is required"
     rule = _rule(kind, item["msg"])
-    if isinstance(value, dict) and kind in _OURS:  # a rule over several keys: the message says which
+    if isinstance(value, dict) and kind in _OURS:  # for a rule over several keys the message names them
         return rule if not path or rule.startswith(f"{key}.") else f"{key}: {rule}"
     return f"{key} = {_show(value)}: {rule}"
 
@@ -86,8 +87,8 @@ def _rule(kind: str, message: str) -> str:
 
 
 def _locate(loc: tuple[Any, ...], values: Any) -> tuple[list[str], Any]:
-    """Return the part of pydantic's location that is in the data (it also names members of unions), and the value
-    there."""
+    """Return the part of pydantic's location `loc` that exists in `values`, and the value there. Pydantic's location
+    also names members of unions."""
     path: list[str] = []
     for part in loc:
         if (isinstance(values, dict) and part in values) or (
@@ -99,7 +100,7 @@ def _locate(loc: tuple[Any, ...], values: Any) -> tuple[list[str], Any]:
 
 
 def _only_leaf(path: list[str], value: Any) -> tuple[list[str], Any]:
-    """Down from an unknown group to its only value, so that `--set poo.kl.target=5` is named as it was typed."""
+    """Follow an unknown group to its only value, so that the error names `poo.kl.target` as the user typed it."""
     path = list(path)
     while isinstance(value, dict) and len(value) == 1:
         [(name, value)] = value.items()
@@ -108,8 +109,7 @@ def _only_leaf(path: list[str], value: Any) -> tuple[list[str], Any]:
 
 
 def _groups(annotation: Any) -> Iterator[tuple[str, type[BaseModel]]]:
-    """Yield the config classes that an annotation names, each with the key that leads to it (`.ppo` in a dict of
-    stages)."""
+    """Yield the config classes in an annotation, each with the key that leads to it (`.ppo` in a dict of stages)."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield "", annotation
     elif get_origin(annotation) is dict:

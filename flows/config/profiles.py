@@ -1,4 +1,4 @@
-"""Profiles and `--set`: plain YAML, layered with `extends:`, before anything is checked against the config classes."""
+"""Read profiles and `--set` as plain YAML values, layered with `extends:`, before the config classes check them."""
 
 import difflib
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from flows.config import yaml as yaml_text
 PROFILES = Path(__file__).parent / "profiles"
 
 
-# A profile of the built-in task, given data of its own instead: what only the simulated truth can answer.
+# Laid below a profile that replaces the built-in task by its own data: turns off what needs the simulated truth.
 _WITHOUT_BUILT_IN_TASK: dict[str, JsonValue] = {
     "human_eval": {"judges": "people"},
     "gates": {"validate": {"annotator_agreement": None}, "ppo": {"violations_excess": None}},
@@ -34,31 +34,32 @@ class Override(NamedTuple):
 
 
 def profile_names() -> list[str]:
-    """Return the built-in profiles."""
+    """Return the names of the built-in profiles."""
     return sorted(path.stem for path in PROFILES.glob("*.yaml"))
 
 
 def read_profile(profile: str | Path) -> dict[str, JsonValue]:
-    """Return the values of a built-in profile or a YAML file, laid over those of the profile that it `extends:`.
+    """Return the values of a built-in profile or a YAML file, merged over the profile that it `extends:`.
 
-    A name means a built-in profile; something with a slash or a .yaml ending is a file.
+    A value with a slash or a .yaml ending is a file, anything else the name of a built-in profile.
 
     Raises:
-        UserError: no such profile, not readable, or extending itself.
+        UserError: there is no such profile, it is not readable, or it extends itself.
     """
     return _read(_find(str(profile), Path.cwd()), ())
 
 
 def profile_name(profile: str | Path) -> str:
-    """Return what a run is called after: the built-in profile's name, or the file's without its ending."""
+    """Return the profile's name for use in a run's id: the built-in profile's name, or the file's without its
+    ending."""
     return Path(profile).stem if _is_file_name(str(profile)) else str(profile)
 
 
 def parse_override(text: str) -> Override:
-    """`a.b=c` as a path and a YAML value.
+    """Parse `a.b=c` into a path and a YAML value.
 
     Raises:
-        UserError: no equals sign, an empty part in the path, or no value.
+        UserError: the equals sign, a part of the path or the value is missing.
     """
     where = f"--set {text if len(text) <= 100 else f'{text[:97]}...'}"
     key, equals, value = text.partition("=")
@@ -66,16 +67,16 @@ def parse_override(text: str) -> Override:
     if not equals or not all(path) or len(path) > _DEEPEST:
         raise UserError(f"{where}: expected KEY=VALUE, as in --set ppo.kl.coefficient=0.1.")
     found = yaml_text.parse(value, where)
-    if found is None and value.strip().lower() not in _NULL:  # as of a shell variable that is not set
+    if found is None and value.strip().lower() not in _NULL:  # for example `--set a=$X` with X unset
         raise UserError(f"{where}: the value is empty. Write null for none, as in --set {key}=null.")
     return Override(path, found)
 
 
 def apply_overrides(values: dict[str, JsonValue], overrides: Iterable[Override]) -> dict[str, JsonValue]:
-    """Return a copy of `values` with each override in its place; `values` is untouched.
+    """Return a copy of `values` with the overrides applied in order.
 
     Raises:
-        UserError: an override reaches into something that is a value, not a group of them.
+        UserError: an override names a key below a plain value.
     """
     layer: dict[str, JsonValue] = {}
     for path, value in overrides:
@@ -88,10 +89,10 @@ def apply_overrides(values: dict[str, JsonValue], overrides: Iterable[Override])
 
 
 def lay(below: dict[str, JsonValue], above: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """`above` laid over `below`.
+    """Return `above` merged over `below`.
 
-    Where `above` brings preferences to a layer that generated them, the judges become people and the gates that ask
-    for simulated votes or the simulated policy are off, unless `above` says otherwise.
+    If `above` adds preferences and `below` generates them, the judges become people, and the gates that need simulated
+    votes or the simulated policy are turned off, unless `above` sets them.
     """
     new, old = (group(values, "data").get("preferences") for values in (above, below))
     if new is not None and old is None and below:
@@ -100,7 +101,7 @@ def lay(below: dict[str, JsonValue], above: dict[str, JsonValue]) -> dict[str, J
 
 
 def merge(below: dict[str, JsonValue], above: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """`above` over `below`: groups are merged key by key, all else is replaced."""
+    """Return `above` merged over `below`: groups key by key; any other value is replaced."""
     out = dict(below)
     for key, value in above.items():
         old = out.get(key)

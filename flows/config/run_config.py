@@ -1,4 +1,5 @@
-"""A run's whole config: the stages' config classes side by side, and how a profile and `--set` become one."""
+"""A run's complete config: the stages' config classes side by side. `load_config` builds it from a profile and
+`--set`."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -29,20 +30,21 @@ Job = TypeVar("Job", bound=Settings)
 
 LOCAL = "local"
 CPU_POOL = "cpu"
-"""Runs the pipelines, and each stage whose runner is local."""
+"""The pool that runs pipelines, and each stage whose runner is local."""
 GPU_POOL = "gpu"
-"""Computes PPO, one at a time."""
+"""The pool that computes PPO, one run at a time."""
 
 
 class Runner(Settings):
-    """Who computes a stage. A pool's name alone will do: `runners.ppo=gpu`."""
+    """Where a stage is computed. A pool's name alone is enough: `runners.ppo=gpu`."""
 
     pool: str = Field(LOCAL, min_length=1)
-    """`local` for the process of the run; else a Prefect work pool, whose worker computes it (see `tether deploy`)."""
+    """`local` for the run's own process; otherwise a Prefect work pool whose worker computes the stage (see `tether
+    deploy`)."""
     runtime: Runtime | None = None
-    """The pool's machine, where it isn't like the run's own: what `tether doctor` says there of `a run here`."""
+    """The pool's machine, if it differs from the run's: the line `a run here` of `tether doctor` on that machine."""
     timeout: float | None = Field(None, gt=0)
-    """Seconds that one attempt may take; a stage that takes longer is stopped and not tried again. Null: no limit."""
+    """Seconds that one attempt may take; a stage that takes longer is stopped and not retried. Null: no limit."""
 
     @model_validator(mode="before")
     @classmethod
@@ -51,62 +53,62 @@ class Runner(Settings):
 
 
 class PriceConfig(Settings):
-    """What computing costs, so that Tether shows a run's cost beside its seconds. It is not part of a key."""
+    """Prices of computing, with which Tether shows a run's cost next to its time. They are not part of a key."""
 
     currency: str = Field("USD", pattern=r"^[A-Za-z€$£¥]{1,8}$")
-    """What the prices are in."""
+    """Currency of the prices."""
     hour: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(default_factory=dict)
-    """Price of an hour by work pool, or by device (`cpu`, `cuda`) where a stage's pool has none. What it says nothing
-    of has no cost."""
+    """Price per hour by work pool, or by device (`cpu`, `cuda`) for stages whose pool has no price. Stages with neither
+    price show no cost."""
 
 
 class MlflowConfig(Settings):
-    """What MLflow is given beside numbers, tables and lineage. It is not part of a key."""
+    """What MLflow stores in addition to metrics, tables and lineage. It is not part of a key."""
 
     weights: Literal["champion", "all", "none"] = "champion"
-    """Whose weights are copied into MLflow, once each, for `mlflow.transformers.load_model`: those of a champion and of
-    the reward model that it was trained against, those of every registered version, or none."""
+    """The models whose weights are copied into MLflow, once each, for `mlflow.transformers.load_model`: champions and
+    the reward models that they were trained against (`champion`), every registered version (`all`), or none."""
 
 
 _CONTROL = r"\x00-\x1f\x7f-\x9f"
 _PRINTABLE = rf"^[^\s{_CONTROL}]([^{_CONTROL}]*[^\s{_CONTROL}])?$"
-"""No control characters, no blanks at the ends. Prefect's form takes only patterns that Python's `re` takes."""
+"""No control characters, and no blanks at the ends. Prefect's form accepts only patterns that Python's `re` accepts."""
 
 
 class Options(Settings):
-    """Everything a run is asked to do. Each group's defaults stand in its stage's class, thresholds in the profiles."""
+    """All options of a run. The defaults of each group are in its stage's class; thresholds are in the profiles."""
 
     project: str = Field("tether", max_length=500, pattern=_PRINTABLE)
-    """Name of the MLflow experiment that the run is recorded in, and what its registered models are called after."""
+    """Name of the MLflow experiment that records the run, and the prefix of its registered models' names."""
     seed: int = Field(0, ge=0, lt=2**32)
-    """Seed of everything random; the same seed on the same kind of machine gives the same bytes."""
+    """Seed of all random draws. The same seed on the same kind of machine gives the same bytes."""
     runtime: Runtime = Runtime()
-    """Device, number format and threads, resolved for this machine before the first key."""
+    """Device, number format and threads; resolved for this machine before the first key is built."""
     runners: dict[StageName, Runner] = Field(default_factory=dict)
-    """Who computes which stage; `local` where nothing is said. It is not part of a key."""
+    """Where each stage is computed; `local` by default. It is not part of a key."""
     retries: int = Field(2, ge=0, le=100)
-    """How often each stage, and a deployed run, goes on by itself from the checkpoint after its process died, its lease
-    was lost or a connection failed; never after a mistake, a failed gate or a failed check. It is not part of a key."""
+    """How often each stage, and a deployed run, restarts from its checkpoint after its process died, its lease was lost
+    or a connection failed. User errors, failed gates and failed checks are never retried. It is not part of a key."""
     retry_seconds: float = Field(30, ge=0, le=3600)
-    """Wait before the first retry; twice as long before each further one, an hour at most. It is not part of a key."""
+    """Wait before the first retry. Each further wait is twice as long, up to an hour. It is not part of a key."""
     prices: PriceConfig = PriceConfig()
-    """What an hour of a pool or a device costs."""
+    """Price per hour of a pool or a device."""
     mlflow: MlflowConfig = MlflowConfig()
-    """What MLflow is given."""
+    """What MLflow stores."""
     generation: GenerationConfig = GenerationConfig()
-    """How responses are sampled, in every stage."""
+    """How responses are sampled in every stage."""
     data: DataConfig = DataConfig()
-    """Where the data come from, how they are split."""
+    """Where the data come from, and how they are split and checked."""
     sft: SftConfig = SftConfig()
     """Supervised fine-tuning."""
     reward: RewardConfig = RewardConfig()
     """The reward model."""
     ppo: PpoConfig = PpoConfig()
-    """The policy and its tether."""
+    """Training of the policy, and its KL penalty towards SFT."""
     human_eval: HumanEvalConfig = HumanEvalConfig()
     """The blind comparison with SFT."""
     gates: GatesConfig = GatesConfig()
-    """Thresholds by stage and gate; null, or no threshold, leaves a gate off. `extra` adds gates on any metric."""
+    """Thresholds by stage and gate; null, or no threshold, turns a gate off. `extra` adds gates on any metric."""
 
     @model_validator(mode="after")
     def _extra_gates_are_of_stages(self) -> Self:
@@ -133,8 +135,8 @@ class Options(Settings):
     def _judges_have_names_of_their_own(self) -> Self:
         if self.data.has_judge and any(each.judge and each.name == "trained" for each in self.ppo.rewards or ()):
             raise ValueError(
-                "ppo.rewards: a judge is called trained, and so are the metrics of the judge that is trained on "
-                "data.judge_preferences (or data.generator.judge_pairs): give it another name"
+                "ppo.rewards: a judge is called trained, which is the name of the judge that is trained on "
+                "data.judge_preferences (or data.generator.judge_pairs), and their metrics would clash: rename it"
             )
         return self
 
@@ -149,31 +151,32 @@ class Options(Settings):
         return self
 
     def job(self, kind: type[Job]) -> Job:
-        """Return the part of this config that a stage's job class names: all that enters the stage's key."""
+        """Return the part of this config that enters a stage's key: the groups that the stage's job class `kind`
+        names."""
         return kind(**{name: getattr(self, name) for name in kind.model_fields})
 
     def stage_job(self, stage: Stage) -> Settings:
-        """Return the job of a stage, for the machine of whoever runs it."""
+        """Return the job of a stage, for the machine that computes it."""
         runner = self.runners.get(stage.shown)
         there = runner.runtime if runner is not None else None
         runtime = self.runtime if there is None else there
-        if not stage.spreads:  # one process computes it, however many ranks train
+        if not stage.spreads:  # one process computes this stage, however many ranks train
             runtime = runtime.model_copy(update={"ranks": 1, "sharding": "none"})
         return self.model_copy(update={"runtime": runtime}).job(stage.load_job())
 
     @property
     def pools(self) -> dict[str, str]:
-        """Stage to work pool, for the stages that this process does not compute."""
+        """Return the work pool of each stage that this process does not compute."""
         return {stage: runner.pool for stage, runner in self.runners.items() if runner.pool != LOCAL}
 
     @property
     def timeouts(self) -> dict[str, float]:
-        """Stage to the seconds that one attempt may take, for the stages that have a limit."""
+        """Return the seconds that one attempt may take, for each stage that has a limit."""
         return {stage: runner.timeout for stage, runner in self.runners.items() if runner.timeout is not None}
 
     @property
     def hourly_prices(self) -> dict[str, float]:
-        """Stage to the price of an hour of what computes it, for the stages whose pool or device has one."""
+        """Return the price per hour of each stage whose pool or device has one."""
         found = {}
         for stage in PIPELINE:
             runner = self.runners.get(stage, Runner())
@@ -184,9 +187,9 @@ class Options(Settings):
         return found
 
     def resolved(self) -> Self:
-        """Return these options with each `auto` replaced by what this machine has, and by what the rollout server says.
+        """Return these options with each `auto` replaced by what this machine, or the rollout server, has.
 
-        A pool's runtime takes from this machine what it doesn't say.
+        Values that a pool's runtime leaves out are taken from this machine.
 
         Raises:
             UserError: the rollout server doesn't answer.
@@ -200,7 +203,7 @@ class Options(Settings):
 
 
 def _groups_of_further_stages() -> dict[str, tuple[object, FieldInfo]]:
-    """Name to class and field of each group that a stage's job names and `Options` does not spell out."""
+    """Return class and field, by name, of each group that a stage's job needs and `Options` does not define."""
     fields = [item for stage in STAGES.values() for item in stage.load_job().model_fields.items()]
     return {name: (field.annotation, field) for name, field in fields if name not in Options.model_fields}
 
@@ -214,10 +217,10 @@ else:
 
 
 def load_config(profile: str | Path, overrides: Iterable[Override] = ()) -> RunConfig:
-    """Return a built-in profile or a YAML file with `--set` overrides on top, checked.
+    """Return the checked config of a built-in profile or a YAML file, with `--set` overrides applied.
 
     Raises:
-        UserError: no such profile, or a key or value that is none; the message names key, value and nearest key.
+        UserError: there is no such profile, or a key or value is invalid; the message names key, value and nearest key.
     """
     config = check_config(apply_overrides(read_profile(profile), overrides), source=str(profile))
     check_kl_is_judged(config, source=str(profile))
@@ -225,12 +228,12 @@ def load_config(profile: str | Path, overrides: Iterable[Override] = ()) -> RunC
 
 
 def check_kl_is_judged(config: RunConfig, source: str) -> None:
-    """Refuse a config with a KL target in a unit whose gate has no threshold. Stored configs are not refused.
+    """Refuse a config with a KL target in a unit whose gate has no threshold. Stored configs are not checked.
 
-    With nats a response, no gate on KL at all is a choice that anybody may make.
+    With `ppo.kl.unit=response` it is allowed to turn off both gates on KL.
 
     Raises:
-        UserError: naming the gate and a threshold for it.
+        UserError: the gate has no threshold; the message suggests one.
     """
     unit, thresholds = config.ppo.kl.unit, {gate.name: threshold for gate, threshold in config.gates.rules("ppo")}
     own, other = ("ppo.kl_per_token", "ppo.kl") if unit == "token" else ("ppo.kl", "ppo.kl_per_token")
@@ -243,7 +246,7 @@ def check_kl_is_judged(config: RunConfig, source: str) -> None:
 
 
 def check_config(values: dict[str, JsonValue], source: str) -> RunConfig:
-    """`values` as a config; `source` is where they come from, for the error.
+    """Return `values` as a checked config. Errors name `source`, the place that the values come from.
 
     Raises:
         UserError: as `load_config`.
@@ -269,10 +272,10 @@ def check_config(values: dict[str, JsonValue], source: str) -> RunConfig:
 
 
 def default_values(profile: str) -> tuple[str, dict[str, JsonValue]]:
-    """Return the values that a run of `profile` has where nothing is changed, and what they are called.
+    """Return the values that an unchanged run of `profile` has, and a name for them.
 
-    A profile that is none of ours was a file that may have changed since: then the classes' defaults, and thresholds of
-    the demo, which the classes have none of.
+    A profile that is not built in was a file that may have changed since. Its values are then the classes' defaults
+    with the demo's thresholds, because the classes define no thresholds.
     """
     if profile in profile_names():
         return f"the profile {profile}", to_values(load_config(profile))
@@ -281,7 +284,7 @@ def default_values(profile: str) -> tuple[str, dict[str, JsonValue]]:
 
 
 def _texts(values: JsonValue, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every text in a config, keys included, with the dotted key that it stands at."""
+    """Yield every text in a config, keys included, each with its dotted key."""
     if isinstance(values, str):
         yield key, values
     for name, value in (
@@ -292,10 +295,10 @@ def _texts(values: JsonValue, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _groups(values: Any) -> list[tuple[str, Any]]:
-    """Key and value of a group; nothing of what isn't one."""
+    """Return the keys and values of a group; nothing if `values` is not a group."""
     return list(values.items()) if isinstance(values, dict) else []
 
 
 def to_values(config: RunConfig) -> dict[str, JsonValue]:
-    """`config` as plain values that `check_config` reads back to the same config."""
+    """Return `config` as plain values, from which `check_config` builds an equal config."""
     return config.model_dump(mode="json")

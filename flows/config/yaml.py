@@ -1,4 +1,4 @@
-"""YAML as people expect it: `1e-4` is a number, only true and false are booleans, a key stands once."""
+"""Read YAML the way people expect: `1e-4` is a number, only true and false are booleans, duplicate keys are errors."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from components.base.errors import UserError
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader with YAML 1.2's plain scalars; 1.1 reads `1e-4` as text and `on` as true."""
+    """PyYAML's safe loader with the plain scalars of YAML 1.2. YAML 1.1 reads `1e-4` as text and `on` as true."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 (PyYAML's own way to say it)
         first: [(tag, pattern) for tag, pattern in resolvers if tag.rsplit(":", 1)[-1] == "null"]
@@ -45,7 +45,7 @@ _Loader.add_implicit_resolver(
 
 
 def _construct_int(loader: _Loader, node: yaml.ScalarNode) -> int:
-    """Decimal, with or without leading zeros (PyYAML reads 010 as octal eight)."""
+    """Read a decimal number, with or without leading zeros (PyYAML reads 010 as octal eight)."""
     if len(node.value) > _DIGITS:
         raise _problem(node, f"a number has more than {_DIGITS} digits")
     return int(node.value, 10)
@@ -59,18 +59,18 @@ _TAGS = {
     "tag:yaml.org,2002:seq": yaml.SequenceNode,
     "tag:yaml.org,2002:map": yaml.MappingNode,
 }
-"""What JSON has, and how it is written."""
+"""The types that JSON has, with the kind of YAML node that writes each."""
 _MOST, _DEEPEST, _LARGEST, _DIGITS = 20_000, 50, 2**20, 1000
-"""Values in a file with its aliases written out, groups inside each other, and characters. The demo has 100, 4 and
-4,000."""
+"""Limits of a file: values with aliases expanded, depth of groups, characters, digits of a number. The demo has 100
+values, 4 levels and 4,000 characters."""
 
 
 def parse(text: str, where: str) -> Any:
     """Return the value of one YAML document; `where` names it in errors.
 
     Raises:
-        UserError: it is not YAML, holds a key twice, a key without a value, or what JSON has no type for, or is larger
-            or deeper than any config.
+        UserError: it is not YAML, has a duplicate key, a key without a value or a type that JSON lacks, or exceeds the
+            limits above.
     """
     try:
         if len(text) > _LARGEST:
@@ -81,7 +81,7 @@ def parse(text: str, where: str) -> Any:
             return None
         _refuse(node)
         return loader.construct_document(node)
-    except (yaml.YAMLError, ValueError, KeyError) as error:  # the last of `!!bool maybe`
+    except (yaml.YAMLError, ValueError, KeyError) as error:  # `!!bool maybe` raises KeyError
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or (str(error).splitlines() or [type(error).__name__])[0]
@@ -91,9 +91,9 @@ def parse(text: str, where: str) -> Any:
 
 
 def _refuse(root: yaml.Node) -> None:
-    """Raise for what would take forever to read, or become what no config holds, before anything is made of it.
+    """Raise for a document that is too large or holds an invalid type, before it is turned into values.
 
-    An alias counts as what it stands for. So one that stands for a group around itself is nested without end.
+    An alias counts as what it refers to, so an alias to a group around itself exceeds the depth limit.
     """
     waiting, count = [(root, 1)], 0
     while waiting:
@@ -105,7 +105,7 @@ def _refuse(root: yaml.Node) -> None:
             raise _problem(node, f"it has more than {_MOST} values, aliases expanded")
         if not isinstance(node, _TAGS.get(node.tag, ())):
             tag = node.tag.replace("tag:yaml.org,2002:", "!!")
-            text = "isn't what this is" if node.tag in _TAGS else "is not a type that a config can hold"
+            text = "does not fit this value" if node.tag in _TAGS else "is not a type that a config can hold"
             raise _problem(node, f"{tag} {text}")
         if isinstance(node, yaml.MappingNode):
             for key, value in node.value:
@@ -121,10 +121,10 @@ def _problem(node: yaml.Node, text: str) -> yaml.MarkedYAMLError:
 
 
 def read_mapping(path: Path) -> dict[str, JsonValue]:
-    """Return the YAML file at `path` as a mapping; an empty file is an empty one.
+    """Read the YAML file at `path` as a mapping; an empty file gives an empty one.
 
     Raises:
-        UserError: it can't be read, is no UTF-8, no YAML or no mapping.
+        UserError: it can't be read, or is not UTF-8, YAML or a mapping.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -136,16 +136,16 @@ def read_mapping(path: Path) -> dict[str, JsonValue]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise UserError(f"{path}: a profile is a mapping of keys to values, this is a {type(value).__name__}.")
+        raise UserError(f"{path}: a profile must be a mapping of keys to values; this is a {type(value).__name__}.")
     return value
 
 
 def dump(value: Any) -> str:
-    """`value` as block-style YAML, keys in their given order, which `parse` reads back to the same value."""
+    """Return `value` as block-style YAML, keys in the given order; `parse` reads it back to the same value."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=110)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what `_Loader` would read as another type (so it resolves plain scalars as that does)."""
+    """Quotes a text that `_Loader` would read as another type, because it resolves plain scalars the same way."""
 
     yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
