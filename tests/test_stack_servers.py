@@ -201,7 +201,7 @@ def test_a_wrong_password_is_one_sentence_that_names_the_part(running: Running, 
     assert status.returncode == 2
     [sentence] = status.stderr.decode().splitlines()
     part = {"s3_tether": "s3", "prefect": "postgres"}.get(name, name.partition("_")[0])
-    assert sentence.startswith(f"tether: {part}") and "does not take the " in sentence
+    assert sentence.startswith(f"tether: {part}") and "rejects the " in sentence
     assert b"another-word" not in status.stdout + status.stderr
 
 
@@ -263,7 +263,7 @@ def test_down_leaves_no_process_and_keeps_the_data(running: Running) -> None:
         assert time.monotonic() < until, left
     assert (running.stack.database / "PG_VERSION").exists()
     status = running.command("status")
-    assert status.returncode == 1 and b"Nothing of the stack" in status.stderr
+    assert status.returncode == 1 and b"No part of the stack" in status.stderr
 
 
 def test_after_the_stack_is_lost_a_restore_gives_the_same_and_a_rerun_hits(

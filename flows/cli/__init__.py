@@ -1,1 +1,1 @@
-"""The command line; nothing else imports typer."""
+"""The command line. No other package imports typer."""

@@ -1,4 +1,5 @@
-"""The command line. Heavy imports wait inside the commands: `tether --help` and completion must be instant."""
+"""The command line. Commands import heavy modules only when they run, so that `tether --help` and completion are
+fast."""
 
 import gc
 import importlib.metadata
@@ -43,7 +44,7 @@ Waive = Annotated[
     list[str] | None,
     typer.Option("--waive", metavar="GATE", help="Let this gate fail in this run.", autocompletion=completion.gates),
 ]
-Because = Annotated[str, typer.Option("--because", metavar="TEXT", help="Why it is waived; recorded with your name.")]
+Because = Annotated[str, typer.Option("--because", metavar="TEXT", help="Why it may fail; recorded with your name.")]
 FromRun = Annotated[
     str | None,
     typer.Option(
@@ -66,10 +67,10 @@ Until = Annotated[
     str | None,
     typer.Option("--until", metavar="STAGE", help="End after this stage.", autocompletion=completion.stages),
 ]
-Name = Annotated[str | None, typer.Option("--name", metavar="TEXT", help="What to call the run, for people.")]
+Name = Annotated[str | None, typer.Option("--name", metavar="TEXT", help="A name for the run, shown on its pages.")]
 Tag = Annotated[
     list[str] | None,
-    typer.Option("--tag", metavar="KEY[=VALUE]", help="A tag of the run; `tether runs --tag` finds it."),
+    typer.Option("--tag", metavar="KEY[=VALUE]", help="A tag for the run; `tether runs --tag` finds it."),
 ]
 Run = Annotated[str | None, typer.Argument(help="A run's id (default: the newest).", autocompletion=completion.runs)]
 
@@ -86,7 +87,7 @@ def options(
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
-    """RLHF as a pipeline: validate, sft, reward, ppo, human_eval. State lives in .tether/ (or $TETHER_HOME)."""
+    """RLHF as a pipeline: validate, sft, reward, ppo, human_eval. State is in .tether/ (or $TETHER_HOME)."""
 
 
 @command(app, "run")
@@ -100,7 +101,7 @@ def run(
     name: Name = None,
     tag: Tag = None,
 ) -> None:
-    """Run the pipeline, reusing every result that is stored."""
+    """Run the pipeline and reuse every stored result."""
     from flows.config.profiles import profile_name
     from flows.launch.begin import new_run
     from tasks.runs.label import Label
@@ -116,7 +117,7 @@ def rerun(
     stage: Annotated[
         str,
         typer.Argument(
-            help="validate, sft, reward, ppo or human_eval; or a sub-stage alone, as reward.judge.",
+            help="validate, sft, reward, ppo or human_eval; or one sub-stage, for example reward.judge.",
             autocompletion=completion.stages,
         ),
     ],
@@ -129,9 +130,9 @@ def rerun(
     name: Name = None,
     tag: Tag = None,
 ) -> None:
-    """Compute one stage again from an earlier run's results.
+    """Recompute one stage from an earlier run's results.
 
-    The stages after it are computed too where its result differs."""
+    Later stages are recomputed too if its result differs."""
     from flows.config.profiles import parse_override
     from flows.launch.begin import rerun as again
     from tasks.runs.label import Label
@@ -161,7 +162,7 @@ def iterate(
     name: Name = None,
     tag: Tag = None,
 ) -> None:
-    """Start the next round: train on what people said of a policy.
+    """Start the next round: train on people's votes on a policy.
 
     The votes refresh the reward model, PPO runs again from SFT, and a new sample waits for people."""
     from flows.config.profiles import parse_override
@@ -176,7 +177,7 @@ def iterate(
 @command(human_eval, "score")
 def score(
     sheets: Annotated[
-        list[Path], typer.Argument(help="The filled sheet; or raters' own files, or a folder of them (CSV or JSONL).")
+        list[Path], typer.Argument(help="The filled sheet, or raters' own files, or a folder of them (CSV or JSONL).")
     ],
     run: Annotated[
         str | None,
@@ -187,7 +188,7 @@ def score(
     waive: Waive = None,
     because: Because = "",
 ) -> None:
-    """Finish a run that awaits labels."""
+    """Score a run that awaits labels, and finish it."""
     from flows.launch.labels import scoring
 
     launch = scoring(tether_home(), run, sheets, _waivers(waive, because))
@@ -209,7 +210,7 @@ def compare(
         typer.Option(
             "--from",
             metavar="RUN",
-            help="Whose held-out prompts and options it takes (default: the newest run with data).",
+            help="The run whose held-out prompts and options are used (default: the newest with data).",
             autocompletion=completion.runs,
         ),
     ] = None,
@@ -219,7 +220,7 @@ def compare(
     name: Name = None,
     tag: Tag = None,
 ) -> None:
-    """Have people compare any models, blind."""
+    """Let people compare any models, blind."""
     from flows.config.profiles import parse_override
     from flows.launch.labels import compare as begin
     from tasks.runs.label import Label
@@ -259,9 +260,11 @@ def runs(
     ] = None,
     tag: Annotated[
         list[str] | None,
-        typer.Option("--tag", metavar="KEY[=VALUE]", help="Only runs with this tag; all of them, where several."),
+        typer.Option("--tag", metavar="KEY[=VALUE]", help="Only runs with this tag; repeat it to require several."),
     ] = None,
-    state: Annotated[str | None, typer.Option(metavar="STATE", help="Only runs in this state, as gate_failed.")] = None,
+    state: Annotated[
+        str | None, typer.Option(metavar="STATE", help="Only runs in this state, for example gate_failed.")
+    ] = None,
     profile: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only runs of this profile.", autocompletion=completion.profiles)
     ] = None,
@@ -287,7 +290,7 @@ def runs(
 
 
 def _rounds(as_json: bool, others: dict[str, object]) -> None:
-    """`tether runs --rounds`: a list of the first runs, each a list of its rounds."""
+    """Print `tether runs --rounds`; as JSON, a list with one list of rounds per first run."""
     if given := [name for name, value in others.items() if value]:
         raise UserError(f"runs: --rounds lists every round, so it can't be combined with {', '.join(given)}.")
     from rich.console import Console
@@ -313,9 +316,9 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Write a run's report.html again, from what is stored.
+    """Write a run's report.html again from stored data.
 
-    Its curves stand beside those of the champion, or of another run."""
+    Its charts also show the curves of the champion or of another run."""
     from flows.models.promotion import champions_run
     from flows.reports.page import write_page
     from tasks.runs.status import load_status
@@ -331,8 +334,8 @@ def sync(
         float, typer.Option(metavar="SECONDS", min=0, help="How long to wait while MLflow does not answer.")
     ] = 120,
 ) -> None:
-    """Send MLflow what it missed while it did not answer. The next run does that too."""
-    # Nothing waits for this command: a slow server gets its time, where a run asks it for 3 s at most.
+    """Send MLflow what it missed while it did not answer. The next run does so too."""
+    # Nothing waits for this command, so a slow server gets more time than the 3 s that a run allows.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
     from tasks.runs.journal import left_by_earlier
     from tasks.tracking.carrier import sync as carry
@@ -350,18 +353,18 @@ def sync(
             refused |= {run: error} if error is not None else {}
     except UserError:
         raise
-    except Exception as error:  # whatever MLflow and its transports raise
+    except Exception as error:  # any exception of MLflow and its transports
         raise TetherError(f"MLflow does not answer: {error}. Nothing is lost; try again when it does.") from error
     if refused and all(isinstance(error, UserError) for error in refused.values()):
-        raise UserError(f"{', '.join(refused)}: not sent to MLflow, a file of the run is damaged (see above).")
+        raise UserError(f"{', '.join(refused)}: not sent to MLflow, because a file of the run is damaged (see above).")
     if refused:
-        raise TetherError(f"MLflow did not take {', '.join(refused)} (see above); all of it stays on disk.")
+        raise TetherError(f"MLflow did not accept {', '.join(refused)} (see above); everything stays on disk.")
 
 
 @command(app, "explain")
 def explain(
     run: Run = None,
-    stage: Annotated[str | None, typer.Argument(help="One stage alone.", autocompletion=completion.stages)] = None,
+    stage: Annotated[str | None, typer.Argument(help="Only this stage.", autocompletion=completion.stages)] = None,
     as_json: Json = False,
 ) -> None:
     """Explain why each stage of a run was computed or reused."""
@@ -382,17 +385,17 @@ def lineage(
         str,
         typer.Argument(
             metavar="MODEL|RUN|ARTIFACT|FILE",
-            help="A registered model (as tether-policy@champion), a run's id, a digest's beginning, or a data file.",
+            help="A registered model (tether-policy@champion), a run's id, the start of a digest, or a data file.",
         ),
     ],
     downstream: Annotated[bool, typer.Option("--downstream", help="Show what was made from it instead.")] = False,
     as_json: Json = False,
-    as_html: Annotated[bool, typer.Option("--html", help="One page on stdout that needs no network.")] = False,
-    as_mermaid: Annotated[bool, typer.Option("--mermaid", help="The graph for Mermaid, on stdout.")] = False,
+    as_html: Annotated[bool, typer.Option("--html", help="Print one HTML page that needs no network.")] = False,
+    as_mermaid: Annotated[bool, typer.Option("--mermaid", help="Print the graph for Mermaid.")] = False,
 ) -> None:
     """Show what a model, run, artifact or file was made of.
 
-    With digests, options, code, gates and who promoted it."""
+    It lists digests, options, code, gates and who promoted it."""
     if as_json + as_html + as_mermaid > 1:
         raise UserError("--json, --html, --mermaid: give one of them.")
     from flows.models import lineage_text
@@ -410,12 +413,12 @@ def diff(
     runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", autocompletion=completion.runs)],
     as_json: Json = False,
     as_html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Draw two to six runs on shared axes, as one page.")
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page with two to six runs on shared axes.")
     ] = None,
 ) -> None:
     """Compare two runs: data, options, code, metrics, gates.
 
-    With --html up to six, their curves of reward, KL and β in one picture."""
+    With --html it draws up to six runs: their curves of reward, KL and β in one picture."""
     if as_html is not None:
         from flows.reports.compared import write_comparison
 
@@ -440,7 +443,7 @@ def fetch(model: Annotated[str, typer.Argument(help="smollm2")]) -> None:
 
     folder, fresh = fetch_model(model, tether_home())
     what = f"{MODELS[model].file} ({MODELS[model].licence})"
-    echo(f"{what} is now in {folder}" if fresh else f"{what} is there already: {folder}")
+    echo(f"{what} is now in {folder}" if fresh else f"{what} is already in {folder}")
 
 
 def _waivers(gates: list[str] | None, because: str) -> "list[Waiver]":
@@ -450,7 +453,7 @@ def _waivers(gates: list[str] | None, because: str) -> "list[Waiver]":
 
 
 def _go(launch: "Launch") -> None:
-    """Compute, then show how it ended; a failed gate ends it too, with its own exit code."""
+    """Compute the run and print the result; a failed gate is printed too, then raised for its exit code."""
     from flows.cli.people import show_comparison
     from flows.launch.computing import compute
     from flows.launch.reports import what_is_simulated, what_ppo_watched
@@ -468,7 +471,7 @@ def _go(launch: "Launch") -> None:
     except GateFailed as error:
         failed = error
     document = load_status(ctx.home, ctx.run)
-    # Where log lines are JSON the console is the log; the result is for standard output all the same.
+    # With JSON log lines the console is the log, but the result still belongs on standard output.
     console = Output() if as_json() else ctx.console
     print_run(console, document, what_is_simulated(ctx.home, ctx.run), what_ppo_watched(ctx.home, document))
     echo(f"report: {ctx.folder / REPORT}")
@@ -485,11 +488,11 @@ def _go(launch: "Launch") -> None:
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     try:
         app(prog_name="tether")
     finally:
-        gc.freeze()  # the interpreter's last collection would go through all of torch and Prefect: 3 s
+        gc.freeze()  # otherwise the interpreter's last collection visits all of torch and Prefect: 3 s
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A command whose errors become an exit code and one paragraph."""
+"""Register commands so that an error becomes an exit code and one paragraph."""
 
 import functools
 import os
@@ -17,13 +17,13 @@ from flows.environment import check_packages, prepare_environment, tether_home
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 SIGNALLED = 128
-"""As a shell says that a signal ended a command: this and the signal's number, 130 of Ctrl-C."""
+"""Added to a signal's number to give the exit code, as shells do: 130 after Ctrl-C."""
 
 
 def echo(message: object, nl: bool = True, err: bool = False) -> None:
-    """Print as `typer.echo` does, with control characters shown instead of sent to the terminal.
+    """Print as `typer.echo` does, with control characters made visible so that the terminal does not obey them.
 
-    What is for standard error is a log line where those are JSON.
+    With JSON logs, a message for standard error becomes a log line.
     """
     if err and _logs_json():
         from tasks.execution import logs
@@ -34,7 +34,7 @@ def echo(message: object, nl: bool = True, err: bool = False) -> None:
 
 
 def _logs_json() -> bool:
-    """Whether log lines are JSON, and ready to be written; nothing is raised for a format that there is not."""
+    """Return whether log lines are JSON, after installing their handler. An unknown format raises nothing here."""
     if os.environ.get("TETHER_LOG_FORMAT") != "json":
         return False
     from tasks.execution import logs
@@ -48,7 +48,7 @@ def command(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a command whose errors become an exit code and one paragraph.
 
-    It is refused for a home that a newer Tether wrote, unless it takes `any_home`.
+    The command refuses a home that a newer Tether wrote, unless `any_home` is set.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,12 +72,12 @@ def command(
 
 
 def _fail(error: BaseException) -> NoReturn:
-    """Say what went wrong and exit with its code; only what nobody foresaw shows a stack trace."""
+    """Print what went wrong and exit with the error's code; only an unexpected error prints a stack trace."""
     if isinstance(error, typer.Exit):
         raise error
     if isinstance(error, BrokenPipeError) and error.filename is None:
         drop_output()
-        raise typer.Exit(SIGNALLED + signal.SIGPIPE) from None  # as `head` ends whatever writes to it
+        raise typer.Exit(SIGNALLED + signal.SIGPIPE) from None  # as for any program whose reader is `head`
     if isinstance(error, KeyboardInterrupt):
         why = f": {error}" if str(error) else ""
         echo(f"tether: interrupted{why}. Run the same command again to continue.", err=True)
@@ -90,14 +90,14 @@ def _fail(error: BaseException) -> NoReturn:
     if _logs_json():
         from tasks.execution import logs
 
-        logs.logger.critical("this is a mistake of Tether's, not yours: %s", error, exc_info=error)
+        logs.logger.critical("this is a bug in Tether, not a mistake of yours: %s", error, exc_info=error)
         raise typer.Exit(1) from None
     echo(redacted("".join(traceback.format_exception(error))), nl=False, err=True)
-    echo("tether: this is a mistake of Tether's, not yours; the lines above say where.", err=True)
+    echo("tether: this is a bug in Tether, not a mistake of yours; the lines above show where it happened.", err=True)
     raise typer.Exit(1) from None
 
 
 def _paragraph(error: TetherError) -> str:
-    """An error's message as one paragraph; of several mistakes, a line each."""
+    """Return an error's message as one paragraph, or one line for each of several mistakes."""
     lines = str(error).splitlines() if isinstance(error, Mistakes) else [str(error)]
     return "\n  ".join(" ".join(line.split()) for line in lines)

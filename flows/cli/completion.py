@@ -1,30 +1,30 @@
-"""What the shell completes: profiles, runs, stages, gates. A key press waits for it: nothing heavy is imported."""
+"""Shell completion of profiles, runs, stages and gates. It runs on each key press, so it imports nothing heavy."""
 
 from flows.environment import tether_home
 
 
 def profiles() -> list[str]:
-    """The built-in profiles; the shell itself completes files."""
+    """Return the built-in profiles; the shell itself completes file names."""
     from flows.config.profiles import profile_names
 
     return profile_names()
 
 
 def runs() -> list[str]:
-    """Ids of runs, newest first."""
+    """Return the ids of runs, newest first."""
     folders = (path.parent.name for path in (tether_home() / "runs").glob("*/run.json"))
     return sorted(folders, reverse=True)
 
 
 def stages() -> list[str]:
-    """Names of stages, in their order."""
+    """Return the names of the pipeline's stages, in order."""
     from tasks.stages import PIPELINE
 
     return list(PIPELINE)
 
 
 def gates() -> list[str]:
-    """Names of gates."""
+    """Return the names of all gates."""
     from components.gates.table import GATES
 
     return list(GATES)

@@ -1,4 +1,4 @@
-"""`tether show-config`, `plan`: the commands on a config, and the options by which commands name one."""
+"""`tether show-config` and `tether plan`, and the arguments by which every command names a config."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,12 +18,12 @@ Profile = Annotated[
     str, typer.Argument(help="tiny, demo, hh-smollm2, gpu, or a .yaml file.", autocompletion=completion.profiles)
 ]
 Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, as ppo.kl.target=5.")
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set an option, for example ppo.kl.target=5.")
 ]
 
 
 def config_of(profile: str, set_: list[str] | None) -> "RunConfig":
-    """The configuration of a profile with its `--set` overrides."""
+    """Return the config of a profile with its `--set` overrides. Raises UserError as `load_config` does."""
     from flows.config.profiles import parse_override
     from flows.config.run_config import load_config
 
@@ -32,9 +32,9 @@ def config_of(profile: str, set_: list[str] | None) -> "RunConfig":
 
 @command(config_commands, "show-config")
 def show_config(profile: Profile, set_: Set = None) -> None:
-    """Print a profile as YAML, every default spelled out.
+    """Print a profile as YAML with every default.
 
-    The output is itself a profile."""
+    The output is a valid profile."""
     from flows.config.run_config import to_values
     from flows.config.yaml import dump
 
@@ -44,24 +44,24 @@ def show_config(profile: Profile, set_: Set = None) -> None:
 @command(config_commands, "plan")
 def plan(
     profile: Profile,
-    gpus: Annotated[int, typer.Option(metavar="N", min=0, help="GPUs that share a stage; 0 for a CPU.")] = 1,
+    gpus: Annotated[int, typer.Option(metavar="N", min=0, help="GPUs that share a stage; 0 means a CPU.")] = 1,
     memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Memory of each GPU, or of a CPU's process: 80GB, 24GiB.")
+        str | None, typer.Option(metavar="SIZE", help="Memory per GPU, or of the CPU's process: 80GB, 24GiB.")
     ] = None,
     shape: Annotated[
         str | None,
         typer.Option(
             metavar="SHAPE",
-            help="Another model: smollm2-135m, llama-3.2-1b, llama-3.1-8b, a folder with a config.json, or sizes as in "
+            help="Another model: smollm2-135m, llama-3.2-1b, llama-3.1-8b, a folder with a config.json, or sizes, as "
             "hidden_size=2048,layers=16,heads=32,kv_heads=8,intermediate_size=8192,vocabulary=128256.",
         ),
     ] = None,
     set_: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Say how much memory training needs, and what to change.
+    """Print how much memory training needs, and what to change.
 
-    Lists each phase of sft, reward and ppo. Exit code 3 if a phase does not fit."""
+    It lists each phase of sft, reward and ppo. Exit code 3 if a phase does not fit."""
     from components.planning.advice import Machine
     from components.planning.shape import read_shape
     from flows.data.pretrained import find_base

@@ -1,4 +1,4 @@
-"""`tether data`: commands on data files. Each takes `--json`, which prints one object on stdout."""
+"""`tether data`: commands on data files. With `--json` each prints one object on stdout."""
 
 import json
 from collections.abc import Mapping
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from components.human_eval.candidates.config import CandidatesJob
     from components.human_eval.candidates.sample import CandidatesSummary
 
-data = typer.Typer(help="Data files: the contract on them, candidates to label.", no_args_is_help=True)
+data = typer.Typer(help="Check data files, and make candidates to label.", no_args_is_help=True)
 
 NAMED = 5
-"""Quarantined rows that are named on the terminal; the rest are counted."""
+"""The largest number of quarantined rows that the terminal names; the rest are counted."""
 
 
 @command(data, "check")
@@ -30,21 +30,22 @@ def check(
         str | None,
         typer.Option(
             metavar="PROFILE",
-            help="Check as this run would: its tokenizer, lengths and options.",
+            help="Check with this profile's tokenizer, lengths and options.",
             autocompletion=completion.profiles,
         ),
     ] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As data.checks.no_markers.severity=error.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="For example data.checks.no_markers.severity=error."),
     ] = None,
-    demonstrations: Annotated[str | None, typer.Option(metavar="FILE", help="Demonstrations, checked with it.")] = None,
+    demonstrations: Annotated[str | None, typer.Option(metavar="FILE", help="Demonstrations to check with it.")] = None,
     prompts: Annotated[str | None, typer.Option(metavar="FILE", help="The prompts PPO will use.")] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write quarantined rows, rows for review and Data Docs here.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Judge a data file by the contract of a run. Exit code 3 if it fails."""
+    """Check a data file against the data contract. Exit code 3 if it fails."""
     from flows.config.profiles import parse_override
     from flows.data.check import FAILED, check_file, print_check
 
@@ -61,16 +62,16 @@ def check(
 @command(data, "suite")
 def suite(
     from_: Annotated[
-        str, typer.Option("--from", metavar="FILE", help="A good file of pairs, demonstrations, prompts.")
+        str, typer.Option("--from", metavar="FILE", help="A good file of pairs, demonstrations or prompts.")
     ],
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As data.columns.chosen=better.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="For example data.columns.chosen=better.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it here; else it is printed.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it to this file (default: print it).")] = None,
 ) -> None:
     """Draft a suite of expectations from a good file.
 
-    Edit it, and name it as data.suite."""
+    Edit the draft, then name it as data.suite."""
     from flows.config.profiles import parse_override
     from flows.data.suite import draft_suite
 
@@ -95,7 +96,7 @@ def candidates(
         int | None, typer.Option(metavar="N", help="Longer prompts lose their oldest turns (default: 256).")
     ] = None,
     pairs: Annotated[int | None, typer.Option(metavar="N", help="Pairs to label per prompt (default: 1).")] = None,
-    seed: Annotated[int, typer.Option(help="Of every draw.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of all random draws.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Sample responses from models and pair them for labelling."""
@@ -112,7 +113,7 @@ def candidates(
         summary, read = make_candidates(
             tether_home(), job, prompts, model, out,
             lambda done, total: progress.show({"step": done, "metrics": {}, "total": total}),
-            lambda: echo("another process computes this result; waiting for it", err=True),
+            lambda: echo("another process is computing this result; waiting for it", err=True),
         )  # fmt: skip
     _name_quarantined(read.quarantined)
     if as_json:
@@ -126,9 +127,11 @@ def label(
     file: Annotated[str, typer.Argument(help="Pairs in any format of preferences, labelled or not (or a hub name).")],
     judge: Annotated[
         str,
-        typer.Option(metavar="FOLDER|RUN:STAGE|URL", help="A language model, or an endpoint as http://HOST:PORT/v1."),
+        typer.Option(metavar="FOLDER|RUN:STAGE|URL", help="A language model, or an endpoint: http://HOST:PORT/v1."),
     ],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write; the same judge's is continued.")],
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="The folder to write; a folder of the same judge is continued.")
+    ],
     rubric: Annotated[
         Path | None, typer.Option(metavar="FILE", help="What makes a response better (default: built in).")
     ] = None,
@@ -137,26 +140,25 @@ def label(
         int | None, typer.Option(metavar="N", min=1, help="Use at most this many pairs (see --seed).")
     ] = None,
     vote: Annotated[
-        str, typer.Option(metavar="mean|agree", help="mean of both orders, or only where they agree.")
+        str, typer.Option(metavar="mean|agree", help="mean of both orders, or only pairs on which they agree.")
     ] = "mean",
-    alone: Annotated[bool, typer.Option("--alone", help="Leave out the votes that the pairs have already.")] = False,
+    alone: Annotated[bool, typer.Option("--alone", help="Leave out the votes that the pairs already have.")] = False,
     max_tokens: Annotated[
         int | None, typer.Option(metavar="N", help="Cap on an endpoint's answer in tokens (default: 16).")
     ] = None,
     patience: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="How long to retry an endpoint (default: 300).")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Draws the pairs of --max-pairs.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the choice of --max-pairs.")] = 0,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As data.columns.a=first_answer.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="For example data.columns.a=first_answer.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Ask a model which response of each pair is better.
 
     It sees each pair in both orders. An endpoint's key is read from the environment variable TETHER_JUDGE_TOKEN. The
-    votes are written to DIR/votes.jsonl, which data.preferences reads, and what is known of the judge to
-    DIR/report.json."""
+    votes go to DIR/votes.jsonl, which data.preferences reads, and statistics of the judge to DIR/report.json."""
     from rich.console import Console
 
     from components.base.errors import UserError
@@ -175,19 +177,19 @@ def label(
         found = label_file(
             tether_home(), file, judge, out, [parse_override(text) for text in set_ or []], options,
             lambda done, total: progress.show({"step": done, "metrics": {}, "total": total}),
-            lambda: echo("another process labels into the same folder; waiting for it", err=True),
+            lambda: echo("another process is labelling into the same folder; waiting for it", err=True),
         )  # fmt: skip
     if as_json:
         echo(json.dumps({**found, "out": str(out)}))
     else:
         if found["quarantined"]:
-            echo(f"{counted(found['quarantined'], 'row is', 'rows are')} not a pair to judge: see quarantine.jsonl.")
+            echo(f"{counted(found['quarantined'], 'row')} can't be judged: see quarantine.jsonl.")
         echo(report_text(found))
-        echo(f"Give {out / VOTES} as data.preferences; the votes of a model are marked as its own.")
+        echo(f"Give {out / VOTES} as data.preferences; the votes are marked as a model's.")
 
 
 def _candidates_job(seed: int, generation: Mapping[str, object], options: Mapping[str, object]) -> "CandidatesJob":
-    """The job, resolved for this machine; an option that is None keeps its default."""
+    """Return the job, resolved for this machine; an option that is None keeps its default."""
     from pydantic import ValidationError
 
     from components.base.errors import UserError
@@ -211,7 +213,7 @@ def _name_quarantined(rows: "list[Row]") -> None:
     for row in rows[:NAMED]:
         echo(f"row {row.number} is left out: {'; '.join(problem.text for problem in row.problems)}", err=True)
     if len(rows) > NAMED:
-        echo(f"and {len(rows) - NAMED} more: quarantine.jsonl names them all", err=True)
+        echo(f"and {len(rows) - NAMED} more: quarantine.jsonl lists them all", err=True)
 
 
 def _print_candidates(summary: "CandidatesSummary", out: Path) -> None:
@@ -234,7 +236,7 @@ def _print_candidates(summary: "CandidatesSummary", out: Path) -> None:
         f"({summary['duplicates']} identical to another), {counted(summary['pairs'], 'pair')}."
     )
     echo(
-        f"Write a, b, tie or both_bad into `label` of {out / 'pairs.csv'} (or pairs.jsonl; where several people label, "
-        "with a column `annotator` and their rows one below the other), then give that file as "
+        f"Write a, b, tie or both_bad into `label` of {out / 'pairs.csv'} (or pairs.jsonl; if several people label, "
+        "add a column `annotator` and put their rows below each other), then give that file as "
         "data.preferences. key.jsonl and candidates.jsonl reveal the sides: do not show them to labellers."
     )

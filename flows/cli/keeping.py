@@ -1,4 +1,4 @@
-"""`tether backup`, `restore`, `upgrade`: what keeps a home over disasters and versions."""
+"""`tether backup`, `restore` and `upgrade`: keep a home across disasters and versions."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 keeping_commands = typer.Typer()
 
 DUE = 1
-"""Exit code of `tether upgrade --check` where something is."""
+"""Exit code of `tether upgrade --check` if an upgrade is due."""
 
 
 @command(keeping_commands, "backup")
 def backup(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder to make, outside of the home.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder outside the home.")],
     config: Config = None,
 ) -> None:
-    """Write home, store and servers into a folder.
+    """Copy home, store and servers into a folder.
 
-    Runs may go on meanwhile."""
+    Runs may continue meanwhile."""
     from rich.filesize import decimal
 
     from components.base.paths import user_path
@@ -48,7 +48,7 @@ def backup(
 
 @command(keeping_commands, "restore")
 def restore(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `tether backup` wrote.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that `tether backup` wrote.")],
     config: Config = None,
 ) -> None:
     """Restore home, store and servers from a backup.

@@ -1,4 +1,4 @@
-"""`tether card`, `export`, `reproduce`, `promote`, `demote`: the commands on a finished model."""
+"""`tether card`, `export`, `eval`, `reproduce`, `promote` and `demote`: commands on a finished model."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from flows.environment import tether_home
 model_commands = typer.Typer()
 
 DIFFERS = 3
-"""Exit code where one code on one kind of machine gave other bytes."""
+"""Exit code if the same code on the same kind of machine gave different bytes."""
 
 Model = Annotated[
     str,
@@ -25,9 +25,9 @@ Model = Annotated[
     ),
 ]
 Version = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A registered version, as tether-policy/3 or tether-policy@candidate.")
+    str, typer.Argument(metavar="MODEL", help="A registered version: tether-policy/3 or tether-policy@candidate.")
 ]
-Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why; recorded with your name.")]
+Reason = Annotated[str, typer.Option(metavar="TEXT", help="The reason; recorded with your name.")]
 
 
 @command(model_commands, "card")
@@ -45,9 +45,9 @@ def export(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new or empty folder.")],
     allow_failed: Annotated[bool, typer.Option("--allow-failed", help="Export it even if its gates failed.")] = False,
 ) -> None:
-    """Write a model as a Hugging Face folder with its card.
+    """Write a model and its card as a Hugging Face folder.
 
-    For transformers, vLLM and the hub."""
+    transformers, vLLM and the hub can load it."""
     from flows.models.export import export as write
 
     facts = write(tether_home(), model, folder, allow_failed)
@@ -71,7 +71,7 @@ def evaluate(
 ) -> None:
     """Evaluate a reward model on a suite of judged pairs.
 
-    Accuracy, calibration and length by subset, with intervals clustered by prompt."""
+    It reports accuracy, calibration and length by subset, with intervals clustered by prompt."""
     from flows.models.evaluate import evaluate as score
     from flows.models.evaluate import text
 
@@ -87,17 +87,18 @@ def reproduce(
     data: Annotated[
         list[str] | None,
         typer.Option(
-            "--data", metavar="NAME[@DIGEST]=PATH",
-            help="Where an input is now, as preferences=FILE; with the start of its sha256 where two have one name.",
+            "--data",
+            metavar="NAME[@DIGEST]=PATH",
+            help="Where an input is now: preferences=FILE; add the start of its sha256 if two have one name.",
         ),
     ] = None,
     allow_other_code: Annotated[
-        bool, typer.Option("--allow-other-code", help="Even if other code computed it.")
+        bool, typer.Option("--allow-other-code", help="Recompute even if the code has changed since.")
     ] = False,
 ) -> None:
     """Recompute a model or run from its sources and compare.
 
-    It uses nothing that is stored, and compares digests and metrics."""
+    It uses no stored result, and compares digests and metrics."""
     from flows.models.reproduce import reproduce as again
     from flows.models.reproduce_text import text
 
@@ -120,19 +121,21 @@ def promote(model: Version, reason: Reason = "") -> None:
 
 @command(model_commands, "demote")
 def demote(model: Version, reason: Reason = "") -> None:
-    """Take every alias from a version.
+    """Remove every alias from a version.
 
-    No run gives it one again; only `tether promote` does."""
+    No run sets one again; only `tether promote` does."""
     from flows.models.promotion import demoted
     from tasks.runs.journal import current_user
 
     if not reason.strip():
-        raise UserError(f"demote {model}: say why, with --reason TEXT.")
+        raise UserError(f"demote {model}: give the reason with --reason TEXT.")
     echo(demoted(tether_home(), model, current_user(), reason.strip()))
 
 
 def _named_path(given: str) -> tuple[str, Path]:
     name, equals, path = given.partition("=")
     if not (name and equals and path):
-        raise UserError(f"--data {given}: give NAME=PATH or NAME@DIGEST=PATH, as --data preferences=pairs.jsonl.")
+        raise UserError(
+            f"--data {given}: give NAME=PATH or NAME@DIGEST=PATH, for example --data preferences=pairs.jsonl."
+        )
     return name, user_path(path, f"--data {name}")

@@ -1,5 +1,5 @@
-"""`tether human-eval`: what a sample can find, and how far its labels are. (`score`, which takes a run up, stands with
-the other runs.)
+"""`tether human-eval`: plan a sample, exchange batches with other tools, and count labels. The commands `score` and
+`compare`, which continue or start a run, are in `__main__`.
 """
 
 import json
@@ -15,23 +15,23 @@ from flows.cli import completion
 from flows.cli.command import Json, command, echo
 from flows.environment import tether_home
 
-human_eval = typer.Typer(help="People's labels.", no_args_is_help=True)
+human_eval = typer.Typer(help="Collect and score people's labels.", no_args_is_help=True)
 
 
 @command(human_eval, "plan")
 def plan(
-    items: Annotated[int, typer.Option(metavar="N", help="Items to judge.")],
-    raters: Annotated[int, typer.Option(metavar="K", help="People who judge.")],
+    items: Annotated[int, typer.Option(metavar="N", help="Number of items to judge.")],
+    raters: Annotated[int, typer.Option(metavar="K", help="Number of people who judge.")],
     per_item: Annotated[
-        int | None, typer.Option(metavar="M", help="Ratings of each item (default: every rater's).")
+        int | None, typer.Option(metavar="M", help="Ratings of each item (default: one by every rater).")
     ] = None,
     ties: Annotated[float, typer.Option(metavar="SHARE", help="Expected share of ties.")] = 0.15,
     rater_spread: Annotated[
-        float, typer.Option(metavar="SD", help="How far raters differ, on the logit: 0.3 is little, 1 is much.")
+        float, typer.Option(metavar="SD", help="How much raters differ, on the logit: 0.3 is little, 1 is much.")
     ] = 0.3,
     as_json: Json = False,
 ) -> None:
-    """Say which win rate a number of items and raters can find."""
+    """Print the smallest win rate that a number of items and raters can detect."""
     from flows.reports.plan import SamplePlan, findable
 
     found = findable(SamplePlan(items, raters, raters if per_item is None else per_item, ties, rater_spread))
@@ -39,7 +39,7 @@ def plan(
 
 
 class Tool(StrEnum):
-    """What reads an exported batch."""
+    """A format in which a batch is exported."""
 
     LABEL_STUDIO = "label-studio"
     CSV = "csv"
@@ -54,9 +54,9 @@ def export(
                        autocompletion=completion.runs),
     ],
     file: Annotated[Path, typer.Argument(help="The file to write.")],
-    to: Annotated[Tool, typer.Option("--to", help="What reads it.")] = Tool.LABEL_STUDIO,
+    to: Annotated[Tool, typer.Option("--to", help="The tool that will read the file.")] = Tool.LABEL_STUDIO,
 ) -> None:  # fmt: skip
-    """Write a batch for another tool. What it exports goes to `score`, or for candidates to `import`."""
+    """Write a batch for another tool. Give its results to `score`, or for candidates to `import`."""
     from flows.launch.labels import sample_of
     from flows.people.tools import export as write
 
@@ -89,13 +89,13 @@ def status(
     ] = None,
     watch: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", min=1, help="Check this often until all labels are there, then score."),
+        typer.Option(metavar="SECONDS", min=1, help="Check this often until all labels are in, then score."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Count the labels that are there, by rater.
+    """Count the labels so far, by rater.
 
-    Prefect and MLflow show it too."""
+    Prefect and MLflow show the counts too."""
     from components.human_eval.sheet import RATERS
     from flows.environment import tether_home
     from flows.people.progress import labels_progress, show_progress, when_complete
@@ -119,11 +119,11 @@ def status(
     if found.complete and watch is not None:
         echo(when_complete(home, name, folder, echo))
     elif found.complete:
-        echo(f"All labels are there. Score them: tether human-eval score {folder} --run {name}")
+        echo(f"All labels are in. Score them: tether human-eval score {folder} --run {name}")
 
 
 def show_comparison(folder: Path) -> None:
-    """Print what came of a comparison of models, where the run (its folder) is one that has been scored."""
+    """Print the result of a comparison of models, if the run in `folder` is a comparison that has been scored."""
     from flows.launch.computing import COMPARISON
 
     if (folder / COMPARISON).is_file():

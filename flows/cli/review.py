@@ -1,4 +1,4 @@
-"""`tether review`: the page on which people judge pairs, its links, and what comes of it."""
+"""`tether review`: a page on which people judge pairs, its personal links, and its results."""
 
 import json
 from collections.abc import Iterator
@@ -48,14 +48,17 @@ def serve(
     guidelines: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Guidelines to show instead of the batch's own.")
     ] = None,
-    host: Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0 is the whole network.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is the whole network.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 9430,
     address: Annotated[
-        str, typer.Option(metavar="URL", help="Its address for raters, as https://review.example.org behind a proxy.")
+        str,
+        typer.Option(
+            metavar="URL", help="The page's address for raters, such as https://review.example.org behind a proxy."
+        ),
     ] = "",
     database: Database = None,
 ) -> None:
-    """Serve the page until Ctrl-C. Answers are kept; the same command continues.
+    """Serve the page until Ctrl-C. Answers are kept: the same command continues.
 
     After the last answer the run is scored (`human_eval.when_complete`)."""
     from flows.people.progress import of_page, show_progress, when_complete
@@ -77,7 +80,7 @@ def serve(
             _print_links(links, at)
             if (people := len(raters_of(voting.engine, voting.batch.id))) < source.overlap:
                 echo(
-                    f"{counted(people, 'rater is', 'raters are')} too few for {counted(source.overlap, 'answer')} of "
+                    f"There are too few raters ({people}) for {counted(source.overlap, 'answer')} of "
                     "each item. Add some: "
                     f"tether review links {batch} --add NAME"
                 )
@@ -101,14 +104,14 @@ def links(
     renew: Annotated[
         list[str] | None,
         typer.Option(
-            "--renew", metavar="NAME", help="A new link for a rater, or for `administrator`; the old one ends."
+            "--renew", metavar="NAME", help="Make a new link for a rater or `administrator`; the old one stops working."
         ),
     ] = None,
-    address: Annotated[str, typer.Option(metavar="URL", help="Where people reach the page.")] = "",
+    address: Annotated[str, typer.Option(metavar="URL", help="The page's address for raters.")] = "",
     overlap: Overlap = None,
     database: Database = None,
 ) -> None:
-    """Print personal links, each once: only a hash of it is stored. Without options, list the raters."""
+    """Print personal links, each only once, because only its hash is stored. Without options, list the raters."""
     from flows.review.links import add_raters, address_of, raters_of, renew_link
 
     with _opened(batch, database, overlap) as (voting, _, admin):
@@ -125,14 +128,15 @@ def links(
 def export(
     batch: Batch,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write there (default: raters/ of the run, or beside the pairs).")
+        Path | None,
+        typer.Option(metavar="DIR", help="Write to this folder (default: the run's raters/, or beside the pairs)."),
     ] = None,
     overlap: Overlap = None,
     database: Database = None,
 ) -> None:
     """Write the answers so far as files.
 
-    A file for each rater of a run; of candidates, votes that data.preferences reads."""
+    For a run, one file per rater; for candidates, votes that data.preferences reads."""
     from flows.review.export import export as write
 
     with _opened(batch, database, overlap, create=False) as (voting, source, _):
@@ -141,9 +145,9 @@ def export(
 
 @command(review, "status")
 def status(batch: Batch, overlap: Overlap = None, database: Database = None, as_json: Json = False) -> None:
-    """Show progress, agreement, raters and a bound of the win rate.
+    """Show progress, agreement, raters and a bound on the win rate.
 
-    The bound stays valid however often you look. It needs the key, which the page does not have: run this where
+    The bound stays valid no matter how often you look. It needs the key, which the page does not have: run this where
     the home is, not where raters are."""
     from flows.review.batches import sample_folder
     from flows.review.bound import early_bound
@@ -159,7 +163,7 @@ def status(batch: Batch, overlap: Overlap = None, database: Database = None, as_
 
 
 def _print_links(links: "list[PersonalLink]", address: str) -> None:
-    """Print links, which nothing stores."""
+    """Print links. They are not stored anywhere."""
     if not links:
         return
     echo("Personal links, printed this once. Give each person theirs, and nobody else:")
@@ -171,7 +175,7 @@ def _print_links(links: "list[PersonalLink]", address: str) -> None:
 def _opened(
     named: str, database: str | None, overlap: int | None, guidelines: str | None = None, create: bool = True
 ) -> "Iterator[tuple[Voting, BatchSource, PersonalLink | None]]":
-    """The batch in its database, and the administrator's link where it is new there."""
+    """Open the batch in its database. Also yields the administrator's link if the batch is new."""
     from flows.review.batches import find_batch
     from flows.review.database.connect import database_file, open_database
     from flows.review.links import enter_batch

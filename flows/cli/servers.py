@@ -1,4 +1,4 @@
-"""`tether deploy`, `serve`, `ui`, `metrics` and `doctor`: servers, what works for them, and whether a machine can."""
+"""`tether deploy`, `serve`, `ui`, `metrics` and `doctor`: commands on servers, workers and this machine."""
 
 import os
 from typing import Annotated
@@ -24,37 +24,39 @@ def deploy(
     server: Annotated[
         str | None, typer.Option(metavar="URL", help="The Prefect server's API (default: $PREFECT_API_URL).")
     ] = None,
-    cron: Annotated[str | None, typer.Option(metavar="CRON", help="When it runs by itself, as '0 3 * * 1'.")] = None,
+    cron: Annotated[str | None, typer.Option(metavar="CRON", help="When it runs by itself, e.g. '0 3 * * 1'.")] = None,
     timezone: Annotated[str, typer.Option(metavar="ZONE", help="The time zone of --cron.")] = "UTC",
     active: Annotated[
         bool | None,
         typer.Option("--active/--paused", help="Start or pause it (default: unchanged; a new schedule is paused)."),
     ] = None,
     no_schedule: Annotated[
-        bool, typer.Option("--no-schedule", help="Remove the schedule that --cron made; without either it stays.")
+        bool, typer.Option("--no-schedule", help="Remove the schedule that --cron made (default: keep it).")
     ] = False,
     pool: Annotated[
         list[str] | None, typer.Option(metavar="POOL", help="Another pool that may compute stages.")
     ] = None,
     queue: Annotated[
         str | None,
-        typer.Option(metavar="QUEUE", help="The queue of its runs, as high (default: unchanged; at first `default`)."),
+        typer.Option(
+            metavar="QUEUE", help="The queue of its runs, e.g. high (default: unchanged; initially `default`)."
+        ),
     ] = None,
     alert: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
             envvar="TETHER_ALERT_URL",
-            help="A chat webhook for alerts: failed gates, crashes, labels, full disks.",
+            help="A chat webhook for alerts on failed gates, crashes, labels and full disks.",
         ),
     ] = None,
-    no_alert: Annotated[bool, typer.Option("--no-alert", help="End the alerts; without either they stay.")] = False,
+    no_alert: Annotated[bool, typer.Option("--no-alert", help="Stop the alerts (default: keep them).")] = False,
 ) -> None:
-    """Register pipeline, stages and scoring with a Prefect server."""
+    """Register the pipeline, its stages and scoring with a Prefect server."""
     config = config_of(profile, set_)
     if active is not None and cron is None:
         option = "--active" if active else "--paused"
-        raise UserError(f"{option}needs a schedule. Give it with --cron, as --cron '0 3 * * 1'.")
+        raise UserError(f"{option} needs a schedule. Give it with --cron, for example --cron '0 3 * * 1'.")
     if no_schedule and cron is not None:
         raise UserError("--no-schedule and --cron: give one of them.")
     if no_alert and alert is not None:
@@ -77,14 +79,14 @@ def deploy(
 
 
 def _alerts(url: str | None, stop: bool) -> list[str]:
-    """Do what `tether deploy` is asked about alerts; lines for a person."""
+    """Start or stop alerts as `tether deploy` was told to, and return lines that say what changed."""
     from flows.deployment import alerts
 
     if url is not None:
         alerts.alert(url)
         return ["Alerts: the server sends them to the address of --alert."]
     if stop:
-        return ["Alerts: ended." if alerts.stop_alerts() else "Alerts: there are none."]
+        return ["Alerts: stopped." if alerts.stop_alerts() else "Alerts: there are none."]
     return []
 
 
@@ -92,7 +94,7 @@ def _alerts(url: str | None, stop: bool) -> list[str]:
 def doctor() -> None:
     """Check that this machine can run Tether.
 
-    Python, torch, threads, GPU, disk, versions, servers, shadowed packages."""
+    It checks Python, torch, threads, GPU, disk, versions, servers and shadowed packages."""
     from flows.doctor import diagnose, print_findings
 
     found = diagnose(tether_home())
@@ -106,7 +108,7 @@ def doctor() -> None:
 
 @command(server_commands, "ui")
 def ui() -> None:
-    """Serve the pages of MLflow and Prefect here, until Ctrl-C."""
+    """Serve the pages of MLflow and Prefect until Ctrl-C."""
     from flows.deployment.servers import serve_pages
 
     serve_pages(tether_home(), echo)
@@ -117,13 +119,13 @@ def serve(
     pool: Annotated[list[str] | None, typer.Option(metavar="POOL", help="Work pools (default: cpu and gpu).")] = None,
     limit: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Runs at once per pool (default: 2 pipelines of cpu, 1 of others)."),
+        typer.Option(metavar="N", min=1, help="Runs at once per pool (default: 2 pipelines in cpu, 1 in others)."),
     ] = None,
     print_: Annotated[
-        bool, typer.Option("--print", help="Print what the workers print, instead of files below the home.")
+        bool, typer.Option("--print", help="Print the workers' output instead of writing it to files in the home.")
     ] = False,
 ) -> None:
-    """Run workers for Prefect's pools here, until Ctrl-C."""
+    """Run workers for Prefect's pools until Ctrl-C."""
     from flows.config.run_config import CPU_POOL, GPU_POOL
     from flows.deployment.servers import CPU_RUNS, serve_pools
     from tasks.execution import logs
@@ -137,10 +139,10 @@ def serve(
 
 @command(server_commands, "metrics")
 def metrics(
-    listen: Annotated[str, typer.Option(metavar="ADDRESS", help="Who may ask: 0.0.0.0 for every host.")] = "127.0.0.1",
+    listen: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 is any.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65535, help="0 takes a free one.")] = 9469,
 ) -> None:
-    """Serve the runs' metrics to Prometheus, until Ctrl-C."""
+    """Serve the runs' metrics to Prometheus until Ctrl-C."""
     from flows.deployment.exporter import export
 
     export(tether_home(), listen, port, bool(os.environ.get("PREFECT_API_URL")), echo)
@@ -150,5 +152,5 @@ def _need_server(how: str) -> None:
     from tasks.prefect_flow.server import check_server
 
     if not os.environ.get("PREFECT_API_URL"):
-        raise UserError(f"Name the Prefect server's API {how}, as http://127.0.0.1:4200/api.")
+        raise UserError(f"Name the Prefect server's API {how}, for example http://127.0.0.1:4200/api.")
     check_server()

@@ -1,4 +1,4 @@
-"""`tether stack`: PostgreSQL, Prefect, MLflow, an S3 server, TLS and workers on this machine, as one."""
+"""`tether stack`: run PostgreSQL, Prefect, MLflow, an S3 server, TLS and workers on this machine."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -13,16 +13,16 @@ from flows.environment import tether_home
 if TYPE_CHECKING:
     from flows.stack.config import Stack
 
-stack = typer.Typer(help="PostgreSQL, Prefect, MLflow, S3 and workers, as one.", no_args_is_help=True)
+stack = typer.Typer(help="Run PostgreSQL, Prefect, MLflow, S3 and workers together.", no_args_is_help=True)
 
 Config = Annotated[
-    Path | None, typer.Option("--config", metavar="FILE", help="What is started (default: infra/stack.yaml).")
+    Path | None, typer.Option("--config", metavar="FILE", help="The stack's config (default: infra/stack.yaml).")
 ]
 
 
 @command(stack, "up")
 def up(config: Config = None) -> None:
-    """Start what does not run yet, and wait until everything answers."""
+    """Start all parts that are not running, and wait until every part answers."""
     from rich.console import Console
 
     from flows.stack.control import print_table
@@ -31,12 +31,15 @@ def up(config: Config = None) -> None:
 
     path, here = load_config(config)
     print_table(Console(), here, start(here, path, echo), read_state(here))
-    echo(f"\nIn each terminal that uses it:  . {here.exports}\nPasswords are there and in {here.secrets}.")
+    echo(
+        f"\nRun this in each terminal that uses the stack:  . {here.exports}\n"
+        f"Passwords are there and in {here.secrets}."
+    )
 
 
 @command(stack, "status", any_home=True)
 def status(config: Config = None) -> None:
-    """Ask every part, with its password, and say what is wrong."""
+    """Check every part with its password, and report what is wrong."""
     from rich.console import Console
 
     from flows.stack.control import print_table, raise_refused
@@ -46,7 +49,7 @@ def status(config: Config = None) -> None:
     _, here = load_config(config)
     answers, state = ask(here)
     if state is None:
-        raise TetherError(f"Nothing of the stack in {here.folder} runs. `tether stack up` starts it.")
+        raise TetherError(f"No part of the stack in {here.folder} is running. `tether stack up` starts it.")
     print_table(Console(), here, answers, state)
     raise_refused(here, answers)
     if wrong := [each for each in answers if each.verdict != "ok"]:
@@ -57,18 +60,18 @@ def status(config: Config = None) -> None:
 
 @command(stack, "down", any_home=True)
 def down(config: Config = None) -> None:
-    """End everything; databases, artifacts and passwords stay."""
+    """Stop everything; databases, artifacts and passwords stay."""
     from flows.stack.control import down as end
 
     _, here = load_config(config)
     ended = end(here)
-    told = f"Ended {', '.join(ended)}." if ended else "The stack was not running."
+    told = f"Stopped {', '.join(ended)}." if ended else "The stack was not running."
     echo(f"{told} Its data stay in {here.folder}.")
 
 
 @command(stack, "rotate", any_home=True)
 def rotate(config: Config = None) -> None:
-    """Replace every password, while the stack is down."""
+    """Replace every password. The stack must be down."""
     from flows.stack.prepare import rotate as change
 
     _, here = load_config(config)
@@ -82,12 +85,12 @@ def rotate(config: Config = None) -> None:
 
 @command(stack, "logs", any_home=True)
 def logs(
-    part: Annotated[str | None, typer.Argument(help="One part, as mlflow (default: all).")] = None,
-    lines: Annotated[int, typer.Option(metavar="N", min=0, help="Lines of each part to show first.")] = 20,
+    part: Annotated[str | None, typer.Argument(help="Only this part, for example mlflow (default: all).")] = None,
+    lines: Annotated[int, typer.Option(metavar="N", min=0, help="Number of latest lines of each part.")] = 20,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Follow new lines until Ctrl-C.")] = True,
     config: Config = None,
 ) -> None:
-    """Print the parts' latest log lines, and follow new ones."""
+    """Print the parts' latest log lines and follow new ones."""
     from flows.stack.logs import follow as tail
 
     with suppress(KeyboardInterrupt):
@@ -95,7 +98,7 @@ def logs(
 
 
 def load_config(config: Path | None) -> "tuple[Path, Stack]":
-    """Return the config's file, and the stack that it describes in this home."""
+    """Return the path of the config file, and the stack that it describes for this home."""
     from flows.stack.config import DEFAULT, load_stack
 
     path = config or DEFAULT

@@ -1,4 +1,4 @@
-"""`tether store`: what is kept, whether it holds, what may go, and runs as files. `--json` prints one object."""
+"""`tether store`: list, verify, clean up, export and import. `--json` prints one object."""
 
 import json
 from collections import Counter
@@ -24,12 +24,12 @@ store = typer.Typer(help="The artifact store: list, verify, collect garbage, exp
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's id.", autocompletion=completion.runs)]
 DAMAGED = 1
 NAMED = 20
-"""Lines that are printed of each kind; the rest are counted, and `--json` has them."""
+"""The largest number of lines printed of each kind; the rest are counted. `--json` prints all."""
 
 
 @command(store, "ls")
 def list_(as_json: Json = False) -> None:
-    """List artifacts and what keeps each of them from `gc`."""
+    """List artifacts and what protects each of them from `gc`."""
     from tasks.retention.needs import artifacts
 
     here = _store()
@@ -43,11 +43,11 @@ def list_(as_json: Json = False) -> None:
             f"{line(each.stage):<18}{each.digest[:12]}  {_size(each.size):>9}  {line(each.time[:16])}  {told}"
             f"\n    kept by {_keepers(each.kept_by)}"
         )
-    echo(f"{counted(len(found), 'artifact')} in {here.place.where}. Files that several share are counted in each.")
+    echo(f"{counted(len(found), 'artifact')} in {here.place.where}. Sizes count shared files once for each artifact.")
 
 
 def _keepers(kept_by: list[str] | None) -> str:
-    return "what isn't known" if kept_by is None else ", ".join(kept_by) or "nothing"
+    return "(unknown, because a file is damaged)" if kept_by is None else ", ".join(kept_by) or "nothing"
 
 
 @command(store, "verify")
@@ -71,7 +71,7 @@ def verify(as_json: Json = False) -> None:
             echo(
                 "A run that needs a damaged or missing file computes it again, which repairs the store; `tether store "
                 "gc` "
-                "removes what no run needs."
+                "removes artifacts that no run needs."
             )
         elif report.orphaned:
             echo("Orphans are harmless; `tether store gc` removes them when they are an hour old.")
@@ -85,11 +85,11 @@ def collect(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be removed; remove nothing.")] = False,
     shared: Annotated[
         bool,
-        typer.Option("--shared", help="Also from TETHER_STORE, where Tether sees others' pins but not their runs."),
+        typer.Option("--shared", help="Also clean TETHER_STORE, where Tether sees others' pins but not their runs."),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Remove what no run, pin or registered model needs. Runs' own folders stay."""
+    """Remove what no run, pin or registered model needs. The folders of runs stay."""
     from components.store.retention import collect as sweep
     from tasks.retention.needs import needs
 
@@ -112,7 +112,7 @@ def export(
 ) -> None:
     """Write a run and every artifact it needs into one file.
 
-    The same run gives the same bytes."""
+    The same run always gives the same bytes."""
     from tasks.retention.archive import export_run
 
     name, target = export_run(_store(), run, to)
@@ -120,7 +120,7 @@ def export(
 
 
 @command(store, "import")
-def import_(file: Annotated[Path, typer.Argument(help="What `tether store export` wrote.")]) -> None:
+def import_(file: Annotated[Path, typer.Argument(help="A file that `tether store export` wrote.")]) -> None:
     """Import an exported run.
 
     Everything is verified before anything is written. A digest does not show who made the file."""
@@ -129,7 +129,7 @@ def import_(file: Annotated[Path, typer.Argument(help="What `tether store export
 
     done = import_run(_store(), user_path(str(file), "import"))
     echo(
-        f"run {done.run} {'is here now' if done.new_run else 'was here already, and stays as it is'}: "
+        f"run {done.run} {'has been imported' if done.new_run else 'was here already, and is unchanged'}: "
         f"{counted(done.records, 'record')} ({done.new_records} new), {counted(done.objects, 'object')}. See `tether "
         f"status {done.run}`."
     )
@@ -141,9 +141,9 @@ def import_(file: Annotated[Path, typer.Argument(help="What `tether store export
 
 @command(store, "pin")
 def pin(run: Run) -> None:
-    """Keep what a run needs, whatever `gc` is asked to remove.
+    """Protect everything a run needs from `gc`.
 
-    On a shared store it is kept for everybody."""
+    On a shared store it is protected for everybody."""
     from components.store.retention import write_pin
     from tasks.runs.status import load_status
 
@@ -155,7 +155,7 @@ def pin(run: Run) -> None:
 
 @command(store, "unpin")
 def unpin(run: Run) -> None:
-    """Let `gc` treat a run like any other again."""
+    """Remove a run's pin, so that `gc` treats it like any other run."""
     from components.store.retention import remove_pin
 
     here = _store()
@@ -181,7 +181,7 @@ def _name(lines: Iterable[str]) -> None:
     for each in lines[:NAMED]:
         echo(line(each))
     if len(lines) > NAMED:
-        echo(f"... and {len(lines) - NAMED} more (--json names all)")
+        echo(f"... and {len(lines) - NAMED} more (--json lists all)")
 
 
 def _counted(gone: "list[Gone]") -> str:

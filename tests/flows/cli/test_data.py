@@ -159,7 +159,7 @@ def test_a_mistake_ends_in_one_paragraph_and_writes_nothing(tether_here, desk: P
     [
         (["alpha", "alpha"], "it is the same model as --model"),
         (["r2:ppo"], "there is no run r2"),
-        (["r1:reward"], "reward is not a stage with a language model; name sft or ppo"),
+        (["r1:reward"], "stage reward has no language model; name sft or ppo"),
         (["r1:sft"], "run r1 has no sft model"),
         (["broken"], "holds no model: its config.json can't be read"),
         (["classifier"], "holds a LlamaForSequenceClassification, which writes no text"),

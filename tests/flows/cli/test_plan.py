@@ -52,7 +52,7 @@ def test_without_a_memory_nothing_is_judged(tether_here: Any, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["tiny", "--memory", "lots"], "--memory lots: give a size with its unit, as 80GB"),
+        (["tiny", "--memory", "lots"], "--memory lots: give a size with its unit, such as 80GB"),
         (["tiny", "--memory", "80"], "--memory 80: give a size with its unit"),
         (["tiny", "--memory", "0GB"], "--memory 0GB: give a size"),
         (["tiny", "--shape", "gpt-9"], "--shape gpt-9: no such model"),
@@ -85,7 +85,7 @@ def test_reward_models_of_ppo_rewards_are_counted_from_their_files_and_those_of_
     assert {*sft, *reward} == {None} and set(ppo) == {4 * (60 + 2 * 30)}
     assert told["uncounted"] == ["org/judge@main"]
     said = plan(tether_here, tmp_path, *options).stdout
-    assert "Not counted: the reward models org/judge@main of ppo.rewards, which no folder here holds." in said
+    assert "Not counted: reward models of ppo.rewards that are not in a folder here: org/judge@main." in said
     (one / "model.safetensors").write_bytes(b"no tensors")
     done = plan(tether_here, tmp_path, *options)
     assert done.returncode == 2

@@ -104,7 +104,7 @@ def test_an_exported_run_is_a_run_of_another_home_and_its_export_there_is_the_sa
     assert tether("store", "export", "r1", "--to", "run.tar", home=home).returncode == 2
     other = tmp_path / "elsewhere" / "home"
     other.mkdir(parents=True)
-    for expected in ("is here now", "was here already"):
+    for expected in ("has been imported", "was here already"):
         taken = tether("store", "import", str(tmp_path / "run.tar"), home=other)
         assert taken.returncode == 0 and expected in taken.stdout, taken.stderr
     assert sorted(each.run for each in Graph.of(ArtifactStore(other)).node(records["ppo"].digest).records) == ["r1"]
