@@ -1,1 +1,1 @@
-"""Data and base models, before a run: check a file, sample candidates, fetch a pretrained model."""
+"""Prepare data and base models before a run: check a file, sample candidates, label pairs, fetch a model."""

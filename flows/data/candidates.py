@@ -1,4 +1,4 @@
-"""`tether data candidates`: find the models, then sample under a key, so that the same command goes on where it was."""
+"""`tether data candidates`: find the models and sample under a key, so that the same command continues its work."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from tasks.runs.status import load_status
 from tasks.stages import TORCH
 
 STAGES = ("sft", "ppo")
-"""Stages whose artifact is a language model."""
+"""Stages that produce a language model."""
 
 
 def make_candidates(
@@ -32,18 +32,19 @@ def make_candidates(
     report: Callable[[int, int], None],
     on_wait: Callable[[], None] | None = None,
 ) -> tuple[CandidatesSummary, Prompts]:
-    """Write candidates into `out`, unless this very call has done so before.
+    """Sample candidates into `out`. If the same call has already finished there, only return its summary.
 
     Args:
         source: a data file, saved folder or hub name.
-        models: each the folder of a model, or RUN:STAGE.
-        on_wait: called where another process is at the same.
+        models: for each model its folder or RUN:STAGE.
+        report: called with the number of responses done and their total.
+        on_wait: called if another process is already computing the same.
 
     Returns:
-        The summary that stands in `out`, and the prompts as they were read.
+        The summary stored in `out`, and the prompts that were read.
 
     Raises:
-        UserError: prompts or models can't be read, or `out` holds something else.
+        UserError: prompts or models can't be read, or `out` has other content.
     """
     path = resolve_source(source, HubConfig(), home / "datasets", "PROMPTS")
     prompts = read_prompts(path, job.candidates.max_characters)
@@ -67,11 +68,10 @@ def make_candidates(
 
 
 def find_models(names: Sequence[str], home: Path, option: str = "--model") -> list[CandidateModel]:
-    """Return the models that `names` name, values of `option`.
+    """Return the models that `names` gives as values of `option`.
 
     Raises:
-        UserError: there is no such folder, run or stage, or it holds no language model, or a name or a model appears
-            twice.
+        UserError: there is no such folder, run or stage, it has no language model, or a model is given twice.
     """
     found: dict[str, CandidateModel] = {}
     for name in names:
@@ -93,11 +93,11 @@ def _find_model(name: str, home: Path, option: str) -> CandidateModel:
     if not run:
         raise UserError(
             f"{option} {name}: there is no such folder (looked for {path.absolute()}). Give the folder of a Hugging "
-            f"Face model, or RUN:STAGE, as {{run}}:ppo (`tether status` shows the newest run)."
+            f"Face model, or RUN:STAGE, for example {run}:ppo (`tether status` shows the newest run)."
         )
     if stage not in STAGES:
         raise UserError(
-            f"{option} {name}: {stage or 'nothing'} is not a stage with a language model; name {' or '.join(STAGES)}."
+            f"{option} {name}: stage {stage or '(empty)'} has no language model; name {' or '.join(STAGES)}."
         )
     if (digest := load_status(home, run).stage(stage).digest) is None:
         raise UserError(f"{option} {name}: run {run} has no {stage} model: that stage has no result.")
@@ -105,7 +105,7 @@ def _find_model(name: str, home: Path, option: str) -> CandidateModel:
 
 
 def _checked(folder: Path, name: str, option: str) -> Path:
-    """Return the folder that holds the model's files, if they are those of a language model."""
+    """Return the folder that holds the model's files, after checking that it is a language model."""
     inner = folder / "model" if (folder / "model").is_dir() else folder
     if any(inner.glob("*.gguf")):
         return inner
@@ -120,11 +120,11 @@ def _checked(folder: Path, name: str, option: str) -> Path:
 
 
 def _check_writable(out: Path) -> None:
-    """Refuse now what would fail when all is sampled."""
+    """Refuse an `out` that can't be written before sampling, not after it."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         writable = os.access(out.parent, os.W_OK)
     except OSError:
         writable = False
     if not writable:
-        raise UserError(f"--out {out}: nothing can be written into {out.parent}. Name another folder.")
+        raise UserError(f"--out {out}: {out.parent} can't be written to. Name another folder.")

@@ -1,4 +1,4 @@
-"""`tether data check`: find the files, judge them, show what was found."""
+"""`tether data check`: find the files, check them and print what was found."""
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 FAILED = GateFailed.exit_code
 MOST_MODELS = 10
-"""Models whose strengths are on the terminal, the strongest first."""
+"""The largest number of models whose strengths the terminal shows, strongest first."""
 LOWEST = 5
-"""Annotators who are named on the terminal, those surest to agree little; `--json` has all."""
+"""The largest number of annotators that the terminal names, lowest agreement first; `--json` has all."""
 DEFAULTS = "demo"
-"""The profile whose options hold where none is named; without one, nothing is asked of tokens."""
+"""The profile whose options apply if none is named. Checks that need a tokenizer are then skipped."""
 
 
 def check_file(
@@ -41,13 +41,13 @@ def check_file(
     overrides: Sequence[Override],
     out: Path | None,
 ) -> "FileReport":
-    """Judge `file` (and `demonstrations`, `prompts` in `others`) as a run of `profile` would.
+    """Check `file` (and `demonstrations`, `prompts` in `others`) as a run of `profile` would, and return the findings.
 
     Args:
-        out: a folder that does not exist yet; None writes nothing.
+        out: a new folder for quarantined rows and Data Docs; None writes nothing.
 
     Raises:
-        UserError: a file can't be read or is none that a run reads, or `out` is there.
+        UserError: a file can't be read or is of no kind that a run reads, or `out` exists.
     """
     from rich.console import Console
 
@@ -61,7 +61,7 @@ def check_file(
     from tasks.execution.progress import StageProgress
 
     if out is not None and out.exists():
-        raise UserError(f"--out {out}: it exists already. Name a new folder.")
+        raise UserError(f"--out {out}: this folder already exists. Name a new one.")
     config = with_template(load_config(profile or DEFAULTS, overrides))
     hub = config.data.hub
     path = resolve_source(file, hub, home / "datasets", "the file")
@@ -72,7 +72,7 @@ def check_file(
             if kind == "sheet":
                 raise UserError(f"--{name} {value}: a rating sheet ({file}) is checked alone. Leave it out.")
             if name in inputs:
-                raise UserError(f"--{name} {value}: {file} holds {name} too. Give one of them.")
+                raise UserError(f"--{name} {value}: {file} also holds {name}. Give only one of them.")
             inputs[name] = resolve_source(value, hub, home / "datasets", f"--{name}")
     if kind != "sheet":
         judged = [inputs["preferences"]] if config.data.reference and "preferences" in inputs else []
@@ -96,7 +96,7 @@ def check_file(
         with written as folder:
             try:
                 report = check(job, inputs, Path(scratch), folder, show, tokenized=profile is not None)
-            except NothingValid as error:  # the contract fails, which is not a mistake in how it was asked for
+            except NothingValid as error:  # data that fail the contract are a result, not an error in the call
                 report = error.report
     used = {
         *config.data.reward_columns,
@@ -115,16 +115,16 @@ def check_file(
         report["passed"] = False
         report["reasons"] = [
             *report.get("reasons", ()),
-            f"{file} looks like preferences, and no pair was read from it: it was read as {reading.format}",
+            f"{file} looks like preferences, but it was read as {reading.format} and no pair was found in it",
         ]
     return report
 
 
 def _beside(config: RunConfig, home: Path, preferences: Sequence[str]) -> dict[str, Path]:
-    """Return the suite, the prompts and the earlier data that the config names for a contract, as inputs.
+    """Return the suite, the prompts and the earlier data that the config names for the contract, as inputs.
 
     Args:
-        preferences: their digests.
+        preferences: digests of the preference files, which `data.reference=last` must differ from.
     """
     found: dict[str, Path] = {}
     for kind in BESIDE:
@@ -135,7 +135,7 @@ def _beside(config: RunConfig, home: Path, preferences: Sequence[str]) -> dict[s
 
 
 def _names(kind: str, paths: Sequence[Path]) -> list[str]:
-    """Return the names of files as inputs, as a run calls them unless two of a name are told apart by their bytes."""
+    """Return the files' input names, the same as in a run except where two files have the same name."""
     absolute = [path.absolute() for path in paths]
     return input_names(kind, absolute, [digest_json(str(path)) for path in absolute])
 
@@ -152,7 +152,7 @@ def _annotators(table: "list[AnnotatorRow]") -> str:
     )
     return (
         f"{counted(len(table), 'annotator')}. Least in agreement with the majority of the others: "
-        f"{said or 'nobody else voted'}."
+        f"{said or 'no two annotators voted on the same row'}."
     )
 
 
@@ -182,8 +182,8 @@ def _models(report: "FileReport") -> str:
 def _label_noise(found: "LabelNoiseReport") -> str:
     agrees = f"a model of words and lengths agrees with {found['accuracy']:.1%} of held-out pairs"
     if found["share"] is None:
-        return f"Flipped labels can't be estimated: {agrees}, which is too few."
-    return f"Flipped labels, as estimated: {found['share']:.1%}{_interval(found['interval'])}; {agrees}."
+        return f"The share of flipped labels can't be estimated: {agrees}, which is too few."
+    return f"Estimated share of flipped labels: {found['share']:.1%}{_interval(found['interval'])}; {agrees}."
 
 
 def _read_as(report: "FileReport") -> Iterator[str]:
@@ -192,8 +192,8 @@ def _read_as(report: "FileReport") -> Iterator[str]:
         yield f"{read['file']}: read as {name if read['source'] != read['format'] else read['source']}."
         if read["source"] == "sheet":
             yield (
-                f"To score it, `tether human-eval score {read['file']} --run RUN`, which also checks that its "
-                "texts are those given out."
+                f"Score it with `tether human-eval score {read['file']} --run RUN`, which also checks that its texts "
+                "are the exported ones."
             )
         if read["ignored"]:
             yield f"Columns that are not used: {listed(read['ignored'])}."
@@ -202,18 +202,18 @@ def _read_as(report: "FileReport") -> Iterator[str]:
 
 
 def _kept_out(report: "FileReport", out: Path | None) -> Iterator[str]:
-    """Yield the first rows that are kept out, each with its reasons, and where the reasons of all are."""
+    """Yield the first quarantined rows with their reasons, and where to find the rest."""
     rows = report.get("kept_out", [])
     several = len({row["file"] for row in rows}) > 1
     for row in rows:
         yield f"{row['file'] + ' ' if several else ''}row {row['row']}: {'; '.join(row['reasons'])}"
     rest = report["quarantined"] - len(rows)
     if rest > 0:
-        yield f"and {rest:,} more" + ("." if out else "; `--out FOLDER` writes all of them, with reasons.")
+        yield f"and {rest:,} more" + ("." if out else "; `--out FOLDER` writes all of them with their reasons.")
 
 
 def print_check(report: "FileReport", out: Path | None) -> None:
-    """A table of the checks that found something, then the votes, then what passes."""
+    """Print the checks that found something as a table, then statistics of the votes, then the verdict."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -280,10 +280,10 @@ def print_check(report: "FileReport", out: Path | None) -> None:
     failed = ", ".join(c["name"] for c in report["checks"] if not c["passed"] and c["severity"] == "error")
     for reason in report.get("reasons", ()):
         say(line(reason.rstrip(".") + "."))
-    failed = failed or "nothing was read that a run could learn from"
+    failed = failed or "no row was read that a run could train on"
     say("The contract holds." if report["passed"] else f"The contract fails: {line(failed)}.")
     if any(c["rows"] and not c["passed"] and c["severity"] == "error" for c in report["checks"]):
         say(
-            "Correct these rows or remove them, then check again. To allow a larger share of them: "
-            "--set data.checks.CHECK.threshold=SHARE, here and for the run."
+            "Correct or remove these rows, then check again. To allow a larger share of them, pass "
+            "--set data.checks.CHECK.threshold=SHARE, here and in the run."
         )

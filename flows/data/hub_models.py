@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub: a name becomes one commit before a run's first key, and that commit a folder."""
+"""Hugging Face hub models: resolve a name to a commit before a run's first key, and the commit to a folder."""
 
 import os
 import re
@@ -14,35 +14,35 @@ FILES = (
     "*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "tokenizer*", "vocab.*",
     "merges.txt", "*.model", "special_tokens_map.json", "added_tokens.json", "chat_template*",
 )  # fmt: skip
-"""Files that are downloaded from a repository: weights as safetensors, configs and the tokenizer."""
+"""Files that are downloaded from a repository: safetensors weights, configs and the tokenizer."""
 WHENCE = "hub.json"
-"""Names repository and commit in the folder, so that the folder's digest, and with it each key, depends on them."""
+"""A file in the model's folder that names repository and commit, so that the folder's digest and every key depend on
+them."""
 
 _NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[A-Za-z0-9][\w./-]*))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def is_hub_name(text: str) -> bool:
-    """Return whether `text` is written as a model of the hub is: `org/name`, or `org/name@revision`."""
+    """Return whether `text` has the form of a hub model: `org/name` or `org/name@revision`."""
     return _NAME.fullmatch(text) is not None
 
 
 def hub_model(name: str, home: Path, field: str = "sft.base") -> tuple[str, Path]:
-    """Download a model of the hub to a folder below `home`; its files are hard links into huggingface_hub's cache.
-
-    They are copies where the cache is on another disk.
+    """Download a hub model into a folder below `home`. The files are hard links into huggingface_hub's cache, or copies
+    if the cache is on another disk.
 
     Args:
-        name: `org/name`, or `org/name@revision`, a branch, tag or commit. A commit that is already below `home`
+        name: `org/name`, or `org/name@revision` with a branch, tag or commit. A commit that is already below `home`
             needs no network.
-        home: the `TETHER_HOME`.
-        field: the option that names it, for the error.
+        home: the Tether home.
+        field: the option that gives the name, for errors.
 
     Returns:
         `org/name@commit`, and its folder.
 
     Raises:
-        UserError: there is no such model or revision, it has no safetensors, or the download fails.
+        UserError: there is no such model or revision, it has no safetensors file, or the download fails.
     """
     found = _NAME.fullmatch(name)
     assert found is not None, name
@@ -55,7 +55,7 @@ def hub_model(name: str, home: Path, field: str = "sft.base") -> tuple[str, Path
     files = [path for path in sorted(snapshot.iterdir()) if any(fnmatch(path.name, each) for each in FILES)]
     if not any(path.suffix == ".safetensors" for path in files):
         raise UserError(
-            f"{field} = {name}: commit {commit} has no safetensors file, the only weights that are read from the hub. "
+            f"{field} = {name}: commit {commit} has no safetensors file. Tether reads no other weights from the hub. "
             f"Convert it to safetensors, or download a GGUF file and give its path."
         )
     try:
@@ -64,7 +64,7 @@ def hub_model(name: str, home: Path, field: str = "sft.base") -> tuple[str, Path
                 _share(path.resolve(), draft / path.name)
             write_json(draft / WHENCE, {"repository": repo, "commit": commit})
     except OSError:
-        if not folder.is_dir():  # else it was there, or another process was faster
+        if not folder.is_dir():  # otherwise the folder existed, or another process was faster
             raise
     return f"{repo}@{commit}", folder
 
@@ -74,7 +74,7 @@ def _folder(repo: str, commit: str, home: Path) -> Path:
 
 
 def _share(blob: Path, target: Path) -> None:
-    """Make a file of the cache a file of ours: the same one where both are on one disk, else a copy."""
+    """Link a file of the cache to `target`, or copy it if they are on different disks."""
     try:
         os.link(blob, target)
     except OSError:
@@ -82,7 +82,7 @@ def _share(blob: Path, target: Path) -> None:
 
 
 def _download(repo: str, revision: str | None, named: str) -> Path:
-    """Return the folder of a snapshot in huggingface_hub's cache, whose name is the commit. Raises as `hub_model`."""
+    """Return the snapshot's folder in huggingface_hub's cache; its name is the commit. Raises as `hub_model` does."""
     from huggingface_hub import constants, errors, snapshot_download
     from huggingface_hub.utils import disable_progress_bars
 
@@ -93,13 +93,13 @@ def _download(repo: str, revision: str | None, named: str) -> Path:
         at = f"{repo}{f' --revision {revision}' if revision else ''}"
         if constants.HF_HUB_OFFLINE:
             raise UserError(
-                f"{named}: HF_HUB_OFFLINE is set, and {constants.HF_HUB_CACHE} has no whole copy of it. Run "
+                f"{named}: HF_HUB_OFFLINE is set, and {constants.HF_HUB_CACHE} has no complete copy of the model. Run "
                 f"`hf download {at}` on a machine with a network and copy its cache here, unset HF_HUB_OFFLINE, or "
                 f"give a folder."
             ) from error
         raise UserError(
-            f"{named}: {constants.ENDPOINT} does not answer, and {constants.HF_HUB_CACHE} has no whole copy of it. "
-            f"Check the network (HF_ENDPOINT names another hub), or give a folder."
+            f"{named}: {constants.ENDPOINT} does not answer, and {constants.HF_HUB_CACHE} has no complete copy of the "
+            f"model. Check the network (HF_ENDPOINT names another hub), or give a folder."
         ) from error
     except errors.GatedRepoError as error:
         raise UserError(
@@ -108,14 +108,14 @@ def _download(repo: str, revision: str | None, named: str) -> Path:
         ) from error
     except errors.RevisionNotFoundError as error:
         raise UserError(
-            f"{named}: {repo} has no revision {revision}. Name a branch, a tag or a commit of it."
+            f"{named}: {repo} has no revision {revision}. Name one of its branches, tags or commits."
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise UserError(
             f"{named}: there is no folder of that name, and no model that you may read at {constants.ENDPOINT}/{repo}. "
             f"Check the name; for a private model log in with `hf auth login` or set HF_TOKEN."
         ) from error
-    except Exception as error:  # whatever its transports, its parsers and the disk raise
+    except Exception as error:  # any exception of its transports and parsers, or of the disk
         if disk_error(error):
             raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,4 +1,4 @@
-"""`tether data label`: a model's votes on the pairs of a file, kept as they come."""
+"""`tether data label`: let a model vote on the pairs of a file, and keep each answer as it arrives."""
 
 import dataclasses
 import hashlib
@@ -33,23 +33,23 @@ from flows.data.check import DEFAULTS
 
 VOTES, REPORT, QUARANTINE = "votes.jsonl", "report.json", "quarantine.jsonl"
 _STAY = ("decided", "votes_once")
-"""Checks that a pair to judge need not pass."""
+"""Checks that a pair may fail and still be judged."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LabelOptions:
-    """What is asked of a judge, and what is written."""
+    """How a judge is asked, and what is written."""
 
     model: str | None = None
     """The model's name at an endpoint."""
     rubric: Path | None = None
-    """A file; None for the one that ships."""
+    """A rubric file; None for the built-in rubric."""
     rule: VoteRule = "mean"
     max_pairs: int | None = None
-    """At most so many pairs, a seeded choice that does not depend on their order."""
+    """The largest number of pairs: a seeded choice that does not depend on the order of the file."""
     seed: int = 0
     alone: bool = False
-    """Write the judge's own votes only."""
+    """Write only the judge's votes, not those that the pairs already have."""
     endpoint: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Further options of `EndpointConfig`."""
 
@@ -58,14 +58,14 @@ class ReadPairs(NamedTuple):
     """The pairs of a file."""
 
     pairs: list[PairToJudge]
-    """Each once, in the order of the file."""
+    """Each pair once, in the order of the file."""
     repeated: int
-    """Rows whose pair stands in an earlier row."""
+    """Number of rows whose pair is already in an earlier row."""
     quarantined: list[Row]
 
 
 class _Asked(NamedTuple):
-    """A judge: what it is, and how to open it."""
+    """A judge: its name, its description, and how to open it."""
 
     name: str
     about: dict[str, Any]
@@ -82,16 +82,19 @@ def label_file(
     report: Callable[[int, int], None],
     on_wait: Callable[[], None] | None = None,
 ) -> dict[str, Any]:
-    """Ask `judge` about the pairs of `file`, and write votes and report into `out`; returns the report.
+    """Ask `judge` about the pairs of `file`, write votes and report into `out`, and return the report.
 
-    An `out` of the same judge and rubric is continued: what it answered is not asked again.
+    If `out` holds answers of the same judge and rubric, they are reused and only the rest is asked.
 
     Args:
-        judge: the folder of a language model, a run's (RUN:sft, RUN:ppo), or the URL of an OpenAI-compatible endpoint.
+        judge: the folder of a language model, a run's model (RUN:sft, RUN:ppo), or the URL of an OpenAI-compatible
+            endpoint.
+        report: called with the number of pairs done and their total.
+        on_wait: called if another process is already writing to `out`.
 
     Raises:
-        UserError: the file, the judge or the rubric can't be read, or `out` holds something else. Unreachable: the
-            endpoint does not answer.
+        UserError: the file, the judge or the rubric can't be read, or `out` has other content.
+        Unreachable: the endpoint does not answer.
     """
     rubric = _rubric(options.rubric)
     data = load_config(DEFAULTS, overrides).data
@@ -128,10 +131,10 @@ def label_file(
 
 
 def read_pairs(path: Path, data: DataConfig) -> ReadPairs:
-    """Return the pairs of a preference file in any format, labelled or not (`tether data candidates` writes some).
+    """Return the pairs of a preference file in any format, labelled or not, such as those of `tether data candidates`.
 
     Raises:
-        UserError: it can't be read, or holds no pair.
+        UserError: the file can't be read, or has no pair.
     """
     source = RowSource.named("preferences", path, data)._replace(kept=())
     unlabelled: set[int] = set()
@@ -146,12 +149,13 @@ def read_pairs(path: Path, data: DataConfig) -> ReadPairs:
         found.setdefault(pair.id, pair)
     if not found:
         why = f" Row {quarantined[0].number}: {quarantined[0].problems[0].text}." if quarantined else ""
-        raise UserError(f"{path} holds no pair to judge.{why} Give rows with `prompt`, `a` and `b`.")
+        raise UserError(f"{path} has no pair to judge.{why} Give rows with `prompt`, `a` and `b`.")
     return ReadPairs(list(found.values()), repeated, quarantined)
 
 
 def _with_labels(rows: Iterable[RawRow], unlabelled: set[int]) -> Iterator[RawRow]:
-    """`rows`, those with two responses and no label yet as a tie, which reads; `unlabelled` gets their numbers."""
+    """Yield `rows`, with each unlabelled pair marked as a tie so that it can be read; its number goes to
+    `unlabelled`."""
     for raw in rows:
         data = raw.data
         if raw.problem is None and {"prompt", "a", "b"} <= data.keys() and not {"votes_a", "annotator"} & data.keys():
@@ -178,8 +182,8 @@ def _pair(row: Row, unlabelled: bool) -> PairToJudge:
 
 
 def _chosen(pairs: Sequence[PairToJudge], options: LabelOptions) -> list[PairToJudge]:
-    """Return the pairs to ask about, in the order of asking: a larger choice with the same seed begins with a smaller
-    one."""
+    """Return the pairs to ask about, in the order of asking. With the same seed a larger choice starts with a smaller
+    one, so a continued run reuses its answers."""
     if options.max_pairs is None:
         return list(pairs)
     drawn = sorted(pairs, key=lambda pair: hashlib.sha256(f"label {options.seed} {pair.id}".encode()).digest())
@@ -195,7 +199,7 @@ def _rubric(file: Path | None) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--rubric {file}: it can't be read ({error}). Name a text file in UTF-8.") from error
     if not text.strip():
-        raise UserError(f"--rubric {file} is empty. Write into it what makes a response better.")
+        raise UserError(f"--rubric {file} is empty. Write in it what makes a response better.")
     return text
 
 
@@ -205,7 +209,7 @@ def _endpoint(url: str, options: LabelOptions) -> _Asked:
     from flows.config.errors import explain
 
     if options.model is None:
-        raise UserError(f"--judge {url}: name the model that the endpoint has, as --model NAME.")
+        raise UserError(f"--judge {url}: name the endpoint's model with --model NAME.")
     values = {"url": url, "model": options.model, **options.endpoint}
     try:
         config = EndpointConfig.model_validate(values)
@@ -216,7 +220,7 @@ def _endpoint(url: str, options: LabelOptions) -> _Asked:
 
 def _folder(judge: str, home: Path, options: LabelOptions) -> _Asked:
     if options.model is not None or options.endpoint:
-        raise UserError(f"--judge {judge}: --model and --max-tokens are for an endpoint, and this is not a URL.")
+        raise UserError(f"--judge {judge}: --model and --max-tokens need an endpoint's URL, and this is not a URL.")
     (model,) = find_models([judge], home, "--judge")
     runtime = Runtime().resolve()
     name = Path(judge).name or judge
@@ -225,20 +229,20 @@ def _folder(judge: str, home: Path, options: LabelOptions) -> _Asked:
 
 
 def report_text(found: dict[str, Any]) -> str:
-    """Return what was found of a judge, for people."""
+    """Return the report on a judge as text."""
     lines = [f"{found['judge']}: {counted(found['pairs'], 'pair')}, {counted(found['prompts'], 'prompt')}."]
     if found["repeated"]:
         lines.append(f"Left out as repeated pairs: {counted(found['repeated'], 'row')}.")
     if found["unreadable"]:
         lines.append(
-            f"{counted(found['unreadable'], 'pair has', 'pairs have')} no vote: an answer names neither response, or "
-            "there is none."
+            f"{counted(found['unreadable'], 'pair has', 'pairs have')} no vote, because an answer is missing or names "
+            "neither response."
         )
     if "first" in found:
         lines += [
             f"Votes: {found['votes']['a']} a, {found['votes']['b']} b, {counted(found['votes']['tie'], 'tie')}.",
-            f"Answers for the response shown first: {_ranged(found, 'first')} (impartial: 0.5).",
-            f"Both orders name the same response: {_ranged(found, 'consistent')}.",
+            f"The judge prefers the response shown first: {_ranged(found, 'first')} (impartial: 0.5).",
+            f"Both orders give the same winner: {_ranged(found, 'consistent')}.",
         ]
     if "longer" in found:
         lines.append(f"Votes for the longer response: {_ranged(found, 'longer')}.")
@@ -247,7 +251,7 @@ def report_text(found: dict[str, Any]) -> str:
             f"Agreement with people on {counted(found['decided_by_people'], 'pair')}: "
             f"{_ranged(found, 'agreement')}, "
             f"over {found['interval_over']}.",
-            f"Always the longer response would have: {_ranged(found, 'longer_agreement')}.",
+            f"Always choosing the longer response would agree: {_ranged(found, 'longer_agreement')}.",
         ]
     return "\n".join([*lines, "Intervals: 95 %, clustered by prompt."] if "first" in found else lines)
 

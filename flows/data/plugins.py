@@ -1,4 +1,4 @@
-"""The plug-ins that a run names for its gates and data files, as the run begins."""
+"""Resolve the plug-ins that a run names for its gates and data files, when the run begins."""
 
 from components.gates.judging import ExtraGate
 from components.keys.plugins import find_plugin, plugin_code
@@ -6,7 +6,8 @@ from flows.config.run_config import RunConfig
 
 
 def settled_readers(config: RunConfig) -> RunConfig:
-    """`config` with the code of each plug-in of `data.readers`. Raises UserError where one is not installed."""
+    """Return `config` with the code digest of each plug-in in `data.readers`. Raises UserError if one is not
+    installed."""
     found = {}
     for suffix, reader in config.data.readers.items():
         plugin = find_plugin("tether.readers", reader.plugin, f"data.readers.{suffix}")
@@ -15,7 +16,8 @@ def settled_readers(config: RunConfig) -> RunConfig:
 
 
 def settled_gates(config: RunConfig) -> RunConfig:
-    """`config` with the code of each plug-in of `gates.extra`. Raises UserError where one is not installed."""
+    """Return `config` with the code digest of each plug-in in `gates.extra`. Raises UserError if one is not
+    installed."""
 
     def settled(field: str, gate: ExtraGate | None) -> ExtraGate | None:
         if gate is None or not gate.plugin:

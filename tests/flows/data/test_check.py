@@ -46,11 +46,11 @@ def test_a_contract_that_fails_ends_with_the_code_of_a_failed_gate_and_its_name(
     write_rows(tmp_path / "pairs.jsonl", [*GOOD[:30], *({**row, "chosen": row["rejected"]} for row in GOOD[30:])])
     done = check(tether_here, tmp_path, "pairs.jsonl")
     assert done.returncode == 3 and "The contract fails: responses_differ." in done.stdout
-    assert "To allow a larger share of them: --set data.checks.CHECK.threshold=SHARE" in done.stdout
+    assert "To allow a larger share of them, pass --set data.checks.CHECK.threshold=SHARE" in done.stdout
     write_rows(tmp_path / "many.jsonl", [{**row, "chosen": row["rejected"]} for row in GOOD[:12]] + GOOD[12:])
     shown = check(tether_here, tmp_path, "many.jsonl").stdout
     assert "12 rows quarantined:" in shown and "row 10: " in shown and "row 11: " not in shown
-    assert "  and 2 more; `--out FOLDER` writes all of them, with reasons." in shown
+    assert "  and 2 more; `--out FOLDER` writes all of them with their reasons." in shown
     allowed = ("--set", "data.checks.responses_differ.threshold=0.5")
     assert check(tether_here, tmp_path, "pairs.jsonl", *allowed).returncode == 0
 
@@ -261,7 +261,7 @@ def test_renamed_pairs_are_judged_as_pairs_and_a_column_they_lack_is_no_reason_t
     [
         (("missing.jsonl",), "there is no file"),
         (("other.jsonl",), "its rows are not preference pairs"),
-        (("other.jsonl", "--out", "."), "it exists already"),
+        (("other.jsonl", "--out", "."), "already exists"),
         (("other.jsonl", "--set", "data.checks.texts_filled.severity=warn"), "can't be used"),
     ],
 )
@@ -324,7 +324,7 @@ def test_a_raters_own_file_with_its_instructions_is_a_sheet_wherever_it_is_named
     told = check(tether_here, tmp_path, "rater_1.csv").stdout
     assert (
         "rater_1.csv: read as a rating sheet." in told
-        and "which also checks that its texts are those given out" in told
+        and "which also checks that its texts are the exported ones" in told
     )
     assert "rating_known" not in told
     with pytest.raises(UserError, match="is a rating sheet, not training data"):

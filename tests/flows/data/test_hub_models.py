@@ -189,7 +189,7 @@ def test_offline_takes_what_is_in_the_cache_and_else_says_what_to_do(
     ("name", "problem"),
     [
         ("lab/none", r"there is no folder of that name, and no model that you may read at .*/lab/none\. .* HF_TOKEN"),
-        ("lab/tiny@v9", r"lab/tiny has no revision v9\. Name a branch, a tag or a commit"),
+        ("lab/tiny@v9", r"lab/tiny has no revision v9\. Name one of its branches, tags or commits"),
         ("lab/none.gguf", r"there is no such folder .*, a model of the hub as org/name@revision"),
     ],
 )

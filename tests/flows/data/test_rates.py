@@ -106,7 +106,7 @@ def test_a_pretrained_models_own_size_decides(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(5000, 5000, dtype=torch.int8)}, base / "model.safetensors")
     config, notes = with_rates(config_of(f"sft.base={base}"), tmp_path)
     assert rates(config) == [1.6e-4, 8.1e-5, 2.1e-5, 1.2e-4] and "25 million" in notes[0]
-    with pytest.raises(UserError, match=r"sft\.base = smollm2: it is not here yet"):
+    with pytest.raises(UserError, match=r"sft\.base = smollm2: it has not been fetched"):
         with_rates(config_of("sft.base=smollm2"), tmp_path)
     explicit = [f"{name}=0.001" for name in NULL]
     assert with_rates(config_of("sft.base=smollm2", *explicit), tmp_path)[1] == [], "nothing is looked for"

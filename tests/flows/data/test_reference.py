@@ -88,9 +88,7 @@ def test_a_model_means_the_data_of_the_run_that_computed_it(tmp_path: Path, monk
 
 
 def test_data_that_were_not_accepted_are_not_there_or_are_not_whole_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"data\.reference = nothing: there is no such run, nor such a registered model"
-    ):
+    with pytest.raises(UserError, match=r"data\.reference = nothing: there is no such run or registered model"):
         found(tmp_path, "nothing")
     earlier(tmp_path, "20260101-000000-aaaa", "gate_failed")
     with pytest.raises(UserError, match=r"were not accepted \(validate: gate_failed\)"):
