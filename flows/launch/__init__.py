@@ -1,1 +1,1 @@
-"""Starting a run, computing it, and taking it up again with people's labels."""
+"""Start a run, compute it, and continue it with people's labels."""

@@ -1,4 +1,4 @@
-"""Starting a run: a new one, or a rerun from a stage."""
+"""Begin a new run, or a rerun from a stage."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ from tasks.stages import OPTIONAL, PIPELINE, STAGES
 from tasks.tracking.client import check_access
 
 MOST = 8
-"""How many gates a line names."""
+"""The largest number of gates that a line names."""
 
 
 _KNOWN = (*PIPELINE, *(name for name in STAGES if name not in PIPELINE))
@@ -34,13 +34,13 @@ _KNOWN = (*PIPELINE, *(name for name in STAGES if name not in PIPELINE))
 
 
 class Launch(NamedTuple):
-    """A run that has begun but is not computed."""
+    """A run that has been recorded but not computed."""
 
     ctx: RunContext
     config: RunConfig
     sources: Sources
     notes: Sequence[str] = ()
-    """What to tell the user first."""
+    """Lines to tell the user before computing."""
 
 
 def new_run(
@@ -54,18 +54,19 @@ def new_run(
     user: str | None = None,
     until: str | None = None,
 ) -> Launch:
-    """Return a run of `config` (resolved). Nothing is written where an input is missing.
+    """Begin a run of `config` and return it, not yet computed. If an input is missing, nothing is written.
 
     Args:
-        profile: what the run is called after.
-        refresh: stages to compute though the store has them.
-        flow_run: the Prefect flow run that begins it; tried again, it takes up the run that it began.
-        user: who asked for it, for the record; None is who runs this process.
-        until: the stage that the run ends after; None is the last one.
+        profile: the name in the run's id.
+        config: as `resolved` returns it.
+        refresh: stages to recompute even if a result is stored.
+        flow_run: the Prefect flow run that begins this run; if Prefect retries it, it continues the same run.
+        user: who asked for the run, for its record; None is the user of this process.
+        until: the last stage to run; None runs all of them.
 
     Raises:
-        UserError: an input can't be read; `until`, `refresh` or a waiver names no stage or gate; `until` comes before
-            a stage of `refresh`; MLflow refuses us.
+        UserError: an input can't be read; `until`, `refresh` or a waiver names an unknown stage or gate; `until` comes
+            before a stage of `refresh`; or MLflow refuses access.
     """
     check_stages("--refresh", refresh)
     ends = _ends_after(until, refresh)
@@ -98,17 +99,18 @@ def rerun(
     user: str | None = None,
     until: str | None = None,
 ) -> Launch:
-    """Return a new run that reuses an earlier run's artifacts of the stages before `stage`, and computes `stage` again.
+    """Begin a run that recomputes `stage` and reuses an earlier run's artifacts of the stages before it.
 
     Args:
-        run: the earlier run; None takes the newest whose artifacts before `stage` all stand in the store.
+        run: the earlier run; None takes the newest one whose artifacts before `stage` are all in the store.
         overrides: changes to that run's config.
-        config: the config in place of that run's (not resolved); then only a run that agrees with it will do.
-        profile: what the run is called after, in place of that run's.
-        waivers, refresh, flow_run, label, user, until: as `new_run`; later stages alone can be refreshed.
+        config: a config (not resolved) to use instead of that run's; then only a run that agrees with it is suitable.
+        profile: the name in the run's id; None takes that run's profile.
+        waivers, refresh, flow_run, label, user, until: as in `new_run`; only `stage` and later stages can be refreshed.
 
     Raises:
-        UserError: no such run or stage, nothing that stands, or changes to what comes before the stage.
+        UserError: there is no such run or stage, no run is suitable, or `overrides` change what an earlier stage
+            depends on.
     """
     check_stages("rerun", [stage])
     check_stages("--refresh", refresh)
@@ -117,17 +119,17 @@ def rerun(
     if early := [name for name in refresh if STAGES[name].shown in before]:
         raise UserError(f"--refresh {early[0]}: it comes before {stage}. Rerun from there: `tether rerun {early[0]}`.")
     config, chosen = (None, []) if config is None else _settled(settled_readers(config), home)
-    if config is not None and "ppo" in before:  # the earlier run's config has what these sources were then
+    if config is not None and "ppo" in before:  # the earlier run's config holds what these sources were at the time
         config, _ = settled_rewards(config, home)
     tried = run_of_flow(home, flow_run) if flow_run else None
-    if tried is not None:  # the earlier attempt has chosen
+    if tried is not None:  # the first attempt of this flow run has chosen the earlier run
         run = load_status(home, tried).origin["from"]
     base = choose_base(home, stage, run, config)
     notes = [f"{stage} again from run {base.run}" + (f" ({base.instead})" if base.instead else ""), *chosen]
     if misfits := base.config.runtime.misfits():
         kept = f"; the results of {', '.join(before)} are reused" if before else ""
         notes.append(
-            f"run {base.run} was resolved for another machine ({'; '.join(misfits)}): what is computed now is resolved "
+            f"run {base.run} was resolved for another machine ({'; '.join(misfits)}): recomputed stages are resolved "
             f"for this one{kept}"
         )
     if config is None:
@@ -148,7 +150,7 @@ def rerun(
         notes += told
     if base.config.seed != config.seed and before:
         notes.append(
-            f"seed {config.seed} is for {stage} and what follows; the results of {', '.join(before)} are reused"
+            f"seed {config.seed} applies to {stage} and later stages; the results of {', '.join(before)} are reused"
         )
     pinned = base.records if "sft" in base.records or stage == "sft" else base.records | kept_sft(config, home)
     _check_judge("rerun", [stage, *refresh], config)
@@ -162,8 +164,8 @@ def rerun(
 
 
 def _settled(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]]:
-    """`config` with the commit of its base model, its chat template's text and a number for each learning rate, and
-    lines that say which.
+    """Return `config` with the base model's commit, the chat template's text and a number for each learning rate, and
+    lines that name them.
 
     Raises:
         UserError: as `pinned_base`, `with_template` and `with_rates`.
@@ -195,10 +197,10 @@ def begin_run(
 
 
 def _ends_after(until: str | None, computed: Sequence[str]) -> dict[str, str]:
-    """Return `until` as a run's origin and context have it; empty where the run has no earlier end than the last stage.
+    """Return `until` as it enters a run's origin and context; empty if the run ends with the last stage.
 
     Raises:
-        UserError: it is not a stage, or comes before one that is to be computed.
+        UserError: it is not a stage, or comes before a stage that is to be computed.
     """
     if until is None:
         return {}
@@ -217,14 +219,14 @@ def by_user(user: str | None) -> dict[str, str]:
 
 
 def execution_of(config: RunConfig) -> dict[str, Any]:
-    """Who computes the stages, how long at most, and how often again: what a run's context takes from its config."""
+    """Return how stages are executed, from the config: pools, time limits, retries and prices, for a run's context."""
     attempts = Attempts(config.retries, config.retry_seconds)
     return {"pools": config.pools, "timeouts": config.timeouts, "attempts": attempts,
             "prices": config.hourly_prices, "currency": config.prices.currency}  # fmt: skip
 
 
 def unnamed_gates(config: RunConfig) -> list[str]:
-    """Return a line that says which gates are off because the config does not name them; none where it names all."""
+    """Return a line that names the gates that are off because the config does not set them; empty if there are none."""
     off = config.gates.unnamed
     named = f"{', '.join(off[:MOST])}{f' and {len(off) - MOST} more' if len(off) > MOST else ''}"
     gates = counted(len(off), "gate is", "gates are")
@@ -234,16 +236,16 @@ def unnamed_gates(config: RunConfig) -> list[str]:
 
 
 def _check_judge(what: str, stages: Iterable[str], config: RunConfig) -> None:
-    """Raise `UserError` where one of `stages` is of an independent judge and `config` asks for none."""
+    """Raise UserError if one of `stages` belongs to an independent judge and `config` has none."""
     for stage in stages:
         if stage in OPTIONAL and not config.data.has_judge:
             raise UserError(
-                f"{what} {stage}: the run has no judge. Name its pairs, as in --set data.judge_preferences=FILE."
+                f"{what} {stage}: the run has no judge. Name its pairs, for example --set data.judge_preferences=FILE."
             )
 
 
 def check_stages(what: str, stages: Iterable[str], known: Sequence[str] = _KNOWN) -> None:
-    """Raises `UserError` if one of `stages` is none of the pipeline's stages or, where they are known, sub-stages."""
+    """Raise UserError if one of `stages` is not in `known` (by default the pipeline's stages and sub-stages)."""
     for stage in stages:
         if stage not in known:
             raise UserError(f"{what} {stage}: no such stage; there are {', '.join(known)}.")

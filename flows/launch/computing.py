@@ -1,4 +1,4 @@
-"""Computing a run that was begun, and giving out what people then judge."""
+"""Compute a run that has begun, and give out its sheets if people judge it."""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,17 +19,18 @@ from tasks.runs.status import load_status
 from tasks.stages import PIPELINE, Stage
 
 COMPARISON = "comparison.md"
-"""What came of a comparison of models, in a run's folder."""
+"""The result of a comparison of models, in a run's folder."""
 
 
 def compute(launch: Launch) -> StageResult | None:
-    """Run the pipeline, and record how the run ended in every case.
+    """Run the pipeline, and record how the run ended even if it fails.
 
     Returns:
-        human_eval's result; None where the run waits for labels.
+        The result of human_eval, or of the stage that `until` names; None if the run waits for labels.
 
     Raises:
-        UserError: a stage's runner is a pool, and there is no server or deployment for it. And what a stage raises.
+        UserError: a stage's runner is a pool, and there is no server or deployment for it. Errors of a stage are passed
+            on unchanged.
     """
     ctx, config, sources, _ = launch
     if not everything_is_stored(config, sources, ctx):
@@ -54,7 +55,7 @@ def compute(launch: Launch) -> StageResult | None:
 
 
 def compute_in_flow(launch: Launch, flow_run: str) -> StageResult | None:
-    """`compute`, each stage a task of the flow run that surrounds the call: a deployment's."""
+    """Do the same as `compute` inside a deployment's flow run: each stage is a task of the flow run `flow_run`."""
     from tasks.prefect_flow.stages import prefect_runner, show_in, show_report
 
     ctx = launch.ctx
@@ -71,7 +72,7 @@ def _go(launch: Launch, work: Callable[[], StageResult | None]) -> StageResult |
             ctx.say(note)
         try:
             result = work()
-        finally:  # a gate on the raters that stops the run takes nothing from what they said
+        finally:  # even if a gate on the raters stops the run, their answers are reported
             if launch.sources.compared:
                 _write_comparison(ctx)
         if result is None:
@@ -83,7 +84,7 @@ def _go(launch: Launch, work: Callable[[], StageResult | None]) -> StageResult |
 
 
 def _write_comparison(ctx: RunContext) -> None:
-    """Write what came of a comparison of models into the run's folder, where its labels have been scored."""
+    """Write the result of a comparison of models into the run's folder, if its labels have been scored."""
     from components.human_eval.comparison.pairs import RESULT
     from flows.models.compared import result_text
     from tasks.runs.compared import compared_names
@@ -95,11 +96,11 @@ def _write_comparison(ctx: RunContext) -> None:
 
 
 class _Enough(Exception):
-    """The look into the store has seen what it needs; its argument says whether all of that is stored."""
+    """Ends the look into the store. The argument says whether everything needed is stored."""
 
 
 def everything_is_stored(config: RunConfig, sources: Sources, ctx: RunContext) -> bool:
-    """Return whether this run has nothing to compute, up to its end or to the gate that will stop it."""
+    """Return whether this run has nothing to compute, up to its end or to the first failed gate."""
 
     def look(stage: Stage, job: Settings, inputs: Given) -> StageResult:
         found = peek(stage, job, inputs, ctx)

@@ -1,4 +1,4 @@
-"""Runs that people's labels finish: a comparison of models, and a run taken up to score its labels."""
+"""Begin or continue runs that need people's labels: a comparison of models, and scoring a run's labels."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ from tasks.stages import PIPELINE
 from tasks.tracking.client import check_access
 
 OF_RATERS = ("labels_complete", "items", "fleiss_kappa", "position_bias", "self_agreement_low", "raters_alike")
-"""The gates of human_eval that judge a comparison: a comparison says which model is better, and promotes none."""
+"""The gates of human_eval that apply to a comparison: those on the raters. A comparison promotes no model."""
 
 
 def compare(
@@ -34,16 +34,16 @@ def compare(
     label: Label = UNNAMED,
     user: str | None = None,
 ) -> Launch:
-    """Return a run that compares two or more models, the first the baseline, on held-out prompts of an earlier run.
+    """Begin a run that compares two or more models on held-out prompts of an earlier run. The first is the baseline.
 
     Args:
         models: as `find_compared` takes them.
-        run: the run whose prompts and config it takes; None the newest whose data stand in the store.
+        run: the run whose prompts and config are used; None takes the newest one whose data are in the store.
         overrides: changes to that config.
-        waivers, label, user: as `new_run`.
+        waivers, label, user: as in `new_run`.
 
     Raises:
-        UserError: no such models or run, or changes to how that run's data were made.
+        UserError: there are no such models or run, or `overrides` change how that run's data were made.
     """
     from flows.models.compared import as_origin, find_compared
     from tasks.runs.compared import COMPARED
@@ -73,14 +73,16 @@ def scoring(
     waivers: Sequence[Waiver] = (),
     user: str | None = None,
 ) -> Launch:
-    """Continue the run `run` (None: the newest), to score the labels that people wrote into `sheets`.
+    """Continue the run `run` (None: the newest) to score the labels that people wrote into `sheets`.
 
     Args:
-        sheets: the joint sheet, several raters' own files, or a folder of them; joined, the run's `labels.csv`.
+        sheets: the joint sheet, several raters' own files, or a folder of them. They are joined into `labels.csv` in
+            the run's folder.
         user: as in `new_run`.
 
     Raises:
-        UserError: no such run or sheet, or a run that has no sample to label. Mistakes: all that is wrong in the files.
+        UserError: there is no such run or sheet, or the run has no sample to label.
+        Mistakes: everything that is wrong in the files.
     """
     from flows.models.compared import of_origin
 
@@ -90,7 +92,7 @@ def scoring(
     if config.human_eval.judges != "people" or state in ("not_run", "running", "interrupted"):
         raise UserError(
             f"run {status.run} does not wait for labels (human_eval: {state}, judges: {config.human_eval.judges}). "
-            f"Name the run that does with --run."
+            f"Name a run that waits for labels with --run."
         )
     check_access(home)
     records, _ = standing(ArtifactStore(home), status, PIPELINE)
@@ -105,7 +107,7 @@ def scoring(
         home,
         status.run,
         config.gates,
-        # What was waived in this run still is, if somebody here has done it.
+        # Waivers of this run still apply, unless the run was imported: then nobody here gave them.
         waivers=[*([] if status.imported else status.waivers), *waivers],
         profile=status.profile,
         project=config.project,
@@ -118,10 +120,10 @@ def scoring(
 
 
 def sample_of(home: Path, run: str | None) -> Path:
-    """Return the batch that people judge in a run (None: the newest): its sample artifact in the store.
+    """Return the folder of the batch that people judge in a run (None: the newest): its sample artifact in the store.
 
     Raises:
-        UserError: no such run, or it has no batch for people, or the store has lost it.
+        UserError: there is no such run, it has no batch for people, or the batch is missing in the store.
     """
     status = load_status(home, run)
     config = check_config(run_values(home, status.run), source=f"run {status.run}")

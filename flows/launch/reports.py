@@ -1,4 +1,4 @@
-"""What a run leaves for people, however it ended."""
+"""Write a run's pages for people, however it ended."""
 
 import json
 import logging
@@ -21,11 +21,11 @@ from tasks.runs.status import RunStatus, load_status
 logger = logging.getLogger(__name__)
 PROMPTS_SHOWN = 3
 LONGEST_PROMPT = 60
-"""Characters of a prompt that is shown in a terminal."""
+"""The largest number of characters of a prompt that a terminal shows."""
 
 
 def write_reports(ctx: RunContext) -> None:
-    """Write a run's pages for people, however it ended: `report.md`, `report.html`, and its models' cards."""
+    """Write `report.md`, `report.html` and the model cards of a run, however it ended."""
     from flows.models.card import write_cards
     from flows.reports.links import links
     from flows.reports.page import write_page
@@ -36,21 +36,21 @@ def write_reports(ctx: RunContext) -> None:
     write_whole(ctx.folder / "report.md", text)
     for name, write, again in (
         ("cards", lambda: write_cards(ctx), f"`tether card {ctx.run}` makes one again"),
-        (REPORT, lambda: write_page(ctx.home, ctx.run), f"`tether report {ctx.run}` tries again"),
+        (REPORT, lambda: write_page(ctx.home, ctx.run), f"`tether report {ctx.run}` writes it again"),
     ):
         try:
             write()
         except OSError:
-            raise  # the disk: the user can mend that
-        except Exception as error:  # hours of computing are not to end in a page's mistake
+            raise  # a full disk, for example, which the user can fix
+        except Exception as error:  # a bug in a page must not end hours of computing
             logger.debug(name, exc_info=True)
             ctx.say(f"{ctx.folder / name} could not be written ({error!r}); {again}")
 
 
 def what_ppo_watched(home: Path, status: RunStatus) -> list[str]:
-    """What a run's policy raised alarms for, and which tokens and prompts carry its KL, a line each.
+    """Return lines about PPO: the alarms that a run's policy raised, and the tokens and prompts that carry its KL.
 
-    Empty where the run has no policy, and where the store has lost its record or these files.
+    Empty if the run has no policy, or if its record or these files are missing in the store.
     """
     store = ArtifactStore(home)
     of = next((stage for stage in status.stages if stage.name == "ppo" and stage.key and stage.digest), None)
@@ -66,7 +66,7 @@ def what_ppo_watched(home: Path, status: RunStatus) -> list[str]:
 
 
 def _carriers(found: Mapping[str, Any]) -> list[str]:
-    """The tokens and prompts that carry the KL of a batch (a row of `kl_carriers.jsonl`), a line of each."""
+    """Return two lines: the tokens and the prompts that carry the KL of a batch (a row of `kl_carriers.jsonl`)."""
 
     def told(named: str, each: Mapping[str, Any]) -> str:
         share = "" if each["share"] is None else f" ({each['share']:.0%})"
@@ -80,14 +80,14 @@ def _carriers(found: Mapping[str, Any]) -> list[str]:
 
 
 def what_is_simulated(home: Path, run: str) -> str:
-    """Return the sentence that says what of a run is simulated, as far as its config can be read; empty where nothing
-    is."""
+    """Return the sentence that says which parts of a run are simulated; empty if none are or its config can't be
+    read."""
     from flows.reports.terminal import simulated_note
 
     try:
         values = run_values(home, run)
     except UserError as error:
-        logger.warning("%s Whether the run's data are simulated isn't known.", error)
+        logger.warning("%s It is unknown whether the run's data are simulated.", error)
         return ""
     generated = group(values, "data").get("preferences", "") is None
     return simulated_note(generated, group(values, "human_eval").get("judges") == "people")

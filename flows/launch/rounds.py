@@ -1,4 +1,4 @@
-"""The next round: what people said of a run's policy trains the reward model that the next policy learns from."""
+"""Begin the next round: people's votes on a policy refresh the reward model, which then trains the next policy."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,12 +17,12 @@ from tasks.runs.label import UNNAMED, Label
 from tasks.runs.status import RunStatus, load_readable, load_status
 
 AGREEMENT = "human_eval.reward_agreement_low"
-"""The gate on how often people and the reward model agree on the policy's own samples."""
+"""The gate on how often people and the reward model agree on the policy's own responses."""
 REPLAY = 0.75
-"""Share of earlier pairs among those that a round trains on, where the run says nothing of it: with a quarter, the few
-votes were learned by heart and the earlier pairs forgotten (docs/benchmarks.md)."""
+"""Default share of earlier pairs in the training data of a round. With a quarter, the few votes were memorised and the
+earlier pairs forgotten (docs/benchmarks.md)."""
 SCORED = ("passed", "cached", "waived", "gate_failed")
-"""States of `human_eval` in which people's votes are in."""
+"""States of `human_eval` in which people's votes have been scored."""
 
 
 def next_round(
@@ -33,15 +33,15 @@ def next_round(
     label: Label = UNNAMED,
     user: str | None = None,
 ) -> Launch:
-    """Return the round after `run`: its config with the votes on its policy, its reward model to refresh, and its SFT
+    """Begin the round after `run`: with its config, the votes on its policy, its reward model to refresh and its SFT
     model.
 
-    The votes are read from the scored artifact of the store, so the lineage goes from batch to preferences, reward
-    model and policy. PPO starts from SFT again (docs/decisions.md). Interrupted, or done before, the same call makes
-    the same keys: what is computed is found, and what has begun goes on.
+    The votes are read from the scored artifact in the store, so the lineage goes from batch to preferences, reward
+    model and policy. PPO starts from SFT again (docs/decisions.md). If the call is repeated, its keys are the same:
+    finished results are found, and interrupted ones continue.
 
     Args:
-        run: whose policy people judged; None is the newest that they have.
+        run: the run whose policy people judged; None takes the newest such run.
         overrides: changes to that run's config.
         waivers, label, user: as in `new_run`.
 
@@ -72,16 +72,16 @@ def next_round(
 
 
 def judged_run(home: Path, run: str | None) -> RunStatus:
-    """Return the run `run`, or the newest one whose policy people judged.
+    """Return the run `run`, or the newest run whose policy people have judged.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such run, or people have not judged its policy.
     """
     if run is None:
         readable = sorted(load_readable(home)[0], key=lambda each: each.started, reverse=True)
         run = next((each.run for each in readable if not each.imported and _votes(home, each)), None)
         if run is None:
-            load_status(home)  # says how to start one
+            load_status(home)  # raises the error that explains how to start one
             raise UserError(
                 "iterate: no run here has a policy that people judged. Run with human_eval, and score the "
                 "filled sheets with `tether human-eval score SHEETS --run RUN`."
@@ -105,7 +105,7 @@ def _votes(home: Path, status: RunStatus) -> bool:
 
 
 def held(status: RunStatus) -> list[str]:
-    """Return a sentence where a run's policy is held because its reward model disagrees with people; else none."""
+    """Return a sentence if a run's policy is held because its reward model disagrees with people; otherwise nothing."""
     gate = next((gate for gate in status.stage("human_eval").gates if gate.name == AGREEMENT), None)
     if gate is None or not gate.stops:
         return []

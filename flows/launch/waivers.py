@@ -1,4 +1,4 @@
-"""Waivers as a command, or a caller from Python, asks for them."""
+"""Build waivers from the options of a command or of the Python API."""
 
 from collections.abc import Sequence
 
@@ -11,14 +11,14 @@ def asked_waivers(gates: Sequence[str], because: str, dashes: str = "") -> list[
     """Return a waiver for each gate, with its reason, by the current user.
 
     Args:
-        dashes: what the names of the options begin with in a message: `--` for a command, nothing from Python.
+        dashes: the prefix of option names in messages: `--` for a command, empty for Python.
 
     Raises:
-        UserError: gates without a reason, a reason without gates, or a reason that holds a secret.
+        UserError: there are gates without a reason or a reason without gates, or the reason contains a secret.
     """
     if gates and not because.strip():
-        raise UserError(f"{dashes}waive {gates[0]}: say why, with {dashes}because TEXT.")
+        raise UserError(f"{dashes}waive {gates[0]}: give the reason with {dashes}because TEXT.")
     if because and not gates:
-        raise UserError(f"{dashes}because: name the gate it is about, with {dashes}waive GATE.")
+        raise UserError(f"{dashes}because: name the waived gate with {dashes}waive GATE.")
     refuse_credentials(f"{dashes}because", because)
     return [Waiver(gate=gate, user=current_user(), reason=because.strip()) for gate in gates]

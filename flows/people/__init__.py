@@ -1,1 +1,1 @@
-"""People's labels: the sheets that they fill in, other tools, and how far the labels are."""
+"""People's labels: rating sheets, exchange with other tools, and progress."""

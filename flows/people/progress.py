@@ -1,4 +1,4 @@
-"""Progress of a run's labels: counted, shown on its pages, and scored after the last one."""
+"""Progress of a run's labels: count them, show the count, and start scoring after the last one."""
 
 import logging
 import os
@@ -26,24 +26,25 @@ logger = logging.getLogger(__name__)
 
 
 SCORING_LOG = "scoring.log"
-"""What a scoring that began by itself says, in a run's folder."""
+"""The output of scoring that was started automatically, in a run's folder."""
 
 
 def progress_of_files(home: Path, run: str, sheets: Path | Sequence[Path] | None = None) -> LabelProgress:
-    """Return the progress of a run's labels, from its raters' files.
+    """Return the progress of a run's labels, counted in its raters' files.
 
     Args:
-        sheets: as `joined`; None for the folder of the run that raters' files were given out in.
+        sheets: as in `joined`; None takes the run's folder of raters' files.
 
     Raises:
-        UserError: the run has no sample. Mistakes: as `Sample.ratings`.
+        UserError: the run has no sample.
+        Mistakes: as `Sample.ratings`.
     """
     status, store = load_status(home, run), ArtifactStore(home)
     stage = status.stage("human_eval")
     part = stage.parts.get("human_eval.sample")
     sample = store.lookup(part.key, part.digest) if part is not None and part.digest else None
     if not isinstance(sample, Record):
-        raise UserError(f"run {run} has no sample to label (human_eval: {stage.state}). Name the run that does.")
+        raise UserError(f"run {run} has no sample to label (human_eval: {stage.state}). Name a run that has one.")
     opened = Sample.open(store.path(sample))
     given = home / "runs" / run / RATERS if sheets is None else sheets
     files = [file for path in ([given] if isinstance(given, Path) else given) for file in files_of(path)]
@@ -64,14 +65,14 @@ def progress_of_files(home: Path, run: str, sheets: Path | Sequence[Path] | None
 
 
 def of_page(found: "ReviewProgress") -> LabelProgress:
-    """Return what a review page says of its batch."""
+    """Return the progress that a review page reports for its batch."""
     return LabelProgress(found.answered, found.slots, found.address)
 
 
 def labels_progress(home: Path, run: str, sheets: Path | Sequence[Path] | None = None) -> LabelProgress:
-    """Return the progress of a run's labels, from its review page if that has more than the raters' files.
+    """Return the progress of a run's labels from its review page if it has more answers, else from the raters' files.
 
-    Args, Raises: as `progress_of_files`.
+    Arguments and errors are those of `progress_of_files`.
     """
     from flows.review.progress import progress_of_run  # SQLAlchemy
 
@@ -83,11 +84,10 @@ def labels_progress(home: Path, run: str, sheets: Path | Sequence[Path] | None =
 def show_progress(home: Path, run: str, progress: LabelProgress, say: Callable[[str], None] = logger.warning) -> None:
     """Show the progress of a run's labels in its folder, on its Prefect page and in MLflow.
 
-    An address that an earlier call named stays. A server that is away misses this and nothing else: it is said, and
-    the next call catches up.
+    An address from an earlier call stays. If a server is away, `say` reports it and the next call catches up.
 
     Args:
-        say: takes a line for whoever waits.
+        say: gets a line for each server that did not receive the progress.
     """
     folder = home / "runs" / run
     before = read_progress(folder)
@@ -101,7 +101,7 @@ def show_progress(home: Path, run: str, progress: LabelProgress, say: Callable[[
             from tasks.prefect_flow import labels
             from tasks.prefect_flow.server import is_answering
 
-            if not is_answering():  # its client would try for minutes
+            if not is_answering():  # its client would retry for minutes
                 raise TetherError("its server does not answer")
             labels.show_progress(page, run, progress)
 
@@ -113,15 +113,15 @@ def show_progress(home: Path, run: str, progress: LabelProgress, say: Callable[[
     for where, tell in (("Prefect", on_prefect), ("MLflow", in_mlflow)):
         try:
             tell()
-        except Exception as error:  # a page that lags must not stop those who label
+        except Exception as error:  # labelling must continue even if a page is out of date
             say(f"{where} did not receive the progress of run {run}'s labels ({type(error).__name__}: {error})")
 
 
 def begin_waiting(home: Path, run: str, say: Callable[[str], None]) -> None:
-    """Show that a run waits for labels; report mistakes in files that were filled in before, without an error.
+    """Show that a run waits for labels. Errors in sheets that were filled in earlier are reported, not raised.
 
     Args:
-        say: takes a line for whoever began the run.
+        say: gets a line for the user who began the run.
     """
     try:
         progress = labels_progress(home, run)
@@ -132,22 +132,22 @@ def begin_waiting(home: Path, run: str, say: Callable[[str], None]) -> None:
 
 
 def when_complete(home: Path, run: str, sheets: Path, say: Callable[[str], None] = logger.warning) -> str:
-    """Follow the last label of a run as its `human_eval.when_complete` says.
+    """Act on the last label of a run as `human_eval.when_complete` says.
 
-    `score`: where the run stands on a Prefect server that has the deployment `human-eval/score`, a worker scores it;
-    else a process of its own does, which writes to `scoring.log` in the run's folder. The run then ends as `passed` or
-    `gate_failed`. A run that is just being scored is left alone.
+    `score`: if the run is on a Prefect server that has the deployment `human-eval/score`, a worker scores it; otherwise
+    a new process does, which writes to `scoring.log` in the run's folder. The run then ends as `passed` or
+    `gate_failed`. A run that is being scored already is left alone.
 
     Args:
         sheets: the raters' files or a folder of them.
 
     Returns:
-        What follows, in a sentence.
+        A sentence that says what happens next.
     """
     status = load_status(home, run)
     command = f"tether human-eval score {sheets} --run {run}"
     if (state := status.stage("human_eval").state) in ("not_run", "running", "interrupted"):
-        return f"Run {run} can't be scored now (human_eval: {state}). When it can be: {command}"
+        return f"Run {run} can't be scored now (human_eval: {state}). Score it later: {command}"
     if check_config(run_values(home, run), source=f"run {run}").human_eval.when_complete == "wait":
         return f"The labels are complete. Score them: {command}"
     if status.prefect and os.environ.get("PREFECT_API_URL"):
@@ -157,7 +157,8 @@ def when_complete(home: Path, run: str, sheets: Path, say: Callable[[str], None]
             if (page := order_scoring(run, sheets.absolute())) is not None:
                 return f"The labels are complete. A worker scores them: {page}"
         except Exception as error:
-            say(f"Prefect could not be asked to score run {run} ({type(error).__name__}: {error}); this machine does")
+            failed = f"Prefect could not be asked to score run {run} ({type(error).__name__}: {error})"
+            say(f"{failed}; this machine scores it")
     log = home / "runs" / run / SCORING_LOG
     with log.open("ab") as output:
         subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Sheets on their way to the raters and back: what a run's folder gets for them, and their answers in one file."""
+"""Give sheets out to raters in a run's folder, and join the returned answers in one file."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,17 +16,18 @@ from components.store.store import ArtifactStore, Record
 from flows.config.run_config import RunConfig
 
 LABELS = "labels.csv"
-"""What raters answered, in a run's folder."""
+"""The joined answers of all raters, in a run's folder."""
 
 
 _KINDS = (".csv", ".tsv", ".txt", ".json", ".jsonl")
 
 
 def with_guidelines(config: RunConfig) -> RunConfig:
-    """`config` with the text of `human_eval.guidelines`, a file, as its `instructions`: the run keeps what was read.
+    """Return `config` with the text of the file `human_eval.guidelines` as its `instructions`, so that the run keeps
+    it.
 
     Raises:
-        UserError: the file can't be read, is no text in UTF-8, is empty or too long.
+        UserError: the file can't be read, is not UTF-8 text, or is empty or too long.
     """
     field, given = "human_eval.guidelines", config.human_eval.guidelines
     if given is None:
@@ -36,7 +37,7 @@ def with_guidelines(config: RunConfig) -> RunConfig:
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise UserError(
-            f"{field} = {given}: this can't be read: {error.strerror}. Name a text or Markdown file."
+            f"{field} = {given}: the file can't be read: {error.strerror}. Name a text or Markdown file."
         ) from error
     except UnicodeDecodeError as error:
         raise UserError(f"{field} = {given}: this is not text in UTF-8. Save it as UTF-8 and start again.") from error
@@ -50,7 +51,7 @@ def with_guidelines(config: RunConfig) -> RunConfig:
 def give_out(sample: Path, folder: Path) -> None:
     """Copy the sheet, the guidelines and the raters' own files of a sample artifact into a run's folder.
 
-    What is there stays: the files of a run that is taken up again may hold answers by now.
+    Existing files are not replaced, because in a continued run they may already hold answers.
     """
     own = sorted((sample / RATERS).glob("*.csv"))
     given = [(sample / name, folder / name) for name in ("sheet.csv", GUIDELINES_FILE)]
@@ -63,13 +64,14 @@ def give_out(sample: Path, folder: Path) -> None:
 def joined(folder: Path, store: ArtifactStore, sample: Record | None, sheets: Path | Sequence[Path]) -> Path:
     """Check what raters returned, and write their answers as one sheet, `labels.csv`, into a run's folder.
 
-    The same answers give the same bytes, in whatever files they came, and so the same key.
+    The same answers give the same bytes and the same key, whatever files they come from.
 
     Returns:
-        That file; the one given file itself where the store has lost the sample, which the stage then makes again.
+        The path of that file. If the sample is missing in the store and only one file is given, that file.
 
     Raises:
-        UserError: there is no such file. Mistakes: as `Sample.ratings`.
+        UserError: there is no such file, or several files are given and the sample is missing in the store.
+        Mistakes: as `Sample.ratings`.
     """
     files = [file for path in ([sheets] if isinstance(sheets, Path) else sheets) for file in files_of(path)]
     artifact = None if sample is None else store.path(sample)
@@ -78,7 +80,7 @@ def joined(folder: Path, store: ArtifactStore, sample: Record | None, sheets: Pa
             return files[0]
         raise UserError(
             "the sample of these sheets is no longer complete in the store, so the sheets can't be joined. "
-            "Rerun human_eval to make it again."
+            "Rerun human_eval to compute it again."
         )
     opened = Sample.open(artifact)
     answers = opened.answers(*files)
@@ -94,12 +96,12 @@ def joined(folder: Path, store: ArtifactStore, sample: Record | None, sheets: Pa
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return a returned file, or those of a folder."""
+    """Return a returned file, or the files of a folder of them. Raises UserError if there is none."""
     if path.is_dir():
         found = sorted(each for each in path.iterdir() if each.suffix.lower() in _KINDS and each.name[0] not in ".~")
         if found:
             return found
-        raise UserError(f"{path}: the folder holds no sheet ({', '.join(_KINDS)}). Give the raters' filled files.")
+        raise UserError(f"{path}: the folder has no sheet ({', '.join(_KINDS)}). Give the raters' filled files.")
     if not path.is_file():
         raise UserError(f"{path}: there is no such file. Give the filled rating sheet (CSV or JSONL).")
     return [path]

@@ -1,4 +1,4 @@
-"""Batches and candidates for other tools, and Label Studio's votes on candidates."""
+"""Export batches and candidates to other tools, and import Label Studio's votes on candidates."""
 
 import json
 from collections.abc import Mapping
@@ -17,23 +17,23 @@ from components.human_eval.sheet import MEANINGS, TEXTS, SheetInfo
 
 
 class Exported(NamedTuple):
-    """What was written for another tool."""
+    """The files that were written for another tool."""
 
     items: int
     files: tuple[Path, ...]
-    """The items first; what belongs to them after it."""
+    """First the file of items, then the files that belong to it."""
 
 
 def export(batch: Path, kind: str, out: Path) -> Exported:
-    """Write a batch for another tool, without saying who wrote which reply.
+    """Write a batch for another tool, without showing which model wrote which reply.
 
     Args:
         batch: a sample artifact, or a folder of candidates (`tether data candidates`).
-        kind: `label-studio` (tasks, and beside them the labelling config as `.xml` and the guidelines as `.html`,
-            for the project's instruction), `csv` or `jsonl`.
+        kind: `label-studio` (a file of tasks, with the labelling config as `.xml` and the guidelines as `.html` for the
+            project's instruction), `csv` or `jsonl`.
 
     Raises:
-        UserError: the folder is neither.
+        UserError: `batch` is neither.
     """
     sheet, pairs = batch / "sheet.jsonl", batch / "pairs.jsonl"
     if not sheet.is_file() and not pairs.is_file():
@@ -60,11 +60,15 @@ def export(batch: Path, kind: str, out: Path) -> Exported:
 
 
 def import_votes(candidates: Path, export: Path, out: Path) -> int:
-    """Write Label Studio's votes on candidates as rows that `data.preferences` reads, a pair each; how many have votes.
+    """Write Label Studio's votes on candidates as rows that `data.preferences` reads, one per pair.
+
+    Returns:
+        The number of pairs that have votes.
 
     Raises:
-        UserError: the candidates or the export can't be read. Mistakes: all that is wrong in the export, by row: as
-            `parse_sheet`, pairs of other candidates, texts that are not those exported.
+        UserError: the candidates or the export can't be read.
+        Mistakes: everything that is wrong in the export, by row: errors of `parse_sheet`, pairs of other candidates,
+            and texts that differ from the exported ones.
     """
     file = candidates / "pairs.jsonl"
     if not file.is_file():
@@ -79,9 +83,11 @@ def import_votes(candidates: Path, export: Path, out: Path) -> int:
                 f"{where}: {row.item[:40]!r} is not a pair of {candidates}. Give the export of these candidates."
             )
         elif row.item in votes:
-            mistakes.append(f"{where}: {row.item} appears twice. Keep one of the tasks.")
+            mistakes.append(f"{where}: {row.item} appears twice. Keep only one of the tasks.")
         elif any(plain(own) != plain(back) for own, back in zip(_texts_of(pair), row[1:5], strict=True)):
-            mistakes.append(f"{where}: the texts of {row.item} are not those exported. Export and label it again.")
+            mistakes.append(
+                f"{where}: the texts of {row.item} differ from the exported ones. Export and label it again."
+            )
         else:
             given = enumerate(row.ratings, 1)
             votes[row.item] = [{"annotator": f"rater {n}", "label": label} for n, label in given if label]
@@ -92,5 +98,5 @@ def import_votes(candidates: Path, export: Path, out: Path) -> int:
 
 
 def _texts_of(pair: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    """Return a pair of candidates as raters read it: its name, the prompt, and both replies."""
+    """Return what raters see of a pair of candidates: its name, the prompt and both replies."""
     return pair["id"], as_text(pair["prompt"]), pair["a"], pair["b"]

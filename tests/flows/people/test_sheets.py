@@ -116,7 +116,7 @@ def test_without_its_sample_one_sheet_is_taken_as_it_is_and_several_can_not_be_j
     with pytest.raises(UserError, match="can't be joined"):
         joined(tmp_path, lost, record, tmp_path / "raters")
     (tmp_path / "empty").mkdir()
-    for path, said in ((tmp_path / "empty", "holds no sheet"), (tmp_path / "gone.csv", "there is no such file")):
+    for path, said in ((tmp_path / "empty", "has no sheet"), (tmp_path / "gone.csv", "there is no such file")):
         with pytest.raises(UserError, match=said):
             joined(tmp_path, lost, record, path)
 
@@ -248,7 +248,7 @@ def test_candidates_go_out_and_their_votes_come_back_as_preferences(
     back.write_text(json.dumps(labelled(tasks, lambda n, k: "left" if n == 2 else "a", 1)))
     with pytest.raises(Mistakes) as error:
         import_votes(candidates, back, tmp_path / "votes.jsonl")
-    said = r"row (\d).*(not a rating|not those exported|not a pair)"
+    said = r"row (\d).*(not a rating|differ from the exported|not a pair)"
     assert [re.findall(said, line)[0] for line in error.value.args] == [
-        ("3", "not a rating"), ("1", "not those exported"), ("2", "not a pair")
+        ("3", "not a rating"), ("1", "differ from the exported"), ("2", "not a pair")
     ]  # fmt: skip
