@@ -1,1 +1,1 @@
-"""A finished model, for people: its card, lineage, export, promotion and reproduction."""
+"""Work on a finished model: card, lineage, evaluation, export, promotion and reproduction."""

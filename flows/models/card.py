@@ -1,4 +1,4 @@
-"""Model cards in the hub's format (https://huggingface.co/docs/hub/model-cards), from what is recorded of a model."""
+"""Write model cards in the hub's format (https://huggingface.co/docs/hub/model-cards) from the records of a model."""
 
 import json
 import math
@@ -26,10 +26,10 @@ from tasks.execution.context import RunContext
 from tasks.tracking.links import JUDGE
 
 UNKNOWN_LICENCE = "unknown"
-"""As the hub spells it: of people's data the licence isn't recorded, and whoever publishes the model has to know it."""
+"""The hub's word for it. The licence of people's data is not recorded, so whoever publishes the model must know it."""
 
 DEMOTED = "**Demoted**"
-"""How the lines of a version's life (`tasks.tracking.promotion.state_lines`) say so."""
+"""The text that marks a demotion in the history of a version (`tasks.tracking.promotion.state_lines`)."""
 
 _GENERATES, _SCORES = "text-generation", "text-classification"
 TASKS = {"sft": _GENERATES, "policy": _GENERATES, "reward": _SCORES, JUDGE: _SCORES}
@@ -37,9 +37,9 @@ _TAGS = {"policy": "ppo", "reward": "reward-model", JUDGE: "reward-model"}
 _ABOUT = {
     "sft": "A language model fine-tuned on demonstrations: the start, the reference and the baseline of PPO.",
     "reward": "A reward model: a scalar score of a response to a prompt, trained on preference pairs (Bradley-Terry).",
-    JUDGE: "A reward model that only judges: it was trained on other pairs than the one that rewards, and PPO's "
-    "evaluations ask it whether the policy has gained.",
-    "policy": "A language model trained by PPO against a learned reward, tethered by KL to the SFT model it began as.",
+    JUDGE: "A reward model that only judges: it was trained on other pairs than the rewarding model, and PPO's "
+    "evaluations use it to test whether the policy has improved.",
+    "policy": "A language model trained by PPO to maximise a learned reward, with a KL penalty towards its SFT model.",
 }
 
 
@@ -47,7 +47,7 @@ def card(facts: ModelFacts) -> str:
     """Return the card of a model: YAML for the hub, then Markdown for people.
 
     Raises:
-        UserError: an imported record says what no stage of ours writes.
+        UserError: an imported record has content that no stage writes.
     """
     try:
         return _card(facts)
@@ -55,7 +55,7 @@ def card(facts: ModelFacts) -> str:
         if not any(record.imported for record in facts.made):
             raise
         raise UserError(
-            f"{facts.name} has no card: an imported record of what it was made from is not what a stage writes "
+            f"{facts.name} has no card: an imported record in its lineage has content that no stage writes "
             f"({type(error).__name__}: {error}). Do not trust it; compute the model here."
         ) from error
 
@@ -71,7 +71,7 @@ def _card(facts: ModelFacts) -> str:
 
 
 def write_cards(ctx: RunContext) -> None:
-    """Write a card into `runs/<run>/cards/` for each model that the gates let through; MLflow gets it from there."""
+    """Write a card into `runs/<run>/cards/` for each model that passed the gates. MLflow gets the cards from there."""
     folder = ctx.folder / "cards"
     for facts in facts_of_run(ctx.home, ctx.run, [result.record for result in ctx.results.values()]):
         make_folder(folder)
@@ -79,8 +79,8 @@ def write_cards(ctx: RunContext) -> None:
 
 
 def front_matter(facts: ModelFacts) -> str:
-    """Return the card's metadata as YAML: what `huggingface_hub.ModelCard` reads, evaluation results among it."""
-    # Not from huggingface_hub itself, which would import its client of the hub.
+    """Return the card's metadata as YAML, as `huggingface_hub.ModelCard` reads it, including evaluation results."""
+    # Written here, because importing it from huggingface_hub would import the hub's client.
     from huggingface_hub.repocard_data import EvalResult, ModelCardData
 
     name, hubs = _data_name(facts), _hub_names(facts)
@@ -118,7 +118,7 @@ def front_matter(facts: ModelFacts) -> str:
 
 
 class _Base(NamedTuple):
-    """The pretrained model that it began as."""
+    """The pretrained model that training started from."""
 
     name: str
     licence: str | None = None
@@ -126,7 +126,7 @@ class _Base(NamedTuple):
 
 
 def _base(facts: ModelFacts) -> _Base | None:
-    """None where it was trained from nothing."""
+    """Return the pretrained model; None if the model was trained from scratch."""
     if not any("base" in record.inputs for record in facts.made):
         return None
     named = str(group(facts.config, "sft").get("base") or "a pretrained model")
@@ -135,20 +135,21 @@ def _base(facts: ModelFacts) -> _Base | None:
 
 
 def _pairs_of(facts: ModelFacts) -> tuple[Record | None, str]:
-    """The record of the validation of its pairs, for a judge of the judge's own, and what these data are called."""
+    """Return the record that validated the model's pairs (for a judge, the judge's pairs), and the name of that
+    input."""
     if facts.kind == JUDGE:
         return facts.stages_of.get("validate.judge"), JUDGE_DATA
     return facts.stages_of.get("validate"), "preferences"
 
 
 def _is_generated(facts: ModelFacts) -> bool:
-    """Return whether its data are the built-in task's."""
+    """Return whether the pairs are those of the built-in task."""
     data, kind = _pairs_of(facts)
     return data is not None and not of_kind(data.inputs, kind)
 
 
 def _data_name(facts: ModelFacts) -> str:
-    """Return what its preference data are called."""
+    """Return the name of the preference data."""
     if _is_generated(facts):
         return "Tether's support desk (simulated)"
     hubs = _hub_names(facts)
@@ -158,7 +159,7 @@ def _data_name(facts: ModelFacts) -> str:
 
 
 def _hub_names(facts: ModelFacts) -> list[str]:
-    """Return the names of its preference data on the hub, as far as they come from there."""
+    """Return the hub names of the preference data that were downloaded from the hub."""
     paths = [facts.paths.get(digest) for digest in _inputs_of_preferences(facts).values()]
     fetched = [path.name for path in paths if path is not None and path.parent.name == "datasets"]
     hubs = [named for named in _preferences(facts) if re.fullmatch(r"[\w.-]+/[\w.-]+", named)]
@@ -166,14 +167,14 @@ def _hub_names(facts: ModelFacts) -> list[str]:
 
 
 def _preferences(facts: ModelFacts) -> list[str]:
-    """Return the preference data as the config names them, else where they were read."""
+    """Return the preference data as the config names them, or the paths they were read from."""
     named = values_of(cast("str | list[str] | None", group(facts.config, "data").get(_pairs_of(facts)[1])))
     read = _inputs_of_preferences(facts)
     return named or [str(facts.paths.get(digest, label_of(name))) for name, digest in read.items()]
 
 
 def _inputs_of_preferences(facts: ModelFacts) -> dict[str, str]:
-    """Name and digest of each file of preferences."""
+    """Return the digest of each file of preferences, by input name."""
     data, kind = _pairs_of(facts)
     return of_kind(data.inputs, kind) if data is not None else {}
 
@@ -207,12 +208,12 @@ def _made_of(facts: ModelFacts) -> Iterator[str]:
 
 
 def _money(costs: Mapping[str, float]) -> str:
-    """Costs by currency as people read them."""
+    """Return costs by currency as text."""
     return " and ".join(price(cost, currency) for currency, cost in costs.items())
 
 
 def _total(facts: ModelFacts) -> str:
-    """Return what all that it was made of cost to compute, in a sentence."""
+    """Return a sentence with the total cost of computing the model and everything it was made of."""
     currencies = {currency for costs in facts.costs.values() for currency in costs}
     total = {name: math.fsum(costs.get(name, 0.0) for costs in facts.costs.values()) for name in sorted(currencies)}
     lacking = [record.stage for record in facts.made if record.digest not in facts.costs]
@@ -234,7 +235,7 @@ def _options(facts: ModelFacts) -> Iterator[str]:
 
 
 def _warnings(facts: ModelFacts) -> Iterator[str]:
-    """Yield the warnings at the top of the card."""
+    """Yield the warnings for the top of the card."""
     if facts.failures:
         yield (
             f"> **This model failed**, as run {words(facts.run)} judged it:"
@@ -244,7 +245,11 @@ def _warnings(facts: ModelFacts) -> Iterator[str]:
         yield from (f"> - {words(reason)}" for reason in facts.failures)
         yield ""
     if any(record.imported for record in facts.made):
-        yield from ("> Another home computed this model, or what it was made of, and says how; it was imported.", "")
+        yield from (
+            "> This model, or something it was made of, was computed in another home and imported; nothing here was "
+            "verified by computing it again.",
+            "",
+        )
     for line in (line for each in facts.versions for line in each.life if DEMOTED in line):
         yield from (f"> {line.removeprefix('- ')}", "")
     for waiver in facts.waivers:
@@ -258,7 +263,7 @@ def _warnings(facts: ModelFacts) -> Iterator[str]:
 
 
 def _model_votes(facts: ModelFacts) -> str:
-    """Return the sentence on the votes of models among its preferences; empty where people cast all."""
+    """Return the sentence on votes by models among the preferences; empty if people cast all votes."""
     data = facts.stages_of.get("validate")
     return model_votes_note(data.metrics) if data is not None else ""
 
@@ -274,8 +279,8 @@ def _measured(facts: ModelFacts) -> Iterator[str]:
     if facts.kind == "policy" and (judge := facts.stages_of.get(OF_JUDGE)) is not None:
         pairs = number(judge.metrics.get("reward/judge_pairs"))
         yield from (
-            f"An independent judge, artifact {span(judge.digest[:16])}, was trained on {pairs} pairs of its own and "
-            "never rewarded: only evaluations asked it.", "",
+            f"An independent judge, artifact {span(judge.digest[:16])}, was trained on {pairs} pairs of its own. It "
+            "was never used as a reward, only in evaluations.", "",
         )  # fmt: skip
     if facts.kind == "policy" and "human_eval/win_rate" in [each.metric for each in measured(facts)]:
         yield from (f"Judges of the win rate: {words(_judges(facts))}.", "")
@@ -287,7 +292,7 @@ def _judges(facts: ModelFacts) -> str:
 
 def _gates(facts: ModelFacts) -> Iterator[str]:
     yield from (
-        "## Gates", "", f"As run {words(facts.run)} judged them." if facts.run else "No run here has judged it.", "",
+        "## Gates", "", f"As judged in run {words(facts.run)}." if facts.run else "No run here has judged it.", "",
         "| gate | outcome | metric | value | rule |", "|---|---|---|---:|---|",
     )  # fmt: skip
     for gate in facts.gates:
@@ -297,12 +302,12 @@ def _gates(facts: ModelFacts) -> Iterator[str]:
 
 
 def _limits(facts: ModelFacts) -> Iterator[str]:
-    """Yield what it was not tested for, from what was done."""
+    """Yield what the model was not tested for, derived from how it was trained and evaluated."""
     generation = group(facts.record.job, "generation")
     yield from ("## Limits", "")
     measured_on = words(_data_name(facts))
-    yield f"- Measured on the held-out split of {measured_on} alone: no other domain, language or benchmark."
-    yield "- Not tested for safety, bias, privacy or prompts that are meant to mislead it."
+    yield f"- Measured only on the held-out split of {measured_on}: on no other domain, language or benchmark."
+    yield "- Not tested for safety, bias, privacy or adversarial prompts."
     if generation:
         yield (
             f"- Trained and measured on prompts of up to {generation['max_prompt_tokens']} tokens and responses of up "
@@ -310,12 +315,12 @@ def _limits(facts: ModelFacts) -> Iterator[str]:
             "or top-p."
         )
     if facts.kind in ("reward", JUDGE):
-        yield "- Its scores compare responses to one prompt; across prompts they mean little."
-        yield "- It learned what its annotators preferred, their mistakes and tastes (length, flattery) among it."
+        yield "- Its scores compare responses to the same prompt; across prompts they mean little."
+        yield "- It learned its annotators' preferences, including their mistakes and biases (length, flattery)."
         if _model_votes(facts):
-            yield "- Some annotators are models: their errors, and their taste for a position or length, are in it too."
+            yield "- Some annotators are models: it also learned their errors and their position and length biases."
     if facts.kind == "policy":
-        yield "- It was trained towards a learned reward, which can be believed near the SFT model only (the KL above)."
+        yield "- It maximises a learned reward, which is reliable only near the SFT model (see the KL above)."
         if "win_rate" not in str([each.metric for each in measured(facts)]):
             yield "- Nobody has compared its responses with the SFT model's yet."
     if off := [gate.name for gate in facts.gates if outcome(gate) == "OFF"]:
@@ -339,5 +344,5 @@ def _provenance(facts: ModelFacts) -> Iterator[str]:
         run = f" in run {promoted['run']}" if "run" in promoted else ""
         by, judges = promoted.get("by", "someone unknown"), promoted.get("judges", "?")
         yield f"- {words(f'promoted by {by}{when}{run}, judges: {judges}')}"
-    yield f"- `tether lineage {record.digest[:16]}` says all that is known, `tether reproduce` computes it again"
+    yield f"- `tether lineage {record.digest[:16]}` prints its whole lineage; `tether reproduce` computes it again"
     yield ""

@@ -1,4 +1,4 @@
-"""How a model is loaded from the folder that `tether export` writes: the part of its card that has code."""
+"""The section of a model card that shows how to load the folder that `tether export` writes."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -11,19 +11,25 @@ from tasks.tracking.links import JUDGE
 
 
 def loading(facts: ModelFacts) -> Iterator[str]:
-    """Yield the lines of that part."""
+    """Yield the lines of the section."""
     scores = facts.kind in ("reward", JUDGE)
     template = _SCORE if scores else _GENERATE
-    yield from ("## How to load it", "", "In the folder that `tether export` writes (this file is its README.md):", "")
-    # transformers finds stop strings with the tokenizer alone
+    yield from (
+        "## How to load it",
+        "",
+        "In the folder that `tether export` writes (where this file is README.md):",
+        "",
+    )
+    # to find stop strings, transformers needs the tokenizer
     tokenizer = ", tokenizer=tokenizer" if group(facts.record.job, "generation").get("stop") else ""
     yield from ("```python", template.format(**_scale(facts), tokenizer=tokenizer), "```", "")
     if scores:
         yield from _about_scores(facts)
     if group(facts.record.job, SHOWN.get(facts.record.stage, facts.record.stage)).get("lora"):
         yield (
-            "The folder holds the whole model, its LoRA adapter merged. `adapter/` holds the adapter alone, for peft: "
-            f"it fits the SFT model, artifact `{facts.record.inputs['sft'][:16]}`, which `tether export` gives too."
+            "The folder holds the whole model with its LoRA adapter merged. `adapter/` holds only the adapter, for "
+            f"peft: load it on top of the SFT model, artifact `{facts.record.inputs['sft'][:16]}`, which `tether "
+            "export` writes."
         )
         heads = len(_weights(facts))
         classifier = ("AutoModelForSequenceClassification", f", num_labels={heads}")
@@ -32,13 +38,13 @@ def loading(facts: ModelFacts) -> Iterator[str]:
 
 
 def _weights(facts: ModelFacts) -> Mapping[str, JsonValue]:
-    """Return each head's weight by its objective, in the heads' order; one without a name where it has no
+    """Return each head's weight by objective, in the order of the heads; one head without a name if there are no
     objectives."""
     return dict(sorted(group(facts.record.job, "reward", "objectives").items())) or {"": 1.0}
 
 
 def _scale(facts: ModelFacts) -> dict[str, float | list[JsonValue]]:
-    """Return what turns a reward model's logits into its score; of another model nothing that is used."""
+    """Return the numbers that turn a reward model's logits into its score; for other models they are not used."""
     metrics = facts.record.metrics
     prefix = "reward/judge_" if facts.kind == JUDGE else "reward/"
     found = {name: metrics.get(f"{prefix}{name}", math.nan) for name in ("shift", "scale", "temperature")}
@@ -66,7 +72,7 @@ tokenizer = AutoTokenizer.from_pretrained(".")
 model = AutoModelForCausalLM.from_pretrained(".")
 prompt = [{{"role": "user", "content": "..."}}]
 inputs = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True, return_tensors="pt")
-output = model.generate(**inputs{tokenizer})  # as it was trained: generation_config.json says so
+output = model.generate(**inputs{tokenizer})  # sampled as in training: see generation_config.json
 print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))"""
 
 _SCORE = """import torch

@@ -1,4 +1,4 @@
-"""What was measured of a model, as far as its card says it: metrics, their intervals, on how many."""
+"""The metrics on a model's card: values, intervals and sample sizes."""
 
 import math
 from collections.abc import Mapping
@@ -12,20 +12,20 @@ from flows.models.facts import OF_JUDGE, ModelFacts
 
 
 class CardMetric(NamedTuple):
-    """One metric of the card."""
+    """One metric on the card."""
 
     stage: str
     metric: str
     what: str
     value: float
     interval: tuple[float | None, float | None]
-    """Ends of the 95 % interval, clustered by prompt; None for an end that isn't recorded."""
+    """Ends of the 95 % interval, clustered by prompt; None for an end that is not recorded."""
     n: str
-    """What it was measured on."""
+    """The data it was measured on, for example `844 pairs`."""
 
 
 def measured(facts: ModelFacts) -> list[CardMetric]:
-    """Return what was measured of a model and of what it was made of, as far as it is finite."""
+    """Return the finite metrics of a model and of the stages it was made by."""
     records = facts.stages_of
     found = []
     for stage, shown in MAIN_METRICS.items():
@@ -39,7 +39,7 @@ def measured(facts: ModelFacts) -> list[CardMetric]:
 
 
 def _metrics(facts: ModelFacts, stage: str, record: Record | None) -> Mapping[str, float | None]:
-    """Return a stage's metrics; human_eval's, which judges the policy, are those of the run it is judged by."""
+    """Return a stage's metrics. Those of human_eval apply to the policy only, and come from the run that judges it."""
     if stage != "human_eval":
         judge = facts.stages_of.get(OF_JUDGE) if stage == "reward" else None
         return ({} if judge is None else judge.metrics) | ({} if record is None else record.metrics)
@@ -63,13 +63,13 @@ def _count(metric: str, stage: str, metrics: Mapping[str, float | None], records
 
 
 def arguments(each: CardMetric) -> dict[str, str | float]:
-    """Return the interval and what it was measured on, for a machine."""
+    """Return the interval and the sample as values for a machine."""
     ends = zip(("low_95", "high_95"), each.interval, strict=True)
     return {"measured_on": each.n, **{name: end for name, end in ends if end is not None}}
 
 
 def interval(each: CardMetric) -> str:
-    """Return the 95 % interval in words; empty where none is recorded."""
+    """Return the 95 % interval as text; empty if none is recorded."""
     low, high = each.interval
     if low is not None and high is not None:
         return f"{number(low)} to {number(high)}"

@@ -1,4 +1,4 @@
-"""The models of a comparison: what the user names, as inputs of its stages, and what came of it as text."""
+"""A comparison's models: resolve the names that the user gives to inputs, and print the result."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,15 +22,17 @@ if TYPE_CHECKING:
 
 
 def find_compared(home: Path, names: Sequence[str]) -> dict[str, Input]:
-    """Return the models that `names` name, each a registered model (`tether-policy@champion`, `tether-policy/3`),
-    RUN:STAGE, a run (its policy) or the folder of a language model, as the inputs `model_1` to `model_k`.
+    """Return the models that `names` gives, as the inputs `model_1` to `model_k`.
+
+    A name is a registered model (`tether-policy@champion`, `tether-policy/3`), RUN:STAGE, a run (its policy) or the
+    folder of a language model.
 
     Raises:
-        UserError: fewer than two, a name that names none, or one model twice.
+        UserError: there are fewer than two names, a name is unknown, or one model is given twice.
     """
     if len(names) < 2:
         raise UserError(
-            "compare: name two models or more, as tether-policy@champion RUN:ppo. The first is the baseline."
+            "compare: name two or more models, such as tether-policy@champion RUN:ppo. The first is the baseline."
         )
     found: dict[str, Input] = {}
     by_digest: dict[str, str] = {}
@@ -63,8 +65,9 @@ def _find(home: Path, name: str) -> Input:
     stages = [] if node is None else [record.stage for record in node.records if record.stage in STAGES]
     if not stages:
         raise UserError(
-            f"compare: {name} is version {version.version} of {version.name}, and this home has no language model "
-            f"with its digest ({version.digest[:12] or 'none'}). Name one that sft or ppo computed here, or a folder."
+            f"compare: {name} is version {version.version} of {version.name}, but this home has no "
+            f"language model with its digest ({version.digest[:12] or 'none'}). Name one that sft or ppo "
+            "computed here, or a folder."
         )
     return _stored(store, version.digest, stages[0])
 
@@ -81,13 +84,13 @@ def _stored(store: ArtifactStore, digest: str, stage: str) -> Input:
 
 
 def as_origin(names: Sequence[str], inputs: Mapping[str, Input]) -> str:
-    """Return what a run's status keeps of what it compares: the models in their order, and `data`."""
+    """Return what a run's status stores about a comparison: the models in order, and `data`."""
     told = {name: {"digest": i.digest, "path": str(i.path), "stage": i.stage} for name, i in inputs.items()}
     return json.dumps({"names": list(names), "inputs": told})
 
 
 def of_origin(home: Path, origin: Mapping[str, str]) -> dict[str, Input]:
-    """Return the inputs that a run's status tells of; empty where it compares no models."""
+    """Return the inputs that a run's status stores for a comparison; empty if the run is not one."""
     if COMPARED not in origin:
         return {}
     store, out = ArtifactStore(home), {}
@@ -102,7 +105,7 @@ def of_origin(home: Path, origin: Mapping[str, str]) -> dict[str, Input]:
 
 
 def result_text(artifact: Path, names: Mapping[str, str]) -> str:
-    """Return the result of a comparison for people, in Markdown: strengths, and a line for each two models."""
+    """Return the result of a comparison as Markdown: the strengths, and a line for each pair of models."""
     found: ComparisonResult = json.loads((artifact / RESULT).read_text(encoding="utf-8"))
 
     def called(model: str) -> str:
@@ -134,7 +137,7 @@ def _strength(each: Mapping[str, Any], baseline: bool) -> str:
     if baseline:
         return "0 (the baseline)"
     if each["low"] is None:
-        return f"{_number(each['strength'])} (too often all or nothing in the resamples for an interval)"
+        return f"{_number(each['strength'])} (no interval: too many resamples have only wins or only losses)"
     return f"{_number(each['strength'])} ({_number(each['low'])} to {_number(each['high'])})"
 
 

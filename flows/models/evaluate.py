@@ -1,4 +1,4 @@
-"""`tether eval`: any reward model on a suite of pairs that others have judged."""
+"""`tether eval`: evaluate any reward model on a suite of pairs that others have judged."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,14 +24,14 @@ class RewardModel(NamedTuple):
     """A reward model that the user named."""
 
     name: str
-    """As the user gave it; a hub model's has its commit."""
+    """The name that the user gave; for a hub model with its commit."""
     folder: Path
     digest: str = ""
-    """The artifact's digest; empty for a folder or a model of the hub."""
+    """The artifact's digest; empty for a folder or a hub model."""
 
 
 def find_reward_model(home: Path, asked: str) -> RewardModel:
-    """Find the reward model that `asked` names: a run's (RUN:reward, RUN), a registered one, a folder, or the hub's.
+    """Return the reward model that `asked` names: a run's (RUN:reward, RUN), a registered one, a folder or a hub model.
 
     Raises:
         UserError: there is no such model, or it is not a reward model.
@@ -39,7 +39,9 @@ def find_reward_model(home: Path, asked: str) -> RewardModel:
     run, _, stage = asked.replace("/", ":").partition(":")
     if has_run(home, run):
         if stage not in ("", REWARD):
-            raise UserError(f"eval {asked}: {stage} is not a reward model. Name the run's own, as {run}:{REWARD}.")
+            raise UserError(
+                f"eval {asked}: {stage} is not a reward model. Name the run's reward model, {run}:{REWARD}."
+            )
         return _stored(home, asked, f"{run}/{REWARD}")
     path = user_path(asked, "eval")
     if path.is_dir():
@@ -62,17 +64,19 @@ def _stored(home: Path, asked: str, spelled: str) -> RewardModel:
     digest, _ = find_model(home, spelled, graph, versions(home))
     folder = store.path(digest)
     if not (folder / "reward.json").is_file():
-        raise UserError(f"eval {asked}: this is not a reward model, or the store has lost it. Name one (RUN:{REWARD}).")
+        raise UserError(
+            f"eval {asked}: this is not a reward model, or the store has lost it. Name one as RUN:{REWARD}."
+        )
     return RewardModel(asked, folder, digest)
 
 
 def evaluate(home: Path, asked: str, file: Path) -> dict[str, Any]:
-    """Score a suite with a reward model; returns what `tether eval --json` prints.
+    """Score a suite with a reward model and return what `tether eval --json` prints.
 
     Raises:
-        UserError: no such model, or a suite that can't be read.
+        UserError: there is no such model, or the suite can't be read.
     """
-    from components.reward.suites.reading import read_suite  # what follows brings torch and scipy
+    from components.reward.suites.reading import read_suite  # the imports below load torch and scipy
 
     suite = read_suite(user_path(str(file), "--suite"))
     model = find_reward_model(home, asked)
@@ -98,14 +102,14 @@ def evaluate(home: Path, asked: str, file: Path) -> dict[str, Any]:
 
 
 def text(found: Mapping[str, Any]) -> str:
-    """Return what `evaluate` found as a Markdown table for people."""
+    """Return the result of `evaluate` as a Markdown table."""
     overall = found["overall"]
-    fitted = "fitted by its run" if found["temperature_fitted"] else "not fitted: raw differences are taken as log-odds"
+    fitted = "fitted by its run" if found["temperature_fitted"] else "not fitted: differences are used as log-odds"
     about = [f"{counted(overall['pairs'], 'pair')}, {counted(overall['prompts'], 'prompt')}"]
     if found["ties_left_out"]:
         about.append(f"{counted(found['ties_left_out'], 'tie')} left out")
     if found["cut"]:
-        about.append(f"{counted(found['cut'], 'pair')} cut to what the model reads")
+        about.append(f"{counted(found['cut'], 'pair')} truncated to the model's length")
     lines = [
         f"{found['model']} on {found['suite']} ({found['shape']}): {', '.join(about)}.",
         f"Temperature {number(found['temperature'])} ({fitted}). Intervals: 95 %, clustered by prompt.",

@@ -1,4 +1,4 @@
-"""A model out of the store as a Hugging Face folder: for `from_pretrained`, vLLM and the hub."""
+"""Export a model from the store as a Hugging Face folder, for `from_pretrained`, vLLM and the hub."""
 
 from pathlib import Path
 
@@ -16,20 +16,20 @@ from tasks.runs.status import gates_json
 
 
 def export(home: Path, asked: str, folder: Path, allow_failed: bool = False) -> ModelFacts:
-    """Write the model that `asked` names into `folder`, whole or not at all.
+    """Write the model that `asked` names into `folder`, completely or not at all, and return its facts.
 
-    The model, its tokenizer and chat template stand in the folder itself, with README.md (its card) and lineage.json.
-    Of LoRA the model is the merged one, and `adapter/` is the adapter as peft writes it. A reward model's config.json
-    has `score_scale`; further members of an ensemble are below `members/`.
+    The folder holds the model, its tokenizer and chat template, README.md (its card) and lineage.json. A LoRA model is
+    merged, and `adapter/` holds the adapter in peft's format. A reward model's config.json has `score_scale`; the
+    further members of an ensemble are in `members/`.
 
     Args:
-        home: the `TETHER_HOME`.
-        asked: as `model_facts`.
-        folder: new or empty; its parents are made.
-        allow_failed: export it though gates failed or PPO was stopped; the card says so at its top.
+        home: the Tether home.
+        asked: as in `model_facts`.
+        folder: a new or empty folder; its parents are created.
+        allow_failed: export the model even if gates failed or PPO was stopped; the top of its card says so.
 
     Raises:
-        UserError: no such model; `folder` is there and not empty; the model failed; or the store's copy is damaged.
+        UserError: there is no such model, `folder` is not empty, the model failed, or the store's copy is damaged.
     """
     facts = model_facts(home, asked)
     if folder.is_dir() and any(folder.iterdir()):
@@ -39,16 +39,16 @@ def export(home: Path, asked: str, folder: Path, allow_failed: bool = False) -> 
     if facts.failures and not allow_failed:
         raise UserError(
             f"{asked}: this model failed ({'; '.join(facts.failures)}). Choose another (`tether lineage {asked}` shows "
-            f"what it was made of), or export it all the same with --allow-failed; its card will say so."
+            f"what it was made of), or export it anyway with --allow-failed; its card will say that it failed."
         )
     store, record = ArtifactStore(home), facts.record
     found = store.lookup(record.key, record.digest)
     if isinstance(found, Miss):
         raise UserError(
-            f"{asked}: the store no longer has it intact ({found.reason}). `tether reproduce {record.digest[:16]}` "
-            f"computes it again, or import a run that has it (`tether store import`)."
+            f"{asked}: the store no longer has an intact copy ({found.reason}). `tether reproduce "
+            f"{record.digest[:16]}` computes it again, or import a run that includes it (`tether store import`)."
         )
-    text = card(facts)  # first: it refuses what no stage of ours writes
+    text = card(facts)  # first, because it refuses records that no stage writes
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)
     with whole_folder(folder.absolute()) as out:
         copy_model(store.path(found), found, out)
@@ -60,9 +60,10 @@ def export(home: Path, asked: str, folder: Path, allow_failed: bool = False) -> 
 
 
 def lineage_json(facts: ModelFacts) -> dict[str, object]:
-    """Return what the model was made of and how it was judged, for machines.
+    """Return what the model was made of and how it was judged, as JSON values.
 
-    `made` are the artifacts in the order of making, `sources` the external inputs, `run` the one whose gates judged it.
+    `made` lists the artifacts in the order in which they were made, `sources` the external inputs, and `run` the run
+    whose gates judge the model.
     """
     return {
         "model": facts.name,

@@ -1,4 +1,4 @@
-"""One model with all that its card and its export say of it: its records, and the run that it is judged by."""
+"""Gather everything that a model's card and export need: its records, and the run whose gates judge it."""
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,54 +23,55 @@ from tasks.tracking.registry import Version, versions
 logger = logging.getLogger(__name__)
 
 PASSED = ("passed", "cached")
-"""States of a stage whose gates passed, none of them waived."""
+"""States of a stage that passed its gates without a waiver."""
 OF_JUDGE = "reward.judge"
-"""The sub-stage that makes an independent judge."""
+"""The sub-stage that trains an independent judge."""
 KINDS = MODELS | {OF_JUDGE: JUDGE}
-"""(Sub-)stage to the kind of model that it makes."""
+"""Maps a (sub-)stage to the kind of model that it trains."""
 SHOWN = {OF_JUDGE: "reward"}
-"""Sub-stage to the stage under which a run's status has it."""
+"""Maps a sub-stage to the stage under which a run's status lists it."""
 
 
 class ModelFacts(NamedTuple):
-    """The facts about a model."""
+    """Everything that a card or an export says about a model."""
 
     name: str
-    """As it is registered (`tether-policy`), whether it is or not."""
+    """The name in the registry (`tether-policy`), even if the model is not registered."""
     record: Record
     upstream: tuple[Node, ...]
-    """All that it was made of, in the order of making; itself last."""
+    """The nodes it was made of, in the order in which they were made; its own node is last."""
     made: Sequence[Record]
-    """The newest record of each artifact that it was made of; its own last, the one it was found by."""
+    """The newest record of each artifact it was made of; its own record, `record`, is last."""
     paths: Mapping[str, Path]
     """Maps the digest of an external input to where it was read."""
     config: Mapping[str, JsonValue]
-    """Of the run that computed it; empty where that is not here."""
+    """The config of the run that computed the model; empty if that run is not in this home."""
     options: Mapping[str, ChangedOption]
-    """Those that differ from the profile's, of all stages that it was made by, by dotted name."""
+    """Options of all stages it was made by that differ from the profile's, by dotted name."""
     run: str | None
-    """The run whose gates judge it; None where no run here has it."""
+    """The run whose gates judge the model; None if no run in this home has it."""
     stages: Mapping[str, StageStatus]
-    """That run's stages by name."""
+    """The stages of `run`, by name."""
     waivers: Sequence[Waiver]
-    """Those of that run."""
+    """The waivers of `run`."""
     versions: tuple[Version, ...]
-    """Its registered versions, where the registry was asked."""
+    """Its registered versions, if the registry was asked."""
     promoted: Mapping[str, str] | None
-    """Who made it champion: `{by, at, run, judges}`."""
+    """Who made it champion: `{by, at, run, judges}`; None if nobody did."""
     users: Mapping[str, str]
-    """Who started each run that computed a part of it, as far as they are here."""
+    """Maps each run in this home that computed a part of it to the user who started the run."""
     costs: Mapping[str, Mapping[str, float]]
-    """Digest of what it was made of to what its computing cost, by currency, as far as runs here say so."""
+    """Maps the digest of each artifact it was made of to the cost of computing it, by currency, if known."""
 
     @property
     def kind(self) -> str:
-        """sft, reward, judge or policy."""
+        """Return `sft`, `reward`, `judge` or `policy`."""
         return KINDS[self.record.stage]
 
     @property
     def stages_of(self) -> dict[str, Record]:
-        """Stage to its record, itself and what it was made of directly: an earlier run's reward model is not here."""
+        """Return the model's record and those it was directly made of, by stage, without an earlier run's reward
+        model."""
         by_digest = {record.digest: record for record in self.made}
         inputs = [self.record.inputs.get(name) for name in ("data", "judge_data", "sft", "reward", "judge")]
         records = [*(by_digest[digest] for digest in inputs if digest in by_digest), self.record]
@@ -78,13 +79,13 @@ class ModelFacts(NamedTuple):
 
     @property
     def gates(self) -> list[Verdict]:
-        """Return every gate that judged it or what it was made of, and of a policy those of human_eval."""
+        """Return the gates that judged the model and what it was made of; for a policy also those of human_eval."""
         shown = [*self.stages_of, *(["human_eval"] if self.kind == "policy" else [])]
         shown = list(dict.fromkeys(SHOWN.get(name, name) for name in shown))
         return [gate for name in shown for gate in self._gates_of(name)]
 
     def _gates_of(self, name: str) -> Sequence[Verdict]:
-        """The gates of a stage that judge this model: those of a reward model and of a judge are told apart."""
+        """Return the gates of a stage that apply to this model: a reward model and a judge have different ones."""
         gates = self.stages[name].gates if name in self.stages else []
         if name == "reward" and self.kind in ("reward", JUDGE):
             return [gate for gate in gates if gate.name.startswith("reward.judge_") == (self.kind == JUDGE)]
@@ -92,7 +93,7 @@ class ModelFacts(NamedTuple):
 
     @property
     def failures(self) -> list[str]:
-        """Why it should not be used: gates that failed and were not waived, a PPO that was stopped, no judgement."""
+        """Return why the model should not be used: failed gates without a waiver, a stopped PPO, or no judgement."""
         if self.run is None:
             return ["no run here has judged it by gates"]
         own = [SHOWN.get(self.record.stage, self.record.stage), *(["human_eval"] if self.kind == "policy" else [])]
@@ -104,7 +105,7 @@ class ModelFacts(NamedTuple):
         ]
         stopped = gates.get("ppo.stopped")
         if self.record.metrics.get("ppo/stopped") and (stopped is None or outcome(stopped) == "OFF"):
-            found.append("PPO's tether broke: KL left ppo.watch.kl_high or met ppo.kl.stop_above")
+            found.append("PPO was stopped: KL left ppo.watch.kl_high or reached ppo.kl.stop_above")
         return found
 
 
@@ -112,13 +113,13 @@ def model_facts(home: Path, asked: str) -> ModelFacts:
     """Return the facts of the model that `asked` names.
 
     Args:
-        home: the `TETHER_HOME`.
+        home: the Tether home.
         asked: a registered model (`tether-policy`, `tether-policy@champion`, `tether-policy/3`), a run's model
-            (`RUN/reward`, `RUN/reward.judge`; `RUN` alone means its policy), or the beginning of an artifact's digest
+            (`RUN/reward`, `RUN/reward.judge`; `RUN` alone means its policy), or the start of an artifact's digest
             or key.
 
     Raises:
-        UserError: nothing of that name is known, or it is not a model.
+        UserError: nothing with that name is known, or it is not a model.
     """
     graph, registered = Graph.of(ArtifactStore(home)), versions(home)
     digest, run = find_model(home, asked, graph, registered)
@@ -131,12 +132,12 @@ def model_facts(home: Path, asked: str) -> ModelFacts:
 
 
 def facts_of_run(home: Path, run: str, records: Iterable[Record]) -> Iterator[ModelFacts]:
-    """Yield the facts of each model that a run's gates let through, from that run alone: cheap, for its end.
+    """Yield the facts of each model that passed a run's gates. Reads only that run, so it is cheap at the run's end.
 
     Args:
-        home: the `TETHER_HOME`.
-        run: the run.
-        records: what it has, by this run or from the store.
+        home: the Tether home.
+        run: the run's id.
+        records: the records of the run's artifacts, computed or reused.
     """
     graph = Graph(records)
     for stage in load_status(home, run).stages:
@@ -146,7 +147,7 @@ def facts_of_run(home: Path, run: str, records: Iterable[Record]) -> Iterator[Mo
 
 
 def find_model(home: Path, asked: str, graph: Graph, registered: Iterable[Version]) -> tuple[str, str | None]:
-    """Return the digest of the model that `asked` names, and the run that it is named by, if it is.
+    """Return the digest of the model that `asked` names, and the run if the name contains one.
 
     Raises:
         UserError: as `model_facts`.
@@ -158,8 +159,12 @@ def find_model(home: Path, asked: str, graph: Graph, registered: Iterable[Versio
         if (digest := digests.get(stage)) is None:
             there = [name for name, digest in digests.items() if digest]
             raise UserError(
-                f"{asked}: run {run} has no model of {stage}. "
-                + (f"Name one that it has, as {run}/{there[-1]}." if there else "None of its stages got to a model.")
+                f"{asked}: run {run} has no {stage} model. "
+                + (
+                    f"Name one that it has, such as {run}/{there[-1]}."
+                    if there
+                    else "None of its stages produced a model."
+                )
             )
         return digest, run
     subject = find_subject(home, asked, graph, registered)
@@ -167,14 +172,14 @@ def find_model(home: Path, asked: str, graph: Graph, registered: Iterable[Versio
     if len(subject.digests) != 1 or not stages & set(KINDS):
         raise UserError(
             f"{asked}: this is {', '.join(stages) or 'an external input'}, not a model. Only "
-            f"{', '.join(KINDS)} produce models: give a registered one (as tether-policy@champion), RUN/STAGE, or its "
-            f"digest."
+            f"{', '.join(KINDS)} produce models: give a registered one (such as tether-policy@champion), RUN/STAGE, "
+            f"or its digest."
         )
     return subject.digests[0], None
 
 
 def _models_of(status: RunStatus) -> dict[str, str | None]:
-    """(Sub-)stage to the digest of the model that a run has of it, in the order of the stages."""
+    """Return the digest of each model that a run has, by (sub-)stage, in the order of the stages."""
     found: dict[str, str | None] = {}
     for stage in status.stages:
         found |= {name: part.digest for name, part in stage.parts.items() if name in KINDS}
@@ -183,14 +188,17 @@ def _models_of(status: RunStatus) -> dict[str, str | None]:
 
 
 def _judging_run(home: Path, digest: str, registered: Iterable[Version]) -> str | None:
-    """Return the run that made a model champion, else the newest whose gates let it through, else the newest that has
-    it."""
+    """Return the run that made a model champion; otherwise the newest run in which it passed its gates; otherwise the
+    newest run that has it."""
     for each in registered:
         if each.promoted and has_run(home, run := each.promoted.get("run", "")):
             return run
     newest = None
     ours = own_runs(home)
-    for run in [*ours, *(each for each in list_runs(home) if each not in ours)]:  # what was judged here comes first
+    for run in [
+        *ours,
+        *(each for each in list_runs(home) if each not in ours),
+    ]:  # runs of this home before imported ones
         if newest in ours and run not in ours:
             return newest
         for stage in load_status(home, run).stages:
@@ -247,8 +255,8 @@ def _gather(
 
 
 def _cost(record: Record, run: RunStatus | None) -> dict[str, float]:
-    """Return what computing a record cost in the run that did, by currency; empty where it has no price or is not
-    here."""
+    """Return the cost of computing a record in the run that computed it, by currency; empty if the run has no price or
+    is not in this home."""
     if run is None:
         return {}
     for stage in run.stages:
@@ -258,7 +266,7 @@ def _cost(record: Record, run: RunStatus | None) -> dict[str, float]:
 
 
 def _other_runs(home: Path, run: str, upstream: Iterable[Node]) -> tuple[Mapping[str, JsonValue], dict[str, RunStatus]]:
-    """Return the config of `run`, and all runs that computed a part; what can't be read is named in a warning."""
+    """Return the config of `run`, and the status of each run that computed a part. Unreadable runs are logged."""
     config: Mapping[str, JsonValue] = {}
     found = {}
     for each in {run, *(record.run for node in upstream for record in node.records)}:
@@ -272,7 +280,7 @@ def _other_runs(home: Path, run: str, upstream: Iterable[Node]) -> tuple[Mapping
 
 
 def _promoted(stages: Mapping[str, StageStatus], done: Iterable[Done]) -> dict[str, str] | None:
-    """Who promoted the policy of a run, by that run's own folder: MLflow may hear of it later."""
+    """Return who promoted a run's policy, from the run's own folder, because MLflow may receive it later."""
     judged = stages.get("human_eval")
     withheld = any(gate.withheld for stage in stages.values() for gate in stage.gates)
     if judged is None or judged.state not in PASSED or withheld:

@@ -1,4 +1,4 @@
-"""What a run, model, artifact or file was made of, and what was made of it: facts for `tether lineage`."""
+"""Find what a run, model, artifact or file was made of, and what was made of it, for `tether lineage`."""
 
 import functools
 import gc
@@ -24,14 +24,14 @@ from tasks.runs.status import StageStatus, finite, gates_json, has_run, load_rea
 from tasks.tracking.registry import Version, find_version, versions_of
 
 JUDGED_BY = 20
-"""Runs that are named of those that judged an artifact, the newest."""
+"""The largest number of runs listed that judged an artifact, newest first."""
 
 
 class Subject(NamedTuple):
-    """What the question is about."""
+    """What the question is about, resolved."""
 
     kind: str
-    """run, model, artifact, or source."""
+    """`run`, `model`, `artifact` or `source`."""
     name: str
     digests: tuple[str, ...]
     run: str | None = None
@@ -53,24 +53,24 @@ class Judging(NamedTuple):
 
 @dataclass(frozen=True)
 class LineageNode:
-    """What a stage made, or an external input."""
+    """An artifact or an external input."""
 
     digest: str
     names: tuple[str, ...]
-    """What those that were made of it call it."""
+    """The input names under which other artifacts use it."""
     lost: str | None = None
-    """Where runs took it from a stage whose record can't be read any more: why not, and what would give it one."""
+    """If its record can't be read: why, and the command that would restore it."""
     record: Record | None = None
-    """None where no stage made it, as far as is known."""
+    """None if no stage made it, as far as is known."""
     options: Mapping[str, ChangedOption] = field(default_factory=dict)
-    """By dotted name, those that differ from the profile's."""
+    """Options that differ from the profile's, by dotted name."""
     judged: Sequence[Judging] = ()
-    """The runs that took it, the newest first."""
+    """The runs that used it, newest first."""
     models: Sequence[Version] = ()
 
     @property
     def source(self) -> str:
-        """One sha256 of all the code that the stage runs."""
+        """Return one sha256 of all code that the stage runs."""
         return digest_json(self.record.parts.get("source", {}) if self.record else {})
 
     def as_json(self) -> dict[str, object]:
@@ -110,7 +110,7 @@ class LineageNode:
 
 
 class LineageEdge(NamedTuple):
-    """The artifact `to` was made of `made_of`, which it calls `name`."""
+    """The artifact `to` was made of `made_of`, under the input name `name`."""
 
     made_of: str
     to: str
@@ -126,7 +126,7 @@ class LineageGraph(NamedTuple):
     """In the order in which they were made."""
     edges: list[LineageEdge]
     unreadable: dict[str, str]
-    """Key to what is wrong with its record: what it is part of may be missing here."""
+    """Maps a key to what is wrong with its record. Nodes that depend on it may be missing here."""
 
     def as_json(self) -> dict[str, object]:
         """Return what `tether lineage --json` prints."""
@@ -141,7 +141,8 @@ class LineageGraph(NamedTuple):
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Without the collector, which goes through the same thousands of records again and again, half of the time."""
+    """Turn off the garbage collector: it scans the same thousands of records repeatedly, which takes half of the
+    time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -153,16 +154,16 @@ def uncollected() -> Iterator[None]:
 
 @uncollected()
 def lineage(home: Path, asked: str, downstream: bool = False) -> LineageGraph:
-    """Return the graph upstream (or downstream) of what is asked for.
+    """Return the graph upstream (or downstream) of what `asked` names.
 
     Args:
-        home: the `TETHER_HOME`.
-        asked: a run's id, a model (`tether-policy`, `tether-policy@champion`, `tether-policy/3`), the beginning of an
+        home: the Tether home.
+        asked: a run's id, a model (`tether-policy`, `tether-policy@champion`, `tether-policy/3`), the start of an
             artifact's digest or key, or a file or folder that runs have read.
-        downstream: what was made of it instead of what it was made of.
+        downstream: return what was made of it instead of what it was made of.
 
     Raises:
-        UserError: nothing of that name is known.
+        UserError: nothing with that name is known.
     """
     graph = Graph.of(ArtifactStore(home))
     named = find_version(home, asked)
@@ -207,7 +208,7 @@ def lineage(home: Path, asked: str, downstream: bool = False) -> LineageGraph:
 
 
 def find_subject(home: Path, asked: str, graph: Graph, registered: Iterable[Version]) -> Subject:
-    """Return what `asked` names. Raises `UserError` if it names nothing that is known."""
+    """Return what `asked` names. Raises UserError if nothing with that name is known."""
     if has_run(home, asked):
         digests = tuple(stage.digest for stage in load_status(home, asked).stages if stage.digest)
         return Subject("run", asked, digests, asked)
@@ -222,30 +223,30 @@ def find_subject(home: Path, asked: str, graph: Graph, registered: Iterable[Vers
     if path.exists():
         digest = Input.of(path).digest
         if not graph.node(digest).names:
-            raise UserError(f"{asked}: no run here has read its present content (sha256 {digest[:16]}).")
+            raise UserError(f"{asked}: no run here has read its current content (sha256 {digest[:16]}).")
         return Subject("source", str(path), (digest,))
     raise UserError(
         f"{asked}: there is no such run, model, artifact or file. Give a run's id (`tether status`), a registered "
-        f"model (as tether-policy@champion), six or more digits of a digest (`tether store ls`), or a data file."
+        f"model (such as tether-policy@champion), six or more digits of a digest (`tether store ls`), or a data file."
     )
 
 
 def own_records(node: Node) -> Sequence[Record]:
-    """Return the records of an artifact that were made here, or else the imported ones."""
+    """Return the records of an artifact that were computed in this home, or otherwise the imported ones."""
     return [each for each in node.records if not each.imported] or node.records
 
 
 def _lost(taken: Judging, graph: Graph) -> str:
-    """Why an artifact that a run took has no record, and what would give it one."""
+    """Return why an artifact that a run used has no record, and the command that would restore it."""
     key, stage = taken.stage.key or "", taken.stage.name
     reason = graph.unreadable[key].reason if key in graph.unreadable else "the store no longer has its record"
     return f"{stage} of run {taken.run}, key {key[:16]}: {reason}. `tether rerun {stage} --from {taken.run}`"
 
 
 def changed_options(record: Record, profile: str | None) -> dict[str, ChangedOption]:
-    """Options of the record's job that differ from those of the profile of the run that computed it, by dotted name.
+    """Return the options of a record's job that differ from the profile of the run that computed it, by dotted name.
 
-    The classes' defaults stand in for a profile that is none of ours; empty where that run isn't here.
+    For a profile that is not built in, the classes' defaults are used. Empty if `profile` is None.
     """
     if profile is None:
         return {}

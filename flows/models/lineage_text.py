@@ -1,4 +1,4 @@
-"""A lineage for people: in the terminal, as a Mermaid graph, as one page of HTML with a table of links."""
+"""Print a lineage: as text for the terminal, as a Mermaid graph, or as one HTML page."""
 
 import base64
 import hashlib
@@ -18,31 +18,31 @@ from tasks.lineage.picture import MOST, Box, Diagram, in_two_widths
 
 
 def text(found: LineageGraph) -> str:
-    """Return every artifact with what it was made of and how it was judged, in the order in which they were made."""
+    """Return each artifact, what it was made of and how it was judged, in the order in which they were made."""
     subject = found.subject
     towards = "went into" if found.downstream else "made of"
-    lines = [f"{subject.kind} {line(subject.name)} {towards}, in the order of making:"]
+    lines = [f"{subject.kind} {line(subject.name)} {towards}, in the order in which they were made:"]
     for node in found.nodes:
         lines += ["", title(node), *(f"  {told}" for told in facts(node))]
     return "\n".join([*lines, *(["", note] if (note := incomplete(found)) else [])])
 
 
 def incomplete(found: LineageGraph) -> str:
-    """Return a sentence that the answer may be incomplete, if records of the store are damaged; else nothing."""
+    """Return a sentence that the lineage may be incomplete, if records in the store are damaged; otherwise nothing."""
     if not found.unreadable:
         return ""
     named = line("; ".join(f"{key[:16]}: {reason}" for key, reason in found.unreadable.items()))
-    return f"This may not be all: records of the store can't be read ({named}). See `tether store verify`."
+    return f"This may be incomplete: records in the store can't be read ({named}). See `tether store verify`."
 
 
 def title(node: LineageNode) -> str:
-    """One line for an artifact."""
+    """Return a heading for an artifact: its stage or names, and its digest."""
     what = node.record.stage if node.record else ", ".join(node.names) or "source"
     return f"{line(what)}  {line(node.digest[:16])}"
 
 
 def facts(node: LineageNode) -> Iterator[str]:
-    """Return the facts of an artifact, a line each; a line that begins with two spaces belongs to the one above."""
+    """Yield the facts of an artifact, one per line. A line with two leading spaces belongs to the line above."""
     for told in _facts(node):
         yield f"{'  ' if told.startswith('  ') else ''}{line(told)}"
 
@@ -52,7 +52,7 @@ def _facts(node: LineageNode) -> Iterator[str]:
         yield node.lost or "no stage made it"
         return
     if record.imported:
-        yield f"imported {record.imported}: another home says what follows"
+        yield f"imported {record.imported}: the following comes from another home"
     if record.inputs:
         yield "made of " + ", ".join(f"{name} {digest[:12]}" for name, digest in sorted(record.inputs.items()))
     yield f"computed by run {record.run}, {record.started}, in {record.seconds:.1f} s; seed {record.job.get('seed')}"
@@ -79,7 +79,7 @@ def _facts(node: LineageNode) -> Iterator[str]:
 
 
 def mermaid(found: LineageGraph) -> str:
-    """Return the graph as Mermaid draws it (https://mermaid.js.org/syntax/flowchart.html)."""
+    """Return the graph in Mermaid's syntax (https://mermaid.js.org/syntax/flowchart.html)."""
     lines = ["flowchart LR"]
     for node in found.nodes:
         open_, close = ("[", "]") if node.record else ("[(", ")]")
@@ -96,7 +96,7 @@ def graph(found: LineageGraph) -> Diagram:
 
 
 def _box(node: LineageNode, run: str | None) -> Box:
-    """One artifact; judged as `run` judged it, else as the newest run that took it did."""
+    """Return the box of an artifact, with the verdict of `run`'s gates, or of the newest run that used it."""
     if node.record is None:
         title = ", ".join(node.names).replace("_", " ") or "source"
         return Box(node.digest, title, (node.digest[:DIGITS],), "lost" if node.lost else "", external=True)
@@ -110,8 +110,8 @@ def _box(node: LineageNode, run: str | None) -> Box:
 
 
 def page(found: LineageGraph) -> str:
-    """One page that needs no network: a picture where it has room, the artifacts in the order of making, each with
-    links to what it was made of."""
+    """Return one HTML page that needs no network: a picture of a small graph, and the artifacts in the order in which
+    they were made, with links to what each was made of."""
     name = escape(line(f"{found.subject.kind} {found.subject.name}"))
     towards = "what was made of it" if found.downstream else "what it was made of"
     rows = "".join(
@@ -151,7 +151,7 @@ _ALLOWED = (
     + base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
     + "'; base-uri 'none'; form-action 'none'"
 )
-"""The page's content policy: its own style sheet and the picture in it, and nothing else."""
+"""The page's content security policy: it allows only its own style sheet and inline pictures."""
 
 
 def _link(node: LineageNode, text: str = "") -> str:
@@ -159,7 +159,7 @@ def _link(node: LineageNode, text: str = "") -> str:
 
 
 def _made_of(node: LineageNode, found: LineageGraph) -> str:
-    """Links to what an artifact was made of, by the names that it calls them; empty where none is in the graph."""
+    """Return links to what an artifact was made of, named as its inputs; empty if none of them is in the graph."""
     nodes = {each.digest: each for each in found.nodes}
     return ", ".join(_link(nodes[edge.made_of], edge.name) for edge in found.edges if edge.to == node.digest)
 

@@ -1,4 +1,4 @@
-"""A person moves a registered model's aliases, on the record."""
+"""Move a registered model's aliases for a person, and record who did it and why."""
 
 import logging
 import time
@@ -18,20 +18,21 @@ logger = logging.getLogger(__name__)
 
 
 def promoted(home: Path, asked: str, by: str, because: str) -> str:
-    """Point `champion` at the policy `asked`; returns what to say.
+    """Set the alias `champion` to the policy `asked` and return a sentence for the user.
 
-    MLflow gets its weights first, as the run that judged it says under `mlflow.weights`. Of a champion that lacks them
-    (an earlier version promoted it, say) they are copied now.
+    The weights are copied into MLflow first, as `mlflow.weights` of the run that judged the policy says. If the policy
+    already is champion but lacks weights (for example, if an earlier version of Tether promoted it), they are copied
+    now.
 
     Raises:
-        UserError: no such version, none of a policy, or its human-eval gate has not passed.
+        UserError: there is no such version, it is not a policy, or it has not passed human evaluation.
     """
     refuse_credentials("--reason", because)
     registered = versions(home)
     found = _find(registered, asked)
     shown = f"{found.name}/{found.version}"
     if not found.name.endswith("-policy"):
-        raise UserError(f"promote {asked}: {shown} is not a policy; only a policy can be champion.")
+        raise UserError(f"promote {asked}: {shown} is not a policy, and only a policy can be champion.")
     judged = human_eval(found.tags)
     if judged.get("state") != "passed":
         why = f"was {judged['state']} in run {judged['run']}" if judged else "has not happened"
@@ -61,10 +62,10 @@ def promoted(home: Path, asked: str, by: str, because: str) -> str:
 
 
 def demoted(home: Path, asked: str, by: str, because: str) -> str:
-    """Take every alias from the version `asked`; returns what to say.
+    """Remove every alias from the version `asked` and return a sentence for the user.
 
     Raises:
-        UserError: no such version.
+        UserError: there is no such version.
     """
     refuse_credentials("--reason", because)
     found = _find(versions(home), asked)
@@ -75,8 +76,8 @@ def demoted(home: Path, asked: str, by: str, because: str) -> str:
 
 
 def champions_run(home: Path, run: str) -> str | None:
-    """Return the run of this home that computed the champion of a run's project; None where there is none, or it can't
-    be asked for: a report does not wait for a registry."""
+    """Return the run in this home that computed the champion of a run's project. None if there is none, or if the
+    registry can't be asked, because a report does not wait for it."""
     name = model_name(str(run_values(home, run).get("project", "")), "policy")
     try:
         found = find_version(home, f"{name}@{CHAMPION}")
@@ -88,12 +89,12 @@ def champions_run(home: Path, run: str) -> str | None:
 
 
 def _find(registered: Sequence[Version], asked: str) -> Version:
-    """Return the version that `asked` names. Raises `UserError` for none, and for a name that has several versions."""
+    """Return the version that `asked` names. Raises UserError if there is none, or if the name has several versions."""
     found = [each for each in registered if asked in each.spellings]
     if len(found) == 1:
         return found[0]
     if found:
-        raise UserError(f"{asked} has {len(found)} versions: say which, as {asked}/{found[0].version}.")
+        raise UserError(f"{asked} has {len(found)} versions: name one, such as {asked}/{found[0].version}.")
     there = ", ".join(sorted(f"{each.name}/{each.version}" for each in registered)[:10]) or "none"
     raise UserError(f"{asked}: there is no such registered version; there are {there}.")
 

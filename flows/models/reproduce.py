@@ -1,7 +1,7 @@
-"""`tether reproduce`: what the records of a model or run say, computed again in a store of its own, and compared.
+"""`tether reproduce`: compute a model or run again from its records, in a separate store, and compare.
 
-Nothing that there is gets touched: no record, no alias, no MLflow. That is why it is not a run with `--refresh`: other
-bytes would become the newest record of their keys, and the same bytes would make an old policy the candidate again.
+It changes no existing record, alias or MLflow entry. A run with `--refresh` would: different bytes would become the
+newest record of their keys, and identical bytes would make an old policy the candidate again.
 """
 
 import os
@@ -45,12 +45,12 @@ class Comparison(NamedTuple):
 
     @property
     def same(self) -> bool:
-        """To the byte."""
+        """Return whether the artifacts are identical to the byte."""
         return self.recorded.digest == self.made.digest
 
     @property
     def same_inputs(self) -> bool:
-        """Return what it was made of; else its own bytes prove nothing."""
+        """Return whether both were made of the same inputs; if not, different bytes prove nothing."""
         return self.recorded.inputs == self.made.inputs
 
 
@@ -60,7 +60,7 @@ class Reproduction(NamedTuple):
     subject: str
     pairs: Sequence[Comparison]
     kept: Path | None
-    """The home with the results, where some differ."""
+    """The home with the new results if some differ; None if all are the same."""
 
     @property
     def same(self) -> bool:
@@ -69,7 +69,8 @@ class Reproduction(NamedTuple):
 
     @property
     def explained(self) -> bool:
-        """Return whether the two machines or programs differ wherever the same inputs gave other bytes."""
+        """Return whether each difference between results of the same inputs has a recorded cause, such as another
+        machine."""
         return all(differences(pair) for pair in self.pairs if not pair.same and pair.same_inputs)
 
 
@@ -81,22 +82,23 @@ def reproduce(
     console: Console | None = None,
     root: Path = ROOT,
 ) -> Reproduction:
-    """Compute `asked` and everything that it was made of again, from the external inputs.
+    """Compute `asked` and everything it was made of again from the external inputs, and compare.
 
-    An interrupted one is taken up by the same call. On a machine that lacks what a record was computed with
-    (instruction set, threads, device), this one's takes its place.
+    The same call continues an interrupted one. If this machine lacks something that a record was computed with
+    (instruction set, threads, device), what this machine has is used instead.
 
     Args:
-        home: the `TETHER_HOME`.
-        asked: a run's id (all its stages), a model (as `find_model`), or an artifact's digest.
-        data: input name (`preferences`, `base`, `sheet`, ...) to where it is now; else it is read where it was. Of
-            several inputs of one name, `NAME@DIGEST` is the one whose sha256 begins so.
-        allow_other_code: go on though the code here is another than what computed it.
-        console: where progress is said.
-        root: the folder that holds our packages.
+        home: the Tether home.
+        asked: a run's id (all its stages), a model (as in `find_model`), or an artifact's digest.
+        data: paths of inputs by name (`preferences`, `base`, `sheet`, ...); others are read where they were recorded.
+            If several inputs have one name, `NAME@DIGEST` is the one whose sha256 begins with DIGEST.
+        allow_other_code: continue even if the code has changed since.
+        console: prints the progress.
+        root: the folder that holds Tether's packages.
 
     Raises:
-        UserError: nothing of that name, an input that is gone or has changed, or other code. And what a stage raises.
+        UserError: nothing with that name is known, an input is missing or has changed, or the code has changed. Errors
+            of a stage are passed on unchanged.
     """
     data, console = data or {}, console or Console()
     graph = Graph.of(ArtifactStore(home))
@@ -104,7 +106,7 @@ def reproduce(
     plan = _plan(graph, digests, keys, root)
     if other := _other_code(plan.values(), root):
         if not allow_other_code:
-            raise UserError(f"{other} To continue with the code here, give --allow-other-code.")
+            raise UserError(f"{other} To use the code here instead, give --allow-other-code.")
         say(console, other)
     sources = _sources(home, plan, data, graph)
     scratch = home / "reproduce" / digest_json(sorted(digests))[:16]
@@ -117,14 +119,14 @@ def reproduce(
     if all(pair.same for pair in pairs):
         shutil.rmtree(scratch)
         return Reproduction(subject, pairs, None)
-    kept = scratch.with_name(f"{scratch.name}-{new_run_id()}")  # which the next attempt does not take up
+    kept = scratch.with_name(f"{scratch.name}-{new_run_id()}")  # the next attempt must not continue from it
     os.rename(scratch, kept)
     sync(kept.parent)
     return Reproduction(subject, pairs, kept)
 
 
 def _subject(home: Path, asked: str, graph: Graph) -> tuple[str, Sequence[str], Collection[str]]:
-    """Return what is asked for in words, its artifacts' digests, and the keys under which a run has them."""
+    """Return a description of what `asked` names, its artifacts' digests, and the keys under which a run has them."""
     registered = versions(home)
     run, _, stage = asked.partition("/")
     if stage and has_run(home, run):
@@ -142,9 +144,10 @@ def _subject(home: Path, asked: str, graph: Graph) -> tuple[str, Sequence[str], 
 
 
 def _plan(graph: Graph, digests: Sequence[str], keys: Collection[str], root: Path) -> dict[str, Record]:
-    """Return the records to compute again by what they gave, what goes in before what comes out.
+    """Return the records to compute again by digest, inputs before outputs.
 
-    Of several that gave the same artifact, that of the run asked for, else one of this very code, else the newest.
+    If several records have the same artifact, choose that of the run asked for, else one made by this code, else the
+    newest.
     """
     order: dict[str, Record] = {}
 
@@ -166,7 +169,7 @@ def _plan(graph: Graph, digests: Sequence[str], keys: Collection[str], root: Pat
 
 
 def _other_code(plan: Collection[Record], root: Path) -> str:
-    """Says that the code here is another one, of which stages, and what to check out; empty where it is the same."""
+    """Return a sentence that names the stages whose code differs here, and what to check out; empty if none differs."""
     changed = {record.stage: found for record in plan if (found := _changed_source(record, root))}
     if not changed:
         return ""
@@ -186,7 +189,7 @@ def _other_code(plan: Collection[Record], root: Path) -> str:
 
 
 def _changed_source(record: Record, root: Path) -> list[str]:
-    """Modules of a record's stage, and its built-in task, that are not here as they were."""
+    """Return the modules of a record's stage, and of its built-in task, that differ here from those recorded."""
     stage, task = KNOWN.get(record.stage), next(iter(record.parts.get("task", {})), None)
     here = code_parts(stage.module, root, task) if stage else KeyParts()
     then = KeyParts(source=record.parts.get("source", {}), task=record.parts.get("task", {}))
@@ -194,7 +197,7 @@ def _changed_source(record: Record, root: Path) -> list[str]:
 
 
 def _sources(home: Path, plan: Mapping[str, Record], data: Mapping[str, Path], graph: Graph) -> dict[str, Path]:
-    """Maps the digest of an external input to its path; each is checked to hold what was read then."""
+    """Return the path of each external input by digest, after checking that it holds the same content as then."""
     wanted = {
         (name, digest)
         for record in plan.values()
@@ -207,15 +210,15 @@ def _sources(home: Path, plan: Mapping[str, Record], data: Mapping[str, Path], g
     for name, digest in sorted(wanted):
         path = given.get(digest) or recorded.get(digest)
         shared = sum(other == name for other, _ in wanted) > 1
-        again = f"Give it as it was with --data {_exact(name, digest) if shared else name}=PATH (sha256 {digest[:16]})."
+        again = f"Give the original with --data {_exact(name, digest) if shared else name}=PATH (sha256 {digest[:16]})."
         if path is None:
             damaged = ", ".join(f"{key[:16]}: {miss.reason}" for key, miss in sorted(graph.unreadable.items()))
-            lost = f", and may be what a damaged record tells of ({damaged})" if damaged else ""
+            lost = f", and a damaged record may have known it ({damaged})" if damaged else ""
             raise UserError(f"input {name}: this home does not record where it was read{lost}. {again}")
         if not path.exists():
             raise UserError(f"input {name}: {path} no longer exists. {again}")
         if (here := Input.of(path).digest) != digest:
-            raise UserError(f"input {name}: {path} is not what was read then (its sha256 is {here[:16]}). {again}")
+            raise UserError(f"input {name}: {path} has changed since it was read (its sha256 is {here[:16]}). {again}")
         found[digest] = path
     return found
 
@@ -225,11 +228,11 @@ def _given(
 ) -> dict[str, Path]:
     """Map the digest of each input that the user names to its path; `wanted` has names and digests of all inputs.
 
-    Two inputs share a name where an artifact was compared with an earlier run's (`data.reference`). A name alone then
-    means the one that the path holds.
+    Two inputs can share a name if an artifact was compared with an earlier run's (`data.reference`). A name without a
+    digest then means the input whose content is at the path.
 
     Raises:
-        UserError: there is no such input, or the name means several.
+        UserError: there is no such input, or the name fits several.
     """
     found: dict[str, Path] = {}
     for asked, path in data.items():
@@ -242,30 +245,30 @@ def _given(
             if name in known:
                 known = sorted(_exact(*each) for each in wanted if each[0] == name)
             there = ", ".join(known) or "none: all its data are generated"
-            raise UserError(f"--data {asked}: it has no such input; there is {there}.")
+            raise UserError(f"--data {asked}: there is no such input; there is {there}.")
         if len(fitting) > 1:
             several = " and ".join(f"{_exact(name, each)} ({_readers(each, plan)})" for each in fitting)
             raise UserError(
                 f"--data {asked}={path}: {len(fitting)} inputs have that name, {several}, and the path holds none of "
-                f"them. Say which it is, as --data {_exact(name, fitting[0])}=PATH."
+                f"them. Name one of them, for example --data {_exact(name, fitting[0])}=PATH."
             )
         found[fitting[0]] = path
     return found
 
 
 def _exact(name: str, digest: str) -> str:
-    """Return what names one of several inputs of the same name."""
+    """Return the name that identifies one of several inputs with the same name."""
     return f"{name}@{digest[:12]}"
 
 
 def _readers(digest: str, plan: Mapping[str, Record]) -> str:
-    """Return which stages of which runs read an input, as `validate of run r1`."""
+    """Return the stages that read an input, with their runs, such as `validate of run r1`."""
     reads = (record for record in plan.values() if digest in record.inputs.values())
     return ", ".join(sorted({f"{record.stage} of run {record.run}" for record in reads}))
 
 
 def _file_of(record: Record, digest: str, plan: Mapping[str, Record]) -> tuple[str, str] | None:
-    """Artifact and name of an input that is a file of another input, as the simulated judges' sheet is the sample's."""
+    """Return artifact and name of an input that is a file of another input, such as the simulated judges' sheet."""
     beside = [plan[each] for each in record.inputs.values() if each in plan]
     return next(((each.digest, name) for each in beside for name, sha in each.files.items() if sha == digest), None)
 
@@ -274,7 +277,7 @@ def _input(
     record: Record, name: str, plan: Mapping[str, Record], made: Mapping[str, Record], sources: Mapping[str, Path],
     store: ArtifactStore,
 ) -> Input:  # fmt: skip
-    """Return an input of a record as it is now: computed again, a file of what was, or an external input."""
+    """Return an input of a record for the new computation: recomputed, a file of a recomputed one, or external."""
     digest = record.inputs[name]
     if digest in made:
         return Input(digest=made[digest].digest, path=store.path(made[digest]), stored=True)
@@ -285,7 +288,7 @@ def _input(
 
 
 def _job(record: Record) -> Settings:
-    """Return a record's options; what is no part of a key, as where its data were, has its default."""
+    """Return a record's options. Options that are not part of a key, such as paths of data, have their defaults."""
     values = dict(record.job)
     if refresh := group(values, "reward", "refresh"):  # has no default, and is not read where inputs are given
         values["reward"] = {**group(values, "reward"), "refresh": {**refresh, "from_run": record.run}}
@@ -294,14 +297,14 @@ def _job(record: Record) -> Settings:
     except (KeyError, ValidationError) as error:
         commit = (record.environment.get("code") or {}).get("commit") or "that computed it"
         raise UserError(
-            f"{record.stage}: this code does not know its options. Check out the commit {commit}."
+            f"{record.stage}: this version does not know its options. Check out the commit {commit}."
         ) from error
     runtime = getattr(job, "runtime", None)
     return job.model_copy(update={"runtime": _fitting(runtime)}) if runtime is not None else job
 
 
 def _fitting(runtime: Runtime) -> Runtime:
-    """Return the runtime with what this machine lacks replaced by what it has; what an older record lacks is
+    """Return the runtime with everything that this machine lacks replaced by what it has. What an older record lacks is
     resolved."""
     here, lacking = Runtime().resolve(), {problem.partition(":")[0] for problem in runtime.misfits()}
     if "device" in lacking:
@@ -317,7 +320,7 @@ def _compute(record: Record, inputs: Mapping[str, Input], store: ArtifactStore, 
 
 
 def differences(pair: Comparison) -> list[str]:
-    """In what the two computations of an artifact differ, inputs aside: options, machine, source, libraries."""
+    """Return how two computations of an artifact differ apart from inputs: options, machine, source, libraries."""
     found = [str(each) for each in changes(pair.recorded.parts, pair.made.parts) if each.part != "input"]
     was, now = pair.recorded.environment, pair.made.environment
     for name in ("cpu", "python"):
@@ -325,5 +328,7 @@ def differences(pair: Comparison) -> list[str]:
             found.append(f"{name} {was.get(name) or 'not recorded'} -> {now.get(name)}")
     rollout = group(group(pair.recorded.job, "ppo"), "rollout")
     if rollout.get("engine", "local") != "local" and rollout.get("batch_invariant") is not True:
-        found.append(f"rollouts by {rollout['engine']} without batch invariance: no two computations are alike")
+        found.append(
+            f"rollouts by {rollout['engine']} without batch invariance: no two computations give the same bytes"
+        )
     return found

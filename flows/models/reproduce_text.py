@@ -1,4 +1,4 @@
-"""A reproduction for people: what came out the same, which metrics differ, and what could explain it."""
+"""Print a reproduction: which results are the same, which metrics differ, and what could explain it."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from flows.models.reproduce import Comparison, Reproduction, differences
 
 
 def text(found: Reproduction) -> Iterator[str]:
-    """Yield a reproduction for people, line by line."""
+    """Yield the lines of the text."""
     width = max(len(pair.recorded.stage) for pair in found.pairs) + 2
     for pair in found.pairs:
         one, other = pair.recorded.digest[:12], pair.made.digest[:12]
@@ -22,17 +22,17 @@ def text(found: Reproduction) -> Iterator[str]:
     for pair in found.pairs:
         if not pair.same and pair.same_inputs:
             told = differences(pair)
-            unknown = "no recorded difference explains it: the same code, options, libraries and machine."
+            unknown = "no recorded difference explains it: code, options, libraries and machine are the same."
             yield f"{pair.recorded.stage}: {'what could explain it:' if told else unknown}"
             yield from (f"  {each}" for each in told)
-    yield f"The new results are in {found.kept}; remove it when you have looked."
+    yield f"The new results are in {found.kept}; remove that folder when you no longer need it."
 
 
 def _metrics(pair: Comparison) -> Iterator[tuple[str, float | None, float | None, float | None]]:
     was, now = pair.recorded.metrics, pair.made.metrics
     for name in sorted({*was, *now}):
         one, other = was.get(name), now.get(name)
-        if str(one) != str(other):  # as text, for NaN is not itself
+        if str(one) != str(other):  # as text, because NaN does not equal itself
             yield name, one, other, None if one is None or other is None else other - one
 
 

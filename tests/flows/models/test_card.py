@@ -110,7 +110,7 @@ def test_a_judges_data_are_named_by_their_own_file(make_home: Any) -> None:
     graph = Graph([*(each for each in home.records.values() if each.stage != "validate.judge"), judge_data])
     text = card(model_facts._gather(home.path, home.records["reward.judge"].digest, graph, (), RUN))
     assert ModelCard(text).data.eval_results[0].dataset_name == "careful.jsonl" and "/secret" not in text
-    assert "held-out split of careful.jsonl alone" in text
+    assert "Measured only on the held-out split of careful.jsonl" in text
 
 
 def test_a_card_says_what_computing_the_model_cost_and_whose_cost_is_not_known(make_home: Any) -> None:
@@ -157,7 +157,7 @@ def test_each_of_several_files_of_preferences_is_named_on_the_card(make_home: An
     text = card(policy)
     assert f"| preferences/pairs.jsonl: pairs.jsonl | `{'c' * 64}` |" in text
     assert f"| preferences/name: owner--name--train.jsonl | `{'d' * 64}` |" in text
-    assert "held-out split of pairs.jsonl and owner/name alone" in text and "/secret" not in text
+    assert "only on the held-out split of pairs.jsonl and owner/name" in text and "/secret" not in text
     data = ModelCard(text).data
     assert (data.license, data.language, data.datasets) == ("unknown", None, ["owner/name"])
     assert data.eval_results[0].dataset_name == "pairs.jsonl and owner/name"
@@ -201,14 +201,14 @@ def test_a_registered_name_alias_or_version_is_the_run_that_promoted_it(
 
 def test_a_run_without_a_judge_says_which_models_it_has(make_home: Any) -> None:
     home = make_home()
-    with pytest.raises(UserError, match=r"has no model of reward\.judge\. Name one that it has, as .*/ppo\."):
+    with pytest.raises(UserError, match=r"has no reward\.judge model\. Name one that it has, such as .*/ppo\."):
         model_facts.model_facts(home.path, f"{home.run}/reward.judge")
 
 
 def test_what_is_no_model_is_refused_with_what_there_is(make_home: Any) -> None:
     home = make_home()
     for asked, said in (
-        (f"{RUN}/validate", f"has no model of validate. Name one that it has, as {RUN}/ppo"),
+        (f"{RUN}/validate", f"has no validate model. Name one that it has, such as {RUN}/ppo"),
         (home.records["validate"].digest[:12], "is validate, not a model. Only sft, reward, ppo, reward.judge produce"),
         ("tether-policy", "there is no such run, model, artifact or file"),
     ):

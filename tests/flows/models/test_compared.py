@@ -46,7 +46,7 @@ def test_one_model_or_one_twice_or_what_is_none_is_refused(
     tmp_path: Path, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, home = model("one"), tmp_path / "home"
-    with pytest.raises(UserError, match="two models or more"):
+    with pytest.raises(UserError, match="two or more models"):
         find_compared(home, [one])
     with pytest.raises(UserError, match=r"is the same model as .*one. Give each model once"):
         find_compared(home, [one, one])
@@ -55,5 +55,5 @@ def test_one_model_or_one_twice_or_what_is_none_is_refused(
         find_compared(home, [one, "tether-policy@champion"])
     version = registry.Version("tether-policy", "3", (), {"lineage.digest": "ab" * 32})
     monkeypatch.setattr(registry, "_asked", lambda home, ask: [version])
-    with pytest.raises(UserError, match="version 3 of tether-policy, and this home has no language model"):
+    with pytest.raises(UserError, match="version 3 of tether-policy, but this home has no language model"):
         find_compared(home, [one, "tether-policy/3"])

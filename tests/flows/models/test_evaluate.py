@@ -56,5 +56,7 @@ def test_a_name_of_no_reward_model_says_what_to_name(tmp_path: Path) -> None:
         find_reward_model(tmp_path, "nothing")
     (tmp_path / "runs" / "r1").mkdir(parents=True)
     (tmp_path / "runs" / "r1" / "run.json").write_text("{}")
-    with pytest.raises(UserError, match=r"eval r1:ppo: ppo is not a reward model\. Name the run's own, as r1:reward"):
+    with pytest.raises(
+        UserError, match=r"eval r1:ppo: ppo is not a reward model\. Name the run's reward model, r1:reward"
+    ):
         find_reward_model(tmp_path, "r1:ppo")

@@ -184,7 +184,7 @@ def test_what_is_interrupted_or_damaged_leaves_nothing(
     weights = ArtifactStore(home.path).objects / home.records["ppo"].files["model/model.safetensors"]
     weights.chmod(0o644)
     weights.write_bytes(weights.read_bytes()[:-1] + b"\xff")
-    with pytest.raises(UserError, match=r"the store no longer has it intact .*model.safetensors"):
+    with pytest.raises(UserError, match=r"the store no longer has an intact copy .*model.safetensors"):
         export(home.path, home.run, tmp_path / "out")
     assert set(tmp_path.iterdir()) - before == set()
 
@@ -215,7 +215,7 @@ def test_a_model_that_failed_goes_out_only_on_demand_and_says_so_at_the_top(
 
 def test_a_policy_that_was_stopped_is_one_that_failed_though_the_gate_is_off(make_home: Any, tmp_path: Path) -> None:
     home = make_home("gates.ppo.stopped=null", metrics={"ppo": {"ppo/stopped": 1.0}})
-    with pytest.raises(UserError, match=r"PPO.s tether broke"):
+    with pytest.raises(UserError, match=r"PPO was stopped"):
         export(home.path, home.run, tmp_path / "out")
 
 

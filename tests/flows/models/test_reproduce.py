@@ -225,9 +225,9 @@ def test_inputs_are_found_by_digest_where_they_were_or_where_the_user_says(toy: 
         toy.again()
     assert toy.again(data={"preferences": moved}).same
     moved.write_text("other pairs")
-    with pytest.raises(UserError, match=r"moved.jsonl is not what was read then \(its sha256 is"):
+    with pytest.raises(UserError, match=r"moved.jsonl has changed since it was read \(its sha256 is"):
         toy.again(data={"preferences": moved})
-    with pytest.raises(UserError, match=r"--data prompts: it has no such input; there is preferences."):
+    with pytest.raises(UserError, match=r"--data prompts: there is no such input; there is preferences."):
         toy.again(data={"prompts": moved})
     (toy.home / "runs" / RUN / "done" / "sft.json").unlink()
     with pytest.raises(UserError, match="this home does not record where it was read"):
