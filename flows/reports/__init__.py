@@ -1,1 +1,1 @@
-"""A run, for people: its page, its lines on the terminal, its difference from another run."""
+"""Reports on runs: the HTML page, the terminal's tables, and comparisons of runs."""

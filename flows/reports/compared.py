@@ -1,4 +1,4 @@
-"""Two to six runs as one HTML page: curves on shared axes, and tables of what differs."""
+"""Write two to six runs as one HTML page: curves on shared axes, and tables of what differs."""
 
 import base64
 import hashlib
@@ -20,7 +20,7 @@ from tasks.runs.config import run_values
 from tasks.runs.status import RunStatus, load_status
 
 MOST = len(LOOKS)
-"""Runs that one picture can tell apart."""
+"""The largest number of runs whose curves can be told apart in one picture."""
 
 
 class ComparedRun(NamedTuple):
@@ -30,12 +30,12 @@ class ComparedRun(NamedTuple):
     name: str
     metrics: Mapping[str, float | None]
     gates: Mapping[str, tuple[str, str]]
-    """Outcome and value of each gate that was judged."""
+    """Outcome and value of each judged gate, by name."""
     options: Mapping[str, JsonValue]
 
 
 class ComparedRow(NamedTuple):
-    """A line of a table: what it is of, and its value in each run."""
+    """A row of a table: what it shows, and its value in each run."""
 
     name: str
     words: str
@@ -43,12 +43,12 @@ class ComparedRow(NamedTuple):
 
     @property
     def differs(self) -> bool:
-        """Return whether not all runs have the same value."""
+        """Return whether at least one run has a different value."""
         return any(value != self.values[0] for value in self.values)
 
 
 def write_comparison(home: Path, runs: Sequence[str], path: Path) -> None:
-    """Write the page of two to six runs.
+    """Write the page of two to six runs to `path`.
 
     Raises:
         UserError: there is no such run, one is named twice, there are too few or too many, or `path` can't be written.
@@ -67,7 +67,7 @@ def write_comparison(home: Path, runs: Sequence[str], path: Path) -> None:
 
 
 def comparison(home: Path, runs: Sequence[str]) -> str:
-    """Return the page of these runs, in their order."""
+    """Return the page of `runs`, which it shows in that order."""
     found = [_compared(home, run) for run in runs]
     style = (TEMPLATES / "run.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()

@@ -1,4 +1,4 @@
-"""Runs side by side: data, options, code, libraries, metrics, gates; and their curves on the same axes."""
+"""Compare two runs (data, options, code, libraries, metrics, gates), and draw several runs' curves on shared axes."""
 
 import io
 import warnings
@@ -20,7 +20,7 @@ from tasks.runs.status import RunStatus, StageStatus, load_status
 
 V = TypeVar("V")
 Differing = dict[str, tuple[V | None, V | None]]
-"""Name to both values where they differ; None where a run has no such thing."""
+"""Maps a name to both runs' values if they differ; None if a run has no such value."""
 
 
 class StageDiff(NamedTuple):
@@ -30,13 +30,13 @@ class StageDiff(NamedTuple):
     states: tuple[str, str]
     digests: tuple[str | None, str | None]
     changes: list[Change]
-    """Of the parts of its key."""
+    """Changes in the parts of its key."""
     metrics: Differing[float]
     gates: Differing[str]
 
     @property
     def same(self) -> bool:
-        """Return whether both took one artifact."""
+        """Return whether both runs used the same artifact."""
         return self.digests[0] is not None and self.digests[0] == self.digests[1]
 
 
@@ -62,7 +62,7 @@ class RunDiff(NamedTuple):
 
 
 def diff(home: Path, one: str, other: str) -> RunDiff:
-    """Compare two runs.
+    """Return how two runs differ.
 
     Raises:
         UserError: there is no such run.
@@ -77,7 +77,7 @@ def diff(home: Path, one: str, other: str) -> RunDiff:
 
 
 def _pairs(one: Sequence[StageStatus], other: Sequence[StageStatus]) -> list[tuple[StageStatus, StageStatus]]:
-    """Stages by name; one that only one of the runs has stands beside one that was not run."""
+    """Return both runs' stages by name. A stage that only one run has is paired with one that was not run."""
     first, second = ({stage.name: stage for stage in stages} for stages in (one, other))
     names = dict.fromkeys([*first, *second])
     return [tuple(stages.get(name, StageStatus(name=name)) for stages in (first, second)) for name in names]  # type: ignore[misc]
@@ -101,7 +101,7 @@ def _differing(one: Mapping[str, V | None], other: Mapping[str, V | None]) -> Di
 
 
 def text(found: RunDiff) -> str:
-    """Return the differences as text for people."""
+    """Return the differences as text."""
     lines = [
         f"{run.run}  {line(run.profile)}, {run.state}, {run.seconds:.0f} s{', imported' if run.imported else ''}"
         for run in found.runs
@@ -129,22 +129,22 @@ class Overlay(NamedTuple):
     title: str
     svg: bytes
     told: str
-    """The same in words, for those who do not see it."""
+    """The picture in words, for readers who can't see it."""
 
 
 LOOKS = (
     (BLUE, "-"), (ORANGE, "--"), ("#159a80", "-."), (PURPLE, ":"), (RED, (0, (5, 1, 1, 1, 1, 1))), (GREY, (0, (1, 1))),
 )  # fmt: skip
-"""Colour and dashes of each run: whoever does not tell the colours apart tells the dashes."""
+"""Colour and dash pattern of each run. The dashes tell the runs apart without colour."""
 
 
 def called(status: RunStatus) -> str:
-    """Return what a run is called in a picture: its name, else its id."""
+    """Return a run's label in a picture: its name if it has one, or its id."""
     return plain(status.name) if status.name else status.run
 
 
 def overlay_of(home: Path, runs: Sequence[str]) -> Overlay | None:
-    """Reward, KL and β of up to six runs by PPO update; None where none of them has curves of PPO.
+    """Draw reward, KL and β of up to six runs by PPO update. Returns None if no run has curves of PPO.
 
     Raises:
         UserError: there is no such run.

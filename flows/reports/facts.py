@@ -1,6 +1,6 @@
-"""What there is to say of a run, read from what it stored: the facts of its report.
+"""Read everything that a run's report shows from what the run stored.
 
-Nothing here computes a number anew: a fact that no status, record or artifact holds is None, and the page says so.
+Nothing is computed anew here: a fact that no status, record or artifact holds is None, and the page says so.
 """
 
 import json
@@ -45,14 +45,14 @@ from tasks.tracking.links import model_name
 
 Curve = Sequence[tuple[float, float]]
 Metrics = Mapping[str, float | None]
-"""Final metrics; None for one that is not finite."""
+"""Final metrics; None for a metric that is not finite."""
 Document = Mapping[str, Any]
 """A JSON document of an artifact, or a row of one, as its stage wrote it."""
 
 SAMPLES = 6
-"""Pairs of responses that are shown as they come, beside those that are picked out."""
+"""Number of pairs of responses that are shown in their original order, in addition to the picked ones."""
 EXAMPLES = 5
-"""Quarantined rows that are shown."""
+"""Number of quarantined rows that are shown."""
 
 
 class Chart(NamedTuple):
@@ -60,19 +60,19 @@ class Chart(NamedTuple):
 
     title: str
     svg: Path | None
-    """None where the stage has not ended or had nothing to draw, or where an earlier version computed it."""
+    """None if the stage has not ended, had nothing to draw, or was computed by an earlier version."""
 
 
 @dataclass(frozen=True)
 class StageFacts:
-    """A stage of a run, with the record and the files of what it took."""
+    """A stage of a run, with the record and files of the artifact that the run used."""
 
     home: Path
     run: str
     status: StageStatus
     store: ArtifactStore
     record: Record | None
-    """None where it has no artifact, or where the store has lost its record."""
+    """None if the stage has no artifact, or its record is missing in the store."""
 
     @property
     def name(self) -> str:
@@ -81,40 +81,41 @@ class StageFacts:
 
     @property
     def metrics(self) -> Metrics:
-        """Final metrics."""
+        """Return the final metrics."""
         return self.status.metrics
 
     @property
     def choice(self) -> str:
-        """Return which checkpoint its artifact holds and why; empty where the artifact doesn't say."""
+        """Return which checkpoint its artifact holds and why; empty if the artifact does not say."""
         return str((self.document("metadata.json") or {}).get("reason", ""))
 
     @property
     def by(self) -> str | None:
-        """Return the run that computed it, if that is another one."""
+        """Return the run that computed the artifact, if it is a different run."""
         return self.record.run if self.record is not None and self.record.run != self.run else None
 
     @property
     def why(self) -> dict[str, str]:
-        """Return a line for each of its steps: why that was computed or not."""
+        """Return one line per step that says why it was computed or reused."""
         return {name: explanation.in_a_line(told) for name, told in self.status.explained.items()}
 
     def part_inputs(self, name: str) -> dict[str, str]:
-        """Return the inputs of a sub-stage; none where it has not run, or the store has lost its record."""
+        """Return a sub-stage's inputs; empty if it has not run or its record is missing in the store."""
         found = self._part(name)
         return {} if found is None else dict(found.inputs)
 
     def _part(self, name: str) -> Record | None:
-        """The record of a sub-stage; None where it has not run, or the store has lost it."""
+        """Return a sub-stage's record; None if it has not run or the record is missing in the store."""
         part = self.status.parts.get(name)
         records = self.store.published(part.key) if part is not None else ()
         return next((each for each in records if part is not None and each.digest == part.digest), None)
 
     @property
     def speed(self) -> dict[str, float | None]:
-        """Median tokens a second over its steps, and the most memory that it held, GB; None where neither was measured.
+        """Return the median tokens per second over the steps (`tokens`) and the peak memory in GB (`memory`); None if
+        not measured.
 
-        A step during which the machine did other work, or the first, which compiles, moves a median little.
+        The median is hardly affected by a step during which the machine was busy, or by the first step, which compiles.
         """
         tokens = [y for _, y in self.curves.get(f"{self.name}/tokens_per_second", ())] or list(self._paces())
         memory = [y for _, y in self.curves.get(f"{self.name}/peak_memory_gb", ())]
@@ -122,13 +123,13 @@ class StageFacts:
 
     @property
     def judged(self) -> dict[str, int]:
-        """Return how many of its gates ended how."""
+        """Return the number of its gates by outcome."""
         words = [outcome(verdict) for verdict in self.status.gates]
         return {word: words.count(word) for word in ("PASS", "WAIVED", "WARN", "SKIPPED", "FAIL") if word in words}
 
     @property
     def charts(self) -> dict[str, Chart]:
-        """Its charts by name, as they were drawn when it was computed, those of its sub-stages among them."""
+        """Return its charts and those of its sub-stages, by name, as drawn when the stage was computed."""
         records = {self.name: self.record} | {name: self._part(name) for name in self.status.parts}
         return {
             chart: Chart(title, None if record is None else self.store.attachment(record, f"{chart}.svg"))
@@ -141,7 +142,7 @@ class StageFacts:
         return list(read_points(self._attached("points.jsonl") or points_file(self.home / "runs" / by, self.name)))
 
     def _paces(self) -> Iterator[float]:
-        """Tokens a second of each step, from the times (ms) at which the steps ended."""
+        """Yield the tokens per second of each step, from the times (ms) at which the steps ended."""
         for before, point in pairwise(self._points()):
             tokens, passed = point.get("tokens"), point.get("time", 0) - before.get("time", 0)
             if tokens and passed > 0 and point["step"] == before["step"] + 1:
@@ -149,31 +150,34 @@ class StageFacts:
 
     @cached_property
     def curves(self) -> dict[str, Curve]:
-        """Metric name to (step, value) pairs, those of the run that computed it; empty where nothing has them."""
+        """Return the (step, value) pairs of each metric, from the run that computed the artifact; empty if none are
+        stored."""
         found = curves(self._points())
-        if not found:  # PPO's artifact holds its course too, if not its speed
+        if not found:  # PPO's artifact also holds its history, though not its speed
             found = curves({"step": row.pop("update"), "metrics": row} for row in self.rows("history.jsonl"))
         return {name: [(x, y) for x, y in curve if math.isfinite(y)] for name, curve in found.items()}
 
     def bound(self, gate: str) -> float | tuple[float, float] | None:
-        """Return the threshold of one of its gates; None where that is off or was not judged."""
+        """Return the threshold of one of its gates; None if the gate is off or was not judged."""
         return next((verdict.threshold for verdict in self.status.gates if verdict.name == gate), None)
 
     def text(self, name: str) -> str | None:
-        """Return a file of the artifact; None where there is none, or where it is damaged."""
+        """Return the text of a file of the artifact; None if it is missing or damaged."""
         path = self.store.file(self.record, name) if self.record is not None else None
         return path.read_text(encoding="utf-8") if path is not None else None
 
     def document(self, name: str) -> Any:
-        """Return a JSON file of the artifact; None as `text`."""
+        """Return the content of a JSON file of the artifact; None if it is missing or damaged."""
         return json.loads(self.text(name) or "null")
 
     def lines(self, name: str) -> list[str]:
-        """Return the lines of a JSONL file of the artifact; none as `text`."""
-        return [line for line in (self.text(name) or "").split("\n") if line]  # a string may hold what splitlines takes
+        """Return the lines of a JSONL file of the artifact; empty if it is missing or damaged."""
+        return [
+            line for line in (self.text(name) or "").split("\n") if line
+        ]  # splitlines would also split at characters that a string may contain
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """Return the same as rows."""
+        """Return the rows of a JSONL file of the artifact; empty if it is missing or damaged."""
         return [json.loads(line) for line in self.lines(name)]
 
     def _attached(self, name: str) -> Path | None:
@@ -181,13 +185,13 @@ class StageFacts:
 
 
 class GateFacts(NamedTuple):
-    """A gate as it was judged."""
+    """A gate and its verdict."""
 
     verdict: Verdict
     outcome: str
     rule: str
     within: str | None
-    """The metrics of a second bound, either of which will do."""
+    """Metrics of an alternative bound: the gate passes if either bound holds."""
     within_value: str | None
     description: str
     margin: Margin
@@ -200,15 +204,15 @@ class SourceFacts(NamedTuple):
     path: str | None
     digest: str | None
     counts: Document | None = None
-    """Of one of several: its entry of `sources.json` (`data_contracts.validate.SourceCounts`)."""
+    """If the kind has several sources: this one's entry of `sources.json` (`data_contracts.validate.SourceCounts`)."""
 
 
 class DataFacts(NamedTuple):
-    """What was read, what was kept out and why, and how it was split."""
+    """What was read, which rows were quarantined and why, and how the rest was split."""
 
     sources: list[SourceFacts]
     generated: Mapping[str, float] | None
-    """Options of the generator of the built-in task, where that is the source."""
+    """Options of the built-in task's generator, if it is the source."""
     metrics: Metrics
     checks: list[Document]
     """The entries of `report.json` (`data_contracts.expectations.suites.JudgedCheck`)."""
@@ -218,38 +222,38 @@ class DataFacts(NamedTuple):
 
 
 class ShownSample(NamedTuple):
-    """A row of PPO's evaluation that is shown."""
+    """A row of PPO's evaluation that the page shows."""
 
     row: Document
     number: int
-    """From 1."""
+    """Its number, from 1."""
     picked: list[str]
-    """Why it is shown; empty for one that is shown as it comes."""
+    """Reasons for picking it; empty for a row shown in the original order."""
 
 
 class PolicyFacts(NamedTuple):
-    """What held the policy, and responses beside those of SFT."""
+    """How KL was controlled, and the policy's responses next to SFT's."""
 
     tether: Document
     """`ppo.kl` of the config."""
     evaluated: int
     samples: list[ShownSample]
     choice: str
-    """Which checkpoint is published and why; empty where the artifact doesn't say."""
+    """Which checkpoint is published and why; empty if the artifact does not say."""
     alarms: list[Document]
-    """The first of each name, by update."""
+    """The first alarm of each name, by update."""
     carriers: Document | None
-    """What carried KL in the newest batch of which that is known."""
+    """The tokens and prompts that carry KL, from the newest batch for which they are known."""
 
 
 class Option(NamedTuple):
     """An option of the run's config."""
 
     name: str
-    """Dotted."""
+    """Dotted name."""
     value: object
     default: object
-    """The profile's."""
+    """The profile's value."""
     changed: bool
 
 
@@ -260,7 +264,7 @@ class Computation(NamedTuple):
     record: Record
     code: CodeVersion
     source: str | None
-    """One digest of the code that is in the key."""
+    """One digest of the code that is part of the key."""
     machine: Mapping[str, object]
     libraries: Mapping[str, str]
 
@@ -271,7 +275,7 @@ class RunFacts(NamedTuple):
     home: Path
     status: RunStatus
     links: Mapping[str, Sequence[Link]]
-    """Pages of MLflow and Prefect, by stage; under "" those of the run."""
+    """Pages on MLflow and Prefect, by stage; those of the run under ""."""
     project: JsonValue
     seed: JsonValue
     simulated: bool
@@ -283,41 +287,41 @@ class RunFacts(NamedTuple):
     """Failed ones first, then the tightest."""
     data: DataFacts
     reward: Document
-    """`calibration.json` and `robustness.json` of the reward model, and below `suites` its `suites.json`."""
+    """`calibration.json` and `robustness.json` of the reward model; its `suites.json` under `suites`."""
     policy: PolicyFacts
     comparison: Document | None
     """`result.json` of the human evaluation."""
     compared: Document | None
     """`comparison.json` of a run that compares models."""
     models: Mapping[str, str]
-    """What the user called each of these, by its name there."""
+    """The name that the user gave to each model, by its name in `compared`."""
     sheet: Document | None
-    """`sheet.json`, what people were asked to judge, where labels are awaited."""
+    """`sheet.json`, which describes what people judge, while labels are awaited."""
     labels: LabelProgress | None
-    """How far people were when that was last looked at."""
+    """The progress of the labels when it was last checked."""
     against: str
-    """What the options are compared with."""
+    """The name of the values that `options` are compared with."""
     options: list[Option]
     environment: list[Computation]
     lineage: Diagram | None = None
-    """What its stages were made of; None where no stage has ended."""
+    """The artifacts that its stages were made of; None if no stage has ended."""
     rounds: Sequence[Round] = ()
-    """Of a later round of `tether iterate`: the rounds that led to it, and itself."""
+    """For a later round of `tether iterate`: the rounds up to and including this one."""
 
     def stage(self, name: str) -> StageFacts:
-        """One of the stages."""
+        """Return the stage called `name`."""
         return next(stage for stage in self.stages if stage.name == name)
 
 
 def run_facts(home: Path, run: str | None = None) -> RunFacts:
-    """Read the facts of a run (None: the newest).
+    """Return the facts of a run (None: the newest).
 
     Raises:
         UserError: there is no such run.
     """
     status = load_status(home, run)
     store, values = ArtifactStore(home), run_values(home, status.run)
-    # A run of fewer stages (an earlier version's) lacks what the others would show.
+    # A run of an earlier version may have fewer stages; the page needs an entry for each.
     lacking = [StageStatus(name=name) for name in PIPELINE if name not in {each.name for each in status.stages}]
     stages = {
         each.name: StageFacts(home, status.run, each, store, taken_record(store, each))
@@ -372,7 +376,7 @@ def rests_on_import(home: Path, run: str) -> bool:
 
 
 def code_name(code: CodeVersion) -> str:
-    """Version and commit of the code, for people."""
+    """Return version and commit of the code as text."""
     commit = (code.get("commit") or "unknown")[:12] + (" with changes" if code.get("dirty") else "")
     return f"Tether {code['version']}, commit {commit}" if code.get("version") else f"commit {commit}"
 
@@ -383,7 +387,9 @@ def _gate(stage: StageFacts, verdict: Verdict) -> GateFacts:
     within, value = second if second is not None else (None, None)
     said = None if value is None else " to ".join(map(number, value if isinstance(value, tuple) else (value,)))
     description = verdict.description or (known.description if known is not None else "")
-    alone = verdict.model_copy(update={"within": None})  # the page says the second bound with its metric's name
+    alone = verdict.model_copy(
+        update={"within": None}
+    )  # the page shows the second bound separately, with its metric's name
     found = margin(verdict, stage.metrics)
     return GateFacts(verdict, outcome(verdict), rule(alone), within, said, description, found)
 
@@ -403,8 +409,7 @@ def _data(stage: StageFacts, config: Mapping[str, Any]) -> DataFacts:
 
 
 def _sources(kind: str, named: Sequence[str], digests: Mapping[str, str], stage: StageFacts) -> Iterator[SourceFacts]:
-    """Yield the files of a kind of data: as they were read or, where the stage has not ended, as the config names
-    them."""
+    """Yield the files of a kind of data: as they were read, or as the config names them if the stage has not ended."""
     read = of_kind(digests, kind)
     if len(read) > 1 and stage.record is not None:
         counts = {each["source"]: each for each in stage.document("sources.json") or []}
@@ -419,7 +424,7 @@ def _sources(kind: str, named: Sequence[str], digests: Mapping[str, str], stage:
 
 
 def _check(row: Document) -> Document:
-    """Return an entry of `report.json`; an earlier version gave some of it other names, and left some out."""
+    """Return an entry of `report.json` with today's field names; an earlier version had different and fewer ones."""
     earlier = {"name": row.get("check"), "row_numbers": row.get("first_rows", [])}
     left_out = dict.fromkeys(("description", "value", "threshold", "rows"))
     check = {**left_out, **earlier, "source": row.get("suite"), **row}
@@ -427,8 +432,8 @@ def _check(row: Document) -> Document:
 
 
 def _on_the_sheet(human_eval: StageFacts) -> Collection[str]:
-    """Return the prompts that raters are judging now: the page lies beside their sheet, and would tell them who wrote
-    what."""
+    """Return the prompts that raters are judging now. The page is stored next to their sheet, and its samples would
+    reveal which model wrote which reply."""
     if human_eval.status.state != "awaiting_labels":
         return ()
     return {canonical_json(row["prompt"]) for row in human_eval.rows("responses.jsonl")}
@@ -446,9 +451,9 @@ def _policy(stage: StageFacts, config: Mapping[str, Any], hidden: Collection[str
 
 
 def _samples(rows: Sequence[Document], hidden: Collection[str] = ()) -> list[ShownSample]:
-    """Pick the row farthest from SFT, the one that the reward model scores highest, and the first few others.
+    """Return the row with the highest KL, the row with the highest reward, and the first few others.
 
-    None of them has a prompt in `hidden`.
+    Rows whose prompt is in `hidden` are left out.
     """
     shown = [i for i, row in enumerate(rows) if not hidden or canonical_json(row["prompt"]) not in hidden]
     picked: dict[int, list[str]] = {}
@@ -461,11 +466,11 @@ def _samples(rows: Sequence[Document], hidden: Collection[str] = ()) -> list[Sho
 
 
 def _options(values: Mapping[str, JsonValue], profile: str) -> tuple[str, list[Option]]:
-    """Return what options are compared with, and every option by its dotted name."""
+    """Return the name of the values that options are compared with, and every option."""
     against, defaults = default_values(profile)
     plain = flatten(defaults)
     return against, [
-        # The machine is resolved for every run; that is no change of somebody's.
+        # Runtime and runners are resolved for each machine, so a difference is not the user's change.
         Option(name, value, plain.get(name), value != plain.get(name) and not name.startswith(("runtime.", "runners.")))
         for name, value in flatten(values).items()
     ]

@@ -1,4 +1,4 @@
-"""Where a run and its stages stand on the pages of MLflow and Prefect, and its files, for the run's report."""
+"""Find the pages of a run on MLflow and Prefect, and the files in its folder, for its report."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,12 +19,12 @@ class Link(NamedTuple):
 
 
 def links(home: Path, status: RunStatus) -> dict[str, list[Link]]:
-    """Return the pages of each stage, and under "" those of the run; none where a server has no page of it."""
+    """Return the pages of each stage, and under "" those of the run; empty lists if no server has one."""
     at_prefect = {"": status.prefect, **{stage.name: stage.prefect for stage in status.stages}}
     found = {}
     for name, address in at_prefect.items():
         urls = {"MLflow": mlflow_page(home, status.run, name), "Prefect": address}
-        # Anything else in an address of run.json is not what Tether writes there.
+        # Tether writes only http addresses into run.json, so anything else is not shown.
         found[name] = [
             Link(server, url) for server, url in urls.items() if url and url.startswith(("http://", "https://"))
         ]
@@ -32,11 +32,11 @@ def links(home: Path, status: RunStatus) -> dict[str, list[Link]]:
 
 
 def elsewhere(home: Path, status: RunStatus, found: Mapping[str, Sequence[Link]]) -> list[Link]:
-    """Return what there is of a run beside its report: its pages on servers, and files of its folder by their relative
-    " "paths."""
+    """Return links to everything about a run outside its report: its pages on servers, and files in its folder by their
+    relative paths."""
     folder = home / "runs" / status.run
     pages = list(found.get("", ()))
-    # With the run that computed them.
+    # Data Docs belong to the run that computed `validate`.
     computed = [each.record.run for each in readable_done(folder)[0] if each.shown == "validate"]
     if docs := mlflow_page(home, (computed or [status.run])[0], "validate", "attachments/data_docs/index.html"):
         pages.append(Link("Data Docs", docs))

@@ -1,7 +1,7 @@
-"""The report of a run as one HTML file: opens from disk, asks for nothing, runs no script.
+"""Write a run's report as one HTML file that opens from disk, loads nothing and runs no script.
 
-What a model or the data wrote is text here and nothing else: the template escapes all of it, and the page's content
-policy allows one style sheet, known by its sha256, and images that are in the page itself.
+Text from a model or from the data is only ever shown as text: the template escapes all of it, and the page's content
+security policy allows only one style sheet, known by its sha256, and images embedded in the page.
 """
 
 import base64
@@ -34,16 +34,16 @@ from tasks.runs.status import StageStatus
 
 TEMPLATES = Path(__file__).parent / "templates"
 LONGEST = 1500
-"""Characters of a text that are shown."""
+"""The largest number of characters of a text that the page shows."""
 ROWS = 100
-"""Rows of a table of curves that are shown, evenly spaced."""
+"""The largest number of rows in a table of curves; more are thinned evenly."""
 
 
 def write_page(home: Path, run: str, against: str | None = None) -> Path:
-    """Write `report.html` into the run's folder; `against` is a run whose curves are drawn beside its own.
+    """Write `report.html` into the run's folder and return its path; `against` is a run whose curves are drawn too.
 
     Raises:
-        UserError: there is no such run, or an imported artifact holds what no stage writes.
+        UserError: there is no such run, or an imported artifact has content that no stage writes.
     """
     path = home / "runs" / run / "report.html"
     try:
@@ -53,22 +53,22 @@ def write_page(home: Path, run: str, against: str | None = None) -> Path:
         if not rests_on_import(home, run):
             raise
         raise UserError(
-            f"{path} can't be written: an imported artifact of run {run} is not what a stage writes "
+            f"{path} can't be written: an imported artifact of run {run} has content that no stage writes "
             f"({type(error).__name__}: {error}). Do not trust the run; remove {path.parent} if you do not need it."
         ) from error
-    write_whole(path, text.encode("utf-8", "backslashreplace"))  # a quarantined row may hold what UTF-8 can't
+    write_whole(path, text.encode("utf-8", "backslashreplace"))  # a quarantined row may contain lone surrogates
     return path
 
 
 class Table(NamedTuple):
-    """Curves as numbers: a row a step."""
+    """Curves as numbers, one row per step."""
 
     columns: list[str]
     rows: list[list[float | None]]
 
     @property
     def told(self) -> str:
-        """From where to where each curve goes, for those who do not see the chart."""
+        """Return the first and last value of each curve in words, for readers who can't see the chart."""
         told = []
         for column, name in enumerate(self.columns[1:], 1):
             values = [row[column] for row in self.rows if row[column] is not None]
@@ -77,7 +77,7 @@ class Table(NamedTuple):
 
 
 def page(facts: RunFacts, overlay: Overlay | None = None) -> str:
-    """Return the page of `run_facts`; `overlay` draws another run's curves beside its own."""
+    """Return the page for the result of `run_facts`; `overlay` shows another run's curves on the same axes."""
     style = (TEMPLATES / "run.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     stages = {stage.name: stage for stage in facts.stages}
@@ -101,16 +101,16 @@ def page(facts: RunFacts, overlay: Overlay | None = None) -> str:
 
 
 def _finds(facts: RunFacts) -> str:
-    """Return what the labels that a run waits for can find; empty where it waits for none."""
+    """Return a sentence on what the awaited labels can detect; empty if the run awaits none."""
     if facts.stage("human_eval").status.state != "awaiting_labels" or not facts.sheet:
         return ""
-    from flows.reports.plan import finds  # brings scipy, 0.9 s of a run that computes nothing
+    from flows.reports.plan import finds  # loads scipy, which takes 0.9 s
 
     return finds(facts.sheet["items"], facts.sheet["raters"])
 
 
 def ending(facts: RunFacts) -> list[str]:
-    """Return sentences on how the run ended that the verdict does not contain."""
+    """Return sentences on the run's end that the verdict does not contain."""
     told = [*_broken_contract(facts)]
     for stage in facts.status.stages:
         if stage.state == "skipped":
@@ -119,7 +119,7 @@ def ending(facts: RunFacts) -> list[str]:
 
 
 def _broken_contract(facts: RunFacts) -> Iterator[str]:
-    """Which checks a failed contract is about, and in which rows."""
+    """Yield the failed checks behind a failed contract, with the rows that fail them."""
     if any(gate.name == "validate.contract" and gate.stops for each in facts.status.stages for gate in each.gates):
         for check in facts.data.checks:
             if check["severity"] == "error" and not check["passed"]:
@@ -128,7 +128,7 @@ def _broken_contract(facts: RunFacts) -> Iterator[str]:
 
 
 def _skipped(stage: StageStatus) -> str:
-    """Say that a stage was skipped, and which gates that withholds."""
+    """Return the sentence on a skipped stage and the gates that are withheld because of it."""
     withheld = ", ".join(gate.name for gate in stage.gates if gate.withheld)
     why = f" The policy is not a candidate for promotion until a run waives these gates: {withheld}."
     return f"The stage {stage.name} was skipped: later stages use its base model.{why if withheld else ''}"
@@ -143,11 +143,11 @@ SHOWN: dict[str, tuple[str, dict[str, str]]] = {
         "ppo/response_tokens": "response, tokens",
     }),
 }  # fmt: skip
-"""Stage to what a step of it is, and the curves that a table shows, with their words."""
+"""Maps a stage to the name of its steps, and to the curves in its table with their labels."""
 
 
 def table(x: str, named: Mapping[str, str], curves: Mapping[str, Curve]) -> Table:
-    """Return the curves named, those that the run has, by step; `x` is what a step is."""
+    """Return those curves in `named` that exist, by step; `x` is the heading of the steps' column."""
     shown = [name for name in named if curves.get(name)]
     values = [dict(curves[name]) for name in shown]
     steps = sorted({step for each in values for step in each})
@@ -158,7 +158,7 @@ def table(x: str, named: Mapping[str, str], curves: Mapping[str, Curve]) -> Tabl
 
 @functools.cache
 def template(name: str) -> Template:
-    """One of the pages' templates, with the filters that all of them use."""
+    """Return a page's template, with the filters that all templates use."""
     made = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -176,14 +176,14 @@ def template(name: str) -> Template:
 
 
 def brief(stage: StageFacts) -> list[tuple[str, str]]:
-    """Return the main metrics of a stage, with their words."""
-    # A table of the data has the sources.
+    """Return the names and labels of a stage's main metrics."""
+    # Metrics per source are shown in the section on data.
     names = [name for name in brief_metrics(stage.name, stage.metrics) if OF_SOURCE not in name]
     return [(name, name.partition("/")[2].replace("_", " ")) for name in names]
 
 
 def duration(seconds: float) -> str:
-    """`4.2 s`, `3 min 20 s`, `2 h 5 min`."""
+    """Return a duration as text: `4.2 s`, `3 min 20 s` or `2 h 5 min`."""
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -191,7 +191,7 @@ def duration(seconds: float) -> str:
 
 
 def moment(text: str) -> str:
-    """Return an ISO time to the second, in UTC."""
+    """Return an ISO time to the second, in UTC; any other text unchanged."""
     try:
         return f"{datetime.fromisoformat(text):%Y-%m-%d %H:%M:%S} UTC"
     except ValueError:
@@ -199,34 +199,34 @@ def moment(text: str) -> str:
 
 
 def bound(rule: str) -> str:
-    """Return a gate's rule with the signs that people write."""
+    """Return a gate's rule with ≤ and ≥."""
     return rule.replace("<=", "≤").replace(">=", "≥")
 
 
 def breakable(name: str) -> Markup:
-    """Return a dotted name that may break to the next line after each part; a path after each folder."""
+    """Return a name with permitted line breaks after each `.`, `_` and `/`."""
     return Markup(re.sub(r"([._/])", r"\1<wbr>", str(escape(name))))
 
 
 def marked(text: str) -> Markup:
-    """Return a sentence whose `code` is shown as code."""
+    """Return a sentence with its parts in backquotes as code."""
     parts = str(escape(text)).split("`")
     return Markup("".join(f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(parts)))
 
 
 def shown(value: object) -> str:
-    """Return an option's value."""
+    """Return an option's value as text."""
     return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def cut(text: object) -> str:
-    """Return the beginning of a text, and how much more there is."""
+    """Return a text, shortened to `LONGEST` characters with the number of those left out."""
     text = text if isinstance(text, str) else json.dumps(text, ensure_ascii=False, default=str)
     more = len(text) - LONGEST
     return text if more <= 0 else f"{text[:LONGEST]} … ({more:,} more characters)"
 
 
 def picture(svg: Path | bytes) -> str:
-    """Return a chart as the source of an image: there no script in it runs, and its ids stay its own."""
+    """Return a chart as an image's data URL: scripts in it do not run, and its ids can't clash with the page's."""
     drawn = svg if isinstance(svg, bytes) else svg.read_bytes()
     return f"data:image/svg+xml;base64,{base64.b64encode(drawn).decode()}"

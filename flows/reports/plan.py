@@ -1,4 +1,4 @@
-"""What so many judged items and raters can find, said before people spend their time on it."""
+"""Compute which win rate a number of items and raters can detect, before people spend time on judging."""
 
 import functools
 import json
@@ -11,14 +11,14 @@ from components.human_eval.sheet import RATERS, rater_file
 from components.stats.raters import power, smallest_found, too_few_raters
 
 CHANCE = 0.8
-"""The chance of finding it that a win rate must have to be called found, as is usual."""
+"""A win rate counts as detectable if it is found with at least this chance, the usual power of a study."""
 DRAWS = 2000
-"""Simulated studies behind each chance; its own error is then 1.1 points at most."""
+"""Number of simulated studies behind each chance; its standard error is then at most 1.1 points."""
 _WIN_RATES = (0.55, 0.6, 0.65, 0.7, 0.75, 0.8)
 
 
 class SamplePlan(NamedTuple):
-    """Items to judge, who judges them, and what is expected of the answers."""
+    """A sample to judge: items, raters, and what is expected of the answers."""
 
     items: int
     raters: int
@@ -27,10 +27,10 @@ class SamplePlan(NamedTuple):
     ties: float = 0.15
     """Share of ratings that are ties or `both_bad`."""
     rater_spread: float = 0.3
-    """How far raters differ in how much they like the policy: the standard deviation of the logit; 1 is much."""
+    """How much raters differ in their preference for the policy: standard deviation of the logit; 1 is much."""
 
     def checked(self) -> "SamplePlan":
-        """Itself.
+        """Return the plan unchanged if it is possible.
 
         Raises:
             UserError: no such sample can be judged.
@@ -40,30 +40,30 @@ class SamplePlan(NamedTuple):
         if not 1 <= self.per_item <= self.raters:
             raise UserError(f"--per-item {self.per_item}: an item is rated by 1 to {self.raters} (--raters) people.")
         if not 0 <= self.ties < 0.9:
-            raise UserError(f"--ties {self.ties}: give a share from 0 to 0.9, as 0.15.")
+            raise UserError(f"--ties {self.ties}: give a share from 0 to 0.9, for example 0.15.")
         if not 0 <= self.rater_spread <= 5:
             raise UserError(f"--rater-spread {self.rater_spread}: give 0 to 5; 0.3 is little, 1 is much.")
         return self
 
 
 class Findable(NamedTuple):
-    """What a plan can find."""
+    """The win rates that a plan can detect."""
 
     plan: SamplePlan
     power: dict[float, float]
-    """True win rate to the chance that the lower end of its interval is above a half."""
+    """Maps a true win rate to the chance that the lower end of its interval is above 0.5."""
     smallest: float | None
-    """The smallest win rate found with a chance of `CHANCE`; None where none is."""
+    """The smallest win rate that is found with a chance of `CHANCE`; None if there is none."""
 
     def as_json(self) -> str:
-        """One JSON object."""
+        """Return the result as one JSON object."""
         rows = [{"win_rate": rate, "power": found} for rate, found in self.power.items()]
         few = too_few_raters(self.plan.raters)
         told = {"power": rows, "smallest_found": self.smallest, "chance": CHANCE, "too_few_raters": few}
         return json.dumps(self.plan._asdict() | told)
 
     def text(self) -> str:
-        """For a terminal."""
+        """Return the result as text for a terminal."""
         plan = self.plan
         lines = [
             f"{counted(plan.items, 'item')}, {counted(plan.raters, 'rater')}, {plan.per_item} of them on each item; "
@@ -78,7 +78,7 @@ class Findable(NamedTuple):
 
 
 def findable(plan: SamplePlan) -> Findable:
-    """Simulate what a plan can find.
+    """Simulate studies and return which win rates a plan can detect.
 
     Raises:
         UserError: as `SamplePlan.checked`.
@@ -97,7 +97,7 @@ def _smallest(plan: SamplePlan) -> float | None:
 
 
 def sentence(plan: SamplePlan, smallest: float | None) -> str:
-    """Return what a plan finds, in a sentence or two."""
+    """Return one or two sentences on what a plan can detect."""
     people = f"{counted(plan.items, 'item')} and {counted(plan.raters, 'rater')}"
     if smallest is None:
         found = f"{people} find no win rate above 0.5 with a chance of {CHANCE:.0%}, however good the policy is."
@@ -108,19 +108,19 @@ def sentence(plan: SamplePlan, smallest: float | None) -> str:
 
 
 def finds(items: int, raters: int) -> str:
-    """Return what a sheet can find if every rater rates every item."""
+    """Return one or two sentences on what a sheet can detect if every rater rates every item."""
     plan = SamplePlan(items, raters, raters)
     return sentence(plan, _smallest(plan))
 
 
 def waiting(folder: Path, sample: Path) -> str:
-    """Return what to do with a run (its folder) that waits for labels of a sample artifact, and what these can find."""
+    """Return what to do with a run (its folder) that waits for labels of a sample, and what they can detect."""
     sheet = json.loads((sample / "sheet.json").read_text(encoding="utf-8"))
     raters, score, run = sheet["raters"], "tether human-eval score", folder.name
     return (
-        f"Waiting for people's labels. `tether review serve {run}` has them given on a page. Or give each rater a file "
-        f"of their own from {folder / RATERS} ({rater_file(1)} to {rater_file(raters)}), and nothing else of that run: "
-        f"its report names the authors. Put the filled files back there and run "
+        f"Waiting for people's labels. `tether review serve {run}` serves a page on which people judge. Or give each "
+        f"rater their own file from {folder / RATERS} ({rater_file(1)} to {rater_file(raters)}), and nothing else of "
+        f"that run: its report reveals the authors. Put the filled files back there and run "
         f"`{score} {folder / RATERS} --run {run}`; a sheet with all raters' columns also works: "
         f"`{score} {folder / 'sheet.csv'} --run {run}`. {finds(sheet['items'], raters)}"
     )

@@ -1,4 +1,4 @@
-"""The rounds of `tether iterate` side by side: whether reward model and policy get better from people's votes."""
+"""Compare the rounds of `tether iterate`: do reward model and policy improve from people's votes?"""
 
 import io
 import math
@@ -19,30 +19,30 @@ from tasks.runs.status import RunStatus, load_readable, load_status
 
 
 class Round(NamedTuple):
-    """A run as a round: the first, whose policy people judged first, is round 0."""
+    """A run as a round. Round 0 is the run whose policy people judged first."""
 
     run: str
     round: int
     votes_from: str
-    """The run whose policy was judged last before it; empty for round 0."""
+    """The run whose policy was judged last before this round; empty for round 0."""
     state: str
     judged_before: float | None
-    """Share of all pairs judged so far, on prompts that never train, in which the reward model of the round before
-    agrees with most raters; None for round 0."""
+    """Share of all pairs judged so far, on prompts that are never trained on, for which the previous round's reward
+    model agrees with most raters; None for round 0."""
     judged: float | None
-    """The same of this round's reward model."""
+    """The same share for this round's reward model."""
     agreement: float | None
-    """Its agreement with the judges of this round's own batch."""
+    """Agreement of the reward model with the judges of this round's own batch."""
     win_rate: float | None
-    """Of the policy against SFT, as the judges of its own batch say."""
+    """Win rate of the policy against SFT, from the judges of its own batch."""
     gold: float | None
-    """The true score, where it is known."""
+    """The true score, if known."""
     kl: float | None
-    """To SFT, nats a response."""
+    """KL to SFT, nats a response."""
 
     @classmethod
     def of(cls, status: RunStatus) -> "Round":
-        """Return what a run's stages measured."""
+        """Return a run as a round, with the metrics of its stages."""
         metrics = {name: value for stage in status.stages for name, value in stage.metrics.items()}
         named = (
             "reward/judged_previous", "reward/judged", "human_eval/reward_agreement", "human_eval/win_rate", "ppo/gold",
@@ -54,20 +54,19 @@ class Round(NamedTuple):
 
 
 def rounds_up_to(home: Path, status: RunStatus) -> list[Round]:
-    """Return the rounds that led to a run and the run itself, the first first; empty for a run that is no later
-    round."""
+    """Return the rounds that led to a run, and the run itself, oldest first; empty if the run is not a later round."""
     found = [status]
     while (parent := found[-1].origin.get("votes")) and parent not in {each.run for each in found}:
         try:
             found.append(load_status(home, parent))
-        except UserError:  # removed, or damaged: what is known is shown
+        except UserError:  # removed or damaged: show the rounds that are known
             break
     return [Round.of(each) for each in reversed(found)] if status.origin.get("votes") else []
 
 
 def all_rounds(home: Path) -> list[list[Round]]:
-    """Return every first run with the later rounds that began from it, the newest first; without runs that nobody
-    iterated."""
+    """Return each first run with the later rounds that began from it, newest first. Runs without later rounds are left
+    out."""
     statuses = {each.run: each for each in load_readable(home)[0]}
     groups: dict[str, list[RunStatus]] = {}
     for status in statuses.values():
@@ -85,14 +84,14 @@ COLUMNS = {
     "judged_before": "judged before", "judged": "judged", "agreement": "own batch", "win_rate": "win rate",
     "gold": "gold", "kl": "KL",
 }  # fmt: skip
-"""Field of a round to the head of its column."""
+"""Maps a field of a round to the heading of its column."""
 
 
 def print_rounds(console: Console, groups: Iterable[Sequence[Round]]) -> None:
     """Print each group as a table."""
     groups = list(groups)
     if not groups:
-        say(console, "No run is a later round yet; `tether iterate RUN` starts one from the votes on a run's policy.")
+        say(console, "There are no later rounds yet; `tether iterate RUN` starts one from the votes on a run's policy.")
     for group in groups:
         shown = Table(box=None, pad_edge=False)
         for head in ("round", "run", "state"):
@@ -107,7 +106,7 @@ def print_rounds(console: Console, groups: Iterable[Sequence[Round]]) -> None:
 
 
 def rounds_chart(rounds: Sequence[Round]) -> bytes:
-    """Agreement and win rate, gold (where it is known) and KL by round, as SVG; empty for fewer than two rounds."""
+    """Draw agreement and win rate, gold score (if known) and KL by round as SVG; empty for fewer than two rounds."""
     if len(rounds) < 2:
         return b""
 
@@ -120,7 +119,7 @@ def rounds_chart(rounds: Sequence[Round]) -> bytes:
     panel(share_axis, "share")
     dots: dict[str, Any] = {"marker": "o", "markersize": 4}
     line(share_axis, curve("judged"), BLUE, "reward model agrees, prompts that never train", **dots)
-    around = {"marker": "o", "markersize": 8, "markerfacecolor": "none"}  # where both agree alike, both are seen
+    around = {"marker": "o", "markersize": 8, "markerfacecolor": "none"}  # visible even if both values are equal
     line(share_axis, curve("judged_before"), GREY, "that of the round before, same pairs", style="--", **around)
     line(share_axis, curve("win_rate"), PURPLE, "policy wins against SFT", **dots)
     line(panel(gold_axis, "gold score"), curve("gold"), ORANGE, "gold score (simulated truth)", **dots)

@@ -1,4 +1,4 @@
-"""The runs of a home in one table."""
+"""List the runs of a home in one table."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -28,7 +28,7 @@ class ListedRun(NamedTuple):
     profile: str
     state: str
     started: str
-    """ISO 8601, UTC; of a damaged run when its file was written."""
+    """ISO 8601, UTC; for a damaged run the time at which its file was written."""
     seconds: float | None
     kl: float | None
     """`ppo/kl`: nats a response."""
@@ -36,22 +36,22 @@ class ListedRun(NamedTuple):
     """`human_eval/win_rate` against SFT."""
     tags: Mapping[str, str]
     cost: float | None = None
-    """What its stages cost in this run, in `currency`; None where they have no price."""
+    """Cost of its stages in this run, in `currency`; None if they have no price."""
     saved: float | None = None
-    """What computing its reused results again would have cost."""
+    """What recomputing its reused results would have cost."""
     currency: str = ""
     imported: str = ""
     """When it was imported (ISO 8601, UTC); empty for a run of this home."""
 
     def as_json(self) -> dict[str, object]:
-        """Return the fields; cost and currency only where it has a price, `imported` only where it was."""
+        """Return the fields; cost and currency only if the run has a price, `imported` only if it was imported."""
         unpriced = ("cost", "saved", "currency") if self.cost is None else ()
         left = {*unpriced, *(() if self.imported else ("imported",))}
         return {name: value for name, value in self._asdict().items() if name not in left}
 
 
 def listed(home: Path) -> list[ListedRun]:
-    """Return every run, newest first; one that can't be read hides no other."""
+    """Return every run, newest first. A run that can't be read is listed as damaged."""
     readable, damaged = load_readable(home)
     found = [_listed(each) for each in readable]
     for run, written in damaged.items():
@@ -73,7 +73,7 @@ def selected(
     """Return the runs that have every tag (`key`, or `key=value`), the state and the profile.
 
     Raises:
-        UserError: there is no such state, or a tag is none.
+        UserError: there is no such state, or a tag is invalid.
     """
     states = (*WORST_FIRST, DAMAGED)
     if state is not None and state not in states:
@@ -89,7 +89,7 @@ def selected(
 
 
 def print_runs(console: Console, runs: Sequence[ListedRun], limit: int, of: int, home: Path) -> None:
-    """Print the newest `limit` of `runs`, which were selected among `of` runs of `home`, as a table."""
+    """Print the newest `limit` of `runs`, a selection of the `of` runs in `home`, as a table."""
     if not runs:
         none = "matches" if of else "is there yet; start one with `tether run demo`"
         say(console, f"No run in {home} {none}.")
@@ -122,14 +122,13 @@ def print_runs(console: Console, runs: Sequence[ListedRun], limit: int, of: int,
 
 
 ORDER = ("run", "state", "when", "name", "KL", "win rate", "tags", "cost", "seconds")
-"""Columns by what they are worth where not all fit."""
+"""Columns by importance, for terminals on which not all fit."""
 LEAST = {"name": 8, "tags": 8}
-"""Columns that are cut where there is no room, and the least characters of each."""
+"""Columns that may be shortened, and the smallest width of each in characters."""
 
 
 def _fitting(columns: Mapping[str, Sequence[Text]], width: int) -> dict[str, int]:
-    """Return the columns that hold something and fit into `width`, in their order on the screen, each with its own
-    width."""
+    """Return the width of each non-empty column that fits into `width`, in the order on the screen."""
     kept: dict[str, int] = {}
     left = width + 1
     for name in ORDER:
@@ -150,7 +149,7 @@ def _width(name: str, cells: Sequence[Text]) -> int:
 
 
 def _when(stamp: str, now: datetime) -> str:
-    """Local time as people say it: today's hour, this year's day, else the date."""
+    """Return local time, as short as possible: the hour if today, day and hour if this year, otherwise the date."""
     when = datetime.fromisoformat(stamp).astimezone(now.tzinfo)
     if when.date() == now.date():
         return f"today {when:%H:%M}"

@@ -1,4 +1,4 @@
-"""A run's end for people: the stages with their main numbers, the gates with value, rule and verdict."""
+"""Print the end of a run: its stages with their main metrics, and its gates with value, rule and verdict."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -22,22 +22,23 @@ STYLES = {
     "failed": "red", "gate_failed": "red", "interrupted": "yellow", "waived": "yellow", "awaiting_labels": "yellow",
     "running": "cyan", "passed": "green", "cached": "green", "skipped": "yellow", "not_run": "dim",
 }  # fmt: skip
-SIMULATED_DATA = "Votes, gold scores and violations are the built-in task's: they are simulated. People judge."
-IMPORTED = "This run was imported: another home computed it and wrote its numbers. No digest tells who that was."
+SIMULATED_DATA = "Votes, gold scores and violations come from the built-in task and are simulated. People judge."
+IMPORTED = "This run was imported: another home computed it and wrote its numbers. A digest does not show who that was."
 NAMED = 8
-"""How many gates that are off a line names."""
+"""The largest number of gates that the line of gates that are off names."""
 _OUTCOMES = {"FAIL": "red", "WARN": "yellow", "WAIVED": "yellow", "SKIPPED": "yellow", "PASS": "green", "OFF": "dim"}
 
 
 def simulated_note(generated: bool, people_judge: bool) -> str:
-    """Return the sentence on simulated numbers: generated data, and judges unless people judge; or nothing."""
+    """Return the sentence on what is simulated: generated data, and judges unless people judge; empty if nothing is."""
     return "" if not generated else SIMULATED_DATA if people_judge else SIMULATED
 
 
 def model_votes_note(metrics: Mapping[str, float | None]) -> str:
-    """Return the sentence on preferences that models voted on, from the metrics of `validate`; or nothing.
+    """Return the sentence on preferences that models voted on, from the metrics of `validate`; empty if people cast all
+    votes.
 
-    Where people cast every vote there is no such metric.
+    The metric exists only if models voted.
     """
     share, alone = metrics.get("data/model_votes"), metrics.get("data/model_pairs")
     if not share:
@@ -49,16 +50,16 @@ def model_votes_note(metrics: Mapping[str, float | None]) -> str:
 
 
 def model_votes_of(status: RunStatus) -> str:
-    """`model_votes_note` of a run's data."""
+    """Return the sentence of `model_votes_note` for a run's data."""
     return next((model_votes_note(stage.metrics) for stage in status.stages if stage.name == "validate"), "")
 
 
 def print_run(
     console: Console, status: RunStatus, simulated: str = "", watched: Sequence[str] = (), every_gate: bool = False
 ) -> None:
-    """Print `status` (as `load_status` gives it) in two tables, then what PPO `watched` and what is `simulated`.
+    """Print `status` in two tables, then the lines of `watched` (PPO's alarms and KL) and the sentence `simulated`.
 
-    Gates that are off are one line, unless `every_gate` has a row.
+    Gates that are off share one line, unless `every_gate` gives each of them a row.
     """
     console.print(_stage_table(status))
     gates = [gate for stage in status.stages for gate in stage.gates]
@@ -83,8 +84,8 @@ def print_run(
 
 
 def markdown(status: RunStatus, simulated: str = "", links: Mapping[str, Sequence[Link]] = MappingProxyType({})) -> str:
-    """`status` as the Markdown page that is kept with the run: every metric and gate; `links` is as in `RunFacts`, and
-    `simulated` as `simulated_note`."""
+    """Return `status` as the Markdown page that is stored with the run: every metric and gate. `links` is as in
+    `RunFacts`, `simulated` as in `simulated_note`."""
     linked, priced = any(links.values()), status.cost is not None
     lines = [
         f"# Run {words(status.run)}: {status.state}",
@@ -118,7 +119,7 @@ def markdown(status: RunStatus, simulated: str = "", links: Mapping[str, Sequenc
 
 
 def ends_after(status: RunStatus) -> str:
-    """Return the sentence that says which stages did not run because of `--until`; empty where it was not given."""
+    """Return the sentence on stages that did not run because of `--until`; empty if it was not given."""
     if not status.until:
         return ""
     names = [stage.name for stage in status.stages]
@@ -131,7 +132,7 @@ def _pages(links: Sequence[Link]) -> str:
 
 
 def print_steps(console: Console, verdict: RunVerdict) -> None:
-    """Print what to do next, each command on its own unbroken line, so that it can be copied."""
+    """Print what to do next. Each command is on its own unbroken line, so that it can be copied."""
     for step in verdict.steps:
         console.print(Text(step.text.replace("`", "")))
         if step.command:
@@ -155,26 +156,26 @@ def _stage_table(status: RunStatus) -> Table:
 
 
 def by_another(stage: StageStatus, status: RunStatus) -> str:
-    """Who had a stage computed or scored, as ` by ada`, where that is not who started the run; else empty."""
+    """Return who had a stage computed or scored, such as ` by ada`, if it was not the user who started the run."""
     return f" by {stage.user}" if stage.user and stage.user != status.user else ""
 
 
 def price(amount: float | None, currency: str) -> str:
-    """Return an amount of money as people read it, as `0.42 USD`; empty where there is none."""
+    """Return an amount of money as text, such as `0.42 USD`; empty for None."""
     if amount is None:
         return ""
     return f"{amount:,.2f} {currency}" if amount >= 0.01 or not amount else f"{amount:.2g} {currency}"
 
 
 def cost(of: RunStatus | StageStatus, currency: str) -> str:
-    """Return what a run or a stage cost and what its reused results saved, as `0.42 USD, saved 1.10 USD`; empty if
+    """Return what a run or a stage cost and what its reused results saved, such as `0.42 USD, saved 1.10 USD`; empty if
     unknown."""
     saved = f"saved {price(of.saved, currency)}" if of.saved else ""
     return ", ".join(each for each in (price(of.cost, currency) if of.cost or not saved else "", saved) if each)
 
 
 def _called(status: RunStatus) -> list[str]:
-    """Return a run's name and tags, as far as it has them."""
+    """Return a run's name and tags, if it has any."""
     return [each for each in (status.name, " ".join(status.label.written)) if each]
 
 
@@ -196,7 +197,7 @@ def _gate_table(gates: Sequence[Verdict]) -> Table:
 
 
 def _columns(*names: str) -> list[Column]:
-    """Columns of a table; where a terminal is narrow a gate's rule takes two lines, and no outcome is cut."""
+    """Return a table's columns. On a narrow terminal a gate's rule wraps, so that no outcome is cut off."""
     return [
         Column(name, no_wrap=name != "rule", justify="right" if name in ("seconds", "cost", "value") else "left")
         for name in names

@@ -1,4 +1,4 @@
-"""How a run ended in one sentence, and what to do next: the beginning of its report."""
+"""Say in one sentence how a run ended, and what to do next: the beginning of its report."""
 
 import re
 import shlex
@@ -20,11 +20,11 @@ from tasks.stages import PIPELINE
 
 
 class Step(NamedTuple):
-    """Something to do next."""
+    """One thing to do next."""
 
     text: str
     command: str = ""
-    """For a shell; empty where no command does it."""
+    """A shell command; empty if no command does it."""
 
 
 class RunVerdict(NamedTuple):
@@ -40,10 +40,10 @@ def run_verdict(
     """Return the verdict on a run.
 
     Args:
-        status: the run's.
+        status: the run's status.
         values: its config, nested.
-        labels: how far people are, where the run waits for them.
-        policy: what its policy is called in the registry, as `tether-policy`.
+        labels: the progress of its labels, if it waits for them.
+        policy: the registered name of its policy, such as `tether-policy`.
     """
     options = flatten(values)
     stage = next((each for each in status.stages if each.state == status.state), None)
@@ -52,7 +52,7 @@ def run_verdict(
             failed = [(each, gate) for each in status.stages for gate in each.gates if gate.stops]
             return RunVerdict(_failed(failed), _after_gates(status, [gate for _, gate in failed], options))
         case "awaiting_labels":
-            told = f" {labels.text} were there when last looked at." if labels else ""
+            told = f" At the last check, {labels.text} were in." if labels else ""
             score = f"tether human-eval score {RATERS} --run {status.run}"
             return RunVerdict(
                 f"Waits for people's labels.{told}",
@@ -87,7 +87,7 @@ def _bound(verdict: Verdict) -> str:
 
 
 def _after_gates(status: RunStatus, gates: Sequence[Verdict], options: Mapping[str, JsonValue]) -> list[Step]:
-    """Return what to do about each failed gate, and the one command that tries all changes of options."""
+    """Return what to do about each failed gate, and one command that tries all suggested options."""
     if not gates:
         return []
     found = {gate.name: setting(gate, options) for gate in gates}
@@ -104,11 +104,11 @@ def _after_gates(status: RunStatus, gates: Sequence[Verdict], options: Mapping[s
         steps.append(Step("Try it:", f"tether rerun {start} --from {status.run} {sets}"))
     waived = " ".join(f"--waive {shlex.quote(gate.name)}" for gate in gates)
     waive = f"tether rerun {gates[0].name.partition('.')[0]} --from {status.run} {waived} --because TEXT"
-    return [*steps, Step("Or accept it, on the record and in your name:", waive)]
+    return [*steps, Step("Or accept it, with your name and reason on record:", waive)]
 
 
 def _of_run(command: str, run: str) -> str:
-    """Return a command of `ADVICE` for this run."""
+    """Return a command of `ADVICE` with this run's id filled in."""
     return re.sub(r"^tether rerun ([\w.]+)", rf"tether rerun \1 --from {run}", command).replace(" RUN", f" {run}")
 
 
@@ -141,9 +141,9 @@ def _ended(status: RunStatus) -> str:
     if waived:
         told += f"; waived: {', '.join(waived)}"
     if skipped:
-        told += f"; not judged, as their stage was skipped: {', '.join(skipped)}"
+        told += f"; not judged, because their stage was skipped: {', '.join(skipped)}"
     if warned:
-        told += f"; warned, which stops nothing: {', '.join(warned)}"
+        told += f"; warned, without stopping the run: {', '.join(warned)}"
     if not judged:
         return "Passed: no gate was judged."
     if held and held[0][1].slack:
@@ -152,22 +152,22 @@ def _ended(status: RunStatus) -> str:
 
 
 def _after(status: RunStatus, options: Mapping[str, JsonValue], policy: str) -> list[Step]:
-    """Return what follows a run that no gate stopped."""
+    """Return the next steps for a run that no gate stopped."""
     lacking = next((each.name for each in status.stages if each.state == "not_run"), "")
     if lacking:
         return [Step(f"It ended before {lacking}. To continue:", f"tether rerun {lacking} --from {status.run}")]
     steps = []
     if options.get("human_eval.judges") == "simulated":
         asked = f"tether rerun human_eval --from {status.run} --set human_eval.judges=people"
-        steps.append(Step("Its judges are simulated. Have people judge it:", asked))
+        steps.append(Step("Its judges are simulated. To have people judge it:", asked))
     if status.imported or any(gate.waived or gate.withheld for stage in status.stages for gate in stage.gates):
         name = policy or "tether-policy"
         steps.append(Step("It does not become champion by itself. To promote it:", f"tether promote {name}/VERSION"))
     else:
         steps.append(
             Step(
-                "Every gate passed, so its policy is now champion. Write it as a Hugging Face folder:",
+                "Every gate passed, so its policy is now champion. To write it as a Hugging Face folder:",
                 f"tether export {policy or 'tether-policy'}@champion FOLDER",
             )
         )
-    return [*steps, Step("Compare it with another run, in one picture:", f"tether diff RUN {status.run} --html FILE")]
+    return [*steps, Step("To compare it with another run in one picture:", f"tether diff RUN {status.run} --html FILE")]

@@ -1,1 +1,1 @@
-"""What a run needs: memory of each phase, and how cost grows with size."""
+"""Plan a run's size: the memory of each phase, and how cost grows with size."""

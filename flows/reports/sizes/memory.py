@@ -1,4 +1,4 @@
-"""The memory that a run needs on a machine: of each phase, whether it fits, and which options reduce it."""
+"""Compute the memory that a run needs on a machine: each phase, whether it fits, and options that reduce it."""
 
 import json
 import math
@@ -19,19 +19,19 @@ from flows.config.run_config import RunConfig
 
 UNITS = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 NAMED = 3
-"""Parts of a phase that the table names."""
+"""Number of a phase's parts that the table names."""
 
 
 def planned_run(config: RunConfig, base: Path | None, shape: ModelShape | None = None, gpu: bool = False) -> PlannedRun:
-    """Return the part of `config` that decides its memory.
+    """Return the part of `config` that determines memory.
 
     Args:
-        base: folder of the pretrained model that `sft.base` names; None where it names none.
-        shape: of a model to plan for instead of the one that the config names.
-        gpu: whether `runtime.dtype: auto` means a GPU's; else it means this machine's.
+        base: the folder of the pretrained model that `sft.base` names; None if it names none.
+        shape: a model's shape to plan for instead of the configured model.
+        gpu: whether `runtime.dtype: auto` means a GPU's format; otherwise it means this machine's.
 
     Raises:
-        UserError: memory is not computed for this kind of pretrained model.
+        UserError: memory can't be computed for this kind of pretrained model.
     """
     if shape is None:
         shape = ModelShape.of_scratch(config.sft.scratch) if base is None else ModelShape.of_folder(base, "sft.base")
@@ -45,11 +45,11 @@ def planned_run(config: RunConfig, base: Path | None, shape: ModelShape | None =
 
 
 def judges_of(config: RunConfig) -> tuple[int, tuple[str, ...]]:
-    """Bytes of the reward models that `ppo.rewards` names, as PPO holds them (float32), and those that are in no folder
-    of this machine.
+    """Return the bytes of the reward models that `ppo.rewards` names, as PPO holds them (float32), and the names of
+    models that are not in a folder here, which are not counted.
 
     Raises:
-        UserError: a folder holds a damaged safetensors file.
+        UserError: a folder has a damaged safetensors file.
     """
     held, uncounted = 0, []
     for source in (each for each in config.ppo.rewards or () if isinstance(each, ModelReward)):
@@ -65,7 +65,7 @@ def judges_of(config: RunConfig) -> tuple[int, tuple[str, ...]]:
 
 
 def _elements(file: Path, source: str) -> int:
-    """Return how many numbers a safetensors file holds."""
+    """Return the number of elements in a safetensors file."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -76,26 +76,26 @@ def _elements(file: Path, source: str) -> int:
 
 
 def sharding_of(config: RunConfig) -> Sharding:
-    """Return `runtime.sharding`, with zero2 for `auto` and `none`: the plan is for several ranks."""
+    """Return `runtime.sharding`, or zero2 if it is `auto` or `none`, because the plan is for several ranks."""
     found = config.runtime.sharding
     return next((each for each in get_args(Sharding) if each == found), "zero2")
 
 
 def parse_size(text: str) -> int:
-    """Bytes that `80GB`, `24GiB` or `512MB` says.
+    """Return a size such as `80GB`, `24GiB` or `512MB` in bytes.
 
     Raises:
-        UserError: it is none of these.
+        UserError: the text is not a size.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)B?", text.strip(), re.IGNORECASE)
     if not found or not float(found[1]):
-        raise UserError(f"--memory {text}: give a size with its unit, as 80GB (10^9 bytes each) or 24GiB (2^30).")
+        raise UserError(f"--memory {text}: give a size with its unit, such as 80GB (10^9 bytes each) or 24GiB (2^30).")
     return int(float(found[1]) * UNITS[found[2].capitalize()])
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The plan of a run's training stages on a machine."""
+    """The memory plan of a run's training stages on a machine."""
 
     profile: str
     run: PlannedRun
@@ -104,7 +104,7 @@ class MemoryPlan:
 
     @classmethod
     def of(cls, profile: str, run: PlannedRun, machine: Machine) -> "MemoryPlan":
-        """Compute the plan."""
+        """Return the plan of `run` on `machine`."""
         return cls(profile, run, machine, plan_stages(run, machine))
 
     @property
@@ -113,7 +113,7 @@ class MemoryPlan:
         return None if self.machine.memory is None else all(stage.fits for stage in self.stages)
 
     def as_json(self) -> str:
-        """One JSON object; docs/scaling.md describes its fields."""
+        """Return the plan as one JSON object; docs/scaling.md describes its fields."""
         memory, machine = self.machine.memory, self.machine
         stages = [
             {
@@ -139,7 +139,7 @@ class MemoryPlan:
         return json.dumps(told)
 
     def text(self) -> str:
-        """For a terminal."""
+        """Return the plan as text for a terminal."""
         memory = self.machine.memory
         lines = [self._machine(), "", f"{'stage':8}{'phase':15}{'GB':>8}  {'fits' if memory else '':5}  most of it"]
         for stage in self.stages:
@@ -151,7 +151,7 @@ class MemoryPlan:
                 lines.append(f"{stage.stage:8}{phase.name:15}{phase.bytes / 1e9:8.2f}  {fits:5}  {told}{host}")
         if self.run.uncounted:
             named = ", ".join(self.run.uncounted)
-            lines += ["", f"Not counted: the reward models {named} of ppo.rewards, which no folder here holds."]
+            lines += ["", f"Not counted: reward models of ppo.rewards that are not in a folder here: {named}."]
         for stage in self.stages:
             if stage.advice:
                 needs = f"{stage.stage} needs {stage.worst.bytes / 1e9:.2f} GB ({stage.worst.name})."
@@ -162,7 +162,7 @@ class MemoryPlan:
                     for each in stage.advice
                 ]
             elif stage.fits is False:
-                lines += ["", f"{stage.stage} needs {stage.worst.bytes / 1e9:.2f} GB, and no option reduces it."]
+                lines += ["", f"{stage.stage} needs {stage.worst.bytes / 1e9:.2f} GB, and no option reduces that."]
         return "\n".join(lines)
 
     def _machine(self) -> str:

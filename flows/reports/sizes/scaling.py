@@ -1,6 +1,6 @@
-"""The tables of docs/scaling.md, from the plan's own arithmetic.
+"""Write the tables of docs/scaling.md with the arithmetic of `tether plan`.
 
-python -m flows.reports.sizes.scaling          # writes them into the page again; --check exits 1 where it is stale
+python -m flows.reports.sizes.scaling          # updates the page; --check exits 1 if it is stale
 """
 
 import re
@@ -26,7 +26,7 @@ SETTING = (
     "reward.batch_size=64", "reward.micro_batch_size=4", "reward.gradient_checkpointing=true",
     "ppo.batch_size=128", "ppo.minibatch_size=64", "ppo.micro_batch_size=4", "ppo.gradient_checkpointing=true",
 )  # fmt: skip
-"""Over the profile `gpu`, for every table."""
+"""Options on top of the profile `gpu`, for every table."""
 METHODS = {
     "full": (),
     "LoRA": ("reward.lora.rank=16", "ppo.lora.rank=16"),
@@ -35,13 +35,13 @@ METHODS = {
 
 
 def planned(model: str, *options: str) -> PlannedRun:
-    """Return the profile `gpu` in the page's setting with `options`, for a model."""
+    """Return a run of the profile `gpu` with the page's setting and `options`, for the model `model`."""
     config = load_config("gpu", [parse_override(each) for each in (*SETTING, *options)])
     return planned_run(config, None, KNOWN[model], gpu=True)
 
 
 def setting() -> str:
-    """Return the command behind the tables."""
+    """Return the command that prints the numbers of the tables."""
     lines = ["tether plan gpu --memory 80GB --shape MODEL --gpus N \\"]
     lines += [f"    --set {option} \\" for option in SETTING]
     return "\n".join(["```sh", *lines, "    ...", "```"])
@@ -53,7 +53,8 @@ def _cell(stage: StagePlan) -> str:
 
 
 def memory() -> str:
-    """Model and method a row; the worst phase of each stage, GB a GPU, those above 80 bold."""
+    """Return the table of memory: a row per model and method, the worst phase of each stage in GB per GPU, above 80
+    bold."""
     lines = [
         "| model | method | 1 GPU: sft | reward | ppo | worst of ppo | 8 GPUs: sft | reward | ppo | worst of ppo |",
         "|---|---|---:|---:|---:|---|---:|---:|---:|---|",
@@ -70,7 +71,7 @@ def memory() -> str:
 
 
 def parts() -> str:
-    """Return what PPO holds at its worst, by part, of the three methods at 8 B on one GPU."""
+    """Return the table of what PPO holds in its worst phase, by part, for the three methods at 8 B on one GPU."""
     found = {}
     for method, options in METHODS.items():
         found[method] = plan_stages(planned("llama-3.1-8b", *options), Machine(1, CARD))[-1].worst
@@ -84,7 +85,7 @@ def parts() -> str:
 
 
 def operations() -> str:
-    """Operations of an update by phase, for each model whole; and what doubling one thing does to their sum."""
+    """Return the table of operations per PPO update by phase, for full training of each model."""
     lines = [
         "| model | sampling | frozen pass | updates | all, PFLOP | forward pass of a token, GFLOP |",
         "|---|---:|---:|---:|---:|---:|",
@@ -99,7 +100,7 @@ def operations() -> str:
 
 
 def growth() -> str:
-    """Return what doubling one thing multiplies, at 1 B."""
+    """Return the table of how operations and memory grow if one size doubles, at 1 B."""
     base = planned("llama-3.2-1b")
     doubled = {
         "prompts an update (`ppo.batch_size`)": planned("llama-3.2-1b", "ppo.batch_size=256", "ppo.minibatch_size=128"),
@@ -122,7 +123,8 @@ def _peak(run: PlannedRun) -> float:
 
 
 def rank_table() -> str:
-    """PPO at 8 B, whole models, on 1 to 32 ranks: memory, operations and bytes sent a rank."""
+    """Return the table of PPO at 8 B with full training on 1 to 32 ranks: memory, operations and bytes sent per
+    rank."""
     run = planned("llama-3.1-8b")
     micros = -(-run.ppo.minibatch_size // run.ppo.micro_batch_size)
     operations = sum(ppo_update(run).values())
@@ -163,7 +165,7 @@ def stale(page: str) -> Iterator[str]:
 
 
 def main() -> None:
-    """Write the page again, or check it."""
+    """Update the page, or check it."""
     page = PAGE.read_text(encoding="utf-8")
     if "--check" in sys.argv[1:]:
         if found := list(stale(page)):

@@ -260,7 +260,7 @@ def test_of_two_inputs_of_one_name_the_digest_says_which_is_meant(toy: Toy, tmp_
         UserError, match=rf"moved\.jsonl: 2 inputs have that name, ({both}) and ({both}), and the path holds none"
     ):
         toy.again("r2", data={"preferences": moved})
-    with pytest.raises(UserError, match=r"--data preferences@ffff: it has no such input; there is preferences@\w+, "):
+    with pytest.raises(UserError, match=r"--data preferences@ffff: there is no such input; there is preferences@\w+, "):
         toy.again("r2", data={"preferences@ffff": moved})
 
 

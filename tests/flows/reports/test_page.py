@@ -62,9 +62,9 @@ def test_the_stored_numbers_are_on_the_page(tmp_path: Path) -> None:
     stored_run(tmp_path, changes=["ppo.updates=7"])
     text = shown_text(tmp_path)
     for words in (
-        "Profile tiny, project tether, seed 0; begun 20", "PASS ppo. kl 2.789 ≤ 5 44 % below the bound",
+        "Profile tiny, project tether, seed 0; started 20", "PASS ppo. kl 2.789 ≤ 5 44 % below the bound",
         "rows quarantined 2",
-        "preferences: unique PASS 2 are kept out The row repeats no other. 17, 230", "loss, nats per token 0.4321",
+        "preferences: unique PASS 2 are quarantined The row repeats no other. 17, 230", "loss, nats per token 0.4321",
         "0.8123 (0.7712 to 0.8467), on 200 pairs", "100 0.85 0.8334 0.7512 0.8923", "2.345, upper end 2.789",
         "Prompt 4 the worst KL user: asked 4", "score 0.04 · KL 9.75 nats · 4 tokens", "Prompt 8 the highest reward",
         "Win rate against SFT 0.6543, 95 % interval 0.5987 to 0.7056, n = 48 items, judged by people.",
@@ -236,7 +236,9 @@ def test_kl_held_per_token_is_shown_in_nats_per_token_with_the_gate_that_judges_
     stored_run(tmp_path, changes=["ppo.kl.unit=token", "ppo.kl.stop_above=0.2", "gates.ppo.kl=null",
                                    "gates.ppo.kl_per_token=0.0678"])  # fmt: skip
     text = shown_text(tmp_path)
-    judged = "KL to SFT, nats per token 0.0456, upper end 0.0567; bound of the gate ppo.kl_per_token 0.0678 held by β"
+    judged = (
+        "KL to SFT, nats per token 0.0456, upper end 0.0567; bound of the gate ppo.kl_per_token 0.0678 KL control β"
+    )
     assert judged in text and "hard ceiling 0.2 nats per token KL to SFT, nats per response 2.345" in text
     assert "bound of the gate ppo.kl " not in text
 
@@ -252,8 +254,8 @@ def test_results_say_who_won_at_what_length_who_judged_how_and_whether_the_rewar
     assert f"{header} rater 1 48 0.66 0.44 0.46 0.1 0 0.71 0.9 0.489 (0.35 to 0.63) 21.5 rater 2" in text
     assert "short 24 0.7 (0.51 to 0.84) long 24 0.6 (0.4 to 0.77)" in text
     assert "that people decided, the reward model prefers what they prefer in 0.6905 (0.5312 to 0.8145)" in text
-    assert "-0.5 to 0.75 24 0.5625 (0.37 to 0.74) 0.875 to 4.5 24 0.4375 (0.26 to 0.63) Pairs in quarters." in text
-    assert "a perfect model has up to 0.1717 in 95 of 100 draws" in text and "0.6543 (0.47 to 0.8)" in text
+    assert "-0.5 to 0.75 24 0.5625 (0.37 to 0.74) 0.875 to 4.5 24 0.4375 (0.26 to 0.63) Pairs in four groups" in text
+    assert "for a perfect model it is at most 0.1717 in 95 of 100 draws" in text and "0.6543 (0.47 to 0.8)" in text
     assert "unanimous 20 0.8 (0.57 to 0.92) narrow 22 0.591 (0.38 to 0.77)" in text
     assert "human_eval.reward_agreement_low, for the lower end: 0.5." in text
     assert "simulated judges" not in text, "these are people's labels"
@@ -276,7 +278,7 @@ def test_an_earlier_versions_result_shows_what_it_has(tmp_path: Path, monkeypatc
     stored_run(tmp_path)
     text = shown_text(tmp_path)
     assert "rater n win rate tie agree with others with themselves a among a and b rater 1 48 0.66 0.1 0.71" in text
-    assert "short 48 0.6543" in text and "can still be believed" not in text and "the policy won" not in text
+    assert "short 48 0.6543" in text and "still reliable" not in text and "the policy won" not in text
 
 
 def test_a_stopped_a_cached_and_a_waived_run_say_so(tmp_path: Path) -> None:
@@ -300,7 +302,7 @@ def test_what_is_lost_is_said_and_the_rest_is_there(tmp_path: Path) -> None:
     text = shown_text(tmp_path)
     assert "Numbers: PPO by update" in text
     assert "Numbers: training loss of the supervised" not in text and "Numbers: reliability" not in text
-    assert "the artifact that holds them is not in the store any more" in text
+    assert "the artifact that holds them is no longer in the store" in text
     assert "2.345, upper end 2.789" in text
 
 
@@ -409,7 +411,7 @@ def test_while_raters_judge_the_page_shows_nothing_of_their_prompts(tmp_path: Pa
     text = shown_text(tmp_path)
     for number in (1, 4, 8):
         assert f"asked {number}" not in text and f"sft says {number}" not in text
-    assert "asked 2" in text and "asked 9" in text and "are left out above until their labels are scored" in text
+    assert "asked 2" in text and "asked 9" in text and "leave out the prompts that people judge" in text
 
 
 def test_a_page_that_waits_for_people_says_what_their_labels_can_find_and_does_not_call_them_simulated(
@@ -425,8 +427,8 @@ def test_a_page_that_waits_for_people_says_what_their_labels_can_find_and_does_n
 def test_a_page_that_waits_for_people_says_how_far_they_are_and_where_they_rate(tmp_path: Path, awaiting: str) -> None:
     write_progress(tmp_path / "runs" / awaiting, LabelProgress(57, 144, f"https://review.example/{HOSTILE}"))
     text = shown_text(tmp_path)
-    assert f"57 of 144 labels (39 %) were there; the review page is at https://review.example/{HOSTILE}" in text
-    assert f"tether human-eval status {awaiting} looks again" in text
+    assert f"57 of 144 labels (39 %) were in; the review page is at https://review.example/{HOSTILE}" in text
+    assert f"tether human-eval status {awaiting} checks again" in text
 
 
 def test_a_contract_that_failed_names_its_checks_and_their_rows_first(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_a_waived_run_is_not_called_champion(tmp_path: Path) -> None:
         ("failed", "The stage ppo failed.", f"tether rerun ppo --from {RUN}"),
         (
             "awaiting_labels",
-            "Waits for people's labels. 57 of 144 labels (39 %) were there",
+            "Waits for people's labels. At the last check, 57 of 144 labels (39 %) were in",
             f"tether review serve {RUN}",
         ),
     ],
