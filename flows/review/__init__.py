@@ -1,1 +1,1 @@
-"""The review page: people judge pairs in a browser, and their answers come back as raters' files."""
+"""The review page: people judge pairs in a browser, and their answers become raters' files."""

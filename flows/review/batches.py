@@ -1,6 +1,6 @@
-"""What is judged on the page: a run's sample, pairs of candidates, or pairs without a majority, for experts.
+"""Find what is judged on the page: a run's sample, pairs of candidates, or pairs without a majority, for experts.
 
-Only the sheet is read. Keys, and files that name authors, are not opened by the process that serves the page.
+Only the sheet is read. The process that serves the page opens no keys and no files that name authors.
 """
 
 import json
@@ -25,13 +25,13 @@ from tasks.runs.status import has_run, load_status
 Kind = Literal["sample", "candidates", "review"]
 Messages = list[Message]
 _PER_ITEM = {"candidates": 1, "review": 1}
-"""Answers of each item where neither the sheet nor the caller says how many."""
+"""Answers per item if neither the sheet nor the caller sets a number."""
 _LONGEST = 2_000_000
-"""Characters of a pair that are taken: more would be no text to judge."""
+"""The largest number of characters of a pair's texts; longer ones are refused."""
 
 
 class JudgedPair(NamedTuple):
-    """A pair as its sheet has it; the page may exchange the sides."""
+    """A pair as its sheet has it. The page may swap the sides."""
 
     name: str
     prompt: str
@@ -40,10 +40,10 @@ class JudgedPair(NamedTuple):
 
 
 class BatchSource(NamedTuple):
-    """What is to be judged, and what raters are asked."""
+    """A batch of pairs to judge, and the questions to raters."""
 
     name: str
-    """A run's id, or a folder's or file's name with the start of its digest."""
+    """A run's id, or the name of a folder or file with the start of its digest."""
     kind: Kind
     place: Path
     """The run's folder, or the folder or file of pairs."""
@@ -52,36 +52,35 @@ class BatchSource(NamedTuple):
     ratings: list[str]
     criteria: list[AskedCriterion]
     overlap: int
-    """Answers of each item, each of another person."""
+    """Answers per item, each from a different person."""
     digest: str
     prompts: dict[str, Any]
-    """By item, the prompt as data have it; empty for a run's sample."""
+    """The prompt of each item in the data's format; empty for a run's sample."""
 
 
 def find_batch(home: Path, named: str, overlap: int | None = None, guidelines: str | None = None) -> BatchSource:
-    """Return the batch that `named` names: a run's id, a folder of candidates, or a file `pairs.jsonl` or
-    `review.jsonl`.
+    """Return the batch called `named`: a run's id, a folder of candidates, or a file `pairs.jsonl` or `review.jsonl`.
 
     Args:
-        overlap: answers of each item; None takes the sheet's number of raters, and 1 of other pairs.
-        guidelines: a text that takes the place of the batch's own.
+        overlap: answers per item; None means the sheet's number of raters, or 1 for other pairs.
+        guidelines: a text that replaces the batch's own guidelines.
 
     Raises:
-        UserError: there is no such run or file, it holds no pair, or the run has no sample.
+        UserError: there is no such run or file, it has no pair, or the run has no sample.
     """
     path = user_path(named, "BATCH")
     if path.exists():
         return _of_path(path.absolute(), overlap, guidelines)
     if not has_run(home, named):
-        raise UserError(f"{named}: there is no such run (`tether runs` lists them), nor a folder or file of that name.")
+        raise UserError(f"{named}: there is no such run (`tether runs` lists them), folder or file.")
     return _of_run(home, named, overlap, guidelines)
 
 
 def sample_folder(home: Path, run: str) -> Path:
-    """Return the artifact that holds a run's sheet.
+    """Return the folder of the artifact that holds a run's sheet.
 
     Raises:
-        UserError: the run has none.
+        UserError: the run has no sheet.
     """
     status = load_status(home, run).stage("human_eval")
     part = status.parts.get("human_eval.sample")
@@ -89,8 +88,8 @@ def sample_folder(home: Path, run: str) -> Path:
     folder = ArtifactStore(home).path(digest) if digest else None
     if folder is None or not (folder / "sheet.jsonl").is_file():
         raise UserError(
-            f"run {run} has no sheet to judge (human_eval: {status.state}). Name a run that awaits labels, which "
-            "human_eval.judges=people makes."
+            f"run {run} has no sheet to judge (human_eval: {status.state}). Name a run that awaits labels: one with "
+            "human_eval.judges=people."
         )
     return folder
 
@@ -112,14 +111,14 @@ def _of_path(path: Path, overlap: int | None, guidelines: str | None) -> BatchSo
         file = next((path / name for name in ("pairs.jsonl", "review.jsonl") if (path / name).is_file()), path)
         if file is path:
             raise UserError(
-                f"{path}: the folder holds neither pairs.jsonl nor review.jsonl. Name a run, or such a file."
+                f"{path}: the folder has neither pairs.jsonl nor review.jsonl. Name a run, or such a folder or file."
             )
     try:
         rows = read_rows(file)
     except (ValueError, OSError) as error:
-        raise UserError(f"{file}: this can't be read as JSON Lines ({error}).") from error
+        raise UserError(f"{file}: can't be read as JSON Lines ({error}).") from error
     if not rows or not all(isinstance(row, dict) for row in rows):
-        raise UserError(f"{file} holds no pairs. Give pairs.jsonl of `tether data candidates`, or a review.jsonl.")
+        raise UserError(f"{file} has no pairs. Give pairs.jsonl of `tether data candidates`, or a review.jsonl.")
     kind: Kind = "review" if "data" in rows[0] else "candidates"
     named = _reviewed(rows, file) if kind == "review" else _candidates(rows, file)
     found = [(JudgedPair(name, as_text(prompt), a, b), prompt) for name, prompt, a, b in named]
@@ -134,7 +133,7 @@ def _candidates(rows: Sequence[Mapping[str, object]], file: Path) -> Iterator[tu
     """Yield the pairs of `pairs.jsonl`, or of any rows with `prompt`, `a` and `b`."""
     for number, row in enumerate(rows, 1):
         if not isinstance(row.get("a"), str) or not isinstance(row.get("b"), str):
-            raise UserError(f"{file}, row {number}: `a` and `b` are needed, a text each.")
+            raise UserError(f"{file}, row {number}: `a` and `b` must be texts.")
         try:
             prompt = as_messages(row.get("prompt"), "prompt")
         except BadRow as error:
@@ -143,16 +142,16 @@ def _candidates(rows: Sequence[Mapping[str, object]], file: Path) -> Iterator[tu
 
 
 def _reviewed(rows: Sequence[Mapping[str, Any]], file: Path) -> Iterator[tuple[str, Messages, str, str]]:
-    """Yield the pairs of `review.jsonl`, quarantined for want of a majority; which side led is not told by their
-    order."""
+    """Yield the pairs of `review.jsonl`, which were quarantined because they have no majority. Their order does not
+    reveal which side led."""
     if not all(isinstance(row.get("data"), dict) for row in rows):
-        raise UserError(f"{file}: a row without `data` is not of review.jsonl. Give the file that a run wrote.")
+        raise UserError(f"{file}: a row without `data` is not from a review.jsonl. Give the file that a run wrote.")
     raw = [RawRow(n, row["data"]) for n, row in enumerate(rows, 1)]
     form = detect(raw, file)
     for each in raw:
         for part, row in enumerate(parse_pairs(each, form, str(file), _LONGEST), 1):
             if row.item is None:
-                raise UserError(f"{file}, row {each.number}: no pair can be read there ({row.problems[0].text}).")
+                raise UserError(f"{file}, row {each.number}: it has no readable pair ({row.problems[0].text}).")
             first, second = sorted((row.item["chosen"], row.item["rejected"]), key=lambda text: digest_json([text]))
             yield f"{each.number}.{part}", row.item["prompt"], first, second
 

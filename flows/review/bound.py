@@ -1,4 +1,4 @@
-"""A lower bound on a run's win rate while answers still come in. It opens the key: no part of the page imports it."""
+"""Compute a lower bound on a run's win rate before all answers are in. It opens the key: the page never imports it."""
 
 import math
 import statistics
@@ -17,23 +17,23 @@ from flows.review.votes import SKIP
 
 
 class EarlyBound(NamedTuple):
-    """What may be known at any time."""
+    """A bound that stays valid no matter how often it is computed."""
 
     low: float
-    """These raters' win rate is above this, with the confidence that `alpha` says, however often one looks."""
+    """A lower bound on these raters' win rate, with confidence 1 - `alpha`."""
     low_of_people: float
-    """And that of all people above this."""
+    """A lower bound on the win rate among all people, with the same confidence."""
     items: int
-    """Items that it rests on: in the sheet's order up to the first that is not answered in full."""
+    """Number of items it is based on: in the sheet's order, up to the first that is not fully answered."""
     items_asked: int
     alpha: float
 
 
 def early_bound(engine: Engine, number: int, folder: Path, overlap: int, level: float = LEVEL) -> EarlyBound:
-    """Return the always-valid bound of the batch of that number, whose sample artifact is `folder`.
+    """Return the always-valid bound for the batch `number`, whose sample artifact is `folder`.
 
-    Items come in the sheet's order, each with all its answers, so that neither their order nor their number depends on
-    what was answered. Repeated items, those whose answer is known, and those that nobody could judge are left out.
+    Items are used in the sheet's order and only with all their answers, so that neither order nor number depends on the
+    answers. Repeated items, attention checks, and items that nobody could judge are left out.
 
     Raises:
         UserError: as `Sample.open`.
@@ -60,7 +60,7 @@ def early_bound(engine: Engine, number: int, folder: Path, overlap: int, level: 
 def _rated(
     sample: Sample, order: Sequence[str], by_item: Mapping[str, Sequence[CountedAnswer]], overlap: int
 ) -> Iterator[dict[int, float]]:
-    """Of each item that is answered in full, the score that each rater gave."""
+    """Yield the score by rater of each fully answered item, up to the first item that is not fully answered."""
     for item in order:
         answers = by_item.get(item, ())
         if len(answers) < overlap:

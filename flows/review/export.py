@@ -1,4 +1,4 @@
-"""A batch's answers as files: a file for each rater of a run, or rows of votes that `data.preferences` reads."""
+"""Write a batch's answers as files: one per rater of a run, or rows of votes that `data.preferences` reads."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,19 +17,19 @@ from flows.review.summary import CountedAnswer, counted_answers
 from flows.review.votes import SKIP, Voting
 
 VOTES = "votes.jsonl"
-"""What people answered of candidates, or experts of pairs without a majority, beside them."""
+"""The file of votes on candidates, or of experts' votes on pairs without a majority, next to the pairs."""
 _MORE = ("skipped", "flags", "comment", "seconds")
-"""Columns of an exported file that no sheet given out has."""
+"""Columns of an exported file that the sheets given out do not have."""
 
 
 def export(voting: Voting, source: BatchSource, out: Path | None = None) -> list[Path]:
-    """Write what is answered so far, and return the files; done again, they are replaced.
+    """Write the answers so far and return the files. Earlier exports are replaced.
 
     Args:
-        out: a folder; None takes `raters/` of the run, or the one that holds the pairs.
+        out: a folder; None means the run's `raters/`, or the folder of the pairs.
 
     Raises:
-        UserError: nobody has answered, or a file there holds ratings that the page did not write.
+        UserError: nobody has answered, or an existing file holds ratings that the page did not write.
     """
     with voting.engine.connect() as connection:
         answers = counted_answers(connection, voting.batch.id)
@@ -54,7 +54,7 @@ def export(voting: Voting, source: BatchSource, out: Path | None = None) -> list
 
 
 def _rows(source: BatchSource, number: int, own: Mapping[str, CountedAnswer], people: int) -> Iterator[dict[str, str]]:
-    """Yield a row for each item of the sheet, empty where the rater was not asked or could not judge."""
+    """Yield a row for each item of the sheet; empty if the rater was not asked or could not judge it."""
     for pair in source.pairs:
         given = own.get(pair.name)
         row = dict(zip(TEXTS, pair, strict=True)) | {"rater": str(number), PEOPLE: str(people)}
@@ -72,22 +72,20 @@ def _rows(source: BatchSource, number: int, own: Mapping[str, CountedAnswer], pe
 
 
 def _check_ours(file: Path, people: int, ratings: list[str]) -> None:
-    """Refuse to replace what somebody has filled in by hand."""
+    """Refuse to replace a file that was filled in by hand."""
     if not file.exists():
         return
     try:
         rows = parse_sheet(file, people, ratings).rows
         written_here = "skipped" in file.read_text(encoding="utf-8-sig", errors="replace").split("\n", 1)[0]
     except UserError as error:
-        raise UserError(
-            f"{file}: a file with another format is there ({error}). Move it away, or give --out."
-        ) from error
+        raise UserError(f"{file}: this file has another format ({error}). Move it away, or give --out.") from error
     if not written_here and any(any(row.ratings) for row in rows):
         raise UserError(f"{file} holds ratings that did not come from the page. Move it away, or give --out DIR.")
 
 
 def _write_votes(folder: Path, source: BatchSource, answers: list[CountedAnswer]) -> Path:
-    """Rows with `prompt`, `a`, `b` and the votes on them by annotator."""
+    """Write rows with `prompt`, `a`, `b` and the votes by annotator, and return the file."""
     votes: dict[str, list[dict[str, str]]] = {}
     who = "expert" if source.kind == "review" else "rater"
     for each in answers:

@@ -1,4 +1,4 @@
-"""Batches and raters in the database, and the personal links that let them in: of a link only its sha256 is stored."""
+"""Enter batches and raters in the database, and make their personal links. Only the sha256 of a link is stored."""
 
 import hashlib
 import json
@@ -22,31 +22,31 @@ _NOT_STORED = re.compile("[\0\ud800-\udfff]")
 
 
 class PersonalLink(NamedTuple):
-    """A link that was made just now. Its token is stored nowhere."""
+    """A link that was just made. Its token is not stored anywhere."""
 
     name: str
     number: int
-    """As in `rater_1.csv`; 0 is the administrator."""
+    """The number in `rater_1.csv`; 0 is the administrator."""
     token: str
 
     def url(self, address: str) -> str:
-        """Return the link on a page at that address."""
+        """Return the link's URL for a page at `address`."""
         return f"{address.rstrip('/')}/r/{self.token}"
 
 
 def token_hash(token: str) -> str:
-    """Return what is stored of a token: its sha256. Tokens are 256 random bits, so that no salt is needed."""
+    """Return what is stored of a token: its sha256. Tokens are 256 random bits, so they need no salt."""
     return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
 
 
 def enter_batch(engine: Engine, source: BatchSource, asked: bool = False) -> tuple[int, PersonalLink | None]:
-    """Return the batch's number in the database, and the administrator's link where the batch is new there.
+    """Return the batch's number in the database, and the administrator's link if the batch is new there.
 
     Args:
-        asked: `source.overlap` was asked for; else that of the database holds.
+        asked: whether the user asked for `source.overlap`; if not, the database's overlap is kept.
 
     Raises:
-        UserError: the database has another batch of that name, whose pairs or overlap are different.
+        UserError: the database has a batch of that name with different pairs or, if `asked`, a different overlap.
     """
     with engine.connect() as connection:
         found = connection.execute(select(batch).where(batch.c.name == source.name)).one_or_none()
@@ -57,12 +57,12 @@ def enter_batch(engine: Engine, source: BatchSource, asked: bool = False) -> tup
             return enter_batch(engine, source, asked)
     if found.digest != source.digest:
         raise UserError(
-            f"{source.name}: its pairs changed after the page was first served, so the answers would not fit. Restore "
-            "them, or serve them under another name (copy the folder)."
+            f"{source.name}: its pairs changed after the page was first served, so the answers would not match. "
+            "Restore the pairs, or serve them under another name (copy the folder)."
         )
     if asked and found.overlap != source.overlap:
         raise UserError(
-            f"{source.name}: the page asks for {found.overlap} answers of each item, and this call for "
+            f"{source.name}: the page asks for {found.overlap} answers per item, but --overlap is "
             f"{source.overlap}. Leave --overlap out, or give {found.overlap}."
         )
     return found.id, None
@@ -101,13 +101,13 @@ def _make_batch(engine: Engine, source: BatchSource) -> tuple[int, PersonalLink]
 
 
 def storable(**texts: str) -> dict[str, str]:
-    """Texts as every database takes them: PostgreSQL refuses NUL, and none takes half a surrogate pair. These are kept
-    as the page shows them."""
+    """Return texts in a form that every database accepts: NUL (refused by PostgreSQL) and lone surrogates are replaced
+    by what the page shows for them."""
     return {name: _NOT_STORED.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", text) for name, text in texts.items()}
 
 
 def repeated_places(pairs: Sequence[JudgedPair]) -> dict[int, int]:
-    """Return the places (from 1) of pairs that show an earlier one again with its sides exchanged, and that one's
+    """Return the places (from 1) of pairs that repeat an earlier pair with swapped sides, each with the earlier pair's
     place."""
     seen: dict[tuple[str, str, str], int] = {}
     found: dict[int, int] = {}
@@ -119,23 +119,23 @@ def repeated_places(pairs: Sequence[JudgedPair]) -> dict[int, int]:
 
 
 def raters_of(engine: Engine, number: int) -> list[tuple[int, str]]:
-    """Number and name of everybody who may judge a batch."""
+    """Return number and name of each person who may judge a batch."""
     with engine.connect() as connection:
         found = select(rater.c.number, rater.c.name).where(rater.c.batch == number).order_by(rater.c.number)
         return [(row.number, row.name) for row in connection.execute(found)]
 
 
 def address_of(engine: Engine, number: int) -> str:
-    """Where a batch was served last; empty where it never was."""
+    """Return the address at which a batch was last served; empty if it never was."""
     with engine.connect() as connection:
         return connection.scalar(select(batch.c.address).where(batch.c.id == number)) or ""
 
 
 def add_raters(engine: Engine, number: int, names: Sequence[str]) -> list[PersonalLink]:
-    """Let more people judge a batch; returns a link for each.
+    """Let more people judge a batch, and return a link for each.
 
     Raises:
-        UserError: a name is empty, too long, or there already.
+        UserError: a name is empty, too long, or already used.
     """
     with writing(engine) as connection:
         last = connection.scalar(select(func.max(rater.c.number)).where(rater.c.batch == number)) or 0
@@ -145,7 +145,7 @@ def add_raters(engine: Engine, number: int, names: Sequence[str]) -> list[Person
             if not name or len(name) > _NAME or not name.isprintable():
                 raise UserError(f"{name[:40]!r} is not a valid name. Use 1 to {_NAME} printable characters.")
             if name in known:
-                raise UserError(f"{name} is a rater already. Use another name, or --renew {name!r} for a new link.")
+                raise UserError(f"{name} is already a rater. Use another name, or --renew {name!r} for a new link.")
             if n > MOST_RATERS:
                 raise UserError(f"a batch has at most {MOST_RATERS} raters.")
             known.add(name)
@@ -163,7 +163,7 @@ def add_raters(engine: Engine, number: int, names: Sequence[str]) -> list[Person
 
 
 def renew_link(engine: Engine, number: int, name: str) -> PersonalLink:
-    """Return a new link for a rater, or for the `administrator`; the old one lets nobody in any more.
+    """Return a new link for a rater or the `administrator`. The old link stops working.
 
     Raises:
         UserError: there is no such rater.

@@ -1,4 +1,4 @@
-"""How far a batch is: for whoever waits for its labels."""
+"""Report the progress of a batch to those who wait for its labels."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -11,25 +11,25 @@ from flows.review.database.tables import batch, slot
 
 
 class ReviewProgress(NamedTuple):
-    """What is answered of a batch."""
+    """How much of a batch is answered."""
 
     answered: int
-    """Slots with an answer that counts."""
+    """Number of slots with an answer that counts."""
     slots: int
-    """Answers asked for: items times overlap."""
+    """Number of answers asked for: items times overlap."""
     raters: int
-    """People who have answered."""
+    """Number of people who have answered."""
     complete: bool
     address: str
-    """Of the page as it was last served; it needs a personal link. Empty where it never was."""
+    """Address of the page when it was last served, for which a personal link is needed; empty if it never was."""
 
 
 def progress(url_or_path: str | Path, batch_name: str | None = None) -> ReviewProgress:
-    """Return how far the batch is that a page's database holds.
+    """Return the progress of the batch in a page's database.
 
     Args:
         url_or_path: a SQLite file or a URL.
-        batch_name: a run's id; None takes the only batch.
+        batch_name: a run's id; None means the only batch.
 
     Raises:
         UserError: there is no such database or batch, or there are several batches and none is named.
@@ -48,13 +48,13 @@ def progress(url_or_path: str | Path, batch_name: str | None = None) -> ReviewPr
 
 
 def progress_of_run(home: Path, run: str) -> ReviewProgress | None:
-    """Return how far the page of a run is, whose answers lie in the home; None where none was served."""
+    """Return the progress of a run's page whose database is in the home; None if no page was served."""
     file = database_file(home, run)
     return progress(file, run) if file.is_file() else None
 
 
 def progress_of(connection: Connection, number: int) -> ReviewProgress:
-    """Return how far the batch of that number is."""
+    """Return the progress of the batch `number`."""
     slots, answered = connection.execute(
         select(func.count(), func.count(slot.c.vote)).where(slot.c.batch == number)
     ).one()

@@ -1,4 +1,4 @@
-"""Serve a batch's page until somebody stops it."""
+"""Serve a batch's page until it is stopped."""
 
 import socket
 import threading
@@ -19,9 +19,9 @@ from flows.review.progress import ReviewProgress, progress_of
 from flows.review.votes import Voting
 
 KEEP_ALIVE_S = 75
-"""How long a connection may idle: people think longer than uvicorn's 5 s, and their next click would then fail."""
+"""How long an idle connection stays open. With uvicorn's 5 s, a person's next click after thinking would fail."""
 SHOWN_EVERY_S = 10.0
-"""How often progress is looked at, to be shown elsewhere."""
+"""How often the progress is checked, to show it elsewhere."""
 
 
 def serve(
@@ -33,15 +33,16 @@ def serve(
     ready: Callable[[str], None],
     show: Callable[[ReviewProgress], None] | None = None,
 ) -> None:
-    """Serve the page in this process.
+    """Serve the page in this process until it is stopped.
 
     Args:
-        address: where people reach the page, as `https://review.example.org`; empty for host and port themselves.
-        ready: called with the address once the port is ours.
-        show: called with the progress at the start, and when it has changed; from a thread of its own.
+        address: the address for people, such as `https://review.example.org`; empty for host and port themselves.
+        on_complete: as in `make_app`.
+        ready: called with the address once the port is bound.
+        show: called with the progress at the start and after each change, from another thread.
 
     Raises:
-        UserError: the port is taken, or the host is none of this machine's.
+        UserError: the port is in use, or the host is not an address of this machine.
     """
     with closing(_listening(host, port)) as listener:
         own = listener.getsockname()[1]
@@ -54,14 +55,14 @@ def serve(
             lifespan="off", proxy_headers=False,
         )  # fmt: skip
         ready(shown)
-        app.state.finish()  # a server that died may have left that
+        app.state.finish()  # a server that died may not have finished the batch
         with _shown(voting, show):
             uvicorn.Server(config).run(sockets=[listener])
 
 
 @contextmanager
 def _shown(voting: Voting, show: Callable[[ReviewProgress], None] | None) -> Iterator[None]:
-    """Tell `show` of the progress while this lasts, and at its end."""
+    """Call `show` with the progress at the start, after each change, and at the end."""
     ended, last = threading.Event(), None
 
     def look() -> None:
@@ -93,11 +94,11 @@ def _shown(voting: Voting, show: Callable[[ReviewProgress], None] | None) -> Ite
 def after_completion(
     voting: Voting, source: BatchSource, follow: Callable[[str, Path], str] | None, tell: Callable[[str], None]
 ) -> OnComplete:
-    """Return what a complete batch is followed by: its files are written, and `follow` is told of them.
+    """Return a function for a complete batch: it writes the batch's files and calls `follow`.
 
     Args:
-        follow: takes the batch's name and the folder of its files, and returns what it began, in a sentence. Scoring
-            opens the key, so that it is done in another process. None for a batch that is no run's.
+        follow: gets the batch's name and the folder of its files, and returns a sentence about what it started.
+            Scoring opens the key, so `follow` must do it in another process. None for a batch that is not a run's.
     """
 
     def on_complete(name: str) -> None:
@@ -110,19 +111,19 @@ def after_completion(
 
 
 def read_guidelines(file: Path | None) -> str | None:
-    """Return the text of a file of guidelines.
+    """Return the text of a file of guidelines; None without a file.
 
     Raises:
-        UserError: it can't be read, or is empty.
+        UserError: the file can't be read, or is empty.
     """
     if file is None:
         return None
     try:
         text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--guidelines {file}: this can't be read as text in UTF-8 ({error}).") from error
+        raise UserError(f"--guidelines {file}: the file can't be read as UTF-8 text ({error}).") from error
     if not text.strip():
-        raise UserError(f"--guidelines {file}: the file is empty. Write down what raters are to prefer.")
+        raise UserError(f"--guidelines {file}: the file is empty. Write in it what raters should prefer.")
     return text
 
 
@@ -131,7 +132,7 @@ def _listening(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen(2048)  # who comes before the server is ready waits
+        listener.listen(2048)  # connections wait here until the server is ready
     except OSError as error:
         listener.close()
         raise UserError(f"{host}, port {port}: {error.strerror}. Name another --port or --host.") from error

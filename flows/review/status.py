@@ -1,4 +1,4 @@
-"""A batch in the terminal."""
+"""Print a batch's status in the terminal."""
 
 import math
 from typing import Any
@@ -10,7 +10,7 @@ from flows.review.summary import BatchSummary
 
 
 def as_text(name: str, found: BatchSummary, bound: EarlyBound | None) -> str:
-    """Lines for people."""
+    """Return the status as text."""
     done = found.progress
     lines = [f"{name}: {done.answered} of {done.slots} answers, {'complete' if done.complete else 'not complete yet'}"]
     if done.address:
@@ -29,14 +29,14 @@ def as_text(name: str, found: BatchSummary, bound: EarlyBound | None) -> str:
             f"valid, {1 - bound.alpha:.1%} one-sided), on the first {bound.items} of {bound.items_asked} items"
         )
         if bound.low_of_people > 0.5:
-            lines.append("People find the policy better than SFT: you may stop here.")
+            lines.append("People prefer the policy to SFT: you may stop here.")
         elif bound.low > 0.5:
-            lines.append("These raters find the policy better than SFT; others may not: go on, or ask more people.")
+            lines.append("These raters prefer the policy to SFT; others may not: continue, or ask more people.")
     return "\n".join(lines)
 
 
 def as_record(name: str, found: BatchSummary, bound: EarlyBound | None) -> dict[str, Any]:
-    """One JSON object."""
+    """Return the status as a JSON object."""
     return {
         "batch": name,
         **found.progress._asdict(),

@@ -1,4 +1,4 @@
-"""What the administrator sees of a batch without its key: progress, agreement, each rater's habits and time."""
+"""Summarise a batch for the administrator, without its key: progress, agreement, each rater's habits and time."""
 
 import json
 import math
@@ -22,13 +22,13 @@ _SIDES = ("a", "b")
 
 
 class CountedAnswer(NamedTuple):
-    """An answer that counts, with its sides as the sheet has them."""
+    """An answer that counts, with the sides as in the sheet."""
 
     item: str
     rater: int
-    """Their number."""
+    """The rater's number."""
     answer: str
-    """A rating of the sheet, or `skip`."""
+    """One of the sheet's ratings, or `skip`."""
     answer_as_shown: str
     criteria: dict[str, str]
     flags: list[str]
@@ -38,7 +38,7 @@ class CountedAnswer(NamedTuple):
 
 
 class ReviewerSummary(NamedTuple):
-    """A rater's line."""
+    """One rater's row."""
 
     number: int
     name: str
@@ -46,18 +46,18 @@ class ReviewerSummary(NamedTuple):
     skipped: int
     late: int
     seconds: float | None
-    """Median."""
+    """The median time per answer."""
     side_a: Interval | None
-    """Share of the first reply, as shown, among the answers for a side."""
+    """Share of the first reply shown, among the answers that choose a side."""
     leans: bool
-    """Whether that interval leaves out a half."""
+    """Whether the interval of `side_a` excludes 0.5."""
     agreement: float | None
-    """Share of others' answers to the same items that theirs are equal to."""
+    """Share of other raters' answers to the same items that equal this rater's."""
     last: str
 
 
 class BatchSummary(NamedTuple):
-    """The administrator's page."""
+    """The content of the administrator's page."""
 
     progress: ReviewProgress
     kappa: Interval | None
@@ -70,7 +70,7 @@ class BatchSummary(NamedTuple):
 
 
 def counted_answers(connection: Connection, number: int) -> list[CountedAnswer]:
-    """Return the answers that count of the batch of that number, in the sheet's order."""
+    """Return the counted answers of the batch `number`, in the sheet's order."""
     rows = connection.execute(
         select(item.c.name, rater.c.number, vote)
         .join_from(slot, vote, vote.c.id == slot.c.vote)
@@ -90,7 +90,7 @@ def counted_answers(connection: Connection, number: int) -> list[CountedAnswer]:
 
 
 def summary(voting: Voting) -> BatchSummary:
-    """Return what is known of a batch just now."""
+    """Return the current summary of a batch."""
     with voting.engine.connect() as connection:
         progress = progress_of(connection, voting.batch.id)
         answers = counted_answers(connection, voting.batch.id)
@@ -122,7 +122,7 @@ def summary(voting: Voting) -> BatchSummary:
 
 
 def given_by_item(answers: Sequence[CountedAnswer]) -> dict[str, dict[int, str]]:
-    """Ratings by item and rater, without those who could not judge."""
+    """Return the ratings by item and rater, without skipped ones."""
     found: dict[str, dict[int, str]] = {}
     for each in answers:
         own = found.setdefault(each.item, {})
@@ -155,7 +155,7 @@ def _of_rater(
 
 
 def _kappa(table: Sequence[Sequence[int]]) -> Interval | None:
-    """Fleiss' kappa of counts by item and rating; None where it is undefined, as with one rating only."""
+    """Return Fleiss' kappa of counts by item and rating; None if it is undefined, for example with only one rating."""
     if not table:
         return None
     found = fleiss_kappa_interval(table)

@@ -1,7 +1,7 @@
-"""Who is asked which pair, and what they answer: every answer is kept, and of each slot one counts.
+"""Decide which rater is asked which pair, and record the answers. Every answer is kept; one per slot counts.
 
-The constraints of the tables keep two people out of one slot, and a person out of two slots of an item. A slot is
-looked for by reading; only who takes or answers it takes the database's write lock.
+The tables' constraints prevent two people from having one slot, and one person from having two slots of an item.
+Searching for a slot only reads; taking or answering one takes the database's write lock.
 """
 
 import hashlib
@@ -22,16 +22,16 @@ from flows.review.database.tables import batch, item, rater, slot, vote
 from flows.review.links import token_hash
 
 CLAIM_S = 30 * 60
-"""After so many seconds without an answer a slot may be given to somebody else."""
+"""Seconds after which a slot without an answer may be given to somebody else."""
 SKIP = "skip"
-"""The answer of who can't judge a pair."""
+"""The answer of a rater who can't judge a pair."""
 _RENEW_S = 5 * 60
 _OTHER = {"a": "b", "b": "a"}
 _ALREADY = "You have answered this pair already. To change your answer, use Undo."
 
 
 class RequestRefused(Exception):
-    """A request that is not served: `status` as in HTTP, and what the rater is told."""
+    """A refused request: `status` is the HTTP status, `told` the text for the rater."""
 
     def __init__(self, status: int, told: str) -> None:
         super().__init__(told)
@@ -39,7 +39,7 @@ class RequestRefused(Exception):
 
 
 class ReviewRater(NamedTuple):
-    """Who holds a personal link."""
+    """The holder of a personal link."""
 
     id: int
     number: int
@@ -47,7 +47,7 @@ class ReviewRater(NamedTuple):
 
 
 class ReviewBatch(NamedTuple):
-    """What the page needs of its batch at every request."""
+    """The properties of a batch that the page needs for every request."""
 
     id: int
     name: str
@@ -67,11 +67,11 @@ class AskedPair(NamedTuple):
     first: str
     second: str
     ticket: str
-    """Signed: that this rater was shown this pair, and since when. Its random part lets the answer count once."""
+    """Signed proof of which pair this rater was shown and when. Its random part makes the answer count only once."""
 
 
 class GivenAnswer(NamedTuple):
-    """What a rater sent."""
+    """An answer as a rater sent it."""
 
     answer: str
     criteria: Mapping[str, str]
@@ -82,14 +82,14 @@ class GivenAnswer(NamedTuple):
 
 @dataclass(frozen=True)
 class Voting:
-    """Questions and answers of one batch."""
+    """The questions and answers of one batch."""
 
     engine: Engine
     batch: ReviewBatch
 
     @classmethod
     def open(cls, engine: Engine, number: int) -> "Voting":
-        """Return the batch of that number."""
+        """Return the batch `number`."""
         with engine.connect() as connection:
             row = connection.execute(select(batch).where(batch.c.id == number)).one()
         about = ReviewBatch(
@@ -99,7 +99,7 @@ class Voting:
         return cls(engine, about)
 
     def person(self, token: str) -> ReviewRater | None:
-        """Whose link has that token; the administrator's number is 0, and None is nobody's."""
+        """Return the holder of the link with this token, or None. The administrator's number is 0."""
         digest = token_hash(token)
         with self.engine.connect() as connection:
             found = connection.execute(
@@ -111,8 +111,8 @@ class Voting:
         return ReviewRater(0, 0, "administrator") if hmac.compare_digest(admin, digest) else None
 
     def next_pair(self, person: ReviewRater) -> AskedPair | None:
-        """Return the pair that the rater has claimed, else the next with an open slot, which they then have; None if
-        there is none for them."""
+        """Return the pair that the rater has claimed, or claim the next open one for them; None if there is none for
+        them."""
         for _ in range(8):
             now = time.time()
             with self.engine.connect() as connection:
@@ -135,13 +135,13 @@ class Voting:
                         return self._asked(person, found)
             except IntegrityError:  # their other tab was first
                 continue
-        raise RequestRefused(503, "Many people are at work just now. Load the page again.")
+        raise RequestRefused(503, "Many people are answering right now. Load the page again.")
 
     def take(self, person: ReviewRater, ticket: str, given: GivenAnswer) -> bool:
-        """Keep an answer; returns whether it counts, which a late one does not. The same ticket counts once.
+        """Record an answer and return whether it counts; a late one does not. A repeated ticket changes nothing.
 
         Raises:
-            RequestRefused: the ticket is not one that this rater was given, or the answer is none.
+            RequestRefused: the ticket was not given to this rater, or the answer is invalid.
         """
         place, issued, nonce = self._opened(person, ticket)
         self._check(given)
@@ -177,10 +177,11 @@ class Voting:
         return free is not None
 
     def undo(self, person: ReviewRater, nonce: str) -> bool:
-        """Take the rater's last answer back and ask for it again; False where there is none, or it is done already.
+        """Take the rater's last answer back and ask for it again. Returns False if there is none, or if it is done
+        already.
 
         Raises:
-            RequestRefused: the batch is complete, and its answers are on their way.
+            RequestRefused: the batch is complete, and its answers have been passed on.
         """
         if not 16 <= len(nonce) <= 64:
             raise RequestRefused(400, "This form is not one of this page's. Load the page again.")
@@ -188,7 +189,7 @@ class Voting:
         with writing(self.engine) as connection:
             done = connection.scalar(select(batch.c.completed).where(batch.c.id == self.batch.id))
             if done is not None:
-                raise RequestRefused(409, "The batch is complete, so answers can't be taken back any more.")
+                raise RequestRefused(409, "The batch is complete, so answers can no longer be taken back.")
             if self._earlier(connection, f"undo {nonce}"):
                 return False
             last = connection.execute(_standing(person).order_by(vote.c.id.desc()).limit(1)).first()
@@ -202,12 +203,12 @@ class Voting:
             )  # fmt: skip
             connection.execute(update(slot).where(slot.c.vote == last.id).values(vote=None, claimed=now))
             free = self._slot_for(connection, person, last.item, now)
-            if free is not None:  # else it was late, or passed on to somebody who has it now
+            if free is not None:  # otherwise it was late, or somebody else has the slot now
                 connection.execute(update(slot).where(slot.c.id == free).values(rater=person.id, claimed=now))
         return True
 
     def complete(self) -> bool:
-        """Return whether all slots are answered, told to the first who asks then and to nobody else."""
+        """Return True once all slots are answered, but only to the first caller."""
         with self.engine.connect() as connection:
             if connection.scalar(select(exists().where(slot.c.batch == self.batch.id, slot.c.vote.is_(None)))):
                 return False
@@ -219,7 +220,7 @@ class Voting:
             return connection.execute(marked).rowcount == 1
 
     def hand_on(self) -> bool:
-        """Return whether the batch is complete and was not handed on: where a server died in between."""
+        """Return whether the batch is complete but was not handed on, because a server died in between."""
         with self.engine.connect() as connection:
             found = connection.execute(
                 select(batch.c.completed, batch.c.handed_on).where(batch.c.id == self.batch.id)
@@ -227,16 +228,16 @@ class Voting:
         return found.completed is not None and found.handed_on is None
 
     def handed_on(self) -> None:
-        """Write down that `on_complete` has returned."""
+        """Record that `on_complete` has returned."""
         with writing(self.engine) as connection:
             connection.execute(update(batch).where(batch.c.id == self.batch.id).values(handed_on=time.time()))
 
     def mark(self, person: ReviewRater) -> str:
-        """Return what tells a browser whose unsent answer it keeps; it opens nothing."""
+        """Return an id under which a browser keeps the rater's unsent answer. It gives no access."""
         return self._mac(f"mark {person.id} {person.number}")[:16]
 
     def answered_by(self, person: ReviewRater) -> int:
-        """Return how many pairs the rater has judged or skipped."""
+        """Return the number of pairs that the rater has judged or skipped."""
         with self.engine.connect() as connection:
             counted = select(func.count()).select_from(_standing(person).subquery())
             return connection.scalar(counted) or 0
@@ -244,8 +245,8 @@ class Voting:
     def _first_open(
         self, connection: Connection, person: ReviewRater, now: float, lock: bool = False
     ) -> Row[Any] | None:
-        """Return the rater's next slot. What repeats an item that they did not judge comes last: it is to show whether
-        those who did agree with themselves."""
+        """Return the rater's next slot. A repeat of an item that they did not judge comes last, because repeats measure
+        whether raters agree with themselves."""
         query = self._open(person, now)
         if lock:
             query = query.with_for_update(skip_locked=True, of=slot)
@@ -254,8 +255,8 @@ class Voting:
         return first if first is not None else connection.execute(query).first()
 
     def _open(self, person: ReviewRater, now: float) -> Select[Any]:
-        """Slots of items that the rater has not been asked about, nobody's or claimed too long ago, in the sheet's
-        order."""
+        """Select slots of items that the rater has not been asked about, if open or claimed too long ago, in the
+        sheet's order."""
         theirs = slot.alias("theirs")
         return (
             _shown()
@@ -271,10 +272,11 @@ class Voting:
         )
 
     def _slot_for(self, connection: Connection, person: ReviewRater, judged: int, now: float) -> int | None:
-        """Return the slot that an answer of the rater fills: their own, else one of that item that is free.
+        """Return the slot for the rater's answer: their own, or otherwise a free one of the item; None if there is
+        none.
 
         Raises:
-            RequestRefused: they have answered it already.
+            RequestRefused: they have already answered the item.
         """
         own = select(slot.c.id, slot.c.vote).where(slot.c.item == judged, slot.c.rater == person.id)
         if (found := connection.execute(own.with_for_update()).first()) is not None:
@@ -287,8 +289,8 @@ class Voting:
         return connection.scalar(free.limit(1).with_for_update(skip_locked=True))
 
     def _others(self, connection: Connection, person: ReviewRater, judged: int) -> bool:
-        """Return whether an item that the rater skips has somebody for their slot too: more people who were not asked
-        about it than slots of it that nobody has."""
+        """Return whether somebody else can judge an item that the rater skips: more people were not asked about it than
+        it has open slots."""
         others = select(func.count()).where(
             rater.c.batch == self.batch.id,
             rater.c.id != person.id,
@@ -304,7 +306,7 @@ class Voting:
     def _check(self, given: GivenAnswer) -> None:
         names = {each["name"] for each in self.batch.criteria}
         if given.answer not in (*self.batch.ratings, SKIP):
-            raise RequestRefused(400, "This is none of the answers. Load the page again.")
+            raise RequestRefused(400, "This is not one of the answers. Load the page again.")
         if not set(given.flags) <= FLAGS.keys() or not set(given.criteria) <= names:
             raise RequestRefused(400, "This form is not one of this page's. Load the page again.")
         if not set(given.criteria.values()) <= {"a", "b", "tie"}:
@@ -316,10 +318,10 @@ class Voting:
         return AskedPair(row.place, row.prompt, *sides, f"{signed}~{self._mac(f'ticket {person.id} {signed}')}")
 
     def _opened(self, person: ReviewRater, ticket: str) -> tuple[int, float, str]:
-        """Return the item's place, the time and the random part of a ticket that this rater was given.
+        """Return the item's place, the time and the random part of a ticket that was given to this rater.
 
         Raises:
-            RequestRefused: it was not given to them.
+            RequestRefused: the ticket was not given to them.
         """
         signed, _, mac = ticket.partition("~")
         own = self._mac(f"ticket {person.id} {signed}")
@@ -329,8 +331,8 @@ class Voting:
         return int(place), float(f"{seconds}.{part}"), nonce
 
     def _sides(self, person: ReviewRater, place: int) -> str:
-        """Return whether a rater sees an item's sides as they are, or exchanged: a bit that the batch's secret
-        draws."""
+        """Return the order in which a rater sees an item's sides, `ab` or `ba`: a random bit derived from the batch's
+        secret."""
         return "ab" if int(self._mac(f"sides {person.id} {place}")[0], 16) % 2 else "ba"
 
     def _mac(self, text: str) -> str:
@@ -338,7 +340,7 @@ class Voting:
 
 
 def unexchanged(answer: str, shown: str) -> str:
-    """Return an answer as the sheet has the sides."""
+    """Return an answer for the sides as in the sheet."""
     return _OTHER.get(answer, answer) if shown == "ba" else answer
 
 
@@ -358,7 +360,7 @@ def _free(now: float) -> ColumnElement[bool]:
 
 
 def _standing(person: ReviewRater, judged: Any = None) -> Select[Any]:
-    """Return the rater's votes that no later one of theirs takes back: the last of each item, unless it is an undo."""
+    """Select the rater's votes that are not taken back: the last one per item, unless it is an undo."""
     later = vote.alias("later")
     query = select(vote).where(
         vote.c.rater == person.id,

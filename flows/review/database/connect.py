@@ -1,4 +1,4 @@
-"""Connections to the page's database: SQLite in the home by default, PostgreSQL by URL."""
+"""Connect to the page's database: SQLite in the home by default, PostgreSQL by URL."""
 
 import re
 import sqlite3
@@ -20,23 +20,23 @@ _WAIT_S = 30
 
 
 def database_file(home: Path, batch: str) -> Path:
-    """Return the SQLite file of a batch, where no URL is given."""
+    """Return the path of a batch's SQLite file, which is used if no URL is given."""
     return home / FOLDER / f"{re.sub(r'[^A-Za-z0-9._-]', '_', batch)}.db"
 
 
 def open_database(place: str | Path, create: bool = True) -> Engine:
-    """Return an engine for `place` (a SQLite file, or a URL), whose tables are brought to this version's form.
+    """Return an engine for `place` (a SQLite file or a URL), with its tables upgraded to this version.
 
-    Use `writing(engine)` for what writes, and `engine.connect()` for what reads.
+    Use `writing(engine)` to write, and `engine.connect()` to read.
 
     Raises:
-        UserError: no such URL or file, the database can't be reached, or its driver is not installed.
+        UserError: the URL or file is invalid or missing, the database can't be reached, or its driver is not installed.
     """
     url = database_url(place)
     sqlite = url.startswith("sqlite")
     file = Path(make_url(url).database or "") if sqlite else None
     if file is not None and not create and not file.is_file():
-        raise UserError(f"{file}: nothing was served from there yet. Start the page with `tether review serve`.")
+        raise UserError(f"{file}: no page has been served from there. Start one with `tether review serve`.")
     if file is not None:
         make_folder(file.parent)
     try:
@@ -63,19 +63,19 @@ def open_database(place: str | Path, create: bool = True) -> Engine:
 
 @contextmanager
 def writing(engine: Engine) -> Iterator[Connection]:
-    """A transaction that writes, committed at the end.
+    """Run a transaction that writes, and commit it at the end.
 
-    SQLite takes its lock at the start, so that it can't be lost half way to another writer.
+    SQLite takes its write lock at the start, so that it can't lose the lock to another writer halfway.
     """
     with engine.execution_options(**_WRITES).begin() as connection:
         yield connection
 
 
 def database_url(place: str | Path) -> str:
-    """`place` as SQLAlchemy's URL; PostgreSQL's gets the driver psycopg.
+    """Return `place` as a SQLAlchemy URL; PostgreSQL uses the driver psycopg.
 
     Raises:
-        UserError: a URL of another database, or none.
+        UserError: the URL is invalid, or of another kind of database.
     """
     if isinstance(place, Path) or "://" not in place:
         return f"sqlite:///{Path(place).absolute()}"
@@ -92,7 +92,7 @@ def database_url(place: str | Path) -> str:
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, record: Any) -> None:
-    connection.isolation_level = None  # else the driver begins transactions of its own
+    connection.isolation_level = None  # otherwise the driver starts its own transactions
     for setting in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", f"busy_timeout={_WAIT_S * 1000}"):
         connection.execute(f"PRAGMA {setting}")
 
@@ -127,4 +127,4 @@ def _upgrade(engine: Engine) -> None:
                 f"a newer Tether wrote the review page's database ({error}). Use that version, or another database."
             ) from error
         except SQLAlchemyError as error:
-            raise TetherError(f"the review page's tables could not be made: {error}") from error
+            raise TetherError(f"the review page's tables could not be created: {error}") from error

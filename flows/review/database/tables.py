@@ -1,4 +1,4 @@
-"""The tables. No key, no author and no token stands in them: whoever reads them stays blind, and can't vote.
+"""The tables. They hold no key, author or token: somebody who reads them stays blind and can't vote.
 
 Times are seconds since 1970, UTC.
 """
@@ -35,15 +35,15 @@ batch = Table(
     Column("kind", Text, nullable=False),  # sample, candidates or review
     Column("digest", Text, nullable=False),  # sha256 of what is judged
     Column("guidelines", Text, nullable=False),
-    Column("ratings", Text, nullable=False),  # JSON: the answers that may be given, besides `skip`
-    Column("criteria", Text, nullable=False),  # JSON: what else is asked of each pair
-    Column("overlap", Integer, nullable=False),  # answers of each item, from as many people
-    Column("secret", Text, nullable=False),  # 256 random bits in hex: exchanges sides, and signs forms
+    Column("ratings", Text, nullable=False),  # JSON: the possible answers, except `skip`
+    Column("criteria", Text, nullable=False),  # JSON: the further questions on each pair
+    Column("overlap", Integer, nullable=False),  # answers per item, each from a different person
+    Column("secret", Text, nullable=False),  # 256 random bits in hex: swaps sides, and signs forms
     Column("admin_hash", Text, nullable=False, unique=True),  # sha256 of the administrator's token
-    Column("address", Text, nullable=False, server_default=""),  # of the page that was served last
+    Column("address", Text, nullable=False, server_default=""),  # of the page that was last served
     Column("created", Float, nullable=False),
     Column("completed", Float),  # when the last slot was answered
-    Column("handed_on", Float),  # when `on_complete` had returned
+    Column("handed_on", Float),  # when `on_complete` returned
 )
 
 item = Table(
@@ -56,7 +56,7 @@ item = Table(
     Column("prompt", Text, nullable=False),
     Column("a", Text, nullable=False),
     Column("b", Text, nullable=False),
-    Column("repeats", ForeignKey("item.id")),  # an earlier one with the same texts, sides exchanged
+    Column("repeats", ForeignKey("item.id")),  # an earlier item with the same texts and swapped sides
     UniqueConstraint("batch", "name"),
     UniqueConstraint("batch", "place"),
 )
@@ -80,9 +80,9 @@ slot = Table(
     Column("id", Integer, primary_key=True),
     Column("batch", ForeignKey("batch.id"), nullable=False),
     Column("item", ForeignKey("item.id"), nullable=False),
-    Column("place", Integer, nullable=False),  # the item's
+    Column("place", Integer, nullable=False),  # the item's place
     Column("copy", Integer, nullable=False),  # 1 to the batch's overlap
-    Column("rater", ForeignKey("rater.id")),  # whose it is; empty while it is nobody's
+    Column("rater", ForeignKey("rater.id")),  # who has claimed or answered it; empty if open
     Column("claimed", Float),
     Column("vote", ForeignKey("vote.id")),  # the answer that counts
     UniqueConstraint("item", "copy"),
@@ -94,18 +94,20 @@ slot = Table(
 vote = Table(
     "vote",
     metadata,
-    # Rows are only ever added: an undo is a vote without an answer.
+    # Rows are only added: undoing adds a vote without an answer.
     Column("id", Integer, primary_key=True),
     Column("item", ForeignKey("item.id"), nullable=False),
     Column("rater", ForeignKey("rater.id"), nullable=False),
     Column("nonce", Text, nullable=False, unique=True),
-    Column("answer", Text),  # as the sides were shown, or `skip`; empty undoes the earlier one
-    Column("shown", Text, nullable=False),  # ab, or ba where the sides were exchanged
-    Column("criteria", Text, nullable=False),  # JSON: a, b or tie by criterion, as the sides were shown
+    Column("answer", Text),  # for the sides as shown, or `skip`; empty undoes the rater's earlier answer
+    Column("shown", Text, nullable=False),  # ab, or ba if the sides were swapped
+    Column("criteria", Text, nullable=False),  # JSON: a, b or tie by criterion, for the sides as shown
     Column("flags", Text, nullable=False),  # JSON
     Column("comment", Text, nullable=False),
     Column("seconds", Float),
-    Column("late", Boolean, nullable=False),  # the slot was somebody else's by then, so that it does not count
+    Column(
+        "late", Boolean, nullable=False
+    ),  # true if the slot had gone to somebody else, so that the vote does not count
     Column("at", Float, nullable=False),
     CheckConstraint("shown IN ('ab', 'ba')", name="shown"),
     Index(None, "rater", "item"),

@@ -1,1 +1,1 @@
-"""The page itself: requests, their guard, and how texts are shown."""
+"""The page: its requests, their protection, and how texts are shown."""

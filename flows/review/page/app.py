@@ -1,4 +1,4 @@
-"""The page's requests. Who has no personal link reads and writes nothing."""
+"""The page's requests. Without a personal link nobody can read or write anything."""
 
 import hashlib
 import logging
@@ -32,7 +32,7 @@ ANSWERS = {
     "both_bad": ("Both bad", "4 x"),
     SKIP: ("Can’t judge", "5 s"),
 }
-"""Each answer's words and keys."""
+"""The label and keys of each answer."""
 COMMENT = 4_000
 _DAYS_90 = 90 * 24 * 3600
 _STATIC = {"review.css": "text/css", "review.js": "text/javascript"}
@@ -42,12 +42,12 @@ OnComplete = Callable[[str], None]
 
 
 def make_app(voting: Voting, on_complete: OnComplete | None = None, secure: bool = False) -> FastAPI:
-    """Return the page of a batch.
+    """Return the app that serves a batch's page.
 
     Args:
-        on_complete: called once with the batch's name, in a thread, when its last slot is answered; where it raises,
-            or the server dies meanwhile, once more when the page is served again.
-        secure: the page is reached by https, so that the cookie is sent by nothing else.
+        on_complete: called once with the batch's name, in a thread, after the last slot is answered. If it raises, or
+            the server dies meanwhile, it is called again when the page is next served.
+        secure: the page is reached by https, so the cookie is sent only over https.
     """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(Guard)
@@ -88,7 +88,7 @@ def make_app(voting: Voting, on_complete: OnComplete | None = None, secure: bool
         return await request.form(max_fields=100)
 
     def finish() -> None:
-        """Hand a batch on that is complete."""
+        """Hand a complete batch on to `on_complete`."""
         if voting.complete() or voting.hand_on():
             try:
                 if on_complete is not None:
@@ -96,7 +96,7 @@ def make_app(voting: Voting, on_complete: OnComplete | None = None, secure: bool
                 voting.handed_on()
             except Exception:
                 logger.exception(
-                    "%s is complete, but what follows failed; serve it again to repeat that", voting.batch.name
+                    "%s is complete, but the next step failed; serve the page again to repeat it", voting.batch.name
                 )
 
     app.state.finish = finish
@@ -175,10 +175,10 @@ def _field(form: FormData, name: str) -> str:
 
 
 def _given(form: FormData) -> GivenAnswer:
-    """Return what a form says.
+    """Return the answer in a form.
 
     Raises:
-        RequestRefused: its comment is too long.
+        RequestRefused: the comment is too long.
     """
     comment = _field(form, "comment").replace("\0", "").strip()
     if len(comment) > COMMENT:

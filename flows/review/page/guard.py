@@ -1,4 +1,4 @@
-"""What stands between network and page: headers on every answer, a limit on bodies, and where posts come from."""
+"""Protect the page: security headers on every response, a limit on request bodies, and only same-origin posts."""
 
 from collections.abc import MutableMapping
 from typing import Any
@@ -9,7 +9,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LARGEST_BODY = 64 * 2**10
-"""Bytes of a form; a comment has some thousand."""
+"""The largest form in bytes; a comment has a few thousand."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
     "img-src data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -20,8 +20,8 @@ HEADERS = {
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""`no-referrer` would have browsers send `Origin: null` with the page's own forms; `same-origin` tells others nothing
-either."""
+"""With `no-referrer`, browsers would send `Origin: null` with the page's own forms. `same-origin` also hides the
+address from other sites."""
 
 
 class _TooLarge(Exception):
@@ -29,7 +29,7 @@ class _TooLarge(Exception):
 
 
 class Guard:
-    """Wrap an app."""
+    """ASGI middleware that protects an app."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -72,19 +72,20 @@ class Guard:
 
 
 def _refusal(scope: MutableMapping[str, Any], headers: Headers) -> PlainTextResponse | None:
-    """Return what to answer in the app's place, if anything."""
+    """Return the response to send instead of the app's, if the request is refused."""
     length = headers.get("content-length", "0")
     if not length.isdigit() or int(length) > LARGEST_BODY:
         return _plain(413, "This form is too large.")
     if scope["method"] not in ("GET", "HEAD", "POST"):
-        return _plain(405, "This page takes GET and POST.")
+        return _plain(405, "This page accepts only GET and POST.")
     if scope["method"] == "POST" and not _own_origin(headers):
         return _plain(403, "This form was sent by another site. Load the page again, and answer there.")
     return None
 
 
 def _own_origin(headers: Headers) -> bool:
-    """Return whether a page of this very server sent a form, as the browser says; one that does not say is refused."""
+    """Return whether the browser says that a page of this server sent the form. Without that information it is
+    refused."""
     site = headers.get("sec-fetch-site")
     if site not in (None, "same-origin"):
         return False

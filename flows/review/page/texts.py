@@ -1,4 +1,4 @@
-"""Texts of prompts, replies and guidelines as HTML in which they are text and nothing else."""
+"""Show prompts, replies and guidelines as HTML in which they are only text."""
 
 import re
 from typing import NamedTuple
@@ -9,16 +9,16 @@ _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f\u2028-\u202e"
     "\u2060-\u206f\u2800\u3164\ufe00-\ufe0e\ufeff\uffa0\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
 )
-"""Control and zero-width characters, marks that turn the direction of writing, blanks that are no white space, and
-halves of characters. U+FE0F, which makes a sign an emoji, is shown as what it does."""
+"""Control and zero-width characters, marks that change the writing direction, blanks that are not white space, and
+surrogates. U+FE0F, which turns a sign into an emoji, is not among them, because its effect is visible."""
 _JOINERS = "\u200c\u200d"
 _CHARACTERS, _LINES = 1_500, 16
-"""A text with more of either is cut to a height, with `show all` above it."""
+"""A text with more characters or lines is shown at limited height, with `show all` above it."""
 _RULE = re.compile(r"^(#{1,6})\s+(.*)$")
 
 
 class ShownText(NamedTuple):
-    """A text as the page shows it."""
+    """A text in the form that the page shows."""
 
     html: Markup
     length: int
@@ -33,7 +33,7 @@ class GuidelineBlock(NamedTuple):
 
 
 def shown(text: str) -> ShownText:
-    """`text` escaped, and each character that nobody sees as ⟨U+202E⟩; joiners within a script or an emoji stay."""
+    """Escape `text`, and show each invisible character as ⟨U+202E⟩. Joiners within a script or an emoji stay."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     parts, at = [], 0
     for found in _UNSEEN.finditer(text):
@@ -47,7 +47,7 @@ def shown(text: str) -> ShownText:
 
 
 def guideline_blocks(text: str) -> list[GuidelineBlock]:
-    """Guidelines, Markdown with headings, paragraphs and quotations; all else of it is shown as it stands."""
+    """Return guidelines as blocks: Markdown headings, paragraphs and quotations. Other markup is shown unchanged."""
     blocks = []
     for part in re.split(r"\n\s*\n", text.replace("\r\n", "\n").strip()):
         lines = part.strip().split("\n")
@@ -62,7 +62,6 @@ def guideline_blocks(text: str) -> list[GuidelineBlock]:
 
 
 def _joins(text: str, at: int) -> bool:
-    """Return whether both neighbours are letters or signs that a joiner can join: none of ASCII, and seen
-    themselves."""
+    """Return whether both neighbours are visible non-ASCII characters, which a joiner can join."""
     around = text[max(0, at - 1) : at] + text[at + 1 : at + 2]
     return 0 < at < len(text) - 1 and not any(each.isascii() or _UNSEEN.match(each) for each in around)

@@ -182,8 +182,8 @@ def test_experts_decide_pairs_without_a_majority_and_do_not_see_how_others_voted
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "no such run"), ("", "holds no pairs"), ("[1]\n", "holds no pairs"), ("{\n", "can't be read"),
-        ('{"a": "x"}\n', "row 1: `a` and `b` are needed"), ('{"a": "x", "b": "y", "prompt": 7}\n', "row 1"),
+        (None, "no such run"), ("", "has no pairs"), ("[1]\n", "has no pairs"), ("{\n", "can't be read"),
+        ('{"a": "x"}\n', "row 1: `a` and `b` must be texts"), ('{"a": "x", "b": "y", "prompt": 7}\n', "row 1"),
         ('{"id": "1", "a": "x", "b": "y", "prompt": "p"}\n' * 2, "1 appears twice"),
         ('{"data": {"prompt": "p"}}\n', "not preference pairs"),
     ],
@@ -202,7 +202,7 @@ def test_a_batch_that_changed_another_overlap_and_a_name_twice_are_refused(site:
     assert enter_batch(engine, page.source._replace(overlap=9)) == (number, None)
     for source, said in (
         (page.source._replace(digest="e"), "changed"),
-        (page.source._replace(overlap=9), "answers of each"),
+        (page.source._replace(overlap=9), "answers per item"),
     ):
         with pytest.raises(UserError, match=said):
             enter_batch(engine, source, asked=True)
@@ -221,7 +221,7 @@ def test_a_batch_that_changed_another_overlap_and_a_name_twice_are_refused(site:
 def test_progress_is_read_from_outside_and_completion_is_told_once(tmp_path: Path, site: Callable[..., Site]) -> None:
     file = database_file(tmp_path, "run-1")
     assert progress_of_run(tmp_path, "run-1") is None
-    with pytest.raises(UserError, match="nothing was served"):
+    with pytest.raises(UserError, match="no page has been served"):
         progress(file)
     engine = open_database(file)
     page = site(raters=2, items=1, overlap=2, engine=engine)

@@ -57,7 +57,7 @@ def test_links_are_printed_once_and_open_the_batch_and_its_answers_are_exported(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("status", "{}"), "nothing was served"), (("export", "{}"), "nothing was served"),
+        (("status", "{}"), "no page has been served"), (("export", "{}"), "no page has been served"),
         (("status", "no-run"), "no such run"), (("links", "{}", "--add", " "), "not a valid name"),
         (("links", "{}", "--renew", "eve"), "not a rater"),
         (("links", "{}", "--database", "mysql://x"), "SQLite or PostgreSQL"),

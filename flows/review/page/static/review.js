@@ -1,5 +1,5 @@
-// Without this script the page's forms do all that it does. With it, keys answer, and an answer that could not be sent is
-// kept in the browser and sent again: its ticket lets it count once, however often it arrives.
+// The page's forms work without this script. It adds keys, and keeps an answer that could not be sent in the browser and sends
+// it again. The answer's ticket makes it count only once, however often it arrives.
 "use strict";
 (() => {
   const LONGEST_WAIT = 30000, PATIENCE = 15000;
@@ -34,11 +34,11 @@
         });
         const html = await answer.text();
         if (answer.status < 500) {
-          if (answer.status !== 401) forget();  // with a new link it is sent after all
+          if (answer.status !== 401) forget();  // it is sent once a new link is opened
           exchange(html);
           break;
         }
-      } catch { /* no connection: below */ }
+      } catch { /* no connection: retried below */ }
       const wait = Math.min(LONGEST_WAIT, 1000 * 2 ** tries);
       tell(`Not sent yet: the page’s server does not answer. Your answer is kept in this browser and sent again in ${wait / 1000} s.`);
       await pause(wait);

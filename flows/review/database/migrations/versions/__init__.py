@@ -1,1 +1,1 @@
-"""One file for each change of the tables."""
+"""Migrations: one file per change of the tables."""

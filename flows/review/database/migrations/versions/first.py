@@ -1,4 +1,4 @@
-"""The first tables."""
+"""Create the first tables."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,7 +8,7 @@ down_revision = None
 
 
 def upgrade() -> None:
-    """Make them."""
+    """Create the tables."""
     op.create_table(
         "batch",
         sa.Column("id", sa.Integer, nullable=False),
@@ -103,6 +103,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Remove them."""
+    """Drop the tables."""
     for name in ("slot", "vote", "rater", "item", "batch"):
         op.drop_table(name)
