@@ -1,1 +1,1 @@
-"""The pipeline on a Prefect server: deployments, the flows they run, the servers on this machine."""
+"""Run the pipeline on a Prefect server: deployments, their flows, and the servers on this machine."""

@@ -1,7 +1,7 @@
-"""Alerts: the Prefect server tells a webhook of runs that need a person, and of a disk that is nearly full.
+"""Alerts: the Prefect server notifies a webhook of runs that need a person, and of a disk that is nearly full.
 
-The server itself sends them, so they come also where the process that failed is gone. The webhook's address may hold a
-token: it is kept in a block, which the server encrypts and shows to nobody.
+The server sends them, so they arrive even if the failed process is gone. The webhook's address may contain a token: it
+is stored in a block, which the server encrypts and does not show.
 """
 
 import shutil
@@ -32,7 +32,7 @@ from flows.doctor import DISK_GB
 from tasks.prefect_flow.server import TAG
 
 BLOCK = "tether-alerts"
-"""The webhook's block."""
+"""The name of the webhook's block."""
 RUNS = "Tether: a run needs a person"
 LABELS = "Tether: people's labels are scored"
 DISK = "Tether: a disk is nearly full"
@@ -46,23 +46,24 @@ SUBJECTS = {
     "TetherError": "failed",
     "Failed": "failed",
 }
-"""The end states that are told, by name: an event is named after its state's name."""
+"""The end states that cause an alert, with the words for each. An event is named after its state."""
 DISK_LOW = "tether.disk-low"
 DISK_AGAIN_SECONDS = 6 * 3600.0
-"""Between two such alerts."""
+"""Seconds between two alerts about a disk."""
 
 
 def alert(url: str, tag: str = TAG) -> None:
-    """Make the server POST each alert to `url` as JSON; alerts of an earlier call go there too.
+    """Make the server POST each alert to `url` as JSON. Alerts of an earlier call go there too.
 
-    The fields are `text` (all in one sentence, which chat services show), `what`, `run`, `state`, `message` and `url`.
+    The fields are `text` (the whole alert in one sentence, which chat services show), `what`, `run`, `state`, `message`
+    and `url`.
 
     Args:
-        url: http or https.
-        tag: of the flow runs that are watched.
+        url: an http or https address.
+        tag: the tag of the flow runs to watch.
 
     Raises:
-        UserError: `url` is no address of that kind.
+        UserError: `url` is not an http or https address.
     """
     check_address(url)
     headers = SecretDict({"Content-Type": "application/json"})
@@ -72,17 +73,17 @@ def alert(url: str, tag: str = TAG) -> None:
 
 
 def check_address(url: str) -> None:
-    """Raise UserError if `url` is not an address of a webhook."""
+    """Raise UserError if `url` is not a webhook's address."""
     try:
         parts = httpx.URL(url)
     except httpx.InvalidURL as error:
-        raise UserError(f"--alert: {error}. Expected an address as https://chat.example/hooks/ID.") from error
+        raise UserError(f"--alert: {error}. Expected an address such as https://chat.example/hooks/ID.") from error
     if parts.scheme not in ("http", "https") or not parts.host:
-        raise UserError("--alert: expected an address that begins with http:// or https://, of a chat's webhook.")
+        raise UserError("--alert: expected a chat webhook's address, which starts with http:// or https://.")
 
 
 def stop_alerts() -> bool:
-    """Remove what `alert` made; return whether there was anything."""
+    """Remove the automations that `alert` made, and return whether there were any."""
     with get_client(sync_client=True) as client:
         found = [each for name in (RUNS, LABELS, DISK) for each in client.read_automations_by_name(name)]
         for each in found:
@@ -108,20 +109,20 @@ def _automations(block: UUID, tag: str) -> list[AutomationCore]:
     return [
         AutomationCore(
             name=RUNS,
-            description="Tells a webhook of failed gates, crashes and other failures, and of runs that await labels.",
-            # Not `compute`: the pipeline that ordered a stage orders it again, or fails itself.
+            description="Notifies a webhook of failed gates, crashes, other failures and runs that await labels.",
+            # Not `compute`: the pipeline that ordered the stage orders it again, or fails.
             trigger=trigger(ended, "prefect.flow-run.*", [flow(*FLOWS)]),
             actions=[CallWebhook(block_document_id=block, payload=_run_payload())],
         ),
         AutomationCore(
             name=LABELS,
-            description="Tells a webhook that a filled sheet has been scored and that its gates have passed.",
+            description="Notifies a webhook when a filled sheet has been scored and its gates have passed.",
             trigger=trigger(["prefect.flow-run.Completed"], "prefect.flow-run.*", [flow("human-eval")]),
             actions=[CallWebhook(block_document_id=block, payload=_run_payload())],
         ),
         AutomationCore(
             name=DISK,
-            description="Tells a webhook that the disk of a worker's home is nearly full.",
+            description="Notifies a webhook when the disk of a worker's home is nearly full.",
             trigger=trigger([DISK_LOW], "tether.home.*", []),
             actions=[CallWebhook(block_document_id=block, payload=_DISK_PAYLOAD)],
         ),
@@ -134,7 +135,7 @@ _DISK_PAYLOAD = """\
 
 
 def _run_payload() -> str:
-    """Return the template of a run's alert; the server fills it in when the event comes."""
+    """Return the template of a run's alert, which the server fills in for each event."""
     nobody = UUID(int=0)
     page = (url_for("flow-run", nobody) or "").replace(str(nobody), '" ~ flow_run.id ~ "')
     cases = "".join(f'{{% elif name == "{name}" %}}{{% set what = "{text}" %}}' for name, text in SUBJECTS.items())
@@ -149,22 +150,23 @@ def _run_payload() -> str:
 
 
 class DiskWatch:
-    """Tells the server when the disk of a home is nearly full."""
+    """Notifies the server when the disk of a home is nearly full."""
 
     def __init__(
         self, home: Path, url: str | None = None, login: str | None = None, least: float = DISK_GB * 1e9
     ) -> None:
-        """Args as of `crash_watch`; `least`: bytes."""
+        """`url` and `login` are as in `crash_watch`; `least` is the free space in bytes below which the server is
+        told."""
         self._home, self._least = home, least
         self._settings = {} if url is None else {PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: login}
         self._told: float | None = None
 
     def look(self) -> None:
-        """Tell the server if there is less free space than that and it was not told recently."""
+        """Notify the server if the free space is below the limit and it was not told recently."""
         try:
             free = shutil.disk_usage(self._home).free
         except OSError:
-            return  # a home that is away tells nothing; its runs say so
+            return  # if the home is away, its runs report that
         late = self._told is not None and time.monotonic() < self._told + DISK_AGAIN_SECONDS
         if free >= self._least or late:
             return

@@ -1,7 +1,7 @@
-"""The automation of a Prefect server that notices a run of ours whose process and worker are gone.
+"""The automation of a Prefect server that detects runs whose process and worker have died.
 
-It matches the tag of our runs, so it touches nobody else's. A server that was away has heard of no run and takes them
-all for dead; those that live say so (`tasks/prefect_flow/alive.py`).
+It matches only runs with our tag. A server that was down has received no heartbeats and takes all runs for dead; runs
+that are alive then correct it (`tasks/prefect_flow/alive.py`).
 """
 
 from datetime import timedelta
@@ -16,25 +16,25 @@ from tasks.execution.dispatch import NO_HEARTBEAT
 from tasks.prefect_flow.server import TAG
 
 DEAD_AFTER_SECONDS = 90
-"""Three heartbeats. The server looks every 5 s, so a run that died is noticed within 95 s of its last heartbeat."""
+"""Three heartbeats. The server checks every 5 s, so it notices a dead run within 95 s of the last heartbeat."""
 OWN_ENDS = ("GateFailed", "UserError", "MachineMismatch", "CheckFailed", "TetherError", "AwaitingLabels")
-"""Names of our own end states: an event is named after its state's name."""
+"""Names of our own end states. An event is named after its state."""
 DEAD = "Tether: a flow run whose heartbeat stops has crashed"
-"""Its name. Under this name earlier versions made one that matched every run on the server; it is replaced."""
+"""The automation's name. An earlier version's automation of this name, which matched every run, is replaced."""
 
 
 def notice_dead_runs(dead_after: float = DEAD_AFTER_SECONDS, tag: str = TAG) -> None:
-    """Make the automation, or bring it up to date.
+    """Create or update the automation.
 
     Args:
-        dead_after: seconds without a heartbeat until a run is set to `Crashed` (Prefect takes 10 or more).
-        tag: of the flow runs that are watched.
+        dead_after: seconds without a heartbeat after which a run is set to `Crashed` (Prefect accepts 10 or more).
+        tag: the tag of the flow runs to watch.
     """
     heartbeat = "prefect.flow-run.heartbeat"
     ended = {f"prefect.flow-run.{name}" for name in ("Completed", "Failed", "Cancelled", "Crashed", *OWN_ENDS)}
     automation = AutomationCore(
         name=DEAD,
-        description="A run whose process and worker died together would be `Running` forever, and be attached to.",
+        description="Without it, a run whose process and worker died together would stay `Running` forever.",
         trigger=EventTrigger(
             after={heartbeat},
             expect={heartbeat, *ended},
@@ -51,7 +51,7 @@ def notice_dead_runs(dead_after: float = DEAD_AFTER_SECONDS, tag: str = TAG) -> 
 
 
 def make_automation(automation: AutomationCore) -> None:
-    """Make an automation, or bring the one of its name up to date; if a person paused it, it stays paused."""
+    """Create an automation, or update the one of the same name. If a person paused it, it stays paused."""
     with get_client(sync_client=True) as client:
         known = client.read_automations_by_name(automation.name)
         if not known:

@@ -1,7 +1,7 @@
-"""The runs of a home for Prometheus: what each stage does now, its newest metrics, its gates, and what ended how.
+"""Export the runs of a home to Prometheus: what each stage is doing, its newest metrics, its gates, and how runs ended.
 
-Everything is read from the home's files when Prometheus asks: runs need not know of it, and one exporter serves every
-worker that shares the home. With a Prefect server it also counts what waits in the queues of the work pools.
+Everything is read from the home's files when Prometheus asks, so runs need not know of it, and one exporter serves all
+workers that share the home. With a Prefect server it also counts the runs in the queues of the work pools.
 """
 
 import shutil
@@ -24,14 +24,14 @@ from tasks.runs.points import Point, points_after, points_file
 from tasks.runs.status import WORST_FIRST, RunStatus, StageStatus, load_readable, read_file, run_folder
 
 RECENT_SECONDS = 3600.0
-"""For how long a run that has ended is still shown in detail."""
+"""How long a run is still exported in detail after its end."""
 PACE_SECONDS = 60.0
-"""Tokens a second are measured over so many seconds before the newest point."""
+"""Tokens per second are measured over this many seconds before the newest point."""
 STAGE = ("run", "profile", "stage")
 
 
 class Queued(NamedTuple):
-    """Flow runs of ours in one state in one queue of a work pool."""
+    """The number of our flow runs in one state in one queue of a work pool."""
 
     pool: str
     queue: str
@@ -40,22 +40,22 @@ class Queued(NamedTuple):
 
 
 class Curve:
-    """The points of a stage; each read continues after the last one."""
+    """The points of a stage. Each read continues after the last one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
         self._paced: list[tuple[float, float]] = []
         self.latest: dict[str, float] = {}
-        """Newest value of each metric."""
+        """The newest value of each metric."""
         self.step = 0
         self.total: float | None = None
-        """Steps of the whole stage, where known."""
+        """Number of steps of the whole stage, if known."""
         self.time = 0.0
-        """When the newest point was made, in seconds since 1970; 0 before there is one."""
+        """Time of the newest point, in seconds since 1970; 0 if there is none."""
 
     def read(self) -> None:
-        """Take in what was added."""
+        """Read the points that were added since the last call."""
         points, self._offset = points_after(self._path, self._offset)
         for point in points:
             self._add(point)
@@ -70,7 +70,7 @@ class Curve:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Over the last `PACE_SECONDS` before the newest point; None where fewer than two points tell."""
+        """Return the rate over the last `PACE_SECONDS` before the newest point; None with fewer than two points."""
         if len(self._paced) < 2:
             return None
         seconds = self._paced[-1][0] - self._paced[0][0]
@@ -78,7 +78,7 @@ class Curve:
 
 
 class _Families:
-    """The metrics of one answer, each with its help and labels, by name."""
+    """The metrics of one response, by name, each with its help text and labels."""
 
     def __init__(self) -> None:
         self._found: dict[str, GaugeMetricFamily] = {}
@@ -93,22 +93,22 @@ class _Families:
 
 
 class RunCollector(Collector):
-    """Runs that are running or ended within the last hour in detail, the others as counts by state."""
+    """Collects running runs and those that ended within the last hour in detail, and all runs as counts by state."""
 
     def __init__(self, home: Path, queues: Callable[[], Iterable[Queued]] | None = None) -> None:
-        """`queues` asks a Prefect server, and raises where it does not answer; None where there is none."""
+        """`queues` asks a Prefect server, and raises if it does not answer; None if there is no server."""
         self._home = home
         self._queues = queues
         self._curves: dict[Path, Curve] = {}
-        self._lock = threading.Lock()  # each request has a thread of its own
+        self._lock = threading.Lock()  # each request runs in its own thread
 
     def collect(self) -> Iterator[Metric]:
-        """Return every sample as of now."""
+        """Return all current samples."""
         with self._lock:
             return iter(list(self._families()))
 
     def describe(self) -> Iterator[Metric]:
-        """Return nothing: what there is to collect depends on the runs, and is not asked for when registering."""
+        """Return nothing, because the metrics depend on the runs and are not known at registration."""
         return iter(())
 
     def _families(self) -> _Families:
@@ -135,18 +135,20 @@ class RunCollector(Collector):
     def _run(self, out: _Families, run: RunStatus) -> None:
         told = {"run": run.run, "profile": run.profile, "name": run.name, "user": run.user, "state": run.state}
         out.add("run_info", "1 for each run that is running or ended within the last hour.", told, 1)
-        out.add("run_seconds", "Seconds since a run began, up to its end.", {"run": run.run}, run.seconds)
+        out.add("run_seconds", "Seconds from a run's start until now or its end.", {"run": run.run}, run.seconds)
         if (memory := self._memory(run)) is not None:
             out.add("run_memory_bytes", "Resident memory of a run's process on this host.", {"run": run.run}, memory)
         for stage in run.stages:
             if stage.cost is not None and stage.saved is not None:
                 labels = {"run": run.run, "profile": run.profile, "stage": stage.name, "currency": run.currency}
-                out.add("stage_cost", "What a stage has cost so far, where the config has a price.", labels, stage.cost)
-                out.add("stage_saved", "What computing a stage's reused results again would cost.", labels, stage.saved)
+                out.add("stage_cost", "Cost of a stage so far, if the config has a price.", labels, stage.cost)
+                out.add(
+                    "stage_saved", "Cost that recomputing a stage's reused results would have.", labels, stage.saved
+                )
             self._stage(out, stage, dict(zip(STAGE, (run.run, run.profile, stage.name), strict=True)))
 
     def _memory(self, run: RunStatus) -> int | None:
-        """Bytes of a run's process; None where it does not run, or not here."""
+        """Return the resident memory of a run's process in bytes; None if it is not running on this host."""
         process = read_file(run_folder(self._home, run.run)).process
         if run.state != "running" or is_dead(process) or "pid" not in process:
             return None
@@ -157,17 +159,19 @@ class RunCollector(Collector):
 
     def _stage(self, out: _Families, stage: StageStatus, labels: dict[str, str]) -> None:
         out.add("stage_state", "1 for the state that a stage is in.", {**labels, "state": stage.state}, 1)
-        out.add("stage_seconds", "Seconds that a stage has computed.", labels, stage.seconds)
+        out.add("stage_seconds", "Seconds of computing of a stage.", labels, stage.seconds)
         path = points_file(run_folder(self._home, labels["run"]), stage.name)
         curve = self._curves.setdefault(path, Curve(path))
         curve.read()
         if curve.time:
-            out.add("stage_step", "Steps of a stage that are done.", labels, curve.step)
-            out.add("stage_point_timestamp_seconds", "When a stage last reported a metric.", labels, curve.time)
+            out.add("stage_step", "Completed steps of a stage.", labels, curve.step)
+            out.add(
+                "stage_point_timestamp_seconds", "Time at which a stage last reported a metric.", labels, curve.time
+            )
         if curve.total is not None:
-            out.add("stage_steps", "Steps that a stage has in all.", labels, curve.total)
+            out.add("stage_steps", "Total steps of a stage.", labels, curve.total)
         if (pace := curve.tokens_per_second) is not None:
-            out.add("stage_tokens_per_second", "Tokens a second, over the newest minute.", labels, pace)
+            out.add("stage_tokens_per_second", "Tokens per second over the newest minute.", labels, pace)
         for metric, value in curve.latest.items():
             out.add("stage_metric", "Newest value of each metric of a stage.", {**labels, "metric": metric}, value)
         for gate in stage.gates:
@@ -177,14 +181,14 @@ class RunCollector(Collector):
             text = "1: the gate passed. 0: it failed. 0.5: it failed, and was waived or only warns."
             out.add("gate_passed", text, named, 1.0 if gate.passed else 0.0 if gate.stops else 0.5)
             if gate.value is not None:
-                out.add("gate_value", "What a gate judges.", named, gate.value)
+                out.add("gate_value", "Value that a gate judges.", named, gate.value)
 
     def _prefect(self, out: _Families) -> None:
         if self._queues is None:
             return
         try:
             waiting = list(self._queues())
-        except Exception:  # whatever it is, a metric says it; the home's own figures go on
+        except Exception:  # `prefect_up` reports any failure, and the home's own metrics are still exported
             waiting = None
         out.add("prefect_up", "Whether the Prefect server answers.", {}, float(waiting is not None))
         for each in waiting or []:
@@ -193,8 +197,8 @@ class RunCollector(Collector):
 
 
 def queues() -> list[Queued]:
-    """Return what waits, and what runs, in the work pools of the server that `PREFECT_API_URL` names. Raises as its
-    client."""
+    """Return the waiting and running flow runs in the work pools of the server at `PREFECT_API_URL`. Errors of its
+    client are passed on."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import (
         FlowRunFilter,
@@ -220,7 +224,7 @@ def queues() -> list[Queued]:
 
 
 def export(home: Path, listen: str, port: int, ask_prefect: bool, say: Callable[[str], object]) -> None:
-    """Answer Prometheus at http://`listen`:`port`/metrics until this process is told to end.
+    """Serve metrics at http://`listen`:`port`/metrics until this process is told to stop.
 
     Raises:
         UserError: the address can't be listened on.
@@ -233,7 +237,7 @@ def export(home: Path, listen: str, port: int, ask_prefect: bool, say: Callable[
     except OSError as error:
         raise UserError(f"--listen {listen} --port {port}: {error.strerror or error}. Give another one.") from error
     try:
-        say(f"Metrics: http://{listen}:{server.server_port}/metrics. Ctrl-C ends it.")
+        say(f"Metrics: http://{listen}:{server.server_port}/metrics. Ctrl-C stops the server.")
         with graceful():
             try:
                 threading.Event().wait()

@@ -1,7 +1,7 @@
-"""The flows that a Prefect server runs: the pipeline, people's labels, and a worker's computing.
+"""The flows that a Prefect server runs: the pipeline, scoring of people's labels, and computing a stage on a worker.
 
-`tether deploy` registers them. They take the same way as the command line, and end in states that say how. A flow run
-that is tried again takes up the run of ours that it began.
+`tether deploy` registers them. They run the same code as the command line, and their end states say how they ended. If
+Prefect retries a flow run, it continues the run that it began.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ T = TypeVar("T")
 @flow(
     name="rlhf",
     flow_run_name="{profile}",
-    description="The pipeline: validate, sft, reward, ppo, human_eval. A stored result is not computed again.",
+    description="The pipeline: validate, sft, reward, ppo, human_eval. Stored results are reused.",
     retries=0,
     persist_result=False,
 )
@@ -62,26 +62,26 @@ def rlhf(
     changes: dict[str, Any] = {},  # noqa: B006
     config: RunConfig,
 ) -> State[Any]:
-    """Run the pipeline, or a part of it. This page's form shows what stands here of each parameter, in this order.
+    """Run the pipeline or a part of it. The form on this page shows the descriptions of the parameters in this order.
 
     Args:
-        from_stage: Compute from this stage on. The ones before are taken from an earlier run of this config.
-        from_run: That earlier run. Empty: the newest whose artifacts are all in the store.
-        refresh: Further stages to compute though they are stored.
-        name: What to call the run.
-        note: What to know of it, in a line. It is kept as the tag "note".
+        from_stage: Compute from this stage on. Results of earlier stages come from an earlier run of this config.
+        from_run: The id of that earlier run. Empty: the newest run whose artifacts are all in the store.
+        refresh: Further stages to recompute even if a result is stored.
+        name: A name for the run.
+        note: A remark on the run, in one line. It is stored as the tag "note".
         tags: Each KEY=VALUE or KEY.
-        started_by: Your name, for the record of the run: the server knows no users.
-        waive: Gates that may fail in this run. Say why, and who you are, in the next two fields.
-        because: Why they are waived. It is recorded.
+        started_by: Your name, for the run's record, because the server knows no users.
+        waive: Gates that may fail in this run. Give the reason and your name in the next two fields.
+        because: Why they may fail. It is recorded.
         waived_by: Your name. It is recorded with the waivers.
-        profile: What the run is called after.
+        profile: The name in the run's id.
         changes: Options that differ in this run, as JSON, checked when you submit; in ppo for example
-            {"updates": 80, "kl": {"target": 4}}. What is deployed is in the tab Parameters of the deployment's page.
-        config: The deployed config, whole.
+            {"updates": 80, "kl": {"target": 4}}. The tab Parameters of the deployment's page shows the deployed config.
+        config: The complete deployed config.
     """
     if from_run is not None and from_stage is None:
-        return Failed(name="UserError", message=f"from_run = {from_run}: name the stage too, with from_stage.")
+        return Failed(name="UserError", message=f"from_run = {from_run}: also give the stage, with from_stage.")
     flow_run = str(runtime.flow_run.id)
 
     def begin(home: Path) -> Launch:
@@ -121,7 +121,7 @@ def human_eval(
 
 @flow(name=FLOW, flow_run_name="{order.stage} for {order.run}", retries=0, persist_result=False)
 def compute(order: Order) -> State[Any]:
-    """Compute one stage that a pipeline elsewhere has ordered. Not for people: the parameters are an order's."""
+    """Compute one stage that a pipeline elsewhere has ordered. Not meant to be started by people."""
 
     def work(home: Path, console: Console) -> str:
         store = ArtifactStore(home)
@@ -136,27 +136,27 @@ def compute(order: Order) -> State[Any]:
 
 
 def refuse_own_pool(config: RunConfig, own: str | None) -> None:
-    """Refuse a config whose pipeline orders a stage from the pool that it runs on.
+    """Refuse a config whose pipeline orders a stage from the pool that the pipeline itself runs in.
 
     Args:
-        config: of the pipeline.
-        own: the pool that runs it, if one does.
+        config: the pipeline's config.
+        own: the pool that runs the pipeline, if any.
 
     Raises:
-        UserError: naming the stage.
+        UserError: a stage's pool is `own`; the message names the stage.
     """
     for stage, pool in config.pools.items():
         if pool == own:
             raise UserError(
-                f"runners.{stage} = {pool}: the pool {pool} runs the pipelines. Each keeps its place there while it "
-                f"waits for its {stage}, so with every place taken no {stage} could start. Set runners.{stage} to "
+                f"runners.{stage} = {pool}: the pool {pool} runs the pipelines. Each keeps its place there while "
+                f"it waits for its {stage}, so if all places are taken, no {stage} can start. Set runners.{stage} to "
                 f"local, which computes it in the pipeline's own process, or to another pool, which "
-                f"`tether deploy --pool NAME` makes."
+                f"`tether deploy --pool NAME` creates."
             )
 
 
 def _call_flow_run(flow_run: str, name: str) -> None:
-    """Give a flow run a name that has our run's id, which there is once it has begun."""
+    """Give a flow run a name with our run's id, which exists only once the run has begun."""
 
     def call() -> None:
         with get_client(sync_client=True) as client:
@@ -166,20 +166,20 @@ def _call_flow_run(flow_run: str, name: str) -> None:
 
 
 def starter(flow_run: str) -> str:
-    """Return who started a flow run: its schedule, or else the worker's user."""
+    """Return who started a flow run: its schedule, or otherwise the worker's user."""
     with get_client(sync_client=True) as client:
         by_schedule = client.read_flow_run(UUID(flow_run)).auto_scheduled
     return "its schedule" if by_schedule else f"{current_user()} (a worker)"
 
 
 def pool_of(flow_run: str) -> str | None:
-    """The work pool that runs a flow run."""
+    """Return the work pool that runs a flow run; None if there is none."""
     with get_client(sync_client=True) as client:
         return client.read_flow_run(UUID(flow_run)).work_pool_name
 
 
 def _run(begin: Callable[[Path], Launch]) -> State[Any]:
-    """Begin a run and compute it; a state says how it ended."""
+    """Begin a run, compute it, and return a state that says how it ended."""
 
     def go(home: Path, console: Console) -> str:
         begun = begin(home)
@@ -190,7 +190,7 @@ def _run(begin: Callable[[Path], Launch]) -> State[Any]:
         finally:
             say(console, f"report: {begun.ctx.folder / REPORT}")
         if result is None:
-            say(console, f"waiting for people's labels: each rater gets a file of {begun.ctx.folder / RATERS}")
+            say(console, f"waiting for people's labels: give each rater a file of {begun.ctx.folder / RATERS}")
             waiting.append(awaiting(begun.ctx.folder))
         return "Completed" if result is not None else "AwaitingLabels"
 
@@ -203,7 +203,7 @@ def _guarded(
     name: Callable[[T], str] = lambda _: "Completed",
     message: Callable[[T], str | None] = lambda _: None,
 ) -> State[Any]:
-    """Call with this home and a console whose lines are the flow run's log."""
+    """Call `call` with this home and a console that writes to the flow run's log, and return the end state."""
 
     def in_this_environment() -> T:
         check_packages()
@@ -218,7 +218,7 @@ def _guarded(
         except Exception as error:
             if (mendable := disk_error(error)) is not None:
                 raise mendable from error
-            logger.exception("This is a mistake of Tether's, not yours:")
+            logger.exception("This is a bug in Tether, not a mistake of yours:")
             raise
 
     home = tether_home()

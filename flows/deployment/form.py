@@ -1,8 +1,8 @@
-"""The form of the pipeline's deployment: what people change first, then the config, one field of JSON a stage.
+"""The form of the pipeline's deployment: first what people change most, then the config, one JSON field per stage.
 
-Prefect draws an input for each option of an object, and has nothing that folds. For an object whose schema lists no
-options it draws one field of JSON. So the options stand where the server checks them and its page does not look: below
-`then`, of an `if` that every object meets. The page shows changes to the deployed config, since the whole is long.
+Prefect draws an input for each option of an object and can't fold them. For an object whose schema lists no options it
+draws one JSON field. So the options are placed where the server checks them but its page does not look: below `then`,
+of an `if` that every object meets. The page shows changes to the deployed config, because the whole config is long.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,21 +20,21 @@ from flows.config.run_config import RunConfig, check_config, to_values
 from tasks.runs.label import LONGEST_NAME, Label, one_line
 
 LAST = ("runners", "runtime", "retries", "retry_seconds", "prices", "mlflow", "project")
-"""Options that a run seldom changes. The others come first, in their order, after the seed."""
+"""Options that runs seldom change. The others come before them, in their own order, after the seed."""
 
 
 class _Schema(ParameterSchema):
-    """Prefect's, with keywords of JSON Schema beside the parameters."""
+    """Prefect's schema, with further JSON Schema keywords next to the parameters."""
 
     model_config = ConfigDict(extra="allow")
 
 
 def schema(flow: Flow[..., Any], config: RunConfig) -> ParameterSchema:
-    """Return the schema of the pipeline's parameters, for its page and for the server's check of each run.
+    """Return the schema of the pipeline's parameters, for the form and for the server's check of each run.
 
     Args:
-        flow: the pipeline, whose parameters stand in the order of the page.
-        config: the deployed one. Its gates are those that can be waived.
+        flow: the pipeline; its parameters have the order of the form.
+        config: the deployed config; its gates are those that can be waived.
     """
     found = deepcopy(flow.parameters.model_dump())
     fields, definitions = found["properties"], found["definitions"]
@@ -47,17 +47,17 @@ def schema(flow: Flow[..., Any], config: RunConfig) -> ParameterSchema:
 
 
 def _without_null(field: dict[str, Any]) -> None:
-    """Have the page draw an input for an optional text, in place of a switch between text and None."""
+    """Make the form show a plain input for an optional text, not a switch between text and None."""
     kinds = [kind for kind in field.get("anyOf", []) if kind != {"type": "null"}]
     if len(kinds) == 1 and field.get("default") is None:
         del field["anyOf"], field["default"]
         field.update(kinds[0])
-        if "enum" in field:  # the server takes null where there is no default, if the values allow it
+        if "enum" in field:  # without a default the server accepts null only if it is one of the values
             field["enum"] = [*field["enum"], None]
 
 
 def _groups(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config's fields without their defaults, each group of options as one field of JSON."""
+    """Return the config's fields without defaults, each group of options as one JSON field."""
     names = ["seed", *(name for name in options if name not in ("seed", *LAST)), *LAST]
     fields = {}
     for place, name in enumerate(names):
@@ -71,7 +71,7 @@ def _groups(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changed(config: RunConfig, changes: Mapping[str, JsonValue]) -> RunConfig:
-    """`config` with the form's changes laid over it.
+    """Return `config` with the form's changes applied.
 
     Raises:
         UserError: as `check_config`.
@@ -90,25 +90,27 @@ def label(name: str | None, note: str | None, tags: Sequence[str]) -> Label:
 
 
 def person(field: str, name: str | None, otherwise: str) -> str:
-    """Who asked, as the form's `field` says: a server's form knows nobody. `otherwise` where it is empty.
+    """Return who asked, from the form's field `field`, because the server knows no users; `otherwise` if it is empty.
 
     Raises:
-        UserError: it holds a secret, is too long or can't be shown on a line.
+        UserError: the name contains a secret, is too long, or can't be shown on one line.
     """
     return one_line(field, (name or "").strip(), LONGEST_NAME) or otherwise
 
 
 def waivers(gates: Sequence[str], because: str | None, waived_by: str | None, config: RunConfig) -> list[Waiver]:
-    """Return the gates that may fail in a run of `config`. A server's form knows nobody, so people name themselves.
+    """Return the waivers for a run of `config`. People name themselves, because the server knows no users.
 
     Raises:
-        UserError: a gate that there is not, the reason or the name is missing, or there is nothing to waive.
+        UserError: there is no such gate, the reason or the name is missing, or there is nothing to waive.
     """
     reason, user = (because or "").strip(), (waived_by or "").strip()
     if gates and not (reason and user):
-        raise UserError(f"waive = {gates[0]}: say why, in because, and who you are, in waived_by; both are recorded.")
+        raise UserError(
+            f"waive = {gates[0]}: give the reason in because, and your name in waived_by; both are recorded."
+        )
     if (reason or user) and not gates:
-        raise UserError("because, waived_by: name the gate that they are about, in waive.")
+        raise UserError("because, waived_by: name the waived gate in waive.")
     refuse_credentials("because", reason)
     refuse_credentials("waived_by", user)
     given = [Waiver(gate=gate, user=user, reason=reason) for gate in gates]

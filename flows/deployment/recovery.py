@@ -1,7 +1,7 @@
-"""Deployed runs that crashed go on by themselves: the same run, from its checkpoint, as often as its config says.
+"""Continue deployed runs that crashed: the same run, from its checkpoint, as often as its config allows.
 
-`tether serve` and the keeper of `tether stack` do so for their pools. An automation of the server would have to judge
-by events, which come late and in another order after an outage, and could start a run that lives a second time.
+`tether serve` and the keeper of `tether stack` do this for their pools. An automation of the server would have to rely
+on events, which arrive late and out of order after an outage, and could start a living run a second time.
 """
 
 from collections.abc import Callable, Collection
@@ -35,17 +35,17 @@ from tasks.prefect_flow.server import TAG
 Say = Callable[[str], object]
 
 FLOWS = ("rlhf", "human-eval")
-"""Not `compute`: the pipeline that ordered it orders again."""
+"""The flows that are continued. Not `compute`: the pipeline that ordered it orders again."""
 OLDEST = timedelta(days=1)
-"""What crashed before is left: nobody waits for it any more."""
+"""Runs that crashed earlier than this are left alone, because nobody waits for them any more."""
 AGAIN = "It crashed and continues from its checkpoint"
-"""How the message of such a retry begins; a run's retries are counted by it."""
+"""The start of the message of such a retry. A run's retries are counted by it."""
 
 
 def resume_crashed(pools: Collection[str], say: Say) -> None:
-    """Schedule again the crashed runs of `pools` that have a retry left, when it is due.
+    """Reschedule the crashed runs of `pools` that have a retry left, when it is due.
 
-    A server that is away is asked again the next time. Raises what else a call of Prefect raises.
+    If the server is away, nothing happens, and the next call asks again. Other errors of Prefect's client are raised.
     """
     try:
         with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as client:
@@ -60,12 +60,12 @@ def resume_crashed(pools: Collection[str], say: Say) -> None:
 def crash_watch(
     pools: Collection[str], say: Say, url: str | None = None, login: str | None = None
 ) -> Callable[[], None]:
-    """Return a call of `resume_crashed` for `pools` that raises nothing and says each reason of a failure once.
+    """Return a function that calls `resume_crashed` for `pools`, raises nothing, and reports each kind of failure once.
 
     Args:
-        pools: whose runs go on.
-        say: tells a person.
-        url: the server's API; None for the environment's, and its login.
+        pools: the pools whose runs are continued.
+        say: gets lines for a person.
+        url: the server's API; None uses the environment's URL and login.
         login: `user:password`.
     """
     told: set[str] = set()
@@ -75,8 +75,8 @@ def crash_watch(
         try:
             with temporary_settings(settings):
                 resume_crashed(pools, say)
-        except Exception as error:  # the workers go on without retries
-            if (text := f"Crashed runs are not tried again: {error}") not in told:
+        except Exception as error:  # the workers continue without retries
+            if (text := f"Crashed runs can't be retried: {error}") not in told:
                 told.add(text)
                 say(text)
 
@@ -107,7 +107,7 @@ def _resume(client: SyncPrefectClient, run: FlowRun, say: Say) -> None:
 
 
 def attempts_of(run: FlowRun) -> Attempts:
-    """Return how often a deployed run is retried, from its config or else the default."""
+    """Return how often a deployed run is retried, from its config or the default."""
     config = {**(run.parameters.get("config") or {}), **(run.parameters.get("changes") or {})}
     retries, seconds = (Options.model_fields[name].default for name in ("retries", "retry_seconds"))
     return Attempts(int(config.get("retries", retries)), float(config.get("retry_seconds", seconds)))

@@ -1,4 +1,4 @@
-"""Registering with a Prefect server: work pools, deployments, and the automations that notice dead workers."""
+"""Register with a Prefect server: work pools, deployments, and the automation that detects dead runs."""
 
 import os
 from collections.abc import Iterable
@@ -32,21 +32,21 @@ from flows.deployment.stale import stale
 from tasks.prefect_flow.server import HEARTBEAT_SECONDS, PATIENCE, TAG
 
 HIGH = "high"
-"""The queue of each pool that workers take from first."""
+"""The queue of each pool that workers serve first."""
 
 
 class Deployed(NamedTuple):
-    """A deployment as it was registered."""
+    """A registered deployment."""
 
     name: str
     pool: str
     url: str | None
     limit: int | None = None
-    """How many runs of its pool all machines together compute at once; None where only each worker has a limit."""
+    """How many runs of its pool all machines together compute at once; None if only each worker has a limit."""
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """`config` with paths that hold from a worker's folder too."""
+    """Return `config` with absolute paths, which are also valid in a worker's folder."""
 
     def absolute(value: str | None) -> str | None:
         return str(Path(value).absolute()) if value is not None and Path(value).exists() else value
@@ -93,23 +93,23 @@ def deploy(
     remove_schedule: bool = False,
     queue: str | None = None,
 ) -> tuple[list[Deployed], list[str]]:
-    """Register everything (again) on the server that `PREFECT_API_URL` names.
+    """Register everything, or update it, on the server at `PREFECT_API_URL`.
 
     Args:
-        home: the `TETHER_HOME` that workers use; they must see it.
-        profile: what the pipeline's deployment and its runs are called after.
-        config: the pipeline's defaults, not resolved: the machine that runs it resolves them. PPO goes to the GPU pool
-            unless they say who computes it.
-        schedule: of the pipeline; None leaves the one of an earlier call as it is.
-        pools: further pools that are to compute stages, beside cpu and gpu.
-        remove_schedule: that of an earlier call. Those that people made on the page stay in any case.
-        queue: of the pool cpu, which the pipeline's runs are put into; None leaves it as it is.
+        home: the Tether home of the workers, which must be able to access it.
+        profile: the name of the pipeline's deployment, and in its runs' ids.
+        config: the pipeline's defaults, not resolved, because the machine that runs it resolves them. PPO goes to the
+            GPU pool unless they set its runner.
+        schedule: the pipeline's schedule; None leaves that of an earlier call unchanged.
+        pools: further pools that compute stages, in addition to cpu and gpu.
+        remove_schedule: remove the schedule of an earlier call. Schedules that people made on the page always stay.
+        queue: the queue in the pool cpu for the pipeline's runs; None leaves it unchanged.
 
     Returns:
-        What was registered, and a line about each schedule and each deployment that this version can't run.
+        The deployments, and a line about each schedule and each deployment that this version can't run.
 
     Raises:
-        UserError: the schedule is none, the pool has no such queue, or a stage's pool is the one that runs the
+        UserError: the schedule is invalid, the pool has no such queue, or a stage's pool is the one that runs the
             pipelines.
     """
     home.mkdir(parents=True, exist_ok=True)
@@ -137,7 +137,7 @@ def deploy(
 
 
 def _remove_schedule(name: str) -> None:
-    """Remove the schedule of `--cron`. Where all schedules have slugs, the server keeps those that it is not given."""
+    """Remove the schedule of `--cron`. If all schedules have slugs, the server keeps those that it is not sent."""
     with get_client(sync_client=True) as client:
         deployment = client.read_deployment_by_name(name)
         for each in deployment.schedules:
@@ -146,7 +146,7 @@ def _remove_schedule(name: str) -> None:
 
 
 def _deployment(name: str) -> DeploymentResponse | None:
-    """Return a deployment as the server has it; None where there is none."""
+    """Return a deployment from the server; None if there is none."""
     with get_client(sync_client=True) as client:
         try:
             return client.read_deployment_by_name(name)
@@ -164,7 +164,7 @@ def _register(
     schedules: Iterable[DeploymentScheduleCreate] = (),
     queue: str | None = None,
 ) -> Deployed:
-    """`schema`: of the flow's parameters, in place of the one that Prefect makes. `queue`: of the pool."""
+    """Register one deployment. `schema` replaces the schema that Prefect makes; `queue` is a queue of the pool."""
     deployment = RunnerDeployment.from_flow(
         flow,
         name,
@@ -185,10 +185,10 @@ def _register(
 
 
 def _environment(home: Path) -> dict[str, str]:
-    """Return what a worker gives a run of ours; the rest is set as the flow begins.
+    """Return the environment variables that a worker gives our runs; the flow sets the others when it begins.
 
-    It wins over the worker's own environment, so what differs between workers (CUDA_VISIBLE_DEVICES) is left to them.
-    Prefect's server keeps it: a URL with a password in it stays out, and comes from the worker's own environment.
+    They override the worker's own environment, so variables that differ between workers (CUDA_VISIBLE_DEVICES) are left
+    out. Prefect's server stores them, so a URL with a password is left out too and comes from the worker.
     """
     urls = {name: os.environ.get(name, "") for name in ("MLFLOW_TRACKING_URI", VARIABLE)}
     set_here = {name: url for name, url in urls.items() if url and not has_credentials(url)}
@@ -203,10 +203,10 @@ def _environment(home: Path) -> dict[str, str]:
 
 
 def _make_pool(name: str) -> int | None:
-    """Make a work pool of processes where there is none; one that a person changed stays as it is. Gives its limit.
+    """Create a work pool of processes if there is none, and return its limit. A person's changes to a pool stay.
 
-    A pool's limit is of all machines together. A new pool has none: how much a machine takes is for its workers to say.
-    Prefect gives each pool the queue `default`. The queue `high` comes before it, and stays as people change it.
+    A pool's limit is shared by all machines. A new pool has none, because each worker sets how much its machine runs.
+    Prefect gives each pool the queue `default`. The queue `high` is created before it; a person's changes to it stay.
     """
     with get_client(sync_client=True) as client:
         try:
@@ -214,20 +214,20 @@ def _make_pool(name: str) -> int | None:
         except ObjectNotFound:
             limit = client.create_work_pool(WorkPoolCreate(name=name, type="process")).concurrency_limit
         if HIGH not in _queues(name):
-            about = "Runs here are taken before those of the pool's other queues."
+            about = "Workers take runs from this queue before those of the pool's other queues."
             client.create_work_queue(HIGH, about, priority=1, work_pool_name=name)  # the others move down by one
     return limit
 
 
 def _queues(pool: str) -> list[str]:
-    """Return the queues of a work pool, the first of which is taken from first."""
+    """Return the queues of a work pool, in the order in which workers serve them."""
     with get_client(sync_client=True) as client:
         found = client.read_work_queues(work_pool_name=pool)
     return [each.name for each in sorted(found, key=lambda each: each.priority or 0)]
 
 
 def describe(deployments: Iterable[Deployed]) -> list[str]:
-    """Lines for a person: what was registered, and what has to run for it."""
+    """Return lines for a person: what was registered, and which workers it needs."""
     deployments = list(deployments)
     lines = [f"{each.name:<17} {each.pool:<5} {each.url or ''}".rstrip() for each in deployments]
     for pool, limit in {each.pool: each.limit for each in deployments}.items():

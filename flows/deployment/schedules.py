@@ -1,4 +1,4 @@
-"""What becomes of a deployment's schedules when it is registered again: the server may delete what it is not given."""
+"""Decide what happens to a deployment's schedules when it is registered again: the server may delete missing ones."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from components.base.errors import UserError
 
 OURS = "tether-deploy"
-"""The slug of the schedule that `--cron` makes; others are people's, made on the page."""
+"""The slug of the schedule that `--cron` makes. Other schedules were made by people on the page."""
 
 
 class Schedule(NamedTuple):
@@ -20,21 +20,21 @@ class Schedule(NamedTuple):
     cron: str
     timezone: str
     active: bool | None
-    """None: as the one that it replaces; paused where there is none."""
+    """None: as in the schedule that it replaces, or paused if there is none."""
 
 
 def plan(
     existing: Iterable[DeploymentSchedule], wanted: Schedule | None, remove: bool = False
 ) -> tuple[list[DeploymentScheduleCreate], list[str]]:
-    """Return the schedules that a deployment is to have, and a line for a person about each.
+    """Return the schedules for a deployment, and a line for a person about each.
 
     Args:
-        existing: those that it has.
-        wanted: in place of the one that was deployed before; None leaves that as it is.
-        remove: the one that was deployed before.
+        existing: the deployment's current schedules.
+        wanted: replaces the schedule of an earlier deploy; None leaves that unchanged.
+        remove: remove the schedule of an earlier deploy.
 
     Raises:
-        UserError: `wanted` is no schedule.
+        UserError: `wanted` is not a valid schedule.
     """
     kept, lines, before = [], [], None
     new = None if wanted is None else _cron(wanted)
@@ -67,8 +67,8 @@ def _cron(wanted: Schedule) -> DeploymentScheduleCreate:
     except (ValidationError, ValueError) as error:
         reasons = error.errors() if isinstance(error, ValidationError) else [{"msg": str(error)}]
         raise UserError(
-            f"--cron {wanted.cron!r} --timezone {wanted.timezone!r}: {reasons[0]['msg']}. Expected five fields, as "
-            f"in '0 3 * * 1', and a name like Europe/Berlin."
+            f"--cron {wanted.cron!r} --timezone {wanted.timezone!r}: {reasons[0]['msg']}. Expected five fields, such "
+            f"as '0 3 * * 1', and a name like Europe/Berlin."
         ) from error
 
 

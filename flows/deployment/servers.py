@@ -1,6 +1,6 @@
-"""Servers and workers on this machine, as long as the command runs: the pages of MLflow and Prefect, and both pools.
+"""Run servers and workers on this machine while the command runs: MLflow's and Prefect's pages, and the pools' workers.
 
-Each part is started again by itself where it ends: the others, and what they compute, go on.
+A part that ends is restarted; the other parts, and the runs that they compute, continue.
 """
 
 import os
@@ -21,26 +21,27 @@ from tasks.tracking.client import tracking_uri
 START_SECONDS = 120.0
 WATCH_SECONDS = 10.0
 CPU_RUNS = 2
-"""Pipelines that a worker of the pool cpu runs at once; one that computes takes 1 GB and all cores."""
+"""Pipelines that a worker of the pool cpu runs at once. One that computes takes 1 GB and all cores."""
 
 
 def serve_pages(home: Path, say: Say) -> None:
-    """Start MLflow's and Prefect's servers, say where they are, and end them with this process.
+    """Run MLflow's and Prefect's servers and print their addresses, until this process is told to stop.
 
     Raises:
-        TetherError: one does not come up.
+        TetherError: a server does not start.
     """
     _serve([_mlflow(home), _prefect()], home, say)
 
 
 def serve_pools(home: Path, pools: Mapping[str, int], say: Say, logs: bool = True) -> None:
-    """Start a worker for each pool, and end them with this process. Runs at work are told to stop, and can resume.
+    """Run a worker for each pool, until this process is told to stop. Runs in progress are stopped and can continue
+    later.
 
     Args:
-        home: where their logs go.
-        pools: how many runs of each pool are computed here at once.
-        say: tells a person.
-        logs: whether what the workers print goes into files of the home; else it goes where this process prints.
+        home: the folder for their logs.
+        pools: maps a pool to how many of its runs are computed here at once.
+        say: gets lines for a person.
+        logs: whether the workers' output goes into files in the home; otherwise it goes to this process's output.
     """
     from flows.deployment.alerts import DiskWatch
     from flows.deployment.recovery import crash_watch
@@ -55,8 +56,8 @@ def serve_pools(home: Path, pools: Mapping[str, int], say: Say, logs: bool = Tru
 
 
 def worker_services(pools: Mapping[str, int]) -> list[Service]:
-    """Return a worker for each pool; maps a pool to how many of its runs are computed here at once."""
-    devices = os.environ.get("CUDA_VISIBLE_DEVICES")  # workers of one pool, each with a GPU of its own
+    """Return a worker for each pool. `pools` maps a pool to how many of its runs are computed here at once."""
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES")  # for several workers of one pool, each with its own GPU
     return [
         Service(
             f"worker-{pool}" + (f"-{devices.replace(',', '-')}" if devices else ""),
@@ -68,7 +69,7 @@ def worker_services(pools: Mapping[str, int]) -> list[Service]:
             environment={
                 "PREFECT_LOGGING_LEVEL": "INFO",
                 "PREFECT_WORKER_QUERY_SECONDS": os.environ.get("PREFECT_WORKER_QUERY_SECONDS", "3"),
-                # With its database away, a server says 500; else a worker gives up after two minutes of that.
+                # A server whose database is away answers 500. Without this, a worker gives up after two minutes.
                 "PREFECT_CLIENT_RETRY_EXTRA_CODES": PATIENCE["PREFECT_CLIENT_RETRY_EXTRA_CODES"],
             },
         )
@@ -77,7 +78,7 @@ def worker_services(pools: Mapping[str, int]) -> list[Service]:
 
 
 def free_port(preferred: int) -> int:
-    """`preferred` if nothing listens there on loopback, else a free one."""
+    """Return `preferred` if nothing listens on that port on loopback, otherwise a free port."""
     for port in (preferred, 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -108,7 +109,7 @@ def _prefect() -> Service:
     port = free_port(int(os.environ.get("PREFECT_SERVER_API_PORT", "4200")))
     address = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    # Its page asks port 4200 wherever it is served from, unless it is told.
+    # Its page asks port 4200 by default, wherever it is served from.
     environment = {"PREFECT_SERVER_UI_API_URL": f"{address}/api", "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false"}
     return Service(
         "Prefect", f"{address} (PREFECT_API_URL={address}/api)", command, f"{address}/api/health", environment
@@ -119,13 +120,13 @@ def _serve(
     services: list[Service], home: Path, say: Say, watch: Callable[[], None] = lambda: None, logs: bool = True
 ) -> None:
     home.mkdir(parents=True, exist_ok=True)
-    # SIGTERM raises a KeyboardInterrupt too (`graceful`); here neither is a mistake.
+    # SIGTERM raises KeyboardInterrupt too (`graceful`); here neither is an error.
     with graceful(), suppress(KeyboardInterrupt), _running(services, home if logs else None) as parts:
         for service in services:
             if service.health is not None and service.name in parts:
                 _wait_for(service.name, service.health, parts[service.name].process, home)
             say(f"{service.name}: {service.address}")
-        say("Ctrl-C ends them." if parts else "They are servers of yours; nothing was started.")
+        say("Ctrl-C stops them." if parts else "Both servers are your own; nothing was started.")
         watched = time.monotonic()
         while parts:
             for part in parts.values():
@@ -142,7 +143,7 @@ def _log(service: str, home: Path) -> Path:
 
 @contextmanager
 def _running(services: list[Service], home: Path | None) -> Iterator[dict[str, Supervised]]:
-    """Start the services that have a command; gives them by name. Their logs are files of `home`, if it is given."""
+    """Start the services that have a command, and yield them by name. With `home`, their logs are files in it."""
     parts: dict[str, Supervised] = {}
     try:
         for service in services:
@@ -160,5 +161,5 @@ def _wait_for(service: str, health: str, process: Running, home: Path) -> None:
     deadline = time.monotonic() + START_SECONDS
     while no_answer(health, timeout=2) is not None:
         if process.poll() is not None or time.monotonic() > deadline:
-            raise TetherError(f"{service} did not come up; see {_log(service, home)}")
+            raise TetherError(f"{service} did not start; see {_log(service, home)}")
         time.sleep(0.3)

@@ -1,7 +1,7 @@
-"""Deployments whose stored parameters this version does not take, as after an upgrade that removed an option.
+"""Find deployments whose stored parameters this version does not accept, for example after an option was removed.
 
-The server keeps a deployment's config as it was deployed. A run of a stale one fails when it starts: a schedule would
-say so at night.
+The server keeps a deployment's config as it was deployed. A run of a stale one would only fail when it starts, perhaps
+at night by its schedule.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,11 +24,11 @@ class Stale(NamedTuple):
 
     @property
     def text(self) -> str:
-        """One sentence for a person, with what to do."""
+        """Return one sentence for a person, with what to do."""
         profile = self.name.partition("/")[2]
         return (
             f"{self.name} was deployed by another version of Tether, and its runs fail at their start: {self.problem} "
-            f"Deploy it again, as `tether deploy {profile}`, with the options it had; schedules stay."
+            f"Deploy it again with `tether deploy {profile}` and the options it had; schedules stay."
         )
 
 
@@ -48,7 +48,7 @@ def stale() -> Iterator[Stale]:
 
 
 def problem_of(parameters: Mapping[str, Any]) -> str | None:
-    """Why the pipeline's flow does not take these parameters; None where it does."""
+    """Return why the pipeline's flow does not accept these parameters; None if it does."""
     for name in parameters:
         if name not in flows.rlhf.parameters.properties:
             return f"{name}: there is no such parameter."
@@ -60,5 +60,5 @@ def problem_of(parameters: Mapping[str, Any]) -> str | None:
 
 
 def findings() -> list[Finding]:
-    """Return what `tether doctor` says of them, where a server answers."""
+    """Return findings on stale deployments for `tether doctor`, which needs a server that answers."""
     return [Finding("fail", "deployment", each.text, 2) for each in stale()]

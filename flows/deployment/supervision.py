@@ -1,4 +1,4 @@
-"""Processes that are started again by themselves where they end: the others, and what they compute, go on."""
+"""Supervise processes: one that ends is restarted, while the others continue."""
 
 import os
 import pwd
@@ -13,63 +13,63 @@ from typing import Any, NamedTuple, Protocol
 
 STOP_SECONDS = 30.0
 AGAIN_SECONDS = (1.0, 60.0)
-"""How long a part that ended waits to be started again: at first, doubled each time, and at most."""
+"""Seconds until a part that ended is restarted: the first wait, which doubles each time, and the longest."""
 STEADY_SECONDS = 60.0
-"""A part that ran for so long waits as at first."""
+"""A part that ran for this long waits the first time again."""
 LOOK_SECONDS = 0.5
 BARE = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR")
-"""What a program that is not of Python gets of this process's environment."""
+"""The variables of this process's environment that a `bare` service gets."""
 
 Say = Callable[[str], Any]
 
 
 class Service(NamedTuple):
-    """Something to start, and what a person is told of it."""
+    """Something to start, and how to describe it to a person."""
 
     name: str
     address: str
     command: list[str] | None
-    """None where the user's own server is used."""
+    """None if the user's own server is used."""
     health: str | None = None
-    """Answers once it is up; None for what serves no page."""
+    """A URL that answers once the service is up; None if it serves no page."""
     environment: Mapping[str, str] = MappingProxyType({})
     bare: bool = False
-    """Whether the environment is this and `BARE` alone; else this over the whole of the parent's."""
+    """Whether it gets only `environment` and the variables in `BARE`; otherwise it inherits the whole environment."""
     user: str | None = None
-    """Who runs it, where that is somebody else."""
+    """The user who runs it, if it is not the current one."""
     stop: signal.Signals = signal.SIGTERM
-    """Ends it in order."""
+    """The signal that stops it in order."""
 
 
 class Running(Protocol):
-    """A process: a `subprocess.Popen`, or one that another process started."""
+    """A running process: a `subprocess.Popen`, or one that another process started."""
 
     pid: int
     returncode: Any
 
     def poll(self) -> int | None:
-        """Return how it ended, or None while it runs."""
+        """Return the exit code, or None while it runs."""
         ...
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return how it ended, once it has; raises `subprocess.TimeoutExpired`."""
+        """Wait for the process and return the exit code; raises `subprocess.TimeoutExpired`."""
         ...
 
 
 class Supervised:
-    """A service that this process runs, and starts again by itself where it ends.
+    """A service that this process runs, and restarts if it ends.
 
     Args:
-        service: what to run; it has a command.
-        log: what it prints is added there; None where it prints to where this process does.
-        running: its process, where an earlier parent left it at work.
+        service: the service, which must have a command.
+        log: the file to which its output is appended; None leaves the output with this process's.
+        running: its process, if an earlier parent left it running.
     """
 
     def __init__(self, service: Service, log: Path | None, running: Running | None = None) -> None:
         self.service, self._log = service, log
         self._wait = AGAIN_SECONDS[0]
         self._due: float | None = None
-        """When it is to be started again; None while it runs."""
+        """When it is to be restarted; None while it runs."""
         self.process = running or self._started()
         self._since = time.monotonic()
 
@@ -84,14 +84,14 @@ class Supervised:
             user = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
             environment["HOME"] = entry.pw_dir
         with nullcontext() if self._log is None else self._log.open("ab") as log:
-            # A session of its own: it has children, and Ctrl-C is ours to pass on.
+            # In a session of its own, because it has children and this process passes Ctrl-C on.
             return subprocess.Popen(
                 service.command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
                 env=environment, **user,
             )  # fmt: skip
 
     def look(self, say: Say) -> None:
-        """Start it again, after a while, where it has ended."""
+        """If the process has ended, schedule its restart, or restart it once the wait is over."""
         now = time.monotonic()
         if self._due is not None:
             if now >= self._due:
@@ -105,16 +105,16 @@ class Supervised:
         self._due = now + self._wait
         see = "" if self._log is None else f"; see {self._log}"
         ended = f"{self.service.name} ended with code {self.process.returncode}"
-        say(f"{ended} and is started again in {self._wait:.0f} s{see}")
+        say(f"{ended} and is restarted in {self._wait:.0f} s{see}")
         self._wait = min(2 * self._wait, AGAIN_SECONDS[1])
 
 
 def end_processes(processes: Collection[Running], first: signal.Signals = signal.SIGTERM) -> None:
-    """End processes, all at once, and their children, which are in process groups of ours.
+    """End processes and their children, all at once.
 
     Args:
-        processes: each leads a process group.
-        first: asks them to end; `SIGKILL` follows after `STOP_SECONDS`.
+        processes: each is the leader of its process group.
+        first: the signal that asks them to end; `SIGKILL` follows after `STOP_SECONDS`.
     """
     for sign, patience in ((first, STOP_SECONDS), (signal.SIGKILL, 5.0)):
         for process in processes:

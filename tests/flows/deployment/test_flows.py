@@ -21,7 +21,7 @@ from tasks.execution.attempts import Attempts
 def test_a_run_to_go_on_from_without_the_stage_is_the_users_mistake() -> None:
     state = flows.rlhf.fn(config=load_config("tiny"), from_run="20261122-001155-ab12")
     assert (state.name, state.is_failed()) == ("UserError", True)
-    assert state.message == "from_run = 20261122-001155-ab12: name the stage too, with from_stage."
+    assert state.message == "from_run = 20261122-001155-ab12: also give the stage, with from_stage."
 
 
 def test_every_path_that_a_deployment_keeps_holds_from_a_workers_folder_too(

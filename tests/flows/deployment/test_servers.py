@@ -30,7 +30,7 @@ def test_a_part_that_dies_is_started_again_later_each_time_and_the_others_go_on(
 
     def say(text: str) -> None:
         said.append(text)
-        if len([line for line in said if "started again" in line]) == 3:
+        if len([line for line in said if "is restarted" in line]) == 3:
             assert pids.read_text().split("\n").count(steady()) == 1
             os.kill(int(steady()), 0)  # it still runs, and is the first
             raise KeyboardInterrupt
@@ -40,7 +40,7 @@ def test_a_part_that_dies_is_started_again_later_each_time_and_the_others_go_on(
 
     kept = f"import os; open({str(tmp_path / 'steady')!r}, 'w').write(str(os.getpid())); {note}{STEADY}"
     servers._serve([python("steady", kept), python("dies", f"{note}raise SystemExit(3)")], tmp_path, say)
-    again = [line for line in said if "started again" in line]
+    again = [line for line in said if "is restarted" in line]
     assert [line.split(" in ")[1].split(" s")[0] for line in again] == ["0", "0", "0"]
     assert all(line.startswith("dies ended with code 3") and str(tmp_path / "dies.log") in line for line in again)
     assert len(pids.read_text().split()) == 1 + 3, "the steady one once, the other three times"
@@ -99,10 +99,10 @@ def test_what_a_worker_prints_goes_where_its_parent_prints_when_that_is_asked_fo
 
     def say(text: str) -> None:
         said.append(text)
-        if "started again" in text:
+        if "is restarted" in text:
             raise KeyboardInterrupt
 
     service = python("prints", "print('heard', flush=True)")
     servers._serve([service], tmp_path, say, logs=False)
     assert "heard" in capfd.readouterr().out and list(tmp_path.iterdir()) == []
-    assert said[-1].endswith("started again in 0 s")
+    assert said[-1].endswith("is restarted in 0 s")
