@@ -1,1 +1,1 @@
-"""Servers and workers of one machine: PostgreSQL, Prefect, MLflow, S3, TLS, supervised (`tether stack`)."""
+"""`tether stack`: supervised servers and workers on one machine: PostgreSQL, Prefect, MLflow, S3 and TLS."""

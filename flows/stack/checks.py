@@ -1,4 +1,4 @@
-"""What each server of a stack answers: to a question that anybody may ask, and to one that needs a password."""
+"""Ask each server of a stack: a question without a password, and one that needs it."""
 
 import asyncio
 import base64
@@ -17,19 +17,19 @@ from flows.stack.parts import MLFLOW, POSTGRES, PREFECT, S3, TLS, part_names, wo
 from flows.stack.secrets import ROLES, USER, access_key, authorities
 
 SECONDS = 20.0
-"""How long a server may take; PBKDF2 and a busy machine take some."""
+"""How long a server may take to answer; PBKDF2 and a busy machine need some time."""
 
 Verdict = Literal["ok", "away", "refused"]
 
 
 class Answer(NamedTuple):
-    """What a part answered."""
+    """The answer of one part."""
 
     part: str
     verdict: Verdict
-    """`refused` where it is there and does not take the password."""
+    """`refused` if the part runs but rejects the password."""
     told: str
-    """In a sentence, what is wrong; what was asked, where nothing is."""
+    """One sentence: what is wrong or, if nothing is, what was asked."""
 
 
 class Wrong(Exception):
@@ -39,13 +39,13 @@ class Wrong(Exception):
 
 
 class Refused(Wrong):
-    """A server does not take the password."""
+    """A server rejects the password."""
 
     verdict = "refused"
 
 
 def ask_all(stack: Stack, passwords: dict[str, str]) -> list[Answer]:
-    """Return what every part answers, in the order of the parts."""
+    """Return the answers of all parts, in the order of the parts."""
     asked: dict[str, Callable[[], str]] = {
         POSTGRES: lambda: _ask_postgres(stack, passwords),
         S3: lambda: _ask_s3(stack, passwords),
@@ -68,10 +68,11 @@ def _answer(part: str, ask: Callable[[], str]) -> Answer:
 def request(
     stack: Stack, url: str, user: str | None = None, password: str = "", body: dict[str, Any] | None = None
 ) -> Any:
-    """Return the JSON (or text) that a server answers; `body` is posted.
+    """Return a server's answer as JSON, or as text if it is not JSON. If `body` is given, it is posted.
 
     Raises:
-        Refused: it does not take the password. Wrong: it does not answer, or with an error.
+        Refused: the server rejects the password.
+        Wrong: it does not answer, or answers with an error.
     """
     headers = {"Content-Type": "application/json"}
     if user is not None:
@@ -83,8 +84,8 @@ def request(
             text = answer.read().decode()
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):
-            raise Refused(f"{url} does not take the password of user {user} ({error.code} {error.reason})") from error
-        behind = ": the server behind the TLS part is away" if error.code == 502 else ""
+            raise Refused(f"{url} rejects the password of user {user} ({error.code} {error.reason})") from error
+        behind = ": the server behind the TLS part does not answer" if error.code == 502 else ""
         raise Wrong(f"{url} answers {error.code} {error.reason}{behind}") from error
     except (OSError, ValueError) as error:
         raise Wrong(f"{url} does not answer: {getattr(error, 'reason', error)}") from error
@@ -98,7 +99,7 @@ def _trust(stack: Stack) -> ssl.SSLContext:
     if not stack.has_authority:
         return ssl.create_default_context()
     if not authorities(stack).exists():
-        raise Wrong(f"{authorities(stack)} is not there: Caddy has not made its authority yet")
+        raise Wrong(f"{authorities(stack)} is missing: Caddy has not created its authority yet")
     return ssl.create_default_context(cafile=str(authorities(stack)))
 
 
@@ -122,20 +123,20 @@ async def _log_in(stack: Stack, role: str, password: str) -> None:
         finally:
             await connection.close(timeout=SECONDS)
     except asyncpg.InvalidAuthorizationSpecificationError as error:
-        raise Refused(f"{where} does not take the password of role {role}") from error
+        raise Refused(f"{where} rejects the password of role {role}") from error
     except (asyncpg.PostgresError, OSError, TimeoutError, asyncpg.InterfaceError) as error:
         raise Wrong(f"{where} does not answer: {error or type(error).__name__}") from error
 
 
 def s3_files(stack: Stack, bucket: str, password: str) -> Any:
-    """Return the file system of the identity that owns a bucket, asked directly."""
+    """Return a file system with the credentials of the bucket's owner, without going through TLS."""
     import fsspec
 
     return fsspec.filesystem("s3", **s3_options(stack, bucket, password))
 
 
 def s3_options(stack: Stack, bucket: str, password: str) -> dict[str, Any]:
-    """Return the options of that file system."""
+    """Return the options of the file system of `s3_files`."""
     return {
         "key": access_key(bucket), "secret": password,
         "endpoint_url": f"http://{LOOPBACK}:{stack.config.ports.s3_server}",
@@ -150,10 +151,10 @@ def _ask_s3(stack: Stack, passwords: dict[str, str]) -> str:
         try:
             s3_files(stack, bucket, passwords[f"s3_{bucket}"]).ls(bucket, detail=False)
         except FileNotFoundError as error:
-            raise Wrong(f"the S3 server has no bucket {bucket}; `tether stack up` makes it") from error
+            raise Wrong(f"the S3 server has no bucket {bucket}; `tether stack up` creates it") from error
         except PermissionError as error:
-            raise Refused(f"the S3 server does not take the secret of access key {access_key(bucket)}") from error
-        except Exception as error:  # whatever botocore and aiohttp raise
+            raise Refused(f"the S3 server rejects the secret of access key {access_key(bucket)}") from error
+        except Exception as error:  # any exception of botocore and aiohttp
             raise Wrong(f"the S3 server does not list bucket {bucket}: {error}") from error
     return "both buckets are listed"
 
@@ -176,9 +177,9 @@ def _ask_tls(stack: Stack) -> str:
         try:
             request(stack, stack.url(name))
         except Wrong as wrong:
-            if not isinstance(wrong.__cause__, urllib.error.HTTPError):  # an answer, if only that a server is away
+            if not isinstance(wrong.__cause__, urllib.error.HTTPError):  # an error status is an answer too
                 raise
-    return "three certificates hold"
+    return "three certificates are valid"
 
 
 def _ask_worker(stack: Stack, passwords: dict[str, str], pool: str) -> str:
@@ -188,14 +189,14 @@ def _ask_worker(stack: Stack, passwords: dict[str, str], pool: str) -> str:
     except Refused:
         raise
     except Wrong as wrong:
-        raise Wrong(f"cannot be asked for: {wrong}") from wrong
+        raise Wrong(f"Prefect can't be asked about it: {wrong}") from wrong
     if not any(each["name"] == worker_name(pool) and each["status"] == "ONLINE" for each in found):
         raise Wrong(f"Prefect has not heard of the worker {worker_name(pool)} of pool {pool}")
     return f"takes {stack.config.workers[pool]} runs of pool {pool} at a time"
 
 
 def make_buckets(stack: Stack, passwords: dict[str, str]) -> None:
-    """Make the buckets that are not there.
+    """Create the buckets that are missing.
 
     Raises:
         Wrong: the server does not answer yet.
@@ -205,15 +206,16 @@ def make_buckets(stack: Stack, passwords: dict[str, str]) -> None:
             files = s3_files(stack, bucket, passwords[f"s3_{bucket}"])
             if not files.exists(bucket):
                 files.mkdir(bucket)
-        except Exception as error:  # whatever botocore and aiohttp raise
-            raise Wrong(f"the S3 server does not make bucket {bucket}: {error}") from error
+        except Exception as error:  # any exception of botocore and aiohttp
+            raise Wrong(f"the S3 server does not create bucket {bucket}: {error}") from error
 
 
 def make_mlflow_user(stack: Stack, passwords: dict[str, str]) -> None:
-    """Make the user that our runs are written by, unless it is there.
+    """Create the MLflow user that our runs write as, unless it exists.
 
     Raises:
-        Refused: MLflow does not take the password of its administrator. Wrong: it does not answer yet.
+        Refused: MLflow rejects its administrator's password.
+        Wrong: it does not answer yet.
     """
     url = f"{stack.url('mlflow')}/api/2.0/mlflow/users"
     try:
@@ -225,4 +227,4 @@ def make_mlflow_user(stack: Stack, passwords: dict[str, str]) -> None:
             raise
         body = {"username": USER, "password": passwords["mlflow_tether"]}
         request(stack, f"{url}/create", "admin", passwords["mlflow_admin"], body)
-    # Reads and writes what it made; others' experiments it reads alone (default_permission).
+    # It may write what it created, and only read others' experiments (default_permission).

@@ -1,4 +1,4 @@
-"""`infra/stack.yaml`: what is started and where. Every value stands in that file; there are no defaults here."""
+"""`infra/stack.yaml`: what to start and where. Every value is set in that file; there are no defaults here."""
 
 import os
 import re
@@ -17,27 +17,27 @@ ROOT = Path(__file__).resolve().parents[2]
 DEFAULT = ROOT / "infra" / "stack.yaml"
 LOOPBACK = "127.0.0.1"
 MLFLOW_POOL = 6
-"""Connections that one of MLflow's pools opens at most; it keeps half of them."""
+"""The largest number of connections of one MLflow pool; it keeps half of them open."""
 
 Port = Annotated[int, Field(ge=1, le=55535)]
-"""SeaweedFS adds 10000 for a second one."""
+"""SeaweedFS uses a second port, 10000 above."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?$")]
 Pool = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
 
 
 class Ports(Settings):
-    """TCP ports, one each."""
+    """TCP ports, each different."""
 
     prefect: Port
-    """Of clients, with TLS, as the next two."""
+    """For clients, with TLS, as the next two."""
     mlflow: Port
     s3: Port
     postgres: Port
-    """From here on on loopback alone."""
+    """This port and those below listen only on loopback."""
     prefect_server: Port
     mlflow_server: Port
     s3_server: Port
-    """The S3 API; the next three are SeaweedFS's own."""
+    """The S3 API; the next three ports are SeaweedFS's own."""
     s3_master: Port
     s3_volume: Port
     s3_filer: Port
@@ -52,7 +52,7 @@ class Ports(Settings):
         return self
 
     def all(self) -> dict[str, int]:
-        """Return every port that is listened on, by what listens."""
+        """Return every port that is listened on, by the name of its server."""
         own: dict[str, int] = self.model_dump()
         return own | {f"{name} (gRPC)": port + 10_000 for name, port in own.items() if name.startswith("s3_")}
 
@@ -61,50 +61,51 @@ class Postgres(Settings):
     """The database server."""
 
     programs: str | None
-    """Folder of `initdb` and `postgres`; null: the newest of Debian's."""
+    """Folder of `initdb` and `postgres`; null: the newest of Debian's packages."""
     user: str
-    """Who runs it where we are root."""
+    """The user who runs it if the stack is started by root."""
     connections: Annotated[int, Field(ge=20, le=1000)]
-    """At most so many at once."""
+    """The largest number of connections at once."""
 
 
 class StackConfig(Settings):
-    """The whole file."""
+    """The whole config file."""
 
     folder: str | None
-    """Where everything is kept; null: `stack` below the home."""
+    """The folder for all data; null: `stack` in the home."""
     programs: str
-    """Folder of Caddy, SeaweedFS and MLflow's driver, relative to the project's."""
+    """Folder of Caddy, SeaweedFS and MLflow's database driver, relative to the project."""
     listen: Annotated[str, Field(pattern=r"^[0-9A-Fa-f.:]+$")]
-    """Address that TLS listens on."""
+    """Address on which TLS listens."""
     name: Name
-    """What clients call this machine."""
+    """The name by which clients reach this machine."""
     certificate: str | None
-    """A chain of certificates (PEM) for that name; null: Caddy makes an authority of its own."""
+    """A certificate chain (PEM) for that name; null: Caddy creates its own authority."""
     key: str | None
-    """Of the certificate."""
+    """The certificate's key (PEM)."""
     authority: str | None
-    """Who signed the certificate (PEM), where machines do not trust it anyway."""
+    """The authority that signed the certificate (PEM), if machines do not trust it anyway."""
     ports: Ports
     postgres: Postgres
     mlflow_processes: Annotated[int, Field(ge=1, le=64)]
-    """That answer MLflow's requests."""
+    """Number of processes that answer MLflow's requests."""
     log_megabytes: Annotated[float, Field(gt=0)]
-    """A part's log is emptied above that; what it held last stays beside it."""
+    """A part's log is emptied above this size; its last content is kept next to it."""
     workers: dict[Pool, Annotated[int, Field(ge=1, le=64)]]
-    """A worker for each pool, and how many runs it takes at once."""
+    """For each pool the number of runs that its worker takes at once."""
 
     @model_validator(mode="after")
     def _both(self) -> "StackConfig":
         if (self.certificate is None) != (self.key is None):
             raise ValueError("certificate, key: give both, or null for both")
         if self.authority is not None and self.certificate is None:
-            raise ValueError("authority: there is no certificate that it could have signed; give one, or null")
+            raise ValueError("authority: it needs a certificate that it signed; give one, or set it to null")
         return self
 
     @model_validator(mode="after")
     def _enough_connections(self) -> "StackConfig":
-        # Prefect's pool opens 15; MLflow's parent keeps 4, each of its processes has three pools; 3 are PostgreSQL's.
+        # Prefect's pool opens 15; MLflow's parent keeps 4, and each of its processes has three pools; PostgreSQL
+        # reserves 3.
         least = 15 + 4 + 3 * MLFLOW_POOL * self.mlflow_processes + 3
         if self.postgres.connections < least:
             raise ValueError(
@@ -115,15 +116,15 @@ class StackConfig(Settings):
 
 
 class Stack:
-    """A stack on this machine: its config and where its files are."""
+    """A stack on this machine: its config and the places of its files."""
 
     def __init__(self, config: StackConfig, home: Path) -> None:
         self.config, self.home = config, home
         self.folder = user_path(config.folder, "folder").absolute() if config.folder else home / "stack"
         if not re.fullmatch(r"[A-Za-z0-9/_.+@=,~-]+", str(self.folder)):
             raise UserError(
-                f"folder = {self.folder}: the servers' own config files cannot hold such a path. Take one of letters, "
-                f"digits and / _ . + @ = , ~ - alone."
+                f"folder = {self.folder}: the servers' own config files can't contain such a path. Choose one with "
+                f"only letters, digits and / _ . + @ = , ~ -."
             )
         self.programs = ROOT / user_path(config.programs, "programs")
         self.logs = self.folder / "logs"
@@ -137,13 +138,12 @@ class Stack:
         self.authority = _path(config.authority, "authority")
 
     def url(self, server: str) -> str:
-        """Return where clients find one of prefect, mlflow, s3."""
+        """Return the URL of prefect, mlflow or s3 for clients."""
         return f"https://{self.config.name}:{getattr(self.config.ports, server)}"
 
     @property
     def has_authority(self) -> bool:
-        """Return whether clients need `ca.crt`: the certificate is of an authority that they do not trust by
-        themselves."""
+        """Return whether clients need `ca.crt`, because they do not trust the certificate's authority by default."""
         return self.certificate is None or self.authority is not None
 
     @property
@@ -151,7 +151,7 @@ class Stack:
         """Return the folder of `initdb` and `postgres`.
 
         Raises:
-            UserError: there is none.
+            UserError: PostgreSQL is not installed.
         """
         named = self.config.postgres.programs
         folders = [user_path(named, "postgres.programs")] if named else sorted(
@@ -169,7 +169,7 @@ class Stack:
         """Return the path of `caddy` or `weed`.
 
         Raises:
-            UserError: it is not there.
+            UserError: the program is not installed.
         """
         path = self.programs / "bin" / name
         if not os.access(path, os.X_OK):

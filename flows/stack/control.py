@@ -1,4 +1,4 @@
-"""`tether stack`: start what is missing and wait until it answers, say how it stands, end it."""
+"""`tether stack`: start missing parts and wait until they answer, show their state, stop them."""
 
 import os
 import subprocess
@@ -26,26 +26,26 @@ from flows.stack.secrets import authorities, read_passwords
 from flows.stack.state import Adopted, StackState, read_state, runs
 
 UP_SECONDS = 600.0
-"""How long all parts may take to answer; on two cores with a load of 11 they took 170 s the first time."""
+"""How long all parts together may take to answer; on two cores with a load of 11 the first start took 170 s."""
 DOWN_SECONDS = 150.0
-"""How long the keeper may take to end its parts: three levels of 35 s."""
+"""How long the keeper may take to stop its parts: three levels of 35 s each."""
 TRIES = 4
-"""A part that was started so often before it answered is given up."""
+"""A part that was started this often without an answer is given up."""
 _OURS = ("PREFECT_", "MLFLOW_", "TETHER_", "AWS_", "PG", "SSL_CERT_", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-"""Variables of a terminal that uses some server; the stack's own parts must not see them."""
+"""Prefixes of variables that set which servers a terminal uses; the stack's own parts must not inherit them."""
 
 
 def up(stack: Stack, config: Path, say: Say) -> list[Answer]:
-    """Start what does not run yet, and return once every part answers.
+    """Start all parts that are not running, and return once every part answers.
 
     Raises:
-        UserError: something is not installed, or a port is taken; or passwords are refused.
-        TetherError: a part does not come up; what this call started is ended.
+        UserError: something is not installed, a port is in use, or passwords are rejected.
+        TetherError: a part does not start; parts that this call started are stopped again.
     """
     state = read_state(stack)
     kept = state is not None and runs(state.keeper)
     if state is not None and state.alive() and state.config != stack.config.model_dump(mode="json"):
-        raise UserError(f"{config}: the stack runs with other values. `tether stack down` first, then up again.")
+        raise UserError(f"{config}: the stack runs with other values. Run `tether stack down`, then `tether stack up`.")
     passwords = prepare(stack, state.alive() if state is not None else ())
     if not kept:
         _start_keeper(stack, config)
@@ -53,7 +53,7 @@ def up(stack: Stack, config: Path, say: Say) -> list[Answer]:
         return _wait(stack, passwords, say)
     except BaseException:
         if not kept:
-            say("Ending what was started.")
+            say("Stopping what was started.")
             down(stack)
         raise
 
@@ -73,7 +73,7 @@ def _start_keeper(stack: Stack, config: Path) -> None:
 
 
 def _wait(stack: Stack, passwords: dict[str, str], say: Say) -> list[Answer]:
-    """Wait until all parts answer, and make on the way what only a running server can make."""
+    """Wait until all parts answer. Buckets and MLflow's user are created here, which needs running servers."""
     until = time.monotonic() + UP_SECONDS
     to_make = [make_buckets, make_mlflow_user]
     said: set[str] = set()
@@ -106,17 +106,18 @@ def _wait(stack: Stack, passwords: dict[str, str], say: Say) -> list[Answer]:
 
 
 def raise_refused(stack: Stack, answers: Collection[Answer]) -> None:
-    """Raise a UserError in one sentence where a server does not take a password."""
+    """Raise UserError, in one sentence, if a server rejects a password."""
     refused = [each for each in answers if each.verdict == "refused"]
     if refused:
         raise UserError(
             f"{', '.join(each.part for each in refused)}: {refused[0].told}; the passwords in {stack.secrets} are not "
-            f"those that the databases in {stack.folder} were made with: restore those."
+            f"those of the databases in {stack.folder}: restore the original passwords."
         )
 
 
 def write_authorities(stack: Stack) -> None:
-    """Write the authorities that clients trust, the stack's own after the usual ones; Caddy's once it has made it."""
+    """Write the certificate authorities that clients trust: the usual ones and the stack's, once Caddy has created
+    it."""
     import certifi
 
     own = stack.authority or stack.folder / "tls/caddy/pki/authorities/local/root.crt"
@@ -128,7 +129,7 @@ def write_authorities(stack: Stack) -> None:
 
 
 def status(stack: Stack) -> tuple[list[Answer], StackState | None]:
-    """Return what every part answers, and its processes; a state of None says that nothing was started.
+    """Return the answers of all parts, and the processes' state; None if nothing was started.
 
     Raises:
         UserError: the passwords cannot be read.
@@ -140,7 +141,7 @@ def status(stack: Stack) -> tuple[list[Answer], StackState | None]:
     for answer in ask_all(stack, read_passwords(stack)):
         part = state.parts.get(answer.part)
         if part is None or not runs(part.process):
-            why = "was not started yet" if part is None else "has ended"
+            why = "has not been started yet" if part is None else "has ended"
             again = "its keeper starts it" if runs(state.keeper) else "`tether stack up` starts it"
             answer = Answer(answer.part, "away", f"{why}; {again}. See {log_of(stack, answer.part)}")
         answers.append(answer)
@@ -148,10 +149,10 @@ def status(stack: Stack) -> tuple[list[Answer], StackState | None]:
 
 
 def down(stack: Stack) -> list[str]:
-    """End the keeper and every part by its own process id; returns the parts that ran. What they keep stays.
+    """Stop the keeper and every part by their process ids, and return the parts that ran. Their data stay.
 
     Raises:
-        TetherError: the keeper does not end.
+        TetherError: the keeper does not stop.
     """
     state = read_state(stack)
     if state is None:
@@ -165,8 +166,8 @@ def down(stack: Stack) -> list[str]:
         try:
             keeper.wait(DOWN_SECONDS)
         except subprocess.TimeoutExpired as error:
-            raise TetherError(f"the stack's keeper (process {keeper.pid}) does not end; see {stack.logs}") from error
-    if (left := read_state(stack)) is not None:  # of a keeper that was killed
+            raise TetherError(f"the stack's keeper (process {keeper.pid}) does not stop; see {stack.logs}") from error
+    if (left := read_state(stack)) is not None:  # left by a keeper that was killed
         by_name = {part.service.name: part for part in stack_parts(stack, read_passwords(stack))}
         alive = [name for name in left.alive() if name in by_name]
         end_in_order([(by_name[name], Adopted(left.parts[name].process)) for name in alive])
@@ -175,7 +176,7 @@ def down(stack: Stack) -> list[str]:
 
 
 def print_table(console: Console, stack: Stack, answers: Collection[Answer], state: StackState | None) -> None:
-    """Print a line for each part: whether it answers, where it is, and what is wrong."""
+    """Print a line for each part: its state, address and process, and what is wrong."""
     table = Table(box=None, pad_edge=False)
     for title in ("part", "state", "address", "process", "answer"):
         table.add_column(title, overflow="fold", no_wrap=title != "answer")

@@ -1,7 +1,7 @@
-"""The process that keeps a stack's parts at work: `python -m flows.stack.keeper CONFIG`. `tether stack up` starts it.
+"""The process that keeps a stack's parts running: `python -m flows.stack.keeper CONFIG`. `tether stack up` starts it.
 
-It starts a part again where it ends, and ends them all when it is told to. Where it is killed itself they go on, and
-the next keeper takes them over.
+It restarts a part that ends, and stops all parts when it is told to. If the keeper itself is killed, its parts
+continue, and the next keeper takes them over.
 """
 
 import fcntl
@@ -26,7 +26,7 @@ from tasks.execution import logs
 
 
 def keep(stack: Stack, told: threading.Event) -> None:
-    """Keep the parts of a stack at work until `told`, then end them."""
+    """Keep the parts of a stack running until `told` is set, then stop them."""
     wanted = stack_parts(stack, read_passwords(stack))
     before = read_state(stack)
     state = StackState(keeper=this_process(), config=stack.config.model_dump(mode="json"))
@@ -53,7 +53,7 @@ def keep(stack: Stack, told: threading.Event) -> None:
 
 
 def end_in_order(parts: Iterable[tuple[StackPart, Running]], say: Say = lambda _: None) -> None:
-    """End parts by their own process ids, those that need others first."""
+    """Stop parts by their process ids, dependent parts first."""
 
     def end(part: StackPart, process: Running) -> None:
         began = time.monotonic()
@@ -70,7 +70,8 @@ def end_in_order(parts: Iterable[tuple[StackPart, Running]], say: Say = lambda _
 
 
 def _watch(stack: Stack, told: threading.Event) -> None:
-    """Let crashed runs go on and tell of a full disk, as `tether serve` does; in a thread, since a call may hang."""
+    """Continue crashed runs and report a full disk, as `tether serve` does. Runs in a thread, because a call may
+    hang."""
     from flows.deployment.alerts import DiskWatch
     from flows.deployment.recovery import crash_watch
 
@@ -83,7 +84,7 @@ def _watch(stack: Stack, told: threading.Event) -> None:
 
 
 def _start_ready(stack: Stack, wanted: list[StackPart], parts: dict[str, Supervised], state: StackState) -> None:
-    """Start the parts that nothing keeps from it any more: all of lower levels take connections."""
+    """Start the parts that have become ready to start: those for which all parts of lower levels accept connections."""
     for each in wanted:
         name = each.service.name
         if name not in parts:
@@ -118,7 +119,7 @@ def _say(text: str) -> None:
 
 
 def main() -> None:
-    """Keep the stack of the config file that the first argument names."""
+    """Keep the stack of the config file in the first argument running."""
     home = tether_home()
     prepare_environment(home)
     stack = load_stack(Path(sys.argv[1]), home)
@@ -126,7 +127,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: told.set())
     with stack.lock.open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # an earlier keeper may still be ending
+        fcntl.flock(lock, fcntl.LOCK_EX)  # wait for an earlier keeper to finish
         keep(stack, told)
 
 

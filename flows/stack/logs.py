@@ -1,4 +1,4 @@
-"""What a stack's parts print: a file for each, which is bounded, and `tether stack logs`, which follows them."""
+"""The output of a stack's parts: a log file of limited size for each, which `tether stack logs` follows."""
 
 import json
 import os
@@ -19,15 +19,15 @@ KEEPER = "keeper"
 
 
 def log_of(stack: Stack, part: str) -> Path:
-    """Return the file that has what a part printed."""
+    """Return the log file of a part."""
     return stack.logs / f"{part}.log"
 
 
 def bound_logs(stack: Stack, say: Say) -> None:
-    """Empty each log that is longer than the config allows; what it held replaces `PART.log.1`.
+    """Empty each log that is longer than the config allows; its content replaces `PART.log.1`.
 
-    The parts append, so that they go on at the file's new end. Where the disk has no room for the copy, the log is
-    emptied without one.
+    The parts open their logs for appending, so they continue at the new end. If the disk has no room for the copy, the
+    log is emptied without one.
     """
     for name in (KEEPER, *part_names(stack)):
         path = log_of(stack, name)
@@ -36,18 +36,18 @@ def bound_logs(stack: Stack, say: Say) -> None:
                 try:
                     shutil.copyfile(path, path.with_suffix(".log.1"))
                 except OSError as error:
-                    say(f"{path} is emptied without a copy: {error}")
+                    say(f"{path} is being emptied without a copy: {error}")
                 os.truncate(path, 0)
 
 
 def follow(stack: Stack, part: str | None, lines: int, go_on: bool, say: Say) -> None:
-    """Say the last lines of the parts' logs, then each new one.
+    """Print the last lines of the parts' logs, then each new line.
 
     Args:
-        stack: whose.
-        part: one of its parts, or keeper; None for all.
-        lines: how many of each log at first.
-        go_on: until Ctrl-C.
+        stack: the stack.
+        part: one of its parts, or `keeper`; None for all.
+        lines: how many lines of each log to print first.
+        go_on: continue until Ctrl-C.
         say: prints a line.
 
     Raises:
@@ -75,9 +75,9 @@ def follow(stack: Stack, part: str | None, lines: int, go_on: bool, say: Say) ->
 
 
 def _new_lines(file: BinaryIO, last: int | None) -> list[str]:
-    """Return what was added to a log, whole lines alone after the first time; of all that is there the `last` lines."""
+    """Return a log's last lines (`last`: how many), or with None the complete lines added since the previous call."""
     if os.fstat(file.fileno()).st_size < file.tell():
-        file.seek(0)  # it was emptied
+        file.seek(0)  # the log was emptied
     found = file.readlines()
     if last is not None:
         found = found[-last:] if last else []
@@ -87,7 +87,7 @@ def _new_lines(file: BinaryIO, last: int | None) -> list[str]:
 
 
 def last_line(stack: Stack, part: str) -> str:
-    """Return the last line that a part printed, and where; where alone if it printed nothing."""
+    """Return the last line that a part printed, with its log file; only the file if it printed nothing."""
     path = log_of(stack, part)
     try:
         told = [each for each in path.read_text(encoding="utf-8", errors="replace").splitlines() if each.strip()]
@@ -97,7 +97,7 @@ def last_line(stack: Stack, part: str) -> str:
 
 
 def _message(text: str) -> str:
-    """Return what a line of a log says: the message of a JSON line (`tasks.execution.logs`), else all of it."""
+    """Return the message of a log line: the field of a JSON line (`tasks.execution.logs`), or the whole line."""
     try:
         found = json.loads(text)
     except ValueError:

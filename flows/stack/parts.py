@@ -1,5 +1,5 @@
-"""The parts of a stack: the command of each, its environment and the files that configure it. Passwords stand in
-environments and in files of mode 600; addresses of databases have none (libpq and asyncpg read `PGPASSFILE`).
+"""The parts of a stack: each one's command, environment and config files. Passwords are only in environments and in
+files of mode 600; the databases' URLs contain none (libpq and asyncpg read `PGPASSFILE`).
 """
 
 import os
@@ -16,7 +16,7 @@ from flows.stack.secrets import exports
 
 POSTGRES, S3, PREFECT, MLFLOW, TLS = "postgres", "s3", "prefect", "mlflow", "tls"
 VOLUME_MB = 1024
-"""Of SeaweedFS' files, which grow as they are filled."""
+"""Size of SeaweedFS's volume files, which grow as they are filled."""
 
 
 class StackPart(NamedTuple):
@@ -24,13 +24,13 @@ class StackPart(NamedTuple):
 
     service: Service
     level: int
-    """Started once every part of a lower level takes connections; ended before them."""
+    """It is started once all parts of lower levels accept connections, and stopped before them."""
     ports: tuple[tuple[str, int], ...] = ()
-    """Addresses and ports that it listens on, of which one open tells that it is up."""
+    """Addresses and ports that it listens on."""
 
 
 def stack_parts(stack: Stack, passwords: dict[str, str]) -> list[StackPart]:
-    """Return every part, in the order of their levels."""
+    """Return all parts, in the order of their levels."""
     return [_postgres(stack), _s3(stack), _prefect(stack, passwords), _mlflow(stack, passwords), _tls(stack),
             *_workers(stack, passwords)]  # fmt: skip
 
@@ -41,12 +41,12 @@ def part_names(stack: Stack) -> list[str]:
 
 
 def worker_part(pool: str) -> str:
-    """Return the name of the part that works for a pool."""
+    """Return the name of the part that runs a pool's worker."""
     return f"worker-{pool}"
 
 
 def worker_name(pool: str) -> str:
-    """Return what Prefect's page calls that worker."""
+    """Return the name of a pool's worker on Prefect's page."""
     return f"{socket.gethostname()}-{pool}"
 
 
@@ -55,11 +55,11 @@ def write_configs(stack: Stack) -> None:
     _auth_file(stack).write_text(
         "[mlflow]\ndefault_permission = READ\nadmin_username = admin\n"
         f"database_uri = {_database(stack, 'mlflow_auth')}\n"
-        "auth_cache_ttl_seconds = 60\n"  # else each call computes PBKDF2
+        "auth_cache_ttl_seconds = 60\n"  # otherwise each call computes PBKDF2
     )
     config, ports = stack.config, stack.config.ports
     own = "tls internal" if stack.certificate is None else f'tls "{stack.certificate}" "{stack.key}"'
-    # Who calls an address in place of a name does not say it in the handshake.
+    # A client that uses an address instead of a name sends no name in the handshake.
     default = f"\tdefault_sni {config.name}\n" if config.name.replace(".", "").isdigit() else ""
     fronts = {"prefect": ports.prefect_server, "mlflow": ports.mlflow_server, "s3": ports.s3_server}
     sites = (f"{stack.url(name)} {{\n\t{own}\n\treverse_proxy {LOOPBACK}:{port}\n}}\n" for name, port in fronts.items())
@@ -71,7 +71,7 @@ def write_configs(stack: Stack) -> None:
 
 
 def postgres_user(stack: Stack) -> str | None:
-    """Return who runs PostgreSQL, where that is not this user: root may not."""
+    """Return the user who runs PostgreSQL if it is not the current one: root must not run it."""
     return stack.config.postgres.user if os.geteuid() == 0 else None
 
 
@@ -112,13 +112,13 @@ def _s3(stack: Stack) -> StackPart:
         "filer": "true", "filer.port": ports.s3_filer, "s3": "true", "s3.port": ports.s3_server,
         "s3.config": stack.secrets / "s3.json", "s3.iam": "false", "s3.port.iceberg": 0, "s3.port.lance": 0,
     }  # fmt: skip
-    # With 10 s before its volumes stop it took 30 s to end, and was killed; with 1 s it takes 17.
+    # With 10 s before its volumes stop, it took 30 s to end and was killed; with 1 s it takes 17 s.
     for name in ("master", "volume", "filer", "s3"):
         options[f"{name}.port.grpc"] = getattr(ports, "s3_server" if name == "s3" else f"s3_{name}") + 10_000
     command = [str(stack.program("weed")), "-logtostderr=true", "server"]
     command += [f"-{name}={value}" for name, value in options.items()]
     port = ports.s3_server
-    # Without a limit Go lets the heap grow to twice what is in use before it collects.
+    # Without a limit, Go lets the heap grow to twice its live size before it collects garbage.
     environment = {"HOME": str(stack.folder / "s3"), "GOMEMLIMIT": "256MiB"}
     return StackPart(Service(S3, stack.url("s3"), command, None, environment, bare=True), 0, ((LOOPBACK, port),))
 
@@ -132,11 +132,11 @@ def _prefect(stack: Stack, passwords: dict[str, str]) -> StackPart:
         "PREFECT_SERVER_API_AUTH_STRING": user,
         "PREFECT_API_AUTH_STRING": user,  # its own services are clients too
         "PREFECT_API_URL": f"http://{LOOPBACK}:{ports.prefect_server}/api",
-        "PREFECT_SERVER_UI_API_URL": f"{stack.url('prefect')}/api",  # what the page in a browser asks
-        "PREFECT_UI_URL": stack.url("prefect"),  # links in notices
+        "PREFECT_SERVER_UI_API_URL": f"{stack.url('prefect')}/api",  # the address that the page asks in a browser
+        "PREFECT_UI_URL": stack.url("prefect"),  # for links in notifications
         "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
         "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
-        # In memory, places of a limit that a restart finds taken stay so.
+        # If leases were kept only in memory, slots of a limit that were taken before a restart would stay taken.
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
     }
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", LOOPBACK]
@@ -154,7 +154,7 @@ def _mlflow(stack: Stack, passwords: dict[str, str]) -> StackPart:
         "MLFLOW_AUTH_ADMIN_PASSWORD": passwords["mlflow_admin"],
         "MLFLOW_FLASK_SERVER_SECRET_KEY": passwords["mlflow_session"],
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        # uvicorn kills a process that is busy for 5 s, and the uploads that it serves with it.
+        # uvicorn kills a process that is busy for 5 s, together with its uploads.
         "MLFLOW_UVICORN_OPTS": "--timeout-worker-healthcheck 120",
         # Each process has a pool for runs, one for models and one for users.
         "MLFLOW_SQLALCHEMYSTORE_POOL_SIZE": str(MLFLOW_POOL // 2),

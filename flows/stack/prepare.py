@@ -1,4 +1,4 @@
-"""What a stack needs before it starts: folders, passwords, which can be changed, config files, a database cluster."""
+"""Prepare a stack for its start: folders, passwords (also changing them), config files and the database cluster."""
 
 import fcntl
 import os
@@ -32,20 +32,20 @@ from flows.stack.state import read_state
 
 
 def prepare(stack: Stack, running: Collection[str] = ()) -> dict[str, str]:
-    """Make what does not exist yet, and see that every port is free; returns the passwords by name.
+    """Create what does not exist yet, check that every port is free, and return the passwords by name.
 
     Args:
-        stack: whose.
-        running: parts that run already, and have their ports.
+        stack: the stack.
+        running: parts that already run and use their ports.
 
     Raises:
-        UserError: a program is not installed, a port is taken, the certificate cannot be used, or PostgreSQL's user
-            cannot reach the folder.
+        UserError: a program is not installed, a port is in use, the certificate can't be used, or PostgreSQL's user
+            can't reach the folder.
     """
     if not (stack.programs / "flask_wtf").is_dir() or not (stack.programs / "psycopg").is_dir():
         raise UserError(f"{stack.programs}: MLflow's database driver is missing. Run `make stack`, which installs it.")
     check_certificate(stack)
-    make_folder(stack.home / "prefect")  # the clients'; Prefect makes no folder in one that is not there
+    make_folder(stack.home / "prefect")  # for the clients: Prefect does not create missing parent folders
     make_folder(stack.folder)
     for name in ("logs", "prefect", "s3", "tls"):
         make_folder(stack.folder / name)
@@ -65,20 +65,24 @@ def prepare(stack: Stack, running: Collection[str] = ()) -> dict[str, str]:
 
 
 def rotate(stack: Stack) -> None:
-    """Replace every password of the stack's own, while it is down. Where it is killed, the next call or `up` ends it.
+    """Replace all passwords of the stack while it is down. If it is interrupted, the next call or `up` finishes it.
 
     Raises:
-        UserError: the stack runs, or was never started.
-        TetherError: PostgreSQL does not take the new ones.
+        UserError: the stack is running, or was never started.
+        TetherError: PostgreSQL does not accept the new passwords.
     """
     if not stack.database.exists():
-        raise UserError(f"{stack.folder}: there are no databases yet. The first `tether stack up` makes passwords.")
+        raise UserError(
+            f"{stack.folder}: there are no databases yet. The first `tether stack up` creates the passwords."
+        )
     read_passwords(stack)
     with stack.lock.open("a") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the keeper holds it
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a running keeper holds this lock
         except BlockingIOError as error:
-            raise UserError("Passwords are changed while the stack is down. `tether stack down` first.") from error
+            raise UserError(
+                "Passwords can only be changed while the stack is down. Run `tether stack down` first."
+            ) from error
         if (state := read_state(stack)) is not None and state.alive():  # their keeper was killed
             raise UserError(f"{', '.join(state.alive())} of the stack runs. `tether stack down` first.")
         next_passwords(stack)
@@ -89,7 +93,8 @@ def rotate(stack: Stack) -> None:
 
 
 def finish_rotation(stack: Stack) -> None:
-    """Give the databases the next passwords, if there are any, and make them the present ones. It can be repeated."""
+    """Set the next passwords, if there are any, in the databases, and make them the current ones. It can be
+    repeated."""
     if not next_file(stack).exists():
         return
     passwords = next_passwords(stack)
@@ -101,7 +106,7 @@ def finish_rotation(stack: Stack) -> None:
 
 
 def _set_mlflow_password(user: str, password: str) -> str:
-    """Return the statement that does in MLflow's table of users what its API does, which asks for the old password."""
+    """Return the SQL that sets a user's password in MLflow's table, because MLflow's API requires the old password."""
     from werkzeug.security import generate_password_hash
 
     change = f"UPDATE users SET password_hash = '{generate_password_hash(password)}' WHERE username = '{user}'"
@@ -109,10 +114,10 @@ def _set_mlflow_password(user: str, password: str) -> str:
 
 
 def check_certificate(stack: Stack) -> None:
-    """See that the config's certificate fits its key, if it names one.
+    """Check that the config's certificate fits its key, if it names one.
 
     Raises:
-        UserError: it does not, or one of the files cannot be read.
+        UserError: they do not fit, or one of the files can't be read.
     """
     if stack.certificate is None or stack.key is None:
         return
@@ -125,7 +130,7 @@ def check_certificate(stack: Stack) -> None:
     except (OSError, ValueError) as error:
         raise UserError(
             f"{what}: {error.strerror if isinstance(error, OSError) else error}. Name PEM files that this user can "
-            f"read, of a certificate and its own key without a password, or null to let Caddy make a certificate."
+            f"read: a certificate and its key without a password; or null to let Caddy create a certificate."
         ) from error
 
 
@@ -136,15 +141,15 @@ def _need_free(part: str, address: str, port: int) -> None:
             probe.bind((address, port))
         except OSError as error:
             raise UserError(
-                f"port {port} of {address}, for {part}: {error.strerror}. End what listens there, or change it in "
-                f"the stack's config."
+                f"port {port} of {address}, for {part}: {error.strerror}. Stop the program that listens there, or "
+                f"change the port in the stack's config."
             ) from error
 
 
 def _make_cluster(stack: Stack, passwords: dict[str, str]) -> None:
-    """Make PostgreSQL's files with a role and a database for each server; whole, or not there.
+    """Create PostgreSQL's files with a role and a database for each server, completely or not at all.
 
-    The roles are made by a server that listens nowhere (`--single`), and get verifiers in place of passwords.
+    A server that does not listen (`--single`) creates the roles, and gets verifiers instead of passwords.
     """
     user = postgres_user(stack)
     try:
@@ -158,10 +163,11 @@ def _make_cluster(stack: Stack, passwords: dict[str, str]) -> None:
         os.chown(draft, owner, -1)
         if _run(["test", "-x", str(draft)], user).returncode != 0:
             raise UserError(
-                f"{stack.folder}: the user {user}, who runs PostgreSQL, cannot reach it. Let others pass the folders "
-                f"above it (`chmod o+x`), or set folder in the stack's config to a place such as /var/lib/tether."
+                f"{stack.folder}: the user {user}, who runs PostgreSQL, can't reach it. Give others permission to pass "
+                f"the folders above it (`chmod o+x`), or set folder in the stack's config, for example to "
+                f"/var/lib/tether."
             )
-    word = draft.with_name("postgres.word")  # where its user can read it; the folder of secrets is ours alone
+    word = draft.with_name("postgres.word")  # outside the folder of secrets, which PostgreSQL's user can't read
     try:
         write_private(word, passwords["postgres"], owner)
         _checked([
@@ -182,7 +188,7 @@ def _make_cluster(stack: Stack, passwords: dict[str, str]) -> None:
 
 
 def _execute(stack: Stack, cluster: Path, database: str, statements: Iterable[str]) -> None:
-    """Have PostgreSQL execute statements of one line each, by a server of their own that listens nowhere."""
+    """Let PostgreSQL execute statements of one line each, in a server process that does not listen."""
     single = [str(stack.postgres_programs / "postgres"), "--single", "-D", str(cluster), database]
     _checked(single, postgres_user(stack), "".join(f"{each};\n" for each in statements))
 

@@ -1,4 +1,4 @@
-"""Passwords of the stack: generated once, kept in files of mode 600, never on a command line."""
+"""The stack's passwords: generated once, kept in files of mode 600, never on a command line."""
 
 import base64
 import contextlib
@@ -16,17 +16,17 @@ from components.base.files import make_folder, replacing, sync
 from flows.stack.config import LOOPBACK, Stack
 
 ROLES = ("prefect", "mlflow", "mlflow_auth")
-"""Of PostgreSQL; each owns the database of its name."""
+"""PostgreSQL's roles. Each owns the database of its name."""
 NAMES = (
     "postgres", *ROLES, "prefect_api", "mlflow_admin", "mlflow_tether", "mlflow_session", "s3_mlflow", "s3_tether"
 )  # fmt: skip
 USER = "tether"
-"""Who our clients are to Prefect and MLflow."""
+"""The user name of our clients in Prefect and MLflow."""
 _BYTES = 24
 
 
 def write_private(path: Path, text: str, owner: int | None = None) -> None:
-    """Write a file that its owner alone can read, from its first byte on."""
+    """Write a file that only its owner can ever read, even while it is written."""
     with replacing(path) as temporary:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "w", encoding="utf-8") as file:
@@ -36,7 +36,7 @@ def write_private(path: Path, text: str, owner: int | None = None) -> None:
 
 
 def make_passwords(stack: Stack) -> dict[str, str]:
-    """Return the passwords by name (`NAMES`); those that are not there yet are made.
+    """Return the passwords by name (`NAMES`); missing ones are generated.
 
     Raises:
         UserError: the file of passwords is damaged, or others can read it.
@@ -48,8 +48,8 @@ def make_passwords(stack: Stack) -> dict[str, str]:
     if missing:
         if stack.database.exists():
             raise UserError(
-                f"{_file(stack)}: lacks the passwords {', '.join(missing)}, and the databases in {stack.folder} were "
-                f"made with others. Restore that file."
+                f"{_file(stack)}: the passwords {', '.join(missing)} are missing, and the databases in {stack.folder} "
+                f"were created with others. Restore that file."
             )
         found |= _generated(missing)
         write_private(_file(stack), json.dumps(found, indent=1))
@@ -57,20 +57,20 @@ def make_passwords(stack: Stack) -> dict[str, str]:
 
 
 def next_passwords(stack: Stack) -> dict[str, str]:
-    """Return the passwords that are to replace the present ones; a change that was begun has them already."""
+    """Return the passwords that will replace the current ones; generated on the first call of a change."""
     if not next_file(stack).exists():
         write_private(next_file(stack), json.dumps(_generated(NAMES), indent=1))
     return _read(next_file(stack))
 
 
 def replace_passwords(stack: Stack) -> None:
-    """Make the next passwords the present ones."""
+    """Make the next passwords the current ones."""
     os.replace(next_file(stack), _file(stack))
     sync(stack.secrets)
 
 
 def next_file(stack: Stack) -> Path:
-    """Return the file of the next passwords, which is there while they are being changed."""
+    """Return the file of the next passwords, which exists only while passwords are being changed."""
     return stack.secrets / "next.json"
 
 
@@ -82,7 +82,7 @@ def read_passwords(stack: Stack) -> dict[str, str]:
     """Return the passwords by name.
 
     Raises:
-        UserError: the file is not there, is damaged, or others can read it.
+        UserError: the file is missing or damaged, or others can read it.
     """
     return _read(_file(stack))
 
@@ -98,12 +98,12 @@ def _read(path: Path) -> dict[str, str]:
     if mode & 0o077:
         raise UserError(f"{path}: others can read the passwords (mode {mode & 0o777:o}). Run `chmod 600 {path}`.")
     if not isinstance(found, dict) or not all(isinstance(each, str) and _is_plain(each) for each in found.values()):
-        raise UserError(f"{path} is damaged: it maps names to passwords of letters, digits, - and _. Restore it.")
+        raise UserError(f"{path} is damaged: it must map names to passwords of letters, digits, - and _. Restore it.")
     return found
 
 
 def write_files(stack: Stack, passwords: dict[str, str]) -> None:
-    """Write what servers read passwords from, each in its own format."""
+    """Write the files from which servers read passwords, each in its own format."""
     port = stack.config.ports.postgres
     write_private(
         stack.secrets / "pgpass",
@@ -123,11 +123,11 @@ def write_files(stack: Stack, passwords: dict[str, str]) -> None:
 
 
 def scram(password: str, salt: bytes | None = None, rounds: int = 4096) -> str:
-    """Return what PostgreSQL stores of a password, so that it never sees the password itself.
+    """Return the verifier that PostgreSQL stores for a password, so that it never sees the password itself.
 
     RFC 5802, section 3: with `S = PBKDF2-HMAC-SHA-256(password, salt, rounds)`, `StoredKey = SHA-256(HMAC(S, "Client
     Key"))` and `ServerKey = HMAC(S, "Server Key")`; written `SCRAM-SHA-256$rounds:salt$StoredKey:ServerKey` in base64
-    (PostgreSQL's manual, pg_authid). `password` is ASCII, which SASLprep leaves as it is.
+    (PostgreSQL's manual, pg_authid). `password` is ASCII, which SASLprep does not change.
     """
     salt = secrets.token_bytes(16) if salt is None else salt
     salted = hashlib.pbkdf2_hmac("sha256", password.encode("ascii"), salt, rounds)
@@ -137,7 +137,7 @@ def scram(password: str, salt: bytes | None = None, rounds: int = 4096) -> str:
 
 
 def exports(stack: Stack, passwords: dict[str, str]) -> dict[str, str]:
-    """Return what a terminal or a worker has to have in its environment to use the stack."""
+    """Return the environment variables with which a terminal or a worker uses the stack."""
     found = {
         "TETHER_HOME": str(stack.home),
         "PREFECT_API_URL": f"{stack.url('prefect')}/api",
@@ -152,7 +152,7 @@ def exports(stack: Stack, passwords: dict[str, str]) -> dict[str, str]:
         "AWS_SECRET_ACCESS_KEY": passwords["s3_tether"],
         "AWS_DEFAULT_REGION": "us-east-1",
     }
-    if stack.has_authority:  # Prefect, MLflow and boto each read another one
+    if stack.has_authority:  # Prefect, MLflow and boto read different ones
         bundle = str(authorities(stack))
         found |= {"SSL_CERT_FILE": bundle, "REQUESTS_CA_BUNDLE": bundle, "AWS_CA_BUNDLE": bundle}
     return found
@@ -161,18 +161,18 @@ def exports(stack: Stack, passwords: dict[str, str]) -> dict[str, str]:
 def access_key(bucket: str) -> str:
     """Return the access key of the identity that owns a bucket.
 
-    It is a word of its own: what stands in AWS_ACCESS_KEY_ID is taken out of all that is printed.
+    It is an unusual word, because the value of AWS_ACCESS_KEY_ID is removed from all output.
     """
     return f"s3-{bucket}"
 
 
 def authorities(stack: Stack) -> Path:
-    """Return the file of the certificate authorities that clients trust: the usual ones, and the stack's."""
+    """Return the file of certificate authorities that clients trust: the usual ones and the stack's."""
     return stack.folder / "ca.crt"
 
 
 def write_exports(stack: Stack, passwords: dict[str, str]) -> None:
-    """Write the exports as a file for a shell."""
+    """Write the exports to a file for a shell."""
     lines = [f"export {name}={shlex.quote(value)}" for name, value in exports(stack, passwords).items()]
     write_private(stack.exports, "\n".join([*lines, ""]))
 

@@ -1,1 +1,1 @@
-"""What is kept of a home and its servers: backup, restore, and the way from older forms (`tether upgrade`)."""
+"""Keep a home and its servers safe: backup, restore, and upgrade from older formats (`tether upgrade`)."""

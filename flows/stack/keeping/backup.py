@@ -1,21 +1,22 @@
-"""`tether backup`: a home, its databases and its store in one folder, consistent while runs go on.
+"""`tether backup`: copy a home, its databases and its store into one folder, consistently while runs continue.
 
-What names other things is copied before what it names, and nothing that is named is removed meanwhile:
+A file that refers to another one is copied before it, and nothing that is referred to is removed meanwhile:
 
-1. What each run says that MLflow has of it (`mlflow.json`). MLflow may have more by the time that it is copied: what it
-   has is looked up there before anything is sent again. It must not have less, or a run would never send the rest.
-2. The databases, each as of one moment: MLflow's users, its runs and registered models, Prefect's. They name artifacts,
-   runs and results of the store.
+1. What each run has recorded as sent to MLflow (`mlflow.json`). MLflow may have more by the time its database is
+   copied: a restored run looks that up before it sends anything again. MLflow must not have less, or a run would never
+   send the rest.
+2. The databases, each as of one moment: MLflow's users, its runs and registered models, and Prefect's. They refer to
+   artifacts, runs and results in the store.
 3. The files that MLflow keeps.
-4. The runs, each run.json before what it names. They name records of the store.
+4. The runs, each run.json before the files it refers to. They refer to records in the store.
 5. The store: pins, records, objects (`copying.copy_store`).
 
-From before 1 until after 5 the store's collector is held off (`Place.using`), as it is by a run that publishes. All
-other removals are of what nothing names: drafts, and the folders of runs that did not begin.
+From before step 1 until after step 5 the store's garbage collector is held off (`Place.using`), as during a publishing
+run. All other removals concern files to which nothing refers: drafts, and folders of runs that did not begin.
 
-`work/` is left out. What a stage has not published is no result, its checkpoints change every few seconds and are
-several times as large as the model. A run that was at work is `interrupted` in the restored home; the same command
-computes the stage that was at work from its first step, with the same bytes, and finds those before it in the store.
+`work/` is left out. An unfinished stage has no result yet, and its checkpoints change every few seconds and are several
+times as large as the model. A run that was computing is `interrupted` in the restored home. The same command computes
+the unfinished stage from its first step, with the same bytes, and finds the earlier stages in the store.
 """
 
 import contextlib
@@ -52,13 +53,13 @@ LEFT_OUT = {
     "prefect/embedded": "notes of servers that ran here",
     "logs": "of servers and workers",
 }
-"""What of a home is in no backup, and what it is."""
+"""The folders of a home that no backup has, and what they hold."""
 _NOT_COPIED = {SENT, "mlflow.lock"}
-"""Files of a run's folder that are not copied with the others."""
+"""Files in a run's folder that are copied separately, or not at all."""
 
 
 class Written(NamedTuple):
-    """A backup that was written."""
+    """A finished backup."""
 
     folder: Path
     manifest: Manifest
@@ -66,27 +67,27 @@ class Written(NamedTuple):
 
 
 def back_up(home: Path, stack: Stack, target: Path, steps: Steps, say: Say) -> Written:
-    """Write a backup of a home, and of the stack where there is one, into a new folder.
+    """Write a backup of a home, and of the stack if there is one, into a new folder.
 
     Args:
-        home: the `TETHER_HOME`.
-        stack: this machine's stack, whether it was ever started or not.
-        target: the folder to write; it appears when it is whole.
+        home: the Tether home.
+        stack: this machine's stack, whether or not it was ever started.
+        target: the folder to write; it appears only when it is complete.
         steps: shows the progress.
-        say: tells a person.
+        say: gets lines for a person.
 
     Raises:
-        UserError: there is nothing to back up, the folder is there and is not empty, or is inside of what it is to
-            hold; or the stack is down.
+        UserError: there is nothing to back up, `target` exists and is not empty, `target` is inside the home or the
+            stack's folder, or the stack is down.
     """
     target = target.absolute()
     has_stack = stack.database.exists()
     if not has_stack and not any((home / name).exists() for name in ("runs", "store", "mlflow.db", "models")):
-        raise UserError(f"{home} holds no run, no result and no model: there is nothing to back up. Set TETHER_HOME.")
+        raise UserError(f"{home} has no run, result or model, so there is nothing to back up. Set TETHER_HOME.")
     for inside in (home, stack.folder) if has_stack else (home,):
         if target.is_relative_to(inside.absolute()) or target.resolve().is_relative_to(inside.resolve()):
             raise UserError(
-                f"backup {target}: this is inside of {inside}, and would be lost with it. Name a folder elsewhere."
+                f"backup {target}: this folder is inside {inside}, and would be lost with it. Name a folder elsewhere."
             )
     if has_stack:
         servers.check_up(stack)
@@ -111,15 +112,15 @@ def back_up(home: Path, stack: Stack, target: Path, steps: Steps, say: Say) -> W
 
 
 def _schema(home: Path) -> int | None:
-    """Return the number of the home's form; None too where the file that says it is damaged, which is copied as it
-    is."""
+    """Return the number of the home's format; None also if the file with the number is damaged (it is copied as it
+    is)."""
     with contextlib.suppress(UserError):
         return home_schema(home)
     return None
 
 
 def servers_elsewhere(stack: Stack, manifest: Manifest) -> list[str]:
-    """Return a sentence for each server that this terminal uses and the backup does not have."""
+    """Return a sentence for each server that this terminal uses and the backup does not include."""
     told = []
     for name, variable in (("Prefect", "PREFECT_API_URL"), ("MLflow", "MLFLOW_TRACKING_URI")):
         url = os.environ.get(variable, "")
@@ -129,12 +130,12 @@ def servers_elsewhere(stack: Stack, manifest: Manifest) -> list[str]:
 
 
 def _copy(home: Path, stack: Stack | None, steps: Steps, copier: Copier, say: Say) -> str:
-    """Copy everything, in the order that this module's text gives; returns what the shared store is called, if any."""
+    """Copy everything in the order that the module's docstring gives; return the shared store's name, if any."""
     local = ArtifactStore(home, alone=True).local
     named = shared_place(home)
     own = servers.store_of(stack) if stack is not None else None
     if own is not None and named is not None and named.where == own.where:
-        named = None  # the stack's own, called by this terminal's variables
+        named = None  # the stack's own store, which this terminal's variables name
     places: list[tuple[str, Place]] = [(to, place) for to, place in (("stack/store", own), ("shared", named)) if place]
     with contextlib.ExitStack() as held:
         for place in [*(place for _, place in places), *([local] if local.root.is_dir() else [])]:
@@ -169,7 +170,7 @@ def _tree(home: Path, name: str, steps: Steps, copier: Copier, links: bool = Fal
 
 
 def _runs(home: Path, steps: Steps, copier: Copier) -> None:
-    """Copy every run that has begun; what MLflow has of it was copied before."""
+    """Copy every run that has begun. Its `mlflow.json` was copied before."""
 
     def copy(folder: Path) -> None:
         to = f"home/runs/{folder.name}"
@@ -178,7 +179,8 @@ def _runs(home: Path, steps: Steps, copier: Copier) -> None:
             if name != RUN_FILE and name not in _NOT_COPIED:
                 copier.file(each, f"{to}/{name}")
         if f"{to}/{SENT}" not in copier.files and (folder / SENT).is_file():
-            # It began after MLflow's database was copied, which may have some of it: what, is to be looked up there.
+            # The run began after MLflow's database was copied. The copy may have part of the run, which is looked up
+            # there.
             sent = Sent.load(folder)
             text = Sent(project=sent.project, code=sent.code).model_dump_json(indent=1)
             copier.write(f"{to}/{SENT}", [text.encode()], 0o644)
@@ -187,7 +189,7 @@ def _runs(home: Path, steps: Steps, copier: Copier) -> None:
 
 
 def _say_what_is_missing(folder: Path, copier: Copier, say: Say) -> None:
-    """Say what could not be read, and which objects the copied records need that the store does not have."""
+    """Report files that could not be read, and objects that copied records need but the store lacks."""
     if copier.unreadable:
         say(
             f"Not in the backup, because unreadable: {counted(len(copier.unreadable), 'file')}, first "
@@ -205,21 +207,21 @@ def _say_what_is_missing(folder: Path, copier: Copier, say: Say) -> None:
         sha, stage = next(iter(missing.items()))
         say(
             f"Not in the backup, because not in the store: {counted(len(missing), 'object')} that records need, first "
-            f"{sha[:12]} of {stage}. `tether store verify` names them all; a run that needs one computes it again."
+            f"{sha[:12]} of {stage}. `tether store verify` lists them all; a run that needs one computes it again."
         )
 
 
 @contextlib.contextmanager
 def _partial(target: Path) -> Iterator[Path]:
-    """The folder `target.partial`, ours alone and empty, which becomes `target` when the block ends well.
+    """Yield the empty folder `target.partial`, locked by this process; it becomes `target` if the block succeeds.
 
-    What a killed backup left of it is removed first.
+    The remains of a killed backup are removed from it first.
 
     Raises:
-        UserError: `target` is there and is not an empty folder, or another backup writes it.
+        UserError: `target` exists and is not an empty folder, or another backup is writing it.
     """
     if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
-        raise UserError(f"backup {target}: it is there already, and is not an empty folder. Name another one.")
+        raise UserError(f"backup {target}: it exists, and is not an empty folder. Name another one.")
     partial = target.with_name(f"{target.name}.partial")
     make_folder(target.parent)
     partial.mkdir(mode=0o700, exist_ok=True)
@@ -229,7 +231,7 @@ def _partial(target: Path) -> Iterator[Path]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UserError(
-                f"backup {target}: another `tether backup` is writing {partial}. Wait, or name another."
+                f"backup {target}: another `tether backup` is writing {partial}. Wait, or name another folder."
             ) from error
         partial.chmod(0o700)
         _empty(partial)

@@ -1,4 +1,4 @@
-"""Copying into a backup: each file is hashed as it is copied, and a person sees how far it is."""
+"""Copy files into a backup: each file is hashed while it is copied, and the progress is shown."""
 
 import hashlib
 import os
@@ -25,17 +25,17 @@ T = TypeVar("T")
 
 THREADS = 8
 MOST_LISTINGS = 20
-"""A store whose records change between two listings is listed again, so often at most."""
+"""A store whose records change between two listings is listed again, at most this often."""
 
 
 class Steps:
-    """Goes through the items of one part after another; a bar on a terminal, lines elsewhere."""
+    """Processes the items of one part after another, with a progress bar on a terminal and lines elsewhere."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
     def each(self, part: str, items: Collection[T]) -> Iterator[T]:
-        """Give the items of a part, each shown as done when the next one is asked for."""
+        """Yield the items of a part. An item counts as done when the next one is requested."""
         if not items:
             return
         with StageProgress(self._console, part) as progress:
@@ -44,9 +44,9 @@ class Steps:
                 progress.show({"step": number, "metrics": {}, "total": len(items)})
 
     def all(self, part: str, items: Collection[T], work: Callable[[T], object]) -> None:
-        """Do the work of every item of a part, several at a time: disks and servers are waited for, not processors.
+        """Call `work` for every item of a part, several at a time, because it waits for disks and servers.
 
-        Raises what the first one that fails raises, once those that were begun have ended.
+        The first exception is raised again once the calls in progress have ended.
         """
         if not items:
             return
@@ -67,18 +67,18 @@ class Copier:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.files: dict[str, BackedUpFile] = {}
-        """What was written."""
+        """The files written so far, by name."""
         self.unreadable: list[str] = []
-        """What there was and could not be read: why, and which file."""
+        """Files that exist but could not be read, each with the reason."""
 
     def write(self, name: str, chunks: Iterable[bytes], mode: int = 0o600, modified: float | None = None) -> str:
-        """Write a file piece by piece; returns its SHA-256.
+        """Write a file from `chunks` and return its SHA-256.
 
         Args:
-            name: relative to the backup's folder.
+            name: the path relative to the backup's folder.
             chunks: its bytes.
-            mode: the permissions that it had.
-            modified: when it was written, in seconds since 1970; None: now.
+            mode: the permissions to record in the manifest.
+            modified: the time to record, in seconds since 1970; None: now.
         """
         path, digest, size = self._folder / name, hashlib.sha256(), 0
         make_folder(path.parent)
@@ -95,7 +95,7 @@ class Copier:
         return digest.hexdigest()
 
     def file(self, path: Path, name: str) -> None:
-        """Copy a file as far as it is written; one that is gone by now is left out."""
+        """Copy a file's current content; a file that no longer exists is left out."""
         try:
             source = open_regular(path)
         except FileNotFoundError:
@@ -109,7 +109,7 @@ class Copier:
             self.write(name, pieces, stat.S_IMODE(info.st_mode) & 0o777, info.st_mtime)
 
     def small(self, place: Place, name: str, to: str, modified: float) -> None:
-        """Copy a small file of a store; likewise."""
+        """Copy a small file of a store; a file that no longer exists is left out."""
         try:
             data = place.read(name)
         except FileNotFoundError:
@@ -120,7 +120,7 @@ class Copier:
         self.write(f"{to}/{name}", [data], 0o444, modified)
 
     def database(self, path: Path, name: str) -> None:
-        """Copy a SQLite file, whole between two transactions."""
+        """Copy a SQLite file as of a moment between two transactions."""
         draft = self._folder / f"{name}.draft"
         make_folder(draft.parent)
         copy_database(path, draft)
@@ -128,16 +128,16 @@ class Copier:
         draft.unlink()
 
     def sync(self) -> None:
-        """Have the disk keep the names of what was written."""
+        """Make the names of the written files durable on the disk."""
         for folder in {parent for name in self.files for parent in (self._folder / name).parents}:
             if folder.is_relative_to(self._folder):
                 sync(folder)
 
 
 def files_below(folder: Path, links: bool = False) -> dict[str, Path]:
-    """Return the files below a folder by relative path, drafts of killed writers and links left out.
+    """Return the files below a folder by relative path, without links and the drafts of killed writers.
 
-    With `links`, a link to a file counts as that file.
+    With `links`, a link to a file is included like a file.
     """
     found = {}
     for parent, folders, names in os.walk(folder):
@@ -151,19 +151,19 @@ def files_below(folder: Path, links: bool = False) -> dict[str, Path]:
 def copy_store(
     place: Place, to: str, steps: Steps, copier: Copier, say: Callable[[str], object], without: Collection[str] = ()
 ) -> set[str]:
-    """Copy a store whose collector is held off (`Place.using`): pins, then records, then objects. Returns the objects.
+    """Copy a store and return its objects' names: pins, then records, then objects.
 
-    A record is written after its objects and after the records that it was made from. So the records are listed until
-    two listings agree: then whatever a listed record was made from is listed too. Objects come last: all of the copied
-    records' are there by then.
+    The store's collector must be held off (`Place.using`). A record is written after its objects and after the records
+    it was made from. The records are listed until two listings agree, so every record that a listed one was made from
+    is listed too. Objects are copied last: by then all objects of the copied records exist.
 
     Args:
         place: the store.
         to: the folder in the backup.
         steps: shows the progress.
-        copier: writes.
-        say: is told of objects that are damaged in the store.
-        without: objects that the backup has of another store.
+        copier: writes the files.
+        say: gets a line if objects are damaged in the store.
+        without: objects that the backup already has from another store.
     """
     pins = [each for each in place.entries("pins") if each.name.endswith(".json") and each.name[0] != "."]
     steps.all("pins", pins, lambda pin: copier.small(place, f"pins/{pin.name}", to, pin.modified))
@@ -181,13 +181,13 @@ def copy_store(
         say(
             f"{counted(len(damaged), 'object is', 'objects are')} damaged in {place.where} and copied unchanged, the "
             "first is "
-            f"{damaged[0][:12]}. `tether store verify` names them all; a run that needs one computes it again."
+            f"{damaged[0][:12]}. `tether store verify` lists them all; a run that needs one computes it again."
         )
     return {each.name for each in objects}
 
 
 def _settled(place: Place) -> list[tuple[str, float]]:
-    """Names of all records, and when they were written, the oldest first."""
+    """Return the names of all records and the times they were written, oldest first."""
     found: dict[str, float] | None = None
     for _ in range(MOST_LISTINGS):
         listed = {

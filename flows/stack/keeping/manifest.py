@@ -1,4 +1,4 @@
-"""What a backup holds, by name: size, SHA-256, permissions and time of each file, under a SHA-256 of their own."""
+"""The manifest of a backup: size, SHA-256, permissions and time of each file, protected by its own SHA-256."""
 
 import hashlib
 import json
@@ -17,51 +17,51 @@ from tasks.runs.schema import newer
 
 MANIFEST = "manifest.json"
 BACKUP_SCHEMA = 1
-"""The form of a backup's folder."""
+"""The number of the backup folder's format."""
 CHUNK = 1 << 20
 
 
 class BackedUpFile(BaseModel):
-    """One file."""
+    """A file in a backup."""
 
     size: Annotated[int, Field(ge=0)]
-    """Bytes."""
+    """In bytes."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     mode: Annotated[int, Field(ge=0, le=0o777)] = 0o600
     modified: float
-    """Seconds since 1970: records are listed by it."""
+    """Seconds since 1970. Restored records are added in this order."""
 
 
 class Manifest(BaseModel):
-    """The whole backup."""
+    """The content of a whole backup."""
 
     schema_version: int = BACKUP_SCHEMA
     tether: str
-    """The version that made it."""
+    """The version of Tether that made it."""
     created: str
     """UTC, ISO 8601."""
     host: str
     home: str
-    """Where the home was."""
+    """The path of the home."""
     home_schema: int | None
-    """None of a home without runs."""
+    """None for a home without runs."""
     shared: str = ""
-    """What `TETHER_STORE` named, if the backup has that store."""
+    """The store that `TETHER_STORE` named, if the backup includes it."""
     stack: dict[str, Any] | None = None
-    """The stack's config; None where there was none."""
+    """The stack's config; None without a stack."""
     left_out: list[str]
-    """What of the home is not in it."""
+    """The parts of the home that the backup leaves out."""
     files: dict[str, BackedUpFile]
-    """Maps a path relative to the backup's folder to its file."""
+    """Maps a path relative to the backup's folder to the file's properties."""
 
     def below(self, folder: str) -> dict[str, BackedUpFile]:
-        """Return the files below a folder of the backup, by their path relative to that."""
+        """Return the files below a folder of the backup, by path relative to that folder."""
         start = f"{folder}/"
         return {name.removeprefix(start): file for name, file in self.files.items() if name.startswith(start)}
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write it, last: without it a folder is no backup."""
+    """Write the manifest, as the last file: a folder without it is not a backup."""
     body = json.loads(manifest.model_dump_json())
     write_whole(folder / MANIFEST, json.dumps({"backup": body, "sha256": digest_json(body)}, indent=1))
 
@@ -70,7 +70,7 @@ def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of the backup in `folder`.
 
     Raises:
-        UserError: the folder is no backup, the manifest is damaged, or a newer Tether made it.
+        UserError: the folder is not a backup, the manifest is damaged, or a newer Tether made it.
     """
     path = folder / MANIFEST
     try:
@@ -78,30 +78,30 @@ def read_manifest(folder: Path) -> Manifest:
             document = json.loads(file.read())
         body = document["backup"]
         if digest_json(body) != document["sha256"]:
-            raise ValueError("its own SHA-256 does not hold")
+            raise ValueError("its own SHA-256 does not match")
         if body["schema_version"] > BACKUP_SCHEMA:
             raise newer(path, "backup", body["schema_version"], BACKUP_SCHEMA)
         found = Manifest.model_validate(body)
         check_names(found.files)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(
-            f"{folder} is no backup: it has no {MANIFEST}. Name a folder that `tether backup` wrote."
+            f"{folder} is not a backup: it has no {MANIFEST}. Name a folder that `tether backup` wrote."
         ) from error
     except UserError:
         raise
     except (OSError, ValueError, KeyError, TypeError, RecursionError, ValidationError, TetherError) as error:
         raise UserError(
-            f"{path} is damaged ({str(error).splitlines()[0]}), so nothing was restored. Take another copy of the "
+            f"{path} is damaged ({str(error).splitlines()[0]}), so nothing was restored. Use another copy of the "
             f"backup."
         ) from error
     return found
 
 
 def checked(folder: Path, name: str, file: BackedUpFile) -> Iterator[bytes]:
-    """Give a backed-up file piece by piece.
+    """Yield a backed-up file in pieces.
 
     Raises:
-        UserError: at its end, where the bytes are not those that were backed up; or it can't be read.
+        UserError: the file can't be read or, raised after the last piece, its bytes are not those that were backed up.
     """
     digest, path = hashlib.sha256(), folder / name
     try:
@@ -111,10 +111,10 @@ def checked(folder: Path, name: str, file: BackedUpFile) -> Iterator[bytes]:
                 yield data
     except OSError as error:
         raise UserError(
-            f"{path} can't be read ({error.strerror}), so nothing was restored. Take another copy of the backup."
+            f"{path} can't be read ({error.strerror}), so nothing was restored. Use another copy of the backup."
         ) from error
     if digest.hexdigest() != file.sha256:
         raise UserError(
-            f"{path} is damaged: its SHA-256 is not the manifest's, so nothing was restored. Take another copy of the "
+            f"{path} is damaged: its SHA-256 is not the manifest's, so nothing was restored. Use another copy of the "
             f"backup."
         )

@@ -1,8 +1,8 @@
-"""`tether restore`: what a backup holds becomes a home again, in one step, or nothing does.
+"""`tether restore`: turn a backup into a home again, completely or not at all.
 
-Everything is written into a folder beside the home, each file compared with the manifest as it is copied, and that
-folder gets the home's name last. A stack whose folder is elsewhere gets its name just before; where the restore is
-killed between the two, the same command takes it over.
+Everything is written into a folder next to the home, and each file is compared with the manifest while it is copied. At
+the end the folder is renamed to the home. A stack in another folder is renamed just before. If the restore is killed
+between the two, the same command continues it.
 """
 
 import json
@@ -26,22 +26,23 @@ from tasks.tracking.database import move_artifacts
 Say = Callable[[str], object]
 
 RESTORED = "restored.json"
-"""In a stack's folder that was restored: of which backup it is."""
+"""A file in a restored stack's folder that identifies the backup it came from."""
 
 
 def restore(source: Path, home: Path, stack: Stack, steps: Steps, say: Say) -> Manifest:
-    """Make a home, and the stack that it had, of a backup; returns what was in that.
+    """Restore a home, and its stack if it had one, from a backup, and return the backup's manifest.
 
     Args:
         source: the backup's folder.
-        home: the `TETHER_HOME` to make; it is empty, or not there.
-        stack: this machine's stack as its config says it is to be.
+        home: the Tether home to create; it must be empty or missing.
+        stack: this machine's stack, from its config.
         steps: shows the progress.
-        say: tells a person.
+        say: gets lines for a person.
 
     Raises:
-        UserError: the folder is no backup, a file of it is damaged, or there is something in the home; nothing was
-            changed. TetherError: a server of the stack fails.
+        UserError: the folder is not a backup, one of its files is damaged, or the home is not empty; nothing was
+            changed.
+        TetherError: a server of the stack fails.
     """
     manifest = read_manifest(source)
     if manifest.home_schema is not None and manifest.home_schema > HOME_SCHEMA:
@@ -61,44 +62,46 @@ def restore(source: Path, home: Path, stack: Stack, steps: Steps, say: Say) -> M
             _stack(staging, manifest, stack, staging / stack.folder.relative_to(home), steps, put)
         elif stacked:
             with whole_folder(stack.folder) as folder:
-                folder.chmod(0o755)  # PostgreSQL's own user passes through it
+                folder.chmod(0o755)  # PostgreSQL's user must be able to pass through it
                 _stack(staging, manifest, stack, folder, steps, put)
         if shared is not None:
             with shared.using():
                 servers.fill(shared, manifest, "shared", steps, put, staging)
     if manifest.home != str(home):
         say(
-            f"The home was {manifest.home} and is {home} now. Files outside that runs name by path stay where they are."
+            f"The home was {manifest.home} and is now {home}. Files outside the home that runs name by path stay where "
+            "they are."
         )
     return manifest
 
 
 def _check(manifest: Manifest, source: Path, home: Path, stack: Stack) -> Place | None:
-    """Refuse what stands in the way; returns the store to fill that `TETHER_STORE` names, if the backup has one."""
+    """Refuse if a folder is in the way. Return the store at `TETHER_STORE` that is to be filled, if the backup has
+    one."""
     way_out = "Move it away, or set TETHER_HOME to a folder that does not exist yet."
     if home.is_symlink() or (home.exists() and not home.is_dir()):
-        raise UserError(f"restore: {home} is there and is no folder. {way_out}")
+        raise UserError(f"restore: {home} exists and is not a folder. {way_out}")
     if home.is_dir() and any(home.iterdir()):
         raise UserError(f"restore: {home} is not empty, and a restore overwrites nothing. {way_out}")
     if source.resolve().is_relative_to(home.resolve()):
-        raise UserError(f"restore: {source} is inside of {home}. Move the backup elsewhere first.")
+        raise UserError(f"restore: {source} is inside {home}. Move the backup elsewhere first.")
     folder = stack.folder
     if manifest.stack is not None and folder.is_dir() and any(folder.iterdir()) and not _is_of(folder, manifest):
         raise UserError(
-            f"restore: {folder} is not empty, and the backup has a stack. `tether stack down` if it runs, then move it "
-            f"away, or set folder in the stack's config."
+            f"restore: {folder} is not empty, and the backup has a stack. Run `tether stack down` if it is running, "
+            f"then move the folder away, or set folder in the stack's config."
         )
     shared = shared_place(home) if manifest.shared else None
     if manifest.shared and shared is None:
         raise UserError(
-            f"restore: the backup has the store that {VARIABLE} named, {manifest.shared}. Set {VARIABLE} to the folder "
-            f"or bucket that is to have it."
+            f"restore: the backup includes the store that {VARIABLE} named, {manifest.shared}. Set {VARIABLE} to the "
+            f"folder or bucket to restore it to."
         )
     return shared
 
 
 def _verify(source: Path, manifest: Manifest, steps: Steps) -> None:
-    """Read the whole backup through, before anything is made of it."""
+    """Read and verify the whole backup before anything is written."""
 
     def read(name: str) -> None:
         for _ in checked(source, name, manifest.files[name]):
@@ -119,9 +122,9 @@ def _write(source: Path, name: str, manifest: Manifest, path: Path) -> None:
 
 
 def _settle(staging: Path, manifest: Manifest, home: Path) -> None:
-    """Change what would be wrong in another place: runs that were at work, and where artifacts are."""
+    """Adapt what depends on the place: runs that were running, and the paths of artifacts."""
     for path in staging.glob(f"runs/*/{RUN_FILE}"):
-        with suppress(UserError):  # one that was damaged before the backup stays so, and commands name it
+        with suppress(UserError):  # a run that was damaged before the backup stays damaged, and commands report it
             end_elsewhere(path.parent)
     before = Path(manifest.home)
     if before == home:
@@ -136,15 +139,15 @@ def _settle(staging: Path, manifest: Manifest, home: Path) -> None:
 def _stack(
     staging: Path, manifest: Manifest, stack: Stack, folder: Path, steps: Steps, put: Callable[[str, Path], None]
 ) -> None:
-    """Make the stack in a folder that gets its name later."""
-    # `prepare` makes a folder in the home, too.
+    """Create the stack in a folder that is renamed later."""
+    # In a copy of the home too, because `prepare` creates a folder in the home.
     staged = Stack(stack.config.model_copy(update={"folder": str(folder)}), staging)
     servers.restore_stack(manifest, stack, staged, steps, put)
     (folder / RESTORED).write_text(json.dumps({"created": manifest.created, "host": manifest.host}))
 
 
 def _is_of(folder: Path, manifest: Manifest) -> bool:
-    """Return whether a stack's folder was restored from this backup, by a command killed before the home was there."""
+    """Return whether an interrupted restore of this backup has already created the stack's folder."""
     try:
         found = json.loads((folder / RESTORED).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
-"""The servers of a stack in a backup: databases as PostgreSQL dumps, buckets as objects, secrets, TLS's authority.
+"""A stack's servers in a backup: databases as PostgreSQL dumps, buckets as objects, secrets, and TLS's authority.
 
-Passwords reach PostgreSQL's programs by the stack's own `pgpass` (mode 600), never by a command line.
+PostgreSQL's programs read passwords from the stack's own `pgpass` (mode 600), never from a command line.
 """
 
 import os
@@ -31,19 +31,19 @@ from flows.stack.secrets import read_passwords
 from flows.stack.state import read_state
 
 DATABASES = ("mlflow_auth", "mlflow", "prefect")
-"""In the order in which they are dumped: the first one's permissions name experiments of the second."""
+"""In the order in which they are dumped: permissions in the first one refer to experiments in the second."""
 START_SECONDS = 120.0
 _TREES = ("secrets", "tls")
-"""Folders of the stack that are kept: passwords, and what signs its certificates."""
+"""Folders of the stack that are backed up: passwords, and the authority of its certificates."""
 _NOT_COPIED = ("pgpass", "s3.json", "aws", "next.json")
-"""Files of secrets that are made of the passwords at each start, or of a change of passwords."""
+"""Files in `secrets` that are written from the passwords at each start, or while passwords are changed."""
 
 
 def check_up(stack: Stack) -> None:
-    """See that the databases and the S3 server answer, which are asked for their contents.
+    """Check that the databases and the S3 server answer, because they are asked for their contents.
 
     Raises:
-        UserError: one does not.
+        UserError: one of them does not answer.
     """
     answers = {each.part: each for each in _asked(stack)}
     wrong = [answers[part] for part in (POSTGRES, S3) if answers[part].verdict != "ok"]
@@ -59,12 +59,12 @@ def _asked(stack: Stack) -> list[Answer]:
 
 
 def store_of(stack: Stack) -> UrlPlace:
-    """Return the place that `TETHER_STORE` names in the stack's terminals, asked directly."""
+    """Return the place that `TETHER_STORE` names in the stack's terminals, reached without TLS."""
     return UrlPlace("s3://tether/store", **s3_options(stack, "tether", read_passwords(stack)["s3_tether"]))
 
 
 def artifacts_of(stack: Stack) -> UrlPlace:
-    """Return MLflow's bucket."""
+    """Return MLflow's bucket, reached without TLS."""
     return UrlPlace("s3://mlflow", **s3_options(stack, "mlflow", read_passwords(stack)["s3_mlflow"]))
 
 
@@ -94,7 +94,7 @@ def copy_artifacts(stack: Stack, copier: Copier, steps: Steps) -> None:
 
 
 def copy_secrets(stack: Stack, copier: Copier, steps: Steps) -> None:
-    """Copy the passwords, and the authority that clients trust."""
+    """Copy the passwords, and the authority of the certificates."""
     found = {
         f"{tree}/{name}": path
         for tree in _TREES
@@ -108,22 +108,23 @@ def copy_secrets(stack: Stack, copier: Copier, steps: Steps) -> None:
 def restore_stack(
     manifest: Manifest, stack: Stack, staged: Stack, steps: Steps, put: Callable[[str, Path], None]
 ) -> None:
-    """Make the stack of a backup in `staged.folder`, which is to become that of `stack`.
+    """Create the stack of a backup in `staged.folder`, which later becomes the folder of `stack`.
 
-    Its PostgreSQL and its S3 server run while they are filled, on the ports of the stack's config.
+    Its PostgreSQL and S3 server run while they are filled, on the ports in the stack's config.
 
     Args:
-        manifest: what is in the backup.
-        stack: where the stack is to be.
-        staged: the same in a folder of its own.
+        manifest: the backup's manifest.
+        stack: the stack as it will be.
+        staged: the same stack in another folder.
         steps: shows the progress.
-        put: writes a file of the backup to a path, checked.
+        put: writes a file of the backup to a path, and verifies it.
 
     Raises:
-        UserError: a port is taken, or a program is not installed. TetherError: a server or pg_restore fails.
+        UserError: a port is in use, or a program is not installed.
+        TetherError: a server or pg_restore fails.
     """
     if (state := read_state(stack)) is not None and state.alive():
-        raise UserError(f"restore: the stack in {stack.folder} runs. `tether stack down` first, and move it away.")
+        raise UserError(f"restore: the stack in {stack.folder} runs. Run `tether stack down` first, then move it away.")
     for name in manifest.below("stack"):
         if name.partition("/")[0] in _TREES:
             path = staged.folder / name
@@ -139,7 +140,7 @@ def restore_stack(
             draft.unlink()
         fill(store_of(staged), manifest, "stack/store", steps, put, staged.folder)
         fill(artifacts_of(staged), manifest, "stack/artifacts", steps, put, staged.folder, "artifacts/")
-    staged.exports.unlink()  # `up` writes it, with the place that the stack has by then
+    staged.exports.unlink()  # `up` writes it again, for the stack's final folder
 
 
 def fill(
@@ -151,10 +152,10 @@ def fill(
     drafts: Path,
     to: str = "",
 ) -> None:
-    """Add to a place what it lacks of a folder of the backup: records after all objects, the oldest first, then pins.
+    """Add the files of a backup's folder that a place lacks: all objects, then records, oldest first, then pins.
 
-    A record counts once it is there, and of one that was written later it is believed that it is newer. Nothing that is
-    there is changed, but an object of another size, which is damaged.
+    A record is used as soon as it exists, and the one written last counts as the newest. Existing files are not
+    changed, except for an object of the wrong size, which is damaged.
     """
     files = manifest.below(folder)
     late = {"records": 1, "pins": 2}
@@ -176,7 +177,7 @@ def fill(
 
 @contextmanager
 def _at_work(stack: Stack, passwords: dict[str, str]) -> Iterator[None]:
-    """PostgreSQL and the S3 server, as long as the block."""
+    """Run PostgreSQL and the S3 server while the block runs."""
     parts = [part for part in stack_parts(stack, passwords) if part.service.name in (POSTGRES, S3)]
     running = [(part, Supervised(part.service, log_of(stack, part.service.name))) for part in parts]
     try:
@@ -193,7 +194,7 @@ def _at_work(stack: Stack, passwords: dict[str, str]) -> Iterator[None]:
 
 
 def _ready(stack: Stack, passwords: dict[str, str], part: str) -> bool:
-    """Return whether a server takes what is to be done."""
+    """Return whether a server accepts the operations of a restore."""
     if part == S3:
         try:
             make_buckets(stack, passwords)

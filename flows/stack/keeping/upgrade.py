@@ -1,7 +1,7 @@
-"""`tether upgrade`: a home in the form of an earlier Tether becomes one of this version's.
+"""`tether upgrade`: convert a home of an earlier Tether to this version's format.
 
-Each step goes from one number to the next and may be repeated after any kill: it changes one file at a time, whole, and
-the home's number last. What a step has not reached is read as before.
+Each step goes from one format number to the next and can be repeated after any interruption: it replaces one file at a
+time, and changes the home's number last. Files that a step has not reached are read as before.
 """
 
 import fcntl
@@ -27,16 +27,16 @@ Say = Callable[[str], object]
 
 
 class Migration(NamedTuple):
-    """The way from one number of a home's form to the next."""
+    """A step from one number of a home's format to the next."""
 
     what: str
-    """What it changes, for people."""
+    """What it changes, as text for people."""
     migrate: Callable[[Path, Say], None]
-    """Changes a home; may be called again."""
+    """Changes a home; may be called again after an interruption."""
 
 
 def due(home: Path) -> list[str]:
-    """Return what `upgrade` would do, a line each.
+    """Return what `upgrade` would do, one line per step.
 
     Raises:
         UserError: a newer Tether has written the home.
@@ -56,16 +56,16 @@ def due(home: Path) -> list[str]:
 
 
 def upgrade(home: Path, say: Say) -> list[str]:
-    """Do what is due, and return it.
+    """Do what is due and return its lines.
 
     Raises:
-        UserError: a run is at work there, or a newer Tether has written the home.
+        UserError: a run is in progress, or a newer Tether has written the home.
     """
     lines = due(home)
     if not lines:
         return lines
     if running := [each.run for each in load_readable(home)[0] if each.state == "running"]:
-        raise UserError(f"upgrade: run {running[0]} is at work in {home}. Upgrade when it has ended, or interrupt it.")
+        raise UserError(f"upgrade: run {running[0]} is running in {home}. Upgrade when it has ended, or interrupt it.")
     for number in range(home_schema(home) or HOME_SCHEMA, HOME_SCHEMA):
         MIGRATIONS[number].migrate(home, say)
         write_schema(home, number + 1)
@@ -78,7 +78,7 @@ def upgrade(home: Path, say: Say) -> list[str]:
 
 
 def _to_2(home: Path, say: Say) -> None:
-    """Name stages in the files of records, then sub-stages and warnings in each run.json."""
+    """Add the stage to the names of record files, then sub-stages and warnings to each run.json."""
     store = ArtifactStore(home)
     with store.using():
         for each in stored(store, store.local):
@@ -92,14 +92,14 @@ def _to_2(home: Path, say: Say) -> None:
         try:
             document = read_file(path.parent)
         except UserError as error:
-            say(f"{error} It stays as it is.")
+            say(f"{error} It is left unchanged.")
             continue
         if document.schema_version < RUN_SCHEMA:
             write_file(path.parent, _run_of_2(document, by_digest))
 
 
 def _name_stage(each: Stored, root: Path) -> None:
-    """Have a record's file name its stage: the new name first, so that the record is there at every moment."""
+    """Add the stage to a record's file name. The new name is created first, so the record exists at every moment."""
     assert isinstance(each.record, Record)
     path = root / each.path
     if not STAGE.fullmatch(each.record.stage):
@@ -117,7 +117,7 @@ def _run_of_2(document: RunFile, by_digest: dict[str, list[Record]]) -> RunFile:
 
 
 def _parts(stage: StageStatus, by_digest: dict[str, list[Record]]) -> dict[str, Part]:
-    """Return the keys and digests of a stage's sub-stages, as the store's records tell them."""
+    """Return the keys and digests of a stage's sub-stages, from the store's records."""
     own = by_digest.get(stage.digest or "", [])
     record = next((each for each in own if each.key == stage.key), None)
     digests = {stage.digest or "", *(record.inputs.values() if record is not None else ())}
@@ -133,4 +133,4 @@ def _parts(stage: StageStatus, by_digest: dict[str, list[Record]]) -> dict[str, 
 MIGRATIONS: dict[int, Migration] = {
     1: Migration("each run.json names the sub-stages of its stages, files of records their stage", _to_2),
 }
-"""By the number that each starts from, up to `HOME_SCHEMA`."""
+"""Maps the number that a step starts from to the step, up to `HOME_SCHEMA`."""

@@ -39,7 +39,7 @@ SLEEPS = [sys.executable, "-c", "import time; time.sleep(60)"]
         ({"name": "a b; rm"}, r"name = a b; rm: "),
         ({"certificate": "x.pem"}, "certificate, key: give both, or null for both"),
         ({"mlflow_processes": 3}, r"postgres\.connections: 60 are too few .* give at least 76"),
-        ({"folder": "/tmp/a b"}, "folder = /tmp/a b: the servers' own config files cannot hold such a path"),
+        ({"folder": "/tmp/a b"}, "folder = /tmp/a b: the servers' own config files can't contain such a path"),
     ],
 )
 def test_a_mistake_in_the_stacks_config_is_the_users_and_names_the_key(
@@ -176,7 +176,7 @@ def test_a_log_is_emptied_above_its_limit_and_its_part_writes_on_at_its_new_end(
     if room:
         assert path.with_suffix(".log.1").read_bytes() == b"x" * 1001 and said == []
     else:
-        assert said == [f"{path} is emptied without a copy: [Errno 28] No space left on device"]
+        assert said == [f"{path} is being emptied without a copy: [Errno 28] No space left on device"]
 
 
 @pytest.mark.parametrize(

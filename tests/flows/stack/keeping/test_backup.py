@@ -125,7 +125,7 @@ def test_a_backup_that_cannot_be_made_is_one_sentence(
     expected = {
         "full": "not an empty folder",
         "file": "not an empty folder",
-        "home": "inside of",
+        "home": "is inside ",
         "nothing": "nothing to back up",
     }
     assert expected[taken] in done.stderr

@@ -101,7 +101,7 @@ def test_nothing_is_upgraded_under_a_run_at_work(
     (writer.home / "mlflow.db").unlink()
     as_form_1(writer.home)
     done = tether_here("upgrade", home=writer.home)
-    assert done.returncode == 2 and "r001 is at work" in done.stderr and home_schema(writer.home) == 1
+    assert done.returncode == 2 and "r001 is running" in done.stderr and home_schema(writer.home) == 1
 
 
 def test_check_says_what_is_due_and_changes_nothing(tether_here: Any, home: Path) -> None:
