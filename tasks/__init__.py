@@ -1,1 +1,1 @@
-"""Wrapping: what every stage's life has in common (key, cache, record, gate), and the only importer of MLflow."""
+"""Everything that all stages have in common (key, cache, record, gates), and the only package that imports MLflow."""

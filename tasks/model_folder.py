@@ -1,4 +1,4 @@
-"""A model of the store as a Hugging Face folder: what `tether export` writes, and what MLflow is given."""
+"""Write a model from the store as a Hugging Face folder, for `tether export` and for MLflow."""
 
 import json
 import shutil
@@ -17,16 +17,16 @@ SCALE = "reward.json"
 
 
 def copy_model(artifact: Path, record: Record, out: Path, link: bool = False) -> None:
-    """Fill `out` with the model of an artifact: see that each file is, byte for byte, what the record says.
+    """Fill `out` with the model of an artifact, and verify each file against the record.
 
-    `model/` of the artifact is `out` itself. generation_config.json gets the sampling that the model was trained and
-    measured with, config.json of a reward model its scale (`score_scale`).
+    The artifact's `model/` becomes `out` itself. generation_config.json gets the sampling settings with which the model
+    was trained and evaluated, and a reward model's config.json its scale (`score_scale`).
 
     Args:
         artifact: the artifact's folder.
-        record: what the store says of it.
-        out: a folder that is there.
-        link: link weights to the artifact's in place of copying them, for somebody who only reads them.
+        record: the artifact's record.
+        out: an existing folder.
+        link: link to the artifact's weights instead of copying them, for a reader that does not change them.
 
     Raises:
         TetherError: a file differs from what the record says.
@@ -47,7 +47,7 @@ def copy_model(artifact: Path, record: Record, out: Path, link: bool = False) ->
 
 
 def place_of(name: str) -> str | None:
-    """Where a file of an artifact goes: `model/` is the folder itself. None for what is no part of the model."""
+    """Return where a file of an artifact goes (`model/` is the folder itself); None if it is not part of the model."""
     first, _, rest = name.partition("/")
     if first == "model":
         return rest
@@ -58,7 +58,7 @@ def place_of(name: str) -> str | None:
 
 
 def _state_sampling(out: Path, generation: Mapping[str, JsonValue]) -> None:
-    """Let `generate` and vLLM sample as the model was trained and measured: transformers' own default is top-k 50."""
+    """Make `generate` and vLLM sample as in training and evaluation; transformers' default would use top-k 50."""
     path = out / "generation_config.json"
     if path.is_file() and generation:
         sampling = {"do_sample": True, "temperature": generation["temperature"], "top_k": 0, "top_p": 1.0}
@@ -67,7 +67,7 @@ def _state_sampling(out: Path, generation: Mapping[str, JsonValue]) -> None:
 
 
 def _state_scale(out: Path) -> None:
-    """Shift, scale and temperature of a reward model's scores, in every member's config too."""
+    """Write shift, scale and temperature of a reward model's scores into its config, and each member's."""
     if (out / SCALE).is_file():
         scale = json.loads((out / SCALE).read_text(encoding="utf-8"))
         for path in (out / "config.json", *out.glob("members/*/config.json")):

@@ -1,6 +1,6 @@
-"""A stage computed in several processes, its ranks, which this one starts, follows and ends.
+"""Compute a stage in several processes, its ranks, which this process starts, follows and ends.
 
-On several hosts, each but the first starts its share of the ranks with this command (docs/guide/gpus.md):
+On several hosts, each host except the first starts its share of the ranks with this command (docs/guide/gpus.md):
 
     python -m tasks.ranks --ranks 16
 """
@@ -25,13 +25,13 @@ WITHIN = "components.training.stopping:graceful"
 def run(
     stage: Stage, job: Any, inputs: Mapping[str, Path], out: Path, observe: Observe, check: Callable[[], None]
 ) -> dict[str, float]:
-    """Call the stage's function in `job.runtime.ranks` processes; returns its metrics.
+    """Call the stage's function in `job.runtime.ranks` processes and return its metrics.
 
     Args:
-        check: called again and again while the ranks compute; what it raises ends them.
+        check: called repeatedly while the ranks compute; an error that it raises ends them.
 
     Raises:
-        Interrupted: this process or a rank was told to stop; a checkpoint stays. And what `launch` raises.
+        Interrupted: this process or a rank was told to stop; a checkpoint stays. Errors of `launch` are passed on.
     """
     program = Program(f"{stage.module}:run", stage.job, setup="components.models.runtime:activate", within=WITHIN)
     with Held() as held:
@@ -50,7 +50,7 @@ def run(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Compute this host's share of the stage that the first host computes; returns the exit code."""
+    """Compute this host's share of the stage that the first host computes, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tasks.ranks", description="Join the ranks of a stage.")
     parser.add_argument("--ranks", type=int, required=True, help="runtime.ranks of the run: of all hosts together")
     parser.add_argument("--timeout", type=float, default=1800.0, help="runtime.rank_timeout, in seconds")

@@ -1,4 +1,4 @@
-"""What goes into a stage and what comes out, between the runner, the tracking and the flows."""
+"""The inputs and results of stages, shared by the runner, the tracking and the flows."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,29 +19,29 @@ State = Literal[
     "failed", "gate_failed", "interrupted", "running", "awaiting_labels", "waived", "passed", "cached", "skipped",
     "not_run",
 ]  # fmt: skip
-"""A stage's states by how bad they are; a run's state is the worst of its stages'."""
+"""A stage's states, worst first. A run's state is the worst of its stages'."""
 
 
 class Input(Settings):
-    """What goes into a stage: an earlier stage's artifact, or an external file or folder (data, a model, a sheet)."""
+    """An input of a stage: an earlier stage's artifact, or an external file or folder (data, a model, a sheet)."""
 
     name: str = ""
-    """What the stage calls it."""
+    """The stage's name for the input."""
     digest: str
     """sha256: a file's bytes, or a folder's manifest."""
     path: Path
     stage: str = ""
-    """The pipeline's stage that made it in this run; empty for an external one."""
+    """The pipeline's stage that made it in this run; empty for an external input."""
     stored: bool = False
-    """An artifact of this home's store."""
+    """Whether it is an artifact in this home's store."""
     lineage: dict[str, str] = Field(default_factory=dict)
-    """Digest of everything that it was made from, by input name."""
+    """The digest of everything it was made from, by input name."""
     imported: bool = False
-    """Whether an imported record stands for it, or for anything that it was made from in this run."""
+    """Whether it, or anything it was made from in this run, is based on an imported record."""
 
     @classmethod
     def of(cls, path: Path) -> "Input":
-        """Read and digest the external file or folder `path`. Raises UserError if it isn't there, or can't be read."""
+        """Read and digest the external file or folder `path`. Raises UserError if it is missing or can't be read."""
         try:
             digest = digest_folder(path) if path.is_dir() else digest_file(path)
         except OSError as error:
@@ -49,7 +49,8 @@ class Input(Settings):
         return cls(digest=digest, path=path)
 
     def check(self) -> None:
-        """Raise `InputChanged` if the file is no longer what was digested. The store looks after what is `stored`."""
+        """Raise `InputChanged` if an external file has changed since it was digested. `stored` inputs are not
+        checked."""
         if not self.stored and (not self.path.exists() or Input.of(self.path).digest != self.digest):
             raise InputChanged(
                 f"{self.path} changed after the run began (its sha256 was {self.digest[:12]}), so nothing was computed "
@@ -58,17 +59,17 @@ class Input(Settings):
 
 
 class InputChanged(UserError):
-    """What a stage reads was replaced between its digest and the stage's end."""
+    """A stage's input changed between its digest and the end of the stage."""
 
 
 @dataclass(frozen=True)
 class StageResult:
-    """A stage that is done: computed now, or found in the store."""
+    """A finished stage: newly computed, or found in the store."""
 
     stage: Stage
     digest: str
     path: Path
-    """The artifact as a folder (links into the store; don't write there)."""
+    """The artifact's folder (links into the store; do not write to it)."""
     state: State
     """`passed`, `cached`, `waived`, `gate_failed` or `skipped`; `running` for a sub-stage that isn't the last of
     its stage."""
@@ -80,16 +81,16 @@ class StageResult:
 
     @property
     def name(self) -> str:
-        """Return the stage as the pipeline shows it."""
+        """Return the stage's name as the pipeline shows it."""
         return self.stage.shown
 
     @property
     def imported(self) -> bool:
-        """Return whether another home's word stands for this, or for anything that it was made from in this run."""
+        """Return whether it, or anything it was made from in this run, is based on an imported record."""
         return bool(self.record.imported) or any(given.imported for given in self.inputs.values())
 
     def as_input(self, name: str) -> Input:
-        """This artifact as what a later stage calls `name`."""
+        """Return this artifact as the input `name` of a later stage."""
         return Input(
             name=name, digest=self.digest, path=self.path, stage=self.name, stored=True,
             lineage=lineage_of(self.inputs.values()), imported=self.imported,
@@ -97,23 +98,23 @@ class StageResult:
 
 
 def is_skipped(record: Record) -> bool:
-    """Return whether the config left the stage of a record out, so that its artifact is what went in: `sft.train` is
+    """Return whether the config skips the stage of a record, so that its artifact is its input: `sft.train` is
     false."""
     return group(record.job, record.stage).get("train") is False
 
 
 def lineage_of(inputs: Collection[Input]) -> dict[str, str]:
-    """Digest of `inputs` and of everything that they were made from, by input name, however far back."""
+    """Return the digests of `inputs` and of everything they were made from, by input name."""
     further = {name: digest for given in inputs for name, digest in given.lineage.items()}
     return further | {given.name: given.digest for given in inputs}
 
 
 Given = Mapping[str, StageResult | Input]
-"""What a stage is given, by the name that it has for it."""
+"""A stage's inputs, by the stage's names for them."""
 
 
 def as_inputs(given: Given) -> dict[str, Input]:
-    """`given` in one form, each under its name."""
+    """Return `given` with every entry converted to an `Input` of its name."""
     return {
         name: each.as_input(name) if isinstance(each, StageResult) else each.model_copy(update={"name": name})
         for name, each in given.items()

@@ -1,6 +1,6 @@
-"""The stages: names, where their code and config classes are, and the libraries whose version changes their results.
+"""The stages: their names, the places of their code and config classes, and libraries whose versions change results.
 
-Everything is named by string: knowing the stages must not import torch.
+Everything is given by name, because knowing the stages must not import torch.
 """
 
 import importlib
@@ -16,33 +16,33 @@ CONTRACT = ("pandas", "great-expectations", "transformers", "tokenizers", "rensa
 
 
 Run = Callable[[Settings, Mapping[str, Path], Path, Observe], dict[str, float]]
-"""A stage's function: its config, inputs on disk, the folder to write to, and what to call after a step."""
+"""A stage's function. Its arguments: config, paths of inputs, output folder, and a function to call after each step."""
 
 
 class Stage(NamedTuple):
     """One computed, keyed and published step."""
 
     name: str
-    """Part of the key."""
+    """The name; it is part of the key."""
     module: str
-    """Holds `run(job, inputs, out, observe) -> metrics`."""
+    """The module with `run(job, inputs, out, observe) -> metrics`."""
     job: str
-    """`module:Class` of its config."""
+    """The config class, as `module:Class`."""
     libraries: tuple[str, ...]
-    """Distributions whose version is part of the key."""
+    """Distributions whose versions are part of the key."""
     shown: str
     """The pipeline's stage under which status and MLflow show it."""
     final: bool = True
-    """Whether it ends the shown stage; only then are gates judged."""
+    """Whether it is the last part of the shown stage. Only then are gates judged."""
     spreads: bool = False
-    """Whether `runtime.ranks` processes compute it; else it takes one."""
+    """Whether `runtime.ranks` processes compute it; otherwise one process does."""
 
     def load_run(self) -> Run:
-        """Return the stage's function (imports its module, and so maybe torch)."""
+        """Return the stage's function. This imports its module, which may import torch."""
         return importlib.import_module(self.module).run
 
     def load_job(self) -> type[Settings]:
-        """Return the class of its config."""
+        """Return the stage's config class."""
         module, _, name = self.job.partition(":")
         return getattr(importlib.import_module(module), name)
 
@@ -99,7 +99,7 @@ STAGES: dict[str, Stage] = {
         _stage("human_eval", "components.human_eval.score", "components.human_eval.config:ScoreJob", ("pandas",)),
     )
 }
-"""Every stage by name, in the order in which `flows/rlhf.py` runs them; those of `OPTIONAL` where asked."""
+"""Every stage by name, in the order in which `flows/rlhf.py` runs them. Those in `OPTIONAL` run only if configured."""
 
 OPTIONAL = ("validate.judge", "reward.judge")
 """The sub-stages of an independent judge (`data.judge_preferences`)."""
@@ -124,13 +124,13 @@ COMPARISON: dict[str, Stage] = {
         ),
     )
 }
-"""The stages of a run that compares models which are there already, by name; they stand for all of `STAGES`."""
+"""The stages of a run that compares existing models, by name. Such a run has none of `STAGES`."""
 
 KNOWN = STAGES | COMPARISON
-"""Every stage that a record may be of, by name."""
+"""Every stage that a record may name."""
 
 PIPELINE = tuple(dict.fromkeys(stage.shown for stage in STAGES.values()))
-"""What status and MLflow show, in order."""
+"""The stages that status and MLflow show, in order."""
 
 if TYPE_CHECKING:
     StageName = str

@@ -1,7 +1,7 @@
-"""Trying a stage again after a breakdown, and ending one that takes too long.
+"""Retry a stage after a breakdown, and stop one that takes too long.
 
-A breakdown is a process that died, a lease that was lost or a connection that failed: what the same stage may survive
-the next time, from its checkpoint. A mistake, a gate or a check that failed would fail again.
+A breakdown is a process that died, a lost lease or a failed connection: the stage may succeed when it is retried from
+its checkpoint. A user's mistake, a failed gate or a failed check would fail again.
 """
 
 import contextlib
@@ -22,25 +22,24 @@ LONGEST_WAIT_SECONDS = 3600.0
 
 @dataclass(frozen=True)
 class Attempts:
-    """How often something is tried again after a breakdown."""
+    """How often something is retried after a breakdown."""
 
     retries: int = 0
     seconds: float = 30.0
-    """Wait before the first; twice as long before each further one, an hour at most."""
+    """Wait before the first retry. Each further wait is twice as long, up to an hour."""
 
     def wait(self, retry: int) -> float:
-        """Seconds before a retry, of which the first is number 1."""
+        """Return the seconds to wait before a retry; the first has number 1."""
         return min(self.seconds * 2.0 ** (retry - 1), LONGEST_WAIT_SECONDS)
 
 
 def is_breakdown(error: BaseException) -> bool:
-    """Return whether the same may succeed when it is tried again."""
+    """Return whether the same call may succeed when it is retried."""
     return isinstance(error, (LeaseLost, WorkerDied)) or is_unreachable(error)
 
 
 def through_breakdowns(call: Callable[[], T], attempts: Attempts, name: str, say: Callable[[str], object]) -> T:
-    """Return what `call` gives, tried again after each breakdown as `attempts` has it; the last one's error is
-    raised."""
+    """Return the result of `call`, retried after each breakdown as `attempts` allows. The last error is raised."""
     retry = 0
     while True:
         try:
@@ -56,12 +55,12 @@ def through_breakdowns(call: Callable[[], T], attempts: Attempts, name: str, say
 
 @contextlib.contextmanager
 def time_limit(seconds: float | None, name: str) -> Iterator[None]:
-    """Raise in the block once it has taken `seconds`. What a library computes is interrupted when it returns.
+    """Raise in the block once it has taken `seconds`. A library's computation is interrupted only when it returns.
 
-    Only a main thread can be interrupted so; elsewhere there is no limit.
+    This works only in the main thread; in other threads there is no limit.
 
     Raises:
-        StageTimeout: naming the option that sets the limit.
+        StageTimeout: the time is over; the message names the option that sets the limit.
     """
     if seconds is None or threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""A Prefect server that may be away, as it is while it restarts or its database does."""
+"""Calls to a Prefect server that may be away, for example while it or its database restarts."""
 
 import time
 from collections.abc import Callable
@@ -7,16 +7,16 @@ from typing import TypeVar
 import httpx
 
 AWAY = (408, 429, 500, 502, 503, 504)
-"""What a server answers where it, its database or a proxy before it is not up; a 500 is what Prefect says then."""
+"""Status codes that say that a server, its database or a proxy is down. Prefect answers 500 then."""
 AGAIN_SECONDS = 1.0
-"""Between two tries of a call that has to succeed."""
+"""Seconds between two tries of a call that has to succeed."""
 
 Say = Callable[[str], None]
 T = TypeVar("T")
 
 
 def is_away(error: BaseException | None) -> bool:
-    """Return whether an error of a call of Prefect says that its server, or the database behind it, is away."""
+    """Return whether an error of Prefect's client means that the server, or the database behind it, is away."""
     if isinstance(error, httpx.HTTPStatusError):
         return error.response.status_code in AWAY
     return isinstance(error, httpx.TransportError)
@@ -27,14 +27,14 @@ def _in_a_word(error: BaseException) -> str:
 
 
 class Server:
-    """Asks a Prefect server that may be away; its absence is said once, and so is its return."""
+    """Calls a Prefect server that may be away. Reports its absence once, and its return once."""
 
     def __init__(self, name: str, meanwhile: str, say: Say) -> None:
         self._name, self._meanwhile, self._say = name, meanwhile, say
         self._away = False
 
     def ask(self, call: Callable[[], T]) -> T | None:
-        """Return what `call` gives; None where the server, or the database behind it, is away."""
+        """Return the result of `call`; None if the server, or the database behind it, is away."""
         try:
             value = call()
         except Exception as error:
@@ -50,7 +50,7 @@ class Server:
         return value
 
     def insist(self, call: Callable[[], T]) -> T:
-        """Return what `call` gives, once the server is there."""
+        """Return the result of `call`, waiting until the server is back."""
         while (value := self.ask(call)) is None:
             time.sleep(AGAIN_SECONDS)
         return value

@@ -1,7 +1,7 @@
-"""Computing a stage: from a key that the store lacks to its record, wherever that happens.
+"""Compute a stage: from a key that the store lacks to its record, in any process.
 
-Whoever computes (the process of the run, or a worker that it was dispatched to) needs a `Work` and the store, and
-nothing of the run that wants it. Nothing here imports torch before the stage does.
+The process that computes (that of the run, or a worker) needs only a `Work` and the store, nothing of the run that
+wants it. Nothing here imports torch before the stage does.
 """
 
 import logging
@@ -36,44 +36,45 @@ from tasks.stages import Run, Stage
 logger = logging.getLogger(__name__)
 
 Show = Callable[[Point], None]
-"""Called with every point of a stage as it comes, from the stage's start though it may have been resumed midway."""
+"""Called with every point of a stage, in order from the stage's start, even if the stage was resumed midway."""
 
 POINTS = "points.jsonl"
 
 ASKED = "asked for, by rerun or --refresh"
-"""Why a stage that the store has is computed all the same."""
+"""The reason for recomputing a stage that the store has."""
 
 
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError)
-"""What reading a file of another form ends in."""
+"""Errors that reading a file of another format can raise."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """A stage with all that its computing needs."""
+    """A stage with everything needed to compute it."""
 
     stage: Stage
     job: Settings
-    """The stage's config, its runtime resolved."""
+    """The stage's config, with a resolved runtime."""
     inputs: Mapping[str, Input]
     key: str
     parts: KeyParts
-    """What the key was made of."""
+    """The parts of the key."""
     run: str
-    """The run that wants it, for the record."""
+    """The run that wants the result, for the record."""
     because: str = ""
-    """Why the store lacks it, in a line for people."""
+    """Why the store lacks the result, in one line for people."""
     timeout: float | None = None
     """Seconds that one attempt may take."""
 
     def check_inputs(self) -> None:
-        """Raise `InputChanged` if an external input is no longer the one in the key."""
+        """Raise `InputChanged` if an external input no longer has the content that the key names."""
         for given in self.inputs.values():
             given.check()
 
 
 def look_up(store: ArtifactStore, key: str, refresh: bool, run: str, pinned: Record | None = None) -> Record | Miss:
-    """Return what the store has of `key`, or of `pinned` alone; with `refresh` only what `run` itself has computed."""
+    """Return the record of `key` in the store (if given, only `pinned`); with `refresh` only one that `run`
+    computed."""
     found = store.lookup(key, pinned.digest if pinned is not None else None)
     return Miss(ASKED) if refresh and isinstance(found, Record) and found.run != run else found
 
@@ -81,9 +82,10 @@ def look_up(store: ArtifactStore, key: str, refresh: bool, run: str, pinned: Rec
 def compute_once(
     work: Work, store: ArtifactStore, show: Show, say: Callable[[str], None], refresh: bool = False
 ) -> tuple[Record, bool]:
-    """Compute under the key's lock, unless the store has it by then; raises as `compute`.
+    """Compute under the key's lock, unless another process has stored the result by then. Raises as `compute` does.
 
-    Returns the record, and whether it was computed here.
+    Returns:
+        The record, and whether it was computed here.
     """
     name = work.stage.name
     with store.lock(work.key, lambda: say(f"{name}: another process computes this result; waiting for it")) as lease:
@@ -95,11 +97,11 @@ def compute_once(
 
 
 def compute(work: Work, store: ArtifactStore, show: Show, lease: Lease) -> Record:
-    """Compute and publish; whoever calls holds the key's lock. What a killed attempt left is taken up.
+    """Compute and publish. The caller holds the key's lock. An unfinished earlier attempt is continued.
 
     Raises:
-        LeaseLost: another process took the key over, because this one was suspended. UserError: the user's mistake, as
-            the stage says it; and whatever else the stage raises. A checkpoint stays.
+        LeaseLost: another process took the key over, because this one was suspended.
+        UserError: an option or input is wrong. Other errors of the stage are passed on; a checkpoint stays.
     """
     folder = store.work_folder(work.key)
     out = _take_up(folder, lease.number)
@@ -135,7 +137,7 @@ def compute(work: Work, store: ArtifactStore, show: Show, lease: Lease) -> Recor
         if lease.is_lost():
             shutil.rmtree(out, ignore_errors=True)
             if isinstance(error, Exception):
-                lease.check()  # whatever went wrong then, this is why
+                lease.check()  # the lost lease explains any other error
         elif isinstance(error, InputChanged) or not _has_checkpoint(out):
             shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, _MALFORMED) and (imported := _imported(work)):
@@ -150,13 +152,14 @@ def compute(work: Work, store: ArtifactStore, show: Show, lease: Lease) -> Recor
 
 
 def _imported(work: Work) -> str:
-    """Return the inputs that rest on an imported record, for people."""
+    """Return the inputs that are based on an imported record, as text."""
     given = (f"{name} {each.digest[:12]}" for name, each in work.inputs.items() if each.imported)
     return ", ".join(given)
 
 
 def _call(work: Work, out: Path, points: Path, show: Show, lease: Lease) -> dict[str, float]:
-    """Call the stage's function. Its points stay beside its checkpoint: a resumed stage shows its whole curve."""
+    """Call the stage's function. Its points are kept next to its checkpoint, so a resumed stage shows its whole
+    curve."""
     runtime = getattr(work.job, "runtime", None)
     spreads = work.stage.spreads and runtime is not None and runtime.ranks > 1
     run: Run
@@ -166,7 +169,7 @@ def _call(work: Work, out: Path, points: Path, show: Show, lease: Lease) -> dict
         if runtime is not None and "torch" in work.stage.libraries:
             activate(runtime)
         run = work.stage.load_run()
-    logs.take_over()  # what it imported may log by itself
+    logs.take_over()  # imports may have added log handlers
     with closing(Spool(points)) as kept:
         for point in read_points(points):
             show(point)
@@ -185,7 +188,7 @@ def _call(work: Work, out: Path, points: Path, show: Show, lease: Lease) -> dict
 
 
 def _plot(work: Work, metrics: Mapping[str, float], out: Path, points: Path) -> None:
-    """Charts and the points themselves go beside the artifact as attachments."""
+    """Add charts and the points to the artifact as attachments."""
     if read_points(points):
         (out / "attachments").mkdir(exist_ok=True)
         shutil.copyfile(points, out / "attachments" / POINTS)
@@ -194,12 +197,11 @@ def _plot(work: Work, metrics: Mapping[str, float], out: Path, points: Path) -> 
 
 
 def _take_up(folder: Path, number: int) -> Path:
-    """Return the folder for holder `number` of the key to compute in, with the checkpoint of the last attempt that left
-    one.
+    """Return the folder in which holder `number` of the key computes, with the newest checkpoint of an earlier attempt.
 
-    Each holder has a folder of its own, and takes the last one's by renaming it. So one that was taken for dead, and
-    goes on, finds its paths gone: it can't write among the files of whoever took over. Half-written results are
-    removed, they would be taken for part of the artifact.
+    Each holder has its own folder, and takes the previous one's by renaming it. A process that was wrongly taken for
+    dead then finds its paths gone and can't write among its successor's files. Incomplete results are removed, because
+    they would become part of the artifact.
     """
     out = folder / f"{number:09d}"
     earlier = [path for path in folder.glob("[0-9]*") if path.is_dir()]
@@ -220,7 +222,7 @@ def _take_up(folder: Path, number: int) -> Path:
 
 
 def _mend(points: Path) -> None:
-    """Remove damaged lines, so that they are told of once."""
+    """Remove damaged lines, so that they are reported only once."""
     lines = points.read_bytes().splitlines(keepends=True) if points.is_file() else []
     whole = [line for line in lines if is_point(line)]
     if len(whole) < len(lines):
@@ -234,7 +236,7 @@ def _has_checkpoint(out: Path) -> bool:
 
 
 def _environment() -> Environment:
-    """Return what the record says of where it was computed."""
+    """Return the machine and code of this process, for the record."""
     return {
         "python": sys.version.split()[0],
         "platform": platform.platform(),
@@ -246,7 +248,7 @@ def _environment() -> Environment:
 
 
 def _cpu_model() -> str:
-    """As the processor calls itself; two of one instruction set may still round differently."""
+    """Return the processor's name; two with the same instruction set may still round differently."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

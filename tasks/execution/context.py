@@ -1,4 +1,4 @@
-"""What the stages of one pipeline run share: home, store, gates, status file, tracking, and where to print."""
+"""The state that the stages of one run share: home, store, gates, status file, tracking and console."""
 
 import secrets
 import shutil
@@ -32,7 +32,7 @@ from tasks.tracking.carrier import Tracker
 
 @dataclass
 class RunContext:
-    """One pipeline run in this process; use as a context, so that its end is written down whatever happens."""
+    """One pipeline run in this process. Use it as a context manager, so that its end is always recorded."""
 
     home: Path
     run: str
@@ -42,40 +42,40 @@ class RunContext:
     profile: str = ""
     project: str = "tether"
     config: Mapping[str, JsonValue] = field(default_factory=dict)
-    """The whole run's config, for people to read; keys are made of each stage's job."""
+    """The run's whole config, for people to read; keys are made from each stage's job."""
     waivers: Sequence[Waiver] = ()
     refresh: frozenset[str] = frozenset()
-    """Stages (or sub-stages) to compute even where the store has them."""
+    """Stages (or sub-stages) to recompute even if the store has a result."""
     pinned: Mapping[str, Record] = field(default_factory=dict)
-    """Records to take for (sub-)stages whose inputs are still the same, though code or machine may have changed."""
+    """Records to reuse for (sub-)stages whose inputs are unchanged, even if code or machine have changed."""
     until: str = ""
-    """The pipeline's stage that the run ends after; empty where it goes on to the last."""
+    """The pipeline's last stage to run; empty to run all."""
     pools: Mapping[str, str] = field(default_factory=dict)
-    """Shown stage to the work pool that computes it; what isn't named is computed by this process."""
+    """Maps a shown stage to the work pool that computes it; this process computes the others."""
     attempts: Attempts = field(default_factory=Attempts)
-    """How often a stage is tried again after a breakdown."""
+    """How often a stage is retried after a breakdown."""
     timeouts: Mapping[str, float] = field(default_factory=dict)
-    """Shown stage to the seconds that one attempt may take; what isn't named has no limit."""
+    """Maps a shown stage to the seconds that one attempt may take; others have no limit."""
     prices: Mapping[str, float] = field(default_factory=dict)
-    """Shown stage to the price of an hour of what computes it; what isn't named has none."""
+    """Maps a shown stage to its price per hour; others have no price."""
     currency: str = ""
-    """Of the prices."""
+    """Currency of `prices`."""
     root: Path = ROOT
-    """Where our packages are."""
+    """The folder that holds Tether's packages."""
     track: bool = True
     console: Console = field(default_factory=progress.output)
     results: dict[str, StageResult] = field(default_factory=dict)
-    """What each (sub-)stage gave so far, those that a gate stopped included."""
+    """The result of each (sub-)stage so far, including those that a gate stopped."""
     at_end: "Callable[[RunContext], None] | None" = None
-    """Called once, when the run's end is written down and before MLflow is told of it."""
+    """Called once, after the run's end is recorded and before MLflow gets it."""
     log: Callable[[str], None] | None = None
-    """Takes what is said, beside the console."""
+    """Gets every line that the console gets."""
     show_samples: Callable[[str, Mapping[str, Any]], None] | None = None
-    """Takes a stage and a point of it with samples, while the stage computes."""
+    """Gets a stage and a point of it that has samples, while the stage computes."""
     user: str = field(default_factory=current_user)
-    """Who has these stages computed, or scored, for the record."""
+    """The user who has these stages computed or scored, for the record."""
     flow_run: str = ""
-    """The id of the Prefect flow run that has the run's pages; none on an embedded server, which ends with the run."""
+    """The id of the Prefect flow run with the run's pages; empty on an embedded server, which ends with the run."""
     _tracker: Tracker | None = None
 
     def __post_init__(self) -> None:
@@ -96,17 +96,17 @@ class RunContext:
         label: Label = UNNAMED,
         **options: Any,
     ) -> "RunContext":
-        """Begin a run: its folder, its config and its status file. MLflow is not touched yet.
+        """Begin a run: create its folder, config and status file. MLflow is not used yet.
 
         Args:
-            config: the run's config as JSON, kept as `config.yaml`.
-            stages: what the status shows, in order.
+            config: the run's config as JSON values, stored as `config.yaml`.
+            stages: the stages in the status, in order.
             run: the run's id; None makes one that sorts by time.
-            origin: what began it, for the status file.
+            origin: what began the run, for the status file.
             options: further fields of this class.
 
         Raises:
-            UserError: a waiver names no gate.
+            UserError: a waiver names an unknown gate.
         """
         check_waivers(waivers, gates)
         run = run or new_run_id()
@@ -117,7 +117,7 @@ class RunContext:
         remove_finished_work(store)
         mark_home(home)
         make_folder(folder)
-        # Before the status, which makes it a run: one that dies in between must not be a run without a config.
+        # Before the status file, which makes the folder a run: a run that dies in between must not lack its config.
         write_values(folder, config or {})
         about = {name: options[name] for name in ("currency", "user") if name in options}
         status = StatusFile.start(folder, run, profile, stages, origin, label, **about)
@@ -127,7 +127,7 @@ class RunContext:
     def resume(
         cls, home: Path, run: str, gates: GatesConfig, *, waivers: Sequence[Waiver] = (), **options: Any
     ) -> "RunContext":
-        """Take up a run that ended, under its id. Raises UserError if there is none, or a waiver names no gate."""
+        """Continue a run that has ended, under its id. Raises UserError if there is none or a waiver names no gate."""
         check_waivers(waivers, gates)
         status, config = StatusFile.resume(run_folder(home, run)), run_values(home, run)
         return cls(home, run, gates, status, ArtifactStore(home), config=config, waivers=waivers, **options)
@@ -143,7 +143,7 @@ class RunContext:
 
     @property
     def folder(self) -> Path:
-        """`runs/<run>/`."""
+        """Return the folder `runs/<run>/` in the home."""
         return self.home / "runs" / self.run
 
     def say(self, text: str) -> None:
@@ -153,17 +153,17 @@ class RunContext:
             self.log(text)
 
     def tracker(self) -> Tracker | None:
-        """Return what carries this run to MLflow, begun at the first call; None where tracking is off."""
+        """Return what sends this run to MLflow, created on the first call; None if tracking is off."""
         if self.track and self._tracker is None:
             self._tracker = Tracker(self.home, self.run)
             self._tracker.open(self.project)
         return self._tracker
 
     def begin_stage(self, stage: str) -> None:
-        """Write into the status that a stage begins; MLflow gets it from there.
+        """Record in the status that a stage begins; MLflow gets it from there.
 
         Raises:
-            Interrupted: nobody reads what the run prints any more.
+            Interrupted: the run's output can no longer be written.
         """
         if lost := getattr(self.console, "lost", ""):
             raise Interrupted(signal.SIGPIPE, f"what it prints can't be written ({lost})")
@@ -172,24 +172,24 @@ class RunContext:
             tracker.nudge()
 
     def end_stage(self, stage: str, state: State, **fields: Any) -> None:
-        """Write into the status how a stage ended; MLflow gets it from there."""
+        """Record in the status how a stage ended; MLflow gets it from there."""
         self.status.update(stage, state=state, **fields)
         if self._tracker:
             self._tracker.nudge()
 
     def discard(self) -> None:
-        """Leave nothing of a run that has not begun; one taken up again stays as it was."""
+        """Remove a run that has not begun; a continued run stays as it was."""
         if self.status.state == "not_run":
             shutil.rmtree(self.folder)
 
     def finish(self, stopped: State = "interrupted") -> None:
-        """End the run, and let MLflow have the rest of it; called twice it does nothing more.
+        """End the run, and send MLflow the rest of it. A second call does nothing.
 
-        `stopped` is the state of the stage before which the run was cut off, if it was cut off between two.
+        `stopped` is the state of the next stage if the run was stopped between two stages.
         """
         self.status.finish(stopped)
         at_end, self.at_end = self.at_end, None
-        if self._tracker is not None:  # the report links to the pages there
+        if self._tracker is not None:  # the report links to its pages
             self._tracker.settle(self.status.begun)
         try:
             if at_end is not None:
@@ -201,11 +201,11 @@ class RunContext:
 
 
 def new_run_id() -> str:
-    """Return an id that sorts by time and says when."""
+    """Return an id that sorts by time and shows the time."""
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
 def refreshed(stages: Iterable[str]) -> frozenset[str]:
-    """Stages to compute again, sub-stages included (`human_eval` means its sample too)."""
+    """Return the stages to recompute with their sub-stages (`human_eval` includes its sample)."""
     wanted = set(stages)
     return frozenset(stage.name for stage in STAGES.values() if stage.shown in wanted or stage.name in wanted)

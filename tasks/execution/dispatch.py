@@ -1,7 +1,7 @@
-"""A stage that a worker computes: ordered from a work pool's deployment, or found there at work, and followed.
+"""Let a worker compute a stage: order it from a work pool's deployment, or find a run of it, and follow that.
 
 The caller and the worker share the store, and through it the key's lock, the checkpoint, the points and the record. A
-worker's run lives and ends by itself: a caller that dies is not missed, and the next one that wants the key attaches.
+worker's run does not depend on the caller: if the caller dies, it continues, and the next caller attaches to it.
 """
 
 import platform
@@ -36,42 +36,42 @@ from tasks.runs.points import points_after
 from tasks.stages import KNOWN
 
 FLOW = "compute"
-"""The flow that computes an order; deployed once to each pool, under the pool's name."""
+"""The flow that computes an order. It is deployed once to each pool, under the pool's name."""
 
 POLL_SECONDS = 1.0
 UNTAKEN_SECONDS = 60.0
 """How long an order may wait before we warn that no worker has picked it up."""
 NO_HEARTBEAT = "No heartbeat"
-"""How the message begins of a run that a server set to `Crashed` because it heard nothing from it."""
+"""The start of the message of a run that a server set to `Crashed` because its heartbeat stopped."""
 DOUBT_SECONDS = 30.0
-"""How long such a run may take to say that it lives, with a server that answers."""
+"""How long such a run may take to report that it is alive, once the server answers."""
 STOP_SECONDS = 60.0
-"""How long a run that takes longer than its stage may is given to stop itself."""
+"""How long a run that exceeds its stage's time limit may take to stop itself."""
 LIVE = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING)
 
 Say = Callable[[str], None]
 
 
 class Order(Settings):
-    """A `Work` as it goes to a worker."""
+    """A `Work` in the form that is sent to a worker."""
 
     stage: str
     key: str
-    run: str = Field(description="The run that wants it.")
+    run: str = Field(description="The run that wants the result.")
     job: dict[str, JsonValue]
-    inputs: dict[str, Input] = Field(description="Of those that are stored the path is the caller's.")
-    parts: KeyParts = Field(description="What the key was made of, to say how a worker differs.")
-    refresh: bool = Field(False, description="Compute even where the store has it.")
+    inputs: dict[str, Input] = Field(description="Paths of stored inputs are those of the caller.")
+    parts: KeyParts = Field(description="The parts of the key, to explain how a worker differs.")
+    refresh: bool = Field(False, description="Recompute even if the store has a result.")
     because: str = Field("", description="Why it is computed, for the worker's log.")
-    timeout: float | None = Field(None, description="Seconds that it may take.")
-    store: str = Field("", description="Where the caller reads and writes artifacts, and on which machine.")
+    timeout: float | None = Field(None, description="Seconds that one attempt may take.")
+    store: str = Field("", description="The caller's store and machine.")
 
 
 # -- the caller ------------------------------------------------------------------------------------------------------
 
 
 def check_pools(pools: Iterable[str]) -> None:
-    """Raise UserError if a pool's deployment is not there."""
+    """Raise UserError if a pool has no deployment on the server."""
     with get_client(sync_client=True) as client:
         for pool in sorted(set(pools)):
             try:
@@ -87,15 +87,16 @@ def dispatch(
     work: Work, pool: str, store: ArtifactStore, show: Show, say: Say, refresh: bool = False,
     page: Callable[[str], object] = lambda address: None, computed: Callable[[float], object] = lambda seconds: None,
 ) -> Record:  # fmt: skip
-    """Have `pool` compute `work`, or attach to the run that does already, and wait for its end.
+    """Let `pool` compute `work`, or attach to a run that already does, and wait for its end.
 
-    `page` is told the address of that run's page, which has its log and progress; `computed` for how many seconds it
-    computed, however it ended, unless another run has ordered it.
+    `page` is called with the address of that run's page, which shows log and progress. `computed` is called with the
+    seconds that it computed, however it ended, unless another run ordered it.
 
     Raises:
-        TetherError: as the stage raised it there; or the run crashed or was cancelled (a rerun resumes it).
+        TetherError: the error that the stage raised; or the run crashed or was cancelled (a rerun continues it).
     """
-    # What waits for the server is below: Prefect's own retries would wait a minute silently, and give up then.
+    # The code below waits for the server. Prefect's own retries would wait a minute without a message, and then give
+    # up.
     with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as client:
         server = Server(f"{work.stage.name}: the Prefect server", "waiting", say)
         of_key = FlowRunFilter(tags=FlowRunFilterTags(all_=[_tag(work.key)]))
@@ -116,7 +117,7 @@ def dispatch(
                 show(point)
 
         at_work = store.work_folder(work.key) / POINTS
-        timeout = work.timeout if ordered else None  # whoever ordered it says how long it may take
+        timeout = work.timeout if ordered else None  # the run that ordered it sets its time limit
         ours = (live.parameters.get("order") or {}).get("run") == work.run
         try:
             run = _follow(client, live, lambda: show_points(at_work), work.stage.name, pool, say, timeout)
@@ -143,15 +144,16 @@ def _start(work: Work, pool: str, store: ArtifactStore, refresh: bool, attempt: 
         parameters={"order": _order(work, refresh, store).model_dump(mode="json")},
         tags=[_tag(work.key)],
         work_queue_name=_queue(pool),
-        idempotency_key=f"{work.key}:{attempt}",  # two callers at once make one run
+        idempotency_key=f"{work.key}:{attempt}",  # two simultaneous callers create one run
         timeout=0,
     )
-    assert isinstance(started, FlowRun)  # a coroutine only where an event loop runs
+    assert isinstance(started, FlowRun)  # it is a coroutine only inside an event loop
     return started
 
 
 def _queue(pool: str) -> str | None:
-    """Return the queue of `pool` with the name of the pipeline's own; None where there is none, or no pool runs it."""
+    """Return the queue of `pool` that is called like the pipeline's own queue; None if there is none or no pool runs
+    it."""
     context = FlowRunContext.get()
     name = context.flow_run.work_queue_name if context is not None and context.flow_run is not None else None
     if name is None:
@@ -197,10 +199,10 @@ def _follow(
     client: SyncPrefectClient, run: FlowRun, show_points: Callable[[], None], stage: str, pool: str, say: Say,
     timeout: float | None = None,
 ) -> FlowRun:  # fmt: skip
-    """Wait for the end, saying what state the run is in; a server that is away is waited for, as is a run in doubt.
+    """Wait for the run's end and report its states. Waits on if the server is away or the run may still be alive.
 
     Raises:
-        StageTimeout: it ran for `timeout` seconds and more without ending itself, and was cancelled.
+        StageTimeout: it ran longer than `timeout` seconds, did not stop itself, and was cancelled.
     """
     seen, taken_by, given_up_at, overdue_at = "", time.monotonic() + UNTAKEN_SECONDS, float("inf"), float("inf")
     server = Server(f"{stage}: the Prefect server", "the worker keeps running; waiting", say)
@@ -232,7 +234,7 @@ def _follow(
 
 
 def taken_for_dead(run: FlowRun) -> bool:
-    """Return whether the server set the run to `Crashed` because it heard nothing from it; its process may live."""
+    """Return whether the server set the run to `Crashed` because its heartbeat stopped; its process may still live."""
     return run.state is not None and run.state.is_crashed() and (run.state.message or "").startswith(NO_HEARTBEAT)
 
 
@@ -257,10 +259,11 @@ def _raise_unless_completed(run: FlowRun, work: Work) -> None:
 
 
 def receive(order: Order, store: ArtifactStore, show: Show, say: Say) -> Record:
-    """Compute an order, unless the store has it by now.
+    """Compute an order, unless the store already has the result.
 
     Raises:
-        MachineMismatch: this machine, or the code on it, would give the key another meaning. And what the stage raises.
+        MachineMismatch: on this machine, or with its code, the key would be different. Errors of the stage are passed
+                on.
     """
     stage = KNOWN[order.stage]
     job = stage.load_job().model_validate(order.job)
@@ -277,7 +280,7 @@ def receive(order: Order, store: ArtifactStore, show: Show, say: Say) -> Record:
 
 
 def _found(given: Input, store: ArtifactStore, place: str) -> Input:
-    """Return the same input as it is on this worker; `place` is the caller's store."""
+    """Return an input as it is on this worker; `place` is the caller's store."""
     if given.stored:
         if (store.contents.problem(given.digest) or "").startswith("missing"):
             raise MachineMismatch(

@@ -1,4 +1,4 @@
-"""What all charts are drawn with: one style, lines, levels, intervals and legends."""
+"""Draw charts in one style: lines, levels, intervals and legends."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,21 +19,21 @@ STYLE = {
     "axes.grid": True,
     "grid.alpha": 0.25,
     "legend.fontsize": 9.0,
-    "svg.fonttype": "none",  # text stays text: small, and in any script the reader has a font for
+    "svg.fonttype": "none",  # keep text as text: small files, and the reader's fonts have every script
     "svg.hashsalt": "tether",
 }
 WIDTH = 4.0
-"""Of a chart, in inches: on a telephone, 358 pixels wide, its labels of 9 points then have 11 pixels."""
+"""Width of a chart in inches. On a telephone (358 pixels wide) its 9-point labels then have 11 pixels."""
 MOST = 400
-"""Points drawn of a curve; a longer one is thinned evenly, ends kept."""
+"""The largest number of points drawn per curve; a longer curve is thinned evenly and keeps its ends."""
 LONGEST = 28
-"""Characters of a name from the data that are shown."""
+"""The largest number of characters shown of a name from the data."""
 CHARACTER, HANDLE, BESIDE = 5.2, 36.0, 50.0
-"""Widths in points: what a legend's character takes on average, what stands around an entry, an axis with its label."""
+"""Widths in points: an average character of a legend, the space around an entry, an axis with its label."""
 
 
 def thin(points: Sequence[T], most: int = MOST) -> list[T]:
-    """At most `most` of the points, evenly spaced, the first and the last among them."""
+    """Return at most `most` of the points, evenly spaced, including the first and the last."""
     if len(points) <= most:
         return list(points)
     return [points[round(i * (len(points) - 1) / (most - 1))] for i in range(most)]
@@ -47,7 +47,7 @@ def plain(name: str, longest: int = LONGEST) -> str:
 
 def new_figure(height: float, width: float = WIDTH) -> Any:
     """Return a figure of this size, in inches, in the style of all charts."""
-    # The object interface: no window, no figure to close. The style is set for good: threads may draw at once.
+    # Through the object interface there is no window, and no figure to close. The style is global, for all threads.
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -59,7 +59,7 @@ def new_figure(height: float, width: float = WIDTH) -> Any:
 
 
 def panel(axis: Any, label: str, zero: bool = False) -> Any:
-    """`axis` with its label; `zero`: so far that 0 is on it."""
+    """Label `axis` and return it; with `zero` extend it to include 0."""
     axis.set_ylabel(label)
     axis.margins(y=0.08)
     axis.locator_params(nbins=6)
@@ -69,13 +69,13 @@ def panel(axis: Any, label: str, zero: bool = False) -> Any:
 
 
 def steps_axis(axis: Any, label: str) -> None:
-    """Whole numbers below `axis`, with their label."""
+    """Label the x axis of `axis`, with whole numbers."""
     axis.set_xlabel(label)
     axis.locator_params(axis="x", integer=True)
 
 
 def line(axis: Any, curve: Curve, colour: str, label: str, style: Any = "-", **options: Any) -> None:
-    """Draw a curve; a single point as a dot, and nothing where there is none. `style` is as matplotlib's linestyle."""
+    """Draw a curve; a single point as a dot, an empty curve not at all. `style` is a matplotlib linestyle."""
     if curve:
         steps, values = zip(*curve, strict=True)
         axis.plot(steps, values, **{"marker": "o" if len(curve) == 1 else "", **options},
@@ -83,7 +83,7 @@ def line(axis: Any, curve: Curve, colour: str, label: str, style: Any = "-", **o
 
 
 def level_line(axis: Any, level: float, colour: str, label: str) -> None:
-    """Draw a level across `axis`; nothing where it is not finite."""
+    """Draw a horizontal line across `axis`, unless `level` is not finite."""
     if math.isfinite(level):
         axis.axhline(level, color=colour, linestyle="-.", linewidth=1.2, label=label)
 
@@ -108,9 +108,9 @@ def reliability_panel(axis: Any, bins: Iterable[Mapping[str, float]], colour: st
 
 
 def legend(axis: Any, columns: int = 2) -> None:
-    """A legend above the panel, where it hides no curve; none for a single curve.
+    """Draw a legend above the panel, where it hides no curve. A single curve gets none.
 
-    It has at most `columns`, and fewer where its labels would run over the picture's edge.
+    It has at most `columns` columns, and fewer if its labels would exceed the picture's width.
     """
     handles, labels = axis.get_legend_handles_labels()
     if len(handles) > 1:
@@ -121,7 +121,7 @@ def legend(axis: Any, columns: int = 2) -> None:
 
 
 def _legend_width(labels: Sequence[str], columns: int) -> float:
-    """About how wide a legend is, in points; matplotlib fills its columns one after the other, the first ones first."""
+    """Estimate a legend's width in points. matplotlib fills one column after the other, longer columns first."""
     rest, width = list(labels), 0.0
     for left in range(columns, 0, -1):
         rows = -(-len(rest) // left)

@@ -1,4 +1,4 @@
-"""Why a stage was computed, or whose result it took: made when the store is asked, kept in the run's status."""
+"""Explain why a stage was computed, or which run's result was reused. Made at the look-up, stored in the status."""
 
 from components.base.text import line
 from components.keys import changes as key_changes
@@ -10,7 +10,7 @@ from tasks.runs.status import RunStatus
 
 
 def miss(store: ArtifactStore, stage: str, key: str, parts: KeyParts, found: Miss, run: str) -> Missed:
-    """Explain why `run` computes the (sub-)stage `stage`, of whose `key` (made of `parts`) the look-up gave `found`."""
+    """Explain why `run` computes the (sub-)stage `stage`: the look-up of `key`, made of `parts`, returned `found`."""
     if found.reason == ASKED:
         return Missed(run=run, reason=found.reason, because="asked")
     if store.attempts(key):
@@ -36,7 +36,7 @@ def in_a_line(told: Explanation) -> str:
 
 
 def lines(status: RunStatus) -> list[str]:
-    """Return what `tether explain` prints of a run."""
+    """Return what `tether explain` prints for a run."""
     names = (name for stage in status.stages for name in (stage.name, *stage.explained))
     width = max(map(len, names), default=0) + 2
     again = f", {status.origin['stage']} again from run {status.origin['from']}" if "from" in status.origin else ""

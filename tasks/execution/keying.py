@@ -1,4 +1,4 @@
-"""A stage's key, from its options and inputs as a run has them."""
+"""Build a stage's key from its options and inputs."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -17,17 +17,17 @@ Inputs = Mapping[str, Input]
 
 
 def key_of(stage: Stage, job: Settings, inputs: Inputs, root: Path = ROOT) -> tuple[str, KeyParts]:
-    """Return the key of a stage, and what it is made of (`components.keys.fingerprint.stage_key`)."""
+    """Return the key of a stage and its parts (`components.keys.fingerprint.stage_key`)."""
     digests = {name: given.digest for name, given in inputs.items()}
     task = built_in_task(stage, inputs)
     return stage_key(stage.name, job, digests, stage.module, (*stage.libraries, *_optional(job)), root, task)
 
 
 def _optional(job: Settings) -> list[str]:
-    """Libraries that only some options of a stage use, and which change its result.
+    """Return libraries that only some options use and that change a stage's result.
 
     Raises:
-        UserError: one is not installed.
+        UserError: one of them is not installed.
     """
     asked = job.model_dump_json()
     if '"adamw_8bit"' not in asked and '"4bit"' not in asked:
@@ -43,8 +43,8 @@ def _optional(job: Settings) -> list[str]:
 def built_in_task(stage: Stage, inputs: Inputs) -> str | None:
     """Return the built-in task that a stage's data come from; None for people's data.
 
-    `validate` generates the task's pairs where it is given none, and writes the task's name into its artifact, which
-    later stages read as their input `data`. `validate.judge` does likewise.
+    Without preferences, `validate` generates the task's pairs and writes the task's name into its artifact, which later
+    stages read as their input `data`. `validate.judge` does the same.
     """
     reads = {"validate": "preferences", "validate.judge": JUDGE}
     if stage.name in reads:

@@ -1,7 +1,7 @@
 """Log lines for machines: with `TETHER_LOG_FORMAT=json`, each line on standard error is one JSON object.
 
-Its fields are `time` (ISO 8601, UTC), `level`, `logger`, `message`, `run`, `stage`, `flow_run` (the id of Prefect's),
-`worker`, `pid` and `exception`; null where there is none.
+Its fields are `time` (ISO 8601, UTC), `level`, `logger`, `message`, `run`, `stage`, `flow_run` (Prefect's id),
+`worker`, `pid` and `exception`; unknown fields are null.
 """
 
 import io
@@ -25,17 +25,17 @@ VARIABLE = "TETHER_LOG_FORMAT"
 FORMATS = ("text", "json")
 
 logger = logging.getLogger("tether")
-"""Takes what a run says of itself."""
+"""The logger for messages of a run."""
 
 _about: dict[str, str | None] = {"run": None, "stage": None, "flow_run": None}
-"""Of the process, not of a thread: it computes one run at a time, and libraries log from threads of their own."""
+"""Per process, not per thread, because a process computes one run at a time and libraries log from other threads."""
 
 
 def as_json() -> bool:
     """Return whether log lines are JSON.
 
     Raises:
-        UserError: the variable names no format.
+        UserError: the variable is not a known format.
     """
     form = os.environ.get(VARIABLE) or FORMATS[0]
     if form not in FORMATS:
@@ -44,13 +44,13 @@ def as_json() -> bool:
 
 
 def bind(**fields: str | None) -> None:
-    """Say which `run`, `stage` or `flow_run` the lines from now on are of."""
+    """Set the `run`, `stage` or `flow_run` of all following lines."""
     _about.update(fields)
 
 
 @contextmanager
 def of_stage(name: str) -> Iterator[None]:
-    """The lines of the block are of a stage."""
+    """Set the `stage` of lines that are logged inside the block."""
     before = _about["stage"]
     bind(stage=name)
     try:
@@ -63,7 +63,7 @@ class LineFormatter(JsonFormatter):
     """A log record as one JSON object, without credentials."""
 
     def add_fields(self, log_data: dict[str, Any], record: logging.LogRecord, message_dict: dict[str, Any]) -> None:
-        """Fill `log_data`, which is printed."""
+        """Fill `log_data` with the fields to print."""
         exception = message_dict.get("exc_info")
         flow_run = getattr(record, "flow_run_id", None) or _about["flow_run"] or os.environ.get("PREFECT__FLOW_RUN_ID")
         log_data |= {
@@ -81,15 +81,15 @@ class LineFormatter(JsonFormatter):
 
 
 class JsonHandler(logging.StreamHandler[TextIO]):
-    """Writes JSON lines to standard error; Prefect makes one in place of its own console's."""
+    """Writes JSON lines to standard error. Prefect creates one instead of its own console handler."""
 
-    def __init__(self, **_: object) -> None:  # Prefect gives it a stream and colours
+    def __init__(self, **_: object) -> None:  # Prefect passes a stream and colours
         super().__init__(sys.stderr)
         super().setFormatter(LineFormatter())
 
     @property
     def stream(self) -> TextIO:
-        """Standard error as it is now: a library may have put another file in its place."""
+        """Return the current standard error, which a library may have replaced."""
         return sys.stderr
 
     @stream.setter
@@ -97,11 +97,11 @@ class JsonHandler(logging.StreamHandler[TextIO]):
         pass
 
     def setFormatter(self, fmt: logging.Formatter | None) -> None:
-        """Keep the format, whatever a library configures."""
+        """Ignore formats that libraries configure."""
 
 
 class LogLines(io.StringIO):
-    """A text file of which each line is logged."""
+    """A text file that logs each line written to it."""
 
     def __init__(self, log: Callable[[str], None]) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class LogLines(io.StringIO):
         self._rest = ""
 
     def write(self, text: str) -> int:
-        """Log each line that is whole by now."""
+        """Log each complete line."""
         *lines, self._rest = (self._rest + text).split("\n")
         for line in filter(None, lines):
             self._log(line)
@@ -118,17 +118,17 @@ class LogLines(io.StringIO):
 
 _PREFECT = f"{__name__}.{JsonHandler.__name__}"
 ENVIRONMENT = {
-    # What Prefect's own processes read when they begin to log: servers, and workers.
+    # Prefect's own processes (servers and workers) read these when they start logging.
     "PREFECT_LOGGING_HANDLERS_CONSOLE_CLASS": _PREFECT,
     "PREFECT_LOGGING_HANDLERS_DEBUG_CLASS": _PREFECT,
-    "MLFLOW_CONFIGURE_LOGGING": "false",  # its records go to the root logger then
+    "MLFLOW_CONFIGURE_LOGGING": "false",  # so its records reach the root logger
     "TQDM_DISABLE": "1",
 }
-"""Variables that have libraries, and processes that this one starts, log in the same way."""
+"""Variables that make libraries, and processes that this one starts, log in the same format."""
 
 
 def install() -> None:
-    """Have this process, and those that it starts, log JSON lines where that is wanted.
+    """Let this process, and those it starts, log JSON lines if `TETHER_LOG_FORMAT` says so.
 
     Raises:
         UserError: as `as_json`.
@@ -148,7 +148,7 @@ def install() -> None:
 
 
 def take_over() -> None:
-    """Take from loggers the handlers that libraries gave them for standard error, where lines are JSON."""
+    """With JSON lines, remove the handlers for standard output and error that libraries added to loggers."""
     if not as_json():
         return
     known = (each for each in logging.Logger.manager.loggerDict.values() if isinstance(each, logging.Logger))

@@ -1,7 +1,7 @@
-"""Charts of a stage as SVG, drawn once, when the stage is computed; MLflow and the run's report show the same files.
+"""Draw a stage's charts as SVG once, when the stage is computed. MLflow and the run's report show the same files.
 
-A chart shows what the stage measured and the levels in its own config, never a gate's threshold: a new threshold judges
-a stored stage again without drawing. Colours are mid-tones on no background, readable on white and on black.
+A chart shows what the stage measured and the levels in its own config, but no gate's threshold, because a new threshold
+judges a stored stage again without drawing. Colours are mid-tones without a background, readable on white and black.
 """
 
 import json
@@ -35,39 +35,39 @@ from tasks.execution.drawing import (
 from tasks.runs.points import curves, read_points
 
 ALARMS_DRAWN = 6
-"""Alarms with a panel of their own, the earliest ones."""
+"""The largest number of alarms with a panel, earliest first."""
 
 
 @dataclass(frozen=True)
 class Computed:
-    """What a stage left when it ended, as far as charts show it."""
+    """The results of a stage that its charts show."""
 
     job: Settings
     metrics: Mapping[str, float]
     """Final metrics."""
     curves: Mapping[str, Curve]
-    """Metric name to (step, value) pairs."""
+    """Maps a metric's name to its (step, value) pairs."""
     artifact: Path
 
     def curve(self, name: str) -> Curve:
-        """Return the finite points of a curve, thinned; empty where the stage has none of that name."""
+        """Return the finite points of a curve, thinned; empty if the stage has no such curve."""
         return thin([point for point in self.curves.get(name, ()) if math.isfinite(point[1])])
 
     def document(self, name: str) -> dict[str, Any]:
-        """Return a JSON file of the artifact; empty where there is none."""
+        """Return the content of a JSON file of the artifact; empty if there is none."""
         path = self.artifact / name
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def load() -> None:
-    """Import what drawing needs, so that the first chart does not wait for it."""
+    """Import what drawing needs, so that the first chart does not have to wait."""
     new_figure(1.0).canvas.draw()
 
 
 def render(stage: str, job: Settings, metrics: Mapping[str, float], points: Path, out: Path) -> list[Path]:
-    """Draw what a stage has to show, from its config, final metrics, the file of its points, and `out`/artifact.
+    """Draw a stage's charts from its config, final metrics, the file of its points, and `out`/artifact.
 
-    Returns the files, often none, below `out`/attachments.
+    Returns the files in `out`/attachments; many stages have none.
     """
     computed = Computed(job, metrics, curves(read_points(points)), out / "artifact")
     return [
@@ -78,10 +78,9 @@ def render(stage: str, job: Settings, metrics: Mapping[str, float], points: Path
 
 
 def training_loss(computed: Computed, metric: str, heldout: str, unit: str) -> Any:
-    """Return the training loss `metric` by optimiser step, and the final `heldout` loss as a level.
+    """Draw the training loss `metric` by optimiser step, and the final `heldout` loss as a level.
 
-    Where the training was evaluated, the loss of these held-out examples too, with its interval, and which step is
-    published.
+    If the training was evaluated, also draw the held-out loss with its interval, and the published step.
     """
     if not (curve := computed.curve(metric)):
         return None
@@ -92,7 +91,7 @@ def training_loss(computed: Computed, metric: str, heldout: str, unit: str) -> A
     if watched := computed.curve(f"{stage}/watched_loss"):
         line(axis, watched, ORANGE, "watched examples", marker="o", markersize=3)
         _interval(axis, computed, watched, f"{stage}/watched_loss", ORANGE)
-        about = computed.document("metadata.json")  # of several models: their steps are counted through
+        about = computed.document("metadata.json")  # with several models, steps are counted across all of them
         if isinstance(about.get("published_step"), int):
             axis.axvline(about["published_step"], color=GREY, linestyle=":", label="published")
     if heldout in computed.metrics:
@@ -103,14 +102,14 @@ def training_loss(computed: Computed, metric: str, heldout: str, unit: str) -> A
 
 
 def _interval(axis: Any, computed: Computed, curve: Curve, name: str, colour: str) -> None:
-    """Fill between the ends of a curve's interval, which are curves too."""
+    """Fill the area between the two ends of a curve's interval, which are curves too."""
     ends = [dict(computed.curve(f"{name}_{end}")) for end in ("low", "high")]
     steps = [step for step, _ in curve if all(step in each for each in ends)]
     axis.fill_between(steps, *([each[step] for step in steps] for each in ends), color=colour, alpha=0.2, linewidth=0)
 
 
 def reward_and_kl(computed: Computed) -> Any:
-    """Reward (and gold, where it is known), KL to SFT with what holds it, and β, on one axis of PPO updates."""
+    """Draw reward (and gold score, if known), KL to SFT with its target and ceiling, and β by PPO update."""
     config = computed.job.ppo.kl if isinstance(computed.job, PpoJob) else KLConfig(control="fixed")
     name, high = ("ppo/kl_per_token", "ppo/kl_per_token_high") if config.unit == "token" else ("ppo/kl", "ppo/kl_high")
     rewards, kl, beta = computed.curve("ppo/proxy_reward"), computed.curve(name), computed.curve("ppo/beta")
@@ -137,7 +136,7 @@ def reward_and_kl(computed: Computed) -> Any:
             capsize=3,
             label=label,
         )
-    if config.control == "adaptive":  # inside this band β hardly moves
+    if config.control == "adaptive":  # inside this band β hardly changes
         kl_axis.axhspan(0.8 * config.target, 1.2 * config.target, color=PURPLE, alpha=0.25, linewidth=0,
                         label=f"target {config.target:g} ± 20 %")  # fmt: skip
     if watched := computed.curve(name.replace("ppo/", "ppo/watched_")):
@@ -153,7 +152,7 @@ def reward_and_kl(computed: Computed) -> Any:
 
 
 def frontier(computed: Computed) -> Any:
-    """Reward against √KL, as Gao et al. 2023 (arXiv 2210.10760) draw overoptimisation."""
+    """Draw reward against √KL, as in Gao et al. 2023 (arXiv 2210.10760, overoptimisation)."""
     root = {step: math.sqrt(max(kl, 0.0)) for step, kl in computed.curve("ppo/kl")}
     proxy, gold = (
         [(root[step], value) for step, value in computed.curve(name) if step in root]
@@ -174,7 +173,7 @@ def frontier(computed: Computed) -> Any:
 
 
 def entropy_and_length(computed: Computed) -> Any:
-    """Return the policy's entropy and the length of its responses, by PPO update."""
+    """Draw the policy's entropy and the length of its responses by PPO update."""
     entropy, length = computed.curve("ppo/entropy"), computed.curve("ppo/response_tokens")
     found = [(entropy, "entropy, nats per token", BLUE), (length, "response, tokens", ORANGE)]
     if not (shown := [each for each in found if each[0]]):
@@ -189,7 +188,7 @@ def entropy_and_length(computed: Computed) -> Any:
 
 
 def alarms(computed: Computed) -> Any:
-    """Return each monitor that raised an alarm, with its limit and the update at which it first did."""
+    """Draw each monitor that raised an alarm, with its limit and the update of its first alarm."""
     about = computed.document("metadata.json")
     first = {each["name"]: each for each in reversed(about.get("alarms", ()))}
     shown = [(name, curve) for name in sorted(first, key=lambda name: (first[name]["update"], name))
@@ -211,7 +210,7 @@ def alarms(computed: Computed) -> Any:
 
 
 def reliability(computed: Computed) -> Any:
-    """Confidence against accuracy in equal-mass bins of held-out pairs, after temperature."""
+    """Draw confidence against accuracy in equal-mass bins of held-out pairs, after temperature scaling."""
     if not (bins := computed.document("calibration.json").get("bins")):
         return None
     figure = new_figure(3.4)
@@ -223,7 +222,7 @@ def reliability(computed: Computed) -> Any:
 
 
 def reliability_by_slice(computed: Computed) -> Any:
-    """`reliability`, a panel a slice; red where the calibration error is above what chance gives any slice."""
+    """Draw `reliability` for each slice; red if its calibration error exceeds what chance gives any slice."""
     if not (shown := [each for each in computed.document("calibration.json").get("slices", ()) if "bins" in each]):
         return None
     columns = min(2, len(shown))
@@ -243,7 +242,7 @@ def reliability_by_slice(computed: Computed) -> Any:
 
 
 def probes(computed: Computed) -> Any:
-    """Return how far each tail raises the score, with the upper end that gates judge."""
+    """Draw the rise in score by each suffix, with the upper end that gates judge."""
     found = computed.document("robustness.json").get("probes", {})
     if not (shown := {name: each for name, each in found.items() if each["rise"] is not None}):
         return None
@@ -261,7 +260,7 @@ def probes(computed: Computed) -> Any:
 
 
 def win_rate(computed: Computed) -> Any:
-    """Return the win rate against SFT with its interval, and a half."""
+    """Draw the win rate against SFT with its interval, and a line at 0.5."""
     names = ("human_eval/win_rate", "human_eval/win_rate_low", "human_eval/win_rate_high")
     rate, low, high = (computed.metrics.get(name, math.nan) for name in names)
     if not all(map(math.isfinite, (rate, low, high))):
@@ -278,7 +277,7 @@ def win_rate(computed: Computed) -> Any:
 
 
 def outcomes(computed: Computed) -> Any:
-    """Shares of wins, ties and losses, of the items and of the single ratings."""
+    """Draw the shares of wins, ties and losses, of the items and of the single ratings."""
     if not (found := computed.document("result.json").get("outcomes")):
         return None
     figure = new_figure(1.7)
@@ -299,7 +298,7 @@ def outcomes(computed: Computed) -> Any:
 
 
 def by_stratum(computed: Computed) -> Any:
-    """Return the win rate of all items, at equal length, and in each stratum, with intervals."""
+    """Draw the win rate of all items, at equal length, and in each stratum, with intervals."""
     result = computed.document("result.json")
     strata, even, whole = result.get("strata", []), result.get("equal_length"), result.get("win_rate")
     if not whole or not strata or "low" not in strata[0]:
@@ -322,7 +321,7 @@ def by_stratum(computed: Computed) -> Any:
 
 
 def reward_on_judged(computed: Computed) -> Any:
-    """`reliability` on the pairs that judges decided: the policy's own replies against SFT's."""
+    """Draw `reliability` on the pairs that judges decided: the policy's own replies against SFT's."""
     if not (found := computed.document("result.json").get("reward_model")):
         return None
     figure = new_figure(3.4)
@@ -363,13 +362,13 @@ CHARTS: dict[str, dict[str, tuple[str, Callable[[Computed], Any]]]] = {
         "reward_on_judged": ("Reliability of the reward model on the judged pairs", reward_on_judged),
     },
 }
-"""Stage to its charts: name of the file, title, and what draws it (None where the stage left nothing to draw)."""
+"""Maps a stage to its charts: file name, title and drawing function (which returns None without data)."""
 
 
 def _save(figure: Any, title: str, target: Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # the reader's fonts draw the text
-        # Without a date: it would differ at every drawing.
+        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # the reader's fonts draw these characters
+        # Without a date, so that each drawing gives the same bytes.
         figure.savefig(target, format="svg", metadata={"Title": title, "Date": None})
     return target

@@ -1,4 +1,4 @@
-"""Progress of a stage: a bar on a terminal, a plain line every few seconds elsewhere."""
+"""Show a stage's progress: a bar on a terminal, otherwise a plain line every few seconds."""
 
 import math
 import sys
@@ -19,14 +19,15 @@ from tasks.execution import logs
 from tasks.runs.points import Point
 
 EVERY_SECONDS = 10.0
-"""Between plain lines."""
+"""Seconds between plain lines."""
 
 SHOWN = 4
-"""Metrics beside a bar or on a line: the first ones the stage reports."""
+"""Number of metrics shown with a bar or on a line: the first ones that the stage reports."""
 
 
 class Output(Console):
-    """Standard output, which goes on in silence once nobody reads it: training does not end for its progress."""
+    """Standard output. If nobody can read it any more, it becomes silent, so that training does not fail because of
+    it."""
 
     def __init__(self) -> None:
         self._to = _Silenced()
@@ -34,17 +35,17 @@ class Output(Console):
 
     @property
     def lost(self) -> str:
-        """Why it can't be written any more; empty while it can."""
+        """Return why it can no longer be written; empty while it can."""
         return self._to.lost
 
 
 def output() -> Console:
-    """Where a run says how it goes: standard output, or the log where that is JSON."""
+    """Return the console for a run's messages: standard output, or the log if log lines are JSON."""
     return Console(file=logs.LogLines(logs.logger.info), width=200) if logs.as_json() else Output()
 
 
 class _Silenced:
-    """`sys.stdout`, whose errors are kept and not raised."""
+    """`sys.stdout` with errors recorded instead of raised."""
 
     def __init__(self) -> None:
         self.lost = ""
@@ -54,7 +55,7 @@ class _Silenced:
 
     @property
     def _file(self) -> Any:
-        return getattr(sys.stdout, "rich_proxied_file", sys.stdout)  # a live display puts a proxy there
+        return getattr(sys.stdout, "rich_proxied_file", sys.stdout)  # a live display replaces stdout by a proxy
 
     def write(self, text: str) -> int:
         self._unless_lost(lambda: self._file.write(text))
@@ -72,7 +73,7 @@ class _Silenced:
 
 
 class StageProgress:
-    """One stage's progress; use as a context, call `show` for every point."""
+    """One stage's progress. Use it as a context manager, and call `show` for every point."""
 
     def __init__(self, console: Console, stage: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._stage, self._clock = console, stage, clock
@@ -80,11 +81,11 @@ class StageProgress:
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(16), MofNCompleteColumn(), TimeElapsedColumn(),
             TextColumn("{task.fields[pace]}"),
-            TextColumn("{task.fields[metrics]}", table_column=Column(ratio=1, no_wrap=True)),  # what room there is
+            TextColumn("{task.fields[metrics]}", table_column=Column(ratio=1, no_wrap=True)),  # the remaining width
             console=console, transient=True, disable=not console.is_terminal, expand=True,
             speed_estimate_period=math.inf, get_time=clock,  # a step may take minutes
         )  # fmt: skip
-        # On no terminal the two are drawn nowhere, and measure the pace all the same.
+        # Without a terminal these tasks are not drawn, but they still measure the pace.
         self._steps = self._bar.add_task(stage, total=None, pace="", metrics="")
         self._tokens = self._bar.add_task("tokens", total=None, visible=False, pace="", metrics="")
 
@@ -96,11 +97,13 @@ class StageProgress:
         self._bar.stop()
 
     def show(self, point: Point) -> None:
-        """Show that the point's steps are done, of its total where known."""
+        """Show that the point's steps are done, and the total if known."""
         step, total = point["step"], point.get("total", self._bar.tasks[0].total)
         of = f"/{total:.0f}" if total else ""
         if point.get("resumed"):
-            self._bar.reset(self._steps, completed=step, total=total)  # what was done before tells nothing of the pace
+            self._bar.reset(
+                self._steps, completed=step, total=total
+            )  # earlier steps say nothing about the current pace
             self._bar.reset(self._tokens)
             say(self._console, f"  {self._stage}: resuming at step {step}{of}")
             return
@@ -114,7 +117,7 @@ class StageProgress:
             say(self._console, "  ".join(part for part in (f"  {self._stage} {step}{of}", pace, text) if part))
 
     def _pace(self) -> str:
-        """When the stage's last step will be done, and how fast it goes; empty before two steps are seen."""
+        """Return the time left and the pace; empty before two steps have been seen."""
         steps, tokens = self._bar.tasks
         parts = []
         if steps.remaining and steps.time_remaining is not None:
@@ -127,10 +130,10 @@ class StageProgress:
 
 
 def say(console: Console, text: str) -> None:
-    """Print a line as it is: no markup, no wrapping, and nothing that commands the terminal."""
+    """Print a line unchanged: without markup, wrapping or terminal escape codes."""
     console.print(plain(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def cell(text: str, style: str = "") -> Text:
-    """Return a table's cell as it is: one line, no markup, and nothing that commands the terminal."""
+    """Return a table cell with the text unchanged: one line, without markup or terminal escape codes."""
     return Text(line(text), style)

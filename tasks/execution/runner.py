@@ -1,6 +1,6 @@
-"""The life that every stage has: key, look up, compute, publish, record, gate.
+"""The life of every stage: build the key, look it up, compute, publish, record, judge the gates.
 
-Nothing here imports torch or MLflow before a stage needs them: a hit must cost milliseconds.
+Nothing here imports torch or MLflow before a stage needs them, because a hit must cost only milliseconds.
 """
 
 import time
@@ -31,15 +31,15 @@ from tasks.stages import Stage
 
 
 def run_stage(stage: Stage, job: Settings, given: Given, ctx: RunContext) -> StageResult:
-    """Run a stage's whole life in this process, or take its result from the store. The runtime of `job` is resolved.
+    """Run a stage's whole life in this process, or reuse its stored result. The runtime of `job` must be resolved.
 
     Returns:
         The result; its state is `passed`, `cached`, `waived` or `skipped` (`running` for a sub-stage that isn't the
-        last).
+            last).
 
     Raises:
         GateFailed: a gate stops the run; the artifact is kept.
-        UserError: the user's mistake, as the stage says it.
+        UserError: an option or input is wrong.
     """
     with logs.of_stage(stage.shown):
         return _run_stage(stage, job, given, ctx)
@@ -55,9 +55,9 @@ def _run_stage(stage: Stage, job: Settings, given: Given, ctx: RunContext) -> St
         ctx.results[stage.name] = result
         _record(result, ctx)
     except BaseException as error:
-        # What isn't an Exception came from outside: Ctrl-C, or Prefect's signal to stop.
+        # An error that is not an Exception came from outside: Ctrl-C, or Prefect's signal to stop.
         state: State = "failed" if isinstance(error, Exception) else "interrupted"
-        if stage.shown not in ctx.pools:  # a pool's worker has its own clock (`dispatch`)
+        if stage.shown not in ctx.pools:  # a pool's worker measures its own time (`dispatch`)
             ctx.status.add_computed(stage.shown, stage.name, time.time() - began)
         ctx.end_stage(stage.shown, state, seconds=spent + time.time() - began)
         raise
@@ -70,9 +70,9 @@ def _run_stage(stage: Stage, job: Settings, given: Given, ctx: RunContext) -> St
 
 
 def peek(stage: Stage, job: Settings, given: Given, ctx: RunContext) -> StageResult | None:
-    """Return what `run_stage` would find in the store, judged by this run's gates; None for a miss.
+    """Return the stored result that `run_stage` would find, judged by this run's gates; None if there is none.
 
-    Writes no status, touches no MLflow, computes nothing and raises no GateFailed.
+    It writes no status, uses no MLflow, computes nothing and raises no GateFailed.
     """
     inputs, started = as_inputs(given), time.monotonic()
     key, _, pinned = _key(stage, job, inputs, ctx)
@@ -89,17 +89,17 @@ def _key(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> tuple[
 
 
 def _obtain(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> StageResult:
-    """Return the stage's result, from the store or computed now."""
+    """Return the stage's result, from the store or newly computed."""
     started = time.monotonic()
     key, parts, pinned = _key(stage, job, inputs, ctx)
-    # Before the look-up: garbage collection keeps what a run wants.
+    # Before the look-up, so that garbage collection keeps what this run needs.
     ctx.status.update(stage.shown, key=key, parts=_parts(stage, ctx, key, None))
     refresh = stage.name in ctx.refresh
     found = look_up(ctx.store, key, refresh, ctx.run, pinned)
     if isinstance(found, Record):
         _explain(stage, ctx, Hit(run=found.run, pinned=pinned is not None))
         return _result(stage, found, inputs, ctx, True, started)
-    if pinned is not None:  # what today's code makes would stand under the key of another's
+    if pinned is not None:  # today's code must not publish under a key of other code
         raise UserError(
             f"{stage.name}: artifact {pinned.digest[:12]} of run {pinned.run}, which this run continues from, is "
             f"no longer complete in the store ({found.reason}). Compute it again with `tether rerun {stage.shown} "
@@ -134,13 +134,14 @@ def _obtain(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> Sta
 
 
 def _parts(stage: Stage, ctx: RunContext, key: str, digest: str | None) -> dict[str, Part]:
-    """Return what the status keeps of a stage's sub-stages, beside the stage's own key and digest."""
+    """Return the sub-stages' keys and digests for the status, with this sub-stage's added."""
     part = {} if stage.final else {stage.name: Part(key=key, digest=digest)}
     return {**ctx.status.stage(stage.shown).parts, **part}
 
 
 def _explain(stage: Stage, ctx: RunContext, why: Explanation) -> None:
-    """Keep why a (sub-)stage was computed or not; a run that is tried again finds what it computed, and keeps why."""
+    """Record why a (sub-)stage was computed or reused. A retried run that finds its own result keeps the first
+    reason."""
     kept = ctx.status.stage(stage.shown).explained
     its_own = isinstance(why, Hit) and why.run == ctx.run
     if not its_own or stage.name not in kept:
@@ -149,7 +150,7 @@ def _explain(stage: Stage, ctx: RunContext, why: Explanation) -> None:
 
 @contextmanager
 def _recording(stage: Stage, ctx: RunContext) -> Iterator[Show]:
-    """Write down and show points as they come; MLflow gets them from the file."""
+    """Record and show points as they arrive; MLflow gets them from the file."""
     path = points_file(ctx.folder, stage.shown)
     shown = SamplesFile(samples_file(ctx.folder, stage.shown))
     with closing(Spool(path)) as spool, closing(shown), StageProgress(ctx.console, stage.name) as progress:
@@ -164,7 +165,7 @@ def _recording(stage: Stage, ctx: RunContext) -> Iterator[Show]:
 
 
 def _result(stage: Stage, record: Record, inputs: Inputs, ctx: RunContext, cached: bool, started: float) -> StageResult:
-    """Judge a record by this run's thresholds: the verdict is never cached."""
+    """Judge a record by this run's thresholds. Verdicts are never cached."""
     skipped = is_skipped(record)
     verdicts, path = list[judging.Verdict](), ctx.store.path(record)
     if stage.final:
@@ -199,19 +200,19 @@ def _record(result: StageResult, ctx: RunContext) -> None:
 
 
 def _count(result: StageResult, ctx: RunContext, seconds: float) -> None:
-    """Write down for how long a (sub-)stage was computed, of the `seconds` that it took, or what its reuse saved."""
+    """Record how much of the `seconds` was spent computing a (sub-)stage, or the time that its reuse saved."""
     stage, record = result.stage, result.record
     known, pool = ctx.status.stage(stage.shown), stage.shown in ctx.pools
     if record.run != ctx.run:
         ctx.status.update(stage.shown, reused={**known.reused, stage.name: record.seconds})
     elif not pool and not result.cached:
         ctx.status.add_computed(stage.shown, stage.name, seconds)
-    elif pool and stage.name not in known.computed:  # computed for this run, which died before the worker was done
+    elif pool and stage.name not in known.computed:  # computed for this run, which died before the worker finished
         ctx.status.add_computed(stage.shown, stage.name, record.seconds)
 
 
 def _end(result: StageResult, ctx: RunContext, seconds: float) -> None:
-    """Write the stage's state down and say it."""
+    """Record the stage's final state and print it."""
     shown, record = result.name, result.record
     fields = {
         "seconds": seconds,

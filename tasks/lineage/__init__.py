@@ -1,1 +1,1 @@
-"""The lineage of a run as a picture: boxes and arrows, drawn as SVG."""
+"""Draw a run's lineage as an SVG picture of boxes and arrows."""

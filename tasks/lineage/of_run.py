@@ -1,4 +1,4 @@
-"""What a run's stages were made of, as boxes and arrows, from what the run's folder holds."""
+"""Build the graph of what a run's stages were made of, from the run's folder."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -9,21 +9,21 @@ from tasks.result import Input
 from tasks.runs.journal import Done
 
 TITLES = {"validate": "data", "reward": "reward model", "ppo": "policy"}
-"""What a stage makes, where people call it something else than the stage."""
+"""Names for results that people call something other than the stage."""
 FEW = 3
-"""Files of one kind that are drawn one by one; more become one box."""
+"""The largest number of files of one kind that get a box each; more are drawn as one box."""
 DIGITS = 12
-"""Of a digest, shown."""
+"""Number of characters shown of a digest."""
 
 
 def graph_of(done: Sequence[Done], named: Mapping[str, str] | None = None) -> Diagram:
-    """Return the graph of what a run has so far.
+    """Return the graph of a run's results so far.
 
     Args:
-        done: what its (sub-)stages gave, the oldest first.
-        named: digest to what else an artifact is called, as `tether-policy version 2`.
+        done: the results of its (sub-)stages, oldest first.
+        named: maps a digest to a further name of the artifact, such as `tether-policy version 2`.
     """
-    stages = {each.shown: each for each in done}  # the last of a stage's parts is what it made
+    stages = {each.shown: each for each in done}  # a stage is represented by its last part
     boxes: dict[str, Box] = {}
     arrows: list[tuple[str, str]] = []
     for stage in stages:
@@ -52,7 +52,7 @@ def _box(done: Done, verdicts: Sequence[Verdict], named: Mapping[str, str]) -> B
 
 
 def judged(verdicts: Iterable[Verdict]) -> tuple[str, State]:
-    """Return what a stage's gates say together, in a few words."""
+    """Return the combined verdict of a stage's gates in a few words, and its state."""
     found = [verdict for verdict in verdicts if verdict.threshold is not None]
     for word, state, those in (
         ("failed", "failed", [each for each in found if each.stops]),
@@ -67,7 +67,7 @@ def judged(verdicts: Iterable[Verdict]) -> tuple[str, State]:
 
 
 def _external(stage: str, given: Sequence[Input]) -> list[Box]:
-    """Boxes of files and models that no stage of the run made; many files of a kind are one box."""
+    """Return boxes for files and models from outside the run; many files of a kind share one box."""
     kinds: dict[str, list[Input]] = {}
     for one in given:
         kinds.setdefault(kind_of(one.name), []).append(one)

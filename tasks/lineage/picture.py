@@ -1,6 +1,6 @@
-"""A graph of artifacts as one SVG, in layers: what an artifact was made of stands before it.
+"""Draw a graph of artifacts as one SVG, in layers: the inputs of an artifact come before it.
 
-The picture has its own background and follows the reader's light or dark scheme, so it reads on every page.
+The picture has its own background and follows the reader's light or dark scheme, so it is readable on every page.
 """
 
 import base64
@@ -14,18 +14,18 @@ from components.base.text import line, markdown
 State = Literal["passed", "failed", "warned", "none"]
 
 MOST = 40
-"""Boxes of a picture. A larger graph is unreadable as one."""
+"""The largest number of boxes in a picture; a larger graph would be unreadable."""
 WIDTH, NARROW = 184, 148
-"""Of a box, and of one in a picture for a telephone: two of these stand side by side there. In pixels."""
+"""Widths in pixels: of a box, and of a box in a picture for a telephone, which fits two next to each other."""
 GAP, MARGIN = 40, 8
 BESIDE, CLOSE = 18, 8
-"""Between layers and around the picture; between boxes of one layer, and in a picture for a telephone. In pixels."""
+"""In pixels: gap between layers and margin of the picture; gap between boxes of a layer, and on a telephone."""
 TITLE, STEP, PADDING = 18, 16, 10
-"""Heights of the title and of a further line, and the space around them, in pixels."""
+"""In pixels: heights of the title and of each further line, and the padding around them."""
 LANE = 10
-"""What an arrow takes of a layer that it passes, in pixels."""
+"""Space in pixels that an arrow takes in a layer that it passes."""
 TITLE_EM, LINE_EM = 8.7, 6.8
-"""What a character of a title and of a line takes on average, in pixels."""
+"""Average width in pixels of a character in the title and in a line."""
 
 
 class Box(NamedTuple):
@@ -35,18 +35,18 @@ class Box(NamedTuple):
     title: str
     lines: tuple[str, ...] = ()
     verdict: str = ""
-    """How it was judged, in a few words; the last line."""
+    """The verdict in a few words; shown as the last line."""
     state: State = "none"
     external: bool = False
-    """No stage made it."""
+    """True if no stage made it."""
 
 
 class Diagram(NamedTuple):
-    """What is drawn."""
+    """The graph to draw."""
 
     boxes: Sequence[Box]
     arrows: Sequence[tuple[str, str]]
-    """Ids of two boxes: what went in, and what was made of it."""
+    """Pairs of box ids: an input, and what was made of it."""
 
 
 class _Place(NamedTuple):
@@ -57,11 +57,11 @@ class _Place(NamedTuple):
 
 
 _Item = str | tuple[str, int]
-"""A box's id, or the lane that all arrows of a box share in a layer that they pass."""
+"""A box's id, or the lane that all arrows from a box share in a layer that they pass."""
 
 
 def told(graph: Diagram) -> str:
-    """Return the graph in a sentence, for those who do not see the picture."""
+    """Return the graph as a sentence, for readers who can't see the picture."""
     titles = {box.id: line(box.title) for box in graph.boxes}
     made: dict[str, list[str]] = {}
     for before, after in graph.arrows:
@@ -77,8 +77,8 @@ def draw(graph: Diagram, downward: bool = False) -> str:
     """Return the picture as SVG.
 
     Args:
-        graph: boxes and arrows; an arrow between boxes that are not there is left out.
-        downward: layers from top to bottom, for a narrow page; else from left to right.
+        graph: boxes and arrows; arrows to or from missing boxes are left out.
+        downward: put layers from top to bottom, for a narrow page; otherwise from left to right.
     """
     boxes = {box.id: box for box in graph.boxes}
     arrows = [each for each in dict.fromkeys(graph.arrows) if each[0] in boxes and each[1] in boxes]
@@ -105,26 +105,26 @@ def draw(graph: Diagram, downward: bool = False) -> str:
 
 
 def in_two_widths(graph: Diagram) -> str:
-    """Return an HTML element with the picture: from left to right on a wide page, else from top to bottom."""
+    """Return an HTML element with the picture: left to right on a wide page, top to bottom on a narrow one."""
     source = f'<source media="(min-width: 60rem)" srcset="{_address(graph, downward=False)}">'
     told_ = escape(f"Lineage: {told(graph)}")
     return f'<picture>{source}<img src="{_address(graph, downward=True)}" alt="{told_}"></picture>'
 
 
 def in_markdown(graph: Diagram) -> str:
-    """Return the picture, from top to bottom, as an image in Markdown that holds it."""
+    """Return the picture, top to bottom, as a Markdown image with its content inside."""
     return f"![Lineage: {markdown(told(graph))}]({_address(graph, downward=True)})"
 
 
 def _address(graph: Diagram, downward: bool) -> str:
-    """Return the picture as an address of itself."""
+    """Return the picture as a data URL."""
     return f"data:image/svg+xml;base64,{base64.b64encode(draw(graph, downward).encode()).decode()}"
 
 
 def _layers(ids: Sequence[str], arrows: Sequence[tuple[str, str]]) -> list[list[_Item]]:
-    """Boxes by the longest way to them, inputs just before their first reader, ordered so that few arrows cross."""
+    """Return the boxes by longest path from the inputs, an input just before its first reader, with few crossings."""
     depth = dict.fromkeys(ids, 0)
-    for _ in ids:  # a cycle, which only a false record can claim, ends here
+    for _ in ids:  # ends even with a cycle, which only a false record can contain
         for before, after in arrows:
             depth[after] = min(max(depth[after], depth[before] + 1), len(ids) - 1)
     ends = {after for _, after in arrows}
@@ -148,7 +148,7 @@ def _layers(ids: Sequence[str], arrows: Sequence[tuple[str, str]]) -> list[list[
 
 
 def _order(layers: list[list[_Item]], linked: Sequence[tuple[_Item, _Item]], forward: bool) -> None:
-    """Sort each layer by the mean place of what its items are linked to in the layer before (or after)."""
+    """Sort each layer by the mean position of its neighbours in the layer before (or after)."""
     walk = range(1, len(layers)) if forward else range(len(layers) - 2, -1, -1)
     for at in walk:
         beside = {item: place for place, item in enumerate(layers[at - 1 if forward else at + 1])}
@@ -163,7 +163,7 @@ def _order(layers: list[list[_Item]], linked: Sequence[tuple[_Item, _Item]], for
 def _places(
     layers: Sequence[Sequence[_Item]], height: float, downward: bool
 ) -> tuple[dict[_Item, _Place], float, float]:
-    """Where each item stands, and the width and height of the whole."""
+    """Return the position of each item, and the width and height of the picture."""
     along, across, apart = (height, NARROW, CLOSE) if downward else (WIDTH, height, BESIDE)
     sizes = [[across if isinstance(item, str) else LANE for item in layer] for layer in layers]
     extents = [sum(layer) + apart * (len(layer) - 1) for layer in sizes]
@@ -179,7 +179,7 @@ def _places(
 
 
 def _path(places: Sequence[_Place], downward: bool) -> str:
-    """Return a line that leaves the first place, goes through the lanes and ends at the last place."""
+    """Return a line from the first place through the lanes to the last place."""
     steps: list[str] = []
     for before, after in pairwise(places):
         if downward:
@@ -226,7 +226,7 @@ def _short(text: str, longest: float) -> str:
 
 
 def _colours(colours: Mapping[str, str]) -> str:
-    """Return the rules of one scheme."""
+    """Return the CSS rules of one colour scheme."""
     return "".join(f".{name.replace(' ', '.')}{{{rule}}}" for name, rule in colours.items())
 
 

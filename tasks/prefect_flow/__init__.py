@@ -1,1 +1,1 @@
-"""Stages as Prefect tasks, and the Prefect server."""
+"""Run stages as Prefect tasks, and manage the Prefect server."""

@@ -1,4 +1,4 @@
-"""Whether a Prefect server lets us in: its `/health` answers anybody, so a call is made that needs credentials."""
+"""Check that a Prefect server accepts us. Its `/health` answers anybody, so a call is made that needs credentials."""
 
 import os
 
@@ -20,11 +20,11 @@ TIMEOUT_SECONDS = 30.0
 
 
 def ask_server() -> None:
-    """Make a call of the server of `PREFECT_API_URL` that needs credentials and its database.
+    """Make a call to the server at `PREFECT_API_URL` that needs credentials and its database.
 
     Raises:
-        UserError: it refuses us, or is no Prefect server; the message names the variable to set.
-        TetherError: it answers that it is out of order, or not at all.
+        UserError: it rejects us, or is not a Prefect server; the message names the variable to set.
+        TetherError: it does not answer, or answers with a server error.
     """
     url = os.environ["PREFECT_API_URL"]
     where = f"PREFECT_API_URL = {redacted(url)}"
@@ -52,7 +52,7 @@ def ask_server() -> None:
         ) from error
     except httpx.TransportError as error:
         raise TetherError(f"{where}: the Prefect server does not answer ({type(error).__name__}: {error}).") from error
-    except ValueError as error:  # of pydantic, or of JSON: a page, say
+    except ValueError as error:  # from pydantic or JSON, for example if it is a web page
         raise UserError(
             f"{where}: what answers there is not Prefect's API. Its address ends in /api, as http://127.0.0.1:4200/api."
         ) from error

@@ -1,7 +1,7 @@
-"""A flow run that the server has taken for dead says that it lives.
+"""Correct the state of a flow run that the server wrongly took for dead.
 
-A server that was away for longer than a run may be silent, or a suspended machine, makes a run seem dead: the
-automation of `tether deploy` sets it to `Crashed` while its process goes on.
+If a server was away for longer than a run may be silent, or a machine was suspended, a run seems dead: the automation
+of `tether deploy` sets it to `Crashed` although its process is running.
 """
 
 import contextvars
@@ -22,16 +22,16 @@ from tasks.execution.dispatch import taken_for_dead
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 5.0
-"""How often a run asks how it stands: one small request. Meanwhile its pool may give its place to another run."""
+"""How often a run checks its state, with one small request. Its pool may give its slot to another run meanwhile."""
 
 
 @contextmanager
 def saying_that_it_lives(flow_run_id: str, every: float = LOOK_SECONDS) -> Iterator[None]:
-    """Inside, the flow run of this process is set back to `Running` where it was taken for dead.
+    """While the block runs, set this process's flow run back to `Running` if it was taken for dead.
 
     Args:
-        flow_run_id: of the flow run.
-        every: seconds between two looks.
+        flow_run_id: the flow run's id.
+        every: seconds between two checks.
     """
     over = threading.Event()
 
@@ -41,19 +41,19 @@ def saying_that_it_lives(flow_run_id: str, every: float = LOOK_SECONDS) -> Itera
                 try:
                     _revive(UUID(flow_run_id))
                 except Exception as error:
-                    if is_away(error):  # the next look asks again
+                    if is_away(error):  # the next check asks again
                         continue
                     logger.warning("The state of this flow run can't be read and is not looked at again: %s", error)
                     return
 
-    # With this thread's context: the server's address may be set in it.
+    # In this thread's context, because the server's address may be set there.
     thread = threading.Thread(target=contextvars.copy_context().run, args=(look,), name="alive", daemon=True)
     thread.start()
     try:
         yield
     finally:
         over.set()
-        thread.join()  # else it could revive a run that has ended
+        thread.join()  # otherwise it could revive a run that has ended
 
 
 def _revive(flow_run_id: UUID) -> None:

@@ -1,4 +1,4 @@
-"""People's labels on a Prefect server: how far they are, on the page of the run that waits, and the run that scores."""
+"""People's labels on a Prefect server: their progress on the page of the waiting run, and the order to score them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,19 +17,19 @@ from components.base.text import markdown, markdown_code
 from tasks.runs.labels import LabelProgress
 
 SHARE, ABOUT = "labels-answered", "labels"
-"""Keys of the two artifacts: a progress bar, and what stands beside it."""
+"""Keys of the two artifacts: a progress bar, and the text next to it."""
 SCORING = "human-eval/score"
-"""The deployment that scores."""
+"""The deployment that scores labels."""
 
 
 def show_progress(page: str, run: str, progress: LabelProgress) -> None:
-    """Put how far the labels are on the page of the flow run that waits for them; what stood there is replaced.
+    """Show the progress of the labels on the page of the flow run that waits for them, replacing earlier progress.
 
     Args:
-        page: the flow run's address, as the run's status names it.
+        page: the flow run's address, from the run's status.
 
     Raises:
-        ValueError: `page` names no flow run.
+        ValueError: `page` is not a flow run's address.
     """
     flow_run = flow_run_of(page)
     lines = [f"**{progress.text}**", ""]
@@ -46,12 +46,12 @@ def show_progress(page: str, run: str, progress: LabelProgress) -> None:
 
 
 def order_scoring(run: str, sheets: Path) -> str | None:
-    """Have a worker score the complete labels of a run: the page of the flow run that does; None without a deployment.
+    """Let a worker score a run's complete labels. Return the flow run's page, or None if there is no deployment.
 
-    Asked again for the same files it names the flow run that there is.
+    A repeated call for the same files returns the existing flow run.
 
     Args:
-        sheets: a file or a folder of them, as the worker sees it.
+        sheets: the file or folder, as the worker sees it.
     """
     with get_client(sync_client=True) as client:
         try:
@@ -69,7 +69,7 @@ def flow_run_of(page: str) -> UUID:
     """Return the id at the end of a flow run's address.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the address has no id.
     """
     return UUID(urlsplit(page).path.rstrip("/").rpartition("/")[2])
 
@@ -89,7 +89,7 @@ def _state_of(sheets: Path) -> str:
 
 
 def _put(client: SyncPrefectClient, flow_run: UUID, key: str, kind: str, data: float | str, about: str) -> None:
-    """Make an artifact of a flow run, or replace what is in it."""
+    """Create an artifact of a flow run, or replace its content."""
     found = client.read_artifacts(
         artifact_filter=ArtifactFilter(
             key=ArtifactFilterKey(any_=[key]), flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run])

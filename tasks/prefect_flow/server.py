@@ -1,4 +1,4 @@
-"""The run's own Prefect server: one that outlives a killed run is found and ended at the next start, by its own pid."""
+"""The run's own Prefect server. If it outlives a killed run, the next start finds it and ends it by its process id."""
 
 import contextlib
 import logging
@@ -26,17 +26,17 @@ from tasks.runs.journal import write_model
 logger = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 5
-"""How long the last events may take to reach a server that is about to end."""
+"""How long the last events may take to reach a server that is about to be stopped."""
 TAG = "tether"
-"""Every flow run of ours has it, and the deployments: automations match it, so that they touch nobody else's runs."""
+"""The tag of all our flow runs and deployments. Automations match it, so that they do not touch other runs."""
 
 HEARTBEAT_SECONDS = 30
-"""How often a flow run on a server says that its process lives. Prefect takes no less."""
+"""Seconds between the heartbeats of a flow run on a server. Prefect accepts no less."""
 
 PATIENCE = {"PREFECT_CLIENT_MAX_RETRIES": "9", "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500,504"}
-"""Prefect's settings of a run that nobody waits for. It tells its state for 17 minutes, each wait twice the last one,
-also where the database behind the server is away, which Prefect says by a 500. The default is a minute, and no second
-try after a 500."""
+"""Prefect's settings for a run that nobody waits for. It retries for 17 minutes, each wait twice as long as the one
+before, also after a 500, which Prefect answers if its database is away. By default it retries for a minute, and not
+after a 500."""
 
 UNTRUSTED = (
     "its certificate is signed by a CA that is not trusted here. Set SSL_CERT_FILE to the file of that CA's "
@@ -44,18 +44,18 @@ UNTRUSTED = (
 )
 
 START_SECONDS = 120.0
-"""How long a run's own server may take to answer; on an idle machine it takes about 10 s."""
+"""How long a run's own server may take to answer; an idle machine takes about 10 s."""
 
 
 def check_server(timeout: float = 5.0, needed_for: Mapping[str, str] | None = None) -> None:
-    """See that the server of `PREFECT_API_URL`, if set, answers within `timeout` seconds, lets us in, and can reach
-    stages' pools.
+    """Check that the server at `PREFECT_API_URL`, if set, answers within `timeout` seconds, accepts us, and has the
+    deployments of the stages' pools.
 
-    `needed_for` maps a stage to the work pool that is to compute it.
+    `needed_for` maps a stage to the work pool that computes it.
 
     Raises:
-        UserError: it doesn't answer or refuses us, or a pool has no deployment; or there are pools and no server.
-        TetherError: it answers that it is out of order.
+        UserError: it does not answer or rejects us, a pool has no deployment, or there are pools but no server.
+        TetherError: it answers with a server error.
     """
     url = os.environ.get("PREFECT_API_URL")
     if not url:
@@ -82,20 +82,20 @@ def check_server(timeout: float = 5.0, needed_for: Mapping[str, str] | None = No
 
 
 def no_answer(url: str, timeout: float = 3.0) -> Exception | None:
-    """Return why no HTTP server answers at `url` within `timeout` seconds; None where one does, whatever it says."""
+    """Return why no HTTP server answers at `url` within `timeout` seconds; None if one answers, with any status."""
     try:
         with urlopen(url, timeout):
             return None
     except urllib.error.HTTPError:
-        return None  # it answers; whether it lets us in, the flow run will say
+        return None  # it answers; the flow run will show whether it accepts us
     except (OSError, ValueError) as error:
         return error
 
 
 def urlopen(url: str, timeout: float) -> AbstractContextManager[Any]:
-    """`urllib`'s, that trusts the certificates that Prefect's client trusts; `url` may name a user, which is not sent.
+    """Open `url` as `urllib` does, trusting the certificates that Prefect's client trusts. A user in `url` is not sent.
 
-    Both read `SSL_CERT_FILE`; this reads `PREFECT_API_SSL_CERT_FILE` and `PREFECT_API_TLS_INSECURE_SKIP_VERIFY` too.
+    Both read `SSL_CERT_FILE`; this also reads `PREFECT_API_SSL_CERT_FILE` and `PREFECT_API_TLS_INSECURE_SKIP_VERIFY`.
     """
     context = ssl.create_default_context(cafile=os.environ.get("PREFECT_API_SSL_CERT_FILE") or None)
     if os.environ.get("PREFECT_API_TLS_INSECURE_SKIP_VERIFY", "").lower() in ("1", "true", "yes", "on"):
@@ -104,12 +104,12 @@ def urlopen(url: str, timeout: float) -> AbstractContextManager[Any]:
 
 
 def is_untrusted(error: BaseException | None) -> bool:
-    """Return whether an error of a connection says that the server's certificate is signed by nobody we trust."""
+    """Return whether a connection failed because the server's certificate is not signed by a trusted authority."""
     return error is not None and ("CERTIFICATE_VERIFY_FAILED" in str(error) or is_untrusted(error.__cause__))
 
 
 def is_answering(timeout: float = 3.0) -> bool:
-    """Return whether the server that `PREFECT_API_URL` names, if it does, is there (still), and its database too."""
+    """Return whether the server at `PREFECT_API_URL` and its database answer; True if the variable is not set."""
     url = os.environ.get("PREFECT_API_URL", "")
     if not url:
         return True
@@ -117,13 +117,13 @@ def is_answering(timeout: float = 3.0) -> bool:
         with urlopen(f"{url.rstrip('/')}/ready", timeout):
             return True
     except urllib.error.HTTPError as error:
-        return error.code < 500  # it answers; 503 is its word for a database that is away
+        return error.code < 500  # it answers; 503 means that its database is away
     except (OSError, ValueError):
         return False
 
 
 class _Note(BaseModel):
-    """A file that names a run's process and the servers that it has started."""
+    """A file with a run's process and the servers that it has started."""
 
     owner: Process
     servers: list[Process]
@@ -135,14 +135,14 @@ class NoServer(Exception):
 
 @contextlib.contextmanager
 def own_server(home: Path, seconds: float = START_SECONDS) -> Iterator[str]:
-    """Start a Prefect server for this process on loopback, and name it in `PREFECT_API_URL` until it is ended.
+    """Start a Prefect server for this process on loopback, and set `PREFECT_API_URL` to it until it is stopped.
 
-    It gets a session of its own, so that Ctrl-C in the terminal, or a terminal that closes, ends the run and not the
-    server under it. It is noted, for `end_orphans` where this process is killed.
+    The server gets its own session, so that Ctrl-C or a closed terminal ends the run before the server. A file notes
+    its process, so that `end_orphans` can end it if this process is killed.
 
     Args:
-        home: the `TETHER_HOME`; the server's database is in its `prefect/`.
-        seconds: how long to wait for its first answer.
+        home: the Tether home; the server's database is in its `prefect/`.
+        seconds: how long to wait for the first answer.
 
     Yields:
         The URL of its API.
@@ -154,7 +154,7 @@ def own_server(home: Path, seconds: float = START_SECONDS) -> Iterator[str]:
     folder.mkdir(parents=True, exist_ok=True)
     note, log = folder / f"{os.getpid()}.json", folder / f"{os.getpid()}.log"
     with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))  # and handed over: nobody else takes the port meanwhile
+        listening.bind(("127.0.0.1", 0))  # handed over to the server, so that nobody else can take the port
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/api"
         command = [
             sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app", "--lifespan", "on",
@@ -172,7 +172,7 @@ def own_server(home: Path, seconds: float = START_SECONDS) -> Iterator[str]:
         os.environ["PREFECT_API_URL"] = url
         yield url
     finally:
-        # Prefect keeps one worker of events a process, with its first server: a later run gets one of its own.
+        # Prefect has one events worker per process, bound to its first server. Draining it gives a later run a new one.
         if worker := sys.modules.get("prefect.events.worker"):
             worker.EventsWorker.drain_all(timeout=DRAIN_SECONDS)
         os.environ.pop("PREFECT_API_URL", None)
@@ -200,7 +200,7 @@ def _wait_for(process: subprocess.Popen[Any], url: str, log: Path, seconds: floa
 
 
 def end_orphans(folder: Path) -> list[int]:
-    """End the servers whose run's process is gone; returns their pids."""
+    """End servers whose run's process is gone, and return their process ids."""
     ended = []
     for path in sorted(folder.glob("*.json")):
         try:

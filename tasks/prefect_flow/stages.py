@@ -1,7 +1,7 @@
-"""Stages as Prefect tasks. The store is the only cache, so a task looks up, records and gates on hits too.
+"""Run stages as Prefect tasks. The store is the only cache, so a task also looks up, records and judges on a hit.
 
-A task never raises what is expected to go wrong (Prefect would print a stack trace): it ends in a state that says it,
-and the error continues from there.
+A task does not raise expected errors, because Prefect would print a stack trace. It ends in a state that names the
+error, and the error is raised again outside the task.
 """
 
 import logging
@@ -48,7 +48,7 @@ _NAMES = {"cached": "Cached", "waived": "GateWaived", "skipped": "Skipped"}
 
 
 class Outcome(Generic[T]):
-    """What a call gave or raised, carried around Prefect, which is told only a state."""
+    """The result or error of a call, carried around Prefect, which only gets a state."""
 
     def __init__(self) -> None:
         self._value: list[T] = []
@@ -57,25 +57,25 @@ class Outcome(Generic[T]):
     def capture(
         self, call: Callable[[], T], name: Callable[[T], str], message: Callable[[T], str | None] = lambda _: None
     ) -> State[Any]:
-        """Make the call; the state it ends in is called `name(result)`, or after the error, and says `message(result)`,
-        or the error's."""
+        """Make the call and return its end state: called `name(result)` with `message(result)`, or named after the
+        error with the error's message."""
         try:
             value = call()
         except TetherError as error:
             self._error = error
             return Failed(name=type(error).__name__, message=redacted(str(error)))
-        except Exception as error:  # ours to mend: raised again by `get`, with its trace
+        except Exception as error:  # a bug; `get` raises it again with its trace
             self._error = error
             return Failed(message=redacted(f"{type(error).__name__}: {error}"))
         self._value.append(value)
         return Completed(name=name(value), message=message(value))
 
     def get(self, state: State[Any] | None) -> T:
-        """Return what the call gave; raises what it raised. `state`: how Prefect ended it, None where its server is
+        """Return the call's result, or raise its error. `state` is the end state in Prefect; None if its server is
         gone.
 
         Raises:
-            TetherError: Prefect did not let it run (cancelled, or its server refused or is gone).
+            TetherError: Prefect did not let the call run (cancelled, or its server refused it or is gone).
         """
         if self._error is not None:
             raise self._error
@@ -86,7 +86,7 @@ class Outcome(Generic[T]):
 
 
 def show_in(ctx: RunContext, flow_run_id: str) -> None:
-    """Give a run the pages of a flow run, on a server that outlives it: its stages and its report are shown there."""
+    """Show a run's stages and report on the pages of a flow run, on a server that outlives the run."""
     ctx.flow_run = flow_run_id
     logs.bind(flow_run=flow_run_id)
     ctx.status.name_page(_page("flow-run", flow_run_id))
@@ -97,7 +97,7 @@ def _page(kind: str, id_: object) -> str:
 
 
 def prefect_runner(ctx: RunContext) -> Callable[..., StageResult]:
-    """Runs each stage as a task of the surrounding flow run; without one while Prefect's server is gone."""
+    """Return a function that runs a stage as a task of the surrounding flow run, or without Prefect if it is away."""
     ended: dict[str, State[Any]] = {}
 
     def run(stage: Stage, job: Settings, inputs: Given) -> StageResult:
@@ -106,7 +106,7 @@ def prefect_runner(ctx: RunContext) -> Callable[..., StageResult]:
             return run_stage(stage, job, inputs, ctx)
         outcome: Outcome[StageResult] = Outcome()
 
-        # What goes in and out stays in this process: Prefect would walk through it, and has no use for it.
+        # Inputs and results stay in this process: Prefect would traverse them and does not need them.
         @task(name=stage.name, task_run_name=stage.name, cache_policy=NO_CACHE, retries=0, persist_result=False)
         def run_one_stage() -> State[Any]:
             if ctx.flow_run:
@@ -120,22 +120,22 @@ def prefect_runner(ctx: RunContext) -> Callable[..., StageResult]:
 
         made = {each.stage.name for each in inputs.values() if isinstance(each, StageResult)}
         upstream = [state for name, state in ended.items() if name in made]
-        # Of tags that the task has, Prefect asks the server for places before it runs and while it does.
+        # If the task had tags, Prefect would ask the server for concurrency slots before and during its run.
         with TagsContext(current_tags=set()):
             state = unless_gone(lambda: run_one_stage(return_state=True, wait_for=upstream))
         result = outcome.get(state)
         if state is not None:
-            ended[stage.name] = state  # for the edges of Prefect's graph
+            ended[stage.name] = state  # for the edges in Prefect's graph
         return result
 
     return run
 
 
 def flow_run_log(flow_run_id: str) -> Callable[[str], None]:
-    """Return a function that adds a line to the log of a flow run, and of the task run around the call.
+    """Return a function that adds a line to the log of a flow run, and of the current task run.
 
-    Prefect's own loggers print on the terminal too, and send in the background: their last lines are lost with an
-    embedded server, and they complain on the terminal where it is gone. There are about two lines a stage.
+    Prefect's own loggers also print on the terminal and send in the background: with an embedded server their last
+    lines are lost, and if it is gone they print errors. There are about two lines per stage.
     """
 
     def log(line: str) -> None:
@@ -160,17 +160,17 @@ def flow_run_log(flow_run_id: str) -> Callable[[str], None]:
 
 
 def unless_gone(call: Callable[[], T]) -> T | None:
-    """Call Prefect; None where its server has gone away meanwhile, so that what was computed is not lost with it."""
+    """Call Prefect and return the result; None if its server has gone away, so that computed results are not lost."""
     try:
         return call()
-    except Exception as error:  # Prefect lets its transport's errors through, some of them wrapped
+    except Exception as error:  # Prefect passes on its transport's errors, some of them wrapped
         if is_answering() and not is_away(error):
             raise
         return None
 
 
 def _show_gates(stage: Stage, ctx: RunContext) -> None:
-    """The stage's gates as a Prefect artifact, with the way to MLflow, where it came as far as being judged."""
+    """Show the gates of a judged stage as a Prefect artifact, with links to MLflow."""
     result = ctx.results.get(stage.name)
     if result is None or not result.verdicts or not is_answering():
         return
@@ -184,12 +184,12 @@ def _show_gates(stage: Stage, ctx: RunContext) -> None:
 
 
 def stage_page(result: StageResult, link: str | None, whole: str | None) -> str:
-    """Return a judged stage in Markdown: its pages, its main numbers, and its gates, those that did not pass first.
+    """Return a judged stage as Markdown: its pages, its main metrics, and its gates, failed ones first.
 
     Args:
-        result: of the stage.
-        link: MLflow's page of the stage, if it has one.
-        whole: MLflow's page of the run, if it has one.
+        result: the stage's result.
+        link: the stage's page in MLflow, if it has one.
+        whole: the run's page in MLflow, if it has one.
     """
     where = f"[its page]({link})" if link else "`tether status --json` names it, `tether ui` shows it"
     where += f" · [the whole run]({whole})" if whole else ""
@@ -205,8 +205,10 @@ def stage_page(result: StageResult, link: str | None, whole: str | None) -> str:
 
 
 def samples_shown() -> Callable[[str, Mapping[str, Any]], None]:
-    """Return what shows a computing stage's newest samples as one Prefect artifact, which is updated: an artifact for
-    each evaluation would crowd the run's graph. Earlier samples are in the run's folder and in MLflow."""
+    """Return a function that shows a computing stage's newest samples as one Prefect artifact and updates it.
+
+    One artifact per evaluation would crowd the run's graph. Earlier samples are in the run's folder and in MLflow.
+    """
     made = dict[str, UUID]()
 
     def show(stage: str, point: Mapping[str, Any]) -> None:
@@ -228,9 +230,9 @@ def samples_shown() -> Callable[[str, Mapping[str, Any]], None]:
 
 
 def show_report(ctx: RunContext) -> None:
-    """Make the report of a run that is over an artifact of its flow run: its text, and where the whole is shown.
+    """Add the report of an ended run to its flow run as an artifact: its text, and links to the full report.
 
-    Nothing where the run has no flow run with pages, no report, or a server that is away.
+    Does nothing if the run has no flow run with pages or no report, or if the server is away.
     """
     path = ctx.folder / "report.md"
     if not ctx.flow_run or not path.is_file() or not is_answering():
@@ -238,7 +240,7 @@ def show_report(ctx: RunContext) -> None:
     shown = {
         "Open the report with its charts": mlflow_page(ctx.home, ctx.run, file=REPORT),
         "the run in MLflow": mlflow_page(ctx.home, ctx.run),
-        "download it": mlflow_file(ctx.home, ctx.run, REPORT),  # MLflow's pages are no good on a telephone
+        "download it": mlflow_file(ctx.home, ctx.run, REPORT),  # MLflow's pages are hard to use on a telephone
     }
     links = [f"[{text}]({url})" for text, url in shown.items() if url]
     where = f"Files: {markdown_code(str(ctx.folder))} on {platform.node()}"
@@ -257,12 +259,13 @@ def show_report(ctx: RunContext) -> None:
 
     try:
         unless_gone(send)
-    except Exception as error:  # hours of computing are not to end in a page's mistake
+    except Exception as error:  # a bug in a page must not end hours of computing
         ctx.say(f"Prefect did not take the report ({type(error).__name__}: {error})")
 
 
 def wait_until_told(flow_run_id: str, seconds: float = 5.0) -> None:
-    """Wait until the server knows every task of the flow run as ended: what a process doesn't wait for can be lost."""
+    """Wait until the server has all task runs of the flow run as ended; otherwise the process could lose their
+    states."""
     deadline = time.monotonic() + seconds
     of_flow_run = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(flow_run_id)]))
     with get_client(sync_client=True) as client:

@@ -1,1 +1,1 @@
-"""What the store must keep for runs and models, and runs as files."""
+"""Decide what the store must keep for runs and models, and export and import runs as files."""

@@ -1,4 +1,4 @@
-"""Runs as files: what an export holds of a run, and how it becomes a run of another home."""
+"""Export a run as a file, and import such a file into another home."""
 
 import shutil
 from pathlib import Path
@@ -16,28 +16,29 @@ from tasks.runs.status import RUN_FILE, RunStatus, finished_file, has_run, load_
 
 
 class Imported(NamedTuple):
-    """What an import did."""
+    """The result of an import."""
 
     run: str
     new_run: bool
-    """False where a run of that id was here; it stays as it was."""
+    """False if a run with that id was here already; it is unchanged."""
     records: int
     new_records: int
     objects: int
 
 
 def export_run(store: ArtifactStore, run: str | None, target: Path | None) -> tuple[str, Path]:
-    """Write a run (None: the newest) into a file (None: RUN.tar in the current directory); returns its id and the file.
+    """Write a run (None: the newest) to a file (None: RUN.tar in the current directory). Return its id and the file.
 
     Raises:
-        UserError: there is no such run, it still runs, or the file is there already. TetherError: an object is damaged.
+        UserError: there is no such run, it is still running, or the file exists.
+        TetherError: an object is damaged.
     """
     status = load_status(store.home, run)
     if status.state == "running":
         raise UserError(f"run {status.run} is running; export it when it has ended.")
     target = target or Path(f"{status.run}.tar")
     if target.exists():
-        raise UserError(f"--to {target}: it is there already. Name another file.")
+        raise UserError(f"--to {target}: this file already exists. Name another one.")
     if not target.absolute().parent.is_dir():
         raise UserError(f"--to {target}: there is no folder {target.absolute().parent}.")
     folder = store.home / "runs" / status.run
@@ -47,15 +48,15 @@ def export_run(store: ArtifactStore, run: str | None, target: Path | None) -> tu
 
 
 def import_run(store: ArtifactStore, path: Path) -> Imported:
-    """Take up a run that another home exported. What is here already stays; twice is harmless.
+    """Import a run that another home exported. Existing results stay; importing twice is harmless.
 
-    Its files are made anew from what was verified, and say that it was imported. MLflow is not told of it.
+    The run's files are written from verified content only, and say that it was imported. MLflow does not get it.
 
     Raises:
-        UserError: the file doesn't hold, or another run of that id is here; nothing of it was written.
+        UserError: the file is damaged, or another run with that id is here; nothing was written.
     """
     archive = read_archive(path, _room(store))
-    for part in ("runs", "store"):  # of an import that was killed
+    for part in ("runs", "store"):  # remains of a killed import
         sweep(store.home / part)
     document, files = believed_files(archive)
     run, folder = document.run, store.home / "runs" / document.run
@@ -64,7 +65,7 @@ def import_run(store: ArtifactStore, path: Path) -> Imported:
         raise UserError(f"{path} is refused, and nothing of it was written: another run {run} is here, in {folder}.")
     if new_run and (folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir())))):
         raise UserError(
-            f"{path} is not imported, and nothing of it was written: {folder} is there and is no run. Move it away."
+            f"{path} is not imported, and nothing of it was written: {folder} exists and is not a run. Move it away."
         )
     mark_home(store.home)
     new_records = admit(archive, store)
@@ -78,20 +79,21 @@ def import_run(store: ArtifactStore, path: Path) -> Imported:
 
 
 def _room(store: ArtifactStore) -> int:
-    """Bytes that an archive's objects may have: those that are free, and those of the objects that are here."""
+    """Return the most bytes that an archive's objects may have: the free space plus the objects already here."""
     folder = next(each for each in (store.objects, *store.objects.parents) if each.is_dir())
     return shutil.disk_usage(folder).free + sum(entry.size for entry in store.local.entries("objects"))
 
 
 def run_files(folder: Path) -> dict[str, bytes]:
-    """Return a run's own files as another home needs them: without what only this one's MLflow and processes know."""
+    """Return a run's files for another home, without what only this home's MLflow and processes need."""
     points = {f"metrics/{path.name}": path.read_bytes() for path in sorted((folder / "metrics").glob("*.jsonl"))}
     status = finished_file(folder).model_dump_json(indent=1).encode()
     return {RUN_FILE: status, CONFIG: (folder / CONFIG).read_bytes(), **points}
 
 
 def run_records(store: ArtifactStore, status: RunStatus) -> list[Record]:
-    """Return the records a run rests on, each whole: those of its stages, and what these were made from."""
+    """Return the complete records that a run is based on: those of its stages, and of everything they were made
+    from."""
     needed = set(status.needs)
     by_digest: dict[str, list[Record]] = {}
     for each in stored(store, store.place):
@@ -103,7 +105,7 @@ def run_records(store: ArtifactStore, status: RunStatus) -> list[Record]:
         digest = digests.pop()
         if digest in found:
             continue
-        # An input that no stage made has no record; of several that gave the same bytes, the run's own comes first.
+        # External inputs have no record. If several records have the same bytes, the run's own comes first.
         choice = max(by_digest.get(digest, []), key=lambda one: (one.key in needed, one.attempt, one.key), default=None)
         if choice is not None:
             found[digest] = choice

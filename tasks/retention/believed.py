@@ -1,8 +1,8 @@
-"""What is believed of an imported run: each file by its schema, and each number by the records that rest on it.
+"""Decide what to accept of an imported run: files are checked by schema, numbers against their records.
 
-An archive may be anybody's. Its run.json is not taken over: metrics are those of its records, gates are judged again by
-its config's thresholds, and of the rest only fields that a run has remain, each within its bounds. Pages, cards and
-what MLflow shows are not imported at all; they are made here.
+Anybody can write an archive, so its run.json is not taken over: metrics come from its records, gates are judged again
+with its config's thresholds, and only known fields with valid values remain. Pages, cards and MLflow's content are not
+imported, but made here.
 """
 
 import math
@@ -23,13 +23,13 @@ from tasks.runs.status import RUN_FILE, RunFile, StageStatus, finite
 from tasks.stages import KNOWN, PIPELINE, STAGES
 
 LONGEST_REASON = 4000
-"""Characters of why a gate was waived."""
+"""The largest number of characters of a waiver's reason."""
 LATEST = 1e11
-"""Seconds since 1970, or of a stage, beyond which a number is none."""
+"""Upper limit of times, in seconds since 1970, and of a stage's seconds."""
 
 
 class _Point(BaseModel):
-    """A line of metrics/<stage>.jsonl, which is taken over as it is: nothing is converted."""
+    """A line of metrics/<stage>.jsonl. It is accepted only in exactly this form; nothing is converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -43,10 +43,10 @@ class _Point(BaseModel):
 
 
 def believed_files(archive: Archive) -> tuple[RunFile, dict[str, bytes]]:
-    """Return an archive's run, and its files as this home keeps them.
+    """Return an archive's run, and its files as this home stores them.
 
     Raises:
-        UserError: a file is missing, or one says what Tether does not write, or what the records don't.
+        UserError: a file is missing, or has content that Tether does not write or that the records contradict.
     """
     for name in (RUN_FILE, CONFIG):
         if name not in archive.files:
@@ -82,7 +82,7 @@ def _check_points(name: str, data: bytes) -> None:
     stage = name.partition("/")[2].removesuffix(".jsonl")
     if stage not in PIPELINE:
         raise ValueError(f"{stage} is not a stage")
-    # What follows the last line feed is of a writer that was killed, and nobody reads it.
+    # Nobody reads what follows the last line feed: its writer was killed.
     for number, line in enumerate(data.split(b"\n")[:-1], 1):
         try:
             _Point.model_validate_json(line)
@@ -91,7 +91,7 @@ def _check_points(name: str, data: bytes) -> None:
 
 
 def _believed(given: RunFile, records: list[Record], gates: GatesConfig) -> RunFile:
-    """Return the run that an archive's run.json and records give."""
+    """Return the run that follows from an archive's run.json and records."""
     if given.schema_version > RUN_SCHEMA:
         raise ValueError(f"a newer Tether wrote it (run schema {given.schema_version}, here {RUN_SCHEMA})")
     if not RUN.fullmatch(given.run):
@@ -137,10 +137,10 @@ def _believed(given: RunFile, records: list[Record], gates: GatesConfig) -> RunF
 
 
 def _check_needed(given: RunFile, records: list[Record]) -> None:
-    """See that the run rests on each record: else they would stand in the store for keys of other runs.
+    """Check that the run is based on each record; otherwise records could be added for the keys of other runs.
 
     Raises:
-        ValueError: it does not, or two are of one artifact.
+        ValueError: it is not, or two records are of the same artifact.
     """
     by_digest = {record.digest: record for record in records}
     waiting, needed = [digest for stage in given.stages for digest in stage.needs], set[str]()
@@ -155,7 +155,7 @@ def _check_needed(given: RunFile, records: list[Record]) -> None:
 
 
 def _told(given: RunFile) -> dict[str, dict[str, Threshold]]:
-    """Return the thresholds that a run's own gates tell, where its config names none."""
+    """Return the thresholds of a run's judged gates, for a config that names none."""
     told: dict[str, dict[str, Threshold]] = {}
     for verdict in (verdict for stage in given.stages for verdict in stage.gates if verdict.threshold is not None):
         stage, _, short = verdict.name.partition(".")
@@ -164,7 +164,7 @@ def _told(given: RunFile) -> dict[str, dict[str, Threshold]]:
 
 
 def _stage(given: StageStatus, records: list[Record], gates: GatesConfig) -> StageStatus:
-    """Return a stage as its records give it."""
+    """Return a stage as it follows from its records."""
     where = f"stages.{given.name}"
     numbers = (given.seconds, given.started or 0.0, given.began or 0.0)
     if not all(math.isfinite(number) and 0 <= number < LATEST for number in numbers):
@@ -203,7 +203,7 @@ def _stage(given: StageStatus, records: list[Record], gates: GatesConfig) -> Sta
 
 
 def _record(stage: str, key: str | None, digest: str | None, records: list[Record], where: str) -> Record | None:
-    """Return the record of an artifact that a stage names: that of its key first; None where it names none."""
+    """Return the record of a stage's artifact, preferably that of its key; None if it has no artifact."""
     if digest is None:
         return None
     fitting = [each for each in records if each.digest == digest and KNOWN[each.stage].shown == stage]
@@ -215,7 +215,7 @@ def _record(stage: str, key: str | None, digest: str | None, records: list[Recor
 def _verdicts(
     given: StageStatus, record: Record | None, parts: Sequence[Record], gates: GatesConfig, where: str
 ) -> list[Verdict]:
-    """Return the stage's gates as they are judged here, which the run has to agree with."""
+    """Return the stage's gates as judged here. They must agree with those in the run."""
     claims: tuple[State, ...] = ("passed", "cached", "waived", "gate_failed", "skipped")
     if record is None or not KNOWN[record.stage].final:
         if given.gates or given.state in claims:
@@ -223,7 +223,7 @@ def _verdicts(
         return []
     waivers = [Waiver(gate=v.name, user=_short(v.user), reason=_short(v.reason)) for v in given.gates if v.waived]
     skipped = is_skipped(record)
-    plugged = gates.plugged(given.name)  # measured where the run was; here is only its word for it
+    plugged = gates.plugged(given.name)  # measured in the other home; only the run's claim is available here
     told = {v.metric: v.value for v in given.gates if v.metric in plugged and v.value is not None}
     metrics = stage_metrics(record.metrics, (each.metrics for each in parts)) | told
     judged = judge(given.name, metrics, gates, waivers, skipped)

@@ -1,4 +1,4 @@
-"""What the store has to keep: what runs, pins and registered models need. Asks MLflow; imports it when called."""
+"""Find what the store has to keep for runs, pins and registered models. Asks MLflow, which it imports when called."""
 
 import logging
 import re
@@ -16,14 +16,14 @@ from tasks.tracking.registry import versions
 logger = logging.getLogger(__name__)
 
 KEPT_RUNS = 10
-"""The newest runs, which are kept without being asked for."""
+"""How many of the newest runs are kept by default."""
 
 
 def needs(store: ArtifactStore, keep_runs: int = KEPT_RUNS) -> dict[str, set[str]]:
-    """Key or digest to who needs it: the newest runs, those that run or wait for labels, pins, registered models.
+    """Map a key or digest to what needs it: newest runs, running and waiting runs, pins and registered models.
 
     Raises:
-        UserError: a run, a pin or MLflow's registry can't be read, so that what they need isn't known.
+        UserError: a run, a pin or MLflow's registry can't be read, so it is unknown what they need.
     """
     found: dict[str, set[str]] = defaultdict(set)
 
@@ -39,12 +39,12 @@ def needs(store: ArtifactStore, keep_runs: int = KEPT_RUNS) -> dict[str, set[str
             f"{store.home / 'runs' / min(damaged) / RUN_FILE} is damaged, so Tether cannot tell what that run needs. "
             f"Restore it, or remove the run's folder."
         )
-    # Imported runs are counted apart: they do not push out this home's own.
+    # Imported runs are counted separately, so that they do not displace this home's own.
     kinds = [[each for each in statuses if bool(each.imported) is imported] for imported in (False, True)]
     newest = {each.run for kind in kinds for each in kind[:keep_runs]}
     for status in statuses:
         run, wanted = status.run, status.needs
-        # A worker computes on when the run that ordered it has died.
+        # A worker continues to compute even if the run that ordered it has died.
         at_work = status.state in ("running", "awaiting_labels") or held & set(wanted)
         if run in newest or at_work or run in pins:
             need(f"run {run}", wanted)
@@ -57,8 +57,7 @@ def needs(store: ArtifactStore, keep_runs: int = KEPT_RUNS) -> dict[str, set[str
 
 
 def registered(home: Path) -> dict[str, list[str]]:
-    """Return every registered model's versions, and the keys and digests that each was made from. Raises as
-    `versions`."""
+    """Return the keys and digests that each version of a registered model was made from. Raises as `versions` does."""
     made_from = re.compile(r"lineage\.(.*_)?digest|tether\.key")  # tags, as tasks/runs/journal.py names them
     return {
         f"{each.name} version {each.version}": [each.tags[tag] for tag in each.tags if made_from.fullmatch(tag)]
@@ -67,26 +66,26 @@ def registered(home: Path) -> dict[str, list[str]]:
 
 
 class StoredArtifact(NamedTuple):
-    """A record, and what keeps it from garbage collection."""
+    """A record, and what protects it from garbage collection."""
 
     stage: str
     key: str
     digest: str
     attempt: int
     size: int
-    """Bytes, attachments and manifest included."""
+    """In bytes, including attachments and manifest."""
     run: str
     """The run that computed it."""
     time: str
     """UTC, ISO 8601."""
     kept_by: list[str] | None
-    """None where a damaged file keeps it from being known."""
+    """None if it is unknown, because a file is damaged."""
     imported: str
-    """When it was imported (UTC, ISO 8601); empty where it was computed here."""
+    """When it was imported (UTC, ISO 8601); empty if it was computed here."""
 
 
 def artifacts(store: ArtifactStore) -> list[StoredArtifact]:
-    """List every record, the newest first; a warning says why what keeps them isn't known, where `needs` raises it."""
+    """List every record, newest first. If `needs` raises an error, a warning says so and `kept_by` is None."""
     sizes = {entry.name: entry.size for entry in store.place.entries("objects")}
     records = stored(store, store.place)
     kept: dict[tuple[str, str], set[str]] | None = None

@@ -1,1 +1,1 @@
-"""A run's folder on disk; nothing else reads or writes it."""
+"""A run's folder on disk. No other package reads or writes it."""

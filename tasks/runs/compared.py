@@ -1,4 +1,4 @@
-"""What a run that compares models remembers of their names."""
+"""The names of the models in a comparison, from a run's origin."""
 
 import json
 from collections.abc import Mapping
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from components.human_eval.comparison.pairs import input_name
 
 COMPARED = "compare"
-"""What a run's origin calls the models that it compares."""
+"""The entry of a run's origin for the compared models."""
 
 
 def compared_names(origin: Mapping[str, str]) -> dict[str, str]:
-    """Return what the user called each model, by the input that holds it; empty where a run compares none."""
+    """Return the user's name for each model, by input name; empty if the run is not a comparison."""
     names = json.loads(origin[COMPARED])["names"] if COMPARED in origin else []
     return {input_name(number): name for number, name in enumerate(names)}

@@ -1,4 +1,4 @@
-"""A run's resolved config as `runs/<run>/config.yaml`; nothing else reads or writes that file."""
+"""A run's resolved config, `runs/<run>/config.yaml`. Nothing else reads or writes that file."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +12,7 @@ from components.base.files import write_whole
 CONFIG = "config.yaml"
 DEEPEST = 20
 _OF_TAGS = (LookupError, AttributeError, TypeError)
-"""What YAML's constructors raise of `!!bool maybe`, `!!int` without a number and `!!timestamp soon`."""
+"""Errors that YAML's constructors raise for `!!bool maybe`, `!!int` without a number and `!!timestamp soon`."""
 _VALUES = TypeAdapter(dict[str, JsonValue])
 
 
@@ -22,10 +22,10 @@ def write_values(folder: Path, values: Mapping[str, JsonValue]) -> None:
 
 
 def run_values(home: Path, run: str) -> dict[str, JsonValue]:
-    """Return the resolved config that a run was started with, as values.
+    """Return the resolved config that a run was started with, as plain values.
 
     Raises:
-        UserError: the file isn't there, or does not hold what Tether writes.
+        UserError: the file is missing, or its content is not what Tether writes.
     """
     path = home / "runs" / run / CONFIG
     try:
@@ -38,7 +38,7 @@ def run_values(home: Path, run: str) -> dict[str, JsonValue]:
 
 
 def parse_values(text: str) -> dict[str, JsonValue]:
-    """Return the values of a config that somebody else's Tether wrote.
+    """Return the values of a config from another home.
 
     Raises:
         ValueError: it is not a mapping of JSON values, is nested deeper than any config, or refers to parts of itself.
@@ -49,7 +49,7 @@ def parse_values(text: str) -> dict[str, JsonValue]:
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > DEEPEST:
                 raise ValueError(f"it is nested more than {DEEPEST} deep")
-            if isinstance(event, yaml.AliasEvent):  # a few of them could stand for gigabytes
+            if isinstance(event, yaml.AliasEvent):  # a few aliases could expand to gigabytes
                 raise ValueError("it refers to parts of itself")
     except yaml.YAMLError as error:
         raise _unreadable(error) from error

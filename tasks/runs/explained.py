@@ -1,4 +1,4 @@
-"""Why a (sub-)stage was computed or reused, as run.json keeps it."""
+"""Why a (sub-)stage was computed or reused, in the form of run.json."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ from components.keys.changes import Change
 
 
 class Hit(BaseModel):
-    """A (sub-)stage was not computed: the store had its result."""
+    """A (sub-)stage was not computed, because the store had its result."""
 
     outcome: Literal["hit"] = "hit"
     run: str
@@ -22,14 +22,14 @@ class Missed(BaseModel):
 
     outcome: Literal["computed"] = "computed"
     run: str
-    """The run that computes it."""
+    """The run that computed it."""
     reason: str
     """Why the look-up of its key found nothing."""
     because: Literal["asked", "damaged", "first"]
 
 
 class RecordName(BaseModel):
-    """Which record."""
+    """Identifies a record."""
 
     run: str
     key: str

@@ -1,7 +1,7 @@
-"""What a run's folder holds for MLflow besides status, points, cards and report; tasks/tracking brings MLflow to it.
+"""The files in a run's folder for MLflow, other than status, points, cards and report. tasks/tracking sends them.
 
-runs/<run>/done/<stage>.json   what a (sub-)stage gave, as this run judged it
-runs/<run>/mlflow.json         what MLflow has of the folder, and what it calls the run; replaced in one step
+runs/<run>/done/<stage>.json   the result of a (sub-)stage, with this run's verdicts
+runs/<run>/mlflow.json         what MLflow has of the run, and its ids there; replaced in one step
 """
 
 import fcntl
@@ -37,35 +37,36 @@ SENT = "mlflow.json"
 
 
 class Done(BaseModel):
-    """A (sub-)stage that is done, with all that MLflow shows of it: recording it later needs neither store nor code."""
+    """A finished (sub-)stage with everything that MLflow shows of it, so that recording needs neither store nor
+    code."""
 
-    # NaN is a metric like any other, and JSON has none.
+    # Metrics can be NaN, which JSON does not have.
     model_config = ConfigDict(ser_json_inf_nan="strings")
 
     time: int
-    """When it was done (ms)."""
+    """When it finished (ms)."""
     record: Record
     shown: str
     """The pipeline's stage that it belongs to."""
     final: bool
     path: Path
-    """The artifact as a folder."""
+    """The artifact's folder."""
     run: str
-    """The run that has it: `record.run` where it was computed there, else a hit."""
+    """The run that uses it. It is a hit if `record.run` is another run."""
     user: str
-    """Who ran that."""
+    """The user of `run`."""
     step: int
-    """Where final metrics stand: after the last step of the curves."""
+    """The step of the final metrics: after the last step of the curves."""
     verdicts: list[Verdict]
     inputs: list[Input]
     attachments: dict[str, Path]
-    """Files by name; empty on a hit, which links to the run that has them."""
+    """Files by name; empty for a hit, which links to the run that has them."""
     imported: bool = False
-    """Whether another home's word stands for it, or for anything that it was made from: then only a person promotes."""
+    """Whether it, or anything it was made from, is based on an imported record. Then only a person can promote it."""
 
     @classmethod
     def of(cls, result: StageResult, folder: Path, attachments: Mapping[str, Path], user: str) -> Self:
-        """Return what `result` is in the run in `folder`, from now on; `user` has had it computed, or scored."""
+        """Return the entry for `result` in the run in `folder`. `user` has had it computed or scored."""
         steps = (point["step"] for point in read_points(points_file(folder, result.name)))
         return cls(
             time=time.time_ns() // 1_000_000,
@@ -84,38 +85,38 @@ class Done(BaseModel):
 
     @property
     def hit(self) -> bool:
-        """Return whether another run computed it."""
+        """Return whether a different run computed it."""
         return self.record.run != self.run
 
     @property
     def lineage(self) -> dict[str, str]:
-        """Digest of everything that it was made from, by input name, however far back."""
+        """Return the digests of everything it was made from, by input name."""
         return lineage_of(self.inputs)
 
     @property
     def judges(self) -> str:
-        """Who judged a human evaluation."""
+        """Return who judged a human evaluation."""
         return str(group(self.record.job, "human_eval").get("judges", "unknown"))
 
     @property
     def waived(self) -> dict[str, dict[str, str]]:
-        """Gate to who waived it and why."""
+        """Return who waived each gate and why."""
         return {v.name: {"user": str(v.user), "reason": str(v.reason)} for v in self.verdicts if v.waived}
 
     @property
     def tags(self) -> dict[str, str]:
-        """Return what it was made from and which code computed it, as tags of MLflow."""
+        """Return what it was made from and the code that computed it, as MLflow tags."""
         source = {"tether.source": digest_json(self.record.parts.get("source", {}))}
         return lineage_tags(self.lineage) | code_tags(self.record.environment.get("code", CodeVersion())) | source
 
 
 def lineage_tags(lineage: Mapping[str, str]) -> dict[str, str]:
-    """Digests by input name as tags of MLflow."""
+    """Return digests by input name as MLflow tags."""
     return {f"lineage.{name}_digest": digest for name, digest in lineage.items()}
 
 
 def code_tags(code: CodeVersion) -> dict[str, str]:
-    """Return a version of the code (`components.keys.code_version`) as tags of MLflow; its pages know the first one."""
+    """Return a code version (`components.keys.code_version`) as MLflow tags. MLflow's pages show the commit."""
     tags = {"mlflow.source.git.commit": code.get("commit"), "tether.code_version": code.get("version")}
     if code.get("dirty") is not None:
         tags["tether.code_dirty"] = str(code["dirty"]).lower()
@@ -123,10 +124,10 @@ def code_tags(code: CodeVersion) -> dict[str, str]:
 
 
 def current_user() -> str:
-    """Who runs this process, and the user whom the servers let in, as `ada as promoter`, where that is another name."""
+    """Return the user of this process, and the servers' user name if it differs, such as `ada as promoter`."""
     try:
         here = getpass.getuser()
-    except (OSError, KeyError):  # a container's number without a name
+    except (OSError, KeyError):  # a numeric user without a name, as in a container
         here = str(os.getuid())
     name, colon, _ = os.environ.get("PREFECT_API_AUTH_STRING", "").partition(":")
     there = os.environ.get("MLFLOW_TRACKING_USERNAME") or (name if colon else "")
@@ -141,10 +142,10 @@ def write_done(folder: Path, done: Done) -> None:
 
 
 def read_done(folder: Path) -> list[Done]:
-    """Return what the (sub-)stages of the run in `folder` gave so far, the oldest first.
+    """Return the results of the (sub-)stages of the run in `folder`, oldest first.
 
     Raises:
-        UserError: a file of one is damaged.
+        UserError: a result's file is damaged.
     """
     found, damaged = readable_done(folder)
     for error in damaged:
@@ -153,7 +154,7 @@ def read_done(folder: Path) -> list[Done]:
 
 
 def readable_done(folder: Path) -> tuple[list[Done], list[UserError]]:
-    """Return the same of those whose file can be read, and what is wrong with the others."""
+    """Return the results whose files can be read, oldest first, and an error for each damaged file."""
     found, damaged = [], []
     for path in sorted((folder / "done").glob("[!.]*.json")):
         try:
@@ -169,7 +170,7 @@ def readable_done(folder: Path) -> tuple[list[Done], list[UserError]]:
 
 
 def recorded_paths(home: Path, runs: Iterable[str]) -> dict[str, Path]:
-    """Where `runs` read their external inputs: digest to path. A warning names each file that can't be read."""
+    """Return the paths from which `runs` read their external inputs, by digest. Unreadable files are logged."""
     found: dict[str, Path] = {}
     for run in sorted(runs):
         readable, damaged = readable_done(home / "runs" / run)
@@ -180,32 +181,33 @@ def recorded_paths(home: Path, runs: Iterable[str]) -> dict[str, Path]:
 
 
 class Sent(BaseModel):
-    """What MLflow has of a run's folder, and under which ids. A folder without one is not for MLflow."""
+    """What MLflow has of a run's folder, and the ids there. A folder without this file is not sent to MLflow."""
 
     project: str = ""
     """The experiment's name."""
     code: dict[str, str] = Field(default_factory=dict)
-    """Which code began the run (`code_tags`)."""
+    """The code that began the run (`code_tags`)."""
     experiment: str | None = None
     parent: str | None = None
     stages: dict[str, str] = Field(default_factory=dict)
-    """Stage to the id of its run."""
+    """Maps a stage to the id of its MLflow run."""
     states: dict[str, str] = Field(default_factory=dict)
-    """Maps a stage to its state; the empty name stands for the run."""
+    """Maps a stage to its state; the empty name is the run itself."""
     points: dict[str, int] = Field(default_factory=dict)
-    """Stage to bytes of its points file."""
+    """Maps a stage to the bytes of its points file that were sent."""
     done: dict[str, int] = Field(default_factory=dict)
     """Maps a (sub-)stage to the time of its result."""
     whole: str = ""
-    """`updated` of the run.json that ended a run all of which MLflow has."""
+    """`updated` of the final run.json that was sent completely; empty before."""
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """As it stands for the run in `folder` (nothing sent where there's no file).
+        """Load the state of the run in `folder` (without a file: nothing sent).
 
-        Of a damaged file the project alone is known: what MLflow has is then looked up there, and nothing twice.
+        If the file is damaged, only the project is known. What MLflow has is then looked up there, so nothing is sent
+        twice.
         """
-        kept = (folder / name for name in (SENT, "tracking.json"))  # the second: an earlier version's
+        kept = (folder / name for name in (SENT, "tracking.json"))  # the second is of an earlier version
         path = next((each for each in kept if each.is_file()), None)
         if path is None:
             return cls()
@@ -214,18 +216,17 @@ class Sent(BaseModel):
         except (OSError, ValueError) as error:
             logger.warning("%s is damaged (%s): MLflow is asked what it has of this run", path, _first_line(error))
             project: object = ""
-            with suppress(UserError):  # said by whoever needs the config
+            with suppress(UserError):  # reported when the config is needed
                 project = run_values(folder.parent.parent, folder.name).get("project", "")
             return cls(project=str(project))
 
     def save(self, folder: Path) -> None:
-        """Replace the file."""
+        """Write the state to the run's folder."""
         write_model(folder / SENT, self)
 
 
 def left_by_earlier(folder: Path) -> bool:
-    """Return whether an earlier version of Tether has not sent all of the run in `folder` to MLflow, as its own files
-    say."""
+    """Return whether an earlier version of Tether, according to its own files, left part of the run unsent."""
     facts, sent = folder / "tracking.jsonl", folder / "tracking.json"
     if not facts.is_file():
         return False
@@ -243,9 +244,9 @@ def left_by_earlier(folder: Path) -> bool:
 
 @contextmanager
 def held(folder: Path, wait: bool) -> Iterator[bool]:
-    """Whether this process may bring MLflow to a run's folder, while the block runs: one does at a time.
+    """While the block runs, lock a run's folder for sending to MLflow. Yields whether this process has the lock.
 
-    With `wait` it waits for whoever does now; else the answer is False.
+    With `wait` it waits for another process that has the lock; otherwise it yields False.
     """
     with (folder / "mlflow.lock").open("a") as file:
         try:
@@ -257,7 +258,7 @@ def held(folder: Path, wait: bool) -> Iterator[bool]:
 
 
 def write_model(path: Path, model: BaseModel) -> None:
-    """Write `model` to `path` as JSON, in one step."""
+    """Write `model` to `path` as JSON, replacing the file in one step."""
     write_whole(path, model.model_dump_json(indent=1))
 
 

@@ -1,4 +1,4 @@
-"""What people call a run: a name and tags. No part of any key."""
+"""A run's name and tags, given by the user. They are not part of any key."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -9,22 +9,22 @@ from components.base.errors import UserError, refuse_credentials
 LONGEST_NAME = 100
 LONGEST_TAG = 60
 LONGEST_VALUE = 200
-_TAG = re.compile(r"\w[\w.:-]*(/\w[\w.:-]*)*")  # MLflow takes no a//b and no a/../b
+_TAG = re.compile(r"\w[\w.:-]*(/\w[\w.:-]*)*")  # MLflow accepts neither a//b nor a/../b
 _TAKEN = ("mlflow.", "tether.", "lineage.", "cache_hit", "cached_from")
 
 
 class Label(NamedTuple):
-    """A run's name and tags; a tag without a value has an empty one."""
+    """A run's name and tags. A tag without a value has an empty one."""
 
     name: str = ""
     tags: Mapping[str, str] = {}
 
     @classmethod
     def of(cls, name: str | None, tags: Iterable[str] = ()) -> "Label":
-        """Return what `--name` and each `--tag` (`key=value` or `key`) say.
+        """Return the label from `--name` and each `--tag` (`key=value` or `key`).
 
         Raises:
-            UserError: one of them is empty, too long, given twice, or holds what can't be shown on a line.
+            UserError: one of them is empty, too long, given twice, or can't be shown on one line.
         """
         found: dict[str, str] = {}
         for tag in tags:
@@ -43,16 +43,16 @@ class Label(NamedTuple):
 
     @property
     def written(self) -> list[str]:
-        """Return the tags as they are given: `key=value`, or `key`."""
+        """Return the tags in the form in which they are given: `key=value` or `key`."""
         return [f"{key}={value}" if value else key for key, value in self.tags.items()]
 
 
 def one_line(what: str, text: str, longest: int) -> str:
-    """Return `text`, for the record.
+    """Return `text` unchanged if it may be recorded.
 
     Raises:
-        UserError: it is longer than `longest` characters, holds a secret, or can't be shown on a line; `what` says
-            where it was given.
+        UserError: it is longer than `longest` characters, contains a secret, or can't be shown on one line. The message
+            names `what`, the place where it was given.
     """
     if not text.isprintable():
         raise UserError(f"{what}: {text!r} holds a line break or another character that can't be shown. Remove it.")

@@ -1,4 +1,4 @@
-"""How far people are with the labels that a run waits for; kept in the run's folder, shown wherever the run is."""
+"""Progress of the labels that a run waits for. It is stored in the run's folder and shown wherever the run is."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,24 +10,24 @@ from pydantic import BaseModel, ValidationError
 from components.base.files import write_whole
 
 PROGRESS = "labels.json"
-"""In a run's folder."""
+"""The file's name in a run's folder."""
 
 
 class LabelProgress(NamedTuple):
-    """What is answered of a batch."""
+    """How many of a batch's labels are answered."""
 
     answered: int
-    """Labels that are there."""
+    """Number of answered labels."""
     asked: int
-    """Labels that complete the batch."""
+    """Number of labels in the complete batch."""
     address: str = ""
-    """Of the review page; empty where raters fill in files."""
+    """Address of the review page; empty if raters fill in files."""
     raters: Mapping[str, tuple[int, int]] = MappingProxyType({})
-    """By rater: answered, and asked for."""
+    """For each rater the numbers of answered and requested labels."""
 
     @property
     def share(self) -> float:
-        """Of the labels asked for."""
+        """Return the share of answered labels."""
         return self.answered / self.asked if self.asked else 0.0
 
     @property
@@ -37,7 +37,7 @@ class LabelProgress(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As `57 of 144 labels (39 %)`; never 100 % while one is missing."""
+        """Return the progress as text, such as `57 of 144 labels (39 %)`; never 100 % while a label is missing."""
         return f"{self.answered} of {self.asked} labels ({int(100 * self.share)} %)"
 
 
@@ -49,13 +49,13 @@ class _Kept(BaseModel):
 
 
 def write_progress(folder: Path, progress: LabelProgress) -> None:
-    """Keep it in a run's folder."""
+    """Store the progress in a run's folder."""
     kept = _Kept(**{**progress._asdict(), "raters": dict(progress.raters)})
     write_whole(folder / PROGRESS, kept.model_dump_json().encode())
 
 
 def read_progress(folder: Path) -> LabelProgress | None:
-    """Return what a run's folder says; None where nothing was kept, or what was kept can't be read."""
+    """Return the progress stored in a run's folder; None if there is none or it can't be read."""
     try:
         kept = _Kept.model_validate_json((folder / PROGRESS).read_bytes())
     except (OSError, ValidationError):

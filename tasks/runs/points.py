@@ -1,6 +1,6 @@
-"""Points of a stage in a file: metrics by step, written before anything else is done with them.
+"""Points of a stage in a file: metrics by step, written before anything else uses them.
 
-<stage>.jsonl   one point a line: {"step", "time" (ms), "metrics"}; "total" (steps), "tokens" and "samples" where known
+<stage>.jsonl   one point a line: {"step", "time" (ms), "metrics"}; "total" (steps), "tokens" and "samples" if known
 """
 
 import json
@@ -19,25 +19,26 @@ Point = dict[str, Any]
 
 
 class Spool:
-    """Points of one stage in one run."""
+    """Writes the points of one stage in one run."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        if path.is_file():  # without a last line whose writer was killed, the next point starts a line of its own
+        if path.is_file():  # remove an incomplete last line, left by a killed writer
             os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
         self._seen = {(name, point["step"]) for point in read_points(path) for name in point["metrics"]}
         self._file: TextIO = path.open("a")
 
     def append(self, step: int, metrics: Mapping[str, float], **more: Any) -> Point:
-        """Make a point of now, and add it; of `more`, what is not None. Returns it."""
+        """Add a point with the current time and return it; entries of `more` that are None are left out."""
         point: Point = {"step": step, "time": time.time_ns() // 1_000_000, "metrics": dict(metrics)}
         point |= {name: value for name, value in more.items() if value is not None}
         self.add(point)
         return point
 
     def add(self, point: Point) -> None:
-        """Add a point. A metric that already has a value at its step keeps it: a resumed stage repeats steps."""
+        """Add a point. A metric that already has a value at this step keeps it, because a resumed stage repeats
+        steps."""
         step = point["step"]
         new = {name: float(value) for name, value in point["metrics"].items() if (name, step) not in self._seen}
         if new:
@@ -52,14 +53,14 @@ class Spool:
 
 
 def points_file(folder: Path, stage: str) -> Path:
-    """Where the points of a stage of the run in `folder` are."""
+    """Return the points file of a stage of the run in `folder`."""
     return folder / "metrics" / f"{stage}.jsonl"
 
 
 def points_after(path: Path, offset: int, limit: int | None = None) -> tuple[list[Point], int]:
-    """Whole points from byte `offset` on (at most `limit`; none where there is no file), and where the next begins.
+    """Return the complete points from byte `offset` on (at most `limit`; none without a file), and the next offset.
 
-    Damaged lines are left out, and a warning says how many: a curve with a gap is better than none.
+    Damaged lines are left out and counted in a warning, because a curve with a gap is better than none.
     """
     points: list[Point] = []
     damaged = 0
@@ -68,7 +69,7 @@ def points_after(path: Path, offset: int, limit: int | None = None) -> tuple[lis
     with path.open("rb") as file:
         file.seek(offset)
         for line in file:
-            # A line without its end is still being written, or its writer was killed.
+            # A line without a line feed is still being written, or its writer was killed.
             if not line.endswith(b"\n") or len(points) == limit:
                 break
             offset += len(line)
@@ -82,7 +83,7 @@ def points_after(path: Path, offset: int, limit: int | None = None) -> tuple[lis
 
 
 def is_point(line: bytes) -> bool:
-    """Return whether a line of a file is what `Spool` writes."""
+    """Return whether a line has the form that `Spool` writes."""
     try:
         point = json.loads(line)
         whole = isinstance(point["step"], int) and isinstance(point["time"], int)
@@ -92,12 +93,12 @@ def is_point(line: bytes) -> bool:
 
 
 def read_points(path: Path) -> list[Point]:
-    """Return every whole point of a file (none where there is no file)."""
+    """Return all complete points of a file; none without a file."""
     return points_after(path, 0)[0]
 
 
 def curves(points: Iterable[Point]) -> dict[str, list[tuple[int, float]]]:
-    """Metric name to its (step, value) pairs in order of steps."""
+    """Return the (step, value) pairs of each metric, in order of steps."""
     by_name: dict[str, list[tuple[int, float]]] = {}
     for point in points:
         for name, value in point["metrics"].items():

@@ -1,6 +1,6 @@
-"""Responses that a stage shows while it computes: a text in the run's folder, and the same as Markdown.
+"""Responses that a stage shows while it computes, as text in the run's folder and as Markdown.
 
-samples/<stage>.txt   one block a step, the newest last
+samples/<stage>.txt   one block per step, newest last
 """
 
 import json
@@ -16,12 +16,12 @@ Sample = Mapping[str, Any]
 
 
 def samples_file(folder: Path, stage: str) -> Path:
-    """Where the samples of a stage of the run in `folder` are."""
+    """Return the samples file of a stage of the run in `folder`."""
     return folder / "samples" / f"{stage}.txt"
 
 
 class SamplesFile:
-    """The samples of one stage in one run; a step that is there already is not written again."""
+    """Writes the samples of one stage in one run. Steps that are already in the file are skipped."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -30,7 +30,7 @@ class SamplesFile:
         self._steps = {int(each.split()[2]) for each in there if each.startswith("== step ") and each.endswith(" ==")}
 
     def add(self, point: Point) -> bool:
-        """Write the samples of a point; returns whether it has any that are new."""
+        """Write the samples of a point, and return whether it has new ones."""
         samples, step = point.get("samples"), point["step"]
         if not samples or step in self._steps:
             return False
@@ -58,7 +58,7 @@ def block(step: int, samples: Sequence[Sample]) -> str:
 
 
 def as_markdown(points: Iterable[Point]) -> str:
-    """Return the samples of the newest point that has some, as a Markdown table; empty where none has."""
+    """Return the samples of the newest point that has any, as a Markdown table; empty if none has."""
     shown = [point for point in points if point.get("samples")]
     if not shown:
         return ""
@@ -71,7 +71,7 @@ def as_markdown(points: Iterable[Point]) -> str:
 
 
 def as_table(points: Iterable[Point]) -> str:
-    """Return the samples of all points as the JSON of an MLflow table; empty where there are none."""
+    """Return the samples of all points as the JSON of an MLflow table; empty if there are none."""
     rows = [{"step": p["step"], **each, "prompt": _prompt(each)} for p in points for each in p.get("samples") or ()]
     columns = list(dict.fromkeys(key for row in rows for key in row))
     return json.dumps({"columns": columns, "data": [[row.get(c) for c in columns] for row in rows]}) if rows else ""
@@ -98,5 +98,5 @@ def _numbers(sample: Sample) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a response's lines, none of which can be taken for the head of a block."""
+    """Return a response's lines, indented so that none looks like the head of a block."""
     return "\n".join(f"  {each}" for each in plain(text).split("\n"))

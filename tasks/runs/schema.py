@@ -1,7 +1,7 @@
-"""The form in which a home is written: older ones are read, and a newer Tether's is refused in a sentence.
+"""The formats of a home and of its runs: older ones can be read; those of a newer Tether are refused with a message.
 
-`home.json` holds the home's number; a home with runs and without that file is of form 1, an empty one has none yet.
-Each run.json holds its own (`RunFile.schema_version`), since runs of several forms lie beside each other until
+`home.json` holds the home's number. A home with runs but without that file has format 1; an empty home has none. Each
+run.json has its own number (`RunFile.schema_version`), because runs of different formats can be in one home until
 `tether upgrade`.
 """
 
@@ -20,14 +20,14 @@ logger = logging.getLogger(__name__)
 
 HOME_FILE = "home.json"
 HOME_SCHEMA = 2
-"""What this version writes. 2: run.json names its form and the sub-stages, records of the store have their stage's name
-in that of their file. `flows/stack/keeping/upgrade.py` has a step from each number to the next."""
+"""The home's format that this version writes. 2: run.json has a format number and the sub-stages, and the file names of
+records include the stage. `flows/stack/keeping/upgrade.py` has a step from each number to the next."""
 RUN_SCHEMA = 2
-"""Of run.json. 2: every verdict says whether it only warns, every stage the keys of its sub-stages."""
+"""The format of run.json. 2: every verdict says whether it only warns, and every stage has its sub-stages' keys."""
 
 
 _LONGEST = 1 << 16
-"""Bytes that are read of home.json."""
+"""The largest number of bytes read of home.json."""
 
 
 class _Home(BaseModel):
@@ -53,15 +53,16 @@ def home_schema(home: Path) -> int | None:
     except (OSError, ValueError) as error:
         raise UserError(
             f"{path} is damaged ({str(error).splitlines()[0]}). Restore it; it holds "
-            f'{{"schema_version": {HOME_SCHEMA}}} where this version of Tether last wrote the home.'
+            f'{{"schema_version": {HOME_SCHEMA}}} if this version of Tether last wrote the home.'
         ) from error
 
 
 def check_home(home: Path) -> None:
-    """Refuse a home that a newer Tether has written. A warning names a damaged home.json, which hides no run.
+    """Refuse a home that a newer Tether has written. A damaged home.json only causes a warning, because runs are
+    readable.
 
     Raises:
-        UserError: it has.
+        UserError: a newer Tether has written the home.
     """
     try:
         found = home_schema(home)
@@ -73,7 +74,7 @@ def check_home(home: Path) -> None:
 
 
 def mark_home(home: Path) -> None:
-    """Write the number of this version's format into a home without runs."""
+    """Write the number of this version's format into a home that has no runs."""
     if not (home / HOME_FILE).exists() and not _has_runs(home):
         write_schema(home, HOME_SCHEMA)
 
@@ -93,7 +94,7 @@ def newer(path: Path | str, what: str, found: int, known: int) -> UserError:
 
 
 def written_by_newer(data: bytes) -> int | None:
-    """Return the number in the bytes of a run.json that a newer Tether has written; None of any other."""
+    """Return the format number in the bytes of a run.json if a newer Tether wrote it; otherwise None."""
     try:
         found = _Any.model_validate_json(data).schema_version
     except ValueError:

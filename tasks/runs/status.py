@@ -1,7 +1,7 @@
 """A run's state as one JSON file, `runs/<run>/run.json`, replaced in one step at every change.
 
-Nothing else reads or writes that file. `StatusFile` is the run that this process computes; `RunStatus` is any run as
-people read it.
+Nothing else reads or writes that file. `StatusFile` is for the run that this process computes; `RunStatus` is any run
+in the form for readers.
 """
 
 import logging
@@ -37,12 +37,12 @@ RUN_FILE = "run.json"
 
 
 def worst(states: Iterable[State]) -> State:
-    """Return the worst of some states (`not_run` of none)."""
+    """Return the worst of some states; `not_run` if there are none."""
     return min(states, key=WORST_FIRST.index, default="not_run")
 
 
 def _stamp(text: str) -> str:
-    """Raises ValueError where a text is no time that a run can have; empty is none."""
+    """Raise ValueError if a text is not a plausible time of a run; empty is allowed."""
     if text and not 1970 <= datetime.fromisoformat(text).year < 9000:
         raise ValueError("its year is before 1970 or after 8999")
     return text
@@ -53,7 +53,7 @@ Stamp = Annotated[str, AfterValidator(_stamp)]
 
 
 class Part(BaseModel):
-    """What a run has of a sub-stage."""
+    """A sub-stage's result in a run."""
 
     key: str
     digest: str | None = None
@@ -70,36 +70,36 @@ class StageStatus(BaseModel):
     started: float | None = None
     """When it first began, in seconds since 1970."""
     began: float | None = None
-    """When it began or was taken up."""
+    """When it last began or was continued."""
     pool: str = ""
     """The work pool that computes it; empty for the process of the run."""
     price: float | None = None
-    """Of an hour of what computes it, in the run's currency; None where the config says none."""
+    """Price per hour of what computes it, in the run's currency; None without a price."""
     computed: dict[str, float] = Field(default_factory=dict)
-    """Seconds that its (sub-)stages computed for this run, every attempt among them; waiting for a pool is none."""
+    """Seconds that its (sub-)stages computed for this run, in all attempts; waiting for a pool does not count."""
     reused: dict[str, float] = Field(default_factory=dict)
-    """Seconds that the computing of the results took which this run found in the store instead."""
+    """Seconds that it took to compute the results which this run found in the store."""
     cached: bool = False
     key: str | None = None
     digest: str | None = None
     user: str = ""
-    """Who had it computed, or scored, in this run."""
+    """The user who had it computed or scored in this run."""
     mlflow_run: str | None = None
     """The id of its MLflow run; None until MLflow has it."""
     prefect: str = ""
-    """The address of its page on a Prefect server; empty where it has none."""
+    """The address of its page on a Prefect server; empty if it has none."""
     metrics: dict[str, float | None] = Field(default_factory=dict)
-    """None where a metric is not finite."""
+    """None for a metric that is not finite."""
     gates: list[Verdict] = Field(default_factory=list)
     explained: dict[str, Explanation] = Field(default_factory=dict)
-    """Why each (sub-)stage was computed or not; empty if it was not looked up."""
+    """Why each (sub-)stage was computed or reused; empty if it was not looked up."""
     parts: dict[str, Part] = Field(default_factory=dict)
     """Keys and digests of its sub-stages."""
 
     @field_validator("gates", mode="before")
     @classmethod
     def _of_earlier_versions(cls, gates: list[object]) -> list[object]:
-        """Their gates do not say whether they only warn."""
+        """Add `warn_only` to gates that an earlier version wrote without it."""
         return [
             {"warn_only": GATES[gate["name"]].warn_only, **gate} if isinstance(gate, dict) and gate.get("name") in GATES
             else gate
@@ -113,7 +113,8 @@ class StageStatus(BaseModel):
 
     @property
     def saved(self) -> float | None:
-        """Return what computing its reused results again would have cost at this price; None as `cost`."""
+        """Return what recomputing its reused results would have cost at this price; None in the same cases as
+        `cost`."""
         return self._priced(self.reused)
 
     def _priced(self, seconds: Mapping[str, float]) -> float | None:
@@ -121,14 +122,14 @@ class StageStatus(BaseModel):
         return math.fsum(seconds.values()) / 3600 * self.price if began and self.price is not None else None
 
     def count(self, seconds: float) -> None:
-        """Add the seconds of an attempt without an end: it is running, or its process was killed."""
+        """Add the seconds of an attempt that has no recorded end: it is running, or its process was killed."""
         self.seconds += seconds
         if not self.pool:
             self.computed = {**self.computed, self.name: self.computed.get(self.name, 0.0) + seconds}
 
     @property
     def needs(self) -> list[str]:
-        """Keys and digests of what the run has for this stage."""
+        """Return the keys and digests of the run's results for this stage."""
         found = (self.key, self.digest, *(name for part in self.parts.values() for name in (part.key, part.digest)))
         return list(dict.fromkeys(name for name in found if name))
 
@@ -143,36 +144,37 @@ class _Run(BaseModel):
     run: str
     profile: str
     name: str = ""
-    """What the user calls it."""
+    """The user's name for it."""
     tags: dict[str, str] = Field(default_factory=dict)
-    """The user's; a bare tag's value is empty."""
+    """The user's tags; a bare tag has an empty value."""
     user: str = ""
-    """Who started it."""
+    """The user who started it."""
     started: Annotated[Stamp, Field(min_length=1)]
     imported: Stamp = ""
-    """When it was imported: another home computed it, and says what it says. Empty for a run of this home."""
+    """When it was imported from another home, which computed it; empty for a run of this home."""
     currency: str = ""
-    """Of the stages' costs."""
+    """Currency of the stages' costs."""
     origin: dict[str, str] = Field(default_factory=dict)
-    """What began it: `flow_run`; of a rerun `stage`, and `from`, the earlier run; of a round of `tether iterate` the
-    number, `round`, and `votes`, the run whose policy people judged last; `until`, the stage that it ends after."""
+    """What began it. `flow_run`: its Prefect flow run. For a rerun `stage`, and `from`, the earlier run. For a round of
+    `tether iterate` its number, `round`, and `votes`, the run whose policy people judged last. `until`: its last
+    stage."""
     prefect: str = ""
-    """The address of its flow run's page on a Prefect server; empty where it has none."""
+    """The address of its flow run's page on a Prefect server; empty if it has none."""
     stages: list[StageStatus]
 
     @property
     def label(self) -> Label:
-        """Its name for people."""
+        """Return its name and tags."""
         return Label(self.name, self.tags)
 
     @property
     def cost(self) -> float | None:
-        """Return what its stages cost so far, in `currency`; None where none has a price."""
+        """Return the cost of its stages so far, in `currency`; None if no stage has a price."""
         return _sum(stage.cost for stage in self.stages)
 
     @property
     def saved(self) -> float | None:
-        """Return what the results that it reused would have cost; None as `cost`."""
+        """Return what its reused results would have cost; None in the same cases as `cost`."""
         return _sum(stage.saved for stage in self.stages)
 
     def stage(self, name: str) -> StageStatus:
@@ -189,37 +191,37 @@ def _sum(costs: Iterable[float | None]) -> float | None:
 
 
 class RunFile(_Run):
-    """What run.json holds."""
+    """The content of run.json."""
 
-    model_config = ConfigDict(extra="allow")  # a later version's fields survive being read and written here
+    model_config = ConfigDict(extra="allow")  # fields of a later version survive reading and writing
 
     schema_version: int = 1
-    """The form of the file (`tasks/runs/schema.py`)."""
+    """The file's format (`tasks/runs/schema.py`)."""
     finished: Stamp | None
     updated: Stamp = ""
     process: Process
-    """The process that computes it, or did last."""
+    """The process that computes it, or computed it last."""
 
     @property
     def died(self) -> bool:
-        """Return whether its process was killed before it could write down the run's end."""
+        """Return whether its process was killed before it recorded the run's end."""
         return self.finished is None and not is_alive(self.process)
 
 
 class RunStatus(_Run):
-    """A run as people read it: one whose process died is `interrupted`."""
+    """A run in the form for readers. If its process died, it is `interrupted`."""
 
     state: State
     seconds: float
 
     @property
     def until(self) -> str:
-        """Return the stage that the run was asked to end after; empty where it was to go on to the last."""
+        """Return the last stage that the run was asked to compute; empty if it was to compute all."""
         return self.origin.get("until", "")
 
     @property
     def needs(self) -> list[str]:
-        """Keys and digests of what the run has."""
+        """Return the keys and digests of the run's results."""
         return [name for stage in self.stages for name in stage.needs]
 
     @property
@@ -228,7 +230,7 @@ class RunStatus(_Run):
         return [waiver for stage in self.stages for waiver in stage.waivers]
 
     def as_json(self) -> dict[str, object]:
-        """Return exactly what `tether status --json` prints; `until` and costs only where the run has them."""
+        """Return exactly what `tether status --json` prints; `until` and costs only if the run has them."""
         stages = self.model_dump(mode="json", include={"stages": {"__all__": _STAGE_FIELDS}})["stages"]
         for stage, shown in zip(self.stages, stages, strict=True):
             shown["gates"] = gates_json(stage.gates)
@@ -246,8 +248,8 @@ class RunStatus(_Run):
 
 
 def gates_json(verdicts: Iterable[Verdict]) -> list[dict[str, object]]:
-    """Return verdicts as `tether status --json` prints them; a gate that is off has threshold null, and one with a
-    second bound, such as what chance gives, has that as `within`."""
+    """Return verdicts as `tether status --json` prints them. A gate that is off has threshold null; a second bound
+    (such as what chance gives) is in `within`."""
     return [
         each.model_dump(mode="json", include=_GATE_FIELDS | ({"within"} if each.within is not None else set()))
         for each in verdicts
@@ -273,7 +275,8 @@ class StatusFile:
         cls, folder: Path, run: str, profile: str, stages: Sequence[str], origin: Mapping[str, str] | None = None,
         label: Label = UNNAMED, currency: str = "", user: str | None = None,
     ) -> "StatusFile":  # fmt: skip
-        """Begin a new run: every stage `not_run`. The rest is as in `RunFile`; `user` None is who runs this process."""
+        """Begin a new run with every stage `not_run`. Arguments as in `RunFile`; `user` None means this process's
+        user."""
         document = RunFile(
             schema_version=RUN_SCHEMA,
             run=run,
@@ -292,7 +295,7 @@ class StatusFile:
 
     @classmethod
     def resume(cls, folder: Path) -> "StatusFile":
-        """Continue a run that ended (to score people's labels) in this process."""
+        """Continue a run that has ended in this process, to score people's labels."""
         document = read_file(folder)
         if document.died:
             _count_killed(folder, document.stages, document.updated)
@@ -300,17 +303,17 @@ class StatusFile:
 
     @property
     def state(self) -> State:
-        """Return the run's own state so far."""
+        """Return the run's current state."""
         return worst(stage.state for stage in self._document.stages)
 
     @property
     def begun(self) -> list[str]:
-        """Return the stages that began."""
+        """Return the stages that have begun."""
         return [stage.name for stage in self._document.stages if stage.started is not None]
 
     @property
     def label(self) -> Label:
-        """Return what people call the run."""
+        """Return the run's name and tags."""
         return self._document.label
 
     def stage(self, name: str) -> StageStatus:
@@ -318,7 +321,7 @@ class StatusFile:
         return self._document.stage(name).model_copy()
 
     def update(self, name: str, **fields: Any) -> None:
-        """Change fields of one stage's entry; the file is replaced."""
+        """Change fields of one stage's entry, and replace the file."""
         with self._lock:
             entry = self._document.stage(name)
             for field, value in fields.items():
@@ -326,23 +329,24 @@ class StatusFile:
             self._write()
 
     def name_page(self, address: str) -> None:
-        """Write the address of the run's page on a Prefect server."""
+        """Record the address of the run's page on a Prefect server."""
         with self._lock:
             self._document.prefect = address
             self._write()
 
     def begin(self, name: str, pool: str = "", price: float | None = None, user: str = "") -> None:
-        """Write that a stage begins or resumes; the other arguments are as in `StageStatus`."""
+        """Record that a stage begins or resumes; other arguments as in `StageStatus`."""
         now, started = time.time(), self.stage(name).started
         self.update(name, state="running", began=now, started=started or now, pool=pool, price=price, user=user)
 
     def add_computed(self, name: str, part: str, seconds: float) -> None:
-        """Write that the (sub-)stage `part` of the stage `name` has computed for `seconds` more."""
+        """Record that the (sub-)stage `part` of the stage `name` has computed for `seconds` more."""
         computed = self.stage(name).computed
         self.update(name, computed={**computed, part: computed.get(part, 0.0) + seconds})
 
     def finish(self, stopped: State = "interrupted") -> State:
-        """End the run and return its state; `stopped` is that of the stage before which it was cut off, if it was."""
+        """End the run and return its state. `stopped` is the state of the next stage if it was stopped between
+        stages."""
         with self._lock:
             _interrupt(self._document.stages, stopped)
             self._document.finished = _now()
@@ -355,7 +359,7 @@ class StatusFile:
 
 
 def load_status(home: Path, run_id: str | None = None) -> RunStatus:
-    """Return one run's status; None is the newest run that can be read.
+    """Return a run's status; None means the newest readable run.
 
     Raises:
         UserError: there is no such run, or its file is damaged.
@@ -379,22 +383,22 @@ def run_folder(home: Path, run: str) -> Path:
 
 
 def load_readable(home: Path) -> tuple[list[RunStatus], dict[str, float]]:
-    """Return every run's status, newest first, and the damaged ones: id to when the file was written (since 1970)."""
+    """Return every readable run's status, newest first, and for each damaged run the time its file was written."""
     files, errors = _files(home)
     damaged = {}
     for run in errors:
-        with suppress(FileNotFoundError):  # discarded meanwhile
+        with suppress(FileNotFoundError):  # discarded in the meantime
             damaged[run] = (home / "runs" / run / RUN_FILE).stat().st_mtime
     return [_status(each, {}, home / "runs" / each.run) for each in files], damaged
 
 
 def list_runs(home: Path) -> list[str]:
-    """Return every run's id, newest first; a warning names each that can't be read."""
+    """Return every run's id, newest first. Runs that can't be read are logged."""
     return [each.run for each in _readable(home)]
 
 
 def own_runs(home: Path) -> list[str]:
-    """Return the id of every run that was not imported, newest first: what is meant where no run is named."""
+    """Return the ids of runs that were not imported, newest first. Commands without a run use the first."""
     return [each.run for each in _readable(home) if not each.imported]
 
 
@@ -406,18 +410,18 @@ def _readable(home: Path) -> list[RunFile]:
 
 
 def has_run(home: Path, run: str) -> bool:
-    """Return whether there is a run of that id."""
+    """Return whether there is a run with that id."""
     return bool(run) and "/" not in run and not run.startswith(".") and (home / "runs" / run / RUN_FILE).is_file()
 
 
 def run_of_flow(home: Path, flow_run: str) -> str | None:
-    """Return the run that a Prefect flow run began, if it is tried again; None at its first try."""
+    """Return the run that a Prefect flow run began, if Prefect retries it; None on its first attempt."""
     ours = (each for each in _files(home)[0] if not each.imported)
     return next((each.run for each in ours if each.origin.get("flow_run") == flow_run), None)
 
 
 def read_file(folder: Path) -> RunFile:
-    """Return the run.json in `folder`. Raises UserError if it does not hold what this version of Tether reads."""
+    """Return the run.json in `folder`. Raises UserError if this version of Tether can't read it."""
     try:
         with open_regular(folder / RUN_FILE) as file:
             data = file.read()
@@ -450,7 +454,7 @@ def end_elsewhere(folder: Path) -> None:
 
 
 def finished_file(folder: Path) -> RunFile:
-    """Return the run.json in `folder` for another home: ended, without process, flow run and server."""
+    """Return the run.json in `folder` for another home: ended, without process, flow run and server pages."""
     document = read_file(folder)
     if document.died:
         _count_killed(folder, document.stages, document.updated)
@@ -464,7 +468,7 @@ def finished_file(folder: Path) -> RunFile:
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """Return metrics that JSON can hold: None for one that is not finite."""
+    """Return metrics for JSON: None for a value that is not finite."""
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
@@ -486,7 +490,7 @@ def _status(document: RunFile, in_mlflow: Mapping[str, str], folder: Path) -> Ru
 
 
 def _count_killed(folder: Path, stages: Sequence[StageStatus], updated: str) -> None:
-    """Count the seconds of the stage whose process was killed, up to the last sign of it: a point, or its status."""
+    """Count the seconds of the stage whose process was killed, up to its last sign of life: a point, or its status."""
     for stage in stages:
         if stage.state == "running" and stage.began is not None:
             told = [point["time"] / 1000 for point in read_points(points_file(folder, stage.name))]
@@ -494,7 +498,7 @@ def _count_killed(folder: Path, stages: Sequence[StageStatus], updated: str) -> 
 
 
 def _interrupt(stages: Sequence[StageStatus], stopped: State = "interrupted") -> None:
-    """Say where a run that is over was cut off: in the stage that ran, else before the first that did not begin."""
+    """Mark where an ended run was stopped: the running stage, or otherwise the first stage that did not begin."""
     for stage in stages:
         if stage.state == "running":
             stage.state = "interrupted"
@@ -504,17 +508,17 @@ def _interrupt(stages: Sequence[StageStatus], stopped: State = "interrupted") ->
 
 
 _FINE = {"passed", "cached", "waived", "skipped", "not_run"}
-"""States that do not say why a run is over before its last stage."""
+"""States that do not explain why a run ended before its last stage."""
 
 
 def _files(home: Path) -> tuple[list[RunFile], dict[str, UserError]]:
-    """Return every run's file, newest first, and what is wrong with those that can't be read, by run."""
+    """Return every readable run's file, newest first, and an error for each of the others, by run."""
     found, damaged = [], {}
     for path in (home / "runs").glob(f"*/{RUN_FILE}"):
         try:
             found.append(read_file(path.parent))
         except FileNotFoundError:
-            continue  # discarded meanwhile
+            continue  # discarded in the meantime
         except UserError as error:
             damaged[path.parent.name] = error
     return sorted(found, key=lambda each: each.started, reverse=True), damaged

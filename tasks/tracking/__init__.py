@@ -1,1 +1,1 @@
-"""MLflow: what runs wrote down is carried there; nothing else imports it."""
+"""Send what runs have written to MLflow. No other package imports MLflow."""

@@ -1,4 +1,4 @@
-"""Where a run of ours stands on MLflow's pages."""
+"""Addresses of our runs on MLflow's pages."""
 
 from pathlib import Path
 
@@ -8,14 +8,14 @@ from tasks.tracking.client import tracking_uri
 
 
 def has_pages(home: Path) -> bool:
-    """Return whether MLflow is a server; a database has no page."""
+    """Return whether MLflow is a server; a plain database has no pages."""
     return tracking_uri(home).startswith("http")
 
 
 def mlflow_page(home: Path, run: str, stage: str = "", file: str = "") -> str | None:
-    """Return the address of a stage's run (without one, the whole run's), or of a file of it, which the page shows.
+    """Return the address of a stage's MLflow run (without a stage: of the whole run), or of a file shown there.
 
-    None where MLflow has no pages, or does not have the run (yet).
+    None if MLflow has no pages, or does not have the run (yet).
     """
     sent = Sent.load(home / "runs" / run)
     found = sent.stages.get(stage) if stage else sent.parent
@@ -25,7 +25,7 @@ def mlflow_page(home: Path, run: str, stage: str = "", file: str = "") -> str | 
 
 
 def mlflow_file(home: Path, run: str, file: str) -> str | None:
-    """Where a browser downloads a file of the whole run; None as `mlflow_page`."""
+    """Return the address to download a file of the whole run; None in the same cases as `mlflow_page`."""
     sent = Sent.load(home / "runs" / run)
     if not has_pages(home) or sent.parent is None:
         return None
@@ -33,6 +33,6 @@ def mlflow_file(home: Path, run: str, file: str) -> str | None:
 
 
 def run_link(experiment_id: str, run: str, file: str = "") -> str:
-    """Where MLflow's page of a run is, from its root, or of a file of the run, which it shows there."""
+    """Return the address of a run's page, or of a file shown there, relative to MLflow's root."""
     artifact = f"/artifacts/{file}" if file else ""
     return f"#/experiments/{experiment_id}/runs/{run}{artifact}?workflowType=machine_learning"

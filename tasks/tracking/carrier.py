@@ -1,6 +1,6 @@
-"""MLflow is brought to what runs' folders hold, again and again. Nothing waits for it: a run writes to its own folder.
+"""Send the contents of runs' folders to MLflow. Nothing waits for it: a run only writes to its own folder.
 
-What MLflow can't take stays on disk; the next run's thread, or `tether sync`, carries what earlier runs left first.
+What MLflow can't accept stays on disk. The next run's thread, or `tether sync`, first sends what earlier runs left.
 """
 
 import logging
@@ -23,11 +23,11 @@ logger = logging.getLogger(__name__)
 EVERY_SECONDS = 2.0
 RETRY_SECONDS = 10.0
 AGAIN_SECONDS = (2.0, 30.0)
-"""How long `tether sync` waits before it asks again: at first, doubled each time, and at most."""
+"""Seconds until `tether sync` asks again: the first wait, which doubles each time, and the longest."""
 SETTLE_SECONDS = 5.0
 """How long a page that links to MLflow waits for the runs there."""
 CLOSE_SECONDS = 20.0
-"""How long a run that is done waits for what is still on its way, where MLflow answers; else it waits for nothing."""
+"""How long a finished run waits for data in transit if MLflow answers. If it does not answer, the run does not wait."""
 
 
 class Tracker:
@@ -39,15 +39,15 @@ class Tracker:
         self._closing = threading.Event()
         self._more = threading.Event()
         self._answers = True
-        """Whether MLflow took what it was last sent."""
+        """Whether MLflow accepted the last data sent."""
         self._thread = threading.Thread(target=self._carry, name="tracking", daemon=True)
 
     def open(self, project: str) -> None:
-        """Start to record a run that begins or resumes in the experiment `project`."""
+        """Start recording a run that begins or resumes, in the experiment `project`."""
         if not (self._folder / "mlflow.json").is_file():
             Sent(project=project, code=code_tags(code_version())).save(self._folder)
-        with suppress(ImportError):  # the thread says so
-            # Not in the thread: two threads that import libraries which need each other can trip over them.
+        with suppress(ImportError):  # the thread reports it
+            # Not in the thread, because two threads that import interdependent libraries can deadlock.
             load_mlflow()
         self._thread.start()
 
@@ -56,14 +56,14 @@ class Tracker:
         self._more.set()
 
     def close(self) -> bool:
-        """End the recording. Returns whether MLflow has all of the run by now."""
+        """Stop recording, and return whether MLflow has all of the run."""
         self._closing.set()
         self._more.set()
         self._thread.join(CLOSE_SECONDS)
         return not is_left(self._folder)
 
     def settle(self, stages: Collection[str]) -> None:
-        """Wait until `stages` have their pages in MLflow, a few seconds at most and only while it answers."""
+        """Wait until `stages` have their pages in MLflow: a few seconds at most, and only while it answers."""
         self._more.set()
         deadline = time.monotonic() + SETTLE_SECONDS
         while has_pages(self._home) and self._answers and self._thread.is_alive() and time.monotonic() < deadline:
@@ -72,7 +72,7 @@ class Tracker:
             time.sleep(0.05)
 
     def _carry(self) -> None:
-        """The thread: as long as the run, and once more at its end."""
+        """Run the thread: send the folder until the run ends, and once more after that."""
         recorder: Recorder | None = None
         left: list[Path] | None = None
         with held(self._folder, wait=True):
@@ -87,7 +87,7 @@ class Tracker:
                         left.pop(0)
                     recorder.bring(self._folder, last)
                     self._answers = True
-                except Exception as error:  # whatever MLflow raises: all of it is on disk, and this is said
+                except Exception as error:  # any MLflow exception: the data stay on disk, and a warning says so
                     logger.debug("MLflow", exc_info=True)
                     if self._answers:
                         left_in = f"What it does not have yet stays in {self._folder}."
@@ -105,11 +105,11 @@ def carry_left(recorder: Recorder, folder: Path) -> Exception | None:
     """Send MLflow the rest of a run that has ended, unless another process does.
 
     Returns:
-        What MLflow has against this run (it was deleted there, say), or a damaged file of its folder: no reason to hold
-        back others.
+        MLflow's error for this run (for example, because it was deleted there), or a damaged file in its folder. Such
+        an error does not stop the sending of other runs.
 
     Raises:
-        Exception: MLflow doesn't answer.
+        Exception: MLflow does not answer.
     """
     with held(folder, wait=False) as mine:
         if not mine:
@@ -118,17 +118,17 @@ def carry_left(recorder: Recorder, folder: Path) -> Exception | None:
             recorder.bring(folder, over=True)
         except Exception as error:
             recorder.check()
-            if isinstance(error, UserError):  # MLflow has nothing to do with it
+            if isinstance(error, UserError):  # not caused by MLflow
                 logger.warning("run %s is not sent to MLflow: %s", folder.name, error)
             else:
-                logger.warning("MLflow does not take what is left of run %s: %s", folder.name, in_short(error))
+                logger.warning("MLflow does not accept the rest of run %s: %s", folder.name, in_short(error))
             return error
-        logger.info("what run %s had left is in MLflow now", folder.name)
+        logger.info("the rest of run %s is now in MLflow", folder.name)
         return None
 
 
 def left_behind(home: Path) -> list[Path]:
-    """Folders of the runs that have ended, or died, of which MLflow lacks a part; the oldest first."""
+    """Return the folders of ended or dead runs that MLflow does not have completely, oldest first."""
     found, damaged = load_readable(home)
     for run in damaged:
         logger.warning("run %s is not sent to MLflow: its run.json is damaged", run)
@@ -136,7 +136,7 @@ def left_behind(home: Path) -> list[Path]:
 
 
 def is_left(folder: Path) -> bool:
-    """Return whether a run has ended or died, and MLflow lacks a part of it."""
+    """Return whether a run has ended or died and MLflow lacks part of it."""
     if not (folder / "mlflow.json").is_file():
         return False
     run = read_file(folder)
@@ -146,17 +146,17 @@ def is_left(folder: Path) -> bool:
 def sync(
     home: Path, patience: float = 0.0, say: Callable[[str], object] = logger.info
 ) -> Iterator[tuple[str, Exception | None]]:
-    """Send what is left behind, the oldest run first. Yields each run, with the error where MLflow refuses it.
+    """Send what earlier runs left, oldest run first. Yields each run, with an error if MLflow refuses it.
 
-    What another process is carrying just now is left to it.
+    Runs that another process is sending are left to it.
 
     Args:
-        home: the `TETHER_HOME`.
-        patience: for how many seconds an MLflow that takes nothing on is asked again.
-        say: tells a person that it is.
+        home: the Tether home.
+        patience: for how many seconds to ask again if MLflow accepts nothing.
+        say: gets a line before each new attempt.
 
     Raises:
-        Exception: MLflow doesn't answer.
+        Exception: MLflow does not answer.
     """
     recorder: Recorder | None = None
     for folder in left_behind(home):
@@ -168,10 +168,10 @@ def sync(
                 refused = carry_left(recorder, folder)
                 if refused is None or isinstance(refused, UserError) or Sent.load(folder) == before:
                     break
-                continue  # it took something on: a slow server, which answers again
+                continue  # it accepted part of the data: a slow server, which answers again
             except UserError:
                 raise
-            except Exception as error:  # whatever MLflow and its transports raise
+            except Exception as error:  # any exception of MLflow and its transports
                 if Sent.load(folder) != before:
                     until, wait = time.monotonic() + patience, AGAIN_SECONDS[0]
                 if time.monotonic() + wait > until:

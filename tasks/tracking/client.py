@@ -1,4 +1,4 @@
-"""Opening MLflow: where it is, quietly, and safely for several first processes at once. Imports mlflow when called."""
+"""Open MLflow: quietly, and safely if several processes are the first at once. Imports mlflow when called."""
 
 import fcntl
 import logging
@@ -18,33 +18,33 @@ logger = logging.getLogger(__name__)
 
 VARIABLE = "MLFLOW_TRACKING_URI"
 SQLITE = b"SQLite format 3\0"
-"""How its files begin."""
+"""The first bytes of a SQLite file."""
 _ENVIRONMENT = {
-    # Read by mlflow at import.
+    # MLflow reads these at import.
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "1",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
-    # The defaults stall a call for minutes where a server is down. A retry of ours looks first at what the first try
-    # did; MLflow's own would make a second run where a slow server makes the first one yet.
+    # By default a call stalls for minutes if a server is down. Our own retries first check what the earlier call did;
+    # MLflow's would create a second run if a slow server is still creating the first.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "3",
-    # The end of a run prints two lines with its address, over the progress.
+    # Otherwise the end of a run prints two lines with its address over the progress bar.
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 
 _OWN_TRUST = (
     "MLFLOW_TRACKING_SERVER_CERT_PATH", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "MLFLOW_TRACKING_INSECURE_TLS",
 )  # fmt: skip
-"""What says whose certificates MLflow's client trusts."""
+"""Variables that say whose certificates MLflow's client trusts."""
 
 
 def tracking_uri(home: Path) -> str:
-    """`MLFLOW_TRACKING_URI` where it is set, else SQLite below `home`."""
+    """Return `MLFLOW_TRACKING_URI` if it is set, otherwise the URI of a SQLite file in `home`."""
     return os.environ.get(VARIABLE) or f"sqlite:///{(home / 'mlflow.db').resolve()}"
 
 
 def database_file(home: Path) -> Path | None:
-    """Return the SQLite file that holds MLflow's runs; None where its address is a server's or another database's."""
+    """Return the SQLite file of MLflow's runs; None if the URI names a server or another kind of database."""
     uri = tracking_uri(home)
     if VARIABLE not in os.environ:
         return home / "mlflow.db"
@@ -66,30 +66,30 @@ def load_mlflow() -> Any:
 
 
 def _trust_the_ca() -> None:
-    """Have MLflow trust the CA that `SSL_CERT_FILE` names, as Prefect does, where nothing else is said for MLflow.
+    """Make MLflow trust the CA in `SSL_CERT_FILE`, as Prefect does, unless MLflow's own variables are set.
 
-    Its client (requests) does not read that variable: behind a private CA it would send nothing.
+    MLflow's client (requests) does not read that variable, and could send nothing to a server with a private CA.
     """
     if not any(os.environ.get(name) for name in _OWN_TRUST) and (ca := os.environ.get("SSL_CERT_FILE")):
         os.environ[_OWN_TRUST[0]] = ca
 
 
 def connect(home: Path) -> Any:
-    """Return an `MlflowClient` on the tracking store, its tables made where it is new (1 to 5 s).
+    """Return an `MlflowClient` for the tracking store, whose tables are created if it is new (1 to 5 s).
 
     Raises:
-        UserError: the file of its runs is no SQLite database, or the server refuses us.
+        UserError: the file of its runs is not a SQLite database, or the server rejects us.
     """
     check_database(home)
     mlflow = load_mlflow()
     uri = tracking_uri(home)
     home.mkdir(parents=True, exist_ok=True)
-    # Fluent calls (there's no client's call for an external model) read the process's URI.
+    # Fluent calls read the process's URI, and the client has no call for an external model.
     named = os.environ.get(VARIABLE)
     mlflow.set_tracking_uri(uri)
-    if named is None:  # it writes there too, and `tracking_uri` would take that for the user's word about any home
+    if named is None:  # MLflow sets the variable too, and `tracking_uri` would then use it for any home
         os.environ.pop(VARIABLE, None)
-    # Several processes that migrate one fresh SQLite file crash and leave it broken for ever.
+    # If several processes migrate the same fresh SQLite file, they crash and leave it broken.
     with (home / "mlflow.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if named is None:
@@ -107,10 +107,10 @@ def connect(home: Path) -> Any:
 def check_access(home: Path) -> None:
     """Check that the MLflow server, if one is set, accepts our credentials, before a run computes for hours.
 
-    One that is away is no mistake: a run goes on without it.
+    A server that is away is no error, because a run can continue without it.
 
     Raises:
-        UserError: it refuses us, or its certificate is not trusted.
+        UserError: it rejects us, or its certificate is not trusted.
     """
     if not tracking_uri(home).startswith("http"):
         return
@@ -118,16 +118,16 @@ def check_access(home: Path) -> None:
         connect(home)
     except UserError:
         raise
-    except Exception as error:  # whatever MLflow and its transports raise
+    except Exception as error:  # any exception of MLflow and its transports
         logger.debug("MLflow: %s", in_short(error))
 
 
 @contextmanager
 def permitted(action: str) -> Iterator[None]:
-    """Turn MLflow's error 403 in the block into one that names `action` and the user.
+    """Turn an MLflow error 403 in the block into a UserError that names `action` and the user.
 
     Raises:
-        UserError: the server refuses it; and whatever else the block raises.
+        UserError: the server answers 403. Other errors are passed on.
     """
     try:
         yield
@@ -145,7 +145,7 @@ def permitted(action: str) -> Iterator[None]:
 
 
 def _refused(error: Exception) -> str | None:
-    """Return what the user can do about an error of MLflow's client; None where it is none of theirs."""
+    """Return what the user can do about an error of MLflow's client; None if they can do nothing."""
     from mlflow.exceptions import MlflowException
 
     if not isinstance(error, MlflowException):
@@ -172,9 +172,9 @@ def _refused(error: Exception) -> str | None:
 
 
 def _make_database(path: Path) -> None:
-    """Make MLflow's tables in a new database, which gets its name when it has them all.
+    """Create MLflow's tables in a new database file, which gets its name once it has all of them.
 
-    MLflow makes them in many transactions, and can't go on where a kill came between two.
+    MLflow creates them in many transactions, and can't continue if it is killed between two.
     """
     if path.is_file() and path.stat().st_size:
         return
@@ -187,7 +187,7 @@ def _make_database(path: Path) -> None:
 
 
 def check_database(home: Path) -> None:
-    """Raise UserError if the file of MLflow's runs is no SQLite database, or one that lacks a part."""
+    """Raise UserError if the file of MLflow's runs is not a SQLite database or is damaged."""
     path = database_file(home)
     if path is None or not path.is_file():
         return
@@ -200,7 +200,7 @@ def check_database(home: Path) -> None:
         if what is None:
             with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as database:
                 database.execute("select count(*) from sqlite_master").fetchone()
-    except sqlite3.OperationalError as error:  # it is locked, say: MLflow has its own patience, and says so
+    except sqlite3.OperationalError as error:  # for example locked: MLflow waits and reports it itself
         logger.debug("%s: %s", path, error)
     except sqlite3.DatabaseError as error:
         what = str(error)
@@ -212,14 +212,14 @@ def check_database(home: Path) -> None:
 
 
 def in_short(error: Exception) -> str:
-    """Return the type of an error and the first line of its message; of a `UserError` the message."""
+    """Return an error's type and the first line of its message; for a UserError the message."""
     if isinstance(error, UserError):
         return str(error)
     return f"{type(error).__name__}: {redacted((str(error).splitlines() or ['no reason given'])[0])[:300]}"
 
 
 def experiment(client: Any, home: Path, name: str) -> str:
-    """Return the id of the experiment `name`, made where it is new; artifacts are below `home` unless a server has
+    """Return the id of the experiment `name`, created if it is new. Artifacts are in `home` unless a server has
     them."""
     found = client.get_experiment_by_name(name)
     if found is not None:

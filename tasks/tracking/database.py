@@ -1,7 +1,6 @@
-"""MLflow's SQLite file itself: whether its tables are of an earlier MLflow, and where it says that artifacts are.
+"""MLflow's SQLite file: check whether its tables are outdated, upgrade them, and move artifact locations.
 
-A server of MLflow's refuses tables of an earlier version, and so does its client on a file; only a new file gets its
-tables by itself.
+MLflow's server and client refuse tables of an earlier version. Only a new file gets its tables automatically.
 """
 
 import sqlite3
@@ -20,21 +19,21 @@ _PLACES = (
     ("model_versions", "source"),
     ("model_versions", "storage_location"),
 )
-"""Tables and columns in which MLflow keeps where artifacts are."""
+"""Tables and columns in which MLflow stores artifact locations."""
 
 
 def copy_database(source: Path, target: Path) -> None:
     """Copy a SQLite file in a consistent state while others write to it (SQLite's backup API).
 
-    It is copied in one step, for which writers wait: in several, each write of another process would begin it anew.
+    It is copied in one step, and writers wait. In several steps, each write of another process would restart the copy.
     """
     with closing(_opened(source)) as here, closing(sqlite3.connect(target)) as there:
         here.backup(there, pages=-1)
-        there.execute("pragma journal_mode = delete")  # a copy of a file with a log of its own would be two files
+        there.execute("pragma journal_mode = delete")  # otherwise the copy would consist of two files
 
 
 def is_outdated(path: Path) -> bool:
-    """Return whether a later MLflow than the one that made the tables is installed."""
+    """Return whether the installed MLflow is newer than the one that made the tables."""
     load_mlflow()
     from mlflow.store.db import utils
 
@@ -46,10 +45,10 @@ def is_outdated(path: Path) -> bool:
 
 
 def upgrade_database(path: Path) -> None:
-    """Upgrade MLflow's file to the tables of the installed MLflow, as `mlflow db upgrade` does; all or nothing.
+    """Upgrade the file's tables to the installed MLflow, as `mlflow db upgrade` does, completely or not at all.
 
-    Nobody else may write to it. MLflow's own command changes the file in many transactions, and can't go on where a
-    kill came between two.
+    Nobody else may write to it. MLflow's own command changes the file in many transactions, and can't continue if it is
+    killed between two.
     """
     load_mlflow()
     from mlflow.store.db import utils
@@ -65,7 +64,7 @@ def upgrade_database(path: Path) -> None:
 
 
 def move_artifacts(path: Path, before: Path, after: Path) -> None:
-    """Replace `before` by `after` at the start of artifact locations in the file, as a path or an address."""
+    """Replace `before` by `after` at the start of the file's artifact locations, as paths and as file URLs."""
     pairs = ((f"{before}/", f"{after}/"), (f"{before.as_uri()}/", f"{after.as_uri()}/"))
     with closing(_opened(path)) as database, database:
         there = {

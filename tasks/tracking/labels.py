@@ -1,4 +1,4 @@
-"""How far people are with a run's labels, on MLflow's pages: tags of the run and of its human_eval, and curves."""
+"""Show the progress of a run's labels in MLflow: as tags of the run and of its human_eval, and as curves."""
 
 import time
 from pathlib import Path
@@ -11,7 +11,7 @@ STAGE = "human_eval"
 
 
 def log_progress(home: Path, run: str, progress: LabelProgress) -> bool:
-    """Send MLflow the progress of the labels; return whether it has the run. Raises what MLflow raises.
+    """Send MLflow the progress of the labels, and return whether it has the run. Errors of MLflow are passed on.
 
     The tags are `tether.labels` (`57 of 144 labels (39 %)`) and `tether.review` (the review page's address); the
     metrics `human_eval/labels_answered` and `human_eval/labels_share` are curves over time.

@@ -1,4 +1,4 @@
-"""What MLflow shows of where a model came from: external models, datasets, and a table of links."""
+"""Show in MLflow what a model was made of: external models, datasets, and a table of links."""
 
 import json
 import re
@@ -14,29 +14,29 @@ from tasks.tracking.address import run_link
 from tasks.tracking.pages import NoteRow
 
 MODELS = {"sft": "sft", "reward": "reward", "ppo": "policy"}
-"""Stage to the kind of model it makes (`model_name`)."""
+"""Maps a stage to the kind of model it trains (`model_name`)."""
 
 JUDGE = "judge"
-"""The kind of model that the sub-stage `reward.judge` makes, and what PPO calls it: no version of it is registered."""
+"""The kind of model that the sub-stage `reward.judge` trains, and PPO's name for it. It is never registered."""
 
 MODEL_SOURCES = ("base", "previous_reward")
-"""Inputs that are models and that no stage of the run made."""
+"""Inputs that are models from outside the run."""
 
 READ_BY = dict.fromkeys(("data", "judge_data", *NAMED), "validate") | {"sample": "human_eval"}
-"""Further inputs that are no models, and the stage whose page says more of them."""
+"""Maps further inputs, which are not models, to the stage whose page shows more of them."""
 
 DIGEST_SHOWN = 32
-"""MLflow's dataset digests hold at most 36 characters; the whole is in a tag."""
+"""Characters of a dataset's digest. MLflow allows at most 36; a tag has the whole digest."""
 
 
 def model_name(project: str, kind: str) -> str:
-    """PROJECT-KIND, as models are called; what MLflow allows in an experiment's name but not in theirs becomes `-`."""
+    """Return PROJECT-KIND as a registered model's name; characters that are not allowed in it become `-`."""
     prefix = re.sub(r"[^\w-]+", "-", project).strip("-")
     return f"{prefix or 'tether'}-{kind}"
 
 
 class Lineage:
-    """Edges between runs, models and datasets of one experiment; `sent` is of the run that is recorded."""
+    """Edges between runs, models and datasets of one experiment. `sent` is that of the recorded run."""
 
     def __init__(self, client: Any, sent: Sent) -> None:
         assert sent.experiment is not None
@@ -46,11 +46,11 @@ class Lineage:
         self._stages = sent.stages
 
     def model_name(self, stage: str) -> str:
-        """Return the registered model of a stage."""
+        """Return the name of a stage's registered model."""
         return model_name(self._project, MODELS[stage])
 
     def output_model(self, done: Done, run: str) -> str | None:
-        """Return the LoggedModel of what a stage made, or None for a stage that makes none."""
+        """Return the id of the LoggedModel for a stage's result; None if the stage makes no model."""
         kind = self._kind(done)
         if kind is None:
             return None
@@ -60,11 +60,11 @@ class Lineage:
 
     @staticmethod
     def _kind(done: Done) -> str | None:
-        """Return the kind of model that a (sub-)stage makes, or None."""
+        """Return the kind of model that a (sub-)stage makes; None if it makes none."""
         return JUDGE if done.record.stage == "reward.judge" else MODELS.get(done.shown) if done.final else None
 
     def link_inputs(self, done: Done, run: str, parent: str) -> None:
-        """Write a run's inputs, models as models, the rest as datasets; external inputs are the parent run's too."""
+        """Log a run's inputs, models as models and the rest as datasets. The parent run gets external datasets too."""
         from mlflow.entities import LoggedModelInput
 
         models, datasets, sources = [], [], []
@@ -85,16 +85,16 @@ class Lineage:
             self._client.log_inputs(parent, datasets=sources)
 
     def link_output(self, run: str, model: str) -> None:
-        """Write that a run gave a model (one model may be the output of several runs: of those that hit)."""
+        """Log that a run produced a model. Several runs can have the same model, because of hits."""
         from mlflow.entities import LoggedModelOutput
 
         outputs = self._client.get_run(run).outputs
         if outputs is not None and any(each.model_id == model for each in outputs.model_outputs):
-            return  # a second time is refused
+            return  # MLflow refuses a second time
         self._client.log_outputs(run, [LoggedModelOutput(model, step=0)])
 
     def rows(self, done: Done, model: str | None) -> list[NoteRow]:
-        """Return a stage's inputs, direct and upstream, and the `model` that it made, with links to their pages."""
+        """Return a stage's direct and upstream inputs, and the `model` it made, with links to their pages."""
         rows = []
         for given in done.inputs:
             named = given.name if given.stage else f"{given.name} ({given.path.name})"
@@ -109,17 +109,16 @@ class Lineage:
         return [*rows, NoteRow("output", name, done.record.digest, link)]
 
     def find_model(self, digest: str) -> str | None:
-        """Return the LoggedModel with an artifact's digest, or None."""
+        """Return the id of the LoggedModel with an artifact's digest; None if there is none."""
         return next((model.model_id for model in self._models(digest) if str(model.status) == "READY"), None)
 
     def _models(self, digest: str) -> list[Any]:
         return self._client.search_logged_models([self._experiment], f"tags.`lineage.digest`='{digest}'")
 
     def _link(self, name: str, digest: str, stage: str = "") -> str:
-        """Return the page of an input: a model's own, else that of this run's stage that made it; empty where there is
-        none.
+        """Return an input's page: a model's own, or that of the stage of this run that made it; empty if there is none.
 
-        Further upstream the stage is not known, and goes by what the reader calls the input.
+        For upstream inputs the stage is not known, and is derived from the input's name.
         """
         stage = stage or READ_BY.get(kind_of(name), name)
         if stage in MODELS or name in MODEL_SOURCES:
@@ -128,15 +127,15 @@ class Lineage:
         return run_link(self._experiment, self._stages[stage]) if stage in self._stages else ""
 
     def model_link(self, model: str) -> str:
-        """Where MLflow's page of a model is, from its root."""
+        """Return the address of a model's page, relative to MLflow's root."""
         return f"#/experiments/{self._experiment}/models/{model}?workflowType=machine_learning"
 
     def _model(self, kind: str, path: Path, digest: str, run: str | None, tags: Mapping[str, str]) -> str:
-        """Return the LoggedModel of an artifact: found by its digest, else made."""
+        """Return the id of an artifact's LoggedModel, found by its digest or created."""
         for model in self._models(digest):
             if str(model.status) == "READY":
                 return model.model_id
-            # Its maker was killed before it was whole; nothing can be registered from it.
+            # Its creator was killed before it was complete, so nothing can be registered from it.
             self._client.delete_logged_model(model.model_id)
         import mlflow
 
@@ -152,7 +151,7 @@ class Lineage:
 
 
 def log_attachments(client: Any, run: str, files: Mapping[str, Path]) -> None:
-    """Log files under their own names below `attachments/`; one that the store has lost since is left out."""
+    """Log files under their names in `attachments/`; files that are no longer in the store are left out."""
     files = {name: path for name, path in files.items() if path.is_file()}
     if not files:
         return

@@ -1,4 +1,4 @@
-"""What a person reads on MLflow's pages: notes in Markdown, from the facts of a run."""
+"""Write the notes on MLflow's pages, in Markdown, from the facts of a run."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from tasks.runs.status import RunStatus
 
 
 class NoteRow(NamedTuple):
-    """A line of a table: what went in, or came out."""
+    """A row of a table of inputs and outputs."""
 
     how: str
     name: str
@@ -25,22 +25,22 @@ class NoteRow(NamedTuple):
 
     @property
     def cells(self) -> str:
-        """As Markdown."""
+        """Return the row as Markdown."""
         name = words(self.name)
         return f"| {self.how} | {f'[{name}]({self.link})' if self.link else name} | {span(self.digest[:16])} |"
 
 
 PICTURE = "lineage.svg"
-"""The picture of what a run or a stage was made of, among its artifacts."""
+"""The artifact with the picture of a run's or a stage's lineage."""
 
 
 def picture(run: str) -> str:
-    """As Markdown, the picture that an MLflow run holds; its address is relative to MLflow's own root."""
+    """Return the picture of an MLflow run as Markdown; its address is relative to MLflow's root."""
     return f"![Lineage; the tables say the same](get-artifact?path={PICTURE}&run_uuid={run})"
 
 
 def link_line(links: Mapping[str, str]) -> list[str]:
-    """Links in one paragraph, those that have an address; nothing where none has."""
+    """Return the links that have an address as one paragraph; empty if none has."""
     found = [f"[{words(text)}]({url})" for text, url in links.items() if url]
     return [" · ".join(found), ""] if found else []
 
@@ -48,14 +48,14 @@ def link_line(links: Mapping[str, str]) -> list[str]:
 def stage_note(
     done: Done, computed_in: str, rows: Sequence[NoteRow], links: Mapping[str, str], shown_by: str = ""
 ) -> str:
-    """Of a stage's run, and of its model.
+    """Return the note of a stage's run, which its model gets too.
 
     Args:
-        done: what the stage gave.
-        computed_in: links to the run that computed it, if MLflow has that.
+        done: the stage's result.
+        computed_in: the address of the run that computed it, if MLflow has that run.
         rows: its inputs and its output.
-        links: text to address, of pages that belong to it; empty addresses are left out.
-        shown_by: the MLflow run that has the picture of its lineage.
+        links: further pages, as texts with addresses; empty addresses are left out.
+        shown_by: the MLflow run with the picture of its lineage.
     """
     by = done.record.run
     run = f"[{words(by)}]({computed_in})" if computed_in else f"{span(by)}, which is not in this MLflow"
@@ -76,13 +76,13 @@ def stage_note(
     lines += ["**Lineage**", "", *([picture(shown_by), ""] if shown_by else [])]
     lines += ["| | what | digest |", "|---|---|---|", *(row.cells for row in rows)]
     if judged := [verdict for verdict in done.verdicts if verdict.threshold is not None]:
-        # Those that people have to look at come first.
+        # Gates that did not pass come first.
         lines += ["", "**Gates**", "", gate_text.markdown(sorted(judged, key=lambda verdict: verdict.passed))]
     return "\n".join(lines)
 
 
 def code(environment: Environment) -> str:
-    """Return which code ran, in a sentence."""
+    """Return a sentence that names the code that ran."""
     version = environment.get("code", CodeVersion())
     if not (commit := version.get("commit")):
         return "Code of unknown commit."
@@ -90,7 +90,7 @@ def code(environment: Environment) -> str:
 
 
 def quarantined(done: Done) -> dict[str, int]:
-    """Rows that each check of the contract kept out, as `source.check`, for validate."""
+    """Return the number of rows that each check of validate quarantined, as `source.check`."""
     return {f"{check['source']}.{check['name']}": check["rows"] for check in _keeping_out(done)}
 
 
@@ -103,7 +103,7 @@ def _keeping_out(done: Done) -> list[dict[str, Any]]:
 
 
 def prefect_tag(address: str) -> dict[str, str]:
-    """Return the tag of a run, or of a stage's, that has a page on a Prefect server: its address."""
+    """Return the tag with the address of a run's or a stage's page on a Prefect server; empty if it has none."""
     return {"tether.prefect": address} if address else {}
 
 
@@ -115,15 +115,15 @@ def run_note(
     further: Mapping[str, str] | None = None,
     shown_by: str = "",
 ) -> str:
-    """Of a whole run.
+    """Return the note of a whole run.
 
     Args:
-        status: as the run's folder says it.
-        done: what its stages gave.
-        links: a stage's page in MLflow.
-        report: where the report is shown, empty where there is none.
-        further: text to address, of further pages of the run.
-        shown_by: the MLflow run that has the picture of the run's lineage.
+        status: the run's status.
+        done: the results of its stages.
+        links: the stages' pages in MLflow, by stage.
+        report: the report's address; empty if there is none.
+        further: further pages of the run, as texts with addresses.
+        shown_by: the MLflow run with the picture of the run's lineage.
     """
     metrics = {name: value for each in done for name, value in each.record.metrics.items()}
     lines = [f"**{status.state.replace('_', ' ').capitalize()}.** {_about(status)}", ""]
@@ -148,7 +148,7 @@ def run_note(
 
 
 def _about(status: RunStatus) -> str:
-    """Profile, who began it and when, in a sentence."""
+    """Return a sentence with the profile, the user and the time of the run's start."""
     name = f"{words(status.name)}: " if status.name else ""
     by = f", started by {words(status.user)}" if status.user else ""
     minutes, seconds = divmod(round(status.seconds), 60)

@@ -1,15 +1,15 @@
-"""Versions of registered models: made of what gates let through, promoted and demoted on the record.
+"""Versions of registered models: registered if the gates passed, and promoted and demoted with a record of each.
 
-All that is known of a version stands in its tags, so its page tells it and one query finds it:
+Everything known about a version is in its tags, so its page shows it and one query finds it:
 
-lineage.digest, lineage.NAME_digest   the artifact, and everything that it was made from
-tether.waivers      gates waived on the way to it: {gate: {user, reason, run}}
+lineage.digest, lineage.NAME_digest   the artifact, and everything it was made from
+tether.waivers      gates waived for it: {gate: {user, reason, run}}
 tether.human_eval   its human evaluation: {run, state, judges, win_rate, win_rate_low, win_rate_high, items}
-tether.champion     when it was champion: [{from, by, because, until, ended_by, ended_because}], the last one open
-tether.demoted      {at, by, because}: no run points an alias at it again, only a person does
-tether.imported     the run that took it, where an imported record is among what it was made from: likewise
-tether.picture      the MLflow run that has a picture of the lineage, with the human evaluation where there was one
-tether.withheld     {run, gates}: gates of a skipped stage that nobody waived; it gets no alias until a run waives them
+tether.champion     its terms as champion: [{from, by, because, until, ended_by, ended_because}]; the last may be open
+tether.demoted      {at, by, because}: no run sets an alias to it again, only a person does
+tether.imported     the run that used it with an imported record in its lineage; the same applies
+tether.picture      the MLflow run with a picture of its lineage, including its human evaluation if there was one
+tether.withheld     {run, gates}: gates of a skipped stage without a waiver; no alias is set until a run waives them
 """
 
 import json
@@ -42,7 +42,7 @@ _KINDS = {
     "policy": f"Policies, trained by PPO under a KL tether to their SFT model. {_ALIASES}",
 }
 _SHOWN = r"\n\n\*\*\w+\*\*: \[version \d+\]\([^\n)]*\)(\n\n!\[[^\n\]]*\]\([^\n)]*\))?"
-"""What the page of a registered model says of one of its versions."""
+"""The text on a registered model's page about one of its versions."""
 _MEASURED = ("win_rate", "win_rate_low", "win_rate_high", "items")
 
 
@@ -50,8 +50,8 @@ class Versions:
     """The registered models of one MLflow.
 
     Args:
-        client: MLflow's.
-        weights: copies weights for them; None where MLflow is given none.
+        client: an MLflow client.
+        weights: copies weights for the versions; None if MLflow gets none.
     """
 
     def __init__(self, client: Any, weights: Weights | None = None) -> None:
@@ -68,13 +68,13 @@ class Versions:
         withheld: Sequence[str] = (),
         shown_by: str = "",
     ) -> None:
-        """Make the version of `name` that holds `done` (if new), and point `candidate` at it unless that was set later.
+        """Register `done` as a version of `name` if it is new, and set `candidate` to it unless it was set later.
 
         Args:
-            model, run: the ids of the LoggedModel and of the run that computed it.
-            waivers: of the run that takes it, this stage's and earlier ones'.
-            withheld: gates of skipped stages that the run did not waive; with any, `candidate` is not set.
-            shown_by: the MLflow run that has a picture of the model's lineage, shown until one has its evaluation too.
+            model, run: the ids of the LoggedModel and of the MLflow run that computed it.
+            waivers: waivers of this stage and earlier ones in the run that uses it.
+            withheld: gates of skipped stages that the run did not waive; if there are any, `candidate` is not set.
+            shown_by: the MLflow run with a picture of the model's lineage, shown until one includes its evaluation.
         """
         record = done.record
         found = self._find(name, record.digest)
@@ -86,7 +86,7 @@ class Versions:
         version = str(found.version)
         if shown_by and "tether.picture" not in found.tags:
             self._client.set_model_version_tag(name, version, "tether.picture", shown_by)
-        # What the model's own page shows its versions from.
+        # The model's own page shows its versions from this tag.
         versions = json.dumps([{"name": name, "version": int(version)}])
         self._client.set_logged_model_tags(model, {"mlflow.modelVersions": versions})
         if self._weights is not None and self._weights.which == "all":
@@ -99,13 +99,13 @@ class Versions:
     def judge(
         self, done: Done, name: str, waivers: Mapping[str, Any], withheld: Sequence[str] = (), shown_by: str = ""
     ) -> None:
-        """Write a human evaluation onto the policy that it judged, and promote that if every gate passed unwaived.
+        """Record a human evaluation on the policy that it judged, and promote it if every gate passed without a waiver.
 
-        What rests on an imported record is promoted by a person only, and what rests on a skipped stage, with gates
-        `withheld`, by nobody.
+        If an imported record is in its lineage, only a person can promote it. If it is based on a skipped stage with
+        gates `withheld`, nobody can.
 
         Args:
-            shown_by: the MLflow run that has a picture of the policy's lineage with this evaluation.
+            shown_by: the MLflow run with a picture of the policy's lineage that includes this evaluation.
         """
         digest = done.lineage.get("ppo")
         found = self._find(name, digest) if digest else None
@@ -125,9 +125,9 @@ class Versions:
         self.describe(name, version)
 
     def promote(self, name: str, version: str, by: str, because: str, time: int, run: str = "") -> None:
-        """Point `champion` at a version and open its term; that of the one before ends. An older fact changes nothing.
+        """Set `champion` to a version and begin its term; the previous champion's term ends. Older facts are ignored.
 
-        Whoever asks has looked at its human evaluation. MLflow has its weights before it is champion.
+        The caller has checked its human evaluation. MLflow gets its weights before it becomes champion.
         """
         if time < self._pointed(name, CHAMPION):
             return
@@ -142,7 +142,7 @@ class Versions:
             told = {"by": by, "at": _utc(time), "run": run, "judges": human_eval(tags).get("judges", "")}
             for tag, value in told.items():
                 self._client.set_model_version_tag(name, version, f"tether.promoted_{tag}", value)
-            # Last: whoever was killed in between and comes again must not take the rest for done.
+            # Last, so that a call that is repeated after a kill does not skip the other tags.
             self._set(name, version, "tether.champion", [*terms, {"from": _utc(time), "by": by, "because": because}])
         if "tether.demoted" in tags:
             self._client.delete_model_version_tag(name, version, "tether.demoted")
@@ -150,7 +150,7 @@ class Versions:
         self.describe(name, version)
 
     def demote(self, name: str, version: str, by: str, because: str, time: int) -> None:
-        """Take every alias from a version and say why; its history stays, and no run gives it an alias again."""
+        """Remove every alias from a version and record why. Its history stays, and no run sets an alias to it again."""
         self._set(name, version, "tether.demoted", {"at": _utc(time), "by": by, "because": because})
         self._end_term(name, version, by, because, time)
         for alias, at in self._aliases(name).items():
@@ -163,7 +163,7 @@ class Versions:
         """Copy the weights of a policy, and of the reward model that it was trained against, into MLflow.
 
         Returns:
-            Why it can't hold those of the policy; empty where it has them, or is to have none.
+            Why MLflow can't have those of the policy; empty if it has them or is not meant to.
         """
         if self._weights is None:
             return ""
@@ -181,7 +181,7 @@ class Versions:
         if problem:
             logger.warning("the weights of %s/%s are not in MLflow: %s", name, version, problem)
         else:
-            with unless_refused():  # who may promote policies need not have a right to reward models
+            with unless_refused():  # a user who may promote policies may lack permission for reward models
                 self.describe(name, version)
         return problem
 
@@ -190,7 +190,7 @@ class Versions:
         return dict(self._client.get_model_version(name, version).tags)
 
     def describe(self, name: str, version: str) -> None:
-        """Rewrite a version's description: its state, then its model's own note."""
+        """Rewrite a version's description: its state, followed by its model's own note."""
         found = self._client.get_model_version(name, version)
         note, weights = "", []
         if found.source.startswith("models:/"):
@@ -206,9 +206,9 @@ class Versions:
         self._describe_model(name, version)
 
     def _describe_model(self, name: str, newest: str) -> None:
-        """Show on the model's own page what its champion (else its candidate, else `newest`) was made of.
+        """Show the lineage of a model's champion (or candidate, or `newest`) on the registered model's page.
 
-        A description that a person has changed stays as it is.
+        A description that a person has changed is left alone.
         """
         about = _KINDS.get(name.rpartition("-")[2], "")
         written = self._client.get_registered_model(name).description or ""
@@ -220,18 +220,20 @@ class Versions:
         found = self._client.get_model_version(name, version)
         address = f"#/models/{name}/versions/{version}?workflowType=machine_learning"
         text = f"{about}\n\n**{alias.capitalize()}**: [version {version}]({address})"
-        if "tether.picture" in found.tags:  # an earlier version of Tether drew none
+        if "tether.picture" in found.tags:  # an earlier version of Tether drew no picture
             text += f"\n\n{picture(found.tags['tether.picture'])}"
         if text != written:
             self._client.update_registered_model(name, text)
 
     def _may_point(self, name: str, version: str, tags: Mapping[str, str], done: Done, withheld: Sequence[str]) -> bool:
-        """Return whether a run may point an alias at a version by itself; writes down an import or gates that forbid
-        it."""
+        """Return whether a run may set an alias to a version by itself. An import or withheld gates are recorded as
+        tags."""
         if done.imported:
             self._client.set_model_version_tag(name, version, "tether.imported", done.run)
         if withheld:
-            if version not in self._aliases(name).values():  # else a run that skipped nothing gave the same bytes
+            if (
+                version not in self._aliases(name).values()
+            ):  # otherwise a run without skipped stages gave the same bytes
                 self._set(name, version, "tether.withheld", {"run": done.run, "gates": list(withheld)})
             return False
         if "tether.withheld" in tags:
@@ -239,7 +241,7 @@ class Versions:
         return "tether.demoted" not in tags and not done.imported
 
     def _find(self, name: str, digest: str) -> Any:
-        """Return the newest version of `name` with an artifact's digest, or None."""
+        """Return the newest version of `name` with an artifact's digest; None if there is none."""
         found = self._client.search_model_versions(f"name='{name}' and tags.`lineage.digest`='{digest}'")
         return max(found, key=lambda each: int(each.version), default=None)
 
@@ -247,11 +249,11 @@ class Versions:
         return {alias: str(at) for alias, at in self._client.get_registered_model(name).aliases.items()}
 
     def _pointed(self, name: str, alias: str) -> int:
-        """When (ms) an alias was last set or taken away."""
+        """Return when (ms) an alias was last set or removed."""
         return int(self._client.get_registered_model(name).tags.get(f"tether.{alias}_set", 0))
 
     def _point(self, name: str, alias: str, version: str, time: int) -> None:
-        """Set an alias, unless that was done for a later fact: what an outage held back is not the newest any more."""
+        """Set an alias, unless a later event has set it: results that an outage delayed are not the newest."""
         if time >= self._pointed(name, alias):
             self._client.set_registered_model_alias(name, alias, version)
             self._client.set_registered_model_tag(name, f"tether.{alias}_set", str(time))
@@ -263,7 +265,7 @@ class Versions:
             self._set(name, version, "tether.champion", terms)
 
     def _waive(self, name: str, version: str, tags: Mapping[str, str], run: str, waivers: Mapping[str, Any]) -> None:
-        """Add a run's waivers to a version's."""
+        """Add a run's waivers to those of a version."""
         if waivers:
             known = _loaded(tags, "tether.waivers", {})
             known |= {gate: {**waiver, "run": run} for gate, waiver in waivers.items()}
@@ -274,12 +276,12 @@ class Versions:
 
 
 def champion_terms(tags: Mapping[str, str]) -> list[dict[str, str]]:
-    """When a version was champion, the oldest term first; one without `until` goes on."""
+    """Return a version's terms as champion, oldest first. A term without `until` is still running."""
     return _loaded(tags, "tether.champion", [])
 
 
 def human_eval(tags: Mapping[str, str]) -> dict[str, Any]:
-    """Return a version's last human evaluation; empty where there was none."""
+    """Return a version's last human evaluation; empty if there was none."""
     return _loaded(tags, "tether.human_eval", {})
 
 
@@ -334,7 +336,7 @@ def _loaded(tags: Mapping[str, str], tag: str, otherwise: Any) -> Any:
 
 
 def _read(time: str) -> str:
-    """An ISO time as people read it, `2026-11-25 03:35 UTC`; what is none, as it is."""
+    """Return an ISO time in the form `2026-11-25 03:35 UTC`; any other text unchanged."""
     try:
         return f"{datetime.fromisoformat(time).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
     except ValueError:
@@ -342,5 +344,5 @@ def _read(time: str) -> str:
 
 
 def _utc(time: int) -> str:
-    """Milliseconds since 1970 as ISO 8601, to the second."""
+    """Return milliseconds since 1970 as ISO 8601, to the second."""
     return datetime.fromtimestamp(time / 1000, UTC).isoformat(timespec="seconds")

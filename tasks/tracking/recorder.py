@@ -1,8 +1,8 @@
-"""MLflow's side: a run's folder becomes a parent run for the pipeline run and a child run for each stage.
+"""Record runs in MLflow: a run's folder becomes a parent run, with a child run for each stage.
 
-Every call may be made twice, since a kill can fall between its effect and the note that it is done: what is made is
-looked for first, times are those on disk (MLflow keeps one of two points that agree in name, time, step and value), and
-params and outputs that are there already are left alone.
+Every call can be repeated, because a kill can happen between its effect and the note that it is done. What is created
+is first looked for, times come from disk (MLflow keeps one of two points with equal name, time, step and value), and
+existing params and outputs are left alone.
 """
 
 import json
@@ -33,38 +33,38 @@ from tasks.tracking.weights import Weights, wanted
 
 TABLE_ROWS = 200
 TABLES = ("samples.jsonl", "evaluation.jsonl")
-"""Files of an artifact that are shown as tables."""
+"""Files of an artifact that MLflow shows as tables."""
 WATCHED = "watched.json"
 """The table of the samples that a stage shows while it computes."""
 WATCHED_TABLE = {"path": WATCHED, "type": "table"}
 TABLES_TAG = "mlflow.loggedArtifacts"
 DATA_DOCS = "data_docs/index.html"
-"""Among the attachments of validate."""
+"""The path of Data Docs among the attachments of validate."""
 CARD = "model_card.md"
-"""What the run of a stage that gave a model has it under."""
+"""The file name of the model card in the MLflow run of the stage that trained the model."""
 BATCH_POINTS = 200
 
 _ENDED = {"failed": "FAILED", "gate_failed": "FAILED", "interrupted": "KILLED"}
 
 
 _ORIGIN = {"round": "round", "votes": "votes_from", "until": "until"}
-"""What a run's origin says of a round of `tether iterate` and of `--until`, and the tag that has it."""
+"""Maps entries of a run's origin (a round of `tether iterate`, `--until`) to their tags."""
 
 
 class Recorder:
-    """Brings one MLflow to runs' folders. Everything here raises what MLflow raises."""
+    """Brings MLflow up to date with runs' folders. Every method passes on MLflow's errors."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
         self._client = connect(home)
 
     def check(self) -> None:
-        """Raise if MLflow does not answer."""
+        """Raise an error if MLflow does not answer."""
         self._client.search_experiments(max_results=1)
 
     def bring(self, folder: Path, over: bool) -> None:
-        """Send MLflow what the run in `folder` has so far; `over`: the run has ended and its folder is complete."""
-        # In this order: a stage that has ended has left what it gave, and that comes after all its points.
+        """Send MLflow what the run in `folder` has so far. `over`: the run has ended and its folder is complete."""
+        # In this order: a stage writes its result when it ends, after all its points.
         file, status, done = read_file(folder), load_status(self._home, folder.name), read_done(folder)
         sent = Sent.load(folder)
         if sent.experiment is None:
@@ -82,7 +82,7 @@ class Recorder:
             self._close(folder, file, status, done, sent)
 
     def ship(self, folder: Path, stage: str, sent: Sent) -> None:
-        """Write the points of a stage that MLflow lacks."""
+        """Send the points of a stage that MLflow lacks."""
         from mlflow.entities import Metric
 
         while True:
@@ -140,7 +140,7 @@ class Recorder:
             self._tell_state(folder, sent, stage.name, stage.state, ended)
 
     def _tell_state(self, folder: Path, sent: Sent, stage: str, state: str, time: int) -> None:
-        """Write the state of a stage, or of the run itself (''), where MLflow has another one."""
+        """Set the state of a stage, or of the run itself (''), if MLflow has another state."""
         before, id_ = sent.states.get(stage), sent.stages[stage] if stage else sent.parent
         if state == before:
             return
@@ -153,7 +153,7 @@ class Recorder:
         sent.save(folder)
 
     def _run(self, name: str, tags: dict[str, str], started: int, file: RunFile, sent: Sent) -> str:
-        """Return the id of the MLflow run with these tags, found or made."""
+        """Return the id of the MLflow run with these tags, found or created."""
         of_run, stage = self._runs(file.run, sent), tags.get("tether.stage")
         if found := [each.info.run_id for each in of_run if each.data.tags.get("tether.stage") == stage]:
             return min(found)
@@ -165,7 +165,7 @@ class Recorder:
         return list(self._client.search_runs([sent.experiment], f"tags.`tether.run` = '{run}'", max_results=1000))
 
     def _close(self, folder: Path, file: RunFile, status: RunStatus, done: Sequence[Done], sent: Sent) -> None:
-        """End the parent run with a table of its stages, its report and its models' cards."""
+        """End the parent run: add a table of its stages, its report and its models' cards."""
         assert sent.parent is not None and sent.experiment is not None
         links = {stage: run_link(sent.experiment, id_) for stage, id_ in sent.stages.items()}
         report = run_link(sent.experiment, sent.parent, REPORT) if (folder / REPORT).is_file() else ""
@@ -184,7 +184,7 @@ class Recorder:
         sent.save(folder)
 
     def _further(self, folder: Path, status: RunStatus, sent: Sent) -> dict[str, str]:
-        """Pages of a run beside its report: Data Docs, cards, where people judge."""
+        """Return pages of a run other than its report: Data Docs, cards, and the page on which people judge."""
         assert sent.experiment is not None
         found = {}
         done = {each.record.stage: each for each in read_done(folder)}
@@ -200,7 +200,7 @@ class Recorder:
         return found
 
     def _drop_doubles(self, run: str, sent: Sent) -> None:
-        """A server that hung may make a run after we had given up waiting, and had it make another."""
+        """Delete duplicates: a slow server may create a run after we gave up waiting and created another."""
         ours = {sent.parent, *sent.stages.values()}
         for found in self._runs(run, sent):
             if found.info.run_id not in ours and not found.data.params and not found.data.metrics:
@@ -208,7 +208,7 @@ class Recorder:
 
 
 class _Stage:
-    """A stage that is done, into its run: params, final metrics, lineage, gates, tables, plots."""
+    """Records a finished stage in its MLflow run: params, final metrics, lineage, gates, tables and plots."""
 
     def __init__(
         self,
@@ -249,14 +249,17 @@ class _Stage:
         link = run_link(self._experiment, computed_by) if computed_by else ""
         note = pages.stage_note(done, link, self._lineage.rows(done, model), self._links(), self._run)
         self._tags(note, computed_by)
-        if model is not None and computed_by in (self._run, None):  # a hit's model has the note of its computing
+        if model is not None and computed_by in (
+            self._run,
+            None,
+        ):  # a hit's model has the note of the run that computed it
             self._client.set_logged_model_tags(model, {"mlflow.note.content": note})
         log_picture(self._client, self._run, self._sent, self._so_far)
         if done.final and self._register(model, computed_by or self._run):
-            log_picture(self._client, self._run, self._sent, self._so_far)  # with the version, which is known by now
+            log_picture(self._client, self._run, self._sent, self._so_far)  # again, because the version is known now
 
     def _links(self) -> dict[str, str]:
-        """Pages that belong to the stage: text to address, empty where there is none."""
+        """Return the stage's pages as texts with addresses; an address is empty if there is no page."""
         found = {"The whole run": run_link(self._experiment, self._parent), "This stage in Prefect": self._prefect}
         if self._done.shown == "validate":
             found["Data Docs"] = data_docs(self._runs, self._done)
@@ -272,7 +275,7 @@ class _Stage:
         return found[0].info.run_id if found else None
 
     def _metrics(self, model: str | None) -> None:
-        """Final values: on the stage's run, as those of a model on a dataset, and on the parent."""
+        """Log final values: on the stage's run, there as values of a model on a dataset, and on the parent."""
         from mlflow.entities import Metric
 
         done = self._done
@@ -293,13 +296,13 @@ class _Stage:
             self._client.log_text(self._run, gate_text.markdown(verdicts), "gates.md")
 
     def _tables(self) -> None:
-        """What `log_table` writes, without the pandas it goes through."""
+        """Log tables as `log_table` does, but without pandas."""
         listed = self._client.get_run(self._run).data.tags.get(TABLES_TAG, "[]")
         shown = [WATCHED_TABLE] if WATCHED_TABLE in json.loads(listed) else []
         for name in TABLES:
             path = self._done.path / name
             if path.is_file():
-                with path.open("rb") as file:  # whose lines end at \n alone
+                with path.open("rb") as file:  # lines end only at \n here
                     rows = [json.loads(line) for line in islice(file, TABLE_ROWS)]
                 columns = list(dict.fromkeys(key for row in rows for key in row))
                 table = {"columns": columns, "data": [[_cell(row.get(column)) for column in columns] for row in rows]}
@@ -332,9 +335,9 @@ class _Stage:
         self._client.log_batch(self._run, tags=[RunTag(name, value) for name, value in tags.items()])
 
     def _register(self, model: str | None, run: str) -> bool:
-        """Versions only of what its gates let through; the policy is promoted by human_eval's alone.
+        """Register a version if the gates passed; human_eval instead judges the policy's version.
 
-        Returns whether it is a version of a model."""
+        Returns whether the result is now a version of a model."""
         done, lineage, versions = self._done, self._lineage, Versions(self._client, self._weights)
         if done.shown == "human_eval":
             versions.judge(done, lineage.model_name("ppo"), self._waivers, self._withheld, self._run)
@@ -348,7 +351,7 @@ class _Stage:
 
 
 def log_picture(client: Any, run: str, sent: Sent, done: Sequence[Done]) -> None:
-    """Draw what the stages in `done` were made of, with the versions that MLflow has of their models, into a run."""
+    """Log a picture of what the stages in `done` were made of, with the versions of their models in MLflow."""
     named = {}
     for each in done:
         if each.shown in MODELS:
@@ -356,16 +359,17 @@ def log_picture(client: Any, run: str, sent: Sent, done: Sequence[Done]) -> None
             found = client.search_model_versions(f"name='{name}' and tags.`lineage.digest`='{digest}'")
             if found:
                 named[digest] = f"version {max(int(one.version) for one in found)}"
-    # From top to bottom: MLflow shows a picture in its own width, and cuts off what is wider than its column.
+    # Top to bottom, because MLflow shows a picture in its own width and cuts off what exceeds its column.
     client.log_text(run, draw(graph_of(done, named), downward=True), pages.PICTURE)
 
 
 def data_docs(runs: Path, done: Done) -> str:
-    """Where MLflow shows the Data Docs of what validate gave: with the run that computed it; empty where it has none.
+    """Return the address of the Data Docs of validate's result, in the run that computed it; empty if MLflow lacks
+    them.
 
     Args:
         runs: the home's folder of runs.
-        done: of validate.
+        done: the result of validate.
     """
     sent = Sent.load(runs / done.record.run)
     if sent.experiment is None or "validate" not in sent.stages:
@@ -374,7 +378,7 @@ def data_docs(runs: Path, done: Done) -> str:
 
 
 def log_params(client: Any, run: str, config: Mapping[str, JsonValue]) -> None:
-    """Write nested values as params by dotted name; MLflow refuses to change one that is there, so that one stays."""
+    """Log nested values as params by dotted name. MLflow refuses to change existing params, so these are skipped."""
     from mlflow.entities import Param
 
     there = client.get_run(run).data.params
@@ -387,7 +391,7 @@ def _milliseconds(stamp: str) -> int:
 
 
 def _cell(value: Any) -> Any:
-    """Return a list of chat messages as text; anything else as it is."""
+    """Return a list of chat messages as text, other lists and dicts as JSON, and any other value unchanged."""
     if isinstance(value, list) and value and all(isinstance(each, dict) and "content" in each for each in value):
         return "\n".join(f"{each.get('role', '')}: {each['content']}" for each in value)
     return json.dumps(value) if isinstance(value, (list, dict)) else value

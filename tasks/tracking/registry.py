@@ -1,4 +1,4 @@
-"""MLflow's registered models as facts of ours: which artifact a version is, what points at it, who promoted it."""
+"""Read MLflow's registered models: which artifact a version is, its aliases, and who promoted it."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -10,7 +10,7 @@ from tasks.tracking.client import VARIABLE, check_database, connect, database_fi
 from tasks.tracking.promotion import state_lines
 
 FEW = 30
-"""Artifacts whose versions are asked for one by one; a query takes about 15 ms, a thousand versions in one 1 s."""
+"""The largest number of artifacts queried one by one. A query takes about 15 ms; reading 1,000 versions takes 1 s."""
 
 _SPELLING = re.compile(r"(?P<name>[^@/'\"]+)(?:@(?P<alias>[\w.-]+)|/(?P<version>\d+))?")
 
@@ -30,33 +30,33 @@ class Version(NamedTuple):
 
     @property
     def spellings(self) -> set[str]:
-        """Return the names that people may use for it; the name alone means the newest version."""
+        """Return the names that people may use for it. The model's name alone means the newest version."""
         return {self.name, f"{self.name}/{self.version}", *(f"{self.name}@{alias}" for alias in self.aliases)}
 
     @property
     def promoted(self) -> dict[str, str] | None:
-        """Who made it champion, when (UTC), by which run and which judges; None if nobody did."""
+        """Return who made it champion, when (UTC), in which run and with which judges; None if nobody did."""
         tags = {name: f"tether.promoted_{name}" for name in ("by", "at", "run", "judges")}
         found = {name: self.tags[tag] for name, tag in tags.items() if tag in self.tags}
         return found or None
 
     @property
     def life(self) -> list[str]:
-        """When it was champion, whether it was demoted, its human evaluation, waivers: a line each."""
+        """Return its history, one line each: terms as champion, demotion, human evaluation, waivers."""
         return list(state_lines(self.tags))
 
 
 def versions(home: Path) -> list[Version]:
-    """Return every version in MLflow's registry; none where nothing was ever tracked below `home`.
+    """Return every version in MLflow's registry; empty if nothing was ever tracked in `home`.
 
     Raises:
-        UserError: there is a registry, and it can't be asked.
+        UserError: there is a registry, but it can't be asked.
     """
     return _asked(home, lambda client: load_mlflow().search_model_versions())
 
 
 def versions_of(home: Path, digests: Iterable[str]) -> list[Version]:
-    """Return the versions that hold one of these artifacts. Raises as `versions`."""
+    """Return the versions of these artifacts. Raises as `versions` does."""
     wanted = set(digests)
     if len(wanted) > FEW:
         return [each for each in versions(home) if each.digest in wanted]
@@ -65,8 +65,8 @@ def versions_of(home: Path, digests: Iterable[str]) -> list[Version]:
 
 
 def find_version(home: Path, asked: str) -> Version | None:
-    """Return what `tether-policy` (newest), `tether-policy@champion` or `tether-policy/3` means; raises as
-    `versions`."""
+    """Return the version that `tether-policy` (newest), `tether-policy@champion` or `tether-policy/3` names, or None.
+    Raises as `versions` does."""
     found = _SPELLING.fullmatch(asked)
     if found is None:
         return None
@@ -86,7 +86,7 @@ def find_version(home: Path, asked: str) -> Version | None:
 
 
 def _asked(home: Path, ask: Callable[[Any], list[Any]]) -> list[Version]:
-    """Return what `ask` finds, given a client, with the aliases that point there. Raises as `versions`."""
+    """Return the versions that `ask` finds, with their aliases. Raises as `versions` does."""
     file = database_file(home)
     if file is not None and not file.is_file():
         return []
@@ -95,7 +95,7 @@ def _asked(home: Path, ask: Callable[[Any], list[Any]]) -> list[Version]:
         client = connect(home)
         aliases = {model.name: model.aliases for model in load_mlflow().search_registered_models()}
         found = ask(client)
-    except Exception as error:  # MLflow's own, SQLAlchemy's, requests': whichever, the answer isn't known
+    except Exception as error:  # of MLflow, SQLAlchemy or requests: in any case the answer is unknown
         raise UserError(
             f"MLflow's registry at {tracking_uri(home)} can't be asked ({in_short(error)}), so Tether does not "
             f"know which artifacts registered models need. Start it, or set {VARIABLE} to its address."

@@ -1,12 +1,12 @@
-"""Weights of registered models inside MLflow, where `mlflow.transformers.load_model` finds them.
+"""Store weights of registered models in MLflow, where `mlflow.transformers.load_model` finds them.
 
 A model's artifacts in MLflow:
 
 model/       what `tether export` writes, without card and lineage
 components/  the tokenizer, where MLflow looks for it
-MLmodel      last: a model that has it is whole
+MLmodel      written last: a model that has it is complete
 
-A model is one artifact of the store, so one copy serves each of its versions and every run that hits it.
+A model is one artifact in the store, so one copy serves all its versions and all runs that reuse it.
 """
 
 import importlib.metadata
@@ -32,15 +32,15 @@ logger = logging.getLogger(__name__)
 Which = Literal["champion", "all", "none"]
 
 TAG = "tether.weights"
-"""Of a model: the digest of the artifact whose weights MLflow has, once it has all of them."""
+"""A tag of a model: the digest of the artifact whose weights MLflow has completely."""
 _EXTERNAL = "mlflow.model.isExternal"
 _TIMEOUT, _PATIENT = "MLFLOW_HTTP_REQUEST_TIMEOUT", "600"
-"""Seconds that a server may take to store a file of weights; other calls have a few."""
+"""Seconds that a server may take to store a file of weights; other calls get a few seconds."""
 _MODEL, _TOKENIZER = "model", "tokenizer"
 
 
 def wanted(home: Path, run: str) -> Which:
-    """Return what the run's config says under `mlflow.weights`; the default where run or option is not there."""
+    """Return the run's option `mlflow.weights`, or the default if run or option is missing."""
     with suppress(UserError):
         group = run_values(home, run).get("mlflow")
         if isinstance(group, dict) and group.get("weights") in ("all", "none"):
@@ -57,13 +57,13 @@ class Weights:
     def put(self, model: str) -> str:
         """Copy the weights of a LoggedModel into MLflow, once.
 
-        A kill, or an MLflow that goes away, leaves no description that `load_model` takes; the next call goes on.
+        If the call is interrupted, MLflow has no description that `load_model` accepts, and the next call continues.
 
         Returns:
-            Why MLflow can't have them; empty where it has them.
+            Why MLflow can't have them; empty if it has them.
 
         Raises:
-            Exception: MLflow doesn't answer, or the disk is full.
+            Exception: MLflow does not answer, or the disk is full.
         """
         problem = "this user may not write files to MLflow (403)"
         with unless_refused():
@@ -94,7 +94,7 @@ class Weights:
         return ""
 
     def _copy(self, model: Any, artifact: Path, record: Record) -> None:
-        """Into a folder of this machine: each part gets its name when it is whole."""
+        """Copy into a folder on this machine. Each part gets its name once it is complete."""
         address = model.artifact_location
         root = Path(unquote(urlparse(address).path) if address.startswith("file:") else address)
         if not (root / _MODEL).is_dir():
@@ -106,7 +106,7 @@ class Weights:
         write_whole(root / "MLmodel", _mlmodel(model, record, root / _MODEL))
 
     def _upload(self, model: Any, artifact: Path, record: Record) -> None:
-        """Through a server, or into a bucket, without a second copy of the weights here."""
+        """Copy through a server or into a bucket, without a second copy of the weights here."""
         with tempfile.TemporaryDirectory() as folder, _patient():
             parts = Path(folder) / "parts"
             (parts / _MODEL).mkdir(parents=True)
@@ -120,7 +120,7 @@ class Weights:
 
 @contextmanager
 def unless_refused() -> Iterator[None]:
-    """End the block at an error 403 of MLflow, and continue after it."""
+    """Suppress MLflow's error 403 in the block."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -133,7 +133,7 @@ def unless_refused() -> Iterator[None]:
 
 @contextmanager
 def _first(path: Path) -> Iterator[Path]:
-    """As `whole_folder`; whoever comes second, while another process makes the same, leaves it as it is."""
+    """Create a folder as `whole_folder` does; if another process has created it first, keep that one."""
     try:
         with whole_folder(path) as out:
             yield out
@@ -143,7 +143,7 @@ def _first(path: Path) -> Iterator[Path]:
 
 
 def _copy_tokenizer(model: Path, out: Path) -> None:
-    """Copy all that `AutoTokenizer` reads of a model's folder: everything in it but weights and sampling."""
+    """Copy everything that `AutoTokenizer` reads from a model's folder: all files except weights and sampling."""
     out.mkdir(parents=True)
     for each in model.iterdir():
         if each.is_file() and each.suffix != ".safetensors" and each.name not in ("generation_config.json", SCALE):
@@ -151,7 +151,7 @@ def _copy_tokenizer(model: Path, out: Path) -> None:
 
 
 def _mlmodel(model: Any, record: Record, folder: Path) -> str:
-    """MLflow's description of a model that it loads with transformers; the classes are those that read the folder."""
+    """Return MLflow's description of a model for `load_model`, with the transformers classes that read the folder."""
     from mlflow.models import Model
 
     rewards = record.stage == "reward" or (folder / SCALE).is_file()

@@ -87,7 +87,7 @@ def _sent(home: Home) -> Any:
 
 
 COMMANDS = {
-    "export": Command(_export, _exported, "it is there already"),
+    "export": Command(_export, _exported, "already exists"),
     "import": Command(_import, _files),
     "gc": Command(_collect, _files),
     "promote": Command(_promote, _promoted),
