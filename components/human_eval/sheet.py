@@ -18,7 +18,7 @@ RATERS = "raters"
 """The folder of the raters' own files, in a sample artifact and in a run's folder."""
 TEXTS = ("item", "prompt", "response_a", "response_b")
 OWN = ("rater", "rating")
-"""Columns of a rater's own file besides `TEXTS`: the rater's number in every row, and the rating to fill in."""
+"""Columns of a rater's own file in addition to `TEXTS`: the rater's number in every row, and the rating to fill in."""
 PEOPLE = "raters"
 """The column with the number of people who rated, if they are more than the sheet's ratings per item."""
 

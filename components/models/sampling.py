@@ -40,7 +40,7 @@ WEIGHT_BITS = 40
 
 
 class Seen(NamedTuple):
-    """What the sampler computed besides log-probabilities, (B, T), 0 where the response mask is False."""
+    """Further values that the sampler computed, (B, T), 0 where the response mask is False."""
 
     logprobs_at_1: Tensor
     """Log-probabilities at temperature 1, nats."""

@@ -200,7 +200,7 @@ class _Planner:
             more = ranks.rows(config.minibatch_size) > micro
             yield self._training("ppo", "critic update", beside, critic, config, work, 0, more, config.lora)
         judged = {part: scoring[part] for part in ("activations", "logits")}
-        if config.evaluate_every is not None:  # with an average, the policy's own weights are held aside meanwhile
+        if config.evaluate_every is not None:  # with an average, the policy's own weights are kept as well
             looking = still | best | ({} if config.ema is None else {"set aside": policy.weights})
             rows = ranks.rows(min(config.watch.prompts, config.batch_size))
             yield self._sampling("ppo", looking, rows, config.lora, "watching", gathered, judged)

@@ -46,7 +46,7 @@ class Trained(NamedTuple):
     unreduced: float
     """Gradients that are held between the micro-batches of a step: ranks add theirs up after the last."""
     working: float
-    """What a pass holds besides: gathered weights, copies in bfloat16 that autograd keeps."""
+    """Further memory of a pass: gathered weights, and copies in bfloat16 that autograd keeps."""
     largest: float
     """The largest gradient, which is made beside the one it is added to."""
 

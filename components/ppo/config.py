@@ -45,8 +45,8 @@ class KLConfig(Settings):
     """Hard ceiling, in `unit`; null for none. The run stops and fails once KL is above it in five batches in a row, or
     one batch's KL (the lower end of its 95 % interval) is above three times it."""
     refresh_every: int | None = Field(None, ge=1)
-    """Make the policy the new reference after every so many updates; null keeps SFT. Only the penalty's reference is
-    replaced: the KL that is logged, compared with the ceiling and gated stays the one to SFT."""
+    """Number of updates after which the policy becomes the new reference; null keeps SFT. Only the penalty's reference
+    is replaced: the KL that is logged, compared with the ceiling and gated stays the one to SFT."""
 
     @model_validator(mode="after")
     def _ceiling_above_target(self) -> Self:

@@ -130,7 +130,7 @@ class FolderPlace:
         return target
 
     def _lock(self) -> BinaryIO:
-        """Open the lock file. One that belongs to another user will do if it is readable."""
+        """Open the lock file. Another user's file is enough if it is readable."""
         path = self.root / ".lock"
         try:
             file = open_lock(path)

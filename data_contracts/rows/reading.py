@@ -156,7 +156,7 @@ def refuse_unblinded(rows: Iterable[RawRow], path: Path) -> None:
         raise UserError(
             f"{path} is the unblinded result of a rating, as human_eval writes it: it says which model wrote what, and "
             "is neither a sheet nor data to learn from. The file preferences.jsonl beside it has the same votes as "
-            "data: name that as data.preferences. `tether report RUN` shows what came of it; a filled sheet is "
+            "data: name that as data.preferences. `tether report RUN` shows the result; a filled sheet is "
             "scored with `tether human-eval score SHEET --run RUN`."
         )
 

@@ -101,7 +101,7 @@ def detect(rows: Sequence[RawRow], path: object) -> str:
 
 
 def format_of(data: Mapping[str, object]) -> str | None:
-    """Return the name of the format of pairs that a row has by its fields, None where it has none."""
+    """Return the name of the pair format that a row's fields match; None if they match none."""
     if "chosen" in data and "rejected" in data:
         if isinstance(data["chosen"], list) or isinstance(data["rejected"], list):
             return "conversational"

@@ -125,8 +125,8 @@ def simulated_judges(prompt: Sequence[Message], response_a: str, response_b: str
 
 
 def _decided(prompt: Sequence[Message], pair: tuple[str, str], seed: int) -> dict[str, object] | None:
-    """Return a pair as three careful annotators leave it: the majority's answer; None where that is a tie or there is
-    none."""
+    """Return a pair as three careful annotators leave it: the majority's answer; None if it is a tie or there is
+    no majority."""
     votes = simulated_judges(prompt, *pair, seed)
     for answer, (chosen, rejected) in (("a", pair), ("b", pair[::-1])):
         if (found := votes.count(answer)) * 2 > JUDGES:

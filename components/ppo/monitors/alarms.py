@@ -142,9 +142,9 @@ class Alarm(NamedTuple):
     what: str = ""
     """For `template`: the phrase."""
     bought: float | None = None
-    """What the score has gained by it, SFT deviations, where that raised the alarm; None where its margin did."""
+    """The score's gain from it (SFT deviations) if that raised the alarm; None if its margin did."""
     gain: float = 0.0
-    """What the score has gained in all, SFT deviations."""
+    """The score's whole gain, SFT deviations."""
     limit: float | None = None
     """Of a mean or another number of the batch: the value at which the alarm is raised; None for a share."""
     sole: bool = False

@@ -135,7 +135,7 @@ class Rows(NamedTuple):
 
 
 def bought_gram(own: Rows, sft: Rows, level: float) -> tuple[float, Gram] | None:
-    """The n-gram that explains most of the score's gain, how much first (SFT deviations); None where none is bought.
+    """Return the largest gain in score that one n-gram explains (SFT deviations), and that n-gram; None if none does.
 
     An n-gram has to stand in more responses than in SFT's for certain, by Fisher's exact test at `level` for all
     n-grams together, or be nearly the score (`is_sole`, in two responses or more). N-grams that stand in the same
