@@ -10,6 +10,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
@@ -31,6 +32,8 @@ _SUFFIXES = {
     ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv",
     ".parquet": "parquet", ".pq": "parquet",
 }  # fmt: skip
+_PYTHON_LIST = re.compile(r"\[\{'(?:role|content|from|value)': ")
+"""How messages start that pandas wrote into a cell."""
 _SHOWN = 500
 _MIB = 2**20
 _LARGEST_CELL = 16 * _MIB
@@ -63,7 +66,9 @@ def read_source(
     elif path.suffix.lower() in readers:
         rows = _plugged(path, readers[path.suffix.lower()])
     else:
-        rows = _READERS[_kind(path)](path)
+        if (kind := _kind(path)) != "parquet":
+            _refuse_utf16(path)
+        rows = _READERS[kind](path)
     empty = True
     for row in rows:
         empty = False
@@ -105,6 +110,14 @@ def _kind(path: Path) -> str:
         f"{path} is not in a format that Tether reads. Give its name the suffix of its format ({KINDS}), or name a "
         "plug-in that reads it in data.readers."
     )
+
+
+def _refuse_utf16(path: Path) -> None:
+    """Refuse a text file in UTF-16 or UTF-32, which spreadsheets write as `Unicode text`."""
+    with contextlib.suppress(EOFError, zlib.error, OSError), _open(path) as file:  # reading the rows names the damage
+        start = file.read(4)
+        if start[:2] in (b"\xff\xfe", b"\xfe\xff") or (len(start) == 4 and start.count(0) in (2, 3)):
+            raise UserError(f"{path} is in UTF-16 or UTF-32, and Tether reads UTF-8. Save it again in UTF-8.")
 
 
 def is_gzipped(path: Path) -> bool:
@@ -310,6 +323,10 @@ def _cell(name: str, cell: str, protected: bool) -> Any:
     Raises:
         BadJson: it is JSON that is refused.
     """
+    if _PYTHON_LIST.match(cell):
+        raise BadJson(
+            f"column `{name}` is a list as Python prints it, not JSON. Write the file as JSON Lines or Parquet"
+        )
     if cell.startswith(JSON_STARTS):
         try:
             return parse_json(cell)

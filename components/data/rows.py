@@ -162,8 +162,9 @@ def shown(value: object) -> str:
 
 def listed(names: Sequence[str]) -> str:
     """Return names for a message; only the first ones if there are many."""
-    most = 20
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "") or "none"
+    most, longest = 20, 80
+    shorter = [name if 0 < len(name) <= longest else f"{name[:longest]}..." if name else "(no name)" for name in names]
+    return ", ".join(shorter[:most]) + (f" and {len(names) - most} more" if len(names) > most else "") or "none"
 
 
 def unclean(text: str) -> str | None:

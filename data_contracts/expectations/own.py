@@ -49,7 +49,7 @@ def load_suite(path: Path) -> UserSuite:
         UserError: it is not a valid suite. The message names the file and the expectation's position, type and field.
     """
     try:
-        document = parse_json(path.read_text(encoding="utf-8"))
+        document = parse_json(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UserError(f"data.suite: {path} can't be read: {error.strerror}. Give the path of a JSON file.") from error
     except (UnicodeDecodeError, BadJson) as error:
@@ -146,12 +146,18 @@ def _made(kind: str, options: Mapping[str, Any], refuse: Any) -> tuple[str, bool
     if kind not in known:
         near = difflib.get_close_matches(kind, known, 1)
         refuse(f"Great Expectations has no such expectation{f'; do you mean {near[0]}?' if near else '.'}")
+    if name := next(
+        (name for name, value in options.items() if isinstance(value, dict) and "$PARAMETER" in value), None
+    ):
+        refuse(f"kwargs.{name} is a suite parameter, and a run has no values for these. Write the value itself.")
     condition = options.get("row_condition")
     if isinstance(condition, str):
         try:
             ast.parse(condition, mode="eval")
         except SyntaxError:
             refuse(f"kwargs.row_condition is {condition!r}, which pandas can't read. Write one such as 'turns > 1'.")
+        if not _is_condition(ast.parse(condition, mode="eval").body):
+            refuse(f"kwargs.row_condition is {condition!r}, which is not true or false. Write one such as 'turns > 1'.")
         if options.get("condition_parser") != "pandas":
             refuse('kwargs.condition_parser must be "pandas" where row_condition is a text.')
     made = getattr(gx.expectations, known[kind])
@@ -167,6 +173,17 @@ def _made(kind: str, options: Mapping[str, Any], refuse: Any) -> tuple[str, bool
         refuse(f"kwargs: {str(error).splitlines()[0]}.")
     maps = (base.ColumnMapExpectation, base.ColumnPairMapExpectation, base.MulticolumnMapExpectation)
     return known[kind], issubclass(made, maps)
+
+
+def _is_condition(node: ast.expr) -> bool:
+    """Return whether an expression compares, joins comparisons, or calls a method such as `isin`."""
+    if isinstance(node, ast.UnaryOp):
+        return isinstance(node.op, ast.Not | ast.Invert) and _is_condition(node.operand)
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.BitAnd | ast.BitOr) and _is_condition(node.left) and _is_condition(node.right)
+    if isinstance(node, ast.BoolOp):
+        return all(map(_is_condition, node.values))
+    return isinstance(node, ast.Compare | ast.Call)
 
 
 def _severity(entry: Mapping[str, Any], meta: Mapping[str, Any], of_rows: bool, refuse: Any) -> Severity:

@@ -9,12 +9,14 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import repeat
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict
 
 from components.base.errors import CheckFailed, UserError
 from components.data.checks_config import OF_THE_WHOLE, CheckConfig, ChecksConfig, RangeConfig, Severity, SheetChecks
+from components.data.rows import listed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -218,18 +220,46 @@ def validate(made: Any, suite: Suite, naming: Sequence[str]) -> list[Expectation
         warnings.simplefilter("ignore", FutureWarning)  # from pandas, about comparisons in Great Expectations
         warnings.simplefilter("ignore", UserWarning)  # about groups in a user's regular expression
         warnings.simplefilter("ignore", DeprecationWarning)  # a user's row condition may be a pandas expression
-        found = definition.run(batch_parameters={"dataframe": suite.frame}, result_format=shown)
+        try:
+            found = definition.run(batch_parameters={"dataframe": suite.frame}, result_format=shown)
+        except Exception as error:  # of which Great Expectations makes no result
+            users = [check.name for check in suite.checks if check.of_user]
+            if not users:
+                raise
+            raise UserError(
+                f"Great Expectations could not judge your suite (data.suite): {type(error).__name__}: {error}. One of "
+                f"these expectations is the reason; check their kwargs, or leave it out: {listed(users)}."
+            ) from error
     by_place = {result.expectation_config.meta["place"]: result for result in found.results}
     return [_result_of(check, by_place[place]) for place, check in enumerate(suite.checks)]
 
 
 def _expectation(gx: Any, check: Check, place: int) -> Any:
+    if check.kind == _QUANTILES:
+        _mend_quantiles(gx.expectations)
     return getattr(gx.expectations, check.kind)(
         **check.options,
         description=check.description,
         severity=SEVERITY[check.severity],
         meta={"check": check.name, "place": place},
     )
+
+
+_QUANTILES = "ExpectColumnQuantileValuesToBeBetween"
+
+
+@cache
+def _mend_quantiles(expectations: Any) -> None:
+    """Make the success of the expectation on quantiles a boolean. In Great Expectations 1.9 it is NumPy's, which the
+    package's own store cannot write as JSON."""
+    kind = getattr(expectations, _QUANTILES)
+    judged = kind._validate
+
+    def _validate(self: Any, *given: Any, **named: Any) -> Any:
+        found = judged(self, *given, **named)
+        return {**found, "success": bool(found["success"])}
+
+    kind._validate = _validate
 
 
 def _result_of(check: Check, result: Any) -> ExpectationResult:

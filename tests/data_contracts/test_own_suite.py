@@ -143,6 +143,10 @@ def test_numbers_of_a_csv_are_numbers(tmp_path, job):
         (suite(expect("column_values_to_be_null", column="team", source="pairs")), "meta.source is 'pairs'"),
         (suite(expect("column_values_to_be_null", check="decided", column="a")), "without which a row can't be"),
         (suite(*[expect("column_values_to_be_null", column="a")] * 2), r"\[1\].*another expectation has the name"),
+        (suite(expect("column_values_to_be_between", column="a", min_value={"$PARAMETER": "m"})),
+         r"kwargs\.min_value is a suite parameter"),
+        *((suite(expect("column_values_to_be_null", column="a", row_condition=text, condition_parser="pandas")),
+           "row_condition is .*, which is not true or false") for text in ("rating", "rating + 1", "not a", "1")),
         (suite(TEN["expectations"][0], replaces_ours="yes"), "replaces_ours is \"yes\", expected true or false"),
     ],
 )  # fmt: skip

@@ -179,3 +179,20 @@ def test_an_apostrophe_is_one_of_the_text_but_in_rows_that_tether_wrote_for_labe
 def test_a_csv_of_a_spreadsheet_with_decimal_commas_is_read_and_a_comma_in_a_cell_stays(tmp_path, delimiter):
     (tmp_path / "a.csv").write_text(f"prompt{delimiter}chosen\r\na, b{delimiter}c\r\n")
     assert contents(tmp_path / "a.csv") == [(2, {"prompt": "a, b", "chosen": "c"})]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.json"])
+def test_a_text_of_another_unicode_encoding_is_refused_by_its_name(tmp_path, name, encoding):
+    text = {"rows.csv": "prompt,a\nx,y\n", "rows.jsonl": '{"a": 1}\n', "rows.json": '[{"a": 1}]'}[name]
+    (tmp_path / name).write_bytes(text.encode(encoding))
+    with pytest.raises(UserError, match=rf"{name} is in UTF-16 or UTF-32, and Tether reads UTF-8"):
+        list(read_source(tmp_path / name))
+
+
+def test_messages_that_pandas_wrote_into_a_csv_are_no_text(tmp_path):
+    cell = "[{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'It's me'}]"
+    (tmp_path / "rows.csv").write_text(f'prompt,chosen\nx,"{cell}"\nx,"[{{\'a\': 1}}] is a list"\n')
+    bad, good = read_source(tmp_path / "rows.csv")
+    assert bad.problem is not None and "column `chosen` is a list as Python prints it" in bad.problem.text
+    assert good.problem is None and good.data["chosen"] == "[{'a': 1}] is a list"

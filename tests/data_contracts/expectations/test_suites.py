@@ -4,10 +4,11 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from pydantic import ValidationError
 
-from components.base.errors import CheckFailed
+from components.base.errors import CheckFailed, UserError
 from components.data.checks_config import CheckConfig, ChecksConfig
 from components.data.config import DataConfig, SplitConfig
 from components.models.config import GenerationConfig
@@ -166,3 +167,24 @@ def test_judging_and_its_pages_ask_nobody_for_anything(monkeypatch, tmp_path):
     judge.judge("read")
     write_data_docs(fresh, tmp_path / "docs", judge.outcomes(), {})
     assert os.environ["GX_ANALYTICS_ENABLED"] == "False"
+
+
+def of_user(kind, **options):
+    return suites.Check("mine", "as agreed", "error", 0.0, kind, options, of_user=True)
+
+
+def test_an_expectation_on_quantiles_is_judged(context):
+    """Great Expectations 1.9 gives its success as NumPy's boolean, and then cannot write it."""
+    for median, passed in ((2, True), (3, False)):
+        quantiles = {"quantiles": [0.5], "value_ranges": [[median, 9]]}
+        check = of_user("ExpectColumnQuantileValuesToBeBetween", column="rating", quantile_ranges=quantiles)
+        assert (
+            judged(context, pd.DataFrame({"row_id": [1, 2, 3], "rating": [1, 2, 3]}), [check])["mine"]["passed"]
+            is passed
+        )
+
+
+def test_an_error_that_great_expectations_does_not_catch_is_the_suites(context):
+    check = of_user("ExpectColumnValuesToBeBetween", column="rating", min_value={"$PARAMETER": "least"})
+    with pytest.raises(UserError, match=r"judge your suite \(data.suite\): SuiteParameterError.*leave it out: mine\."):
+        judged(context, pd.DataFrame({"row_id": [1], "rating": [1]}), [check])
