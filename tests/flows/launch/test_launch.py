@@ -283,7 +283,7 @@ def test_another_seed_from_the_stage_on_keeps_the_inputs_and_says_so(tmp_path: P
     again = rerun(tmp_path, "ppo", overrides=settings("seed=7"))
     assert stored_stages(again) == ["validate", "sft", "reward"]
     assert again.config.seed == 7
-    assert "seed 7 is for ppo and what follows" in again.notes[1]
+    assert "seed 7 applies to ppo and later stages" in again.notes[1]
 
 
 def test_a_run_of_another_machine_is_taken_as_it_is_and_resolved_here_from_the_stage_on(

@@ -79,7 +79,7 @@ def test_passwords_that_others_can_read_or_that_the_databases_do_not_know_are_re
     path.chmod(0o600)
     stack.database.mkdir()
     path.write_text(json.dumps({"postgres": "abc"}))
-    with pytest.raises(UserError, match=r"lacks the passwords prefect, .* Restore that file"):
+    with pytest.raises(UserError, match=r"the passwords prefect, .* are missing.* Restore that file"):
         make_passwords(stack)
 
 
