@@ -84,7 +84,8 @@ def test_a_run_whose_process_is_killed_goes_on_by_itself_from_its_checkpoint(run
     os.kill(process, signal.SIGKILL)
     flow = running.ended(run, 600)
     assert flow["state_name"] == "Completed", flow["state"]["message"]
-    assert load_status(running.home).run == first and "continues from its checkpoint: retry 1" in _log(running, "keeper")
+    assert load_status(running.home).run == first
+    assert "continues from its checkpoint: retry 1" in _log(running, "keeper")
 
 
 def test_a_run_waits_for_an_s3_server_that_is_away_for_a_minute(running: Running) -> None:

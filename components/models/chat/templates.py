@@ -24,6 +24,7 @@ CHAT_TEMPLATES = {
 }
 """ChatML (OpenAI 2023), Llama 3's header format, and roles as plain words, which needs no token except EOS."""
 
+
 def lacking(folder: object, field: str) -> str:
     """Return the text of the error that the tokenizer in `folder`, which `field` names, has no chat template."""
     by_option = " Or set sft.chat_template, as in --set sft.chat_template=chatml." if field == "sft.base" else ""
