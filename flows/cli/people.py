@@ -31,7 +31,7 @@ def plan(
     ] = 0.3,
     as_json: Json = False,
 ) -> None:
-    """Print the smallest win rate that a number of items and raters can detect."""
+    """Print the smallest win rate that a plan can detect."""
     from flows.reports.plan import SamplePlan, findable
 
     found = findable(SamplePlan(items, raters, raters if per_item is None else per_item, ties, rater_spread))

@@ -111,7 +111,10 @@ def links(
     overlap: Overlap = None,
     database: Database = None,
 ) -> None:
-    """Print personal links, each only once, because only its hash is stored. Without options, list the raters."""
+    """Print personal links, or list the raters.
+
+    Each link is printed only once, because only its hash is stored. Without options, list the raters.
+    """
     from flows.review.links import add_raters, address_of, raters_of, renew_link
 
     with _opened(batch, database, overlap) as (voting, _, admin):

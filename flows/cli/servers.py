@@ -52,7 +52,7 @@ def deploy(
     ] = None,
     no_alert: Annotated[bool, typer.Option("--no-alert", help="Stop the alerts (default: keep them).")] = False,
 ) -> None:
-    """Register the pipeline, its stages and scoring with a Prefect server."""
+    """Register pipeline, stages and scoring with a Prefect server."""
     config = config_of(profile, set_)
     if active is not None and cron is None:
         option = "--active" if active else "--paused"

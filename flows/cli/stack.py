@@ -22,7 +22,10 @@ Config = Annotated[
 
 @command(stack, "up")
 def up(config: Config = None) -> None:
-    """Start all parts that are not running, and wait until every part answers."""
+    """Start all parts, and wait until every part answers.
+
+    Parts that run already stay as they are.
+    """
     from rich.console import Console
 
     from flows.stack.control import print_table

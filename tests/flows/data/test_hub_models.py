@@ -207,7 +207,7 @@ def test_a_repository_without_safetensors_is_refused(hub: Hub, tiny: Path, tmp_p
     for name in ("config.json", "pytorch_model.bin"):
         shutil.copyfile(tiny / name, folder / name)
     hub.commits[SECOND] = folder
-    with pytest.raises(UserError, match=f"commit {SECOND} has no safetensors file\. .* download a GGUF file"):
+    with pytest.raises(UserError, match=rf"commit {SECOND} has no safetensors file\. .* download a GGUF file"):
         hub_model(f"lab/tiny@{SECOND}", tmp_path / "home")
 
 

@@ -200,7 +200,7 @@ def test_a_deployed_config_agrees_with_a_run_that_has_its_reward_function_until_
     first, asked = finish(begin(home, rewards)), load_config("tiny", settings(rewards))
     assert rerun(home, "human_eval", config=asked).notes[0] == f"human_eval again from run {first}"
     function.write_text(function.read_text().replace("0.0", "1.0"))
-    with pytest.raises(UserError, match=r"another ppo\.rewards"):
+    with pytest.raises(UserError, match=r"a different ppo\.rewards"):
         rerun(home, "human_eval", config=asked)
 
 
