@@ -246,7 +246,9 @@ def test_of_two_inputs_of_one_name_the_digest_says_which_is_meant(toy: Toy, tmp_
         run_stage(toy.stages["ppo"], job, given, ctx)
     now, then = Input.of(toy.data).digest[:12], Input.of(earlier).digest[:12]
     moved, old = toy.data.rename(tmp_path / "moved.jsonl"), earlier.rename(tmp_path / "old.jsonl")
-    with pytest.raises(UserError, match=rf"no longer exists\. Give the original with --data preferences@({now}|{then})=PATH"):
+    with pytest.raises(
+        UserError, match=rf"no longer exists\. Give the original with --data preferences@({now}|{then})=PATH"
+    ):
         toy.again("r2")
     exact = {f"preferences@{now}": moved, f"preferences@{then[:4]}": old}
     assert toy.again("r2", data=exact).same
