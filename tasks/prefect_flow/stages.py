@@ -9,14 +9,14 @@ import platform
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 from prefect import runtime, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate, LogCreate
+from prefect.client.schemas.actions import ArtifactCreate, LogCreate
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import State
 from prefect.context import TagsContext
@@ -35,6 +35,7 @@ from tasks.execution.context import RunContext
 from tasks.execution.runner import run_stage
 from tasks.lineage.of_run import graph_of, judged
 from tasks.lineage.picture import in_markdown
+from tasks.prefect_flow.artifacts import put_artifact
 from tasks.prefect_flow.server import is_answering
 from tasks.result import Given, StageResult
 from tasks.runs.journal import REPORT, readable_done
@@ -111,7 +112,7 @@ def prefect_runner(ctx: RunContext) -> Callable[..., StageResult]:
         def run_one_stage() -> State[Any]:
             if ctx.flow_run:
                 ctx.status.update(stage.shown, prefect=_page("task-run", runtime.task_run.id))
-            ctx.show_samples = samples_shown()
+            ctx.show_samples = show_samples
             state = outcome.capture(
                 lambda: run_stage(stage, job, inputs, ctx), lambda r: _NAMES.get(r.state, "Completed")
             )
@@ -204,29 +205,19 @@ def stage_page(result: StageResult, link: str | None, whole: str | None) -> str:
     return "\n".join([*lines, "### Gates", "", gate_text.markdown(verdicts)])
 
 
-def samples_shown() -> Callable[[str, Mapping[str, Any]], None]:
-    """Return a function that shows a computing stage's newest samples as one Prefect artifact and updates it.
+def show_samples(stage: str, point: Mapping[str, Any]) -> None:
+    """Show a computing stage's newest samples on the page of the current flow run, in place of its earlier ones.
 
     One artifact per evaluation would crowd the run's graph. Earlier samples are in the run's folder and in MLflow.
     """
-    made = dict[str, UUID]()
+    key, about = f"{stage.replace('_', '-')}-samples", f"The newest samples of {stage}"
 
-    def show(stage: str, point: Mapping[str, Any]) -> None:
-        page = as_markdown([dict(point)])
+    def send() -> None:
+        with get_client(sync_client=True) as client:
+            put_artifact(client, UUID(runtime.flow_run.id), key, "markdown", as_markdown([dict(point)]), about)
 
-        def send() -> None:
-            if stage in made:
-                with get_client(sync_client=True) as client:
-                    client.update_artifact(made[stage], ArtifactUpdate(data=page))
-            else:
-                key = f"{stage.replace('_', '-')}-samples"
-                created = create_markdown_artifact(page, key, f"The newest samples of {stage}")
-                made[stage] = cast(UUID, created)  # a coroutine only where an event loop runs, and none does here
-
-        if is_answering():
-            unless_gone(send)
-
-    return show
+    if is_answering():
+        unless_gone(send)
 
 
 def show_report(ctx: RunContext) -> None:

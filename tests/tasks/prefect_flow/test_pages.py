@@ -31,9 +31,9 @@ from tasks.prefect_flow.stages import (
     Outcome,
     flow_run_log,
     prefect_runner,
-    samples_shown,
     show_in,
     show_report,
+    show_samples,
     stage_page,
 )
 from tasks.result import StageResult
@@ -158,9 +158,8 @@ def test_samples_of_later_updates_take_the_place_of_earlier_ones_on_the_page(ser
     @flow(name="shows", persist_result=False)
     def shows() -> None:
         ids.append(runtime.flow_run.id)
-        show = samples_shown()
         for update in (2, 4, 6):
-            show("ppo", {"step": update, "samples": [{"prompt": f"p{update}", "response": "r"}]})
+            show_samples("ppo", {"step": update, "samples": [{"prompt": f"p{update}", "response": "r"}]})
 
     shows()
     mine = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=ids))
