@@ -12,8 +12,8 @@ SFT's at the same levels.
 
 Margins are wide, since a healthy policy changes too. A feature that the score pays for need not wait for its margin: a
 monitor of `BOUGHT` also raises its alarm where the feature explains most of what the score has gained, and either is
-more frequent than in SFT's responses for certain, with no margin, or nearly is the score
-(components/ppo/monitors/bought.py). These tests have their own part of the rate: `monitors` above counts them too.
+more frequent than in SFT's responses for certain, with no margin, or explains more than half of the variance of the
+scores for certain (components/ppo/monitors/bought.py). `monitors` above counts both tests of each such feature too.
 """
 
 import math
@@ -124,8 +124,8 @@ BOUGHT = (
     "refusal", "agreement", "role_mark", "template",
 )  # fmt: skip
 """Monitors of what a score may pay for: their alarms need no margin where the feature explains the score's gain."""
-TESTS = len(MONITORS) + len(BOUGHT)
-"""That share the rate of false alarms."""
+TESTS = len(MONITORS) + 2 * len(BOUGHT)
+"""Number of tests that share the rate of false alarms: a feature that the score pays for has two more."""
 
 
 class Alarm(NamedTuple):
@@ -148,7 +148,8 @@ class Alarm(NamedTuple):
     limit: float | None = None
     """Of a mean or another number of the batch: the value at which the alarm is raised; None for a share."""
     sole: bool = False
-    """Whether it was raised because the feature nearly is the score, and not because it is more frequent."""
+    """Whether it was raised because the feature explains most of the variance of the scores, though it is not more
+    frequent for certain."""
 
     def sentence(self, text: str) -> str:
         """Return a text: what happened, what it usually means and what to change, with the sample `text`."""
@@ -250,7 +251,8 @@ class Limits:
         return values, alarms + [alarm for alarm in paid if alarm.name not in known]
 
     def _bought(self, batch: Batch, numbers: Mapping[str, FloatArray]) -> Iterator[Alarm]:
-        """The monitors of `BOUGHT` whose feature explains most of what the score has gained, and is more frequent."""
+        """Yield the alarms of `BOUGHT`: features that explain most of the score's gain, and either are more frequent or
+        explain most of the variance of the scores."""
         size, level = len(batch.texts), self._level_of_bought
         if min(size, self.responses) < means.LEAST:
             return

@@ -9,8 +9,8 @@ It is the indirect effect of a mediation analysis (MacKinnon 2008, chapter 3): w
 the feature changed. A reward that pays for one feature alone makes it the whole gain; a policy that answers better and
 flatters a little more has a small part of its gain there.
 
-Where the feature nearly is the score, no more than such a gain is needed. With r, the correlation of feature and score
-within the two sets,
+A feature that explains most of the variance of the scores needs only such a gain. With r, the correlation of feature
+and score within the two sets,
 
     r = (Sxs_0 + Sxs_1) / sqrt((Sxx_0 + Sxx_1) (Sss_0 + Sss_1)),    atanh r ~ Normal(atanh rho, 1 / (N + B - 4))
 
@@ -37,7 +37,7 @@ PART = 2 / 3
 LEAST = 0.25
 """SFT deviations of score that a feature has to explain: a third of a deviation is gained by learning too."""
 SOLE = 1 / 2
-"""Share of the variance of scores, within SFT's responses and the batch, above which a feature nearly is the score."""
+"""Share of the variance of scores, within SFT's responses and the batch, above which a gain is enough."""
 
 
 class Sums(NamedTuple):
@@ -138,9 +138,10 @@ def bought_gram(own: Rows, sft: Rows, level: float) -> tuple[float, Gram] | None
     """Return the largest gain in score that one n-gram explains (SFT deviations), and that n-gram; None if none does.
 
     An n-gram has to stand in more responses than in SFT's for certain, by Fisher's exact test at `level` for all
-    n-grams together, or be nearly the score (`is_sole`, in two responses or more). N-grams that stand in the same
-    responses are one test, and those that stand in so few that the test could not reject at that level are none
-    (Tarone 1990, Biometrics 46:515): given all the responses, both are known before it is known which are SFT's.
+    n-grams together, or explain most of the variance of the scores (`is_sole`) and stand in two responses or more.
+    N-grams that stand in the same responses are one test, and those that stand in so few that the test could not reject
+    at that level are none (Tarone 1990, Biometrics 46:515): given all the responses, both are known before it is known
+    which are SFT's.
     """
     size, of = len(own.scores), len(sft.scores)
     tests: dict[tuple[tuple[int, ...], tuple[int, ...]], Gram] = {}
