@@ -6,6 +6,7 @@ another
 kind.
 """
 
+import difflib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -178,14 +179,24 @@ def _reading(kind: str, name: str, rows: Sequence[RawRow]) -> FileReading:
         if column not in known and not (kind == "preferences" and column.startswith("votes_"))
     ]
     if kind == "preferences":
-        return FileReading(kind, name, ignored, {}, False)
+        return FileReading(kind, name, ignored, _misspelt(["prompt"], columns, ignored), False)
     names = preference_columns(ignored)
     mistaken = bool(names) or "chosen" in columns or "rejected" in columns or {"a", "b"} <= set(columns)
+    if mistaken and not names:
+        names = _misspelt(["chosen", "rejected"], columns, ignored)
     if not names and not mistaken and kind == "prompts":
         answer = next((column for column in ignored if _plain(column) in _ANSWER), None)
         names = {"response": answer} if answer else {}
     rated = "" if mistaken or kind != "demonstrations" else next(_ratings(rows, ignored), "")
     return FileReading(kind, name, ignored, names, mistaken, rated)
+
+
+def _misspelt(fields: Sequence[str], columns: Sequence[str], ignored: Sequence[str]) -> dict[str, str]:
+    """Map each of `fields` that `columns` lack to an ignored column with nearly its name, if there is one."""
+    near = {
+        field: difflib.get_close_matches(field, ignored, n=1, cutoff=0.75) for field in fields if field not in columns
+    }
+    return {field: found[0] for field, found in near.items() if found}
 
 
 def _ratings(rows: Sequence[RawRow], columns: Sequence[str]) -> Iterator[str]:

@@ -393,3 +393,23 @@ def test_rows_of_a_public_set_are_read_as_such_beside_one_of_our_own(job: Any, t
     rows.insert(0, {"prompt": "Can I pay later?", "chosen": "Yes, within 30 days.", "rejected": "No."})
     name, checks, _ = judged(job, tmp_path, rows)
     assert name == "LLaMA-Factory pairs" and checks["fields_present"]["row_numbers"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("row", "names"),
+    [
+        ({"prompt": "a", "chosen": "b", "rejectd": "c"}, {"rejected": "rejectd"}),
+        ({"prompt": "a", "choosen": "b", "rejected": "c"}, {"chosen": "choosen"}),
+        ({"promt": "a", "chosen": "b", "rejected": "c"}, {"prompt": "promt"}),
+        ({"prompt": "a", "chosen": "b", "other": "c"}, {}),
+        ({"prompt": "a", "chosen": "b", "rejected": "c", "prompts": "d"}, {}),
+    ],
+)
+def test_a_misspelt_field_of_a_pair_is_named_with_the_option_that_maps_it(
+    row: dict[str, str], names: dict[str, str], tmp_path: Path
+) -> None:
+    write_rows(tmp_path / "rows.jsonl", [row])
+    reading = reading_of(tmp_path / "rows.jsonl", DataConfig())
+    assert reading.names == names and set(names.values()) <= set(reading.ignored)
+    told = reading.as_json(tmp_path / "rows.jsonl")["hint"]
+    assert all(f"--set 'data.columns={{{ours}: {own}}}'" in str(told) for ours, own in names.items())
