@@ -399,8 +399,8 @@ def test_rows_of_a_public_set_are_read_as_such_beside_one_of_our_own(job: Any, t
     ("row", "names"),
     [
         ({"prompt": "a", "chosen": "b", "rejectd": "c"}, {"rejected": "rejectd"}),
-        ({"prompt": "a", "choosen": "b", "rejected": "c"}, {"chosen": "choosen"}),
-        ({"promt": "a", "chosen": "b", "rejected": "c"}, {"prompt": "promt"}),
+        ({"prompt": "a", "chosenn": "b", "rejected": "c"}, {"chosen": "chosenn"}),
+        ({"prompt_": "a", "chosen": "b", "rejected": "c"}, {"prompt": "prompt_"}),
         ({"prompt": "a", "chosen": "b", "other": "c"}, {}),
         ({"prompt": "a", "chosen": "b", "rejected": "c", "prompts": "d"}, {}),
     ],
