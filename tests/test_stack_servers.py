@@ -250,7 +250,7 @@ def test_no_password_is_in_a_file_beside_those_of_mode_600(running: Running) -> 
 def test_down_leaves_no_process_and_keeps_the_data(running: Running) -> None:
     state = running.state()
     down = running.command("down")
-    assert down.returncode == 0 and b"Ended postgres, s3, prefect, mlflow, tls, worker-cpu." in down.stdout
+    assert down.returncode == 0 and b"Stopped postgres, s3, prefect, mlflow, tls, worker-cpu." in down.stdout
     assert not any(runs(each.process) for each in [*state.parts.values()]) and not runs(state.keeper)
     folder = str(running.stack.folder).encode()
     until = time.monotonic() + 20  # PostgreSQL's children
