@@ -93,6 +93,8 @@ def _report(found: Examination, checks: Sequence[JudgedCheck], quarantined: int)
         report["label_noise"] = {
             "share": noise.value, "interval": [noise.low, noise.high], "accuracy": noise.accuracy
         }  # fmt: skip
+    if unjudged := [name for examined in found.sources.values() for name in examined.judge.unjudged]:
+        report["unjudged"] = unjudged
     if languages := found.languages:
         report["languages"] = languages
     return report

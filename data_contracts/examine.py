@@ -109,6 +109,8 @@ class FileReport(AgreementReport):
     passed: bool
     reasons: NotRequired[list[str]]
     """Why the file did not pass, if no check explains it."""
+    unjudged: NotRequired[list[str]]
+    """Names of a user's expectations that judged no value: they need a tokenizer, or their column has no value."""
     read: NotRequired[list[SourceReading]]
     """How each file was read."""
     annotators: NotRequired[list[AnnotatorRow]]

@@ -209,6 +209,12 @@ class DataConfig(Settings):
         """Turn names to text, since YAML reads `1` and `true` as a number and a boolean."""
         return {label_key(value): meaning for value, meaning in given.items()} if isinstance(given, dict) else given
 
+    @field_validator("decontaminate", mode="before")
+    @classmethod
+    def _a_list(cls, given: object) -> object:
+        """Turn a single name into a list of one."""
+        return (given,) if isinstance(given, str) else given
+
     @field_validator("preferences", "judge_preferences", mode="before")
     @classmethod
     def _one_or_several(cls, given: object, info: ValidationInfo) -> object:

@@ -11,7 +11,9 @@ from typing import Annotated, NamedTuple, Required
 from pydantic import AfterValidator, ConfigDict, Field, JsonValue, StringConstraints, with_config
 from typing_extensions import TypedDict  # pydantic takes typing's only from Python 3.12 on
 
+from components.base.errors import UserError
 from components.base.jsonl import Message
+from components.base.text import counted
 
 Text = Annotated[str, StringConstraints(min_length=1)]
 
@@ -77,7 +79,7 @@ _MARKERS = re.compile(
     r"<\|[A-Za-z0-9_]{2,40}\|>|<(?:bos|eos)>|</?s>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>"
     r"|\n\n(?:Human|Assistant):|### (?:Instruction|Response):"
 )
-_LABEL = re.compile(r"\s*(?:Human|Assistant):")
+_LABEL = re.compile(rf"{_INVISIBLE.pattern}(?:Human|Assistant):")
 
 
 OF_MODEL = "model:"
@@ -173,6 +175,13 @@ def unclean(text: str) -> str | None:
     return ascii(found.group()) if found else None
 
 
+def _kind_of(escaped: str) -> str:
+    """Return what a forbidden character is, from its escape (`unclean`)."""
+    if escaped.startswith("'\\udc"):
+        return "byte that is not UTF-8, shown as"
+    return "replacement character" if escaped == _REPLACED else "control character"
+
+
 def blank(text: str) -> bool:
     """Return whether `text` has nothing but white space and invisible characters."""
     return _INVISIBLE.fullmatch(text) is not None
@@ -197,6 +206,22 @@ def most_common_format(
     return found[0][0] if found else None, sorted({str(name) for data in readable for name in data})
 
 
+def refuse_unreadable(rows: Sequence[RawRow], path: object) -> None:
+    """Raise an error if none of the first rows of a file can be read.
+
+    Raises:
+        UserError: the message names the first row and what is wrong with it.
+    """
+    if rows and all(row.problem is not None for row in rows):
+        first = rows[0]
+        assert first.problem is not None
+        raise UserError(
+            f"{path}: none of its first {counted(len(rows), 'row')} can be read. Row {first.number}: "
+            f"{first.problem.text}. Check the file's format and delimiter, and that each row has as many cells as the "
+            "header if it is CSV."
+        )
+
+
 def text_problems(prompt: list[Message], responses: dict[str, str], max_characters: int) -> list[Problem]:
     """Return the problems of one row's texts; `responses` are by the names used in messages."""
     problems = [Problem("roles_alternate", text)] if (text := wrong_order([m["role"] for m in prompt])) else []
@@ -208,7 +233,7 @@ def text_problems(prompt: list[Message], responses: dict[str, str], max_characte
         problems.append(Problem("responses_differ", "identical responses"))
     named = {f"prompt turn {i}": m["content"] for i, m in enumerate(prompt, 1)} | responses
     problems += [
-        Problem("text_clean", f"{'replacement' if char == _REPLACED else 'control'} character {char} in {name}")
+        Problem("text_clean", f"{_kind_of(char)} {char} in {name}")
         for name, text in named.items()
         if (char := unclean(text))
     ]

@@ -2,12 +2,15 @@
 
 import hashlib
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import TypeVar
 
 from components.base.hashing import canonical_json
 from components.data.config import SplitConfig
 from components.data.rows import CanonicalRow, Message
+from components.data.words import folded
 
 T = TypeVar("T")
 
@@ -38,9 +41,25 @@ def standing(groups: Mapping[str, Iterable[CanonicalRow]]) -> dict[str, set[str]
     return out
 
 
+_ASCII_WORD = re.compile(r"\w+")
+
+
+@cache
+def _word() -> re.Pattern[str]:
+    """Return the pattern of a word: letters, digits and the marks combined with them, which Python's `\\w` lacks."""
+    marks = "".join(chr(code) for code in range(0x300, 0x20000) if unicodedata.category(chr(code)).startswith("M"))
+    return re.compile(rf"\w[\w{marks}]*")
+
+
 def loose_key(prompt: Sequence[Message]) -> str:
-    """Return only a prompt's words and digits, case-folded: equal for variants in case, punctuation and white space."""
-    return "\n".join(" ".join(re.findall(r"\w+", m["content"].casefold())) for m in prompt)
+    """Return only a prompt's words and digits, case-folded: equal for variants in case, punctuation and white space.
+
+    Combining marks are part of a word, as in Hindi or Thai. A prompt without any word or digit, such as `?` or an
+    emoji, keeps its symbols.
+    """
+    texts = [folded(m["content"]) for m in prompt]
+    words = "\n".join(" ".join((_ASCII_WORD if text.isascii() else _word()).findall(text)) for text in texts)
+    return words if words.strip() else "\n".join(" ".join(text.split()) for text in texts)
 
 
 def choose(items: Sequence[T], key: Callable[[T], str], most: int | None, seed: int) -> list[T]:

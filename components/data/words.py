@@ -2,6 +2,7 @@
 value."""
 
 import re
+import unicodedata
 from typing import Any
 
 # Thai, Lao, Tibetan, Burmese, Khmer, kana, Han (with its extensions) and half-width kana. Korean has spaces.
@@ -9,6 +10,20 @@ _UNSPACED = re.compile(
     r"[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
     r"\uff66-\uff9d\U00020000-\U000323af]"
 )
+
+
+_FORMAT = re.compile("[\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff]")
+"""Characters that nobody sees: soft hyphens, zero-width characters, and marks of a text's direction."""
+
+
+def folded(text: str) -> str:
+    """Return `text` case-folded, without invisible characters, in Unicode's form NFKC.
+
+    So texts that look the same are equal, whether an accent is a character of its own or not.
+    """
+    if text.isascii():
+        return text.casefold()
+    return unicodedata.normalize("NFKC", _FORMAT.sub("", text).casefold())
 
 
 def words_of(text: str) -> list[str]:

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from components.base.errors import UserError
 from components.data.config import DataConfig, NearDuplicateConfig
+from components.data.formats.public_fields import prompt_of
 from components.data.inputs import label_of
-from components.data.rows import CanonicalRow, Message, Problem
+from components.data.rows import BadRow, CanonicalRow, Message, Problem, RawRow
 from components.data.splits import SPLITS, loose_key
 from components.data.tables.published import read_split, rows_at
 from components.data.words import words_of
@@ -144,13 +145,16 @@ def mark_forbidden(ledger: Ledger, texts: RowTexts, forbidden: Forbidden, near: 
 
 
 def prompts_in(path: Path, data: DataConfig, field: str) -> Iterator[CanonicalRow]:
-    """Yield the prompts of a file: rows with a `prompt` (`data.prompt_columns` maps names), or preference pairs.
+    """Yield the prompts of a file: rows with a `prompt` (`data.prompt_columns` maps names), preference pairs, or rows
+    that name it as public sets do (`question`, `instruction` and `input`, `messages` and the like).
 
     Raises:
         UserError: the file can't be read, or has no prompt.
     """
     some = False
-    for row in judged_rows(RowSource.named("prompts", path, data), _LONGEST):
+    source = RowSource.named("prompts", path, data)
+    asked = (_asked(raw, data.prompt_columns) for raw in source.rows)
+    for row in judged_rows(source._replace(rows=asked, columns={}), _LONGEST):
         if row.item is not None:
             some = True
             yield row.item
@@ -159,6 +163,21 @@ def prompts_in(path: Path, data: DataConfig, field: str) -> Iterator[CanonicalRo
             f"{field}: {path} holds no prompt. Give rows with a `prompt` (text or messages), or map the name of "
             "their column with data.prompt_columns."
         )
+
+
+def _asked(raw: RawRow, columns: Mapping[str, str]) -> RawRow:
+    """Return a row with its prompt under the name `prompt`. Each of several files may have its own name for it."""
+    data = {ours: raw.data[theirs] for ours, theirs in columns.items() if theirs in raw.data}
+    data = {name: value for name, value in raw.data.items() if name not in columns.values()} | data
+    if raw.problem or data.get("prompt") is not None or {"chosen", "rejected"} <= data.keys():
+        return raw._replace(data=data)
+    try:
+        prompt = prompt_of(data)
+    except BadRow:
+        return raw._replace(data=data)
+    while prompt and prompt[-1]["role"] == "assistant":  # the answer of a conversation is not asked
+        prompt = prompt[:-1]
+    return raw._replace(data={"prompt": prompt, "category": data.get("category")} if prompt else data)
 
 
 def sampled_prompts(path: Path, data: DataConfig, seed: int) -> list[CanonicalRow]:

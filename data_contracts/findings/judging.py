@@ -1,5 +1,6 @@
 """Judge rows with Great Expectations, phase by phase, and record failing rows in the ledger."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,9 @@ from data_contracts.rows.columns import COLUMNS, LINE, PHASES, column_of, kept_f
 from data_contracts.rows.ledger import Ledger
 
 _ORDER = {name: place for place, name in enumerate(RowChecks.model_fields)}
-_AS_NUMBER = "{} as a number, else {}"
+_AS_NUMBER, _AS_TEXT = "{} as a number, else {}", "{} as text"
+_OF_TEXTS = re.compile(r"ExpectColumnValue(Lengths|sTo(Not)?Match|sToBe(Dateutil|Json)Parseable)")
+"""Classes of expectations on texts."""
 JUDGED_ROWS = 200_000
 """Number of rows that Great Expectations judges at once; this limits its memory."""
 BY_ROW = frozenset(
@@ -44,12 +47,16 @@ class RowJudge:
         """Take the checks of single rows (`checks`), and a user's expectations on all kept rows (`whole`)."""
         self.context, self.kind, self.ledger, self.checks, self.whole = context, kind, ledger, checks, whole
         self._succeeded: dict[str, bool] = {}
+        self.unjudged: list[str] = []
+        """Names of a user's expectations that judged no value: they need a tokenizer, or their column has no value."""
 
     def leave_out_tokens(self) -> None:
         """Remove the checks that need a tokenizer."""
 
         def askable(checks: Sequence[Check]) -> list[Check]:
-            return [c for c in checks if not any(name in COLUMNS and COLUMNS[name].tokens for name in c.columns)]
+            tokens = [any(name in COLUMNS and COLUMNS[name].tokens for name in c.columns) for c in checks]
+            self.unjudged += [c.name for c, needed in zip(checks, tokens, strict=True) if needed and c.of_user]
+            return [c for c, needed in zip(checks, tokens, strict=True) if not needed]
 
         self.checks, self.whole = askable(self.checks), askable(self.whole)
 
@@ -96,7 +103,8 @@ class RowJudge:
         """Return the frame of `rows` for `checks`, and the checks with the names of its columns.
 
         If a check compares one of the source's own columns with numbers, a value that is not a number becomes infinite,
-        so that it is out of range.
+        so that it is out of range, and in no set. If a check on texts, such as a regular expression, names a column of
+        numbers, it judges them as text (5, not 5.0, which pandas would make of it).
         """
         columns = dict.fromkeys(column for check in checks for column in check.columns)
         frame, judged = row_frame(self.ledger, columns, rows), []
@@ -105,9 +113,15 @@ class RowJudge:
             if _wants_numbers(check) and column not in COLUMNS and not pd.api.types.is_numeric_dtype(frame[column]):
                 text = frame[column].astype(object)
                 number = pd.to_numeric(text, errors="coerce").astype(float)
-                outside = np.inf if check.options.get("max_value") is not None else -np.inf
+                below = check.options.get("min_value") is not None and check.options.get("max_value") is None
+                outside = -np.inf if below else np.inf
                 name = _AS_NUMBER.format(column, outside)
                 frame[name] = number.mask(number.isna() & text.notna(), outside)
+                check = replace(check, options={**check.options, "column": name})
+            elif _OF_TEXTS.match(check.kind) and column in frame and pd.api.types.is_numeric_dtype(frame[column]):
+                raw = frame[column].tolist() if column in COLUMNS else self.ledger.further(column, rows)
+                name = _AS_TEXT.format(column)
+                frame[name] = pd.Series([_written(value) for value in raw], dtype=object)
                 check = replace(check, options={**check.options, "column": name})
             judged.append(check)
         return frame, judged
@@ -117,6 +131,8 @@ class RowJudge:
         named = (int(line) for part in found for group in part.named for line in group[LINE])
         lines = np.fromiter(named, np.int64)
         self._succeeded[check.name] = succeeded(check, found) and self._succeeded.get(check.name, True)
+        if check.of_user and found and not sum(map(_known, found)):
+            self.unjudged.append(check.name)
         keeps_out = check.severity != "warn" and not check.stays
         self.ledger.name(check.name, lines, keeps_out, lambda index: self._reason(check, index))
 
@@ -160,12 +176,17 @@ class RowJudge:
         ]
 
 
+def _known(part: ExpectationResult) -> int:
+    """Return how many values an expectation judged."""
+    return int((part.result.get("element_count") or 0) - (part.result.get("missing_count") or 0))
+
+
 def succeeded(check: Check, parts: Sequence[ExpectationResult]) -> bool:
     """Return whether an expectation that judged rows in batches holds for all of them: s / n >= `mostly`, where s of n
     present values are as expected. Great Expectations uses the same rule for a single frame."""
     if len(parts) == 1:
         return parts[0].success
-    known = sum(part.result["element_count"] - (part.result.get("missing_count") or 0) for part in parts)
+    known = sum(map(_known, parts))
     unexpected = sum(part.result["unexpected_count"] for part in parts)
     return not known or (known - unexpected) / known >= float(str(check.options.get("mostly", 1)))
 
@@ -201,10 +222,25 @@ def refuse_unknown(judge: RowJudge, path: object, columns: Iterable[str]) -> Non
 
 
 def _wants_numbers(check: Check) -> bool:
-    ends = [check.options.get(end) for end in ("min_value", "max_value")]
-    return check.kind == "ExpectColumnValuesToBeBetween" and any(
-        isinstance(end, int | float) and not isinstance(end, bool) for end in ends
-    )
+    """Return whether a check compares values with numbers: with a bound, or with a set of which all are numbers."""
+    if check.kind == "ExpectColumnValuesToBeBetween":
+        return any(_is_number(check.options.get(end)) for end in ("min_value", "max_value"))
+    values = check.options.get("value_set") if check.kind in _SETS else None
+    return isinstance(values, list | tuple) and bool(values) and all(map(_is_number, values))
+
+
+_SETS = ("ExpectColumnValuesToBeInSet", "ExpectColumnValuesToNotBeInSet")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _written(value: Any) -> str | None:
+    """Return a value of a column of numbers as text, whole numbers without `.0`; None if it is missing."""
+    if value is None or value != value:
+        return None
+    return str(int(value)) if isinstance(value, np.floating | float) and float(value).is_integer() else str(value)
 
 
 def _shown(values: Any) -> str:

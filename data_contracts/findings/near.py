@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.base.errors import naming
-from components.data.words import words_of
+from components.data.words import folded, words_of
 
 PERMUTATIONS = 64
 _SEED = 7
@@ -30,7 +30,7 @@ Signatures = NDArray[np.uint32]
 def runs_of_words(text: str, words: int) -> list[str]:
     """Return the runs of `words` words of a text (`words_of`; characters in scripts without spaces); a shorter text is
     one run."""
-    said = words_of(text.casefold())
+    said = words_of(folded(text))
     shifted = [said[i:] for i in range(words)]
     return list(map(" ".join, zip(*shifted, strict=False))) or [" ".join(said)]
 

@@ -302,9 +302,16 @@ class Ledger:
         late = (problem.text for problem in self.late.get(index, ()) if problem.check == check)
         return text if first == index else next(late, None) or self._generic[check](index)
 
-    def good(self) -> NDArray[np.bool_]:
-        """Return which rows are not quarantined so far (n,)."""
-        return ~self.out
+    def good(self, despite: Sequence[str] = ()) -> NDArray[np.bool_]:
+        """Return which rows are not quarantined so far (n,); rows that only the checks `despite` keep out count as
+        good."""
+        if not despite:
+            return ~self.out
+        out = np.zeros_like(self.out)
+        for check, named in self.named_by.items():
+            if self._keeping_out[check] and check not in despite:
+                out |= named
+        return ~out
 
     def passes(self, check: str) -> NDArray[np.bool_]:
         """Return which rows pass a check (n,)."""

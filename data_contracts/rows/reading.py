@@ -20,7 +20,7 @@ from components.data.config import DataConfig
 from components.data.formats import demonstrations, pairs
 from components.data.formats.labels import KTO, KTO_FLAGS
 from components.data.formats.public import Shape, reads, shape_of
-from components.data.formats.public_fields import ReadingOptions
+from components.data.formats.public_fields import TEXTS, ReadingOptions
 from components.data.formats.transcripts import SYSTEMS
 from components.data.readers import read_source
 from components.data.rows import RawRow
@@ -86,6 +86,12 @@ class FileReading(NamedTuple):
             hint = (
                 f"The column `{self.rated}` may rate the responses. SFT imitates them all, so leave bad ones out, or "
                 f"learn from pairs: --set data.preferences={path.name} --set data.score.name={self.rated}."
+            )
+        if "responses" in self.names:
+            hint = (
+                f"The column `{self.names['responses']}` has several responses to each prompt. To compare them, add "
+                "`scores` (the highest is best) or `ranks` (1 is best), a number for each response, and give the file "
+                "as data.preferences."
             )
         if self.mistaken and hint is None:
             hint = "It has columns of preferences, but not all that a pair needs (docs/guide/data.md has the formats)."
@@ -182,6 +188,8 @@ def _reading(kind: str, name: str, rows: Sequence[RawRow]) -> FileReading:
         return FileReading(kind, name, ignored, _misspelt(["prompt"], columns, ignored), False)
     names = preference_columns(ignored)
     mistaken = bool(names) or "chosen" in columns or "rejected" in columns or {"a", "b"} <= set(columns)
+    if kind == "prompts" and not mistaken and (several := _several_texts(rows, ignored)):
+        return FileReading(kind, name, ignored, {"responses": several}, True)
     if mistaken and not names:
         names = _misspelt(["chosen", "rejected"], columns, ignored)
     if not names and not mistaken and kind == "prompts":
@@ -189,6 +197,18 @@ def _reading(kind: str, name: str, rows: Sequence[RawRow]) -> FileReading:
         names = {"response": answer} if answer else {}
     rated = "" if mistaken or kind != "demonstrations" else next(_ratings(rows, ignored), "")
     return FileReading(kind, name, ignored, names, mistaken, rated)
+
+
+def _several_texts(rows: Sequence[RawRow], columns: Sequence[str]) -> str | None:
+    """Return an ignored column with a name of responses that holds lists of texts, which could be compared."""
+    for column in columns:
+        values = [row.data.get(column) for row in rows if row.problem is None]
+        if _plain(column) in ("responses", *TEXTS) and any(
+            isinstance(value, list) and len(value) > 1 and all(isinstance(each, str) for each in value)
+            for value in values
+        ):
+            return column
+    return None
 
 
 def _misspelt(fields: Sequence[str], columns: Sequence[str], ignored: Sequence[str]) -> dict[str, str]:

@@ -244,6 +244,11 @@ def print_check(report: "FileReport", out: Path | None) -> None:
         f"{counted(report['rows'], 'row')}, {counted(report['pairs'], 'pair')} kept, "
         f"{counted(report['quarantined'], 'row')} quarantined{':' if report.get('kept_out') else '.'}"
     )
+    if unjudged := report.get("unjudged"):
+        say(
+            f"{counted(len(unjudged), 'expectation')} of your suite judged no value: {line(listed(unjudged))}. Columns "
+            "in tokens need --profile; any other column named there has no value in these rows."
+        )
     for told in _kept_out(report, out):
         say(f"  {line(told)}")
     if report["majority"] is not None:

@@ -1,7 +1,9 @@
 """A user's own suite: expectations on our columns and on further columns of the data, and what is wrong with one."""
 
 import json
+import math
 
+import pandas as pd
 import pytest
 
 from components.base.errors import UserError
@@ -191,6 +193,55 @@ def test_a_draft_from_a_good_file_holds_for_it_and_names_what_leaves_its_ranges(
     found = good
     found[7]["rating"], found[8]["team"] = 9, "east"
     assert set(examined(found, drafted)[2]) == {8, 9}
+
+
+def test_a_draft_from_ties_and_undesirable_responses_and_odd_columns_is_json_and_holds_for_its_file(
+    tmp_path, job, examined
+):
+    odd = {"tags": ["x"], "meta": {"k": 1}, "huge": 1e300, "one": "a", "none": None}
+    votes = [
+        {"prompt": f"question number {i}", "a": f"good answer {i}", "b": f"bad answer {i}",
+         "votes": ["a", "b"] if i % 3 else ["a", "a"], "day": f"day {i % 3}", **odd}
+        for i in range(30)
+    ]  # fmt: skip
+    drafted = draft(write(tmp_path / "good.jsonl", votes), job().data, tmp_path / "a")
+    assert {each["kwargs"]["column"] for each in drafted["expectations"]}.isdisjoint({"tags", "meta", "none"})
+    sentences = {each["kwargs"]["column"]: each["meta"]["sentence"] for each in drafted["expectations"]}
+    assert sentences["one"] == "one is 'a' in good.jsonl" and sentences["huge"] == "huge is 1e+300 in good.jsonl"
+    assert sentences["day"] == "day is one of 3 values in good.jsonl"
+    _, checks, gone = examined(votes, drafted)
+    assert {name for name, check in checks.items() if name.startswith("column_") and check["rows"]} == set()
+    assert len(gone) == 20 and all(reasons == ["tie"] for reasons in gone.values())
+    kto = [{"prompt": f"question {i}", "completion": "yes", "label": i % 2 == 0, "flag": i % 2} for i in range(20)]
+    drafted = draft(write(tmp_path / "kto.jsonl", kto), job().data, tmp_path / "b")
+    (flag,) = [each["kwargs"] for each in drafted["expectations"] if each["kwargs"]["column"] == "flag"]
+    assert (flag["min_value"], flag["max_value"]) == (0, 1), "undesirable responses are part of a good file"
+    infinite = draft(write_parquet(tmp_path / "p.parquet", rows(), score=math.inf), job().data, tmp_path / "c")
+    assert "score" not in {each["kwargs"]["column"] for each in infinite["expectations"]}
+    json.dumps([drafted, infinite], allow_nan=False)
+
+
+def write_parquet(path, content, **more):
+    pd.DataFrame([row | more for row in content]).to_parquet(path)
+    return path
+
+
+def test_numbers_are_texts_to_a_regular_expression_and_one_typing_error_leaves_the_others_numbers(examined):
+    found = [row | {"typed": "4x" if i == 3 else i % 5} for i, row in enumerate(rows(30))]
+    asked = suite(
+        expect("column_values_to_match_regex", "warning", "regex", column="rating", regex="^[345]$"),
+        expect("column_values_to_not_match_regex", "warning", "not 5", column="rating", regex="5"),
+        expect("column_value_lengths_to_equal", "warning", "one digit", column="turns", value=1),
+        expect("column_values_to_be_in_set", "warning", "in", column="typed", value_set=[0, 1, 2, 3, 4]),
+        expect("column_values_to_not_be_in_set", "warning", "not in", column="typed", value_set=[4]),
+        expect("column_values_to_be_between", "error", "tokens", column="chosen_tokens", max_value=1),
+        expect("column_values_to_be_between", "error", "votes", column="votes", min_value=3),
+    )
+    report, checks, _ = examined(found, asked)
+    numbers = {name: check["row_numbers"] for name, check in checks.items()}
+    assert numbers["regex"] == numbers["one digit"] == [] and numbers["not 5"] == list(range(3, 31, 3))
+    assert numbers["in"] == [4] and numbers["not in"] == list(range(5, 31, 5))
+    assert sorted(report["unjudged"]) == ["tokens", "votes"], "they judged nothing, and that is said"
 
 
 def test_every_expectation_of_a_run_is_written_with_its_data_as_a_suite_that_great_expectations_reads(

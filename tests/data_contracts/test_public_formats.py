@@ -121,6 +121,9 @@ SHAPED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "summaries": ({"info": {"article": "q"}, "summaries": [{"text": "y", "policy": "ref"}, {"text": "x"}],
                    "choice": 1, "worker": "w", "extra": {"confidence": 3}}, {}),
     "scored responses": ({"prompt": "q", "responses": ["y", "x"], "scores": [1.5, 4]}, {}),
+    "scored completions": ({"prompt": "q", "completions": ["y", "x"], "scores": [1, 4]}, {}),
+    "ranked generations": ({"question": "q", "generations": ["y", "x"], "ranks": [2, 1]}, {}),
+    "numbers in a cell of CSV": ({"prompt": "q", "responses": ["y", "x"], "scores": "[1.5, 4]"}, {}),
     "query": ({"query": "q", "chosen": "x", "rejected": "y"}, {}),
     "shp": ({"history": "q", "human_ref_A": "y", "human_ref_B": "x", "labels": 0, "score_A": 3, "score_B": 9}, {}),
 }  # fmt: skip

@@ -28,7 +28,17 @@ from components.data.formats.transcripts import (
     split_messages,
     split_transcript,
 )
-from components.data.rows import BadRow, Message, Problem, RawRow, Row, listed, most_common_format, text_problems
+from components.data.rows import (
+    BadRow,
+    Message,
+    Problem,
+    RawRow,
+    Row,
+    listed,
+    most_common_format,
+    refuse_unreadable,
+    text_problems,
+)
 
 _ANSWERS = ("response", "completion", "output")
 _LISTS = ("messages", "conversations")
@@ -42,6 +52,7 @@ def detect(rows: Sequence[RawRow], path: object) -> str:
     Raises:
         UserError: they have no known format; the message names the fields found and those expected.
     """
+    refuse_unreadable(rows, path)
     found, fields = most_common_format(rows, _format_of)
     if set(fields) >= SCORED:
         raise UserError(

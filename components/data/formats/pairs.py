@@ -18,10 +18,12 @@ Votes on single questions, as `votes_helpful` of `votes`, become the shares of t
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import combinations
 from typing import Any, NamedTuple, cast
 
 from components.base.errors import UserError
+from components.base.strict_json import BadJson, parse_json
 from components.base.text import counted
 from components.data.formats.labels import is_kto_row, side_of
 from components.data.formats.transcripts import (
@@ -44,6 +46,7 @@ from components.data.rows import (
     is_model,
     listed,
     most_common_format,
+    refuse_unreadable,
     shown,
     text_problems,
     unclean,
@@ -83,6 +86,7 @@ def detect(rows: Sequence[RawRow], path: object) -> str:
     found, fields = most_common_format(rows, format_of)
     if found:
         return found
+    refuse_unreadable(rows, path)
     if any(is_kto_row(row.data) for row in rows if row.problem is None):
         raise UserError(
             f"{path}: its rows are single responses with a label (KTO), and a reward model learns from two responses "
@@ -150,6 +154,9 @@ def _ranking(data: Mapping[str, object]) -> list[dict[str, object]]:
         text = f"`{other}` has a number for each response, but neither `ranks` (1 is best) nor `scores` is there"
         raise BadRow("fields_present", f"{text}; say which it is, as --set data.columns.scores={other}")
     placed: Any = list(range(1, len(responses) + 1)) if name is None else data[name]
+    if isinstance(placed, str):  # in a cell of CSV
+        with suppress(BadJson):
+            placed = parse_json(placed)
     if not isinstance(placed, list) or len(placed) != len(responses):
         raise BadRow("fields_present", f"`{name}` doesn't give each of {len(responses)} responses a number")
     sign = -1 if name == "scores" else 1

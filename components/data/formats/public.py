@@ -13,6 +13,8 @@ Learning to summarize `info` (`post` or `article`), two `summaries`, `choice` (0
 WebGPT comparisons    `question`, `answer_0`, `answer_1`, `score_0`, `score_1`
 Nectar                `prompt`, `answers` (`answer` and `rank`, 1 is best)
 RewardBench 2         `prompt`, `chosen`, `rejected`: lists of texts, of which each chosen one is better than each other
+scored texts          `completions` (or `candidates`, `generations`, `outputs`, `answers`): texts, each with a number in
+                      `scores` (the highest is best) or `ranks` (1 is best)
 UltraFeedback         `instruction`, `completions` (`response` and scores)
 HelpSteer             a row per response: `prompt`, `response`, `helpfulness` (or the score that is named)
 FineGrained           `question`, `passages`, `prediction 1` to `prediction 4`, `preference` (1, 2, 0 of every two)
@@ -33,7 +35,9 @@ from components.data.formats.public_fields import (
     KEPT,
     LISTS,
     ONE_HOT,
+    PROMPTS,
     STRENGTHS,
+    TEXTS,
     TWO,
     VERDICTS,
     Data,
@@ -161,6 +165,30 @@ def _nectar(data: Data, options: ReadingOptions) -> dict[str, Any]:
     return {**kept_fields(data), "prompt": prompt_of(data), "responses": texts, "ranks": ranks}
 
 
+def _listed_texts(data: Data) -> str | None:
+    """Return the field with two or more texts of which each has a number in `scores` or `ranks`."""
+    count = next((len(data[name]) for name in ("scores", "ranks") if isinstance(data.get(name), list)), 0)
+    return next(
+        (
+            name
+            for name in TEXTS
+            if isinstance(texts := data.get(name), list)
+            and len(texts) == count > 1
+            and all(isinstance(text, str) for text in texts)
+        ),
+        None,
+    )
+
+
+def _is_scored_texts(data: Data, options: ReadingOptions) -> bool:
+    return "responses" not in data and bool(data.keys() & set(PROMPTS)) and _listed_texts(data) is not None
+
+
+def _scored_texts(data: Data, options: ReadingOptions) -> dict[str, Any]:
+    numbers = {name: data[name] for name in ("scores", "ranks") if name in data}
+    return {**kept_fields(data), **numbers, "prompt": prompt_of(data), "responses": data[_listed_texts(data) or ""]}
+
+
 def _is_several(data: Data, options: ReadingOptions) -> bool:
     sides = [data.get(side) for side in ("chosen", "rejected")]
     return data.get("prompt") is not None and all(
@@ -217,6 +245,8 @@ SHAPES = (
     Shape("WebGPT comparisons", "votes", "question,answer_0,answer_1,score_0,score_1", is_webgpt, webgpt),
     Shape("Nectar", "ranking", f"{_PROMPT_FIELDS},answers", _is_nectar, _nectar),
     Shape("RewardBench 2", "ranking", f"{_PROMPT_FIELDS},chosen,rejected", _is_several, _several),
+    Shape("scored texts", "ranking", f"{_PROMPT_FIELDS},{','.join(TEXTS)},scores,ranks", _is_scored_texts,
+          _scored_texts),
     Shape("HelpSteer preferences", "votes", f"{_PROMPT_FIELDS},{_TWO_FIELDS},{','.join(STRENGTHS)}", is_strength,
           strength),
     Shape("two responses", "votes", f"{_PROMPT_FIELDS},{_TWO_FIELDS},{','.join(VERDICTS)},{','.join(ONE_HOT)},"

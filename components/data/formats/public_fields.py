@@ -33,6 +33,8 @@ TWO = (
     ("response_0", "response_1"),
     ("response_a", "response_b"),
 )
+TEXTS = ("completions", "candidates", "generations", "outputs", "answers")
+"""Names of a list of responses to one prompt, besides `responses`."""
 VERDICTS = ("label", "preference", "winner")
 ONE_HOT = {"winner_model_a": "a", "winner_model_b": "b", "winner_tie": "tie"}
 STRENGTHS = ("preference_strength", "overall_preference")

@@ -74,6 +74,16 @@ def test_near_duplicates_share_a_loose_key_and_other_numbers_do_not():
     assert key("order 12") != key("order 13")
 
 
+def test_a_loose_key_keeps_combined_marks_and_symbols_that_stand_alone_and_drops_what_nobody_sees():
+    def key(text):
+        return loose_key([{"role": "user", "content": text}])
+
+    assert key("दिन") != key("दान") and key("มีน้ำ") != key("มาน้ำ"), "vowel signs of Hindi and Thai"
+    assert key("N\u00e9?") == key("ne\u0301"), "one accent, written as one character or two"
+    assert key("good\u200bness \u200fme") == key("goodness me") and key("\uff21\uff22C") == key("abc")
+    assert len({key(text) for text in ("?", "…", "👍", "😀 👍")}) == 4 and key(" ? ") == key("?")
+
+
 @pytest.mark.parametrize(
     "shares", [{"train": 0.5}, {"train": 0.9, "calibration": 0.2, "test": -0.1}, {"train": 0.8, "test": 0.3}]
 )

@@ -62,7 +62,21 @@ def test_rows_whose_prompt_nearly_repeats_one_of_two_benchmarks_are_left_out_by_
 
 def test_a_benchmark_without_prompts_is_the_users_error_by_file(examined):
     with pytest.raises(UserError, match=r"data\.decontaminate: .*decontaminate\.jsonl holds no prompt"):
-        examined(pairs(), {"decontaminate": [{"question": "what?"}]}, decontaminate=("d.jsonl",))
+        examined(pairs(), {"decontaminate": [{"sentence": "what?"}]}, decontaminate=("d.jsonl",))
+
+
+def test_benchmarks_in_their_own_shapes_stand_beside_each_other_and_symbols_alone_are_no_repetition(examined):
+    rows = pairs(40)
+    rows[7]["prompt"], rows[8]["prompt"], rows[9]["prompt"] = "?", "👍", "…"
+    turns = [{"role": "user", "content": rows[3]["prompt"]}, {"role": "assistant", "content": "an answer"}]
+    shapes = [
+        {"question": rows[0]["prompt"], "answer": "5"}, {"instruction": rows[1]["prompt"], "input": "", "output": "x"},
+        {"messages": turns}, {"task": rows[4]["prompt"]}, {"prompt": "👍"}, {"prompt": ""},
+    ]  # fmt: skip
+    beside = {f"decontaminate/{n}.jsonl": [row] for n, row in enumerate(shapes[:-1])}
+    beside["decontaminate/4.jsonl"] += shapes[-1:]
+    checks, gone = examined(rows, beside, prompt_columns={"prompt": "task"})
+    assert checks["uncontaminated"]["row_numbers"] == [1, 2, 4, 5, 9] and set(gone) == {1, 2, 4, 5, 9}
 
 
 def test_deployment_prompts_of_the_same_kind_pass_and_each_difference_is_found_by_its_own_check(examined):

@@ -16,7 +16,7 @@ def test_runs_of_words_fold_case_and_space_and_a_short_text_is_one_run():
 
 
 def test_a_script_without_spaces_is_cut_into_characters():
-    assert runs_of_words("\u4f60\u597d\uff0cabc \u4e16", 3) == ["\u4f60 \u597d \uff0cabc", "\u597d \uff0cabc \u4e16"]
+    assert runs_of_words("\u4f60\u597d\uff0cabc \u4e16", 3) == ["\u4f60 \u597d ,abc", "\u597d ,abc \u4e16"], "NFKC"
     assert words_of("\ud55c\uad6d \uc0ac\ub78c") == ["\ud55c\uad6d", "\uc0ac\ub78c"], "Korean has spaces"
     assert len(words_of("\u0e2a\u0e27\u0e31")) == len(words_of("\u304b\u306a\u30ab")) == 3
 

@@ -135,6 +135,7 @@ def test_votes_under_other_names_do_not_pass_as_prompts_and_the_hint_makes_pairs
         {"prompt": "q", "a": "x", "b": "y"},
         {"prompt": "q", "better_response": "x", "worse_response": "y"},
         {"prompt": "q", "Answer 1": "x", "Answer 2": "y", "overall preference": 1},
+        {"prompt": "q", "completions": ["x", "y"], "rewards": [1, 2]},
     ],
 )
 def test_what_looks_like_preferences_never_passes_as_prompts(tmp_path: Path, row: dict[str, str]) -> None:

@@ -1,6 +1,7 @@
 import pytest
 
 from components.base.errors import UserError
+from components.data.formats import demonstrations
 from components.data.formats.pairs import detect, parse_pair, parse_pairs
 from components.data.rows import Ballot, Problem, RawRow
 
@@ -137,6 +138,7 @@ TURNS = "\n\nHuman: {}\n\nAssistant: {}"
         (GOOD | {"rejected": "x "}, ("responses_differ", "identical responses")),
         (GOOD | {"prompt": " "}, ("texts_filled", "empty prompt turn")),
         (GOOD | {"chosen": "a\x00b"}, ("text_clean", "control character '\\x00' in chosen")),
+        (GOOD | {"chosen": "x\udce9"}, ("text_clean", "byte that is not UTF-8, shown as '\\udce9' in chosen")),
         (GOOD | {"prompt": "a\ud800"}, ("text_clean", "control character '\\ud800' in prompt turn 1")),
         (GOOD | {"margin": "much"}, ("fields_present", "`margin` is 'much', expected a finite number")),
         (GOOD | {"margin": 10**400}, ("fields_present", f"`margin` is 1{'0' * 56}..., expected a finite number")),
@@ -220,7 +222,7 @@ def test_names_that_say_which_response_they_mean_need_no_mapping_and_numbers_do(
         assert problem.check == "votes_valid" and "data.label_values" in problem.text
 
 
-DIRTY = ["Assistant: x", " Human: x", "x</s>", "<s>x", "x \ufffd y"]
+DIRTY = ["Assistant: x", "\ufeff\u200fHuman: x", " Human: x", "x</s>", "<s>x", "x \ufffd y"]
 
 
 @pytest.mark.parametrize("text", DIRTY)
@@ -235,6 +237,13 @@ def test_unknown_fields_are_refused_with_those_found_and_those_expected():
         UserError, match=r"are not preference pairs.*in 1 row are better, worse.*`chosen`.*data\.columns"
     ):
         detect([RawRow(1, {"better": "x", "worse": "y"})], "x.jsonl")
+
+
+def test_a_file_of_which_no_row_can_be_read_is_refused_for_that_and_not_for_its_fields():
+    rows = [RawRow(n, {"raw": "a;b"}, Problem("readable", "2 cells, the header has 3")) for n in (2, 3)]
+    for found in (detect, demonstrations.detect):
+        with pytest.raises(UserError, match=r"x\.csv: none of its first 2 rows can be read\. Row 2: 2 cells"):
+            found(rows, "x.csv")
 
 
 def test_the_format_is_that_of_most_rows_and_the_others_are_bad_rows():
