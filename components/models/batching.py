@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from components.models.chat.endings import before_stop
-from components.models.tokenizers import rendered_prompt
+from components.models.chat.rendering import rendered_prompt
 
 Messages = Sequence[Mapping[str, str]]
 

@@ -5,12 +5,13 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
 from components.base.errors import UserError
 from components.models.chat.endings import endings_of, set_endings
+from components.models.chat.rendering import FIXED
 from components.models.chat.templates import CHAT_TEMPLATES, add_markers, lacking, turn_end
 from components.models.weights import as_folder, load_from, refusing
 
@@ -109,8 +110,8 @@ def load_with_new_tokens(folder: Path, field: str, template: str | None, stop: S
     elif tokenizer.chat_template is None:
         raise UserError(lacking(folder, field))
     try_template(tokenizer, folder, field if template is None else "sft.chat_template")
-    added = [] if template is None else add_markers(tokenizer, _FIXED)
-    before, end = tokenizer.eos_token, turn_end(tokenizer, _FIXED)
+    added = [] if template is None else add_markers(tokenizer, FIXED)
+    before, end = tokenizer.eos_token, turn_end(tokenizer, FIXED)
     if before is None and end is None:
         raise UserError(f"{field}: the tokenizer in {folder} has no EOS token; add one to it.{by_option}")
     if end is not None and end != before:
@@ -138,8 +139,6 @@ def _listed_ends(folder: Path) -> list[int]:
     return []
 
 
-_FIXED = {"date_string": "26 Jul 2024"}
-"""The date that Llama 3's chat templates write instead of today's; it is the one to which they fall back."""
 _PROBES = (
     [{"role": "user", "content": "Hello."}],
     [{"role": "user", "content": "a" * 4000}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}],
@@ -186,7 +185,7 @@ def try_template(tokenizer: Any, folder: Path, field: str) -> None:
         asked = {
             "chat_template": tokenizer.get_chat_template(),
             "probes": _PROBES,
-            **_FIXED,
+            **FIXED,
             **tokenizer.special_tokens_map,
         }
     command, text = [sys.executable, "-c", _RENDER, str(TEMPLATE_SECONDS)], json.dumps(asked, default=str)
@@ -258,23 +257,3 @@ def token_of_character(tokenizer: Any, ids: Sequence[int], offset: int) -> int:
     return bisect.bisect_left(
         range(len(ids) - 1), True, key=lambda last: visible_text(tokenizer, ids[: last + 1]).startswith(wanted)
     )
-
-
-def rendered_prompt(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> str:
-    """Return a prompt in the tokenizer's chat template, ending where the response begins."""
-    return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **_FIXED)
-
-
-def rendered_conversation(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> str:
-    """Return a whole conversation, including its last response, in the tokenizer's chat template."""
-    return tokenizer.apply_chat_template(list(messages), tokenize=False, **_FIXED)
-
-
-def rendered_prompts(tokenizer: Any, prompts: Sequence[Sequence[Mapping[str, str]]]) -> list[str]:
-    """As `rendered_prompt` of each prompt, in less time. Raises what the template raises of one of them."""
-    return tokenizer.apply_chat_template(list(prompts), tokenize=False, add_generation_prompt=True, **_FIXED)
-
-
-def rendered_conversations(tokenizer: Any, conversations: Sequence[Sequence[Mapping[str, str]]]) -> list[str]:
-    """As `rendered_conversation` of each conversation, in less time. Raises what the template raises of one of them."""
-    return tokenizer.apply_chat_template(list(conversations), tokenize=False, **_FIXED)

@@ -19,8 +19,8 @@ from components.base.jsonl import Message
 from components.data.splits import SPLITS
 from components.data.tables.published import has_split, read_split
 from components.distributed import ranks
+from components.models.chat.rendering import rendered_prompt
 from components.models.runtime import Runtime
-from components.models.tokenizers import rendered_prompt
 from components.reward.scoring import ScoreScale
 from components.rewards.config import (
     FunctionReward,

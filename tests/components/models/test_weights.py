@@ -15,10 +15,11 @@ from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadMode
 from components.base.errors import UserError
 from components.models import tokenizers
 from components.models.adapters import Backbone, load_adapter, save_adapter
+from components.models.chat.rendering import rendered_prompt
 from components.models.config import AdapterConfig, ScratchModel
 from components.models.folders import build_causal_lm, load_base, load_causal_lm, load_reward_model, save_model
 from components.models.runtime import Runtime
-from components.models.tokenizers import load_tokenizer, rendered_prompt, train_tokenizer
+from components.models.tokenizers import load_tokenizer, train_tokenizer
 
 CPU = Runtime(device="cpu", dtype="float32", threads=1, instruction_set="default")
 LOADERS: dict[str, Callable[[Path], Any]] = {

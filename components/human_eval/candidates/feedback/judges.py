@@ -81,9 +81,9 @@ class FolderJudge:
         import torch
         from jinja2 import TemplateError
 
+        from components.models.chat.rendering import rendered_prompt
         from components.models.folders import autocast
         from components.models.logprobs import last_hidden, vocabulary_logits
-        from components.models.tokenizers import rendered_prompt
 
         try:
             text = rendered_prompt(self._tokenizer, messages)

@@ -12,9 +12,10 @@ from components.base.errors import UserError
 from components.models import tokenizers
 from components.models.batching import encode_prompt, encode_response
 from components.models.chat.endings import endings_of
+from components.models.chat.rendering import rendered_conversation
 from components.models.chat.templates import CHAT_TEMPLATES
 from components.models.folders import load_base, save_model
-from components.models.tokenizers import load_tokenizer, rendered_conversation
+from components.models.tokenizers import load_tokenizer
 from data_contracts.findings.texts import continues, rendered_and_judged
 
 ASKED = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Where is it?"}]

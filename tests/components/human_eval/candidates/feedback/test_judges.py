@@ -11,10 +11,11 @@ from components.base.errors import Unreachable, UserError
 from components.human_eval.candidates.feedback.config import EndpointConfig
 from components.human_eval.candidates.feedback.judges import TOKEN, EndpointJudge, FolderJudge
 from components.human_eval.candidates.feedback.rubric import question
+from components.models.chat.rendering import rendered_prompt
 from components.models.config import ScratchModel
 from components.models.folders import build_causal_lm, save_model
 from components.models.runtime import Runtime
-from components.models.tokenizers import rendered_prompt, train_tokenizer
+from components.models.tokenizers import train_tokenizer
 from components.rollouts import asking
 
 ASKED = question("Be brief.", [{"role": "user", "content": "my parcel is late"}], "it comes", "we are sorry it is late")
