@@ -197,6 +197,12 @@ def marker(text: str) -> str | None:
     return found.group().strip() if found else None
 
 
+def _suspicious(texts: str) -> bool:
+    """Return whether any of several texts, in lines, may be `unclean` or have a `marker`. Asking once for all texts of
+    a row takes half the time."""
+    return bool(_UNCLEAN.search(texts) or "Human:" in texts or "Assistant:" in texts or _MARKERS.search(texts))
+
+
 def most_common_format(
     rows: Sequence[RawRow], format_of: Callable[[Mapping[str, object]], str | None]
 ) -> tuple[str | None, list[str]]:
@@ -231,15 +237,16 @@ def text_problems(prompt: list[Message], responses: dict[str, str], max_characte
     problems += [Problem("texts_filled", f"empty response: {name}") for name in empty]
     if len(responses) > 1 and not empty and len({text.strip() for text in responses.values()}) == 1:
         problems.append(Problem("responses_differ", "identical responses"))
-    named = {f"prompt turn {i}": m["content"] for i, m in enumerate(prompt, 1)} | responses
-    problems += [
-        Problem("text_clean", f"{_kind_of(char)} {char} in {name}")
-        for name, text in named.items()
-        if (char := unclean(text))
-    ]
-    problems += [
-        Problem("no_markers", f"{found!r} in {name}") for name, text in named.items() if (found := marker(text))
-    ]
+    if _suspicious("\n".join([*(m["content"] for m in prompt), *responses.values()])):
+        named = {f"prompt turn {i}": m["content"] for i, m in enumerate(prompt, 1)} | responses
+        problems += [
+            Problem("text_clean", f"{_kind_of(char)} {char} in {name}")
+            for name, text in named.items()
+            if (char := unclean(text))
+        ]
+        problems += [
+            Problem("no_markers", f"{found!r} in {name}") for name, text in named.items() if (found := marker(text))
+        ]
     length = sum(len(m["content"]) for m in prompt) + max(map(len, responses.values()), default=0)
     if length > max_characters:
         text = f"{length} characters, more than data.max_characters ({max_characters})"

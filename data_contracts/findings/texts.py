@@ -4,7 +4,6 @@ The rows are read once, shard by shard, in several processes if there are many. 
 the rows.
 """
 
-import json
 import random
 import re
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from data_contracts.findings.drift import language_of
 from data_contracts.findings.encoding import Encoded, Encoder
 from data_contracts.findings.near import PERMUTATIONS, Sketches, SketchFile, runs_of_words, signatures
 from data_contracts.rows.ledger import Ledger
+from data_contracts.rows.measuring import item_in
 from data_contracts.rows.processes import in_order
 from data_contracts.rows.shards import Shard, Shards, is_whole, write_shard
 
@@ -162,9 +162,7 @@ def _read_part(how: TextReading, part: _Part) -> int:
     lengths, sketches, of_prompts = [np.empty((0, 3), np.int32)], [empty], [empty]
     while chunk := list(islice(rows, _CHUNK)):
         indices = [index for index, _ in chunk]
-        items: list[CanonicalRow] = [
-            row["item"] if noted[index] else row for index, line in chunk for row in [json.loads(line)]
-        ]
+        items = [item_in(line, noted[index]) for index, line in chunk]
         tokens = np.full((len(items), 3), -1, np.int32)
         if tokenizer is not None:
             tokens, more = _tokenised(found, tokenizer, encode, how.generation, indices, items)

@@ -30,6 +30,7 @@ from data_contracts.rows.measuring import (
     VOTES,
     Measuring,
     ShardNotes,
+    item_in,
     places,
     write_rows,
 )
@@ -357,9 +358,7 @@ class Ledger:
 
     def item_of(self, index: int, line: bytes) -> CanonicalRow:
         """Return the canonical form of a good row, from its line."""
-        row: Any = json.loads(line)
-        item: CanonicalRow = row["item"] if self.facts["noted"][index] else row
-        return item
+        return item_in(line, self.facts["noted"][index])
 
     def quarantined(self) -> Iterator[tuple[int, bytes]]:
         """Yield index and quarantine record (one line) of each quarantined row."""

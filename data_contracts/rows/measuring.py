@@ -4,13 +4,14 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import orjson
 
-from components.base.jsonl import json_line
 from components.data.config import SplitConfig
 from components.data.rows import Ballot, CanonicalRow, Row, is_model
 from components.data.splits import SPLITS, loose_key, prompt_key, split_of
@@ -37,7 +38,7 @@ READINGS = (WHOLE, *STOPPED.values(), "undecided")
 FACTS = np.dtype(
     [
         ("row", "i8"),  # code of its file and its number there (`Ledger.place`)
-        ("noted", "?"),  # its line is a record of item, source fields and notes; otherwise only the item
+        ("noted", "?"),  # its line is a record of item, source fields and notes; otherwise only the item (`item_in`)
         ("made", "?"),  # it has a canonical form
         ("reading", "i1"),  # place in READINGS
         ("roles", "i4"),  # index in `Ledger.roles`; -1 if the row could not be read, as below
@@ -162,7 +163,9 @@ def write_rows(path: Path, rows: Iterable[Row], file: int, how: Measuring) -> No
     source = ""
     for index, row in enumerate(rows):
         source = row.source
-        facts.append(_facts(row, file, how, roles))
+        line, noted = _line(row)
+        lines.append(line)
+        facts.append(_facts(row, noted, file, how, roles))
         votes += [(index, annotators[name], side) for name, side in row.votes]
         model_votes.update(name for name, _ in row.cast if name is not None and is_model(name))
         gathered += [(index, code_of(file, number)) for number in row.others]
@@ -172,7 +175,6 @@ def write_rows(path: Path, rows: Iterable[Row], file: int, how: Measuring) -> No
             extra.append([_further(row.extra.get(name)) for name in how.extra])
         for problem in row.problems:
             first.setdefault(problem.check, (index, problem.text))
-        lines.append(_line(row))
     table = np.array(facts, FACTS)
     columns: dict[str, Any] = {name: table[name] for name in FACTS.names or ()} | {"line": lines}
     if how.extra:
@@ -186,11 +188,19 @@ def write_rows(path: Path, rows: Iterable[Row], file: int, how: Measuring) -> No
     write_shard(path, columns, notes._asdict(), arrays)
 
 
-def _line(row: Row) -> bytes:
+def _line(row: Row) -> tuple[bytes, bool]:
+    """Return a row's line, and whether it is a record."""
     if row.item is not None and not row.problems:
-        return json_line(row.item)
+        with suppress(orjson.JSONEncodeError):  # a column may have an integer of over 64 bits
+            return orjson.dumps(row.item, option=orjson.OPT_SORT_KEYS), False
     record = {"item": row.item, "data": row.data or row.item or {}, "notes": row.problems}
-    return (json.dumps(record, default=str) + "\n").encode()
+    return json.dumps(record, default=str).encode(), True
+
+
+def item_in(line: bytes, noted: bool) -> CanonicalRow:
+    """Return the canonical form of a row from its line; `noted` is the row's fact."""
+    item: CanonicalRow = json.loads(line)["item"] if noted else orjson.loads(line)
+    return item
 
 
 def _further(value: Any) -> Any:
@@ -215,7 +225,7 @@ def kind_of(values: list[Any]) -> list[bool]:
     return [bool(known), all(isinstance(value, bool) for value in known), numbers]
 
 
-def _facts(row: Row, file: int, how: Measuring, roles_of: _Codes) -> tuple[Any, ...]:
+def _facts(row: Row, noted: bool, file: int, how: Measuring, roles_of: _Codes) -> tuple[Any, ...]:
     item = row.item
     notes = Counter(problem.check for problem in row.problems)
     stops = (check for check in notes if check in STOPPED and (item is None or check != VOTES_ONCE))
@@ -237,7 +247,7 @@ def _facts(row: Row, file: int, how: Measuring, roles_of: _Codes) -> tuple[Any, 
     first_wins = -1 if row.first_wins is None else int(row.first_wins)
     ballot, voted = tuple(row.ballot or (0, 0, 0)), row.ballot is not None
     return (
-        code_of(file, row.number), bool(row.problems) or item is None, item is not None, READINGS.index(stop), roles,
+        code_of(file, row.number), noted, item is not None, READINGS.index(stop), roles,
         turns, characters, *(notes[check] for check in _COUNTED), notes["responses_differ"], _lead(row),
         _deciding(row), row.given_out, np.nan if margin is None else margin, notes[VOTES_ONCE], notes["desirable"],
         split, *hashes[:2], half, *hashes[2:], words, first_wins, ballot, voted,

@@ -18,7 +18,7 @@ def test_columns_of_what_the_prompts_come_from_stand_beside_each_prompt(validate
     numbers = [(a, b) for a in range(12) for b in range(10)]
     pairs = [
         {"prompt": f"What is {a} and {b}?", "chosen": f"It is {a + b} in all.", "rejected": f"It may be {a * 7} or so.",
-         "answer": a + b, "other": "x"}
+         "answer": a + b if a < 11 else 2**70 + b, "other": "x"}
         for a, b in numbers
     ]  # fmt: skip
     write_rows(tmp_path / "pairs.jsonl", pairs)
@@ -28,6 +28,7 @@ def test_columns_of_what_the_prompts_come_from_stand_beside_each_prompt(validate
             read_split(tmp_path / "own" / "artifact" / f"prompts.{split}")]  # fmt: skip
     asked = {row["prompt"][0]["content"]: row["columns"] for row in rows}
     assert len(rows) > 100 and asked["What is 3 and 4?"] == {"answer": 7}
+    assert asked["What is 11 and 9?"] == {"answer": 2**70 + 9}, "no other number, though orjson cannot write it"
     assert all(row["columns"].keys() == {"answer"} for row in rows)
 
     prompts = tmp_path / "prompts.jsonl"

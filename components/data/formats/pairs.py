@@ -28,11 +28,12 @@ from components.base.text import counted
 from components.data.formats.labels import is_kto_row, side_of
 from components.data.formats.transcripts import (
     as_messages,
+    before_response,
     earlier_turns,
     is_transcript,
     kind,
     split_messages,
-    split_transcript,
+    transcript_messages,
 )
 from components.data.rows import (
     BadRow,
@@ -269,9 +270,11 @@ def _objectives(data: Mapping[str, object], ballot: Ballot | None) -> dict[str, 
 def _transcripts(data: Mapping[str, object]) -> Parsed:
     if data.get("prompt") is None and "Assistant:" not in text_field(data, "chosen"):
         raise BadRow("turns_valid", "no assistant turn ('\\n\\nAssistant:') in `chosen`, and no `prompt` beside it")
-    prompt, chosen = split_transcript(text_field(data, "chosen"))
-    other, rejected = split_transcript(text_field(data, "rejected"))
-    prompt = _agreed(prompt, other)
+    before, chosen = before_response(text_field(data, "chosen"))
+    prompt = transcript_messages(before)
+    other, rejected = before_response(text_field(data, "rejected"))
+    if other != before:
+        prompt = _agreed(prompt, transcript_messages(other))
     if data.get("prompt") is not None and not _holds(prompt, as_messages(data["prompt"], "prompt")):
         raise BadRow("prompts_agree", "`prompt` is not in the transcripts")
     return Parsed(earlier_turns(data, prompt), chosen, rejected)

@@ -24,12 +24,22 @@ def split_transcript(text: str) -> tuple[list[Message], str]:
     Raises:
         BadRow: no assistant turn, nothing before it, or a human turn after it.
     """
+    before, response = before_response(text)
+    return transcript_messages(before), response
+
+
+def before_response(text: str) -> tuple[str, str]:
+    """Return the transcript before the last assistant turn, and that turn's text.
+
+    Raises:
+        BadRow: no assistant turn, or a human turn after it.
+    """
     head, found, response = _unix(text).rpartition(_LAST)
     if not found:
         raise BadRow("turns_valid", "no assistant turn")
     if _TURN.search(response):
         raise BadRow("turns_valid", "the transcript ends with a human turn")
-    return transcript_messages(head), response.strip()
+    return head, response.strip()
 
 
 def transcript_messages(text: str) -> list[Message]:
