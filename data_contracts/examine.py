@@ -19,7 +19,7 @@ from components.data.rows import CanonicalRow, RawRow, Row
 from components.data.splits import SPLITS
 from components.data.support_desk.desk import generate
 from components.human_eval.batch.halves import JUDGED, PREFERENCES
-from components.models.tokenizers import load_tokenizer, texts_of, train_tokenizer
+from components.models.tokenizers import Demonstration, TrainingTexts, load_tokenizer, train_tokenizer
 from components.stats.dawid_skene import DawidSkene
 from components.stats.intervals import Interval, clustered_proportion
 from data_contracts.config import ValidateJob
@@ -311,10 +311,13 @@ class Examination:
         ledger, facts = taught.ledger, taught.ledger.facts
         train = ledger.good() & (facts["split"] == TRAIN)
         once = first_of_each(train, combined(facts["prompt"], facts["chosen"]))
-        rows = (item for _, item in islice(ledger.items(once, mixed=True), self.job.sft.max_demonstrations))
-        texts = texts_of(
-            {"prompt": row["prompt"], "response": row["response" if "response" in row else "chosen"]} for row in rows
-        )
+        most = self.job.sft.max_demonstrations
+
+        def taught_rows() -> Iterator[Demonstration]:
+            for _, row in islice(ledger.items(once, mixed=True), most):
+                yield {"prompt": row["prompt"], "response": row["response" if "response" in row else "chosen"]}
+
+        texts = TrainingTexts(taught_rows, min(int(once.sum()), most or len(once)))
         return train_tokenizer(texts, self.job.sft.vocabulary, self.job.generation.stop)
 
     def _examine_texts(self, examined: Examined) -> None:

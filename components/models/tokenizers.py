@@ -5,7 +5,8 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -30,20 +31,44 @@ class Demonstration(TypedDict):
     response: str
 
 
-def texts_of(rows: Iterable[Demonstration]) -> list[str]:
-    """Return the texts to train a tokenizer on: each prompt turn and each response of the demonstrations."""
-    return [text for row in rows for text in [*(m["content"] for m in row["prompt"]), row["response"]]]
+BPE_DEMONSTRATIONS = 200_000
+"""Most demonstrations from which byte pairs are merged; of more, every k-th. The trainer's memory grows with the number
+of distinct words."""
+
+
+class TrainingTexts(Iterable[str]):
+    """The texts to train a tokenizer on: each prompt turn and each response of demonstrations, read anew each time."""
+
+    def __init__(self, rows: Callable[[], Iterable[Demonstration]], count: int) -> None:
+        """`rows` returns the demonstrations, of which there are `count`."""
+        self.rows, self.count = rows, count
+
+    def __iter__(self) -> Iterator[str]:
+        for row in self.rows():
+            yield from (message["content"] for message in row["prompt"])
+            yield row["response"]
+
+    def part(self, most: int) -> "TrainingTexts":
+        """Return the texts of every k-th demonstration, so that there are at most `most`."""
+        step = max(1, -(-self.count // most))
+        return TrainingTexts(lambda: islice(self.rows(), 0, None, step), -(-self.count // step))
+
+
+def texts_of(rows: Sequence[Demonstration]) -> TrainingTexts:
+    """Return the texts to train a tokenizer on, read from `rows` when they are needed."""
+    return TrainingTexts(lambda: rows, len(rows))
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, stop: Sequence[str] = ()) -> Any:
     """Train a tokenizer for a model from scratch: whole words if `texts` have few enough, else byte-level BPE.
 
-    `stop` are strings that end a response, in addition to EOS.
+    Args:
+        texts: read two times, so no iterator. They are not kept in memory.
+        stop: strings that end a response, in addition to EOS.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    texts = list(texts)
     special = [PAD, UNKNOWN, END, *_ROLES]
     split = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(prepend_scheme="never"), pre_tokenizers.Punctuation()])
     words: set[str] = set()
@@ -62,7 +87,8 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, stop: Sequence[str] =
         trainer = trainers.BpeTrainer(
             vocab_size=vocabulary, special_tokens=special, initial_alphabet=alphabet, show_progress=False
         )
-        tokenizer.train_from_iterator(texts, trainer)
+        merged = texts.part(BPE_DEMONSTRATIONS) if isinstance(texts, TrainingTexts) else texts
+        tokenizer.train_from_iterator(merged, trainer)
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token=PAD, unk_token=UNKNOWN, eos_token=END,
         additional_special_tokens=list(_ROLES), clean_up_tokenization_spaces=False,

@@ -265,8 +265,10 @@ def read_split(folder: Path) -> Sequence[Any]:
 
 
 def rows_at(rows: Sequence[Any], places: Sequence[int]) -> Sequence[Any]:
-    """Return the rows at these places, in order; rows of a split are not read yet."""
-    return rows.choose(np.array(places, np.int64)) if isinstance(rows, SplitRows) else [rows[i] for i in places]
+    """Return the rows at these places, in order; rows that are read on access are not read yet."""
+    choose = getattr(rows, "choose", None)
+    chosen: Sequence[Any] = [rows[i] for i in places] if choose is None else choose(np.array(places, np.int64))
+    return chosen
 
 
 def characters_of(rows: Sequence[Any]) -> NDArray[np.int64]:

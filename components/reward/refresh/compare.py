@@ -6,19 +6,22 @@ compared, and all prompts of the runs before it.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.stats import pearsonr
 from torch import Tensor
 
 from components.base.errors import UserError
-from components.base.hashing import canonical_json
-from components.base.jsonl import read_rows, write_json, write_rows
+from components.base.hashing import hash8
+from components.base.jsonl import write_json, write_rows
 from components.data.rows import CanonicalRow
 from components.data.splits import SPLITS, loose_key, prompt_key
-from components.data.tables.published import read_split
+from components.data.tables.joined import JoinedRows, JsonlRows, keys_of
+from components.data.tables.published import read_split, rows_at
 from components.reward.config import RefreshConfig, RewardJob
 from components.reward.evaluation.probes import ProbeTexts
 from components.reward.loading import load_scorer
@@ -27,7 +30,7 @@ from components.reward.refresh.previous import check_previous
 from components.reward.scoring import ScoreScale, score_sequences
 from components.stats.calibration.measure import Calibration, calibration, correctness
 from components.stats.calibration.nulls import Judgements
-from components.stats.intervals import Numbers, paired_gain
+from components.stats.intervals import Numbers, cluster_codes, paired_gain
 from components.training.loop import seeded
 
 Pairs = Mapping[str, Sequence[PreferencePair]]
@@ -40,17 +43,17 @@ KEPT = "previous"
 
 
 class Refresh(NamedTuple):
-    """The data of a refresh."""
+    """The data of a refresh. Rows are read on access; memory holds 8 to 24 bytes for each."""
 
     previous: Path
     """The earlier run's reward artifact."""
-    splits: dict[str, list[PreferencePair]]
+    splits: dict[str, Sequence[PreferencePair]]
     """This run's pairs by split: its own without leaks, and the replayed ones."""
-    old: dict[str, list[PreferencePair]]
+    old: dict[str, Sequence[PreferencePair]]
     """The earlier run's pairs by split."""
-    prompts: dict[str, list[CanonicalRow]]
-    """Every prompt of every earlier run, as `prompt` of a row, by the split in which it was."""
-    replay: list[PreferencePair]
+    prompts: dict[str, Sequence[CanonicalRow]]
+    """A row with each prompt of every earlier run, by the split in which it was."""
+    replay: Sequence[PreferencePair]
     """The pairs of `old` that are trained on again."""
     left_out: int
     """How many of this run's own pairs leaked."""
@@ -63,16 +66,19 @@ class Refresh(NamedTuple):
             UserError: as for `check_previous` and `without_leaks`.
         """
         check_previous(job.reward, inputs["sft"], inputs["previous_reward"])
+        new = {split: JoinedRows([rows]) for split, rows in new.items()}
         voted = Voted.of(new["train"])
         known = voted.released(known_prompts(inputs["previous_reward"]))
         old = voted.released(old_pairs(inputs, known))
-        prompts = {split: _distinct([*known[split], *old[split]]) for split in SPLITS}
+        prompts: dict[str, Sequence[CanonicalRow]] = {
+            split: _last_of_each(_joined(known[split], old[split]), LOOSE) for split in SPLITS
+        }
         splits = without_leaks(new, prompts)
         left_out = sum(len(new[split]) - len(rows) for split, rows in splits.items())
         splits["train"], earlier = voted.parted(splits["train"])
-        before = {_judged(row): row for row in [*old["train"], *earlier]}  # most are in both
-        replay = replayed(config, job.seed, splits["train"], not_held_out(list(before.values()), prompts))
-        splits["train"] = splits["train"] + replay
+        before = _last_of_each(_joined(old["train"], earlier), JUDGED)  # most are in both
+        replay = replayed(config, job.seed, splits["train"], not_held_out(before, prompts))
+        splits["train"] = _joined(splits["train"], replay)
         return cls(inputs["previous_reward"], splits, old, prompts, replay, left_out)
 
     def compare(
@@ -82,82 +88,85 @@ class Refresh(NamedTuple):
 
         Returns the metrics. Arguments are as for `refresh_report`.
         """
-        found = refresh_report(job, self.previous, model, tokenizer, self.old["test"], samples, scale)
+        found = refresh_report(job, self.previous, model, tokenizer, self.old["test"], samples, scale, artifact.parent)
         found.numbers.update(replayed=len(self.replay), left_out=self.left_out)
         write_json(artifact / "refresh.json", found.document())
         for split, rows in (("train", self.replay), ("test", self.old["test"])):
             write_rows(artifact / KEPT / f"pairs.{split}.jsonl", rows)
         for split, prompts in self.prompts.items():
-            write_rows(artifact / KEPT / f"prompts.{split}.jsonl", prompts)
+            write_rows(artifact / KEPT / f"prompts.{split}.jsonl", ({"prompt": row["prompt"]} for row in prompts))
         return found.metrics()
 
 
 class Voted(NamedTuple):
     """The pairs of a run's training data that people judged in earlier rounds; empty if there are none."""
 
-    pairs: set[tuple[str, frozenset[str]]]
-    """The judged pairs as identified by `_judged`."""
-    prompts: set[str]
-    """Loose keys of their prompts, which are no longer in the held-out sets."""
+    pairs: NDArray[np.uint64]
+    """Keys (`JUDGED`) of the judged pairs."""
+    prompts: NDArray[np.uint64]
+    """Keys (`LOOSE`) of their prompts, which are no longer in the held-out sets."""
 
     @classmethod
     def of(cls, train: Sequence[PreferencePair]) -> "Voted":
         """Find those among a run's training pairs."""
-        rows = [row for row in train if "judged_in" in row]
-        return cls({_judged(row) for row in rows}, {loose_key(row["prompt"]) for row in rows})
+        rows = rows_at(train, [place for place, row in enumerate(train) if "judged_in" in row])
+        return cls(_keys(rows, JUDGED), _keys(rows, LOOSE))
 
-    def released(self, old: Mapping[str, Sequence[CanonicalRow]]) -> dict[str, list[CanonicalRow]]:
+    def released(self, old: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
         """Return earlier runs' rows without those that were held out there and whose prompt is now trained on."""
+        if not len(self.prompts):
+            return dict(old)
         return {
-            split: [row for row in rows if split == "train" or loose_key(row["prompt"]) not in self.prompts]
+            split: rows if split == "train" else _where(rows, ~np.isin(_keys(rows, LOOSE), self.prompts))
             for split, rows in old.items()
         }
 
-    def parted(self, rows: Sequence[PreferencePair]) -> tuple[list[PreferencePair], list[PreferencePair]]:
+    def parted(self, rows: Sequence[PreferencePair]) -> tuple[Sequence[PreferencePair], Sequence[PreferencePair]]:
         """Split training pairs into new ones and earlier ones, of which only a share is replayed.
 
         If people judged pairs in earlier rounds, only these count as new: among thousands of pairs that the earlier
         model has already learned, a few hundred would have little effect. Otherwise all pairs are new.
         """
-        if not self.pairs:
-            return list(rows), []
-        new = [row for row in rows if _judged(row) in self.pairs]
-        return new, [row for row in rows if _judged(row) not in self.pairs]
+        if not len(self.pairs):
+            return rows, []
+        new = np.isin(_keys(rows, JUDGED), self.pairs)
+        return _where(rows, new), _where(rows, ~new)
 
 
-def known_prompts(reward: Path) -> dict[str, list[CanonicalRow]]:
+def known_prompts(reward: Path) -> dict[str, Sequence[CanonicalRow]]:
     """Return rows, by split, with the prompts of all runs before that of a reward artifact; empty if it was not
     refreshed.
 
     (Artifacts of earlier versions lack these prompts; for them, return the prompts of the old pairs that they hold.)
     """
-    return {split: [*_kept(reward, "prompts", split), *_kept(reward, "pairs", split)] for split in SPLITS}
+    return {split: _joined(_kept(reward, "prompts", split), _kept(reward, "pairs", split)) for split in SPLITS}
 
 
-def old_pairs(inputs: Mapping[str, Path], known: Prompts) -> dict[str, list[PreferencePair]]:
+def old_pairs(inputs: Mapping[str, Path], known: Prompts) -> dict[str, Sequence[PreferencePair]]:
     """Return the old pairs by split: those of `inputs["previous_data"]`, and those in `inputs["previous_reward"]`.
 
     Pairs that leak into another split of `known`, the prompts of still earlier runs, are left out, as in that run.
     """
-    data = {split: read_split(inputs["previous_data"] / f"pairs.{split}") for split in SPLITS}
-    out = without_leaks(data, known)
-    for split, rows in out.items():
-        judged = {_judged(row) for row in rows}
-        rows += [row for row in _kept(inputs["previous_reward"], "pairs", split) if _judged(row) not in judged]
+    data = {split: JoinedRows([read_split(inputs["previous_data"] / f"pairs.{split}")]) for split in SPLITS}
+    out: dict[str, Sequence[PreferencePair]] = {}
+    for split, rows in without_leaks(data, known).items():
+        kept = _kept(inputs["previous_reward"], "pairs", split)
+        if len(kept):
+            rows = _joined(rows, _where(kept, ~np.isin(_keys(kept, JUDGED), _keys(rows, JUDGED))))
+        out[split] = rows
     return out
 
 
-def _kept(reward: Path, what: str, split: str) -> list[Any]:
+def _kept(reward: Path, what: str, split: str) -> Sequence[Any]:
     file = reward / KEPT / f"{what}.{split}.jsonl"
-    return read_rows(file) if file.is_file() else []
+    return JoinedRows([JsonlRows(file)] if file.is_file() else [])
 
 
-def _distinct(rows: Sequence[CanonicalRow]) -> list[CanonicalRow]:
-    """Return one row for each prompt; prompts that differ only in case, punctuation or white space are the same."""
-    return [{"prompt": prompt} for prompt in {loose_key(row["prompt"]): row["prompt"] for row in rows}.values()]
+def _joined(*parts: Sequence[Any]) -> JoinedRows:
+    return JoinedRows([part if isinstance(part, JoinedRows) else JoinedRows([part]) for part in parts])
 
 
-def without_leaks(new: Pairs, old: Prompts) -> dict[str, list[PreferencePair]]:
+def without_leaks(new: Pairs, old: Prompts) -> dict[str, Sequence[PreferencePair]]:
     """Return `new` by split, without the pairs whose prompt is in another split of `old`.
 
     Training on a prompt of the old test split would inflate the new model's accuracy there. Testing or calibrating on a
@@ -168,16 +177,14 @@ def without_leaks(new: Pairs, old: Prompts) -> dict[str, list[PreferencePair]]:
     Raises:
         UserError: a split is left without pairs.
     """
-    stood: dict[str, set[str]] = {}
-    for split, rows in old.items():
-        for row in rows:
-            stood.setdefault(loose_key(row["prompt"]), set()).add(split)
-    out = {
-        split: [row for row in rows if stood.get(loose_key(row["prompt"]), {split}) == {split}]
-        for split, rows in new.items()
-    }
+    stood = {split: np.unique(_keys(rows, LOOSE)) for split, rows in old.items() if len(rows)}
+    out: dict[str, Sequence[PreferencePair]] = {}
+    for split, rows in new.items():
+        others = [keys for other, keys in stood.items() if other != split]
+        elsewhere = np.isin(_keys(rows, LOOSE), np.concatenate(others)) if others else np.zeros(len(rows), bool)
+        out[split] = _where(rows, ~elsewhere)
     for split, rows in out.items():
-        if not rows:
+        if not len(rows):
             raise UserError(
                 f"pairs.{split}: each of its {len(new[split])} rows, from row 1 on, has a prompt from another "
                 "split of the run in reward.refresh.from_run. Held-out pairs must not become training pairs, nor the "
@@ -188,26 +195,49 @@ def without_leaks(new: Pairs, old: Prompts) -> dict[str, list[PreferencePair]]:
 
 def replayed(
     config: RefreshConfig, seed: int, new: Sequence[PreferencePair], old: Sequence[PreferencePair]
-) -> list[PreferencePair]:
+) -> Sequence[PreferencePair]:
     """Choose the old training pairs to mix into `new`, so that they are a share `config.replay` of the whole.
 
     Old pairs that were judged again are not replayed; the new judgement replaces them.
     """
-    judged = {_judged(row) for row in new}
-    rows = [row for row in old if _judged(row) not in judged]
+    rows = _where(old, ~np.isin(_keys(old, JUDGED), _keys(new, JUDGED)))
     wanted = min(len(rows), round(len(new) * config.replay / (1 - config.replay)))
-    return [rows[i] for i in sorted(seeded(seed, "reward", "replay").sample(range(len(rows)), wanted))]
+    return rows_at(rows, sorted(seeded(seed, "reward", "replay").sample(range(len(rows)), wanted)))
 
 
-def not_held_out(rows: Sequence[PreferencePair], old: Prompts) -> list[PreferencePair]:
+def not_held_out(rows: Sequence[PreferencePair], old: Prompts) -> Sequence[PreferencePair]:
     """Return `rows` without those whose prompt, or a near-duplicate, is in the calibration or test split of `old`."""
-    held_out = {loose_key(row["prompt"]) for split in ("calibration", "test") for row in old[split]}
-    return [row for row in rows if loose_key(row["prompt"]) not in held_out]
+    held_out = np.concatenate([_keys(old[split], LOOSE) for split in ("calibration", "test")])
+    return _where(rows, ~np.isin(_keys(rows, LOOSE), held_out))
 
 
-def _judged(row: PreferencePair) -> tuple[str, frozenset[str]]:
-    """Return an identifier of a pair's prompt and responses, whichever won."""
-    return prompt_key(row["prompt"]), frozenset((canonical_json(row["chosen"]), canonical_json(row["rejected"])))
+LOOSE, JUDGED = "loose", "judged"
+"""Kinds of keys: of a prompt without its case, punctuation and white space, and of a pair's prompt and responses,
+whichever won."""
+
+
+def _key(kind: str, row: CanonicalRow) -> bytes:
+    if kind == LOOSE:
+        return hash8(loose_key(row["prompt"]))
+    return hash8("\0".join((prompt_key(row["prompt"]), *sorted((row["chosen"], row["rejected"])))))
+
+
+def _keys(rows: Sequence[Any], kind: str) -> NDArray[np.uint64]:
+    """Return the keys (n,) of rows."""
+    key = partial(_key, kind)
+    return rows.keys(kind, key) if isinstance(rows, JoinedRows) else keys_of(iter(rows), key)
+
+
+def _where(rows: Sequence[Any], kept: NDArray[np.bool_]) -> Sequence[Any]:
+    return rows_at(rows, np.flatnonzero(kept).tolist())
+
+
+def _last_of_each(rows: JoinedRows, kind: str) -> JoinedRows:
+    """Return the last row with each key, in the order of the first ones."""
+    keys = _keys(rows, kind)
+    _, first = np.unique(keys, return_index=True)
+    _, last = np.unique(keys[::-1], return_index=True)
+    return rows.choose((len(keys) - 1 - last)[np.argsort(first)])
 
 
 class RefreshComparison(NamedTuple):
@@ -253,6 +283,7 @@ def refresh_report(
     test: Sequence[PreferencePair],
     samples: ProbeTexts,
     scale: ScoreScale,
+    folder: Path | None = None,
 ) -> RefreshComparison:
     """Compare the earlier and the new model on the old test pairs, and the scales of their scores.
 
@@ -260,12 +291,13 @@ def refresh_report(
         previous: the earlier run's artifact. `model` is the new model, for an ensemble the combined one.
         test: old pairs on which neither was trained.
         samples: the SFT responses on which `scale`, the new model's, was measured.
+        folder: where to write a file of the tokens; None keeps them in memory.
     """
     then = ScoreScale.read(previous)
     old_model = load_scorer(previous, job.runtime)[0]
-    encoded = encode_pairs(tokenizer, test, job.generation)
-    sides = [p.chosen for p in encoded], [p.rejected for p in encoded]
-    clusters = [prompt_key(row["prompt"]) for row in test]
+    encoded = encode_pairs(tokenizer, test, job.generation, folder=folder)
+    sides = encoded.chosen, encoded.rejected
+    clusters = cluster_codes(hash8(prompt_key(row["prompt"])) for row in test).tolist()
 
     def raw(scorer: Any, sequences: Sequence[Sequence[int]]) -> Tensor:
         return score_sequences(scorer, tokenizer.pad_token_id, sequences, job.runtime).double()

@@ -1,7 +1,9 @@
 """Going on from an earlier reward model: same start, no leaks, an exact replay, and forgetting that is seen."""
 
+import gc
 import json
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from components.models.runtime import Runtime
 from components.reward import train
 from components.reward.config import RefreshConfig
 from components.reward.pairs import encode_pairs
+from components.reward.refresh import compare
 from components.reward.refresh.compare import Refresh, replayed, without_leaks
 from components.reward.refresh.previous import start_from
 from components.reward.scoring import ScoreScale, head_scores, member_folder, score_sequences
@@ -266,9 +269,40 @@ def test_a_pair_is_not_replayed_where_its_prompt_is_compared_on_though_the_first
     run = after(stages, stages.inputs["reward"],
                 previous_data=copied(stages.inputs["data"], tmp_path / "data", train=twice + old["train"]))  # fmt: skip
     config = RefreshConfig(from_run="any", replay=0.9)
-    assert Refresh.begin(run.job("reward"), config, run.inputs, new).replay == old["train"]
+    assert list(Refresh.begin(run.job("reward"), config, run.inputs, new).replay) == old["train"]
     leaking = new | {"test": [*new["test"], old["test"][0]]}
     assert Refresh.begin(run.job("reward"), config, run.inputs, leaking).left_out == 1, "it was trained on all the same"
+
+
+def test_the_rows_of_both_runs_are_read_on_access_and_not_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stages: Any
+) -> None:
+    """A row is 2 KB of text here; its keys and places are up to 100 bytes."""
+    monkeypatch.setattr(compare, "check_previous", lambda *given: None)
+    held = {}
+    for count in (50, 250):
+        inputs = {"sft": tmp_path, "previous_reward": tmp_path / "none", "previous_data": tmp_path / f"old-{count}"}
+        for run in ("old", "new"):
+            for split in SPLITS:
+                write_split(tmp_path / f"{run}-{count}" / f"pairs.{split}", long_pairs(f"{run} {split}", count))
+        new = {split: read_split(tmp_path / f"new-{count}" / f"pairs.{split}") for split in SPLITS}
+        tracemalloc.start()
+        found = Refresh.begin(stages.job("reward"), RefreshConfig(from_run="any", replay=0.5), inputs, new)
+        gc.collect()
+        held[count] = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        assert len(found.replay) == count and len(found.splits["train"]) == 2 * count
+    assert held[250] - held[50] < 200 * 6 * 100, held
+
+
+def long_pairs(named: str, count: int) -> list[dict[str, Any]]:
+    known = dict.fromkeys(("category", "margin", "objectives", "soft_label", "votes", "votes_chosen"))
+    return [
+        known
+        | {"prompt": [{"role": "user", "content": f"{named} {i} " * 50}], "chosen": "a" * 700, "rejected": "b" * 600}
+        | {"weight": 1.0, "source": "s", "row": i + 1}
+        for i in range(count)
+    ]
 
 
 def test_what_people_judged_trains_though_it_was_held_out_and_leaves_the_old_test_pairs(
@@ -280,8 +314,8 @@ def test_what_people_judged_trains_though_it_was_held_out_and_leaves_the_old_tes
     new = {"train": [*old["train"], *voted], "calibration": old["calibration"], "test": [*old["test"][12:], *held]}
     run = after(stages, stages.inputs["reward"])
     found = Refresh.begin(run.job("reward"), RefreshConfig(from_run="any", replay=0.5), run.inputs, new)
-    assert found.left_out == 0 and found.old["test"] == old["test"][12:], "the new model is not compared on them"
-    assert found.splits["train"][:12] == voted and len(found.replay) == 12, "the earlier pairs are replayed only"
+    assert found.left_out == 0 and list(found.old["test"]) == old["test"][12:], "the new model is not compared on them"
+    assert list(found.splits["train"][:12]) == voted and len(found.replay) == 12, "the earlier pairs are replayed only"
     assert all(row in old["train"] for row in found.replay)
     metrics = after(stages, stages.inputs["reward"], data=copied(fresh, tmp_path / "data", **new)).run(
         "reward", tmp_path, **REFRESH
