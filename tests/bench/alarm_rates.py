@@ -23,14 +23,12 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 
-from components.base.errors import GateFailed
 from components.data.support_desk.task import task_scores
 from components.data.tables.published import read_split
 from components.models.runtime import activate
@@ -39,15 +37,10 @@ from components.ppo.config import PpoJob
 from components.ppo.monitors import batches
 from components.ppo.monitors.alarms import Limits
 from components.ppo.monitors.measures import Batch
-from components.store.store import ArtifactStore
 from flows.config.profiles import parse_override
 from flows.config.run_config import load_config
-from flows.launch.begin import new_run
-from flows.rlhf import pipeline
-from tasks.execution.runner import run_stage
-from tasks.runs.status import load_status
 from tests.bench.thresholds import seed_range
-from tests.bench.watching import PLANTED, planted
+from tests.bench.watching import PLANTED, learned, planted
 
 ARRAYS = ("lengths", "scores", "nll", "entropies", "kl")
 LIMITS_OF = Limits.of
@@ -139,23 +132,6 @@ class Recorder:
             raise Enough
         if self.kind in PLANTED and kept["ppo/proxy_reward"] >= 1.5:
             raise Enough
-
-
-def learned(home: Path, seed: int) -> dict[str, Path]:
-    """The artifacts that PPO reads, of a seed's demo, computed in this process without Prefect and MLflow."""
-    settings = [parse_override(each) for each in (f"seed={seed}", "runtime.threads=1")]
-    launch = new_run(home, "demo", load_config("demo", settings).resolved(), until="reward")
-    launch.ctx.track, launch.ctx.at_end = False, None
-    try:
-        with launch.ctx as ctx:
-            pipeline(launch.config, launch.sources, partial(run_stage, ctx=ctx), ctx.until)
-    except GateFailed as error:
-        print(f"seed {seed}: {error}", flush=True)
-    digests = {stage.name: stage.digest for stage in load_status(home).stages}
-    names = {"data": "validate", "sft": "sft", "reward": "reward"}
-    if missing := [stage for stage in names.values() if not digests[stage]]:
-        raise SystemExit(f"seed {seed}: {', '.join(missing)} did not run")
-    return {name: ArtifactStore(home).path(str(digests[of])) for name, of in names.items()}
 
 
 def record(home: Path, seed: int, kind: str) -> None:

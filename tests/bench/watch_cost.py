@@ -23,7 +23,7 @@ from components.ppo import stage
 from components.ppo.config import PpoJob
 from flows.config.profiles import parse_override
 from flows.config.run_config import load_config
-from tests.bench.watching import inputs_of
+from tests.bench.watching import learned
 
 KINDS = {
     "nothing": ("ppo.monitors.responses=null", "ppo.evaluate_every=null"),
@@ -58,7 +58,7 @@ def main() -> None:
     options.add_argument("--home", type=Path, default=Path(".tether/bench/watching"))
     given = options.parse_args()
     home = given.home.resolve()
-    measure(inputs_of(home, given.seed, 1), home, given.seed, given.updates, given.rounds)
+    measure(learned(home / f"seed-{given.seed}", given.seed), home, given.seed, given.updates, given.rounds)
 
 
 def measure(inputs: dict[str, Path], home: Path, seed: int, updates: int, rounds: int) -> None:
