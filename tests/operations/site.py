@@ -101,7 +101,7 @@ def create(client: SyncPrefectClient, config: dict[str, Any], **parameters: Any)
     return client.create_flow_run_from_deployment(deployment.id, parameters=parameters)
 
 
-def ended(client: SyncPrefectClient, run: FlowRun, what: str, seconds: float = 180) -> FlowRun:
+def ended(client: SyncPrefectClient, run: FlowRun, what: str, seconds: float = 400) -> FlowRun:
     def look() -> FlowRun | None:
         found = client.read_flow_run(run.id)
         return found if found.state is not None and found.state.is_final() else None
