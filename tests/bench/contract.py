@@ -2,10 +2,12 @@
 
     python tests/bench/contract.py --source helpful-base-test.jsonl.gz --model .tether/models/smollm2
     python tests/bench/contract.py --source helpful-base-test.jsonl.gz --pairs 1600000 --processes 2
+    python tests/bench/contract.py --source helpful-base-test.jsonl.gz --pairs 10000000 --words 6
 
 The pairs are those of --source (Anthropic transcripts), over and over with a fifth of the words of each text drawn from
-the whole file, so that lengths are real and hardly two texts alike. The stage is a process of its own, started anew;
-memory is the most that it and its processes hold together, shared pages counted once (PSS, looked at twice a second).
+the whole file, so that lengths are real and hardly two texts alike. With --words N a prompt is one turn, and each text
+is N words drawn from the file. The stage is a process of its own, started anew; memory is the most that it and its
+processes hold together, shared pages counted once (PSS, looked at twice a second).
 """
 
 import argparse
@@ -52,13 +54,18 @@ def changed(text: str, words: list[str], rng: random.Random) -> str:
     return " ".join(rng.choice(words) if rng.random() < CHANGED else word for word in text.split(" "))
 
 
-def pairs(source: Path, count: int, seed: int) -> Iterator[dict[str, str]]:
-    """`count` pairs in the manner of `source`."""
+def pairs(source: Path, count: int, seed: int, short: int | None = None) -> Iterator[dict[str, str]]:
+    """`count` pairs in the manner of `source`, or of texts of `short` words."""
     with gzip.open(source, "rt", encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
     rng = random.Random(seed)
     words = [word for row in rows for word in TURN.sub(" ", row["chosen"]).split(" ") if "\n" not in word]
     for number in range(count):
+        if short is not None:
+            asked, *said = (" ".join(rng.choices(words, k=short)) for _ in range(3))
+            whole = (f"\n\nHuman: {asked}\n\nAssistant: {each}" for each in said)
+            yield dict(zip(("chosen", "rejected"), whole, strict=True))
+            continue
         prompt, _, chosen = rows[number % len(rows)]["chosen"].rpartition("\n\nAssistant:")
         rejected = rows[number % len(rows)]["rejected"].rpartition("\n\nAssistant:")[2]
         turns = TURN.split(prompt)
@@ -74,13 +81,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", type=Path, required=True, help="helpful-base-test.jsonl.gz")
     parser.add_argument("--pairs", type=int, default=160_000)
+    parser.add_argument("--words", type=int, default=None, help="make texts of so many words (default: real lengths)")
     parser.add_argument("--model", default="", help="a pretrained model's folder, for its tokenizer (default: a BPE)")
     parser.add_argument("--processes", default="auto", help="data.processes (default: auto)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "pairs.jsonl"
         with path.open("w", encoding="utf-8") as out:
-            out.writelines(json.dumps(row) + "\n" for row in pairs(options.source, options.pairs, 0))
+            out.writelines(json.dumps(row) + "\n" for row in pairs(options.source, options.pairs, 0, options.words))
         began = time.perf_counter()
         command = [sys.executable, "-c", STAGE, str(path), str(Path(folder) / "out"), options.model, options.processes]
         started = subprocess.Popen(
@@ -103,7 +111,9 @@ def main() -> None:
         f"processor, {options.pairs / seconds:.0f} pairs/s), peak {memory:.2f} GB; kept {metrics['data/pairs']:.0f}, "
         f"quarantined {metrics['data/quarantined']:.0f}"
     )
-    for name, value, bar in zip(("seconds", "GB"), (seconds, memory), BARS.get(options.pairs, ()), strict=False):
+    for name, value, bar in zip(
+        ("seconds", "GB"), (seconds, memory), BARS.get(0 if options.words else options.pairs, ()), strict=False
+    ):
         print(f"{name}: {value:.3g} (≤ {bar:g} {'met' if value <= bar else 'MISSED'})")
 
 
