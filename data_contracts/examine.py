@@ -64,7 +64,7 @@ from data_contracts.rows import frames
 from data_contracts.rows.gather import DETECT_ON, RowSource, judged_rows, not_one_valid
 from data_contracts.rows.ledger import Ledger, combined, first_of_each
 from data_contracts.rows.measuring import FACTS
-from data_contracts.rows.processes import count_of, prepare
+from data_contracts.rows.processes import Beside, count_of, prepare
 from data_contracts.rows.schemas import SourceReading
 from data_contracts.rows.working import begin, bytes_of, read_sources
 
@@ -326,10 +326,21 @@ class Examination:
         how = TextReading(self.tokenizer, job.generation, near, examined.judge.asks("language"))
         examined.texts = read_texts(ledger, how, lambda seen: self._progress(before + seen), self.processes)
         self.read += int(examined.texts.wanted.sum())
+        if examined is self.pairs:
+            self._begin_beside(examined)
         mark_near_duplicates(ledger, examined.texts, near)
         for forbidden in self.forbidden:
             mark_forbidden(ledger, examined.texts, forbidden, near)
         examined.judge.judge("texts")
+
+    def _begin_beside(self, pairs: Examined) -> None:
+        """Begin what depends on the sampled texts alone, while this process continues to judge."""
+        rows, splits = pairs.texts.samples, range(len(SPLITS))
+        sampled = [item for split in splits for item in rows.get(split, [])]
+        sides = [[row[side] for row in sampled] for side in ("chosen", "rejected")]
+        self._label_noise = Beside(self.apart, label_noise, *sides, self.job.seed)
+        said = [self._said(pairs, (TRAIN,)), self._said(pairs, range(TRAIN + 1, len(SPLITS)))]
+        self._language_drift = Beside(self.apart, drift.language_drift, *said, self.job.seed)
 
     def _need_one(self, name: str, sources: Sequence[RowSource], ledger: Ledger) -> None:
         if not ledger.good().any():
@@ -340,6 +351,11 @@ class Examination:
             self.nothing.setdefault(name, str(error))  # the contract reports it; a run would stop here
 
     # Results
+
+    @property
+    def apart(self) -> bool:
+        """Return whether other processes compute some things: there may be several, and the rows are many."""
+        return self.processes > 1 and any(len(found.ledger.shards) > 1 for found in self.sources.values())
 
     @cached_property
     def taught(self) -> Examined:
@@ -372,11 +388,7 @@ class Examination:
     def label_noise(self) -> LabelNoise | float | None:
         """Return the estimated share of flipped labels (`noise.label_noise`), from a sample of the kept pairs of all
         splits."""
-        if self.pairs is None:
-            return None
-        pairs, splits = self.pairs, range(len(SPLITS))
-        rows = [item for split in splits for item in pairs.texts.samples.get(split, [])]
-        return label_noise([row["chosen"] for row in rows], [row["rejected"] for row in rows], self.job.seed)
+        return None if self.pairs is None else self._label_noise.result()
 
     @cached_property
     def languages(self) -> dict[str, float]:
@@ -438,8 +450,7 @@ class Examination:
             found |= {name: drift.DriftMeasure(float(count), 0) for name, count in counts.items()}
             if self.tokenizer is not None:
                 found["length_drift"] = drift.length_drift(pairs.token_lengths(TRAIN), pairs.token_lengths(TRAIN, True))
-            train, heldout = self._said(pairs, (TRAIN,)), self._said(pairs, range(TRAIN + 1, len(SPLITS)))
-            found["language_drift"] = drift.language_drift(train, heldout, self.job.seed)
+            found["language_drift"] = self._language_drift.result()
             if (prompts := self.sources.get("prompts")) is not None:
                 every = range(len(SPLITS))
                 one, other = (_prompts(self._sample(examined, every)) for examined in (pairs, prompts))

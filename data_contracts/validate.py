@@ -10,11 +10,10 @@ import logging
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
-import datasets  # noqa: F401  (the splits are written with it: a stage that can't does not begin)
 import numpy as np
 
 from components.base.errors import UserError, naming
@@ -24,7 +23,6 @@ from components.base.text import counted
 from components.data.inputs import of_kind
 from components.data.rows import OF_MODEL
 from components.data.splits import SPLITS
-from components.data.tables.published import SplitWriter
 from components.gates.table import OF_SOURCE
 from data_contracts.config import ValidateJob
 from data_contracts.examine import Examination, Examined
@@ -32,9 +30,8 @@ from data_contracts.expectations.own import as_document
 from data_contracts.expectations.pages import write_data_docs
 from data_contracts.expectations.suites import JudgedCheck, first_rows
 from data_contracts.findings.noise import LabelNoise
-from data_contracts.findings.texts import overlong
 from data_contracts.findings.whole import TRAIN
-from data_contracts.rows.ledger import combined, first_of_each
+from data_contracts.splits import splits_beside
 
 logger = logging.getLogger(__name__)
 
@@ -80,12 +77,12 @@ def publish(
             expect=totals.append,
         )  # fmt: skip
         _refuse_nothing(found)
-        checks, context = found.judge()
         shutil.rmtree(out / "artifact", ignore_errors=True)
-        sizes = write_splits(found, out / "artifact")
-        kept_out = write_quarantine(found, out / "artifact")
-        counts, reasons = source_counts(found), quarantine_reasons(found)
-        final = metrics(found, checks, kept_out) | sizes
+        with splits_beside(found, out / "artifact") as sizes:
+            checks, context = found.judge()
+            kept_out = write_quarantine(found, out / "artifact")
+            counts, reasons = source_counts(found), quarantine_reasons(found)
+            final = metrics(found, checks, kept_out) | sizes
     write_json(out / "artifact" / "report.json", checks)
     write_json(out / "artifact" / SUITE_JSON, as_document(found.expected))
     given = of_kind(inputs, "preferences")
@@ -204,72 +201,6 @@ def model_shares(pairs: Examined) -> dict[str, float]:
 def metric_name(annotator: str) -> str:
     """Return a model's name in a form that can be part of a metric's name."""
     return re.sub(r"[^\w./ -]", "_", annotator.removeprefix(OF_MODEL)).strip() or "unnamed"
-
-
-def write_splits(found: Examination, artifact: Path) -> dict[str, float]:
-    """Write pairs, demonstrations and prompts of each split; return their counts as metrics."""
-    artifact.mkdir(parents=True)
-    pairs, taught, asked = found.only_pairs, found.taught, found.asked
-    said = taught.ledger.facts
-    weights = weights_of_rankings(pairs)
-    cap = found.job.generation.max_new_tokens
-    overlong_pairs, overlong_taught = (overlong(of.texts, len(of.ledger.facts), cap) for of in (pairs, taught))
-    either_overlong = overlong_pairs[:, 0] | overlong_pairs[:, 1]
-    demonstrations = first_of_each(taught.kept, combined(said["prompt"], said["chosen"]))
-    prompts = first_of_each(asked.kept, asked.ledger.facts["prompt"])
-    sizes: dict[str, float] = {}
-    with naming(artifact), ExitStack() as splits:
-
-        def open_(name: str) -> SplitWriter:
-            return splits.enter_context(SplitWriter(artifact / name))
-
-        pair_splits = [open_(f"pairs.{split}") for split in SPLITS]
-        prompt_splits = [open_(f"prompts.{split}") for split in SPLITS]
-        train, heldout = open_("demonstrations.train"), open_("demonstrations.heldout")
-        for examined in found.sources.values():
-            ledger, nothing = examined.ledger, np.zeros_like(examined.kept)
-            is_taught = demonstrations if examined is taught else nothing
-            is_asked = prompts if examined is asked else nothing
-            for index, line in ledger.mixed_lines():
-                split = ledger.facts["split"][index]
-                if not (is_taught[index] or is_asked[index] or (examined is pairs and examined.kept[index])):
-                    continue
-                item = ledger.item_of(index, line)
-                if examined is pairs and examined.kept[index]:
-                    more: dict[str, Any] = {"weight": weight} if (weight := weights.get(index)) else {}
-                    if either_overlong[index]:
-                        more |= {"overlong": True}
-                    pair_splits[split].write(item | more)
-                if is_asked[index]:
-                    asked_row = {name: item[name] for name in ("prompt", "category", "columns") if name in item}
-                    prompt_splits[split].write(asked_row)
-                if is_taught[index]:
-                    response = item.get("response", item.get("chosen"))
-                    row = {"response": response} | {name: item[name] for name in ("prompt", "source", "row")}
-                    (train if split == TRAIN else heldout).write(row)
-    for name, facts in (("pairs", pairs.facts), ("prompts", asked.ledger.facts[prompts])):
-        counts = np.bincount(facts["split"], minlength=len(SPLITS))
-        sizes |= {f"data/{name}_{split}": float(n) for split, n in zip(SPLITS, counts, strict=True)}
-    sizes["data/demonstrations"] = float(demonstrations.sum())
-    if found.tokenizer is not None:
-        of_pairs = overlong_pairs[pairs.kept]
-        for name, exceeding in (
-            ("overlong", of_pairs.any(axis=1)), ("overlong_chosen", of_pairs[:, 0]),
-            ("overlong_rejected", of_pairs[:, 1]), ("overlong_demonstrations", overlong_taught[demonstrations, 0]),
-        ):  # fmt: skip
-            sizes[f"data/{name}"] = float(exceeding.mean())
-    return sizes
-
-
-def weights_of_rankings(examined: Examined) -> dict[int, float]:
-    """Map the index of each kept pair of a ranking that lost some pairs to its weight; the remaining pairs count as
-    one."""
-    rows, kept = examined.ledger.facts["row"], np.flatnonzero(examined.kept)
-    numbers, made = np.unique(rows, return_counts=True)
-    of_row = np.searchsorted(numbers, rows[kept])
-    left = np.bincount(of_row, minlength=len(made))
-    fewer = left[of_row] < made[of_row]
-    return {int(index): 1 / int(n) for index, n in zip(kept[fewer], left[of_row[fewer]], strict=True)}
 
 
 def write_quarantine(found: Examination, artifact: Path) -> int:

@@ -78,6 +78,47 @@ def count_reason(reasons: dict[str, Reason], number: int, problem: Problem) -> N
         reasons[problem.check] = known._replace(rows=known.rows + 1, last=number)
 
 
+class RowLines(NamedTuple):
+    """The lines of a ledger's rows. Another process can read them, too."""
+
+    shards: Shards
+    file_of: Sequence[int]
+    """For each shard, the index of its file."""
+    noted: NDArray[np.bool_]
+    """Each row's fact of that name (n,)."""
+
+    def items(self, wanted: NDArray[np.bool_], mixed: bool = False) -> Iterator[tuple[int, CanonicalRow]]:
+        """Yield index and canonical form of the good rows `wanted` (n,).
+
+        Args:
+            mixed: interleave the files evenly, so that the first rows hold each file in its share of the total: row i
+                of a file with n rows is placed at (i + 1/2) / n. By default rows are in order.
+        """
+        several = mixed and len(set(self.file_of)) > 1
+        for index, line in self._mixed(wanted) if several else self._some(wanted, range(len(self.shards))):
+            yield index, item_in(line, self.noted[index])
+
+    def _some(self, wanted: NDArray[np.bool_], shards: Iterable[int]) -> Iterator[tuple[int, bytes]]:
+        for number in shards:
+            start, shard = self.shards.starts[number], self.shards[number]
+            here = np.flatnonzero(wanted[start : start + shard.rows])
+            yield from zip((here + start).tolist(), shard.texts("line", here), strict=True)
+
+    def _mixed(self, wanted: NDArray[np.bool_]) -> Iterator[tuple[int, bytes]]:
+        files: dict[int, list[int]] = {}
+        for number, file in enumerate(self.file_of):
+            files.setdefault(file, []).append(number)
+
+        def spread(file: int) -> Iterator[tuple[float, int, int, bytes]]:
+            first = self.shards.starts[files[file][0]]
+            count = sum(self.shards[number].rows for number in files[file])
+            for index, line in self._some(wanted, files[file]):
+                yield (index - first + 0.5) / count, file, index, line
+
+        for _, _, index, line in heapq.merge(*map(spread, files)):
+            yield index, line
+
+
 class Ledger:
     """The rows of one kind of data, from one file or several."""
 
@@ -319,46 +360,14 @@ class Ledger:
         named = self.named_by.get(check)
         return np.ones(len(self.facts), bool) if named is None else ~named
 
-    def lines(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the index and line of every row, in order."""
-        for start, shard in zip(self.shards.starts, self.shards, strict=False):
-            yield from enumerate(shard.texts("line"), start)
-
-    def mixed_lines(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the same with the files interleaved evenly, so that the first rows hold each file in its share of the
-        total.
-
-        Row i of a file with n rows is placed at (i + 1/2) / n.
-        """
-        files: list[list[tuple[int, Shard]]] = [[] for _ in self.files]
-        for file, start, shard in zip(self._file_of, self.shards.starts, self.shards, strict=False):
-            files[file].append((start, shard))
-
-        def spread(file: int) -> Iterator[tuple[float, int, int, bytes]]:
-            count, place = sum(shard.rows for _, shard in files[file]), 0
-            for start, shard in files[file]:
-                for index, line in enumerate(shard.texts("line"), start):
-                    yield (place + 0.5) / count, file, index, line
-                    place += 1
-
-        for _, _, index, line in heapq.merge(*map(spread, range(len(files)))):
-            yield index, line
+    @property
+    def lines(self) -> RowLines:
+        """Return the lines of all rows."""
+        return RowLines(self.shards, self._file_of, self.facts["noted"])
 
     def items(self, wanted: NDArray[np.bool_], mixed: bool = False) -> Iterator[tuple[int, CanonicalRow]]:
-        """Yield index and canonical form of the good rows `wanted` (n,), in order or as in `mixed_lines`."""
-        if mixed and len(self.files) > 1:
-            for index, line in self.mixed_lines():
-                if wanted[index]:
-                    yield index, self.item_of(index, line)
-            return
-        for start, shard in zip(self.shards.starts, self.shards, strict=False):
-            here = np.flatnonzero(wanted[start : start + shard.rows])
-            for place, line in zip(here.tolist(), shard.texts("line", here), strict=True):
-                yield start + place, self.item_of(start + place, line)
-
-    def item_of(self, index: int, line: bytes) -> CanonicalRow:
-        """Return the canonical form of a good row, from its line."""
-        return item_in(line, self.facts["noted"][index])
+        """Yield index and canonical form of the good rows `wanted` (n,), as `RowLines.items`."""
+        return self.lines.items(wanted, mixed)
 
     def quarantined(self) -> Iterator[tuple[int, bytes]]:
         """Yield index and quarantine record (one line) of each quarantined row."""

@@ -1,17 +1,21 @@
-"""Run a function over independent tasks in several processes; the output is the same for any number of processes."""
+"""Run functions in other processes: over independent tasks, or one beside what this process does.
+
+The output is the same for any number of processes.
+"""
 
 import logging
 import multiprocessing
 import os
 import signal
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import chain, islice
 from multiprocessing import connection, forkserver
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from components.base.errors import TetherError
 
@@ -19,8 +23,12 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 AUTO = "auto"
-_PRELOADED = ("data_contracts.rows.working", "data_contracts.findings.texts", "transformers")
+_PRELOADED = ("data_contracts.rows.working", "data_contracts.findings.texts", "data_contracts.splits", "transformers")
 """Modules that the fork server imports once, for all worker processes."""
+_KILLED = (
+    "A process that measures rows was killed, perhaps for its memory. Run the same command again: it continues where "
+    "this one ended. With data.processes=1 it needs less memory."
+)
 _shared: Any = None
 """The argument that all tasks of a worker process share."""
 
@@ -35,8 +43,14 @@ def count_of(processes: int | str) -> int:
 
 def prepare() -> None:
     """Start the fork server, which imports modules while this process continues."""
-    multiprocessing.get_context("forkserver").set_forkserver_preload(list(_PRELOADED))
+    _context()
     forkserver.ensure_running()
+
+
+def _context() -> Any:
+    context = multiprocessing.get_context("forkserver")  # this process has threads, which a forked copy would lack
+    context.set_forkserver_preload(list(_PRELOADED))
+    return context
 
 
 def in_order(compute: Callable[[Any, T], R], shared: Any, tasks: Iterable[T], processes: int) -> Iterator[R]:
@@ -56,9 +70,7 @@ def in_order(compute: Callable[[Any, T], R], shared: Any, tasks: Iterable[T], pr
         for task in chain(first, tasks):
             yield compute(shared, task)
         return
-    context = multiprocessing.get_context("forkserver")  # this process has threads, which a forked copy would lack
-    context.set_forkserver_preload(list(_PRELOADED))
-    pool = ProcessPoolExecutor(processes, context, _begin, (shared,))
+    pool = ProcessPoolExecutor(processes, _context(), _begin, (shared,))
     pending: deque[Future[R]] = deque()
     try:
         for task in chain(first, tasks):
@@ -68,12 +80,67 @@ def in_order(compute: Callable[[Any, T], R], shared: Any, tasks: Iterable[T], pr
         while pending:
             yield pending.popleft().result()
     except BrokenProcessPool as error:
-        raise TetherError(
-            "A process that measures rows was killed, perhaps for its memory. Run the same command again: it continues "
-            "where this one ended. With data.processes=1 it needs less memory."
-        ) from error
+        raise TetherError(_KILLED) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+class Beside(Generic[R]):
+    """One call of a function, computed by a process of its own while this one continues."""
+
+    def __init__(self, apart: bool, compute: Callable[..., R], *given: Any) -> None:
+        """Begin to compute `compute(*given)`.
+
+        Args:
+            apart: whether to start a process; otherwise `result` calls the function in this one.
+            compute: a module-level function.
+        """
+        self._compute, self._given = compute, given
+        self._process: Any = None
+        if apart:
+            context = _context()
+            self._answer, theirs = context.Pipe(duplex=False)
+            # A daemon ends with this process, so nobody waits for a result that is no longer needed.
+            self._process = context.Process(target=_answer, args=(theirs, compute, given), daemon=True)
+            self._process.start()
+            theirs.close()
+            self._given = ()
+
+    def result(self) -> R:
+        """Wait for the result and return it. Call this once.
+
+        Raises:
+            TetherError: the process died.
+            Exception: whatever the function raised.
+        """
+        if self._process is None:
+            return self._compute(*self._given)
+        try:
+            found, error = self._answer.recv()
+        except EOFError as gone:
+            raise TetherError(_KILLED) from gone
+        finally:
+            self.end()
+        if error is not None:
+            raise error
+        answer: R = found
+        return answer
+
+    def end(self) -> None:
+        """End the process; its result is lost unless `result` returned it."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+
+
+def _answer(to: connection.Connection, compute: Callable[..., R], given: tuple[Any, ...]) -> None:
+    _begin(None)
+    try:
+        answer: tuple[R | None, Exception | None] = compute(*given), None
+    except Exception as error:
+        error.add_note(f"In a process beside this one:\n{traceback.format_exc()}")
+        answer = None, error
+    to.send(answer)
 
 
 def _compute(compute: Callable[[Any, T], R], task: T) -> R:

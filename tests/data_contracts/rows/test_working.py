@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import multiprocessing
+import operator
 import os
 import random
 import signal
@@ -14,12 +16,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from components.base.errors import CheckFailed, TetherError, UserError
 from components.stats.intervals import cluster_codes
+from data_contracts import splits
+from data_contracts.examine import Examination
 from data_contracts.expectations import suites
 from data_contracts.findings import judging, near, whole
 from data_contracts.rows import ledger, shards
 from data_contracts.rows.measuring import FACTS
-from data_contracts.rows.processes import in_order
+from data_contracts.rows.processes import Beside, in_order
 from data_contracts.rows.shards import FactColumns, Shard, Shards, write_shard
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -207,6 +212,42 @@ def test_tasks_of_several_processes_end_in_their_order_and_a_killed_process_is_s
 
 def _killed(shared, number):
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.whole
+def test_what_a_process_beside_raises_is_raised_here_and_none_outlives_its_use():
+    other = Beside(True, os.getpid)
+    assert other.result() not in (os.getpid(), Beside(False, os.getpid).result())
+    for apart in (False, True):
+        with pytest.raises(ZeroDivisionError, match="division by zero"):
+            Beside(apart, operator.truediv, 1, 0).result()
+    with pytest.raises(TetherError, match=r"was killed.*data\.processes=1"):
+        Beside(True, os._exit, 9).result()
+    began = time.monotonic()
+    Beside(True, time.sleep, 300).end()
+    assert time.monotonic() - began < 60 and not multiprocessing.active_children()
+
+
+def _full(artifact, kinds):
+    if kinds[0].kind != "pairs":
+        time.sleep(300)
+    raise UserError(f"{artifact.name}: no space is left")
+
+
+@pytest.mark.whole
+def test_an_error_in_writing_splits_or_beside_it_ends_all_processes_and_leaves_no_artifact(
+    inputs, job, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(ledger, "SHARD_ROWS", 40)
+    given = {"preferences": inputs["preferences"]}
+    found = Examination(job(preferences="pairs.jsonl", processes=1), given, tmp_path / "rows", lambda read: None)
+    found.processes = 2  # for the splits alone
+    monkeypatch.setattr(splits, "_write", _full)
+    for error, text, raised in ((UserError, "out: no space", None), (CheckFailed, "judged", CheckFailed("judged"))):
+        with pytest.raises(error, match=text), splits.splits_beside(found, tmp_path / "out"):
+            if raised:
+                raise raised
+        assert not (tmp_path / "out").exists() and not multiprocessing.active_children()
 
 
 @pytest.mark.whole

@@ -1,0 +1,142 @@
+"""Write the splits that validation publishes, in processes of their own if there may be several."""
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import datasets  # noqa: F401  (the splits are written with it: a stage that can't does not begin)
+import numpy as np
+from numpy.typing import NDArray
+
+from components.base.errors import naming
+from components.data.rows import CanonicalRow
+from components.data.splits import SPLITS
+from components.data.tables.published import SplitWriter
+from data_contracts.examine import Examination, Examined
+from data_contracts.findings.texts import overlong
+from data_contracts.findings.whole import TRAIN
+from data_contracts.rows.ledger import RowLines, combined, first_of_each
+from data_contracts.rows.processes import Beside
+
+
+@contextmanager
+def splits_beside(found: Examination, artifact: Path) -> Iterator[dict[str, float]]:
+    """Write pairs, demonstrations and prompts of each split into the new folder `artifact`.
+
+    If `found` may use several processes, they write while the block runs; otherwise this one writes after it. The
+    splits are complete when the context ends. After an error, in the block or in writing, there is no `artifact`.
+
+    Yields:
+        The numbers of published rows, and the shares that exceed the token limit, as metrics.
+    """
+    artifact.mkdir(parents=True)
+    pairs, demonstrations, prompts = _published(found)
+    halves = [pairs], [demonstrations, prompts]  # pairs take as long as the others together
+    writing = [Beside(found.apart, _write, artifact, kinds) for kinds in halves]
+    try:
+        yield _sizes(found, pairs, demonstrations, prompts)
+        for half in writing:
+            half.result()
+    except BaseException as error:
+        for half in writing:
+            half.end()
+        if isinstance(error, Exception):
+            shutil.rmtree(artifact, ignore_errors=True)
+        raise
+
+
+def write_splits(found: Examination, artifact: Path) -> dict[str, float]:
+    """Write the splits as `splits_beside` and return its metrics."""
+    with splits_beside(found, artifact) as sizes:
+        return sizes
+
+
+class _Published(NamedTuple):
+    """The rows of one kind that are published, and what to add to them."""
+
+    kind: str
+    """`pairs`, `demonstrations` or `prompts`."""
+    lines: RowLines
+    wanted: NDArray[np.bool_]
+    """Which rows (n,)."""
+    split: NDArray[np.int8]
+    """Each row's place in SPLITS (n,)."""
+    weights: Mapping[int, float] = {}
+    """Maps the index of a pair to its weight, unless it is 1."""
+    overlong: NDArray[np.bool_] = np.zeros(0, np.bool_)
+    """Which pairs have a response that exceeds the token limit (n,)."""
+
+
+def _published(found: Examination) -> tuple[_Published, _Published, _Published]:
+    """Return the pairs, the demonstrations and the prompts to publish."""
+    pairs, taught, asked = found.only_pairs, found.taught, found.asked
+    said = taught.ledger.facts
+
+    def rows(kind: str, of: Examined, wanted: NDArray[np.bool_], *more: Any) -> _Published:
+        return _Published(kind, of.ledger.lines, wanted, of.ledger.facts["split"], *more)
+
+    return (
+        rows("pairs", pairs, pairs.kept, weights_of_rankings(pairs), _overlong(found, pairs).any(1)),
+        rows("demonstrations", taught, first_of_each(taught.kept, combined(said["prompt"], said["chosen"]))),
+        rows("prompts", asked, first_of_each(asked.kept, asked.ledger.facts["prompt"])),
+    )
+
+
+def _overlong(found: Examination, of: Examined) -> NDArray[np.bool_]:
+    return overlong(of.texts, len(of.ledger.facts), found.job.generation.max_new_tokens)
+
+
+def _write(artifact: Path, kinds: Sequence[_Published]) -> None:
+    for rows in kinds:
+        _write_kind(artifact, rows)
+
+
+def _write_kind(artifact: Path, rows: _Published) -> None:
+    names = list(SPLITS)
+    if rows.kind == "demonstrations":
+        names = ["train" if split == TRAIN else "heldout" for split in range(len(SPLITS))]
+    with naming(artifact), ExitStack() as splits:
+        writers = {n: splits.enter_context(SplitWriter(artifact / f"{rows.kind}.{n}")) for n in dict.fromkeys(names)}
+        for index, item in rows.lines.items(rows.wanted, mixed=True):
+            writers[names[rows.split[index]]].write(_row(rows, index, item))
+
+
+def _row(rows: _Published, index: int, item: CanonicalRow) -> dict[str, Any]:
+    """Return the row of a split that a good row becomes."""
+    if rows.kind == "prompts":
+        return {name: item[name] for name in ("prompt", "category", "columns") if name in item}
+    if rows.kind == "demonstrations":
+        response = item.get("response", item.get("chosen"))
+        return {"response": response} | {name: item[name] for name in ("prompt", "source", "row")}
+    more: dict[str, Any] = {"weight": weight} if (weight := rows.weights.get(index)) else {}
+    return item | more | ({"overlong": True} if rows.overlong[index] else {})
+
+
+def _sizes(found: Examination, pairs: _Published, demonstrations: _Published, prompts: _Published) -> dict[str, float]:
+    sizes: dict[str, float] = {}
+    for rows in (pairs, prompts):
+        counts = np.bincount(rows.split[rows.wanted], minlength=len(SPLITS))
+        sizes |= {f"data/{rows.kind}_{split}": float(n) for split, n in zip(SPLITS, counts, strict=True)}
+    sizes["data/demonstrations"] = float(demonstrations.wanted.sum())
+    if found.tokenizer is not None:
+        of_pairs = _overlong(found, found.only_pairs)[pairs.wanted]
+        of_taught = _overlong(found, found.taught)[demonstrations.wanted, 0]
+        for name, exceeding in (
+            ("overlong", of_pairs.any(axis=1)), ("overlong_chosen", of_pairs[:, 0]),
+            ("overlong_rejected", of_pairs[:, 1]), ("overlong_demonstrations", of_taught),
+        ):  # fmt: skip
+            sizes[f"data/{name}"] = float(exceeding.mean())
+    return sizes
+
+
+def weights_of_rankings(examined: Examined) -> dict[int, float]:
+    """Map the index of each kept pair of a ranking that lost some pairs to its weight; the remaining pairs count as
+    one."""
+    rows, kept = examined.ledger.facts["row"], np.flatnonzero(examined.kept)
+    numbers, made = np.unique(rows, return_counts=True)
+    of_row = np.searchsorted(numbers, rows[kept])
+    left = np.bincount(of_row, minlength=len(made))
+    fewer = left[of_row] < made[of_row]
+    return {int(index): 1 / int(n) for index, n in zip(kept[fewer], left[of_row[fewer]], strict=True)}
