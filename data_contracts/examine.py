@@ -13,7 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.base.errors import CheckFailed
-from components.data.inputs import DECONTAMINATE, DEPLOYMENT, KINDS, REFERENCE, SUITE, VOTES, kind_of, label_of, of_kind
+from components.data.inputs import (
+    DECONTAMINATE,
+    DEPLOYMENT,
+    KINDS,
+    REFERENCE,
+    SUITE,
+    VOTES,
+    kind_of,
+    label_of,
+    of_kind,
+    refuse_unknown_sources,
+)
 from components.data.readers import read_source
 from components.data.rows import CanonicalRow, RawRow, Row
 from components.data.splits import SPLITS
@@ -135,7 +146,7 @@ class Examined:
     judge: RowJudge
     """Judges these rows by the contract."""
     kept: NDArray[np.bool_] = field(init=False)
-    """Which rows are neither quarantined nor dropped by `max_pairs` (n,)."""
+    """Which rows are neither quarantined nor dropped by a `max_pairs` (n,)."""
     texts: RowTexts = field(init=False)
 
     @property
@@ -173,8 +184,9 @@ class Examination:
             expect: called with the final row count of `progress`, once it is known.
 
         Raises:
-            UserError: a source can't be read, or has no valid row.
+            UserError: a source can't be read, or has no valid row, or `data.sources` names what is no source.
         """
+        refuse_unknown_sources(job.data.sources, inputs)
         self.job, self.inputs, self.alone = job, inputs, alone
         self.nothing: dict[str, str] = {}
         """With `alone`: maps the name of a source without a valid row to the reason."""
@@ -208,8 +220,15 @@ class Examination:
         for name, examined in self.sources.items():
             self._examine_texts(examined)
             self._need_one(name, examined.sources, examined.ledger)
-            most = job.data.max_pairs if name == "preferences" else None
-            examined.kept = chosen_by_rank(examined.ledger, most)
+            of_pairs = name == "preferences"
+            examined.kept = chosen_by_rank(
+                examined.ledger, job.data.max_pairs if of_pairs else None, self._limits if of_pairs else {}
+            )
+
+    @property
+    def _limits(self) -> dict[str, int]:
+        """Return the largest number of pairs of each file that has one."""
+        return {name: each.max_pairs for name, each in self.job.data.sources.items() if each.max_pairs is not None}
 
     def _forbidden(self) -> list[Forbidden]:
         """Return the prompts that rows must not repeat."""
@@ -256,7 +275,7 @@ class Examination:
 
     def _read(self, name: str, sources: Sequence[RowSource]) -> Examined:
         data = self.job.data
-        ledger = Ledger(self.shards / name, data.split, self.job.seed, bool(data.max_pairs))
+        ledger = Ledger(self.shards / name, data.split, self.job.seed, bool(data.max_pairs or self._limits))
         judge = self._judge_of(name, ledger)
         further = tuple(judge.further())
         if self.suite.rows or self.suite.whole:

@@ -1,5 +1,6 @@
 """Write the splits that validation publishes, in processes of their own if there may be several."""
 
+import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,6 +19,7 @@ from data_contracts.examine import Examination, Examined
 from data_contracts.findings.texts import overlong
 from data_contracts.findings.whole import TRAIN
 from data_contracts.rows.ledger import RowLines, combined, first_of_each
+from data_contracts.rows.measuring import places
 from data_contracts.rows.processes import Beside
 
 
@@ -67,6 +69,8 @@ class _Published(NamedTuple):
     """Maps the index of a pair to its weight, unless it is 1."""
     overlong: NDArray[np.bool_] = np.zeros(0, np.bool_)
     """Which pairs have a response that exceeds the token limit (n,)."""
+    source_weights: NDArray[np.float64] | None = None
+    """The `source_weight` of each pair (n,), if there is one."""
 
 
 def _published(found: Examination) -> tuple[_Published, _Published, _Published]:
@@ -78,10 +82,25 @@ def _published(found: Examination) -> tuple[_Published, _Published, _Published]:
         return _Published(kind, of.ledger.lines, wanted, of.ledger.facts["split"], *more)
 
     return (
-        rows("pairs", pairs, pairs.kept, weights_of_rankings(pairs), _overlong(found, pairs).any(1)),
+        rows(
+            "pairs",
+            pairs,
+            pairs.kept,
+            weights_of_rankings(pairs),
+            _overlong(found, pairs).any(1),
+            _source_weights(found),
+        ),
         rows("demonstrations", taught, first_of_each(taught.kept, combined(said["prompt"], said["chosen"]))),
         rows("prompts", asked, first_of_each(asked.kept, asked.ledger.facts["prompt"])),
     )
+
+
+def _source_weights(found: Examination) -> NDArray[np.float64] | None:
+    if not (weights := weights_of_sources(found)):
+        return None
+    ledger = found.only_pairs.ledger
+    of_files: NDArray[np.float64] = np.array([weights[file] for file in ledger.files])
+    return of_files[places(ledger.facts["row"])[0]]
 
 
 def _overlong(found: Examination, of: Examined) -> NDArray[np.bool_]:
@@ -97,8 +116,12 @@ def _write_kind(artifact: Path, rows: _Published) -> None:
     names = list(SPLITS)
     if rows.kind == "demonstrations":
         names = ["train" if split == TRAIN else "heldout" for split in range(len(SPLITS))]
+    weighted = rows.source_weights is not None
     with naming(artifact), ExitStack() as splits:
-        writers = {n: splits.enter_context(SplitWriter(artifact / f"{rows.kind}.{n}")) for n in dict.fromkeys(names)}
+        writers = {
+            name: splits.enter_context(SplitWriter(artifact / f"{rows.kind}.{name}", weighted))
+            for name in dict.fromkeys(names)
+        }
         for index, item in rows.lines.items(rows.wanted, mixed=True):
             writers[names[rows.split[index]]].write(_row(rows, index, item))
 
@@ -111,6 +134,8 @@ def _row(rows: _Published, index: int, item: CanonicalRow) -> dict[str, Any]:
         response = item.get("response", item.get("chosen"))
         return {"response": response} | {name: item[name] for name in ("prompt", "source", "row")}
     more: dict[str, Any] = {"weight": weight} if (weight := rows.weights.get(index)) else {}
+    if rows.source_weights is not None:
+        more["source_weight"] = float(rows.source_weights[index])
     return item | more | ({"overlong": True} if rows.overlong[index] else {})
 
 
@@ -140,3 +165,20 @@ def weights_of_rankings(examined: Examined) -> dict[int, float]:
     left = np.bincount(of_row, minlength=len(made))
     fewer = left[of_row] < made[of_row]
     return {int(index): 1 / int(n) for index, n in zip(kept[fewer], left[of_row[fewer]], strict=True)}
+
+
+def weights_of_sources(found: Examination) -> dict[str, float]:
+    """Map each file of pairs to the weight of its rows in the training loss; empty if no file has a weight.
+
+    A file's weight is w / (Σ w n / Σ n), with its `data.sources` weight w (1 by default) and the number n of its source
+    rows with kept training pairs, so that the mean over these rows is 1: the learning rate keeps its meaning.
+    """
+    given = {name: each.weight for name, each in found.job.data.sources.items() if each.weight != 1}
+    if not given:
+        return {}
+    ledger, facts = found.only_pairs.ledger, found.only_pairs.ledger.facts
+    train = found.only_pairs.kept & (facts["split"] == TRAIN)
+    rows = {file: len(np.unique(facts["row"][train & ledger.of(file)])) for file in ledger.files}
+    weights = {file: given.get(file, 1.0) for file in ledger.files}
+    mean = math.fsum(weights[file] * n for file, n in rows.items()) / sum(rows.values())
+    return {file: weight / mean for file, weight in weights.items()}

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import numpy as np
 
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 ANNOTATORS = "annotators.json"
 """Each annotator's agreement with the others, if votes name their annotators."""
 SOURCES = "sources.json"
-"""The number of rows from each preference file, if there are several."""
+"""The number of rows from each preference file, if there are several or `data.sources` names the only one."""
 SUITE_JSON = "suite.json"
 """Every expectation on the data, in Great Expectations' format."""
 FOR_PEOPLE = ("quarantine.jsonl", "review.jsonl", ANNOTATORS, SOURCES, SUITE_JSON)
@@ -97,7 +97,7 @@ def publish(
         "demonstrations": str(inputs.get("demonstrations", taught)),
         "pairs kept": f"{final['data/pairs']:.0f}",
         "rows quarantined": f"{final['data/quarantined']:.0f}",
-        **{f"pairs of {each['source']}": f"{each['pairs']} of {counted(each['rows'], 'row')}" for each in counts},
+        **{f"pairs of {each['source']}": count_text(each) for each in counts},
     }
     write_data_docs(context, out / "attachments" / "data_docs", checks, shown)
     for name in FOR_PEOPLE:
@@ -108,6 +108,9 @@ def publish(
         if check["severity"] == "error" and not check["passed"]:
             rows = f"{counted(check['rows'], 'row')} ({first_rows(check)})" if check["rows"] else "the data as a whole"
             logger.warning("the contract fails: %s: %s: %s", check["name"], check["description"].rstrip("."), rows)
+    for each in counts:
+        if each.get("left_out"):
+            logger.info("%s: %s", each["source"], count_text(each))
     logger.info("kept %d pairs; quarantined %s", final["data/pairs"], reasons or "nothing")
     return final
 
@@ -234,12 +237,23 @@ class SourceCounts(TypedDict):
     """Number of kept pairs; a ranking's row gives several."""
     splits: dict[str, int]
     """Number of kept pairs by split."""
+    weight: NotRequired[float]
+    """The file's weight as in `data.sources`, if it is named there."""
+    left_out: NotRequired[int]
+    """Number of valid pairs that a `max_pairs` left out, if `data.sources` names the file."""
+
+
+def count_text(counts: SourceCounts) -> str:
+    """Return a file's counts for people."""
+    left_out = f", {counted(counts['left_out'], 'valid pair')} left out by max_pairs" if counts.get("left_out") else ""
+    return f"{counts['pairs']} of {counted(counts['rows'], 'row')}{left_out}"
 
 
 def source_counts(found: Examination) -> list[SourceCounts]:
-    """Return the counts of each preference file; empty if there is only one."""
+    """Return the counts of each preference file; empty if there is only one and `data.sources` does not name it."""
     ledger, kept, counts = found.only_pairs.ledger, found.only_pairs.kept, []
-    for file in ledger.files if len(ledger.files) > 1 else ():
+    options = found.job.data.sources
+    for file in ledger.files if len(ledger.files) > 1 or options else ():
         of = ledger.of(file)
         splits = np.bincount(ledger.facts["split"][of & kept], minlength=len(SPLITS)).tolist()
         counts.append(
@@ -248,6 +262,9 @@ def source_counts(found: Examination) -> list[SourceCounts]:
                 splits=dict(zip(SPLITS, splits, strict=True)),
             )
         )  # fmt: skip
+        if (option := options.get(file)) is not None:
+            counts[-1]["weight"] = option.weight
+            counts[-1]["left_out"] = int((of & ledger.good() & ~kept).sum())
     return counts
 
 

@@ -21,6 +21,7 @@ from components.data.inputs import (
     input_names,
     kind_of,
     label_of,
+    refuse_unknown_sources,
     values_of,
 )
 from components.human_eval.batch.halves import JUDGED
@@ -90,7 +91,8 @@ def find_sources(
 
     Raises:
         UserError: a source is missing or can't be read, a data file has no valid row, two preference files are
-            identical, or the pretrained model differs from the one that a reused stage was computed with.
+            identical, `data.sources` names what is no source, or the pretrained model differs from the one that a
+            reused stage was computed with.
     """
     taken = taken or {}
     if sheet is not None and not sheet.is_file():
@@ -125,6 +127,7 @@ def compared_sources(
 def _read_now(config: RunConfig, home: Path, again: str | None) -> dict[str, Input]:
     """Return the inputs of `validate`, including earlier votes and the reference to compare with."""
     data = _find_data(config, home)
+    refuse_unknown_sources(config.data.sources, data)
     preferences = [given.digest for name, given in data.items() if kind_of(name) == "preferences"]
     return data | _votes(config, home) | find_reference(config, home, preferences, again)
 

@@ -7,7 +7,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from components.base.settings import Settings, unkeyed
 from components.data.checks_config import ChecksConfig, NearDuplicateConfig
-from components.data.inputs import JUDGE
+from components.data.inputs import JUDGE, NAMED, values_of
 from components.data.support_desk.desk import SupportDeskConfig
 from components.data.words import label_key
 
@@ -87,6 +87,41 @@ class ReaderPlugin(Settings):
         return {"plugin": given} if isinstance(given, str) else given
 
 
+MOST_WEIGHT = 1000
+"""Largest weight of a source. Its inverse is the smallest, so that no weight vanishes in float32."""
+
+
+class SourceConfig(Settings):
+    """How much one source of the preferences counts."""
+
+    weight: float = 1.0
+    """Weight of each of its pairs in the reward model's training loss, relative to those of other sources. It changes
+    nothing else: not SFT, PPO's prompts, the calibration, a metric or a gate."""
+    max_pairs: int | None = Field(None, ge=10)
+    """At most this many valid pairs of the source, chosen as by `data.max_pairs`, which applies afterwards and takes
+    each source in its share; null keeps all."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, given: object) -> object:
+        if isinstance(given, dict) and (unknown := sorted(map(str, given.keys() - cls.model_fields.keys()))):
+            raise ValueError(
+                f"takes weight and max_pairs, and not {', '.join(unknown)}. A name with a dot stands within the value: "
+                "--set 'data.sources={a.jsonl: {weight: 2}}'"
+            )
+        return given
+
+    @field_validator("weight")
+    @classmethod
+    def _within(cls, weight: float) -> float:
+        if not 1 / MOST_WEIGHT <= weight <= MOST_WEIGHT:
+            raise ValueError(
+                f"must be between {1 / MOST_WEIGHT:g} and {MOST_WEIGHT}; to use none of a source's pairs, take it out "
+                "of data.preferences"
+            )
+        return weight
+
+
 class DataConfig(Settings):
     """The sources of preferences, demonstrations and prompts, and how they are read, checked and split."""
 
@@ -104,6 +139,10 @@ class DataConfig(Settings):
     """A path or hub name of demonstrations; null: the chosen responses, or the support desk's demonstrations."""
     prompts: str | None = unkeyed(None)
     """A path or hub name of the prompts that PPO uses; null: those of the preferences."""
+    sources: dict[str, SourceConfig] = Field(default_factory=dict)
+    """Maps a source of the preferences to its weight and cap: `{a.jsonl: {weight: 2, max_pairs: 5000}}`. Names are
+    those in `sources.json`; a single source is called `preferences`. A row's own `source` field does not matter
+    here."""
     hub: HubConfig = HubConfig()
     """Which part of a hub dataset to read."""
     readers: dict[str, ReaderPlugin] = Field(default_factory=dict)
@@ -183,6 +222,19 @@ class DataConfig(Settings):
     def has_judge(self) -> bool:
         """Return whether an independent judge is trained."""
         return self.judge_preferences is not None or self.generator.judge_pairs > 0
+
+    @field_validator("sources", mode="before")
+    @classmethod
+    def _names_as_text(cls, given: object) -> object:
+        """Turn names to text, since YAML reads the name of a folder `2026` as a number."""
+        return {str(name): each for name, each in given.items()} if isinstance(given, dict) else given
+
+    @field_validator(*NAMED)
+    @classmethod
+    def _no_empty_path(cls, given: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+        if not all(value.strip() for value in values_of(given)):
+            raise ValueError("a path is empty; is a shell variable not set? Name a file, or write null for none")
+        return given
 
     @field_validator("readers")
     @classmethod

@@ -6,9 +6,11 @@ name.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
+
+from components.base.errors import UserError
 
 T = TypeVar("T")
 
@@ -51,6 +53,32 @@ def label_of(name: str) -> str:
 def of_kind(inputs: Mapping[str, T], kind: str) -> dict[str, T]:
     """Return those of `inputs` that are of `kind`, sorted by name, so that their given order has no effect."""
     return {name: inputs[name] for name in sorted(inputs) if kind_of(name) == kind}
+
+
+def refuse_unknown_sources(named: Iterable[str], inputs: Iterable[str]) -> None:
+    """Refuse names in `data.sources` that are not a source of the preferences.
+
+    Args:
+        named: the sources' names in `data.sources`.
+        inputs: the stage's inputs, by name. Without preferences the built-in task's are called `preferences`.
+
+    Raises:
+        UserError: the message lists the sources.
+    """
+    there = sorted(label_of(name) for name in inputs if kind_of(name) == "preferences") or ["preferences"]
+    for name in named:
+        if name not in there:
+            known = "the only one is called preferences" if len(there) == 1 else f"there are {', '.join(there)}"
+            raise UserError(
+                f"data.sources names {name!r}, which is no source of data.preferences: {known}. Write, for example, "
+                f"--set 'data.sources={{{there[0]}: {{weight: 2}}}}'."
+            )
+
+
+def names_file(label: str, path: Path) -> bool:
+    """Return whether `label` is one that `input_names` could give a file among others."""
+    whole = "/".join(_UNSAFE.sub("_", part) for part in path.parts if part != path.anchor)
+    return f"/{whole}".endswith(f"/{label}")
 
 
 def input_names(kind: str, paths: Sequence[Path], digests: Sequence[str]) -> list[str]:

@@ -53,6 +53,9 @@ class CanonicalRow(TypedDict, total=False):
     if none does."""
     weight: Annotated[float, Field(gt=0, le=1)]
     """The pair's weight: the weights of the kept pairs of one ranking sum to 1."""
+    source_weight: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    """For a pair in a split: what `data.sources` multiplies its training loss by, scaled so that the mean over the kept
+    training rows is 1. Absent if no source has a weight."""
     category: Text | None
     """Stratum of the prompt."""
     columns: dict[Text, JsonValue]

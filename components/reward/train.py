@@ -164,9 +164,12 @@ def fit_model(
     def batch_loss(batch: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
         rows = pairs.at(batch) if isinstance(pairs, LazyPairs) else [pairs[i] for i in batch]
         chosen, rejected = scores(model, rows, pad_id, job.runtime)
-        given = onto(job.runtime.device, torch.tensor([[p.weight, p.margin, *p.shares] for p in rows]))
-        weights, shares, margins = given[:, 0], given[:, 2:], given[:, 1:2] if config.use_margin else 0.0
-        loss = weighted_mean(pair_losses(chosen, rejected, shares, margins, config.centring), weights)
+        labels = [[p.weight, p.source_weight, p.margin, *p.shares] for p in rows]
+        given = onto(job.runtime.device, torch.tensor(labels))
+        weights, shares, margins = given[:, 0], given[:, 3:], given[:, 2:3] if config.use_margin else 0.0
+        losses = given[:, 1] * pair_losses(chosen, rejected, shares, margins, config.centring)
+        # Sources' weights are no part of the divisor: in batches sorted by length, a batch may have one source only.
+        loss = weighted_mean(losses, weights)
         with torch.no_grad():
             right = ((chosen - rejected) @ combination > 0).float()
         return loss, {"reward/train_loss": loss, "reward/train_accuracy": weighted_mean(right, weights)}

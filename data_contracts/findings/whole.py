@@ -1,7 +1,7 @@
 """Analyses that need all rows: annotator competence, duplicates, contradictions and near-duplicates."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from components.stats.votes import EQUAL, SECOND, Votes
 from data_contracts.findings.near import near_earlier
 from data_contracts.findings.texts import RowTexts
 from data_contracts.rows.ledger import Ledger, combined
+from data_contracts.rows.measuring import places
 
 _log = logging.getLogger(__name__)
 
@@ -136,12 +137,34 @@ def near_training(ledger: Ledger, kept: NDArray[np.bool_], texts: RowTexts, near
     return out
 
 
-def chosen_by_rank(ledger: Ledger, most: int | None) -> NDArray[np.bool_]:
-    """Return at most `most` good rows (n,): those of lowest rank, whatever their positions."""
-    good = ledger.good()
-    if most is None or good.sum() <= most:
-        return good
-    places = np.flatnonzero(good)
-    kept = np.zeros_like(good)
-    kept[places[np.argsort(ledger.facts["rank"][places], kind="stable")[:most]]] = True
+def chosen_by_rank(ledger: Ledger, most: int | None, of_files: Mapping[str, int]) -> NDArray[np.bool_]:
+    """Return which good rows are kept (n,): those of lowest rank, whatever their positions.
+
+    Args:
+        most: the largest number of rows in all; None keeps all.
+        of_files: the largest number of rows of some files. It applies before `most`, which then takes each file's rows
+            in their share: by rank alone it would take all rows of a strictly limited file, since they have low ranks.
+    """
+    kept = ledger.good()
+    for file, limit in of_files.items():
+        held = np.flatnonzero(kept & ledger.of(file))
+        kept[held[_in_order(ledger, held)[limit:]]] = False
+    if most is None or kept.sum() <= most:
+        return kept
+    held = np.flatnonzero(kept)
+    order = _in_order(ledger, held)
+    if of_files:
+        share = np.empty(len(held))
+        file = places(ledger.facts["row"][held])[0]
+        for each in np.unique(file):
+            own = order[file[order] == each]
+            share[own] = (np.arange(len(own)) + 0.5) / len(own)
+        order = order[np.argsort(share[order], kind="stable")]
+    kept[held[order[most:]]] = False
     return kept
+
+
+def _in_order(ledger: Ledger, index: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the places (m,) in `index` (m,) of these rows, by rank."""
+    order: NDArray[np.int64] = np.argsort(ledger.facts["rank"][index], kind="stable")
+    return order

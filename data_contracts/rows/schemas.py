@@ -24,7 +24,7 @@ class SourceReading(TypedDict):
 _DEMONSTRATION = {"prompt", "response", "source", "row"}
 _PROMPT = {"prompt", "category", "source", "row"}
 _PAIR_MAY = {"columns", "judged_in", "votes_of_models"}
-_PAIR = CanonicalRow.__annotations__.keys() - {"response", "overlong", *_PAIR_MAY}
+_PAIR = CanonicalRow.__annotations__.keys() - {"response", "overlong", "source_weight", *_PAIR_MAY}
 
 
 def _whole(row: CanonicalRow) -> CanonicalRow:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from components.base.errors import GateFailed, UserError
 from components.base.hashing import digest_json
 from components.base.text import counted, line
+from components.data.config import SourceConfig
 from components.data.hub import resolve_source
-from components.data.inputs import BESIDE, SUITE, input_names, values_of
+from components.data.inputs import BESIDE, SUITE, input_names, names_file, refuse_unknown_sources, values_of
 from components.data.rows import listed
 from data_contracts.config import ValidateJob
 from flows.config.profiles import Override
@@ -82,7 +83,8 @@ def check_file(
         with written as folder:
             report = check_sheet(path, config.human_eval.ratings, config.data.checks, folder)
         return report | {"read": [reading.as_json(path)]}
-    named = {name: str(inputs[name]) if name in inputs else None for name in KINDS}
+    named: dict[str, object] = {name: str(inputs[name]) if name in inputs else None for name in KINDS}
+    named["sources"] = own_entry(config, inputs["preferences"]) if "preferences" in inputs else {}
     job = config.job(ValidateJob)
     job = job.model_copy(update={"data": job.data.model_copy(update=named)})
     if profile is not None and config.sft.base is not None:
@@ -132,6 +134,20 @@ def _beside(config: RunConfig, home: Path, preferences: Sequence[str]) -> dict[s
         paths = [resolve_source(value, hub, home / "datasets", f"data.{kind}") for value in values]
         found |= {name: path for path, name in zip(paths, _names(kind, paths), strict=True)}
     return found | {name: given.path for name, given in find_reference(config, home, preferences).items()}
+
+
+def own_entry(config: RunConfig, path: Path) -> dict[str, SourceConfig]:
+    """Return `data.sources` for a check of one file of preferences, by that file's name in a run of several or by
+    `preferences`. Entries of the config's other files are left out.
+
+    Raises:
+        UserError: an entry is of no file that is known.
+    """
+    sources = config.data.sources
+    own = next((name for name in sources if name == "preferences" or names_file(name, path.absolute())), None)
+    if len(values_of(config.data.preferences)) < 2:
+        refuse_unknown_sources((name for name in sources if name != own), ["preferences"])
+    return {} if own is None else {"preferences": sources[own]}
 
 
 def _names(kind: str, paths: Sequence[Path]) -> list[str]:

@@ -14,7 +14,7 @@ from components.base.settings import keyed_values
 from components.store.store import ArtifactStore, Record, digest_folder
 from flows.base_run import changed_before
 from flows.config.profiles import parse_override
-from flows.config.run_config import RunConfig, load_config, to_values
+from flows.config.run_config import RunConfig, check_config, load_config, to_values
 from flows.sources import find_sources
 from tasks.execution.computing import Work
 from tasks.execution.dispatch import _order
@@ -189,6 +189,21 @@ def test_a_list_that_is_not_of_different_preferences_is_the_users_mistake(
     Path("bad.jsonl").write_text('{"prompt": "q", "chosen": "", "rejected": "no"}\n')
     with pytest.raises(UserError, match=re.escape(told)):
         find_sources(load_config("tiny", [parse_override(f"data.preferences={named}")]), tmp_path)
+
+
+def test_options_of_a_source_are_in_the_key_and_a_name_that_is_no_source_begins_no_run(tmp_path: Path) -> None:
+    a, b = pairs(tmp_path / "a.jsonl"), pairs(tmp_path / "b.jsonl", 3)
+    values = to_values(preferring(a, b))
+
+    def asked(**sources: dict[str, float]) -> RunConfig:
+        return check_config(values | {"data": values["data"] | {"sources": sources}}, "test")  # type: ignore[operator]
+
+    one, other, twice = asked(), asked(**{"b.jsonl": {"weight": 3}}), asked(**{"b.jsonl": {"weight": 2}})
+    keys = {key(each, find_sources(each, tmp_path).data) for each in (one, other, twice)}
+    assert len(keys) == 3 and changed_before("reward", other, twice) == {"data.sources.b.jsonl.weight": "validate"}
+    assert check_config(to_values(other), "a run's own config") == other
+    with pytest.raises(UserError, match=r"names 'c\.jsonl'.*there are a\.jsonl, b\.jsonl"):
+        find_sources(asked(**{"c.jsonl": {"weight": 2}}), tmp_path)
 
 
 def test_a_run_that_goes_on_after_validate_needs_none_of_the_files(tmp_path: Path) -> None:

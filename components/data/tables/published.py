@@ -35,11 +35,17 @@ _COLUMNS: dict[str, tuple[str, ...]] = {
     "prompts": ("category", "columns", "prompt"),
 }  # fmt: skip
 """Maps the kind of a split, the first part of its name, to its columns, in their order."""
+_WEIGHTED = "source_weight"
+"""A further column of pairs, in data whose sources have weights. Other data keep the bytes that they had without it."""
 _KNOWN = frozenset(("category", "margin", "objectives", "soft_label", "votes", "votes_chosen"))
 """Columns in which a null means None. In all others it means that the row lacks the field."""
 
 
-def _schema(kind: str) -> "pa.Schema":
+def _columns(kind: str, weighted: bool) -> tuple[str, ...]:
+    return tuple(sorted((*_COLUMNS[kind], _WEIGHTED))) if weighted else _COLUMNS[kind]
+
+
+def _schema(kind: str, weighted: bool) -> "pa.Schema":
     import pyarrow as pa
 
     text, number, share = pa.string(), pa.int64(), pa.float64()
@@ -48,23 +54,26 @@ def _schema(kind: str) -> "pa.Schema":
         "objectives": pa.list_(pa.struct([("name", text), ("share", share)])),
         "overlong": pa.bool_(),
         **dict.fromkeys(("row", "votes", "votes_chosen", "votes_of_models"), number),
-        **dict.fromkeys(("margin", "soft_label", "weight"), share),
+        **dict.fromkeys(("margin", "soft_label", "weight", _WEIGHTED), share),
     }
-    return pa.schema([(name, types.get(name, text)) for name in _COLUMNS[kind]])
+    return pa.schema([(name, types.get(name, text)) for name in _columns(kind, weighted)])
 
 
 class SplitWriter:
     """Writes a split shard by shard, with one batch of rows in memory. Use it as a context manager."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, weighted: bool = False) -> None:
         """Create `folder`, which must not exist. The first part of its name is the kind: `pairs.train` has pairs.
+
+        Args:
+            weighted: whether rows may have `source_weight`.
 
         Raises:
             FileExistsError: the folder exists.
         """
         self.folder, self.kind = folder, folder.name.partition(".")[0]
-        self.schema = _schema(self.kind)
-        self._columns = frozenset(_COLUMNS[self.kind])
+        self.schema = _schema(self.kind, weighted)
+        self._columns = frozenset(self.schema.names)
         self._texts = sorted(self._columns & {"chosen", "rejected", "response", "columns"})
         self._rows: list[Mapping[str, Any]] = []
         self._characters = self._written = self._shards = 0
@@ -158,10 +167,11 @@ def _unfit(row: Mapping[str, Any], name: str, error: Exception) -> UserError:
     return UserError(f"{where} has a number in {name} that does not fit in 64 bits. Correct it, or leave the row out.")
 
 
-def write_split(folder: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write `rows` as the split `folder`, and replace an existing one. Raises as `SplitWriter.write`."""
+def write_split(folder: Path, rows: Iterable[Mapping[str, Any]], weighted: bool = False) -> None:
+    """Write `rows` as the split `folder`, and replace an existing one. `weighted` and errors are as for
+    `SplitWriter`."""
     shutil.rmtree(folder, ignore_errors=True)
-    with SplitWriter(folder) as split:
+    with SplitWriter(folder, weighted) as split:
         for row in rows:
             split.write(row)
 

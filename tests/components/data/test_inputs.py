@@ -6,7 +6,7 @@ from pathlib import Path
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from components.data.inputs import input_names, kind_of, label_of, of_kind
+from components.data.inputs import input_names, kind_of, label_of, names_file, of_kind
 
 PARTS = st.lists(st.text(st.characters(exclude_characters="/\0"), min_size=1, max_size=6), min_size=1, max_size=3)
 DIGESTS = [f"{n:064x}"[::-1] for n in range(6)]
@@ -41,3 +41,9 @@ def test_names_differ_whatever_the_order_and_are_fit_for_mlflow_and_a_command(pa
         assert kind_of(name) == "preferences" and "=" not in name and name == posixpath.normpath(name)
         name.encode()
     assert len(of_kind({**dict.fromkeys(names), "base": None}, "preferences")) == len(names)
+
+
+def test_a_label_is_recognised_as_its_files_whatever_the_folders_it_has() -> None:
+    path = Path("/data/my sets/a b.jsonl")
+    assert all(names_file(label, path) for label in ("a_b.jsonl", "my_sets/a_b.jsonl", "data/my_sets/a_b.jsonl"))
+    assert not any(names_file(label, path) for label in ("b.jsonl", "a b.jsonl", "sets/a_b.jsonl", "other/a_b.jsonl"))

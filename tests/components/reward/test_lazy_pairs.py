@@ -19,7 +19,7 @@ ROWS = [
         "prompt": [{"role": "user", "content": "where is my parcel " * (1 + i % 4)}],
         "chosen": f"it is at {i} " * (i % 5 + 1), "rejected": "no " * (i % 7 + 1),
         "margin": i / 2 if i % 3 else None, "weight": 0.5 if i % 2 else 1.0,
-        "row": i + 1, "source": "s", "category": None,
+        **({"source_weight": 1.5} if i % 5 else {}), "row": i + 1, "source": "s", "category": None,
     }
     for i in range(150)
 ]  # fmt: skip
@@ -38,6 +38,7 @@ def test_lazy_pairs_are_those_that_are_encoded_at_once_in_whatever_order_they_ar
         assert lazy.at(some) == [at_once[i] for i in some]
     assert list(lazy) == at_once and lazy[3:5] == at_once[3:5] and lazy.at([4, 4]) == [at_once[4]] * 2
     assert [PairWeights(lazy)[i] for i in (0, 1)] == [1.0, 0.5]
+    assert [lazy[i].source_weight for i in (0, 1)] == [1.0, 1.5]
     chosen = lazy.choose(np.array([2, 5, 140]))
     assert list(chosen) == [at_once[i] for i in (2, 5, 140)] and chosen.weight(1) == 0.5
     assert lazy.choose(np.arange(len(ROWS))) is lazy
@@ -80,7 +81,7 @@ def test_lengths_of_lazy_pairs_are_those_of_their_tokens(lazy, shared):
 
 
 def test_the_longest_pairs_of_a_split_are_found_without_reading_its_texts(lazy, tmp_path):
-    write_split(tmp_path / "pairs.train", ROWS)
+    write_split(tmp_path / "pairs.train", ROWS, weighted=True)
     rows = read_split(tmp_path / "pairs.train")
     np.testing.assert_array_equal(characters_of(rows), characters_of(ROWS))
     np.testing.assert_array_equal(characters_of(rows[5:9]), characters_of(ROWS[5:9]))

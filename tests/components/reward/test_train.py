@@ -336,6 +336,31 @@ def test_the_first_steps_accuracy_is_that_of_the_model_before_it_learned(stages:
     assert ((chosen > rejected) & (chosen < rejected + 1)).sum() >= 3, "an untrained model is sure of few pairs"
 
 
+def test_a_sources_weight_multiplies_the_loss_of_its_pairs_and_no_accuracy(
+    stages: Any, tmp_path: Path, runtime: Runtime
+) -> None:
+    """Σ w s l / Σ w of ranking weights w, source's weights s and losses l: s is not in the divisor, so that batches of
+    one source are weighted too. The held-out loss is Σ w l / Σ w."""
+    data = shutil.copytree(stages.inputs["data"], tmp_path / "data")
+    w, s = [1.0, 0.25] * 8, [1.6] * 5 + [0.4] * 11
+    rows = [r | {"weight": w[i], "source_weight": s[i]} for i, r in enumerate(read_split(data / "pairs.train")[:16])]
+    write_split(data / "pairs.train", rows, weighted=True)
+    own = type(stages)(stages.inputs | {"data": data})
+    job = own.job("reward")
+    model, (_, tokenizer) = start_model(job, own.inputs["sft"], 0), load_causal_lm(own.inputs["sft"], job.runtime)
+    pairs = encode_pairs(tokenizer, rows, job.generation)
+    assert [(pair.weight, pair.source_weight) for pair in pairs] == list(zip(w, s, strict=True))
+    sides = [p.chosen for p in pairs], [p.rejected for p in pairs]
+    chosen, rejected = (score_sequences(model, tokenizer.pad_token_id, side, runtime).tolist() for side in sides)
+    losses = [math.log1p(math.exp(b - a)) for a, b in zip(chosen, rejected, strict=True)]
+    right = [float(a > b) for a, b in zip(chosen, rejected, strict=True)]
+    (step,) = steps_of(own, tmp_path / "out", micro_batch_size=5)
+    expected = sum(w[i] * s[i] * losses[i] for i in range(16)) / sum(w)
+    assert step["reward/train_loss"] == pytest.approx(expected, rel=1e-5)
+    assert abs(expected - sum(w[i] * losses[i] for i in range(16)) / sum(w)) > 1e-3
+    assert step["reward/train_accuracy"] == pytest.approx(sum(w[i] * right[i] for i in range(16)) / sum(w))
+
+
 def test_models_that_are_still_trained_are_averaged_as_well() -> None:
     first, second = (torch.nn.Linear(2, 1) for _ in range(2))
     expected = (first.weight + second.weight).detach() / 2

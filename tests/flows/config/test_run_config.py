@@ -65,6 +65,22 @@ def test_what_show_config_prints_is_the_same_config(name: str, tmp_path: Path) -
             "data.checks.length_preference.threshold.1 = inf: must be a finite number",
         ),
         ("sft.learning_rate=fast", "sft.learning_rate = fast: must be a valid number"),
+        *(
+            (f"data.sources={{a: {{weight: {value}}}}}", f"data.sources.a.weight = {value.strip('.')}: must be {rule}")
+            for value, rule in (
+                ("0", "between 0.001 and 1000; to use none of a source's pairs, take it out of data.preferences"),
+                ("-2", "between 0.001 and 1000"),
+                ("1001", "between"),
+                (".nan", "a finite"),
+                (".inf", "a finite"),
+            )
+        ),
+        ("data.sources={a: {max_pairs: 9}}", "data.sources.a.max_pairs = 9: must be greater than or equal to 10"),
+        ("data.sources={a: {share: 1}}", "data.sources.a: takes weight and max_pairs, and not share"),
+        ("data.sources.a.jsonl.weight=2", "and not jsonl. A name with a dot stands within the value: --set 'data.sou"),
+        ("data.preferences=''", "data.preferences = : a path is empty; is a shell variable not set?"),
+        ("data.judge_preferences=[a, ' ']", "data.judge_preferences = ['a', ' ']: a path is empty"),
+        ("data.prompts=''", "data.prompts = : a path is empty"),
     ],
 )
 def test_a_mistake_is_named_with_key_value_and_what_would_do(override: str, said: str) -> None:

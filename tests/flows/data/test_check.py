@@ -14,6 +14,7 @@ from data_contracts.check import kind_of
 from data_contracts.rows.reading import reading_of, refuse_ratings
 from flows.config.profiles import parse_override
 from flows.config.run_config import load_config
+from flows.data.check import own_entry
 
 GOOD = [{"prompt": f"question {i}", "chosen": f"good {i} indeed", "rejected": f"bad {i}"} for i in range(40)]
 
@@ -333,3 +334,17 @@ def test_a_raters_own_file_with_its_instructions_is_a_sheet_wherever_it_is_named
     (tmp_path / "ratings.csv").write_text("item,stratum,prompt,sft,policy,policy_side,rating_1\nq1,x,p,s,t,a,policy\n")
     with pytest.raises(UserError, match=r"preferences\.jsonl beside it has the same votes as data"):
         reading_of(tmp_path / "ratings.csv", DataConfig())
+
+
+def test_a_check_of_one_file_applies_its_own_cap_of_a_profile_and_refuses_what_names_no_file(
+    tether_here, tmp_path: Path
+) -> None:
+    write_rows(tmp_path / "a.jsonl", GOOD)
+    several = ("--set", "data.preferences=[a.jsonl, b.jsonl]", "--set")
+    own = check(tether_here, tmp_path, "a.jsonl", "--json", *several, "data.sources={a.jsonl: {max_pairs: 12}, b: {}}")
+    assert own.returncode == 0 and json.loads(own.stdout)["pairs"] == 12
+    config = load_config("tiny", [parse_override("data.sources={preferences: {max_pairs: 12}}")])
+    assert own_entry(config, tmp_path / "a.jsonl")["preferences"].max_pairs == 12
+    wrong = load_config("tiny", [parse_override("data.sources={preferences: {}, b.jsonl: {weight: 2}}")])
+    with pytest.raises(UserError, match=r"names 'b\.jsonl'.*the only one is called preferences"):
+        own_entry(wrong, tmp_path / "a.jsonl")

@@ -84,7 +84,8 @@ def test_each_of_several_files_of_preferences_is_on_the_page_with_its_path_diges
     by_file = {"rows": 3, "row_numbers": [], "rows_by_file": {"a.jsonl": [17], "b.jsonl": [3, 5]}, "value": 0.1}
     check = {"name": "unique", "suite": "preferences_rows", "severity": "warn", "threshold": 0.5, "passed": True}
     out.mkdir()
-    write_json(out / "sources.json", [{"source": "b.jsonl", **counts}, {"source": "a.jsonl", **counts, "rows": 93}])
+    options = {"rows": 93, "left_out": 22, "weight": 0.5}
+    write_json(out / "sources.json", [{"source": "b.jsonl", **counts}, {"source": "a.jsonl", **counts, **options}])
     write_json(out / "report.json", [{**check, **by_file, "description": "It repeats no other."}])
     record = store.publish(done.record.key, out, None, {"stage": "validate", "run": run, "inputs": inputs})
     write_done(folder, done.model_copy(update={"record": record, "inputs": given}))
@@ -92,8 +93,9 @@ def test_each_of_several_files_of_preferences_is_on_the_page_with_its_path_diges
     status.write_text(status.read_text().replace(done.record.digest, record.digest))
     text = shown_text(tmp_path)
     for words in (
-        f"preferences/a.jsonl /data/preferences/a.jsonl {'a' * 64}", "a.jsonl 93 4 67 40 12 15",
-        f"preferences/b.jsonl /data/preferences/b.jsonl {'b' * 64}", "b.jsonl 71 4 67 40 12 15",
+        f"preferences/a.jsonl /data/preferences/a.jsonl {'a' * 64}", "a.jsonl 93 4 67 40 12 15 22 0.5",
+        f"preferences/b.jsonl /data/preferences/b.jsonl {'b' * 64}", "b.jsonl 71 4 67 40 12 15 0 1",
+        "test left out by max_pairs weight",
         "It repeats no other. a.jsonl: 17; b.jsonl: 3, 5", f"reference last {'c' * 64}",
     ):  # fmt: skip
         assert words in text, words
