@@ -23,7 +23,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 AUTO = "auto"
-_PRELOADED = ("data_contracts.rows.working", "data_contracts.findings.texts", "data_contracts.splits", "transformers")
+_PRELOADED = (
+    "data_contracts.rows.working", "data_contracts.findings.texts", "data_contracts.splits", "transformers",
+    "sklearn.feature_extraction.text", "sklearn.linear_model", "sklearn.model_selection",
+)  # fmt: skip
 """Modules that the fork server imports once, for all worker processes."""
 _KILLED = (
     "A process that measures rows was killed, perhaps for its memory. Run the same command again: it continues where "
