@@ -106,8 +106,8 @@ class SourceConfig(Settings):
     def _known(cls, given: object) -> object:
         if isinstance(given, dict) and (unknown := sorted(map(str, given.keys() - cls.model_fields.keys()))):
             raise ValueError(
-                f"takes weight and max_pairs, and not {', '.join(unknown)}. A name with a dot stands within the value: "
-                "--set 'data.sources={a.jsonl: {weight: 2}}'"
+                f"takes weight and max_pairs, and not {', '.join(unknown)}. Write a name that has a dot "
+                "inside the value: --set 'data.sources={a.jsonl: {weight: 2}}'"
             )
         return given
 

@@ -77,7 +77,7 @@ def test_what_show_config_prints_is_the_same_config(name: str, tmp_path: Path) -
         ),
         ("data.sources={a: {max_pairs: 9}}", "data.sources.a.max_pairs = 9: must be greater than or equal to 10"),
         ("data.sources={a: {share: 1}}", "data.sources.a: takes weight and max_pairs, and not share"),
-        ("data.sources.a.jsonl.weight=2", "and not jsonl. A name with a dot stands within the value: --set 'data.sou"),
+        ("data.sources.a.jsonl.weight=2", "and not jsonl. Write a name that has a dot inside the value: --set"),
         ("data.preferences=''", "data.preferences = : a path is empty; is a shell variable not set?"),
         ("data.judge_preferences=[a, ' ']", "data.judge_preferences = ['a', ' ']: a path is empty"),
         ("data.prompts=''", "data.prompts = : a path is empty"),
