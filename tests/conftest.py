@@ -183,7 +183,7 @@ def tether(request: pytest.FixtureRequest) -> Tether:
         if not embedded and arguments[0] in ("run", "rerun", "human-eval"):
             environment = {**request.getfixturevalue("prefect"), **environment}
         call = _call(home, python, arguments, environment)
-        return subprocess.run(**call, cwd=cwd or home.parent, capture_output=True, check=False, timeout=540)
+        return subprocess.run(**call, cwd=cwd or home.parent, capture_output=True, check=False, timeout=1080)
 
     return run
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from flows.deployment.servers import free_port
+from tests.waiting import PATIENCE
 
 
 def clean_environment() -> dict[str, str]:
@@ -55,7 +56,7 @@ class PrefectServer:
         """End it, as an operator does."""
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(60)
+            self._process.wait(PATIENCE * 60)
             self._process = None
 
     def is_up(self) -> bool:
@@ -111,7 +112,7 @@ class MlflowServer:
         """End it by SIGKILL; nothing where it does not run."""
         if self._process is not None and self._process.poll() is None:
             self.signal(signal.SIGKILL)
-            self._process.wait(30)
+            self._process.wait(PATIENCE * 30)
 
 
 ANSWER = b"HTTP/1.1 %s\r\nContent-Length: 2\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n{}"

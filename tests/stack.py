@@ -10,10 +10,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import yaml
@@ -24,13 +24,12 @@ from flows.stack.config import DEFAULT, Stack, load_stack
 from flows.stack.secrets import NAMES, USER, exports, read_passwords
 from flows.stack.state import StackState, read_state, runs
 from tests.servers import clean_environment
+from tests.waiting import until
 
 PLANTED = {name: f"gepflanzt-4711-{number}" for number, name in enumerate(NAMES)}
 WORD = b"gepflanzt-4711"
 ROOT = DEFAULT.parents[1]
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
-
-T = TypeVar("T")
 
 
 def _in_base64(word: bytes) -> list[bytes]:
@@ -44,16 +43,6 @@ _FORMS = [WORD, *_in_base64(WORD)]
 def leaks(text: bytes) -> bool:
     """Whether a planted password is in a text, as it is or as in a header of basic auth."""
     return any(form in text for form in _FORMS)
-
-
-def until(what: str, look: Callable[[], T], seconds: float) -> T:
-    """What `look` finds, as soon as it finds something; prints how long that took."""
-    began = time.monotonic()
-    while not (found := look()):
-        assert time.monotonic() - began < seconds, f"{what}: not within {seconds} s"
-        time.sleep(0.3)
-    print(f"{time.monotonic() - began:6.1f} s  {what}")
-    return found
 
 
 def free_ports(names: list[str]) -> dict[str, int]:

@@ -37,6 +37,7 @@ from tasks.runs.status import list_runs, load_status
 from tasks.tracking.client import connect
 from tasks.tracking.registry import versions
 from tests.faults.homes import SAID, Home, Moment
+from tests.waiting import PATIENCE
 
 STAGES = ["validate", "sft", "reward", "ppo", "human_eval"]
 HEAVY = {"torch", "transformers", "prefect", "great_expectations", "matplotlib"}
@@ -166,7 +167,7 @@ def test_told_to_stop_in_a_stage_that_learns_a_run_goes_on_from_the_last_step_to
     process = start_tether("run", "tiny", f"--set={stage}.checkpoint_every=100000", home=home)
     wait_for_a_point(process, home, stage)
     process.send_signal(sign)
-    said = process.communicate(timeout=120)[0]
+    said = process.communicate(timeout=PATIENCE * 120)[0]
     assert process.returncode == code, said
     assert "finishing this step" in said and "Run the same command again to continue" in said
     assert "Traceback" not in said
@@ -186,7 +187,7 @@ def test_told_to_stop_in_a_stage_that_learns_a_run_goes_on_from_the_last_step_to
 
 def wait_for_a_point(process: Popen[str], home: Path, stage: str) -> None:
     """Until the newest run has reported a step of `stage`."""
-    deadline = time.monotonic() + 400
+    deadline = time.monotonic() + PATIENCE * 400
     while not (runs := sorted((home / "runs").glob("*"))) or not read_points(runs[-1] / "metrics" / f"{stage}.jsonl"):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.005)

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -20,12 +20,13 @@ from tasks.runs.journal import Sent
 from tasks.runs.points import points_file, read_points
 from tasks.runs.status import RunStatus, load_status
 from tests.servers import PrefectServer, Proxy, clean_environment
+from tests.waiting import PATIENCE, until
 
 ROOT = Path(__file__).resolve().parent.parent
 REAL = os.environ.get("TETHER_REAL_OUTAGES") == "1"
 """Whether the outages last as long as those that were seen: minutes, longer than a run may be silent."""
 
-pytestmark = [pytest.mark.servers, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(1800)]
 
 
 class Site:
@@ -54,7 +55,7 @@ class Site:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     site = Site(tmp_path_factory.mktemp("site"))
     try:
-        assert site.tether("deploy", "tiny").wait(180) == 0, site.said("deploy")
+        assert site.tether("deploy", "tiny").wait(PATIENCE * 180) == 0, site.said("deploy")
         serving = site.tether("serve")
         try:
             yield site
@@ -76,14 +77,6 @@ def client(site: Site) -> Iterator[SyncPrefectClient]:
         yield client
 
 
-def until(what: str, look: Callable[[], object], seconds: float) -> None:
-    began = time.monotonic()
-    while not look():
-        assert time.monotonic() - began < seconds, f"{what}: not within {seconds} s"
-        time.sleep(0.3)
-    print(f"{time.monotonic() - began:6.1f} s  {what}")
-
-
 def trigger(client: SyncPrefectClient, updates: int) -> FlowRun:
     deployment = client.read_deployment_by_name("rlhf/tiny")
     config = deployment.parameters["config"]
@@ -102,7 +95,14 @@ def working(site: Site, client: SyncPrefectClient, run: FlowRun) -> FlowRun:
     found = child(client, run)
     assert found is not None
     points = site.home / "work" / found.parameters["order"]["key"] / "points.jsonl"
-    until("PPO is 3 updates on", lambda: len(read_points(points)) >= 3, 180)
+
+    def has_begun() -> bool:
+        for each in (run, found):
+            state = client.read_flow_run(each.id).state_name
+            assert state not in ("Failed", "Completed"), f"{each.name} has ended: {state}\n{site.said('serve')}"
+        return len(read_points(points)) >= 3
+
+    until("PPO is 3 updates on", has_begun, 180)
     return found
 
 

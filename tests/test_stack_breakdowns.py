@@ -17,7 +17,8 @@ from flows.stack.secrets import ROLES, access_key, next_passwords, read_password
 from flows.stack.state import runs
 from tasks.runs.status import load_status
 from tests.certificates import make_certificate
-from tests.stack import PLANTED, Running, leaks, listens, other_addresses, started, until
+from tests.stack import PLANTED, Running, leaks, listens, other_addresses, started
+from tests.waiting import until
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(1200)]
 

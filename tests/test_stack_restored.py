@@ -6,7 +6,8 @@ import time
 import pytest
 
 from tasks.runs.status import load_status
-from tests.stack import Running, started, until
+from tests.stack import Running, started
+from tests.waiting import until
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(1800)]
 

@@ -38,11 +38,12 @@ from tasks.tracking.promotion import champion_terms
 from tasks.tracking.registry import versions
 from tests.conftest import Tether
 from tests.servers import clean_environment
-from tests.stack import PLANTED, ROOT, Running, leaks, listens, other_addresses, started, until
+from tests.stack import PLANTED, ROOT, Running, leaks, listens, other_addresses, started
+from tests.waiting import until
 
 ACCESS = Path(__file__).parents[1] / "docs" / "operations" / "access.md"
 
-pytestmark = [pytest.mark.servers, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

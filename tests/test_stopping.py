@@ -13,6 +13,7 @@ import pytest
 
 from tasks.runs.status import load_status
 from tests.faults.homes import Home, Moment
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -45,7 +46,7 @@ class Run:
 
     def end(self) -> tuple[int, str]:
         """Its exit code and what it said on standard error."""
-        said = self.process.communicate(timeout=200)[1]
+        said = self.process.communicate(timeout=PATIENCE * 200)[1]
         return self.process.returncode, said
 
 
@@ -118,7 +119,7 @@ def test_a_closed_pipe_a_full_disk_and_a_closed_terminal_interrupt_a_run_that_th
     run.until("validate: computing")
     run.out.close()  # as `| head -1` does
     assert run.process.stderr is not None
-    said, code = run.process.stderr.read(), run.process.wait(200)
+    said, code = run.process.stderr.read(), run.process.wait(PATIENCE * 200)
     assert code == 141 and "interrupted: what it prints can't be written (Broken pipe)" in said, said
     assert states(home) == ["interrupted", "passed", "interrupted", "not_run", "not_run", "not_run"]
 

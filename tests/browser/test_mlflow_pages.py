@@ -16,7 +16,7 @@ import pytest
 
 from flows.deployment.servers import free_port
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(1800)]
 
 MODE = "workflowType=machine_learning"
 WAIT = 60_000

@@ -19,7 +19,7 @@ import yaml
 
 from flows.stack.config import DEFAULT, ROOT, load_stack
 from tests.containers.engine import IMAGE, LIMITS, SERVERS, TOOLS, Engine
-from tests.stack import until
+from tests.waiting import until
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
 COMPOSE = ROOT / "infra" / "compose.yaml"

@@ -16,7 +16,8 @@ import pytest
 from flows.stack.checks import s3_files
 from flows.stack.secrets import authorities, exports
 from tests.containers.engine import IMAGE, UID, Engine
-from tests.stack import PLANTED, Running, leaks, started, until
+from tests.stack import PLANTED, Running, leaks, started
+from tests.waiting import until
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
 HOME = "/var/lib/tether"

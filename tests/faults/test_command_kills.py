@@ -16,7 +16,7 @@ from tasks.runs.journal import Sent
 from tests.faults.homes import Home, Moment, tail
 from tests.faults.sample import SEED
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 
 KILLS = 6
 """Of each command."""

@@ -14,7 +14,7 @@ from components.store.store import Record
 from tests.faults.homes import Home, Moment, tail
 from tests.faults.test_kills import kill
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 
 KILLS: tuple[Moment, ...] = (
     ("validate", "publish", 2), ("sft", "checkpoint", 3), ("reward", "publish", 1), ("ppo", "write", 5),

@@ -9,7 +9,8 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from tests.operations.site import BIN, Local, Stack, digests, end, wait_for
+from tests.operations.site import BIN, Local, Stack, digests, end
+from tests.waiting import PATIENCE, until
 
 
 @pytest.fixture(scope="module")
@@ -17,12 +18,12 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     stack = Stack(tmp_path_factory.mktemp("operations"))
     pages = stack.terminal(0, go_on=True)
     try:
-        wait_for("both servers are up", lambda: "Ctrl-C" in stack.said(0))
+        until("both servers are up", lambda: "Ctrl-C" in stack.said(0))
         deployed = stack.terminal(1)
-        assert deployed.wait(120) == 0, stack.said(1)
+        assert deployed.wait(PATIENCE * 120) == 0, stack.said(1)
         workers = stack.terminal(2, go_on=True)
         try:
-            wait_for("workers are started", lambda: "Ctrl-C" in stack.said(2))
+            until("workers are started", lambda: "Ctrl-C" in stack.said(2))
             yield stack
         finally:
             end("the workers have ended", workers)

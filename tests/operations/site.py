@@ -5,11 +5,10 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
@@ -24,31 +23,19 @@ from prefect.client.schemas.objects import FlowRun
 from flows.deployment.servers import free_port
 from tasks.runs.points import read_points
 from tasks.runs.status import load_status
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 DOC = (ROOT / "docs" / "operations" / "local.md").read_text()
 
 Local = Callable[..., "Future[list[str]]"]
-T = TypeVar("T")
-
-
-def wait_for(what: str, look: Callable[[], T], seconds: float = 120) -> T:
-    """What `look` finds, as soon as it finds something; prints how long that took."""
-    began = time.monotonic()
-    while True:
-        found = look()
-        if found:
-            print(f"{time.monotonic() - began:6.1f} s  {what}")
-            return found
-        assert time.monotonic() - began < seconds, f"{what}: not within {seconds} s"
-        time.sleep(0.3)
 
 
 def end(what: str, process: subprocess.Popen[bytes]) -> None:
     """End a command as an operator does, and print how long that took."""
     process.terminate()
-    wait_for(what, lambda: process.poll() is not None, 60)
+    until(what, lambda: process.poll() is not None, 60)
 
 
 class Stack:
@@ -106,7 +93,7 @@ def ended(client: SyncPrefectClient, run: FlowRun, what: str, seconds: float = 4
         found = client.read_flow_run(run.id)
         return found if found.state is not None and found.state.is_final() else None
 
-    return wait_for(what, look, seconds)
+    return until(what, look, seconds)
 
 
 def log(client: SyncPrefectClient, run: FlowRun) -> str:
@@ -122,11 +109,9 @@ def child(client: SyncPrefectClient, parent: FlowRun) -> FlowRun | None:
 
 def working_child(client: SyncPrefectClient, stack: Stack, parent: FlowRun, steps: int = 3) -> FlowRun:
     """The same, once it has a few updates behind it."""
-    found = wait_for("PPO is ordered", lambda: child(client, parent))
+    found = until("PPO is ordered", lambda: child(client, parent))
     key = found.parameters["order"]["key"]
-    wait_for(
-        f"PPO is {steps} updates on", lambda: len(read_points(stack.home / "work" / key / "points.jsonl")) >= steps
-    )
+    until(f"PPO is {steps} updates on", lambda: len(read_points(stack.home / "work" / key / "points.jsonl")) >= steps)
     return client.read_flow_run(found.id)
 
 

@@ -28,9 +28,9 @@ from tests.operations.site import (
     log,
     only,
     trigger,
-    wait_for,
     working_child,
 )
+from tests.waiting import until
 
 UPDATES = 60
 """PPO's, where it has to last until another pipeline is up."""
@@ -39,7 +39,7 @@ LONGER = 2 * UPDATES + 1
 FEW = 20
 """The same, where it has to last long enough to be killed."""
 
-pytestmark = [pytest.mark.servers, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +140,7 @@ def test_a_retried_run_takes_up_the_run_it_began_and_computes_nothing_twice(
         found = client.read_flow_run(run.id)
         return found if found.run_count > run.run_count and found.state and found.state.is_final() else None
 
-    run = wait_for("the retried run ends", retried, 300)
+    run = until("the retried run ends", retried, 300)
     assert run.state is not None and run.state.is_completed(), log(client, run)
     assert list_runs(stack.home) == runs, "no second run is left beside the first"
     after = load_status(stack.home)

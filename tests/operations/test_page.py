@@ -28,10 +28,10 @@ from tests.operations.site import (
     log,
     only,
     trigger,
-    wait_for,
 )
+from tests.waiting import PATIENCE, until
 
-pytestmark = [pytest.mark.servers, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(1800)]
 
 
 def test_a_schedule_fires_and_ppo_runs_on_the_other_worker_with_a_local_runs_digests(
@@ -47,7 +47,7 @@ def test_a_schedule_fires_and_ppo_runs_on_the_other_worker_with_a_local_runs_dig
         runs = client.read_flow_runs(deployment_filter=of)
         return next((run for run in runs if run.state is not None and run.state.is_running()), None)
 
-    run = wait_for("the schedule fires and its run begins", fired, 90)
+    run = until("the schedule fires and its run begins", fired, 90)
     for schedule in client.read_deployment_schedules(deployment.id):
         client.update_deployment_schedule(deployment.id, schedule.id, active=False)
     run = ended(client, run, "the scheduled run ends")
@@ -61,7 +61,7 @@ def test_a_schedule_fires_and_ppo_runs_on_the_other_worker_with_a_local_runs_dig
     _logged_as_json(stack, ppo)
     stages = {"validate", "sft", "reward", "ppo", "human_eval"}
     # Prefect's server writes task runs down behind the flow run's end.
-    wait_for(
+    until(
         "all tasks are told", lambda: stages <= {t.name for t in client.read_task_runs(flow_run_filter=only(run))}, 60
     )
     found = client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run.id])))
@@ -164,7 +164,7 @@ def test_the_page_asks_the_server_that_it_is_served_from(stack: Stack) -> None:
 def test_the_page_triggers_a_run(stack: Stack, client: SyncPrefectClient) -> None:
     stack.blocks[3] = f"export TETHER_HOME={stack.home} PREFECT_API_URL={stack.api}\n{stack.blocks[3]}"
     shell = stack.terminal(3)
-    assert shell.wait(180) == 0, stack.said(3)
+    assert shell.wait(PATIENCE * 180) == 0, stack.said(3)
     assert "human_eval" in stack.said(3)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from components.base.errors import CheckFailed, UserError
 from components.distributed.hosts import Hosts, these_hosts
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -38,7 +39,7 @@ def test_two_hosts_of_one_rank_each_compute_a_stage_together(toy: Any, two_hosts
     other = other_host(two_hosts)
     try:
         assert toy(ranks=2).metrics["toy/steps"] == 16.0
-        assert other.wait(60) == 0
+        assert other.wait(PATIENCE * 60) == 0
     finally:
         other.kill()
 
@@ -49,7 +50,7 @@ def test_the_error_of_a_rank_on_another_host_ends_the_stage(toy: Any, two_hosts:
     try:
         with pytest.raises(CheckFailed, match=r"^toy: the loss is nan\. Lower toy\.learning_rate\.$"):
             toy(ranks=2, goes_wrong="check", rank=1)
-        assert other.wait(60) == 1
+        assert other.wait(PATIENCE * 60) == 1
     finally:
         other.kill()
 

@@ -18,6 +18,7 @@ from tests.components.distributed.conftest import runtime_of
 from tests.components.distributed.test_launching import ranks_alive
 from tests.components.distributed.test_stages import compare_samples, difference, on_ranks
 from tests.components.rewards.scorer import Scorer
+from tests.waiting import PATIENCE
 
 FUNCTIONS = """
 import json, os, pathlib, time
@@ -239,7 +240,7 @@ def test_a_source_that_may_take_longer_than_ranks_wait_is_refused_before_models_
 
 def until_gone(folder: Path) -> None:
     """Wait for every process of a launch, the function's too: that looks once a second whether its parent is there."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE * 20
     while ranks_alive(folder):
         assert time.monotonic() < deadline, ranks_alive(folder)
         time.sleep(0.2)

@@ -18,6 +18,7 @@ from components.rollouts.client import resolve_rollout
 from components.rollouts.config import RolloutConfig
 from components.training.checkpoint import load_latest
 from tests.components.rollouts.standin import StandIn
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[3]
 Asking = Callable[..., RolloutConfig]
@@ -80,7 +81,7 @@ def test_killed_while_it_waits_for_responses_it_goes_on_to_the_same_bytes(
         return choice
 
     server.spoil = kill
-    assert process.wait(timeout=200) == -signal.SIGKILL and ends
+    assert process.wait(timeout=PATIENCE * 200) == -signal.SIGKILL and ends
     kept = load_latest(tmp_path / "checkpoint" / "ppo")
     assert kept is not None and kept.step == 3 and list((tmp_path / "sent").iterdir())
     stages.run("ppo", tmp_path, rollout=config, checkpoint_every=1)

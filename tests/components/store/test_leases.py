@@ -14,6 +14,7 @@ import pytest
 from components.base.errors import LeaseLost
 from components.base.process import is_alive, is_dead, this_process
 from components.store.leases import Lease, holder, leased
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[3]
 TTL = 1.0
@@ -125,7 +126,7 @@ def test_a_holder_elsewhere_whose_heart_beats_is_waited_for(hold, tmp_path: Path
     time.sleep(3 * TTL)
     assert waiter.poll() is None and not (tmp_path / "000000002.held").exists()
     assert not first.finds_it_lost() and not waits
-    assert waiter.communicate(timeout=20)[0].split() == ["2", "False"]
+    assert waiter.communicate(timeout=PATIENCE * 20)[0].split() == ["2", "False"]
 
 
 def test_who_stood_still_and_goes_on_finds_the_lock_lost_and_takes_nothing_from_its_successor(
@@ -218,7 +219,7 @@ def test_of_many_processes_one_at_a_time_is_inside(tmp_path: Path) -> None:
         subprocess.Popen([sys.executable, "-c", STRESS, str(tmp_path), str(n)], cwd=ROOT, stderr=subprocess.PIPE)
         for n in range(6)
     ]
-    assert [process.communicate(timeout=100)[1] for process in all_] == [b""] * 6
+    assert [process.communicate(timeout=PATIENCE * 100)[1] for process in all_] == [b""] * 6
     assert (tmp_path / "counter").read_text() == "90"
     numbers = [int(line) for line in (tmp_path / "numbers").read_text().split()]
     assert numbers == sorted(set(numbers)), "tokens only rise"

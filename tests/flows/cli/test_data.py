@@ -17,6 +17,7 @@ from components.store.store import ArtifactStore
 from data_contracts.rows.gather import RowSource, judged_rows
 from flows.data.candidates import find_models
 from tasks.runs.status import StatusFile
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[3]
 WORDS = "my order is late what can you do about it now".split()
@@ -124,7 +125,7 @@ def test_a_call_that_is_killed_and_interrupted_goes_on_from_its_chunks_to_the_sa
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.01)
         process.send_signal(how)
-        assert process.wait(60) == code
+        assert process.wait(PATIENCE * 60) == code
         assert after <= chunks() < 22 and not (tmp_path / "out").exists()
     for name, state in (("out", home), ("whole", tmp_path / "fresh")):
         done = tether(*command, name, home=state, cwd=tmp_path)

@@ -16,6 +16,7 @@ from components.base.jsonl import read_rows, write_rows
 from components.data.config import DataConfig
 from flows.data.label import LabelOptions, label_file, read_pairs
 from tests.components.rewards.scorer import Scorer
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -107,7 +108,7 @@ def test_a_call_that_is_killed_loses_the_pair_in_progress_only(tmp_path: Path, e
         return answer(body)
 
     endpoint.answer = kill
-    assert process.wait(120) == -signal.SIGKILL
+    assert process.wait(PATIENCE * 120) == -signal.SIGKILL
     assert len(read_rows(tmp_path / "cut" / "answers.jsonl")) == 3
     label(tmp_path / "pairs.jsonl", "cut")
     assert len(endpoint.asked) == 8 + 6

@@ -27,6 +27,7 @@ from flows.deployment.servers import free_port
 from tasks.runs.points import Spool, points_file, read_points
 from tasks.runs.status import StatusFile, load_status
 from tests.servers import PrefectServer, clean_environment
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[3]
 DASHBOARD = json.loads((ROOT / "infra" / "grafana" / "tether.json").read_text(encoding="utf-8"))
@@ -182,7 +183,7 @@ def test_prometheus_can_ask_over_http_until_the_command_is_ended(
     taken = tether("metrics", "--port", found[1], home=tmp_path)
     assert taken.returncode == 2 and "Give another one." in taken.stderr and "Traceback" not in taken.stderr
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 0
+    assert process.wait(PATIENCE * 30) == 0
 
 
 @pytest.mark.servers
@@ -219,7 +220,7 @@ def test_a_real_prometheus_finds_data_for_every_query_of_the_dashboard(
     finally:
         for process in (prometheus, exporter):
             process.terminate()
-            process.wait(30)
+            process.wait(PATIENCE * 30)
 
 
 def asked(port: int, query: str) -> list[Any]:

@@ -28,6 +28,7 @@ from flows.stack.secrets import (
 )
 from flows.stack.state import Adopted, PartState, StackState, read_state, write_state
 from tests.stack import make_stack
+from tests.waiting import PATIENCE
 
 SLEEPS = [sys.executable, "-c", "import time; time.sleep(60)"]
 
@@ -63,7 +64,7 @@ def test_a_program_that_is_not_of_python_sees_no_variable_of_ours(
     monkeypatch.setenv("HF_TOKEN", "secret-of-mine")
     log = tmp_path / "log"
     part = Supervised(Service("env", "", ["env"], environment={"OWN": "1"}, bare=True), log)
-    part.process.wait(20)
+    part.process.wait(PATIENCE * 20)
     lines = log.read_text().splitlines()
     assert "OWN=1" in lines and not [each for each in lines if "secret-of-mine" in each]
 

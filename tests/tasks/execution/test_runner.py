@@ -25,6 +25,7 @@ from tasks.runs.journal import read_done, recorded_paths
 from tasks.runs.points import points_file, read_points
 from tasks.runs.status import load_status
 from tests.forks import Forked
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -352,7 +353,7 @@ def test_a_holder_that_stood_still_too_long_publishes_nothing_and_disturbs_nobod
     start, kit, home, toy_source, monkeypatch, continued
 ):
     def wait_for(what):
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE * 20
         while not what():
             assert time.monotonic() < deadline
             time.sleep(0.01)

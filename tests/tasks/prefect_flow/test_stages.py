@@ -17,6 +17,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Cancelled
 
 from tasks.prefect_flow.stages import Outcome, prefect_runner, unless_gone
+from tests.waiting import PATIENCE
 
 
 @pytest.mark.parametrize("error", [GateFailed("kl"), UserError("the data are empty")])
@@ -121,7 +122,7 @@ def test_the_server_of_a_dead_run_is_ended_and_forgotten(tmp_path: Path, sleeper
     dead = {**this_process(), "started": "1"}
     path = note(tmp_path / "embedded", dead, describe_process(sleeper.pid))
     assert end_orphans(tmp_path / "embedded") == [sleeper.pid]
-    assert sleeper.wait(10) != 0
+    assert sleeper.wait(PATIENCE * 10) != 0
     assert not path.exists()
 
 
