@@ -11,6 +11,9 @@ marked = $(if $(filter tests/%,$(ARGS)),,$(shell grep -rlE --include='test_*.py'
 
 .PHONY: demo test test-servers test-core core-sample test-stack test-containers bench-stack bench-review bench-gpu test-browser test-ranks test-simulator test-label-studio test-architectures architectures-sample faults faults-sample fuzz test-slow check reference lessons docs mutants bench serve stack install lock audit clean
 
+# Threads that wait for others sleep, as in every command of ours: beside a second test on two cores they took the other's time.
+export OMP_WAIT_POLICY ?= PASSIVE
+
 demo: $(INSTALLED)
 	$(BIN)/tether run demo
 
