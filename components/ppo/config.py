@@ -186,6 +186,8 @@ class PpoConfig(OptimizerConfig):
     """Responses per update, `group_size` to each prompt."""
     group_size: int = Field(1, ge=1)
     """Responses per prompt; `rloo` and `grpo` compare them, and need two or more."""
+    max_prompts: int | None = Field(None, ge=1)
+    """Train on this many prompts at most (the first ones, in data order); null for all."""
     minibatch_size: int = Field(64, ge=1)
     """Responses per optimiser step."""
     micro_batch_size: int = Field(64, ge=1)

@@ -94,7 +94,7 @@ def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     if job.ppo.epochs > 4:
         warnings.warn(f"ppo.epochs is {job.ppo.epochs}: more than 4 passes drift far off-policy.", stacklevel=1)
     data = inputs["data"]
-    prompts = SplitColumn(read_split(data / "prompts.train"), "prompt")
+    prompts = SplitColumn(read_split(data / "prompts.train"), "prompt")[: job.ppo.max_prompts]
     if not prompts:
         raise UserError("ppo: the data hold no training prompt. Raise data.split.train.")
     models = Models.load(job, inputs)

@@ -295,6 +295,14 @@ def test_reports_tell_metrics_by_step_with_speed_and_the_total(stages: Any, tmp_
     assert all(8 / (time.perf_counter() - began) < m["ppo/samples_per_second"] < 1e5 for _, m, _ in seen)
 
 
+def test_updates_ask_no_prompt_but_the_first_max_prompts(stages: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    encode, asked = stage.encode_prompts, []
+    monkeypatch.setattr(stage, "encode_prompts", lambda t, prompts, n: asked.extend(prompts) or encode(t, prompts, n))
+    stages.run("ppo", tmp_path / "out", max_prompts=2, updates=2)
+    first = [row["prompt"] for row in read_split(stages.inputs["data"] / "prompts.train")[:2]]
+    assert [asked.count(prompt) for prompt in first] == [len(asked) / 2] * 2
+
+
 def test_people_s_data_have_no_gold_and_the_run_needs_none(stages: Any, tmp_path: Path) -> None:
     data = shutil.copytree(stages.inputs["data"], tmp_path / "data")
     (data / "task.json").write_text('{"name": "none"}')
