@@ -205,7 +205,7 @@ def _judge(
     gate: Gate, metrics: Mapping[str, float], threshold: Threshold, waiver: Waiver | None, skipped: bool
 ) -> Verdict:
     value = metrics.get(gate.metric)
-    if value is None and gate.if_measured:
+    if gate.if_measured and not metrics.keys() & {gate.metric, gate.estimate}:
         threshold = None
     verdict = functools.partial(
         Verdict,
@@ -220,7 +220,10 @@ def _judge(
     if threshold is None:
         return verdict(passed=True, text=f"{gate.metric} is not judged")
     rule = f"{gate.op} {_shown(threshold)}"
-    if value is None:
+    if value is None and gate.estimate in metrics:
+        estimate = f"{gate.estimate} ({metrics[gate.estimate]:.6g}) has no interval (is it of one prompt?)"
+        passed, text = False, f"{gate.metric} is unknown: {estimate}, must be {rule}"
+    elif value is None:
         near = difflib.get_close_matches(gate.metric, metrics, cutoff=0.5)
         recorded = f"; {gate.stage} recorded {', '.join(near)}" if near else ""
         passed, text = False, f"{gate.metric} is missing, must be {rule}{recorded}"

@@ -26,7 +26,8 @@ class Gate:
     warn_only: bool = False
     """Shown and recorded, but never stops a run."""
     if_measured: bool = False
-    """For a metric that not every run has: the gate is off if the metric is missing (NaN still fails)."""
+    """For a metric that not every run has: the gate is off if neither the metric nor its `estimate` is there. It fails
+    on NaN, and on an estimate whose interval is unknown."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metric", self.metric or self.name.replace(".", "/", 1))
@@ -35,6 +36,11 @@ class Gate:
     def stage(self) -> str:
         """Return the stage that it judges."""
         return self.name.partition(".")[0]
+
+    @property
+    def estimate(self) -> str:
+        """Return the metric of whose interval it judges an end (`ppo/kl` for `ppo/kl_high`); else its own metric."""
+        return self.metric.removesuffix("_low").removesuffix("_high")
 
     @property
     def short(self) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from components.base.text import markdown as words
 from components.gates.judging import Verdict
+from components.gates.table import GATES
 
 
 def outcome(verdict: Verdict) -> str:
@@ -29,11 +30,16 @@ def markdown(verdicts: Sequence[Verdict]) -> str:
 
 
 def rule(verdict: Verdict) -> str:
-    """Return a gate's rule, `<= 0.05`, with its second bound if it has one: `<= 0.05 or within 0.173`."""
+    """Return a gate's rule, `<= 0.05`, with its second bound if it has one: `<= 0.05 or within 0.173`.
+
+    A gate that judges both ends of an interval says so, since the value that is shown may lie within.
+    """
     threshold = verdict.threshold
     if threshold is None:
         return "off"
     first = _ends(threshold) if isinstance(threshold, tuple) else f"{verdict.op} {number(threshold)}"
+    if verdict.name in GATES and GATES[verdict.name].ends:
+        first = f"interval within {first}"
     return first if verdict.within is None else f"{first} or within {_ends(verdict.within)}"
 
 

@@ -10,6 +10,7 @@ from components.gates.judging import GatesConfig, Waiver, check_waivers, failure
 from components.gates.judging import judge as judge_by
 from components.gates.table import GATES
 from components.gates.text import outcome
+from components.stats.intervals import paired_gain
 
 PROBES = ("filler", "flattery", "hedge", "repetition", "whitespace", "exclamations", "dots")
 REWARD = {
@@ -119,6 +120,17 @@ def test_the_gate_of_what_not_every_run_does_is_off_without_its_metric_and_fails
     assert found.passed and found.threshold is None
     for value in (math.nan, -0.031):
         assert verdict("reward.refresh_gain_low", {**GOOD, "reward/refresh_gain_low": value}).stops
+
+
+@pytest.mark.parametrize(
+    ("gate", "threshold", "value"), [("judge_gain_low", 0.0, 3.0), ("rule_violations_excess", 0.05, -1.0)]
+)
+def test_an_estimate_without_an_interval_does_not_switch_its_gate_off(gate, threshold, value):
+    estimate = f"ppo/{gate.removesuffix('_low')}"
+    metrics = paired_gain([value, value], [0.0, 0.0], ["the only prompt"] * 2).metrics(estimate)
+    assert metrics == {estimate: value}
+    found = next(v for v in judge("ppo", metrics, {gate: threshold}) if v.name == f"ppo.{gate}")
+    assert found.stops and f"{estimate} ({value:g}) has no interval" in found.text
 
 
 def test_the_failure_names_metric_value_and_threshold():

@@ -39,6 +39,11 @@ def test_a_rule_is_its_sign_and_threshold_or_both_ends_of_a_range() -> None:
     assert rule(verdict(op="between", threshold=(0.8, 1.25))) == "0.8 to 1.25"
 
 
+def test_a_rule_on_both_ends_of_an_interval_does_not_seem_to_hold_for_the_value_alone() -> None:
+    failed = verdict(name="ppo.length_ratio", op="between", threshold=(0.5, 1.5), value=1.45)
+    assert rule(failed) == "interval within 0.5 to 1.5"
+
+
 def test_a_rule_says_the_second_bound_that_lets_a_gate_pass() -> None:
     assert rule(verdict(threshold=0.05, within=0.1732)) == "<= 0.05 or within 0.1732"
     assert rule(verdict(op="between", threshold=(0.8, 1.25), within=(0.64, 1.5))) == "0.8 to 1.25 or within 0.64 to 1.5"
