@@ -24,6 +24,7 @@ from components.ppo.maths import (
     masked_variance,
     moved_to_tokens,
     overlong_penalty,
+    score_spread,
     tied_groups,
     token_rewards,
 )
@@ -203,7 +204,7 @@ def gather_experience(
         "ppo/entropy": masked_mean(found["entropy"], mask),
         "ppo/response_tokens": mask.sum(1).float().mean(),
         "ppo/ended": samples.ended.float().mean(),
-        "ppo/score_spread": scores.std(correction=0),
+        "ppo/score_spread": score_spread(scores),
     }
     if config.score.missing_eos == "replace":
         unread["ppo/replaced"] = 1 - unread["ppo/ended"]

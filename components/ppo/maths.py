@@ -116,6 +116,12 @@ TIE = 1e-4
 """Scores within this of each other are tied: rounding alone can make equal texts' scores differ by as much."""
 
 
+def score_spread(scores: Responses) -> Float[Tensor, ""]:
+    """Return the standard deviation of scores (B,), and 0 if all are equal to within `TIE`: rounding is no spread."""
+    tied = scores.amax() - scores.amin() <= TIE
+    return scores.std(correction=0).masked_fill(tied, 0)
+
+
 def tied_groups(scores: Responses, group_size: int) -> Bool[Tensor, "G"]:
     """Return which of the G groups have scores (B,) that are all equal to within `TIE`."""
     groups = scores.unflatten(0, (-1, group_size))

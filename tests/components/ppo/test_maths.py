@@ -200,7 +200,7 @@ def test_what_stands_under_the_mask_changes_no_formula_and_gets_no_gradient(
 def test_every_formula_of_maths_stands_in_the_table_of_masks() -> None:
     public = {n for n, f in vars(maths).items() if callable(f) and getattr(f, "__module__", "") == maths.__name__}
     functions = {n for n in public if n.islower()}
-    unmasked = {"leave_one_out", "tied_groups", "group_normalised", "overlong_penalty"}
+    unmasked = {"leave_one_out", "tied_groups", "score_spread", "group_normalised", "overlong_penalty"}
     forms = ("_clipped", "_dual", "_sequence", "_cap")
     assert functions - unmasked == {next((n.removesuffix(f) for f in forms if n.endswith(f)), n) for n in FORMULAS}
 
@@ -219,6 +219,17 @@ def test_scores_that_differ_by_rounding_alone_are_tied_and_rank_nothing() -> Non
     assert maths.tied_groups(scores, 3).tolist() == [True, False]
     assert maths.group_normalised(scores, 3)[:3].tolist() == [0, 0, 0]
     assert maths.group_normalised(scores, 3)[5].item() == pytest.approx(2 / math.sqrt(3), rel=0.1)
+
+
+@pytest.mark.parametrize("score", [-2.3, 0.1, 3.3])
+def test_equal_scores_have_no_spread_whatever_their_rounding(score: float) -> None:
+    rounding = 1e-6 * torch.randn(128, generator=torch.Generator().manual_seed(0))
+    for scores in (torch.full((128,), score), score + rounding):
+        assert scores.std(correction=0) > 0 or score == -2.3
+        assert maths.score_spread(scores) == 0, "the gate ppo.score_spread_min asks for more than 0"
+    apart = torch.full((128,), score)
+    apart[0] += 1
+    assert maths.score_spread(apart).item() == pytest.approx(math.sqrt(127) / 128, rel=1e-4)
 
 
 @given(st.integers(2, 5), st.integers(1, 4), st.floats(-10, 10), st.integers(0, 99))
