@@ -33,7 +33,7 @@ from components.reward.suites.scorer import RewardScorer
 from components.reward.train import HeldPairs, train_models
 from components.stats.calibration.measure import calibration, correctness, fit_temperature
 from components.stats.calibration.nulls import Judgements
-from components.stats.intervals import Numbers, cluster_codes, clustered_mean
+from components.stats.intervals import Numbers, cluster_codes, gain_in_shares
 from components.training.loop import torch_seed
 
 
@@ -163,9 +163,9 @@ def _calibrate(
     by_majority = majority_baseline(chosen_shown_first(splits["train"]), chosen_shown_first(test))
     baselines: Numbers = {
         "length_accuracy": float(by_length.mean()),
-        "length_gain_low": clustered_mean(correctness(found) - by_length, clusters).low,
+        "length_gain_low": gain_in_shares(correctness(found), by_length, clusters).low,
         "majority_accuracy": float(by_majority.mean()),
-        "majority_gain_low": clustered_mean(correctness(found) - by_majority, clusters).low,
+        "majority_gain_low": gain_in_shares(correctness(found), by_majority, clusters).low,
     }
     document = calibrated.document() | by_slice.document() | baselines | {"length_rule": rule}
     write_json(artifact / "calibration.json", document)

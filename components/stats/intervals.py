@@ -119,6 +119,40 @@ def paired_gain(a: ArrayLike, b: ArrayLike, clusters: Iterable[Hashable]) -> Int
     return clustered_mean(left - right, clusters)
 
 
+def gain_in_shares(a: ArrayLike, b: ArrayLike, clusters: Iterable[Hashable]) -> Interval:
+    """As `paired_gain` for `a` and `b` in [0, 1] (correctness, ties 1/2), but wider if few rows differ.
+
+    Where no row differs, `paired_gain` has an interval of width 0, even for two rows. So the interval is widened to
+    what the mean of max(a - b, 0) and that of max(b - a, 0) imply (`at_least_of_shares`): with n equal rows, each of
+    its own cluster, the ends are -+ t^2 / (n + t^2).
+
+    Raises:
+        ValueError: as for `paired_gain`, or a value outside [0, 1].
+    """
+    codes = cluster_codes(clusters)
+    gain = paired_gain(a, b, codes)
+    difference = np.asarray(a, dtype=np.float64) - np.asarray(b, dtype=np.float64)
+    gained, lost = (clustered_proportion(np.maximum(sign * difference, 0.0), codes) for sign in (1, -1))
+    return at_least_of_shares(gain, ((1.0, gained), (-1.0, lost)))
+
+
+def at_least_of_shares(linearised: Interval, shares: Iterable[tuple[float, Interval]]) -> Interval:
+    """Widen the interval of a weighted sum of shares, sum_i w_i p_i, to what the shares' own intervals imply.
+
+    With l_i the end of share i that makes the sum smaller, the lower end is at most value - sqrt(sum_i (w_i (p_i -
+    l_i))^2), and the upper end at least its mirror image (Zou and Donner 2008, Statistics in Medicine 27:1693; of a
+    difference of two shares with Wilson's ends Newcombe 1998, Statistics in Medicine 17:873). A linearised interval
+    takes a share of which the sample shows no variation, as that of one row, as exact. NaN ends stay NaN.
+    """
+    if not math.isfinite(linearised.low):
+        return linearised
+    value, down, up = linearised.value, 0.0, 0.0
+    for weight, share in shares:
+        ends = weight * (share.value - share.low), weight * (share.high - share.value)
+        down, up = math.hypot(down, ends[weight < 0]), math.hypot(up, ends[weight > 0])
+    return Interval(value, min(linearised.low, value - down), max(linearised.high, value + up))
+
+
 def jackknifed_ratio(a: float, b: float, a_without: ArrayLike, b_without: ArrayLike) -> Interval:
     """Return a / b of two statistics of the same C clusters, with an interval by the jackknife of log a - log b.
 

@@ -7,7 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from components.stats.intervals import FloatArray, Interval, cluster_codes, clustered_mean, clustered_proportion
+from components.stats.intervals import (
+    FloatArray,
+    Interval,
+    at_least_of_shares,
+    cluster_codes,
+    clustered_mean,
+    clustered_proportion,
+)
 
 _CHUNK = 1_000
 """Number of texts that are tokenised at a time."""
@@ -29,7 +36,8 @@ def balanced_length_accuracy(
 
     A rule that sees only length is right on one side and wrong on the other, so its mean is 0.5, however often the
     longer response wins. The mean's interval comes from its linearisation, clustered by prompt: a pair of side s, which
-    has n_s of the n pairs, has the influence (correct - accuracy_s) n / (2 n_s).
+    has n_s of the n pairs, has the influence (correct - accuracy_s) n / (2 n_s). It is at least as wide as the sides'
+    own intervals imply (`at_least_of_shares`), since a side of one pair shows no variation.
 
     Args:
         correct: (n,) 1, 0, or 1/2 for a tie.
@@ -51,7 +59,9 @@ def balanced_length_accuracy(
     if (side > 0).any() and (side < 0).any():
         unequal = side != 0
         mean = (found["chosen_longer"].value + found["chosen_shorter"].value) / 2
-        found["balanced"] = clustered_mean(mean + influence[unequal] * unequal.sum(), codes[unequal])
+        linearised = clustered_mean(mean + influence[unequal] * unequal.sum(), codes[unequal])
+        sides = (0.5, found["chosen_longer"]), (0.5, found["chosen_shorter"])
+        found["balanced"] = at_least_of_shares(linearised, sides)
     return found
 
 

@@ -12,7 +12,7 @@ from components.reward.loading import load_scorer
 from components.reward.pairs import PreferencePair, encode_pairs
 from components.reward.scoring import score_sequences
 from components.stats.calibration.measure import correctness
-from components.stats.intervals import clustered_mean, paired_gain
+from components.stats.intervals import clustered_proportion, gain_in_shares
 
 
 def judged_metrics(
@@ -37,11 +37,11 @@ def judged_metrics(
         return {}
     clusters = [prompt_key(row["prompt"]) for row in rows]
     right = agreement(job, model, tokenizer, rows)
-    found = {"reward/judged_pairs": float(len(rows))} | clustered_mean(right, clusters).metrics("reward/judged")
+    found = {"reward/judged_pairs": float(len(rows))} | clustered_proportion(right, clusters).metrics("reward/judged")
     if "previous_reward" in inputs:
         before = agreement(job, load_scorer(inputs["previous_reward"], job.runtime)[0], tokenizer, rows)
-        found |= clustered_mean(before, clusters).metrics("reward/judged_previous")
-        found |= paired_gain(right, before, clusters).metrics("reward/judged_gain")
+        found |= clustered_proportion(before, clusters).metrics("reward/judged_previous")
+        found |= gain_in_shares(right, before, clusters).metrics("reward/judged_gain")
     return found
 
 

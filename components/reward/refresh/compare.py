@@ -30,7 +30,7 @@ from components.reward.refresh.previous import check_previous
 from components.reward.scoring import ScoreScale, score_sequences
 from components.stats.calibration.measure import Calibration, calibration, correctness
 from components.stats.calibration.nulls import Judgements
-from components.stats.intervals import Numbers, cluster_codes, paired_gain
+from components.stats.intervals import Numbers, cluster_codes, gain_in_shares
 from components.training.loop import seeded
 
 Pairs = Mapping[str, Sequence[PreferencePair]]
@@ -314,7 +314,7 @@ def refresh_report(
         for name, scores, temperature in (("previous", before, then.temperature), ("new", after, scale.temperature))
     }
     here = ScoreScale.measure(raw(old_model, samples.ids), then.temperature)
-    numbers = paired_gain(is_, was, clusters).named("gain") | {
+    numbers = gain_in_shares(is_, was, clusters).named("gain") | {
         "right_to_wrong": float(((was == 1) & (is_ == 0)).mean()),
         "wrong_to_right": float(((was == 0) & (is_ == 1)).mean()),
         "correlation": float(pearsonr(before.ravel(), after.ravel()).statistic),

@@ -182,6 +182,19 @@ def wilson_low(share: float, error: float, z: float) -> float:
     return float(brentq(lambda x: share - x - z * math.sqrt(x * (1 - x) / effective), 1e-12, share))
 
 
+def gain_low(gain: Array, clusters: Array) -> float:
+    """The lower end of a gain in shares: that of a mean, or where losses at their upper end and gains at their lower
+    one are farther."""
+    gained, lost = np.maximum(gain, 0), np.maximum(-gain, 0)
+    down = gained.mean() - share_low(gained, clusters), 1 - share_low(1 - lost, clusters) - lost.mean()
+    return min(ends(gain, clusters)[0], float(gain.mean()) - math.hypot(*down))
+
+
+def share_low(values: Array, clusters: Array) -> float:
+    codes = np.unique(clusters, return_inverse=True)[1]
+    return wilson_low(float(values.mean()), spread(mean_of(values), codes), quantile(codes))
+
+
 def binned(confidence: Array, right: Array, bins: int) -> list[Array]:
     """Equal-mass bins: whoever stands at (rank - 1/2) / n."""
     assert len(set(confidence.tolist())) == len(confidence), "ties share a bin; here there are none"
@@ -260,6 +273,9 @@ def test_the_gates_on_test_pairs_judge_what_the_published_models_say_of_them(tra
     def balanced(weights: Array) -> float:
         return sum(float((weights * side) @ right / (weights @ side)) for side in (longer, shorter)) / 2
 
+    def side_low(side: Array) -> float:
+        return float(right[side].mean()) - share_low(right[side], clusters[side])
+
     tokens = np.array(
         [[min(len(scorer.response(r[side])), CAP) for r in rows["test"]] for side in ("chosen", "rejected")]
     )
@@ -283,9 +299,13 @@ def test_the_gates_on_test_pairs_judge_what_the_published_models_say_of_them(tra
         "reward/temperature_at_end": float(not 0.011 < temperature < 99),
         "reward/brier_high": ends((1 - expit(logits)) ** 2, clusters)[1],
         "reward/log_loss_high": ends(-np.log(expit(logits)), clusters)[1],
-        "reward/length_gain_low": ends(right - by_length, clusters)[0],
-        "reward/majority_gain_low": ends(right - by_side, clusters)[0],
-        "reward/balanced_length_accuracy_low": balanced(np.ones(n)) - quantile(unequal) * spread(balanced, clusters),
+        "reward/length_gain_low": gain_low(right - by_length, clusters),
+        "reward/majority_gain_low": gain_low(right - by_side, clusters),
+        "reward/balanced_length_accuracy_low": balanced(np.ones(n))
+        - max(
+            quantile(unequal) * spread(balanced, clusters),
+            math.hypot(*(side_low(side) / 2 for side in (longer > 0, shorter > 0))),
+        ),
         "reward/length_partial_correlation_high": math.tanh(math.atanh(r) + reach),
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=2e-3, abs=2e-4)
@@ -429,7 +449,7 @@ def test_a_refreshs_gain_is_that_over_the_earlier_model_on_the_old_test_pairs(tr
     rows, earlier = trained.rows["old test"], Scorer(trained.earlier)
     is_, was = (np.sign(np.subtract(*each.sides(rows))) / 2 + 0.5 for each in (scorer, earlier))
     assert (is_ != was).sum() >= 5
-    assert trained.metrics["reward/refresh_gain_low"] == pytest.approx(ends(is_ - was, groups(rows))[0], abs=1e-6)
+    assert trained.metrics["reward/refresh_gain_low"] == pytest.approx(gain_low(is_ - was, groups(rows)), abs=1e-6)
 
 
 def crooked(model: Any, how: str) -> Any:

@@ -6,12 +6,14 @@ from scipy import stats
 
 from components.stats.intervals import (
     Interval,
+    at_least_of_shares,
     cluster_codes,
     clustered_auroc,
     clustered_mean,
     clustered_proportion,
     clustered_ratio,
     fleiss_kappa,
+    gain_in_shares,
     jackknifed_ratio,
     paired_gain,
 )
@@ -127,6 +129,33 @@ def test_pairing_removes_what_both_measurements_share() -> None:
     assert gain.low > 0.8 and gain.high < 1.2
     with pytest.raises(ValueError, match="shape"):
         paired_gain([1.0], [1.0, 2.0], range(2))
+
+
+@pytest.mark.parametrize("rows", [5, 20, 200])
+def test_a_model_that_lost_accuracy_on_few_rows_is_not_certain_to_have_kept_it(rows: int) -> None:
+    """It loses a fifth of the rows and gains none; the interval of a mean ends above -0.2 in a third of five rows."""
+    rng, found = np.random.default_rng(rows), []
+    for _ in range(1000):
+        kept = (rng.random(rows) > 0.2).astype(float)
+        ones = np.ones(rows)
+        found.append((gain_in_shares(kept, ones, range(rows)), paired_gain(kept, ones, range(rows))))
+    above, plainly = np.mean([[each.low > -0.2 + 1e-9 for each in pair] for pair in found], axis=0)
+    assert above <= 0.035 < plainly
+    assert all(wide.low <= narrow.low and wide.high >= narrow.high for wide, narrow in found)
+
+
+def test_rows_that_do_not_differ_leave_room_for_a_difference_and_many_that_do_change_no_interval() -> None:
+    t2 = stats.t.ppf(0.975, 9) ** 2
+    for same in (np.ones(10), np.full(10, 0.5)):
+        assert gain_in_shares(same, same, range(10)) == pytest.approx((0, -t2 / (10 + t2), t2 / (10 + t2)))
+    assert np.isnan(gain_in_shares([1.0, 1.0], [1.0, 0.0], ["p", "p"]).low)
+    rng = np.random.default_rng(6)
+    a, b = (rng.random((2, 2000)) < [[0.7], [0.6]]).astype(float)
+    assert gain_in_shares(a, b, range(2000)) == pytest.approx(paired_gain(a, b, range(2000)), abs=3e-4)
+    one = Interval(0.5, 0.1, 0.8)
+    assert at_least_of_shares(Interval(-0.2, -0.2, -0.2), ((-1.0, one), (2.0, Interval(0.15, 0.15, 0.2)))) == (
+        pytest.approx((-0.2, -0.2 - 0.3, -0.2 + np.hypot(0.4, 0.1)))
+    )
 
 
 @pytest.mark.parametrize(

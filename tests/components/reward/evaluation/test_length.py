@@ -33,6 +33,18 @@ def test_the_balanced_intervals_cover_95_percent_of_the_time() -> None:
     assert 0.92 <= np.mean(covered) <= 0.98
 
 
+@pytest.mark.parametrize("few", [1, 2, 3, 5])
+def test_a_side_of_few_pairs_does_not_pass_for_sure(few: int) -> None:
+    """Right in 85 % where the longer won and in 30 % where the shorter did: one pair that is right shows no spread."""
+    rng, gap = np.random.default_rng(few), np.append(np.ones(200), -np.ones(few))
+    rates = np.where(gap > 0, 0.85, 0.3)
+    found = [balanced_length_accuracy(rng.random(gap.size) < rates, gap, range(gap.size))["balanced"]
+             for _ in range(600)]  # fmt: skip
+    assert np.mean([each.low > 0.575 for each in found]) <= 0.04
+    alone = balanced_length_accuracy([1, 1], [1, -1], range(2))["balanced"]
+    assert alone.value == 1 and alone.low < 0.3 and alone.high == 1
+
+
 def test_with_a_pair_a_prompt_it_is_the_correlation_of_the_gaps() -> None:
     rng = np.random.default_rng(2)
     lengths = rng.integers(5, 60, size=(2, 300))
