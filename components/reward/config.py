@@ -2,14 +2,21 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from components.base.settings import Settings, unkeyed
 from components.models.config import AdapterConfig, GenerationConfig
 from components.models.runtime import Runtime
 from components.training.optim import FitConfig
 
-SuiteName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}$")]
+
+def _no_gate_of_all_suites(name: str) -> str:
+    if name.startswith("accuracy"):
+        raise ValueError(f"reward/suite_{name} is a metric of all suites, which a gate judges: choose another name")
+    return name
+
+
+SuiteName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}$"), AfterValidator(_no_gate_of_all_suites)]
 
 
 class EnsembleConfig(Settings):

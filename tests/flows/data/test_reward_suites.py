@@ -48,6 +48,13 @@ def test_a_suite_that_cannot_be_read_is_named_before_the_run(tmp_path: Path) -> 
         config(f"reward.suites={{'a b': {path}}}")
 
 
+@pytest.mark.parametrize("name", ["accuracy", "accuracy_low"])
+def test_a_suites_name_cannot_take_the_place_of_the_number_that_the_gate_judges(name: str, tmp_path: Path) -> None:
+    path = suite(tmp_path / "a.jsonl")
+    with pytest.raises(UserError, match=rf"reward/suite_{name} is a metric of all suites"):
+        config(f"reward.suites.{name}={path}")
+
+
 def test_a_rerun_after_reward_refuses_another_suite(tmp_path: Path) -> None:
     one, other = config("reward.suites.mine=a.jsonl"), config("reward.suites.mine=b.jsonl")
     assert changed_before("ppo", one, other) == {"reward.suites.mine": "reward"}
