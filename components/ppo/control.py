@@ -61,10 +61,12 @@ class KLController:
         """Count a batch with mean KL `kl` and lower interval end `low`, in the config's unit; return whether to stop.
 
         Single batches are noisy (2.57, 5.63, 1.63 in a healthy demo), so the run stops only if all of the last
-        `WINDOW` = 5 batches are above the ceiling. This is a sign test: if the median KL is at most the ceiling, it
-        happens with probability at most 2^-5 = 3.1 %, whatever the distribution. A t interval would count the growth of
-        a diverging KL as noise. A policy that stays above the ceiling is thus stopped at its fifth update there. A
-        policy far above it is stopped at once, if one batch's `low` is above `FAR` = 3 times the ceiling.
+        `WINDOW` = 5 batches are above the ceiling. This is a sign test of each window: if the median KL is at most the
+        ceiling, independent batches are all above it with probability at most 2^-5 = 3.1 %, whatever the distribution.
+        Over a whole run that adds up: KL with its median at the ceiling is stopped within 60 updates in 62 % of runs.
+        So the ceiling belongs well above the target (see `KLConfig.stop_above`). A t interval would count the growth of
+        a diverging KL as noise. A policy that stays above the ceiling is stopped at its fifth update there. A policy
+        far above it is stopped at once, if one batch's `low` is above `FAR` = 3 times the ceiling.
         """
         ceiling = self.config.stop_above
         if ceiling is None:

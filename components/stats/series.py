@@ -26,6 +26,9 @@ def series_rise(values: ArrayLike, level: float = LEVEL, *, given: ArrayLike | N
     standard error and adjusted degrees of freedom). In a short series the residuals underestimate r, so r is raised by
     (k + (2 + k) r) / n (Marriott and Pope 1954, Biometrika 41:390, and Kendall, 41:403) and clipped to [0, 0.95].
 
+    In short series with strong autocorrelation the interval is still too narrow. It misses a true rise of 0 in 4 to 7 %
+    of series of 40 values at autocorrelations up to 0.8, but in 12 % of 10 values at 0.6 and in 17 % at 0.8.
+
     Raises:
         ValueError: fewer than 5 values, or one that is not finite; `given` differs in length, or is constant.
     """

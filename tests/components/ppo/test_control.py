@@ -113,6 +113,18 @@ def test_a_healthy_demos_swings_stop_nothing_and_a_runaway_is_stopped() -> None:
         assert all(at is not None for at in (stopped_at(row, ceiling=9.0) for row in growing[:500]))
 
 
+def test_a_ceiling_near_the_target_stops_runs_that_hold_their_target_and_one_at_twice_does_not() -> None:
+    """KL about 6, deviation 0.3 of it, each batch half like the last, 100 updates."""
+    noise = np.random.default_rng(1).standard_normal((500, 100))
+    for t in range(1, 100):
+        noise[:, t] = 0.5 * noise[:, t - 1] + math.sqrt(0.75) * noise[:, t]
+    share = {
+        ratio: np.mean([stopped_at(row, ceiling=6.0 * ratio) is not None for row in 6 * np.exp(0.3 * noise - 0.045)])
+        for ratio in (1.2, 1.5, 2.0)
+    }
+    assert share[1.2] > 0.35 and share[1.5] < 0.06 and share[2.0] == 0
+
+
 def test_a_checkpoint_holds_all_that_the_tether_remembers() -> None:
     controller = adaptive(stop_above=10.0, proportional=0.5)
     for kl in (11.0, 12.0, 11.0, 10.5):
