@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from components.base.errors import CheckFailed
 from components.base.jsonl import write_rows
 from components.data.support_desk.task import task_scores
 from components.data.tables.published import read_split
@@ -293,6 +294,9 @@ def respond(
         temperature: of sampling, 0 for greedy; None takes the job's. Log-probabilities are always at the job's
             temperature; if the two differ, `kl` is a log-ratio but not an estimate of KL.
         judged: also ask the independent judge, if there is one.
+
+    Raises:
+        CheckFailed: a score or a log-probability is not finite.
     """
     drawn = {} if temperature is None else {"temperature": temperature}
     generation, rows = job.generation.model_copy(update=drawn), list[Answered]()
@@ -311,6 +315,10 @@ def respond(
         entropy, ended = found["entropy"].cpu(), samples.ended.tolist()  # one transfer per batch
         of_judge = [None] * len(texts) if "judge_scores" not in found else _scaled(models, found["judge_scores"])
         score, reward, divergence = torch.stack([scores, rewards, kl]).tolist()
+        read = {"log-probability": divergence, "score of the reward model": score, "score of the judge": of_judge}
+        for name, numbers in read.items():
+            if not all(each is None or math.isfinite(each) for each in numbers):
+                raise CheckFailed(f"the evaluation of PPO: a {name} isn't finite, so no gate could judge the policy.")
         for i, (prompt, text) in enumerate(zip(batch, texts, strict=True)):
             rows.append(Answered(
                 text, score[i], reward[i], divergence[i], lengths[i],

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from components.base.errors import CheckFailed
 from components.base.jsonl import read_rows, write_json
 from components.data.support_desk.desk import SupportDeskConfig, generate
 from components.data.tables.published import write_split
@@ -110,6 +111,14 @@ def test_where_no_pair_ended_the_gain_among_ended_is_unknown_and_all_else_is_kno
     metrics, _ = evaluated(draw(rng, 0.3, 1.0), draw(rng, 0.0, 0.0))
     assert metrics["ppo/both_ended"] == 0 and "ppo/reward_gain_ended" not in metrics
     assert np.isfinite(list(metrics.values())).all()
+
+
+def test_a_score_that_is_not_finite_in_the_evaluation_is_named_and_no_fault_of_an_interval(
+    evaluated: Evaluate,
+) -> None:
+    scores, ended = draw(np.random.default_rng(5), 0.3, 1.0)
+    with pytest.raises(CheckFailed, match="score of the reward model isn't finite"):
+        evaluated(([*scores[:-1], float("nan")], ended), (scores, ended))
 
 
 def rows_of(rng: np.random.Generator, rate: float, **fields: Any) -> list[evaluate.Answered]:
