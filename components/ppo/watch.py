@@ -47,6 +47,8 @@ class Watch:
     """The policy's parameters at update `best`, complete and on the CPU."""
     outside: int = 0
     """How many of the latest batches in a row had a KL certainly above the band."""
+    reached: float = 0.0
+    """The highest KL of a batch, in `kl.unit`, after which the policy was evaluated."""
 
     @classmethod
     def start(cls, job: PpoJob, data: Path) -> "Watch":
@@ -59,7 +61,7 @@ class Watch:
         by_update = {
             name: {str(update): each for update, each in getattr(self, name).items()} for name in ("scores", "nats")
         }
-        named = ("sft", "sft_judge", "looks", "best", "outside")
+        named = ("sft", "sft_judge", "looks", "best", "outside", "reached")
         return {name: getattr(self, name) for name in named} | by_update
 
     def restore(self, state: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
@@ -74,17 +76,22 @@ class Watch:
     def due(self, update: int, last: bool, kl: float) -> bool:
         """Return whether to evaluate after `update` updates; `kl` is the last batch's mean KL in `kl.unit`.
 
-        The last update is evaluated only if an earlier one was, since otherwise there is nothing to compare it with. A
+        The last update is evaluated only if an earlier one was, since otherwise there is nothing to compare it with.
+        While the critic warms up the policy is still SFT, and an evaluation would only use up `watch.patience`. A
         diverging KL may cross the whole band between two regular evaluations. So an extra one is due each time that KL
-        is an eighth of the band above every evaluated KL: at most eight times within the band.
+        is an eighth of the band above every KL at which there was one: at most eight times within the band. These are
+        the KL of evaluated policies and of the batches before them: an average of weights (`ppo.ema`) has a lower KL
+        than the policy that samples the batches.
         """
         every, most = self.config.evaluate_every, self.config.watch.kl_high
-        if every is None or len(self.prompts) < 2:
+        if every is None or len(self.prompts) < 2 or update <= self.config.critic.warmup:
             return False
         name = "kl" if self.config.kl.unit == "response" else "kl_per_token"
-        reached = max((look[name] for look in self.looks), default=0.0)
+        reached = max([self.reached, *(look[name] for look in self.looks)])
         rose = most is not None and kl <= most and kl >= reached + most / 8
-        return update % every == 0 or rose or (last and bool(self.looks))
+        due = update % every == 0 or rose or (last and bool(self.looks))
+        self.reached = max(self.reached, kl) if due else self.reached
+        return due
 
     def look(self, models: Models, job: PpoJob, data: Path, update: int) -> list[Answered]:
         """Evaluate the policy after `update` updates, and keep its weights if it is the best so far.

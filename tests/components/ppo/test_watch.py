@@ -77,20 +77,32 @@ def test_a_broken_tether_fails_the_gate_though_the_published_policy_is_inside_th
     assert verdicts["ppo.kl"].passed and not verdicts["ppo.stopped"].passed and verdicts["ppo.stopped"].stops
 
 
-def test_the_published_weights_are_those_that_were_evaluated(cut: Ran, stages: Any, tmp_path: Path) -> None:
+def check_published(ran: Ran, stages: Any) -> None:
+    """Evaluate the published weights again, and compare with the evaluation that chose them."""
     from components.models.folders import load_causal_lm
     from components.ppo.evaluate import respond
     from components.ppo.models import Models
 
     job = stages.job("ppo", **CUT)
     models = Models.load(job, stages.inputs)
-    models.policy, _ = load_causal_lm(cut.artifact, job.runtime)
+    models.policy, _ = load_causal_lm(ran.artifact, job.runtime)
     data = stages.inputs["data"]
     prompts = [row["prompt"] for row in read_split(data / "prompts.calibration")[:16]]
     rows = respond(models, models.policy, prompts, job, data, stream=watching.STREAM)
-    look = next(look for look in cut.about["evaluations"] if look["update"] == cut.about["published_update"])
+    look = next(look for look in ran.about["evaluations"] if look["update"] == ran.about["published_update"])
     assert sum(row.score for row in rows) / 16 == pytest.approx(look["score"], abs=1e-5)
     assert sum(row.kl for row in rows) / 16 == pytest.approx(look["kl"], abs=1e-4)
+
+
+def test_the_published_weights_are_those_that_were_evaluated(cut: Ran, stages: Any) -> None:
+    check_published(cut, stages)
+
+
+def test_with_an_average_it_is_the_average_that_is_evaluated(stages: Any, tmp_path: Path) -> None:
+    ran = run(stages, tmp_path, updates=3, evaluate_every=1, ema=0.5)
+    assert ran.about["published_update"] == 3, "an earlier checkpoint would hold what was evaluated, whatever it was"
+    assert ran.metrics["ppo/kl"] < read_rows(ran.artifact / "history.jsonl")[-1]["ppo/kl"], "they must differ"
+    check_published(ran, stages)
 
 
 def test_evaluations_leave_no_trace_in_the_training_and_without_them_the_last_policy_is_published(
@@ -203,6 +215,23 @@ def test_patience_ends_after_so_many_evaluations_that_raised_nothing() -> None:
     assert not seen([better, *level, (7, 1.1, 4.0)], patience=3).out_of_patience()
     assert not seen([better, *level]).out_of_patience(), "null: never"
     assert not seen([(n, 1.0, 9.0) for n in range(1, 9)], patience=3).out_of_patience(), "nothing was inside the band"
+
+
+def test_a_policy_that_does_not_train_yet_uses_up_no_patience(stages: Any, tmp_path: Path) -> None:
+    warming = {"critic": {"warmup": 4}, "evaluate_every": 1, "watch": {"patience": 2, "prompts": 8, "kl_high": None}}
+    ended = run(stages, tmp_path, **warming, stop_early=True)
+    assert ended.metrics["ppo/updates"] > 4
+    assert ended.about["evaluations"][0]["update"] == 5, "until then it is SFT"
+
+
+def test_an_average_whose_kl_lags_behind_is_evaluated_no_more_often_than_the_policy() -> None:
+    watch, met = Watch(PpoConfig(evaluate_every=100, kl={"target": 3}, watch={"kl_high": 8.0}, ema=0.99), PROMPTS), []
+    for update in range(1, 61):
+        if watch.due(update, False, update / 10):
+            met.append(update)
+            watch.looks.append({"update": update, "kl": update / 100})
+            watch.restore(json.loads(json.dumps(watch.state())), {})
+    assert met == [10, 20, 30, 40, 50, 60], "each eighth of the band, as of a policy without an average"
 
 
 def test_a_run_out_of_patience_ends_and_does_not_fail(stages: Any, tmp_path: Path) -> None:
