@@ -89,6 +89,20 @@ class ScoreConfig(EnsembleConfig):
     length_buffer_penalty: float = Field(1.0, gt=0)
     """What `length_buffer` subtracts at the cap, in SFT standard deviations."""
 
+    @model_validator(mode="after")
+    def _penalties_are_subtracted(self) -> Self:
+        for name, subtracted, needed in (
+            ("missing_eos_penalty", self.missing_eos == "subtract", "missing_eos=subtract"),
+            ("length_buffer_penalty", self.length_buffer is not None, "a length_buffer"),
+        ):
+            value, default = getattr(self, name), type(self).model_fields[name].default
+            if not subtracted and value != default:
+                raise ValueError(
+                    f"{name} ({value:g}) is subtracted only with {needed}: set that too, or leave {name} out (its "
+                    f"default is {default:g})"
+                )
+        return self
+
 
 class CriticConfig(Settings):
     """The value function of `advantage: gae` and `sequence`."""
@@ -272,7 +286,7 @@ class PpoConfig(OptimizerConfig):
     the gate `ppo.evaluated` fails."""
     evaluate_every: int | None = Field(4, ge=1)
     """Updates between evaluations on prompts of the calibration split. The best checkpoint that they find is published.
-    Null: no such evaluations, and the last policy is published."""
+    There are none during `critic.warmup`. Null: no such evaluations, and the last policy is published."""
     watch: WatchConfig = WatchConfig()
     """What the evaluations of `evaluate_every` use and decide."""
     monitors: MonitorConfig = MonitorConfig()

@@ -10,6 +10,8 @@ FEWEST = 5
 """The fewest updates in a window; with fewer its metrics are left out."""
 LEVEL_KL = 1.0
 """KL counts as level if the interval of its rise begins at or below 0 and ends at or below this times the mean KL."""
+STABILISERS = ("left_out", "length_buffer_penalty", "clip_fraction_above", "dual_clip_fraction", "ptx_loss")
+"""Metrics of an update that say what a stabiliser did in it. Each is there only if its option is set."""
 
 Row = Mapping[str, float]
 
@@ -18,11 +20,21 @@ def curve_metrics(history: Sequence[Row], config: KLConfig) -> dict[str, float]:
     """Return metrics from the rows of `history.jsonl`, one row per update, in order.
 
     `ppo/ratio_max` and `ppo/clip_fraction_max` are the largest of all updates. For the others see `uniform_scores`,
-    `unsettled_tether` and `unpaid_reward`.
+    `unsettled_tether`, `unpaid_reward` and `stabiliser_means`.
     """
     largest = {f"ppo/{new}": max(row[f"ppo/{old}"] for row in history)
                for new, old in (("ratio_max", "ratio_max"), ("clip_fraction_max", "clip_fraction"))}  # fmt: skip
-    return largest | uniform_scores(history) | unsettled_tether(history, config) | unpaid_reward(history)
+    found = largest | uniform_scores(history) | unsettled_tether(history, config) | unpaid_reward(history)
+    return found | stabiliser_means(history)
+
+
+def stabiliser_means(history: Sequence[Row]) -> dict[str, float]:
+    """Return the mean of each metric of `STABILISERS` over the updates that have it."""
+    found = {}
+    for name in (f"ppo/{each}" for each in STABILISERS):
+        if values := [row[name] for row in history if name in row]:
+            found[name] = math.fsum(values) / len(values)
+    return found
 
 
 def uniform_scores(history: Sequence[Row]) -> dict[str, float]:

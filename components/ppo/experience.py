@@ -126,11 +126,16 @@ def rewarded_scores(raw: Tensor, samples: Samples, scale: ScoreScale, config: Sc
         scores = torch.where(samples.ended, scores, torch.full_like(scores, scale.missing_eos_score))
     elif config.missing_eos == "subtract":
         scores = torch.where(samples.ended, scores, scores - config.missing_eos_penalty)
-    lengths = samples.response_mask.sum(1)
     if config.length_buffer is not None:
-        punished = overlong_penalty(lengths.to(scores.dtype), cap, config.length_buffer)
-        scores = scores + config.length_buffer_penalty * punished
-    return scores - config.length_penalty * lengths
+        scores = scores - buffer_penalties(samples, config, cap)
+    return scores - config.length_penalty * samples.response_mask.sum(1)
+
+
+def buffer_penalties(samples: Samples, config: ScoreConfig, cap: int) -> Tensor:
+    """Return what `length_buffer` subtracts from the score of each response (B,), in SFT standard deviations."""
+    assert config.length_buffer is not None
+    lengths = samples.response_mask.sum(1).float()
+    return -config.length_buffer_penalty * overlong_penalty(lengths, cap, config.length_buffer)
 
 
 def placed(tokenizer: Any, said: Sequence[Sequence[int]], row: int, parts: Parts) -> list[tuple[int, float]]:
@@ -208,6 +213,9 @@ def gather_experience(
     }
     if config.score.missing_eos == "replace":
         unread["ppo/replaced"] = 1 - unread["ppo/ended"]
+    if config.score.length_buffer is not None:
+        cut = buffer_penalties(samples, config.score, job.generation.max_new_tokens)
+        unread["ppo/length_buffer_penalty"] = cut.mean()
     if not config.has_critic:
         unread["ppo/tied_groups"] = tied_groups(scores, config.group_size).float().mean()
     importance = None

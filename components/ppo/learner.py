@@ -267,6 +267,11 @@ class Learner:
             "ppo/approx_kl": masked_mean(kl_estimates(old, logprobs.detach(), mask).k3, mask),
             "ppo/ratio_max": surrogate.ratio.detach().max(),
         }
+        if config.clip_range_high is not None:
+            above = surrogate.clipped & ~surrogate.floored & (surrogate.ratio > 1)
+            metrics["ppo/clip_fraction_above"] = masked_mean(above.float(), mask)
+        if config.dual_clip is not None:
+            metrics["ppo/dual_clip_fraction"] = masked_mean(surrogate.floored.float(), mask)
         if first and experience.samples.seen is not None:
             metrics["ppo/sampler_drift"] = sampler_drift(old, logprobs.detach(), mask, self.job)
         loss = policy

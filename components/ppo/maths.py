@@ -145,9 +145,11 @@ class PolicyLoss(NamedTuple):
     loss: Floats
     """-min(r A, clip(r, 1-ε, 1+ε_high) A); with a dual clip c, at most -c A where A < 0."""
     ratio: Floats
-    """r = π / π_old, 1 where the mask is False."""
+    """r = π / π_old, without a gradient; 1 where the mask is False."""
     clipped: Mask
     """Where clipping removed the gradient."""
+    floored: Mask
+    """Where it was the dual clip that removed it."""
 
 
 def policy_loss(
@@ -166,14 +168,19 @@ def policy_loss(
         dual_clip: c > 1 (Ye et al. 2020, arXiv 1912.09729, equation 5): where A < 0 the surrogate is
             max(min(r A, clip(r) A), c A), which ends the gradient of a token that has become c times as likely.
     """
-    ratio = (logprobs - old).masked_fill(~mask, 0).exp()
+    log_ratio = (logprobs - old).masked_fill(~mask, 0)
+    ratio = log_ratio.detach().exp()
     high = clip_range if clip_high is None else clip_high
-    free, held = ratio * advantages, ratio.clamp(1 - clip_range, 1 + high) * advantages
-    surrogate, clipped = torch.minimum(free, held), held < free
+    free, constant = ratio * advantages, ratio.clamp(1 - clip_range, 1 + high) * advantages
+    clipped, floored = constant < free, torch.zeros_like(mask)
     if dual_clip is not None:
-        floor = torch.where(advantages < 0, dual_clip * advantages, -torch.inf)
-        surrogate, clipped = torch.maximum(surrogate, floor), clipped | (surrogate < floor)
-    return PolicyLoss(-surrogate.masked_fill(~mask, 0), ratio, clipped & mask)
+        floor = dual_clip * advantages
+        floored = (advantages < 0) & (torch.minimum(free, constant) < floor)
+        clipped, constant = clipped | floored, torch.where(floored, floor, constant)
+    # Without a path to the ratio of tokens that have no gradient: through one that overflows, 0 · inf would be NaN.
+    moving = log_ratio.masked_fill(clipped | (advantages == 0), 0).exp()
+    surrogate = torch.where(clipped, constant, moving * advantages)
+    return PolicyLoss(-surrogate.masked_fill(~mask, 0), ratio, clipped & mask, floored & mask)
 
 
 def value_loss(values: Floats, old: Floats, returns: Floats, mask: Mask, width: float | None) -> Floats:

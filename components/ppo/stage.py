@@ -117,6 +117,8 @@ def _trained_and_judged(
     models.policy.eval()
     updates = len(trained.history)
     published, reason = watch.choose(updates, trained.history[-1]["ppo/beta"])
+    if job.ppo.ema is not None:
+        reason += f" Its weights are the moving average with decay {job.ppo.ema:g} (ppo.ema), not those that sampled."
     metrics = {} if published == updates else evaluate_last(models, job, data, out)
     if published != updates:
         put_weights(models.policy, watch.weights)
@@ -180,7 +182,13 @@ def with_sources(models: Models, job: PpoJob, inputs: Mapping[str, Path], out: P
 
 def warn_of_scores(update: int, metrics: Mapping[str, float]) -> bool:
     """Warn if the scores of an update hardly distinguish its rollouts; return whether it warned."""
-    if metrics["ppo/score_spread"] == 0:
+    if metrics.get("ppo/left_out") == 1:
+        logger.warning(
+            "update %d: no response is left in the losses (ppo.mask_truncated, ppo.mask_tied_groups), so nothing is "
+            "learnt from it. Raise generation.max_new_tokens if responses have no EOS, or ppo.group_size if groups are "
+            "tied.", update,
+        )  # fmt: skip
+    elif metrics["ppo/score_spread"] == 0:
         logger.warning("update %d: all rollouts have the same score, so nothing is learnt from it.", update)
     elif metrics.get("ppo/replaced", 0.0) >= MOSTLY_REPLACED:
         logger.warning(

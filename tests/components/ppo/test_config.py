@@ -55,6 +55,8 @@ def test_an_adaptive_tether_that_cannot_move_tenfold_is_refused_with_what_to_do(
         ({"advantage": "rloo", "group_size": 2, "critic": {"warmup": 1}}, "critic.warmup needs a critic, and adv"),
         ({"updates": 60, "critic": {"warmup": 60}}, r"critic\.warmup \(60\) leaves none of the 60 updates"),
         ({"mask_tied_groups": True, "group_size": 2}, "mask_tied_groups is for advantages within groups"),
+        ({"score": {"length_buffer_penalty": 2}}, r"length_buffer_penalty \(2\) .* only with a length_buffer"),
+        ({"score": {"missing_eos_penalty": 2}}, r"missing_eos_penalty \(2\) .* only with missing_eos=subtract"),
         ({"aggregation": "mean"}, "aggregation"),
         ({"ema": 1}, "ema"),
         ({"monitors": {"responses": None, "stop_on": ["length"]}}, r"stop_on names alarms.*set monitors\.responses"),

@@ -40,6 +40,20 @@ def test_the_surrogate_is_the_smaller_of_free_and_clipped_for_either_sign(
     assert (logprobs.grad.item() == 0) is clipped, "clipping is what removes the gradient, and nothing else does"
 
 
+@pytest.mark.parametrize(
+    ("advantage", "dual", "loss", "gradient"),
+    [(1.0, None, -1.2, 0), (-1.0, 3.0, 3.0, 0), (0.0, None, 0, 0), (-1.0, None, math.inf, math.inf)],
+)
+def test_a_ratio_that_overflows_has_no_nan_in_its_gradient(
+    advantage: float, dual: float | None, loss: float, gradient: float
+) -> None:
+    logprobs = rows([-1.0]).requires_grad_()
+    out = maths.policy_loss(logprobs, rows([-100.0]), rows([advantage]), ON, 0.2, None, dual)
+    assert out.ratio.item() == math.inf and out.loss.item() == pytest.approx(loss)
+    out.loss.sum().backward()
+    assert logprobs.grad.item() == gradient
+
+
 def test_gae_equals_a_sum_by_hand() -> None:
     # discount 0.9, lambda 0.5; deltas: 1 + 0.9*0.4 - 0.5 = 0.86; 0 + 0.9*0.2 - 0.4 = -0.22; 2 - 0.2 = 1.8
     # A3 = 1.8; A2 = -0.22 + 0.45*1.8 = 0.59; A1 = 0.86 + 0.45*0.59 = 1.1255

@@ -1,6 +1,7 @@
 """Options that steady PPO: each formula against numpy loops, each effect in an update, all together resumed."""
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from components.models.folders import load_causal_lm
 from components.models.tokenizers import visible_text
 from components.ppo import maths, models
 from components.ppo.config import PpoConfig, ScoreConfig
+from components.ppo.curves import STABILISERS
 from components.ppo.evaluate import evaluate
 from components.ppo.experience import gather_experience, rewarded_scores
 from components.ppo.learner import Learner
@@ -69,7 +71,28 @@ def test_the_dual_clip_ends_the_gradient_of_a_token_that_became_unlikely_enough(
     found.loss.sum().backward()
     assert logprobs.grad is not None
     assert [gradient != 0 for gradient in logprobs.grad[0].tolist()] == [True, False, False]
-    assert found.clipped.tolist()[0] == [False, True, True]
+    assert found.clipped.tolist()[0] == [False, True, True] and found.floored.tolist()[0] == [False, True, False]
+
+
+def test_an_update_tells_how_many_tokens_each_clip_held_and_what_the_buffer_took(load: Load) -> None:
+    given = {"clip_range": 0.01, "clip_range_high": 0.02, "dual_clip": 1.05, "score": {"length_buffer": 8}}
+    learner, experience = ready(load, epochs=1, minibatch_size=8, generation=LONG, **given)
+    mask, left = experience.samples.response_mask, 40 - torch.tensor(experience.samples.response_lengths)
+    assert experience.metrics["ppo/length_buffer_penalty"] == pytest.approx(
+        (8 - left).clamp(0, 8).float().mean().item() / 8
+    )
+    log_ratio = torch.tensor([0.03, -0.005, 0.1, 0.01]).repeat(mask.numel() // 4 + 1)[: mask.numel()].view(mask.shape)
+    push = torch.tensor([1.0, -1, -1]).repeat(mask.numel() // 3 + 1)[: mask.numel()].view(mask.shape)
+    moved = dataclasses.replace(
+        experience, logprobs=experience.logprobs - log_ratio, advantages=push.masked_fill(~mask, 0),
+        samples=dataclasses.replace(experience.samples, seen=None),
+    )  # fmt: skip
+    metrics = learner.update(moved, 0)
+    for name, where in (("dual_clip_fraction", (push < 0) & (log_ratio == 0.1)),
+                        ("clip_fraction_above", (push > 0) & (log_ratio > 0.02))):  # fmt: skip
+        assert metrics[f"ppo/{name}"] == pytest.approx(where[mask].float().mean().item(), abs=1e-6), name
+    plain, again = ready(load)
+    assert not {f"ppo/{each}" for each in STABILISERS} & (plain.update(again, 0).keys() | again.metrics.keys())
 
 
 @pytest.mark.parametrize("how", ["token", "sequence", "cap"])
@@ -225,6 +248,29 @@ def test_the_sft_loss_adds_its_own_gradient_to_the_policys(load: Load, stages: A
     assert metrics["ppo/ptx_loss"] == pytest.approx(loss.item(), rel=1e-5) == again["ppo/ptx_loss"]
 
 
+def test_every_optimiser_step_of_the_run_mixes_in_its_own_demonstrations(
+    load: Load, stages: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each update, or each epoch, would learn from the same few."""
+    steps: list[int] = []
+    minibatch = MixedDemonstrations.minibatch
+
+    def counted(mixed: MixedDemonstrations, step: int) -> dict[int, int]:
+        steps.append(step)
+        return minibatch(mixed, step)
+
+    monkeypatch.setattr(MixedDemonstrations, "minibatch", counted)
+    learner, experience = ready(
+        load, epochs=2, minibatch_size=4, micro_batch_size=4, stop_epochs_above=None, ptx={"coefficient": 1.0},
+        generation=stages.job("ppo").generation,
+    )  # fmt: skip
+    learner = Learner.start(learner.models, learner.job, stages.inputs["data"])
+    seen = dataclasses.replace(experience, samples=dataclasses.replace(experience.samples, seen=None))
+    for update in (0, 1):
+        learner.update(seen, update)
+    assert steps == list(range(8))
+
+
 def test_demonstrations_are_met_in_shuffled_passes_and_none_that_fits_is_refused(stages: Any, tmp_path: Path) -> None:
     tokenizer = load_causal_lm(stages.inputs["sft"], stages.job("ppo").runtime)[1]
     generation = stages.job("ppo").generation
@@ -232,6 +278,8 @@ def test_demonstrations_are_met_in_shuffled_passes_and_none_that_fits_is_refused
     count = len(mixed.examples)
     met = [i for step in range(count) for i in mixed.minibatch(step)]
     assert all(met.count(i) == 4 for i in range(count)) and mixed.minibatch(0) != mixed.minibatch(1)
+    larger = MixedDemonstrations.read(stages.inputs["data"], tokenizer, generation, 2 * count + 1, 0)
+    assert sorted(larger.minibatch(3)) == list(range(count)), "a batch of more than there are has each once"
     assert all(len(r) <= generation.max_new_tokens and r[-1] == tokenizer.eos_token_id for _, r in mixed.examples)
     rows = read_split(stages.inputs["data"] / "demonstrations.train")[:3]
     write_split(tmp_path / "demonstrations.train", [row | {"response": "late " * 99} for row in rows])
@@ -279,6 +327,11 @@ def test_all_of_them_together_train_and_resume_to_the_same_bytes(
     assert digests(tmp_path / "cut" / "artifact") == digests(tmp_path / "whole" / "artifact")
     history = read_rows(tmp_path / "whole" / "artifact" / "history.jsonl")
     assert any(row.get("ppo/ptx_loss", 0) > 0 for row in history) and all("ppo/left_out" in row for row in history)
+    for told in (f"ppo/{each}" for each in STABILISERS):
+        values = [row[told] for row in history if told in row]
+        assert metrics[told] == pytest.approx(np.mean(values)), told
+    about = json.loads((tmp_path / "whole" / "artifact" / "metadata.json").read_text())
+    assert "the moving average with decay 0.5" in about["reason"]
     if name == "gae":
         assert history[0]["ppo/learning_rate"] == 0 and "ppo/ptx_loss" not in history[0]
     kept = load_file(tmp_path / "whole" / "checkpoint" / "ppo" / "step-000000004.safetensors")

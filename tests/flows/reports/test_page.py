@@ -14,6 +14,7 @@ import pytest
 
 from components.base.jsonl import write_json, write_rows
 from components.gates.judging import Verdict
+from components.ppo.curves import STABILISERS
 from components.store.store import ArtifactStore
 from flows.config.run_config import load_config
 from flows.launch.begin import Launch, new_run
@@ -137,6 +138,20 @@ def test_curves_stand_as_numbers_beside_their_pictures(tmp_path: Path) -> None:
     assert "optimiser step training loss 1 5.5 2 2.25 3 0.75" in text
     columns = "PPO update proxy reward KL, nats per response β entropy, nats per token response, tokens"
     assert f"{columns} 1 0.125 0 0.2 0.5 10 2 0.75 1.44 0.19 0.4 11 3 1.25 2.25 0.17 0.3 12.5" in text
+
+
+def test_what_stabilisers_did_stands_in_the_table_of_curves_and_beside_the_final_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(stored.CURVES, "ppo", {
+        "ppo/kl": [0.0, 1.0, 2.0], **{f"ppo/{name}": [0.125, 0.375, 0.5] for name in STABILISERS},
+    })  # fmt: skip
+    monkeypatch.setitem(stored.METRICS, "ppo", stored.METRICS["ppo"] | {f"ppo/{name}": 0.625 for name in STABILISERS})
+    stored_run(tmp_path)
+    text = shown_text(tmp_path)
+    table = text.partition("PPO update KL, nats per response")[2]
+    assert f"2 1 {' '.join(['0.375'] * len(STABILISERS))} 3 2" in table
+    assert text.count("mean of all updates 0.625") == len(STABILISERS)
 
 
 def test_alarms_what_carries_kl_and_the_choice_of_a_checkpoint_are_on_the_page(
