@@ -225,12 +225,15 @@ def test_a_policy_that_does_not_train_yet_uses_up_no_patience(stages: Any, tmp_p
 
 
 def test_an_average_whose_kl_lags_behind_is_evaluated_no_more_often_than_the_policy() -> None:
-    watch, met = Watch(PpoConfig(evaluate_every=100, kl={"target": 3}, watch={"kl_high": 8.0}, ema=0.99), PROMPTS), []
+    config = PpoConfig(evaluate_every=100, kl={"target": 3}, watch={"kl_high": 8.0}, ema=0.99)
+    watch, met = Watch(config, PROMPTS), []
     for update in range(1, 61):
         if watch.due(update, False, update / 10):
             met.append(update)
             watch.looks.append({"update": update, "kl": update / 100})
-            watch.restore(json.loads(json.dumps(watch.state())), {})
+            resumed = Watch(config, PROMPTS)
+            resumed.restore(json.loads(json.dumps(watch.state())), {})
+            watch = resumed
     assert met == [10, 20, 30, 40, 50, 60], "each eighth of the band, as of a policy without an average"
 
 
