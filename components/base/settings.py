@@ -1,17 +1,39 @@
 """The base of every config class: frozen, no unknown fields, a docstring per field, and which fields enter a key."""
 
-from typing import Any
+from typing import Any, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationInfo, field_validator
 
 
 class Settings(BaseModel):
     """A frozen group of options. Docstrings under the fields become their descriptions. Numbers are finite, since keys
-    are JSON."""
+    are JSON, and `true` is not a number."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=(), allow_inf_nan=False
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _a_boolean_is_no_number(cls, given: Any, info: ValidationInfo) -> Any:
+        if _as_number(given, cls.model_fields[str(info.field_name)].annotation):
+            raise ValueError("true and false are not numbers; write a number")
+        return given
+
+
+def _as_number(given: Any, annotation: Any) -> bool:
+    """Return whether pydantic would read a boolean as a number, in `given` or in its elements.
+
+    Nested settings check their own fields.
+    """
+    members = get_args(annotation)
+    if get_origin(annotation) is dict:
+        return isinstance(given, dict) and any(_as_number(value, members[1]) for value in given.values())
+    if get_origin(annotation) is tuple:
+        return isinstance(given, list | tuple) and any(_as_number(each, members[0]) for each in given)
+    if annotation in (int, float):
+        return isinstance(given, bool)
+    return bool not in members and any(_as_number(given, member) for member in members)
 
 
 def unkeyed(default: Any = ..., **kwargs: Any) -> Any:

@@ -31,6 +31,8 @@ VOTES = "votes"
 """Inputs with people's scored judgements of earlier policies: `votes/1` is the `human_eval` artifact of round 1."""
 
 _UNSAFE = re.compile(r"[^\w.-]+")
+_OF_VOTES = re.compile(r"(votes|judged)-\d+")
+"""The labels of the rows of `votes/1` and so on."""
 _LONGEST = 120
 """Most characters of a label. MLflow allows at most 250 in a name, of which the label is a part."""
 
@@ -85,7 +87,8 @@ def input_names(kind: str, paths: Sequence[Path], digests: Sequence[str]) -> lis
     """Return the name of each file as an input: `kind` for a single one, else `kind/LABEL`.
 
     A label is the file's name. Files of the same name get as many parent folders as are needed to distinguish them. If
-    that is not enough, for example because of characters that are not allowed, the start of the file's sha256 follows.
+    that is not enough, for example because of characters that are not allowed, or if the rows of `data.votes` may have
+    the label, the start of the file's sha256 follows.
 
     Args:
         paths: absolute paths.
@@ -95,8 +98,9 @@ def input_names(kind: str, paths: Sequence[Path], digests: Sequence[str]) -> lis
         return [kind]
     parts = [[_UNSAFE.sub("_", part) for part in path.parts if part != path.anchor] for path in paths]
     labels = [_shortest(own, [other for other in parts if other is not own]) for own in parts]
+    taken = {label for label in labels if labels.count(label) > 1 or _OF_VOTES.fullmatch(label)}
     return [
-        f"{kind}/{label}" if labels.count(label) == 1 else f"{kind}/{label}-{digest[:8]}"
+        f"{kind}/{label}-{digest[:8]}" if label in taken else f"{kind}/{label}"
         for label, digest in zip(labels, digests, strict=True)
     ]
 

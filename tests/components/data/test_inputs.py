@@ -26,6 +26,12 @@ def test_files_that_no_folder_tells_apart_are_told_apart_by_digest() -> None:
     ]  # fmt: skip
 
 
+def test_no_file_shares_a_label_with_the_votes_of_earlier_rounds() -> None:
+    names = input_names("preferences", [Path("/votes-1"), Path("/judged-12"), Path("/votes-x")], DIGESTS[:3])
+    ends = [digest[:8] for digest in DIGESTS]
+    assert names == [f"preferences/votes-1-{ends[0]}", f"preferences/judged-12-{ends[1]}", "preferences/votes-x"]
+
+
 @settings(max_examples=40)
 @given(st.lists(PARTS.filter(lambda parts: not {".", ".."} & set(parts)), min_size=2, max_size=6, unique_by=tuple))
 def test_names_differ_whatever_the_order_and_are_fit_for_mlflow_and_a_command(parts: list[list[str]]) -> None:

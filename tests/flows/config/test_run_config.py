@@ -21,6 +21,11 @@ from flows.config.profiles import parse_override, profile_names
 from flows.config.run_config import RunConfig, check_config, load_config, to_values
 from tasks.stages import PIPELINE, STAGES
 
+BOOLEANS = {
+    "tf32", "gradient_checkpointing", "train", "shared_prompts", "use_margin", "mask_truncated", "batch_invariant",
+    "sleep", "stop_early",
+}  # fmt: skip
+"""Last parts of the options that are booleans."""
 EXTRA = {"metric": "ppo/entropy", "op": ">=", "threshold": 0.2}
 NOT_FINITE = (".inf", ".nan", "[0.2, .inf]", "{a: .inf}")
 
@@ -55,6 +60,9 @@ def test_what_show_config_prints_is_the_same_config(name: str, tmp_path: Path) -
         ("gates.poo.kl=8", "gates.poo.kl = 8: no such key; did you mean gates.ppo.kl?"),
         ("gates.ppo.kl=[1, 2]", "gates.ppo.kl is [1, 2]"),
         ("seed=x", "seed = x: must be a valid integer"),
+        ("seed=true", "seed = true: true and false are not numbers; write a number"),
+        ("data.sources={preferences: {weight: true}}", "data.sources.preferences.weight = true: true and false"),
+        ("prices.hour={cpu: true}", "prices.hour: true and false are not numbers"),
         ("seed=-1", "seed = -1: must be greater than or equal to 0"),
         ("sft.scratch=5", "sft.scratch = 5: must be a group of keys"),
         ("ppo.kl.control=adaptve", "ppo.kl.control = adaptve: must be 'fixed' or 'adaptive'"),
@@ -103,6 +111,18 @@ def test_no_option_takes_a_number_that_no_key_can_hold(monkeypatch: pytest.Monke
             except ValueError:
                 taken.append(override)
     assert taken == []
+
+
+def test_no_option_reads_true_as_the_number_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = profiles.read_profile("tiny")  # once, for a thousand configs
+    monkeypatch.setattr(run_config, "read_profile", lambda _: copy.deepcopy(tiny))
+    taken = set()
+    for key in valid_keys(RunConfig):
+        for value in ("true", "[true, true]", "{a: true}"):
+            with suppress(UserError):
+                load_config("tiny", [parse_override(f"{key}={value}")])
+                taken.add(key.rpartition(".")[2])
+    assert taken == BOOLEANS
 
 
 def test_several_mistakes_stand_in_one_paragraph() -> None:
