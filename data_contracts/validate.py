@@ -71,7 +71,7 @@ def publish(
         inputs: as for `run`.
     """
     totals = [0]
-    with _work(out / "rows") as scratch:
+    with _work(out / "checkpoint" / "rows") as scratch:
         found = examine(
             scratch, lambda read: observe(read, {"data/read": float(read)}, total=totals[-1] or None),
             expect=totals.append,
@@ -118,7 +118,7 @@ def publish(
 @contextmanager
 def _work(folder: Path) -> Iterator[Path]:
     """Provide `folder`; remove it at the end, or after an error. It stays if the process is interrupted or killed, so
-    that the next attempt continues there."""
+    that the next attempt continues there: the next holder of the key takes up what has a checkpoint."""
     try:
         yield folder
     except Exception:

@@ -194,8 +194,8 @@ class DataConfig(Settings):
     near_duplicate: NearDuplicateConfig = NearDuplicateConfig()
     """What counts as a near-duplicate."""
     processes: int | Literal["auto"] = unkeyed("auto")
-    """Number of processes that measure the rows; `auto` is one per core. It does not change results. Up to 10,000 rows
-    are measured in a single process."""
+    """Number of processes that measure the rows; `auto` is one per core. It does not change results. A single
+    file of up to 10,000 rows is measured in one process."""
     generator: SupportDeskConfig = SupportDeskConfig()
     """Size and annotators of the built-in task (used if `preferences` or `demonstrations` are generated)."""
 

@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import traceback
 from collections import deque
@@ -14,7 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import chain, islice
-from multiprocessing import connection, forkserver
+from multiprocessing import connection, context, forkserver
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from components.base.errors import TetherError
@@ -50,10 +52,29 @@ def prepare() -> None:
     forkserver.ensure_running()
 
 
-def _context() -> Any:
-    context = multiprocessing.get_context("forkserver")  # this process has threads, which a forked copy would lack
-    context.set_forkserver_preload(list(_PRELOADED))
-    return context
+class _Process(context.ForkServerProcess):
+    """A process that does not import the main module, which may be a user's script: its calls would run again."""
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")  # has no file, so there is nothing to import
+        try:
+            return context.ForkServerProcess._Popen(process_obj)
+        finally:
+            sys.modules["__main__"] = main
+
+
+class _Context(context.ForkServerContext):
+    """Starts processes from a fork server, since this process has threads, which a forked copy would lack."""
+
+    Process = _Process
+
+
+def _context() -> _Context:
+    found = _Context()
+    found.set_forkserver_preload(list(_PRELOADED))
+    return found
 
 
 def in_order(compute: Callable[[Any, T], R], shared: Any, tasks: Iterable[T], processes: int) -> Iterator[R]:
@@ -101,10 +122,10 @@ class Beside(Generic[R]):
         self._compute, self._given = compute, given
         self._process: Any = None
         if apart:
-            context = _context()
-            self._answer, theirs = context.Pipe(duplex=False)
+            started = _context()
+            self._answer, theirs = started.Pipe(duplex=False)
             # A daemon ends with this process, so nobody waits for a result that is no longer needed.
-            self._process = context.Process(target=_answer, args=(theirs, compute, given), daemon=True)
+            self._process = started.Process(target=_answer, args=(theirs, compute, given), daemon=True)
             self._process.start()
             theirs.close()
             self._given = ()

@@ -123,7 +123,7 @@ def test_stopped_at_any_shard_validation_continues_with_what_is_there_to_the_sam
     left = 10**6
     assert published("stopped") == whole_run
     assert len(written) == len(set(written)) >= 14, "a shard that was there was computed again"
-    assert not (tmp_path / "stopped" / "rows").exists()
+    assert not (tmp_path / "stopped" / "checkpoint").exists()
 
 
 def test_shards_of_another_file_or_job_are_not_taken(published, inputs, monkeypatch):
@@ -226,6 +226,20 @@ def test_what_a_process_beside_raises_is_raised_here_and_none_outlives_its_use()
     began = time.monotonic()
     Beside(True, time.sleep, 300).end()
     assert time.monotonic() - began < 60 and not multiprocessing.active_children()
+
+
+@pytest.mark.whole
+def test_a_users_script_runs_once_and_not_again_in_each_process(tmp_path):
+    script = tmp_path / "without_a_guard.py"
+    script.write_text(
+        "import operator\n"
+        "print('began', flush=True)\n"
+        "from data_contracts.rows.processes import Beside, in_order\n"
+        "print(*in_order(operator.add, 1, [1, 2, 3], 2), Beside(True, operator.add, 1, 2).result())\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, ["began", "2", "3", "4", "3"]), done.stderr
 
 
 def _full(artifact, kinds):

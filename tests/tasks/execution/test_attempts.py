@@ -1,8 +1,10 @@
 """What is tried again and what never is; a stage that takes too long."""
 
+import json
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +18,17 @@ from components.base.errors import (
     UserError,
     WorkerDied,
 )
+from components.data.config import DataConfig
+from components.models.config import GenerationConfig
+from components.store.store import ArtifactStore
+from data_contracts.config import TokenizerConfig, ValidateJob
+from data_contracts.rows import ledger, working
 from tasks.execution import attempts
 from tasks.execution.attempts import Attempts, is_breakdown, through_breakdowns, time_limit
+from tasks.execution.computing import Work, compute_once
 from tasks.execution.runner import run_stage
+from tasks.result import Input
+from tasks.stages import STAGES
 
 
 @pytest.fixture
@@ -146,3 +156,33 @@ def test_a_block_in_a_thread_has_no_limit() -> None:
     thread.start()
     thread.join()
     assert ended == ["whole"]
+
+
+def test_a_stopped_validation_continues_with_its_shards_in_the_next_attempt(tmp_path: Path, monkeypatch) -> None:
+    """Its folder had no checkpoint by name, so the runner removed it and every row was read again."""
+    monkeypatch.setattr(ledger, "SHARD_ROWS", 9)
+    pairs = tmp_path / "pairs.jsonl"
+    rows = ({"prompt": f"question {n}", "chosen": f"yes {n}", "rejected": "no"} for n in range(45))
+    pairs.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    job = ValidateJob(
+        seed=0, generation=GenerationConfig(), data=DataConfig(preferences=str(pairs), processes=1),
+        sft=TokenizerConfig(vocabulary=1000, max_demonstrations=None),
+    )  # fmt: skip
+    given = {"preferences": Input.of(pairs)}
+    work = Work(STAGES["validate"], job, given, "a" * 64, {"inputs": {}, "job": {}}, "run")
+    store, written = ArtifactStore(tmp_path / "home"), list[Path]()
+
+    def stopped(path: Path, *args: object) -> None:
+        if len(written) == 3:
+            written.append(path)
+            raise KeyboardInterrupt
+        written.append(path)
+        write_rows(path, *args)
+
+    write_rows = working.write_rows
+    monkeypatch.setattr(working, "write_rows", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        compute_once(work, store, lambda point: None, lambda text: None)
+    compute_once(work, store, lambda point: None, lambda text: None)
+    assert len(written) == 6 and written[4].name == written[3].name, "the three finished shards of five are kept"
+    assert not (store.work / work.key).exists()
