@@ -229,4 +229,5 @@ class NearDuplicateConfig(Settings):
     jaccard: float = Field(0.9, gt=0, le=1)
     """Least similarity."""
     words: int = Field(3, ge=1)
-    """Words in a run. In scripts without spaces between words, such as Chinese and Thai, each character is a word."""
+    """Words in a run. In scripts without spaces between words, such as Chinese and Thai, each character is a word, and
+    so is each emoji."""

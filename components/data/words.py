@@ -1,14 +1,15 @@
-"""Split a text into words (into characters, for scripts without spaces between words), and normalise a label's
-value."""
+"""Split a text into words (into characters, for emoji and scripts without spaces), and normalise a label's value."""
 
 import re
 import unicodedata
 from typing import Any
 
 # Thai, Lao, Tibetan, Burmese, Khmer, kana, Han (with its extensions) and half-width kana. Korean has spaces.
+# Symbols and emoji, each with the marks that follow it (variation, skin tone, joiner).
 _UNSPACED = re.compile(
     r"[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
     r"\uff66-\uff9d\U00020000-\U000323af]"
+    r"|[\u2600-\u27bf\U0001f000-\U0001faff][\ufe0e\ufe0f\u200d\u20e3\U0001f3fb-\U0001f3ff]*"
 )
 
 
@@ -27,7 +28,8 @@ def folded(text: str) -> str:
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of `text` between white space; each character of a script without spaces is a word."""
+    """Return the words of `text` between white space; each character of a script without spaces, and each emoji, is a
+    word."""
     return text.split() if text.isascii() else _UNSPACED.sub(r" \g<0> ", text).split()
 
 

@@ -21,13 +21,18 @@ def test_a_script_without_spaces_is_cut_into_characters():
     assert len(words_of("\u0e2a\u0e27\u0e31")) == len(words_of("\u304b\u306a\u30ab")) == 3
 
 
-@pytest.mark.parametrize("spaced", [True, False])
-def test_near_duplicates_are_found_in_texts_with_and_without_spaces(spaced):
+def test_an_emoji_is_a_word_with_its_variation_and_skin_tone():
+    assert words_of("fine\U0001f44d\U0001f3fd\u2764\ufe0f ok") == ["fine", "\U0001f44d\U0001f3fd", "\u2764\ufe0f", "ok"]
+    assert words_of("a \u2192 b - c") == ["a", "\u2192", "b", "-", "c"]
+
+
+@pytest.mark.parametrize("first", [None, 0x4E00, 0x1F400], ids=["words", "Chinese", "emoji"])
+def test_near_duplicates_are_found_in_texts_with_and_without_spaces(first):
     rng = random.Random(3)
-    alphabet = [f"w{i}" for i in range(900)] if spaced else [chr(0x4E00 + i) for i in range(900)]
+    alphabet = [f"w{i}" for i in range(900)] if first is None else [chr(first + i) for i in range(560)]
 
     def text(words):
-        return (" " if spaced else "").join(words)
+        return (" " if first is None else "").join(words)
 
     originals = [[rng.choice(alphabet) for _ in range(150)] for _ in range(50)]
     copies = [[*each[:70], rng.choice(alphabet), *each[71:]] for each in originals]
