@@ -131,6 +131,7 @@ def _clear(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):  # not empty
         folder.parent.rmdir()
+        folder.parent.parent.rmdir()
 
 
 def _refuse_nothing(found: Examination) -> None:
