@@ -9,9 +9,8 @@ model. An interrupted run goes on from its checkpoint; finished ones are not run
 
 What is asked of the tethered run: over the last 50 updates the interval of KL's slope holds 0 and the raw score's lies
 above 0 (lines of least squares, intervals that allow for autocorrelation, `components.stats.series`). Prompts of its
-own would be most of a batch's noise, so every batch asks the same 8 prompts: the curves show that this policy learns
-under this tether, not that it learns to answer other prompts. A batch of higher KL also has a higher score: the rise
-at equal √KL stands beside.
+own would be most of a batch's noise, so every batch asks the same 8 prompts; the gain on held-out prompts stands
+beside. So does the rise at equal √KL, since a batch of higher KL also has a higher score.
 """
 
 import argparse
@@ -33,7 +32,7 @@ SIZES = [
     "ppo.decay=linear", "ppo.learning_rate=6e-5", "ppo.kl.coefficient=0.4", "ppo.max_prompts=8",
     "ppo.evaluate_every=null", "ppo.stop_early=false", "ppo.evaluate=64",
 ]  # fmt: skip
-"""Options that make each of the three runs about 25 minutes on two cores; `--set` changes them."""
+"""Options that make each of the three runs about half an hour on two cores; `--set` changes them."""
 TETHERED, CUT, TIGHT = "tethered", "cut (β = 0)", "tight (10 β)"
 
 
