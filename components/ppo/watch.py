@@ -11,6 +11,7 @@ from components.data.tables.published import read_split
 from components.ppo.config import PpoConfig, PpoJob
 from components.ppo.evaluate import Answered, respond
 from components.ppo.models import Models
+from components.ppo.monitors.batches import beta_in_deviations
 from components.stats.intervals import LEVEL, Interval, clustered_mean, clustered_ratio, paired_gain
 from components.training.weights import kept_parameters, whole_tensors
 
@@ -157,7 +158,8 @@ class Watch:
         best is published only if it is certainly better in what PPO maximises, score - β KL with the last update's β;
         comparing scores alone would prefer policies with more KL. "Certainly" means by an interval paired over the
         prompts, at 95 % for all evaluations together (Bonferroni), since the best of many noisy means looks better than
-        it is.
+        it is. Where β is no price of KL to SFT (`beta_in_deviations` is None), the best must have a certainly higher
+        score and a mean KL that is no higher: whatever a nat costs, it is then better.
         """
         band = "" if self.config.watch.kl_high is None else f" inside the KL band [0, {self.config.watch.kl_high:g}]"
         if not self.looks:
@@ -175,15 +177,22 @@ class Watch:
                 f"Update {self.best} is published: {told}. The last, update {last}, is outside (KL {kl:.3g} nats a "
                 f"{self.config.kl.unit})."
             )
-        gain = self._gain(self.best, last, beta)
-        if gain.low > 0:
+        price = beta_in_deviations(self.config, beta)
+        gain = self._gain(self.best, last, price or 0.0)
+        kl, kl_last = (sum(self.nats[at]) / len(self.nats[at]) for at in (self.best, last))
+        by = f"by {gain.value:.2f} [{gain.low:.2f}, {gain.high:.2f}]"
+        if price is None:
+            better, compared = "has a certainly higher score at no more KL", f"score differs {by}"
+            compared += f", KL is {kl:.3g} against {kl_last:.3g} nats a response, and β does not price KL to SFT here"
+        else:
+            better, compared = "is certainly better", f"score less β KL differs {by}"
+        if gain.low > 0 and (price is not None or kl <= kl_last):
             return self.best, (
-                f"Update {self.best} is published: {told}. It is certainly better than the last, update {last} (score "
-                f"less β KL: by {gain.value:.2f} [{gain.low:.2f}, {gain.high:.2f}])."
+                f"Update {self.best} is published: {told}. It {better} than the last, update {last} ({compared})."
             )
         return last, (
-            f"Update {last}, the last, is published: no earlier one{band} is certainly better (the highest score is "
-            f"update {self.best}'s; score less β KL differs by {gain.value:.2f} [{gain.low:.2f}, {gain.high:.2f}])."
+            f"Update {last}, the last, is published: no earlier one{band} {better} (the highest score is "
+            f"update {self.best}'s; {compared})."
         )
 
     def metrics(self) -> dict[str, float]:

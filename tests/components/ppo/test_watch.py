@@ -157,9 +157,12 @@ def test_a_run_stops_once_kl_has_left_the_band_for_certain(stages: Any, cut: Ran
     assert [look["update"] for look in stopped.about["evaluations"]][-1] == certain, "the last is compared"
 
 
-def seen(looks: Sequence[tuple[int, float, float]], spread: float = 0.1, **options: Any) -> Watch:
+def seen(
+    looks: Sequence[tuple[int, float, float]], spread: float = 0.1, ppo: dict[str, Any] | None = None, **options: Any
+) -> Watch:
     """A `Watch` after evaluations of (update, score, upper end of KL)."""
-    watch = Watch(PpoConfig(evaluate_every=1, kl={"target": 3}, watch={"kl_high": 5.0, **options}), PROMPTS)
+    given: dict[str, Any] = {"evaluate_every": 1, "kl": {"target": 3}, "watch": {"kl_high": 5.0, **options}}
+    watch = Watch(PpoConfig(**given | (ppo or {})), PROMPTS)
     for update, score, high in looks:
         found = {"update": update, "score": score, "kl": high - 1, "kl_high": high}
         watch.looks.append(found)
@@ -192,6 +195,31 @@ def test_the_choice_and_its_reason(looks: list[tuple[int, float, float]], publis
 def test_a_score_that_more_kl_paid_for_does_not_displace_the_last() -> None:
     watch = seen([(3, 2.0, 4.9), (9, 1.0, 2.9)], spread=0.01)  # 1 more of score for 2 nats
     assert watch.choose(9, 0.4)[0] == 3 and watch.choose(9, 0.6)[0] == 9
+
+
+UNPRICED = pytest.mark.parametrize(
+    "ppo",
+    [{"advantage": "grpo", "group_size": 2}, {"kl": {"control": "fixed", "refresh_every": 2}}],
+    ids=["grpo", "refresh"],
+)
+
+
+@UNPRICED
+@pytest.mark.parametrize(
+    ("looks", "published"),
+    [
+        ([(3, 2.0, 4.9), (9, 1.0, 2.9)], 9),  # more score for more KL
+        ([(3, 2.0, 2.9), (9, 1.9, 4.9)], 3),  # more score for less KL
+        ([(3, 2.0, 2.9), (9, 1.999, 4.9)], 9),  # less KL alone is no reason
+    ],
+)
+def test_where_beta_is_no_price_of_kl_to_sft_it_weighs_no_kl_in_the_choice(
+    ppo: dict[str, Any], looks: list[tuple[int, float, float]], published: int
+) -> None:
+    chosen = {seen(looks, spread=0.01, ppo=ppo).choose(9, beta) for beta in (0.0, 0.4, 10.0)}
+    assert len(chosen) == 1, "β changes nothing"
+    found, reason = chosen.pop()
+    assert found == published and "β does not price KL to SFT here" in reason and "less β KL" not in reason
 
 
 def test_the_best_of_many_evaluations_must_be_better_than_chance_makes_the_best_of_so_many() -> None:
