@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 from components.base.text import markdown as words
 from components.base.text import markdown_code as span
 from components.gates import text as gate_text
+from components.gates.advice import ADVICE
+from components.gates.judging import Verdict
 from components.gates.table import brief_metrics
 from components.keys.code_version import CodeVersion
 from components.store.records import Environment
@@ -81,6 +83,13 @@ def stage_note(
     return "\n".join(lines)
 
 
+def _advice(verdicts: Sequence[Verdict]) -> list[str]:
+    """Return a Markdown list of what each gate that stops the run means and what to change; empty if none does."""
+    found = [(each.name, ADVICE[each.name]) for each in verdicts if each.stops and each.name in ADVICE]
+    lines = [f"- **{words(name)}** {advice.means} {advice.change}" for name, advice in found]
+    return [*lines, "", "The report has the command that tries this.", ""] if lines else []
+
+
 def code(environment: Environment) -> str:
     """Return a sentence that names the code that ran."""
     version = environment.get("code", CodeVersion())
@@ -131,7 +140,7 @@ def run_note(
     lines += [f"The run was asked to end after {words(status.until)}.", ""] if status.until else []
     verdicts = [verdict for each in done for verdict in each.verdicts if verdict.threshold is not None]
     if open_ := [verdict for verdict in verdicts if not verdict.passed]:
-        lines += ["**Gates that did not pass**", "", gate_text.markdown(open_)]
+        lines += ["**Gates that did not pass**", "", gate_text.markdown(open_), *_advice(open_)]
     if shown_by:
         lines += ["**Lineage**", "", picture(shown_by), ""]
     lines += ["**Stages**", "", "| stage | state | numbers | gates | artifact |", "|---|---|---|---|---|"]
