@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from components.models.folders import load_causal_lm, load_reward_model
 from components.models.logprobs import last_hidden, token_stats
 from components.models.runtime import Runtime
 from components.models.sampling import Samples
-from components.ppo import models
+from components.ppo import models, stage
 from components.ppo.learner import Learner
 from components.ppo.models import Models, Packed, SeparateCritic, frozen_pass, scatter
+from components.training.stopping import Interrupted, graceful
 
 LORA = {"lora": {"rank": 4}, "learning_rate": 1e-2}
 
@@ -153,6 +155,41 @@ def test_a_variant_holds_the_adapters_it_needs_and_resumes_to_the_same_bytes(
         adapted.run("ppo", tmp_path / "cut", interrupting(3), **options)
     adapted.run("ppo", tmp_path / "cut", **options)
     assert digests(tmp_path / "cut" / "artifact") == digests(tmp_path / "whole" / "artifact")
+
+
+@pytest.mark.parametrize("refresh_every", [None, 2], ids=["held", "refreshed"])
+@pytest.mark.parametrize("lora", [False, True], ids=["whole", "lora"])
+def test_stopped_twice_by_sigterm_and_resumed_the_reference_is_to_the_byte_what_it_was(
+    lora: bool, refresh_every: int | None, request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = request.getfixturevalue("adapted" if lora else "stages")
+    options = (LORA if lora else {"learning_rate": 1e-2}) | {"updates": 6, "evaluate_every": None}
+    options |= {"monitors": {"responses": None}}
+    options |= {"kl": {"control": "fixed", "coefficient": 0.1, "refresh_every": refresh_every}}
+    met: list[Any] = []
+    gather = stage.gather_experience
+    monkeypatch.setattr(stage, "gather_experience", lambda *given: met.append(gather(*given)) or met[-1])
+    shared.run("ppo", tmp_path / "whole", **options)
+    whole, met[:] = list(met), []
+    for stops_in in (2, 4):
+
+        def observe(step: int, *_: Any, stops_in: int = stops_in, **__: Any) -> None:
+            if step == stops_in:
+                signal.raise_signal(signal.SIGTERM)
+
+        with pytest.raises(Interrupted), graceful():
+            shared.run("ppo", tmp_path / "cut", observe, **options)
+    assert 2 <= len(met) < 6, "else nothing was resumed"
+    shared.run("ppo", tmp_path / "cut", **options)
+    artifact = Models.load(shared.job("ppo"), shared.inputs)  # whole models, without an adapter
+    for update, (was, now) in enumerate(zip(whole, met, strict=True)):
+        assert torch.equal(was.samples.response_ids, now.samples.response_ids)
+        assert torch.equal(was.logprobs, now.logprobs)
+        assert torch.equal(was.reference, now.reference)
+        sft = frozen_pass(artifact, dataclasses.replace(now.samples, seen=None), shared.job("ppo"))["sft"]
+        assert torch.equal(now.sft, sft) and sft.abs().max() > 0
+        refreshed = refresh_every is not None and update >= refresh_every
+        assert torch.equal(now.reference, sft) is not refreshed, update
 
 
 def test_a_critic_that_starts_as_sft_has_its_head_on_the_device_of_the_run(
