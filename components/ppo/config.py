@@ -294,7 +294,7 @@ class PpoConfig(OptimizerConfig):
     stop_early: bool = True
     """Whether a run ends before its last update if KL is too high (`kl.stop_above`, `watch.kl_high`), an alarm of
     `monitors.stop_on` is raised, or `watch.patience` is used up. False switches every stop off; too high a KL, and such
-    an alarm, still fail the gate `ppo.stopped`."""
+    an alarm, still fail the gate `ppo.stopped`. The gate is off if none of them is set."""
     evaluate_temperature: float | None = Field(None, ge=0)
     """Temperature of the final evaluation's responses, for a model that will be used at a different temperature than
     that of training; 0 is greedy. KL and entropy are still measured at `generation.temperature`, on further responses,
@@ -318,6 +318,15 @@ class PpoConfig(OptimizerConfig):
             )
         if self.watch.patience is not None and self.evaluate_every is None:
             raise ValueError("watch.patience counts evaluations, and there are none: set evaluate_every")
+        return self
+
+    @model_validator(mode="after")
+    def _alarms_that_stop_are_measured(self) -> Self:
+        if "unpaid_kl" in self.monitors.stop_on and not self.beta_prices_kl:
+            raise ValueError(
+                "monitors.stop_on names unpaid_kl, which is not measured with advantage=grpo or kl.refresh_every: β "
+                "does not price KL to SFT there. Leave unpaid_kl out, and set kl.stop_above"
+            )
         return self
 
     @model_validator(mode="after")
@@ -377,6 +386,21 @@ class PpoConfig(OptimizerConfig):
         if level == "auto":
             return "token" if self.rollout.by_server else None
         return None if level == "off" else level
+
+    @property
+    def beta_prices_kl(self) -> bool:
+        """Return whether β is in SFT deviations per nat of KL to SFT: not in a group's deviations, and of no other
+        reference."""
+        return self.advantage != "grpo" and self.kl.refresh_every is None
+
+    @property
+    def can_break(self) -> bool:
+        """Return whether anything can fail the gate `ppo.stopped`: a ceiling, a band or an alarm.
+
+        The band is judged by the interval over a batch's prompts, which a batch with a single prompt does not have.
+        """
+        band = self.watch.kl_high is not None and self.batch_size > self.group_size
+        return self.kl.stop_above is not None or band or bool(self.monitors.stop_on)
 
     @property
     def has_critic(self) -> bool:

@@ -137,11 +137,12 @@ def _trained_and_judged(
     metrics |= {name: last[name] for name in kept if name in last}
     metrics |= curve_metrics(trained.history, job.ppo.kl)
     metrics |= {
-        "ppo/stopped": float(trained.broke),
         "ppo/updates": float(updates),
         "ppo/published_update": float(published),
         "ppo/alarms": float(len(trained.alarms)),
     }
+    if job.ppo.can_break:
+        metrics["ppo/stopped"] = float(trained.broke)
     if job.ppo.rollout.by_server:
         metrics["ppo/rollouts_bit_exact"] = float(job.ppo.rollout.bit_exact)
     write_json(out / "artifact" / "metrics.json", metrics)

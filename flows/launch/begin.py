@@ -82,7 +82,7 @@ def new_run(
     never_hit = ("ppo",) if has_unversioned(config) else ()
     options = {"refresh": refreshed([*refresh, *never_hit]), "pinned": kept, **ends, **by_user(user)}
     ctx = begin_run(home, profile, config, origin, label, waivers, **options)
-    return Launch(ctx, config, sources, notes + unnamed_gates(config))
+    return Launch(ctx, config, sources, notes + off_gates(config))
 
 
 def rerun(
@@ -160,7 +160,7 @@ def rerun(
     never_hit = ("ppo",) if "ppo" not in before and has_unversioned(config) else ()
     options = {"refresh": refreshed([stage, *refresh, *never_hit]), "pinned": pinned, **ends, **by_user(user)}
     ctx = begin_run(home, profile or base.profile, config, origin, label, waivers, **options)
-    return Launch(ctx, config, sources, notes + unnamed_gates(config))
+    return Launch(ctx, config, sources, notes + off_gates(config))
 
 
 def _settled(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]]:
@@ -225,14 +225,23 @@ def execution_of(config: RunConfig) -> dict[str, Any]:
             "prices": config.hourly_prices, "currency": config.prices.currency}  # fmt: skip
 
 
-def unnamed_gates(config: RunConfig) -> list[str]:
-    """Return a line that names the gates that are off because the config does not set them; empty if there are none."""
+def off_gates(config: RunConfig) -> list[str]:
+    """Return lines about gates that are off though nobody turned them off: those that the config does not name, and
+    `ppo.stopped` if nothing can fail it."""
     off = config.gates.unnamed
     named = f"{', '.join(off[:MOST])}{f' and {len(off) - MOST} more' if len(off) > MOST else ''}"
     gates = counted(len(off), "gate is", "gates are")
-    return (
+    notes = (
         [f"{gates} off because the profile does not name {'it' if len(off) == 1 else 'them'}: {named}"] if off else []
     )
+    limits = {gate.name: threshold for gate, threshold in config.gates.rules("ppo")}
+    if limits["ppo.stopped"] is not None and not config.ppo.can_break:
+        notes.append(
+            "the gate ppo.stopped is off because nothing can fail it: ppo.kl.stop_above is null, ppo.watch.kl_high is "
+            "null (or a batch has a single prompt), and ppo.monitors.stop_on is empty. Set ppo.kl.stop_above to twice "
+            "ppo.kl.target or more, or gates.ppo.stopped=null to leave this line out"
+        )
+    return notes
 
 
 def _check_judge(what: str, stages: Iterable[str], config: RunConfig) -> None:

@@ -9,7 +9,7 @@ from components.store.store import ArtifactStore
 from flows.base_run import changed_before, choose_base, standing
 from flows.config.profiles import Override, apply_overrides
 from flows.config.run_config import check_config
-from flows.launch.begin import Launch, begin_run, by_user, execution_of, unnamed_gates
+from flows.launch.begin import Launch, begin_run, by_user, execution_of, off_gates
 from flows.launch.reports import write_reports
 from flows.people.sheets import joined
 from flows.sources import compared_sources, find_sources
@@ -116,7 +116,7 @@ def scoring(
         **execution_of(config),
         **by_user(user),
     )
-    return Launch(ctx, config, sources, unnamed_gates(config))
+    return Launch(ctx, config, sources, off_gates(config))
 
 
 def sample_of(home: Path, run: str | None) -> Path:

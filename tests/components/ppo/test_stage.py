@@ -57,7 +57,7 @@ def test_the_artifact_holds_what_the_design_names(undisturbed: tuple[Path, dict[
     names = (
         "kl kl_high kl_per_token proxy_reward reward_gain reward_gain_low demonstration_perplexity_ratio repetition "
         "rewarded_score both_ended distinct_ratio dissimilarity_ratio entropy_ratio special_tokens sft_special_tokens "
-        "distinct length_ratio ended echo gold violations violations_excess stopped entropy response_tokens beta "
+        "distinct length_ratio ended echo gold violations violations_excess entropy response_tokens beta "
         "clip_fraction approx_kl explained_variance ratio_max replaced_max score_spread_min"
     )
     assert {f"ppo/{name}" for name in names.split()} <= metrics.keys()

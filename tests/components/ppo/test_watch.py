@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from components.base.jsonl import read_rows
 from components.data.tables.published import read_split, write_split
 from components.gates.judging import GatesConfig, judge
+from components.gates.text import outcome
 from components.ppo import watch as watching
 from components.ppo.config import PpoConfig
 from components.ppo.watch import Watch
@@ -236,6 +237,37 @@ def test_two_batches_in_a_row_above_the_band_break_the_tether_and_one_does_not()
     assert not any(Watch(PpoConfig(), PROMPTS).leaves(1e9) for _ in range(9)), "no band, nothing to leave"
 
 
+@pytest.mark.parametrize(
+    ("options", "judged"),
+    [
+        ({"watch": {"kl_high": None}}, False),
+        ({"watch": {"kl_high": 2.5}}, True),
+        ({"watch": {"kl_high": None}, "kl": {"control": "fixed", "stop_above": 99.0}}, True),
+        ({"watch": {"kl_high": None}, "monitors": {"stop_on": ["length"]}}, True),
+        ({"watch": {"kl_high": 2.5}, "batch_size": 4, "minibatch_size": 4, "micro_batch_size": 4, "group_size": 4,
+          "advantage": "rloo"}, False),  # a single prompt has no interval
+    ],
+    ids=["nothing", "band", "ceiling", "alarm", "band-of-one-prompt"],
+)  # fmt: skip
+def test_a_tether_that_nothing_can_break_passes_no_gate(
+    options: dict[str, Any], judged: bool, stages: Any, tmp_path: Path
+) -> None:
+    kl = {"kl": {"control": "fixed", "coefficient": 0.1}}
+    few = kl | {"updates": 1, "learning_rate": 1e-9, "evaluate_every": None, **options}
+    metrics = run(stages, tmp_path, **few).metrics
+    gates = GatesConfig.model_validate({"ppo": {"stopped": 0}})
+    (verdict,) = (each for each in judge("ppo", metrics, gates) if each.name == "ppo.stopped")
+    assert verdict.passed and (outcome(verdict) == "PASS") is judged and (outcome(verdict) == "OFF") is not judged
+
+
+def test_an_alarm_that_is_not_measured_cannot_be_one_that_stops() -> None:
+    stops = {"monitors": {"stop_on": ["unpaid_kl"]}}
+    assert PpoConfig(**stops).can_break
+    for other in ({"advantage": "grpo", "group_size": 2}, {"kl": {"control": "fixed", "refresh_every": 2}}):
+        with pytest.raises(ValueError, match="unpaid_kl, which is not measured"):
+            PpoConfig(**stops | other)
+
+
 def test_patience_ends_after_so_many_evaluations_that_raised_nothing() -> None:
     better, level = (3, 1.0, 4.0), [(n, 0.9, 4.0) for n in range(4, 7)]
     assert not seen([better, *level[:2]], patience=3).out_of_patience()
@@ -266,6 +298,7 @@ def test_an_average_whose_kl_lags_behind_is_evaluated_no_more_often_than_the_pol
 
 
 def test_a_run_out_of_patience_ends_and_does_not_fail(stages: Any, tmp_path: Path) -> None:
-    level = {"learning_rate": 1e-9, "evaluate_every": 1, "watch": {"patience": 2, "prompts": 8}, "stop_early": True}
+    level = {"learning_rate": 1e-9, "evaluate_every": 1, "stop_early": True}
+    level["watch"] = {"patience": 2, "prompts": 8, "kl_high": 2.5}
     ended = run(stages, tmp_path, **level)
     assert ended.metrics["ppo/updates"] == 3 and ended.metrics["ppo/stopped"] == 0
