@@ -3,13 +3,16 @@
 import dataclasses
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from components.base.errors import CheckFailed
 from components.data.tables.published import read_split
+from components.models.batching import encode_prompt
 from components.models.config import GenerationConfig
 from components.models.sampling import LocalEngine, Samples, sample
 from components.ppo.config import PpoJob, ScoreConfig
@@ -26,6 +29,7 @@ from components.ppo.experience import (
 from components.reward.scoring import ScoreScale
 
 Load = Callable[..., Any]
+CAP = 48
 
 SCALE = ScoreScale(shift=1.0, scale=2.0, missing_eos_score=-2.3, temperature=1.0, responses=16)
 
@@ -85,6 +89,80 @@ def test_the_metrics_are_of_the_batch_both_units_of_kl_among_them(load: Load) ->
     assert metrics["ppo/kl"] * len(samples.ended) / tokens == pytest.approx(metrics["ppo/kl_per_token"], rel=1e-4)
     assert metrics["ppo/response_tokens"] == pytest.approx(tokens / len(samples.ended))
     assert metrics["ppo/kl_k3"] > 0 and metrics["ppo/kl_k2"] > 0
+
+
+@pytest.mark.parametrize("path", ["sampler", "training"])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_kl_and_its_units_are_those_of_transformers_forward_passes_padded_on_either_side(
+    load: Load, stages: Any, tmp_path: Path, temperature: float, path: str
+) -> None:
+    generation = GenerationConfig(max_prompt_tokens=64, max_new_tokens=CAP, temperature=temperature)
+    job, models, _ = load(generation=generation)
+    with torch.no_grad():
+        models.policy.model.norm.weight.add_(0.2)
+    models.policy.save_pretrained(tmp_path)
+    folder = stages.inputs["sft"] / "model"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    prompts = [row["prompt"] for row in read_split(stages.inputs["data"] / "prompts.train")[:16]]
+    said = [tokenizer.apply_chat_template(each, add_generation_prompt=True, tokenize=False) for each in prompts]
+    ids = [tokenizer(each, add_special_tokens=False)["input_ids"] for each in said]
+    samples = sample(models.policy, models.tokenizer, [encode_prompt(tokenizer, p, 64) for p in prompts], generation, 5)
+    if path == "training":
+        samples = dataclasses.replace(samples, seen=None)
+    found = gather_experience(models, samples, job, beta=0.1)
+
+    responses = []
+    for row in samples.response_ids.tolist():
+        end = row.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in row else CAP
+        responses.append(row[:end])
+    lengths = [len(each) for each in responses]
+    assert len(set(map(len, ids))) > 2 and len(set(lengths)) > 2, "padding on both sides"
+    assert {each[-1] == tokenizer.eos_token_id for each in responses} == {True, False}, "with and without EOS"
+    for left in (True, False):
+        of = [padded_logprobs(each, tokenizer, ids, responses, temperature, left) for each in (tmp_path, folder)]
+        of += [padded_logprobs(each, tokenizer, ids, responses, 1.0, left) for each in (tmp_path, folder)]
+        for row, length in enumerate(lengths):
+            for ours, theirs in ((found.logprobs, of[0]), (found.sft, of[1]), (found.reference, of[1])):
+                assert torch.allclose(ours[row, :length].double(), theirs[row], atol=1e-5)
+                assert not ours[row, length:].any()
+        k1 = [p - q for p, q in zip(*of[:2], strict=True)]
+        k3 = [k + torch.exp(-k) - 1 for k in k1]
+        summed = [float(each.sum()) for each in k1]
+        expected = {
+            "ppo/kl": math.fsum(summed) / len(summed),
+            "ppo/kl_per_token": math.fsum(summed) / sum(lengths),
+            "ppo/kl_k2": math.fsum(float((k * k).sum()) / 2 for k in k1) / len(summed),
+            "ppo/kl_k3": math.fsum(float(k.sum()) for k in k3) / len(summed),
+            "ppo/log_ratio_at_temperature_1": math.fsum(float((p - q).sum()) for p, q in zip(*of[2:], strict=True))
+            / len(summed),
+            "ppo/response_tokens": sum(lengths) / len(lengths),
+            "ppo/ended": sum(each[-1] == tokenizer.eos_token_id for each in responses) / len(responses),
+        }
+        assert {name: found.metrics[name] for name in expected} == pytest.approx(expected, abs=1e-5)
+        assert abs(expected["ppo/kl"]) > 1e-2, "else this tests nothing"
+
+
+def padded_logprobs(
+    folder: Path, tokenizer: Any, prompts: list[list[int]], responses: list[list[int]], temperature: float, left: bool
+) -> list[torch.Tensor]:
+    """Each response's log-probabilities, by one float64 forward pass of transformers over padded rows."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager").eval()
+    rows = [p + r for p, r in zip(prompts, responses, strict=True)]
+    width = max(map(len, rows))
+    pads = [[tokenizer.pad_token_id] * (width - len(row)) for row in rows]
+    ids = torch.tensor([pad + row if left else row + pad for pad, row in zip(pads, rows, strict=True)])
+    counts = [[0] * len(pad) + [1] * len(row) if left else [1] * len(row) + [0] * len(pad)
+              for pad, row in zip(pads, rows, strict=True)]  # fmt: skip
+    mask = torch.tensor(counts)
+    with torch.no_grad():
+        logits = model(ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits / temperature
+    logits[..., tokenizer.pad_token_id] = -math.inf  # it cannot be sampled
+    found = []
+    for row, (pad, prompt, response) in enumerate(zip(pads, prompts, responses, strict=True)):
+        start = len(prompt) + (len(pad) if left else 0)
+        of_row = logits[row, start - 1 : start - 1 + len(response)].log_softmax(-1)
+        found.append(of_row.gather(1, torch.tensor(response)[:, None])[:, 0])
+    return found
 
 
 def relogprobs(models: Any, samples: Samples, job: Any) -> torch.Tensor:
