@@ -173,7 +173,7 @@ class SetChecks(_Checks):
     draws is allowed)."""
     prompts_alike: CheckConfig = _warn(0.65)
     """How well a classifier tells preference prompts from the prompts PPO will use (data.prompts): area under the ROC
-    curve, 0.5 is not at all."""
+    curve, 0.5 is not at all (what chance alone exceeds in 5 of 100 draws is allowed)."""
     deployment_length: CheckConfig = _warn(0.2)
     """Largest difference of the distributions of length, in words, of the preferences' prompts and of
     data.deployment_prompts (Kolmogorov-Smirnov; what chance alone exceeds in 5 of 100 draws is allowed)."""
@@ -183,7 +183,7 @@ class SetChecks(_Checks):
     """Total variation distance of their categories, where both files name them (chance is allowed as above)."""
     deployment_words: CheckConfig = _warn(0.65)
     """How well a classifier on words and pairs of words tells these prompts apart: area under the ROC curve, 0.5 is not
-    at all."""
+    at all (chance is allowed as above)."""
     reference_length: CheckConfig = _warn(0.1)
     """Largest difference of the distributions of response length, in words, in these pairs and in those of
     data.reference (Kolmogorov-Smirnov; what chance alone exceeds in 5 of 100 draws is allowed)."""
@@ -193,7 +193,7 @@ class SetChecks(_Checks):
     """Total variation distance of both data's categories, where both name them (chance is allowed as above)."""
     reference_words: CheckConfig = _warn(0.65)
     """How well a classifier on words and pairs of words tells the prompts of both data apart: area under the ROC curve,
-    0.5 is not at all."""
+    0.5 is not at all (chance is allowed as above)."""
     reference_preference: CheckConfig = _warn(0.1)
     """Difference of the shares of pairs in which the longer response wins (chance is allowed as above): annotators
     whose taste has changed."""
