@@ -22,7 +22,7 @@ from components.base.errors import UserError
 from components.base.strict_json import BadJson, elements, parse_json, twice
 from components.base.text import counted
 from components.data.config import ReaderPlugin
-from components.data.rows import Problem, RawRow
+from components.data.rows import Problem, RawRow, shown
 from components.data.spreadsheet import JSON_STARTS, LABELLED, unprotect
 from components.data.tables.cells import arrow_rows, doubled_fields
 from components.keys.plugins import check_plugin, find_plugin
@@ -285,7 +285,7 @@ def _read_csv(path: Path) -> Iterator[RawRow]:
             first = next(lines, "")
             reader = csv.reader(chain([first], lines), delimiter=_delimiter(path, first))
             header = next(reader, [])
-            if doubled := twice(header):
+            if doubled := twice(filter(str.strip, header)):
                 raise UserError(f"The header of {path} names a column twice: {doubled}. Rename one.")
             for number, cells in enumerate(reader, 2):
                 if cells:
@@ -305,11 +305,19 @@ def _delimiter(path: Path, header: str) -> str:
 
 
 def _csv_row(number: int, header: list[str], cells: list[str]) -> RawRow:
-    texts = dict(zip(header, cells, strict=False))
+    """Return a row without its empty cells in columns that have no name, as spreadsheets add them. Only the first
+    column may hold text without a name: pandas writes an index there."""
+    texts = {name: cell for name, cell in zip(header, cells, strict=False) if name.strip() or cell.strip()}
     protected = texts.get("id", "").startswith(LABELLED)
     try:
         if len(cells) != len(header):
             raise BadJson(f"{counted(len(cells), 'cell')}, the header has {len(header)}")
+        for place, (name, cell) in enumerate(zip(header, cells, strict=True), 1):
+            if place > 1 and cell.strip() and not name.strip():
+                raise BadJson(
+                    f"column {place} has no name in the header and holds {shown(cell)}: name it, or quote the text "
+                    "that was split into it"
+                )
         return RawRow(number, {name: _cell(name, cell, protected) for name, cell in texts.items()})
     except BadJson as error:
         return RawRow(number, {"raw": ",".join(cells)[:_SHOWN]}, Problem("readable", str(error)))

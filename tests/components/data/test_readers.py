@@ -167,6 +167,19 @@ def test_a_column_that_stands_twice_in_a_csv_header_is_refused(tmp_path):
         list(read_source(tmp_path / "a.csv"))
 
 
+def test_nameless_columns_that_a_spreadsheet_adds_are_left_out_and_text_in_one_is_an_error_of_its_row(tmp_path):
+    (tmp_path / "a.csv").write_text("prompt,chosen,, ,\na,b,,,\nc,d, ,,\ne,f,,g,\n")
+    *good, bad = read_source(tmp_path / "a.csv")
+    assert [(row.number, row.data) for row in good] == [
+        (2, {"prompt": "a", "chosen": "b"}),
+        (3, {"prompt": "c", "chosen": "d"}),
+    ]
+    assert bad.number == 4 and bad.problem is not None
+    assert bad.problem.text.startswith("column 4 has no name in the header and holds 'g'")
+    (tmp_path / "a.csv").write_text(",prompt,chosen,\n0,a,b,\n1,c,d,\n")
+    assert contents(tmp_path / "a.csv")[1] == (3, {"": "1", "prompt": "c", "chosen": "d"}), "the index of pandas"
+
+
 def test_an_apostrophe_is_one_of_the_text_but_in_rows_that_tether_wrote_for_labelling(tmp_path):
     (tmp_path / "a.csv").write_text('id,a,b\n7,\'=1,\'tis\ntether-00001-x,\'=1,"\'[""x""]"\n')
     assert [data for _, data in contents(tmp_path / "a.csv")] == [
