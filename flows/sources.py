@@ -21,6 +21,7 @@ from components.data.inputs import (
     input_names,
     kind_of,
     label_of,
+    refuse_same_bytes,
     refuse_unknown_sources,
     values_of,
 )
@@ -158,22 +159,18 @@ def _judge(config: RunConfig, home: Path, taken: Mapping[str, Record], data: Map
 
 def _find_kind(kind: str, config: RunConfig, home: Path) -> dict[str, Input]:
     """Return the files that the config's `data` names as `kind`, checked and digested."""
-    found: dict[str, Input] = {}  # by digest
+    found: list[Input] = []
     hub = None if kind == SUITE else config.data.hub
     for value in values_of(getattr(config.data, kind)):
         path = resolve_source(value, hub, home / "datasets", f"data.{kind}")
         if path.is_file() and kind in (*KINDS, JUDGE):
             refuse_ratings(path, f"data.{kind}", config.data)
             _look_at(kind, path, config)
-        given = Input.of(path)
-        if given.digest in found:
-            raise UserError(
-                f"data.{kind}: {found[given.digest].path} and {path} hold the same bytes, so each row would stand "
-                "there twice. Name one of them."
-            )
-        found[given.digest] = given
-    paths = [Path(os.path.abspath(given.path)) for given in found.values()]
-    return dict(zip(input_names(kind, paths, list(found)), found.values(), strict=True))
+        found.append(Input.of(path))
+    digests = [given.digest for given in found]
+    refuse_same_bytes(kind, [given.path for given in found], digests)
+    paths = [Path(os.path.abspath(given.path)) for given in found]
+    return dict(zip(input_names(kind, paths, digests), found, strict=True))
 
 
 def _look_at(kind: str, path: Path, config: RunConfig) -> None:

@@ -77,6 +77,25 @@ def refuse_unknown_sources(named: Iterable[str], inputs: Iterable[str]) -> None:
             )
 
 
+def refuse_same_bytes(kind: str, paths: Sequence[Path], digests: Sequence[str]) -> None:
+    """Refuse files of `kind` of which two hold the same bytes.
+
+    Args:
+        digests: sha256 of each file (hex).
+
+    Raises:
+        UserError: two do; the message names them.
+    """
+    first: dict[str, Path] = {}
+    for path, digest in zip(paths, digests, strict=True):
+        if digest in first:
+            raise UserError(
+                f"data.{kind}: {first[digest]} and {path} hold the same bytes, so each row would stand there twice. "
+                "Name one of them."
+            )
+        first[digest] = path
+
+
 def names_file(label: str, path: Path) -> bool:
     """Return whether `label` is one that `input_names` could give a file among others."""
     whole = "/".join(_UNSAFE.sub("_", part) for part in path.parts if part != path.anchor)

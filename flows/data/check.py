@@ -8,11 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from components.base.errors import GateFailed, UserError
-from components.base.hashing import digest_json
 from components.base.text import counted, line
 from components.data.config import SourceConfig
 from components.data.hub import resolve_source
-from components.data.inputs import BESIDE, SUITE, input_names, names_file, refuse_unknown_sources, values_of
+from components.data.inputs import (
+    BESIDE,
+    SUITE,
+    input_names,
+    names_file,
+    refuse_same_bytes,
+    refuse_unknown_sources,
+    values_of,
+)
 from components.data.rows import listed
 from data_contracts.config import ValidateJob
 from flows.config.profiles import Override
@@ -132,7 +139,9 @@ def _beside(config: RunConfig, home: Path, preferences: Sequence[str]) -> dict[s
     for kind in BESIDE:
         values, hub = values_of(getattr(config.data, kind)), None if kind == "suite" else config.data.hub
         paths = [resolve_source(value, hub, home / "datasets", f"data.{kind}") for value in values]
-        found |= {name: path for path, name in zip(paths, _names(kind, paths), strict=True)}
+        digests = [Input.of(path).digest for path in paths]
+        refuse_same_bytes(kind, paths, digests)
+        found |= dict(zip(input_names(kind, [path.absolute() for path in paths], digests), paths, strict=True))
     return found | {name: given.path for name, given in find_reference(config, home, preferences).items()}
 
 
@@ -148,12 +157,6 @@ def own_entry(config: RunConfig, path: Path) -> dict[str, SourceConfig]:
     if len(values_of(config.data.preferences)) < 2:
         refuse_unknown_sources((name for name in sources if name != own), ["preferences"])
     return {} if own is None else {"preferences": sources[own]}
-
-
-def _names(kind: str, paths: Sequence[Path]) -> list[str]:
-    """Return the files' input names, the same as in a run except where two files have the same name."""
-    absolute = [path.absolute() for path in paths]
-    return input_names(kind, absolute, [digest_json(str(path)) for path in absolute])
 
 
 def _interval(ends: list[float] | None) -> str:

@@ -336,6 +336,20 @@ def test_a_raters_own_file_with_its_instructions_is_a_sheet_wherever_it_is_named
         reading_of(tmp_path / "ratings.csv", DataConfig())
 
 
+def test_files_beside_the_data_that_hold_the_same_bytes_are_refused_as_a_run_refuses_them(
+    tether_here, tmp_path: Path
+) -> None:
+    for name in ("pairs.jsonl", "a.jsonl", "copy.jsonl"):
+        write_rows(tmp_path / name, GOOD if name == "pairs.jsonl" else [{"prompt": "q"}])
+    for named in ("[a.jsonl, a.jsonl]", "[a.jsonl, copy.jsonl]"):
+        asked = ("--set", f"data.decontaminate={named}")
+        done = check(tether_here, tmp_path, "pairs.jsonl", *asked)
+        assert done.returncode == 2 and "data.decontaminate: a.jsonl and " in done.stderr, named
+        assert "hold the same bytes" in done.stderr
+        run = tether_here("run", "tiny", *asked, "--set", "data.preferences=pairs.jsonl", home=tmp_path, cwd=tmp_path)
+        assert run.returncode == 2 and run.stderr == done.stderr
+
+
 def test_a_check_of_one_file_applies_its_own_cap_of_a_profile_and_refuses_what_names_no_file(
     tether_here, tmp_path: Path
 ) -> None:
