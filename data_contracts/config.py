@@ -16,7 +16,7 @@ from components.data.config import (
     ScoreDifferenceConfig,
     SplitConfig,
 )
-from components.data.inputs import JUDGE
+from components.data.inputs import DECONTAMINATE, JUDGE
 from components.data.support_desk.desk import SupportDeskConfig
 from components.models.config import GenerationConfig
 
@@ -125,5 +125,7 @@ class ValidateJudgeJob(Settings):
 
 
 def of_judge(error: UserError) -> str:
-    """Return the text of an error about preferences, with the names of the judge's options in it."""
-    return f"data.{JUDGE}: {str(error).replace('data.columns', 'data.judge_columns')}"
+    """Return the text of an error about preferences, with the names of the judge's options in it. An error in a
+    file of `data.decontaminate` stays as it is."""
+    text = str(error).replace("data.columns", "data.judge_columns")
+    return text if text.startswith(f"data.{DECONTAMINATE}: ") else f"data.{JUDGE}: {text}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from components.base.errors import UserError
+from components.base.errors import UserError, about
 from components.base.files import whole_folder
 from components.base.paths import user_path
 from components.data.hub import resolve_source
@@ -163,10 +163,11 @@ def _find_kind(kind: str, config: RunConfig, home: Path) -> dict[str, Input]:
     hub = None if kind == SUITE else config.data.hub
     for value in values_of(getattr(config.data, kind)):
         path = resolve_source(value, hub, home / "datasets", f"data.{kind}")
-        if path.is_file() and kind in (*KINDS, JUDGE):
-            refuse_ratings(path, f"data.{kind}", config.data)
-            _look_at(kind, path, config)
-        found.append(Input.of(path))
+        with about(f"data.{kind}"):
+            if path.is_file() and kind in (*KINDS, JUDGE):
+                refuse_ratings(path, f"data.{kind}", config.data)
+                _look_at(kind, path, config)
+            found.append(Input.of(path))
     digests = [given.digest for given in found]
     refuse_same_bytes(kind, [given.path for given in found], digests)
     paths = [Path(os.path.abspath(given.path)) for given in found]

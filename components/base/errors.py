@@ -102,6 +102,22 @@ def refuse_credentials(what: str, text: str) -> None:
         )
 
 
+@contextlib.contextmanager
+def about(option: str) -> Iterator[None]:
+    """Begin the message of a user's mistake in this block with `option`, which names the file, unless it does so
+    already.
+
+    Raises:
+        UserError: the mistake.
+    """
+    try:
+        yield
+    except UserError as error:
+        if str(error).startswith(f"{option}: "):
+            raise
+        raise type(error)(f"{option}: {error}") from error
+
+
 _DISK = {
     errno.ENOSPC: "Make room there",
     errno.EDQUOT: "Make room there, or ask for a larger quota",

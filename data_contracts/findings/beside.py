@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from components.base.errors import UserError
+from components.base.errors import UserError, about
 from components.data.config import DataConfig, NearDuplicateConfig
 from components.data.formats.public_fields import prompt_of
 from components.data.inputs import label_of
@@ -149,20 +149,21 @@ def prompts_in(path: Path, data: DataConfig, field: str) -> Iterator[CanonicalRo
     that name it as public sets do (`question`, `instruction` and `input`, `messages` and the like).
 
     Raises:
-        UserError: the file can't be read, or has no prompt.
+        UserError: the file can't be read, or has no prompt. The message names `field` and the file.
     """
     some = False
     source = RowSource.named("prompts", path, data)
     asked = (_asked(raw, data.prompt_columns) for raw in source.rows)
-    for row in judged_rows(source._replace(rows=asked, columns={}), _LONGEST):
-        if row.item is not None:
-            some = True
-            yield row.item
-    if not some:
-        raise UserError(
-            f"{field}: {path} holds no prompt. Give rows with a `prompt` (text or messages), or map the name of "
-            "their column with data.prompt_columns."
-        )
+    with about(field):
+        for row in judged_rows(source._replace(rows=asked, columns={}), _LONGEST):
+            if row.item is not None:
+                some = True
+                yield row.item
+        if not some:
+            raise UserError(
+                f"{path} holds no prompt. Give rows with a `prompt` (text or messages), or map the name of their "
+                "column with data.prompt_columns."
+            )
 
 
 def _asked(raw: RawRow, columns: Mapping[str, str]) -> RawRow:

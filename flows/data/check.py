@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from components.base.errors import GateFailed, UserError
+from components.base.errors import GateFailed, UserError, about
 from components.base.text import counted, line
 from components.data.config import SourceConfig
 from components.data.hub import resolve_source
@@ -139,7 +139,8 @@ def _beside(config: RunConfig, home: Path, preferences: Sequence[str]) -> dict[s
     for kind in BESIDE:
         values, hub = values_of(getattr(config.data, kind)), None if kind == "suite" else config.data.hub
         paths = [resolve_source(value, hub, home / "datasets", f"data.{kind}") for value in values]
-        digests = [Input.of(path).digest for path in paths]
+        with about(f"data.{kind}"):
+            digests = [Input.of(path).digest for path in paths]
         refuse_same_bytes(kind, paths, digests)
         found |= dict(zip(input_names(kind, [path.absolute() for path in paths], digests), paths, strict=True))
     return found | {name: given.path for name, given in find_reference(config, home, preferences).items()}

@@ -191,6 +191,18 @@ def test_a_list_that_is_not_of_different_preferences_is_the_users_mistake(
         find_sources(load_config("tiny", [parse_override(f"data.preferences={named}")]), tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["preferences", "demonstrations", "prompts", "judge_preferences"])
+def test_an_error_in_a_file_of_the_run_names_the_option_and_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("data.jsonl", ""), ("cut.jsonl", '{"prompt": "q'), ("other.csv", "colour\nred\n")):
+        Path(name).write_text(text)
+        config = load_config("tiny", [parse_override(f"data.{kind}={name}")])
+        with pytest.raises(UserError, match=rf"^data\.{kind}: (No line of )?{name}"):
+            find_sources(config, tmp_path)
+
+
 def test_options_of_a_source_are_in_the_key_and_a_name_that_is_no_source_begins_no_run(tmp_path: Path) -> None:
     a, b = pairs(tmp_path / "a.jsonl"), pairs(tmp_path / "b.jsonl", 3)
     values = to_values(preferring(a, b))

@@ -2,11 +2,14 @@
 
 import json
 import random
+from pathlib import Path
 
 import pytest
 
 from components.base.errors import UserError
+from components.data.config import DataConfig
 from data_contracts.check import check
+from data_contracts.findings.beside import prompts_in
 
 WORDS = "river garden window letter market bridge winter summer forest kitchen teacher doctor village station".split()
 GERMAN = "der Fluss fließt langsam durch das alte Tal und die Kinder spielen am Ufer mit ihren Freunden".split()
@@ -63,6 +66,15 @@ def test_rows_whose_prompt_nearly_repeats_one_of_two_benchmarks_are_left_out_by_
 def test_a_benchmark_without_prompts_is_the_users_error_by_file(examined):
     with pytest.raises(UserError, match=r"data\.decontaminate: .*decontaminate\.jsonl holds no prompt"):
         examined(pairs(), {"decontaminate": [{"sentence": "what?"}]}, decontaminate=("d.jsonl",))
+
+
+@pytest.mark.parametrize("field", ["decontaminate", "deployment_prompts"])
+@pytest.mark.parametrize("row", ["", '{"prompt": "q', "[]"])
+def test_an_error_in_a_file_beside_the_data_names_the_option_and_the_file(tmp_path, monkeypatch, field, row):
+    monkeypatch.chdir(tmp_path)
+    Path("d.jsonl").write_text(row)
+    with pytest.raises(UserError, match=rf"^data\.{field}: (No line of )?d\.jsonl"):
+        list(prompts_in(Path("d.jsonl"), DataConfig(), f"data.{field}"))
 
 
 def test_benchmarks_in_their_own_shapes_stand_beside_each_other_and_symbols_alone_are_no_repetition(examined):
