@@ -71,11 +71,17 @@ def make_folder(folder: Path, mode: int | None = None) -> None:
     """Make a folder and its missing parents, and sync their names to disk.
 
     `mode` is the permissions of the new ones; None leaves them to the umask.
+
+    Raises:
+        NotADirectoryError: a file is where one of them must be.
     """
     if folder.is_dir():
         return
     make_folder(folder.parent, mode)
-    folder.mkdir(exist_ok=True)
+    try:
+        folder.mkdir(exist_ok=True)
+    except FileExistsError as error:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from error
     if mode is not None:
         with contextlib.suppress(PermissionError):  # another user has made it meanwhile
             folder.chmod(mode)

@@ -53,7 +53,7 @@ class AppendedLines(Generic[T]):
         for line in path.read_bytes().splitlines(keepends=True) if path.is_file() else []:
             try:
                 value = read(json.loads(line))
-            except (ValueError, TypeError, KeyError):
+            except (ValueError, TypeError, KeyError, RecursionError):
                 break
             if not line.endswith(b"\n"):
                 break

@@ -156,7 +156,9 @@ def further(values: list[Any], kind: list[bool]) -> Any:
         return pd.Series(values, dtype="boolean").astype(object)
     if numbers:
         return pd.to_numeric(pd.Series(values, dtype=object), errors="raise").astype(float)
-    return pd.Categorical([None if value is None else str(value) for value in values])
+    # pandas keeps text as UTF-8, which has no lone surrogates.
+    texts = (None if value is None else str(value).encode("utf-8", "backslashreplace").decode() for value in values)
+    return pd.Categorical(list(texts))
 
 
 def row_frame(ledger: Ledger, columns: Iterable[str], rows: slice = _ALL) -> pd.DataFrame:

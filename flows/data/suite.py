@@ -18,10 +18,12 @@ def draft_suite(home: Path, file: str, overrides: Sequence[Override], out: Path 
     """Draft a suite from `file`, return it as JSON, and write it to `out` if given.
 
     Raises:
-        UserError: the file can't be read or has no valid row, or `out` exists.
+        UserError: the file can't be read or has no valid row, or `out` exists or is in no folder.
     """
     if out is not None and out.exists():
         raise UserError(f"--out {out}: this file already exists. Name a new one.")
+    if out is not None and not out.absolute().parent.is_dir():
+        raise UserError(f"--out {out}: there is no folder {out.absolute().parent}. Create it, or name another file.")
     data = load_config(DEFAULTS, overrides).data
     path = resolve_source(file, data.hub, home / "datasets", "--from")
     with tempfile.TemporaryDirectory(prefix="tether-suite-") as scratch:

@@ -179,6 +179,14 @@ def test_a_value_that_is_no_number_counts_only_where_its_row_is_asked(examined):
     assert [checks[name]["row_numbers"] for name in ends] == [[2], [2]] and set(gone) == {2}
 
 
+def test_a_column_whose_text_is_no_utf8_is_drafted_and_judged_with_its_characters_escaped(tmp_path, job, examined):
+    found = [row | {"team": "\ud800"} for row in rows()]
+    drafted = draft(write(tmp_path / "good.jsonl", found), job().data, tmp_path)
+    (team,) = [each for each in drafted["expectations"] if each["kwargs"]["column"] == "team"]
+    assert team["kwargs"]["value_set"] == ["\\ud800"]
+    assert examined(found, drafted)[2] == {}
+
+
 def test_a_draft_from_a_good_file_holds_for_it_and_names_what_leaves_its_ranges(tmp_path, job, examined):
     good = [row | {"share": (i % 2 + 1) / 3} for i, row in enumerate(rows())]
     drafted = draft(write(tmp_path / "good.jsonl", good), job().data, tmp_path)

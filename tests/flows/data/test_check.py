@@ -336,6 +336,23 @@ def test_a_raters_own_file_with_its_instructions_is_a_sheet_wherever_it_is_named
         reading_of(tmp_path / "ratings.csv", DataConfig())
 
 
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (("suite", "--from", "pairs.jsonl", "--out", "none/suite.json"), "there is no folder"),
+        (("suite", "--from", "pairs.jsonl", "--out", "pairs.jsonl/suite.json"), "there is no folder"),
+        (("label", "pairs.jsonl", "--judge", "http://127.0.0.1:9", "--model", "m", "--out", "pairs.jsonl"), "folder"),
+        (("label", "pairs.jsonl", "--judge", "http://127.0.0.1:9", "--model", "m", "--out", "pairs.jsonl/x"), "folder"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_the_users_mistake_by_name(
+    tether_here, tmp_path: Path, asked: tuple[str, ...], told: str
+) -> None:
+    write_rows(tmp_path / "pairs.jsonl", GOOD)
+    done = tether_here("data", *asked, home=tmp_path / "home", cwd=tmp_path)
+    assert done.returncode == 2 and told in done.stderr, done.stderr
+
+
 def test_files_beside_the_data_that_hold_the_same_bytes_are_refused_as_a_run_refuses_them(
     tether_here, tmp_path: Path
 ) -> None:

@@ -68,6 +68,23 @@ def test_a_planted_bias_is_reported_and_votes_are_read_as_a_models(
     assert [pair.votes for pair in pairs] == [(("model:big", 2),)] * 2 + [(("model:big", 1),)] * 4
 
 
+@pytest.mark.parametrize(
+    "damage", ["[" * 100_000, '{"given": [], "swapped": 2}', '{"given": {"first": 7}, "swapped": {}}']
+)
+def test_a_damaged_answer_is_asked_again_and_a_damaged_description_of_the_judge_is_the_users_error(
+    tmp_path: Path, endpoint: Scorer, label: Any, damage: str
+) -> None:
+    write_rows(tmp_path / "pairs.jsonl", rows(1))
+    label(tmp_path / "pairs.jsonl")
+    whole, kept = contents(tmp_path / "out"), tmp_path / "out" / "answers.jsonl"
+    kept.write_text(damage.replace("{", f'{{"pair": "{read_rows(kept)[0]["pair"]}", ', 1) + "\n")
+    label(tmp_path / "pairs.jsonl")
+    assert contents(tmp_path / "out") == whole and len(endpoint.asked) == 4
+    (tmp_path / "out" / "judge.json").write_text(damage)
+    with pytest.raises(UserError, match=r"judge\.json can't be read|another judge"):
+        label(tmp_path / "pairs.jsonl")
+
+
 def test_an_interrupted_call_asks_nothing_twice_and_ends_with_the_same_bytes(
     tmp_path: Path, endpoint: Scorer, label: Any
 ) -> None:

@@ -10,6 +10,7 @@ from components.base.errors import UserError
 from components.base.files import make_folder
 from components.base.hashing import digest_json
 from components.base.jsonl import AppendedLines, Message, json_line, write_json
+from components.base.strict_json import parse_json
 from components.human_eval.candidates.feedback.judges import JudgeAnswer
 
 ANSWERS, JUDGE = "answers.jsonl", "judge.json"
@@ -69,7 +70,15 @@ class KeptAnswers:
 
 
 def _read(row: Any) -> tuple[str, BothOrders]:
-    return str(row["pair"]), BothOrders(row["given"], row["swapped"])
+    return str(row["pair"]), BothOrders(_answer(row["given"]), _answer(row["swapped"]))
+
+
+def _answer(value: Any) -> JudgeAnswer:
+    first = value["first"]
+    if first is not None and not (type(first) in (int, float) and 0 <= first <= 1):
+        raise ValueError("not a preference of 0 to 1")
+    answer: JudgeAnswer = value
+    return answer
 
 
 def _check_same(folder: Path, judge: Mapping[str, Any]) -> None:
@@ -81,7 +90,7 @@ def _check_same(folder: Path, judge: Mapping[str, Any]) -> None:
         write_json(path, judge)
         return
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
+        kept = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} can't be read ({error}). Name another folder with --out.") from error
     if kept != json.loads(json.dumps(judge)):
