@@ -18,6 +18,7 @@ def draw(histories: Mapping[str, History], title: str, path: Path, target: float
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     figure, (reward, kl, beta) = plt.subplots(
         3, 1, figsize=(9, 8), sharex=True, height_ratios=(3, 2, 1.4), layout="constrained"
@@ -39,6 +40,10 @@ def draw(histories: Mapping[str, History], title: str, path: Path, target: float
     beta.xaxis.get_major_locator().set_params(integer=True)
     for axes in (reward, kl):
         axes.legend(fontsize=8, ncols=2 if axes is reward else 4)
+    for axes in (kl, beta):
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
     for axes in (reward, kl, beta):
         axes.grid(alpha=0.25)
     figure.savefig(path, dpi=110)
