@@ -118,8 +118,8 @@ def config_of(home: Path) -> RunConfig:
 def test_the_run_goes_through_every_stage_and_waits_for_people(home: Path, waiting: dict[str, Any]) -> None:
     assert [stage["state"] for stage in waiting["stages"]][-1] == "awaiting_labels"
     metrics = {name: value for stage in waiting["stages"] for name, value in stage["metrics"].items()}
-    assert metrics["data/quarantined"] == 34, (
-        "14 differing prompts, 8 empty responses, 2 identical, 10 of doubled turns"
+    assert metrics["data/quarantined"] == 97, (
+        "14 differing prompts, 8 empty responses, 2 identical, 10 of doubled turns, 63 with a marker in a turn"
     )
     assert metrics["data/leaked_prompts"] == 0
     assert metrics["sft/perplexity"] < metrics["sft/base_perplexity"] < metrics["sft/unigram_perplexity"]
@@ -178,7 +178,7 @@ def test_without_the_tether_the_policy_is_stopped(home: Path, waiting: dict[str,
     assert done.returncode == 3, done.stdout + done.stderr
     states, failed = stopped_by(home)
     assert states == ["cached"] * 3 + ["gate_failed", "not_run"]
-    assert "ppo.kl" in failed
+    assert "ppo.stopped" in failed, "the published checkpoint may be inside the band, where ppo.kl passes"
 
 
 @pytest.mark.bench

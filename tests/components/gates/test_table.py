@@ -70,3 +70,17 @@ def test_only_these_gates_warn_take_a_stand_in_or_are_off_where_nothing_was_meas
         "reward.judge_calibration_slope": ("reward/judge_slope_null_low", "reward/judge_slope_null_high"),
         "human_eval.reward_ece": "human_eval/reward_ece_null_95",
     }  # fmt: skip
+
+
+def test_only_these_gates_judge_neither_an_end_of_an_interval_nor_what_chance_reaches() -> None:
+    """Counts, exact checks, and numbers of a whole run whose interval or null is in the metric itself."""
+    assert [
+        g.name
+        for g in GATES.values()
+        if not (g.metric.endswith(("_low", "_high")) or g.ends or g.or_within or g.warn_only)
+    ] == [
+        "validate.contract", "validate.judge_contract", "validate.judge_pairs", "validate.pairs",
+        "validate.leaked_prompts", "reward.temperature_at_end", "reward.invariance", "reward.slice_ece_excess",
+        "reward.probe_texts", "reward.position_invariance", "ppo.stopped", "ppo.replaced_max", "ppo.score_spread_min",
+        "ppo.evaluated", "human_eval.labels_complete", "human_eval.items", "human_eval.raters_alike",
+    ]  # fmt: skip

@@ -190,3 +190,18 @@ def test_a_policy_that_collapses_to_a_few_answers_fails_every_gate_on_diversity(
         policy = [sft[i % answers]._replace(entropy=1.0 if answers > 1 else 0.02) for i in range(512)]
         metrics = evaluate._diversity(policy, sft, prompts) | evaluate._entropy(policy, sft, prompts)
         assert {name for name in names if verdict(name, metrics, gates).passed} == passing
+
+
+@pytest.mark.parametrize(
+    ("profile", "failing"), [("demo", {"ppo.dissimilarity"}), ("hh-smollm2", {"ppo.distinct", "ppo.dissimilarity"})]
+)
+def test_a_policy_that_fills_one_template_is_stopped_though_all_its_texts_differ(
+    profile: str, failing: set[str]
+) -> None:
+    sft, prompts = rows_of(np.random.default_rng(1), 0.0), [str(i) for i in range(512)]
+    template = "Thank you, customer {}, for your patience with our shop today."
+    policy = [row._replace(response=template.format(i)) for i, row in enumerate(sft)]
+    metrics = evaluate._diversity(policy, sft, prompts)
+    assert metrics["ppo/distinct"] == 1, "the share of distinct texts sees nothing"
+    names = ("ppo.distinct", "ppo.dissimilarity")
+    assert {name for name in names if verdict(name, metrics, load_config(profile).gates).stops} == failing
