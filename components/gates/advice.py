@@ -278,8 +278,8 @@ ADVICE: dict[str, Advice] = {
         "tether rerun ppo --set ppo.epochs=1",
     ),
     "ppo.replaced_max": Advice(
-        "In some update most responses met the cap without EOS, and their scores were replaced by one number. PPO then "
-        "learns to end, and little else.",
+        "In five updates in a row most responses met the cap without EOS, and their scores were replaced by one "
+        "number. PPO then learns to end, and little else.",
         "Raise `generation.max_new_tokens`, or make SFT end its responses (see `sft.ended`). "
         "`ppo.score.missing_eos=subtract` keeps the score and takes a penalty off.",
         "tether rerun ppo --set ppo.score.missing_eos=subtract",

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from components.ppo.config import KLConfig
+from components.ppo.control import WINDOW
 from components.stats.series import series_mean, series_rise
 
 FEWEST = 5
@@ -38,15 +39,18 @@ def stabiliser_means(history: Sequence[Row]) -> dict[str, float]:
 
 
 def uniform_scores(history: Sequence[Row]) -> dict[str, float]:
-    """Measure how well the scores distinguished rollouts, in the worst update.
+    """Measure how well the scores distinguished rollouts, where they did so worst.
 
-    `ppo/replaced_max`: the largest share of responses whose score was replaced for a missing EOS and so says nothing
-    about them (absent if `ppo.score.missing_eos` is not `replace`). `ppo/score_spread_min`: the smallest standard
-    deviation of the rewarded scores, in SFT deviations; at 0 nothing can be learned from them.
+    `ppo/replaced_max`: the largest share that all of `WINDOW` = 5 updates in a row reached (all updates, if there are
+    fewer) of responses whose score was replaced for a missing EOS and so says nothing about them; absent if
+    `ppo.score.missing_eos` is not `replace`. The largest share of single batches would be chance: with a true share of
+    0.8, one of 100 batches of 32 nearly always exceeds 0.9. `ppo/score_spread_min`: the smallest standard deviation
+    of an update's rewarded scores, in SFT deviations; at 0 nothing can be learned from them.
     """
     replaced = [row["ppo/replaced"] for row in history if "ppo/replaced" in row]
     spreads = [row["ppo/score_spread"] for row in history if "ppo/score_spread" in row]
-    found = {"ppo/replaced_max": max(replaced)} if replaced else {}
+    in_a_row = [min(replaced[i : i + WINDOW]) for i in range(max(len(replaced) - WINDOW, 0) + 1)] if replaced else []
+    found = {"ppo/replaced_max": max(in_a_row)} if in_a_row else {}
     return found | ({"ppo/score_spread_min": min(spreads)} if spreads else {})
 
 

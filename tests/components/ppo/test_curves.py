@@ -14,7 +14,7 @@ from components.gates.judging import GatesConfig, judge
 from components.gates.text import outcome
 from components.ppo.config import KLConfig
 from components.ppo.control import KLController
-from components.ppo.curves import curve_metrics
+from components.ppo.curves import curve_metrics, uniform_scores
 
 TARGET, RUNS = 3.0, 200
 DRIFT, CLIMB = "ppo/beta_drift_below_target", "ppo/proxy_rise_at_level_kl"
@@ -106,7 +106,7 @@ def by_hand(rows: list[dict[str, float]]) -> dict[str, float]:
         CLIMB: max(0.0, lines[0][0] - lines[0][1]) if level else 0.0,
         "ppo/ratio_max": sorted(row["ppo/ratio_max"] for row in rows)[-1],
         "ppo/clip_fraction_max": sorted(row["ppo/clip_fraction"] for row in rows)[-1],
-        "ppo/replaced_max": sorted(row["ppo/replaced"] for row in rows)[-1],
+        "ppo/replaced_max": sorted(sorted(r["ppo/replaced"] for r in rows[i : i + 5])[0] for i in range(n - 4))[-1],
         "ppo/score_spread_min": sorted(row["ppo/score_spread"] for row in rows)[0],
     }
 
@@ -136,6 +136,19 @@ def test_a_fixed_coefficient_does_not_drift_and_few_updates_measure_nothing() ->
     verdicts = {v.name: v for v in judge("ppo", few, gates)}
     assert verdicts["ppo.beta_drift_below_target"].passed
     assert outcome(verdicts["ppo.ratio_max"]) == "WARN" and not verdicts["ppo.ratio_max"].stops
+
+
+def test_a_share_of_replaced_scores_below_its_limit_is_not_exceeded_by_the_chance_of_single_batches() -> None:
+    """Batches of 32, 100 updates, a limit of 0.9: with a true share of 0.8 some batch nearly always exceeds it."""
+
+    def exceeding(share: float) -> float:
+        drawn = np.random.default_rng(0).binomial(32, share, (500, 100)) / 32
+        found = [uniform_scores([{"ppo/replaced": value} for value in row])["ppo/replaced_max"] for row in drawn]
+        return float(np.mean(np.array(found) > 0.9))
+
+    assert exceeding(0.8) <= 0.01 and exceeding(0.95) == 1
+    assert uniform_scores([{"ppo/replaced": 0.7}, {"ppo/replaced": 0.9}])["ppo/replaced_max"] == 0.7, "of two, both"
+    assert uniform_scores([{"ppo/score_spread": 1.0}]) == {"ppo/score_spread_min": 1.0}
 
 
 def test_the_target_is_judged_in_its_own_unit() -> None:
