@@ -324,8 +324,8 @@ class PpoConfig(OptimizerConfig):
     def _alarms_that_stop_are_measured(self) -> Self:
         if "unpaid_kl" in self.monitors.stop_on and not self.beta_prices_kl:
             raise ValueError(
-                "monitors.stop_on names unpaid_kl, which is not measured with advantage=grpo or kl.refresh_every: β "
-                "does not price KL to SFT there. Leave unpaid_kl out, and set kl.stop_above"
+                "monitors.stop_on names unpaid_kl, which is not measured with advantage=grpo, kl.refresh_every or "
+                "kl.form=k3: β does not price KL to SFT there. Leave unpaid_kl out, and set kl.stop_above"
             )
         return self
 
@@ -389,9 +389,13 @@ class PpoConfig(OptimizerConfig):
 
     @property
     def beta_prices_kl(self) -> bool:
-        """Return whether β is in SFT deviations per nat of KL to SFT: not in a group's deviations, and of no other
-        reference."""
-        return self.advantage != "grpo" and self.kl.refresh_every is None
+        """Return whether β is in SFT deviations per nat of KL(policy || SFT), the KL that is evaluated.
+
+        With `grpo` β is in a group's deviations, and with `refresh_every` it is of KL to another policy. k3 estimates
+        KL(policy || SFT), but as a loss it has the gradient of KL(SFT || policy) (see `kl_loss`), so β is the price of
+        the latter.
+        """
+        return self.advantage != "grpo" and self.kl.refresh_every is None and self.kl.form != "k3"
 
     @property
     def can_break(self) -> bool:

@@ -227,7 +227,7 @@ class Limits:
         A limit that varies from batch to batch is among the values, as `NAME_limit`; `fixed` returns the others.
 
         Args:
-            beta: coefficient of KL, SFT deviations per nat; None if it is in another unit, or to another reference.
+            beta: coefficient of KL, SFT deviations per nat; None if it is in another unit or of another KL.
         """
         numbers = numbers_of(batch, self.known)
         events = rates(numbers, self.thresholds)

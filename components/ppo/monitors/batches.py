@@ -101,7 +101,7 @@ def limits_of_sft(models: Models, job: PpoJob, data: Path) -> Limits | None:
 
 
 def beta_in_deviations(config: PpoConfig, beta: float) -> float | None:
-    """Return β in SFT deviations per nat of KL to SFT; None if its unit is a group's deviation or its KL not to SFT."""
+    """Return β in SFT deviations per nat of KL(policy || SFT); None if it is in another unit or of another KL."""
     return beta if config.beta_prices_kl else None
 
 

@@ -200,8 +200,12 @@ def test_a_score_that_more_kl_paid_for_does_not_displace_the_last() -> None:
 
 UNPRICED = pytest.mark.parametrize(
     "ppo",
-    [{"advantage": "grpo", "group_size": 2}, {"kl": {"control": "fixed", "refresh_every": 2}}],
-    ids=["grpo", "refresh"],
+    [
+        {"advantage": "grpo", "group_size": 2},
+        {"kl": {"control": "fixed", "refresh_every": 2}},
+        {"kl": {"control": "fixed", "form": "k3"}},  # a loss on KL(SFT || policy), and `nats` are of KL(policy || SFT)
+    ],
+    ids=["grpo", "refresh", "k3"],
 )
 
 
@@ -263,7 +267,11 @@ def test_a_tether_that_nothing_can_break_passes_no_gate(
 def test_an_alarm_that_is_not_measured_cannot_be_one_that_stops() -> None:
     stops = {"monitors": {"stop_on": ["unpaid_kl"]}}
     assert PpoConfig(**stops).can_break
-    for other in ({"advantage": "grpo", "group_size": 2}, {"kl": {"control": "fixed", "refresh_every": 2}}):
+    assert PpoConfig(**stops | {"kl": {"form": "k2"}}).can_break
+    fixed = {"control": "fixed"}
+    for other in (
+        {"advantage": "grpo", "group_size": 2}, {"kl": fixed | {"refresh_every": 2}}, {"kl": fixed | {"form": "k3"}}
+    ):  # fmt: skip
         with pytest.raises(ValueError, match="unpaid_kl, which is not measured"):
             PpoConfig(**stops | other)
 
