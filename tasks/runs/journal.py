@@ -192,7 +192,7 @@ class Sent(BaseModel):
     stages: dict[str, str] = Field(default_factory=dict)
     """Maps a stage to the id of its MLflow run."""
     states: dict[str, str] = Field(default_factory=dict)
-    """Maps a stage to its state; the empty name is the run itself."""
+    """Maps a stage to its state and the names of its failed gates; the empty name is the run itself."""
     points: dict[str, int] = Field(default_factory=dict)
     """Maps a stage to the bytes of its points file that were sent."""
     done: dict[str, int] = Field(default_factory=dict)

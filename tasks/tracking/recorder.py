@@ -44,6 +44,8 @@ CARD = "model_card.md"
 """The file name of the model card in the MLflow run of the stage that trained the model."""
 BATCH_POINTS = 200
 
+FAILED_GATES_TAG = "tether.failed_gates"
+"""The tag that names the failed gates of a stage or run, beside its `tether.state`."""
 _ENDED = {"failed": "FAILED", "gate_failed": "FAILED", "interrupted": "KILLED"}
 
 
@@ -137,20 +139,32 @@ class Recorder:
             if stage.state not in ("failed", "interrupted"):
                 ended = each.time
         if stage.state != "running":
-            self._tell_state(folder, sent, stage.name, stage.state, ended)
+            self._tell_state(folder, sent, stage.name, stage.state, ended, _failed_gates([stage]))
 
-    def _tell_state(self, folder: Path, sent: Sent, stage: str, state: str, time: int) -> None:
-        """Set the state of a stage, or of the run itself (''), if MLflow has another state."""
+    def _tell_state(
+        self, folder: Path, sent: Sent, stage: str, state: str, time: int, failed_gates: Sequence[str] = ()
+    ) -> None:
+        """Set the state of a stage, or of the run itself (''), and its failed gates, if MLflow has others."""
         before, id_ = sent.states.get(stage), sent.stages[stage] if stage else sent.parent
-        if state == before:
+        told = " ".join([state, *failed_gates])
+        if told == before:
             return
         if state != "running":
             self._client.set_tag(id_, "tether.state", state)
+            self._name_failed_gates(id_, failed_gates)
             self._client.set_terminated(id_, _ENDED.get(state, "FINISHED"), end_time=time)
         elif before is not None:
             self._client.update_run(id_, status="RUNNING")
-        sent.states[stage] = state
+        sent.states[stage] = told
         sent.save(folder)
+
+    def _name_failed_gates(self, id_: str | None, names: Sequence[str]) -> None:
+        """Set the tag that names the failed gates; remove it if none failed, since the run may have been judged
+        again."""
+        if names:
+            self._client.set_tag(id_, FAILED_GATES_TAG, ", ".join(names))
+        elif FAILED_GATES_TAG in self._client.get_run(id_).data.tags:
+            self._client.delete_tag(id_, FAILED_GATES_TAG)
 
     def _run(self, name: str, tags: dict[str, str], started: int, file: RunFile, sent: Sent) -> str:
         """Return the id of the MLflow run with these tags, found or created."""
@@ -178,7 +192,8 @@ class Recorder:
                 self._client.log_text(sent.stages[stage], card.read_text(encoding="utf-8"), CARD)
         if (page := folder / REPORT).is_file():
             self._client.log_artifact(sent.parent, str(page))
-        self._tell_state(folder, sent, "", status.state, _milliseconds(file.finished or file.updated))
+        ended = _milliseconds(file.finished or file.updated)
+        self._tell_state(folder, sent, "", status.state, ended, _failed_gates(status.stages))
         self._drop_doubles(folder.name, sent)
         sent.whole = file.updated
         sent.save(folder)
@@ -384,6 +399,10 @@ def log_params(client: Any, run: str, config: Mapping[str, JsonValue]) -> None:
     there = client.get_run(run).data.params
     params = [Param(name, str(value)[:6000]) for name, value in flatten(config).items() if name not in there]
     client.log_batch(run, params=params)
+
+
+def _failed_gates(stages: Sequence[StageStatus]) -> list[str]:
+    return [gate.name for stage in stages if stage.state == "gate_failed" for gate in stage.gates if gate.stops]
 
 
 def _milliseconds(stamp: str) -> int:

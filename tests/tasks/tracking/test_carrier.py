@@ -2,6 +2,7 @@
 
 import json
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,29 @@ def test_a_failed_gate_ends_its_run_as_failed_and_registers_nothing(pipeline, cl
     assert mlflow.search_registered_models("name='tether-policy'") == []
     verdicts = json.loads(mlflow_text(mlflow, child.info.run_id, "gates.json"))
     assert [each["name"] for each in verdicts if not each["passed"]] == ["ppo.kl"]
+
+
+def test_a_list_of_runs_names_the_failed_gates_and_no_longer_once_they_pass(start, kit, client, home, toy_source):
+    def judged(ctx):
+        mlflow = client()
+        stage = mlflow.get_run(children(home, ctx.run)["ppo"])
+        tags = [stage.data.tags, mlflow.get_run(stage.data.tags["mlflow.parentRunId"]).data.tags]
+        return [(each["tether.state"], each.get("tether.failed_gates")) for each in tags]
+
+    metrics = {"ppo/kl_high": "9", "ppo/repetition_high": "0.5"}
+    bounds = {"kl": 8.0, "repetition": 0.1}
+    with pytest.raises(GateFailed), start(kit.thresholds(ppo=bounds), track=True, stages=("ppo",)) as ctx:
+        run_stage(kit.toy("ppo"), kit.ToyJob(metrics=metrics), {}, ctx)
+    assert judged(ctx) == [("gate_failed", "ppo.kl, ppo.repetition")] * 2
+    for bounds, error, named in (
+        ({"kl": 10.0, "repetition": 0.1}, GateFailed, ("gate_failed", "ppo.repetition")),
+        ({"kl": 10.0, "repetition": 0.6}, None, ("cached", None)),
+    ):
+        gates = kit.thresholds(ppo=bounds)
+        again = type(ctx).resume(home, ctx.run, gates, root=toy_source.parent, console=ctx.console)
+        with pytest.raises(error) if error else nullcontext(), again:
+            run_stage(kit.toy("ppo"), kit.ToyJob(metrics=metrics), {}, again)
+        assert judged(ctx) == [named] * 2
 
 
 def mlflow_text(mlflow, run, name):
