@@ -15,6 +15,8 @@ from components.training.optim import OptimizerConfig
 
 MINIMUM_REACH = 10.0
 """The smallest allowed factor by which an adaptive β can change over a run. With less it cannot reach a target."""
+WITHOUT_CRITIC = ("rloo", "grpo")
+"""The values of `ppo.advantage` for which no value function is trained."""
 
 
 class KLConfig(Settings):
@@ -409,7 +411,7 @@ class PpoConfig(OptimizerConfig):
     @property
     def has_critic(self) -> bool:
         """Return whether a value function is trained."""
-        return self.advantage in ("gae", "sequence")
+        return self.advantage not in WITHOUT_CRITIC
 
 
 class PpoJob(Settings):

@@ -10,6 +10,7 @@ from pydantic import JsonValue
 from components.base.errors import UserError
 from components.base.nested import group
 from components.base.paths import user_path
+from components.ppo.config import WITHOUT_CRITIC
 from flows.config import yaml as yaml_text
 
 PROFILES = Path(__file__).parent / "profiles"
@@ -92,11 +93,14 @@ def lay(below: dict[str, JsonValue], above: dict[str, JsonValue]) -> dict[str, J
     """Return `above` merged over `below`.
 
     If `above` adds preferences and `below` generates them, the judges become people, and the gates that need simulated
-    votes or the simulated policy are turned off, unless `above` sets them.
+    votes or the simulated policy are turned off, unless `above` sets them. If `above` chooses an advantage without a
+    critic, the critic's options of `below` are left out.
     """
     new, old = (group(values, "data").get("preferences") for values in (above, below))
     if new is not None and old is None and below:
         below = merge(below, _WITHOUT_BUILT_IN_TASK)
+    if group(above, "ppo").get("advantage") in WITHOUT_CRITIC and "ppo" in below:
+        below = below | {"ppo": {name: value for name, value in group(below, "ppo").items() if name != "critic"}}
     return merge(below, above)
 
 

@@ -17,7 +17,7 @@ from components.gates.table import GATES
 from components.human_eval.config import HumanEvalConfig
 from components.models.config import GenerationConfig
 from components.models.runtime import Runtime
-from components.ppo.config import PpoConfig
+from components.ppo.config import CriticConfig, PpoConfig
 from components.reward.config import RewardConfig
 from components.rollouts.client import resolve_rollout
 from components.sft.config import SftConfig
@@ -224,6 +224,7 @@ def load_config(profile: str | Path, overrides: Iterable[Override] = ()) -> RunC
     """
     config = check_config(apply_overrides(read_profile(profile), overrides), source=str(profile))
     check_kl_is_judged(config, source=str(profile))
+    check_critic_is_used(config, source=str(profile))
     return config
 
 
@@ -243,6 +244,25 @@ def check_kl_is_judged(config: RunConfig, source: str) -> None:
             f"no gate would judge KL against its target: set gates.{own}, as in --set gates.{own}="
             f"{2 * config.ppo.kl.target:g} for twice ppo.kl.target."
         )
+
+
+def check_critic_is_used(config: RunConfig, source: str, before: RunConfig | None = None) -> None:
+    """Refuse critic options that have no effect, because `ppo.advantage` has no critic. Stored configs are not checked.
+
+    Args:
+        before: the stored config that `config` was made from; options that it has too are allowed.
+
+    Raises:
+        UserError: an option is not the default; the message says what to do.
+    """
+    default = CriticConfig()
+    kept = default if before is None else before.ppo.critic
+    for name, value in config.ppo.critic:
+        if not config.ppo.has_critic and value not in (getattr(default, name), getattr(kept, name)):
+            raise UserError(
+                f"{source}: ppo.critic.{name} ({value}) has no effect, because ppo.advantage={config.ppo.advantage} "
+                "has no critic. Leave it out, or use ppo.advantage=gae."
+            )
 
 
 def check_config(values: dict[str, JsonValue], source: str) -> RunConfig:

@@ -16,7 +16,7 @@ from pydantic import ConfigDict, JsonValue
 from components.base.errors import UserError, refuse_credentials
 from components.gates.judging import Waiver, check_waivers
 from flows.config.profiles import lay
-from flows.config.run_config import RunConfig, check_config, to_values
+from flows.config.run_config import RunConfig, check_config, check_critic_is_used, to_values
 from tasks.runs.label import LONGEST_NAME, Label, one_line
 
 LAST = ("runners", "runtime", "retries", "retry_seconds", "prices", "mlflow", "project")
@@ -74,10 +74,14 @@ def changed(config: RunConfig, changes: Mapping[str, JsonValue]) -> RunConfig:
     """Return `config` with the form's changes applied.
 
     Raises:
-        UserError: as `check_config`.
+        UserError: as `check_config` and `check_critic_is_used`.
     """
     made = {name: value for name, value in changes.items() if value != {}}
-    return check_config(lay(to_values(config), made), source="changes") if made else config
+    if not made:
+        return config
+    found = check_config(lay(to_values(config), made), source="changes")
+    check_critic_is_used(found, "changes", config)
+    return found
 
 
 def label(name: str | None, note: str | None, tags: Sequence[str]) -> Label:

@@ -9,7 +9,7 @@ from components.base.text import counted
 from components.gates.judging import Waiver
 from flows.base_run import changed_before, choose_base, earlier_stages
 from flows.config.profiles import Override, apply_overrides
-from flows.config.run_config import RunConfig, check_config, check_kl_is_judged, to_values
+from flows.config.run_config import RunConfig, check_config, check_critic_is_used, check_kl_is_judged, to_values
 from flows.data.plugins import settled_gates, settled_readers
 from flows.data.pretrained import pinned_base, with_template
 from flows.data.rates import with_rates
@@ -135,6 +135,7 @@ def rerun(
     if config is None:
         values = {**base.values, "runtime": {}} if misfits else base.values
         config = check_config(apply_overrides(values, overrides), source=f"run {base.run}")
+        check_critic_is_used(config, "--set", base.config)
         for field, first in changed_before(stage, base.config, config).items():
             raise UserError(
                 f"--set {field}: {first} depends on it and comes before {stage}, so this rerun would reuse the "

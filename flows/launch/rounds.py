@@ -10,7 +10,7 @@ from components.gates.judging import Waiver
 from components.human_eval.batch.halves import JUDGED
 from components.store.store import ArtifactStore
 from flows.config.profiles import Override, apply_overrides
-from flows.config.run_config import check_config, check_kl_is_judged
+from flows.config.run_config import check_config, check_critic_is_used, check_kl_is_judged
 from flows.launch.begin import Launch, new_run
 from tasks.runs.config import run_values
 from tasks.runs.label import UNNAMED, Label
@@ -63,6 +63,7 @@ def next_round(
         values = {**values, "runtime": {}}
     config = check_config(apply_overrides(values, [*changes, *overrides]), source=f"run {status.run}")
     check_kl_is_judged(config, f"run {status.run}")
+    check_critic_is_used(config, "--set", before)
     launch = new_run(home, status.profile, config.resolved(), waivers, label=label, user=user)
     notes = [f"round {len(config.data.votes)}, from the votes on the policy of run {status.run}"]
     if misfits:

@@ -13,6 +13,7 @@ from components.base.errors import UserError
 from components.base.hashing import digest_json
 from components.base.settings import keyed_values
 from components.gates.table import GATES
+from components.ppo.config import CriticConfig
 from data_contracts.config import JudgeData, TokenizerConfig
 from flows.config import profiles, run_config
 from flows.config import yaml as yaml_text
@@ -168,6 +169,26 @@ def test_kl_that_is_aimed_at_in_one_unit_is_not_judged_in_the_other_alone(
             UserError, match=rf"{refused}: ppo\.kl\.unit is .* no gate would judge KL against its target: set {refused}"
         ):
             load_config("tiny", map(parse_override, options))
+
+
+@pytest.mark.parametrize("profile", ["demo", "hh-smollm2"])
+def test_without_a_critic_a_profiles_critic_options_are_left_out_and_ones_own_are_refused(
+    profile: str, tmp_path: Path
+) -> None:
+    without = ["ppo.advantage=rloo", "ppo.group_size=4"]
+    assert load_config(profile).ppo.critic != CriticConfig()
+    assert load_config(profile, map(parse_override, without)).ppo.critic == CriticConfig()
+    own = tmp_path / "own.yaml"
+    own.write_text(f"extends: {profile}\nppo: {{advantage: grpo, group_size: 4}}\n")
+    assert load_config(own).ppo.critic == CriticConfig()
+    assert load_config(own, [parse_override("ppo.critic.kind=separate")]).ppo.critic == CriticConfig(), "the default"
+    refused = r"ppo\.critic\.learning_rate \(0\.003\) has no effect, because ppo\.advantage=\w+ has no critic"
+    for given, *options in ((profile, *without), (own,)):
+        with pytest.raises(UserError, match=refused):
+            load_config(given, map(parse_override, [*options, "ppo.critic.learning_rate=0.003"]))
+    own.write_text("ppo: {advantage: rloo, group_size: 4, critic: {kind: shared}}\n")
+    with pytest.raises(UserError, match=r"own\.yaml: ppo\.critic\.kind \(shared\) has no effect"):
+        load_config(own)
 
 
 @pytest.mark.parametrize("name", profile_names())

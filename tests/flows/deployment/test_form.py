@@ -7,6 +7,7 @@ import pytest
 from prefect.utilities.schema_tools.validation import is_valid_schema, validate
 
 from components.base.errors import UserError
+from components.ppo.config import CriticConfig
 from flows.config.profiles import parse_override
 from flows.config.run_config import load_config, to_values
 from flows.deployment import flows, form
@@ -83,6 +84,10 @@ def test_changes_are_laid_over_the_deployed_config() -> None:
     expected["ppo"]["kl"]["target"] = 4.5  # type: ignore[index,call-overload]
     assert to_values(changed) == expected | {"seed": 3}
     assert form.changed(DEPLOYED, {"ppo": {}}) is DEPLOYED
+    without = {"advantage": "rloo", "group_size": 2}
+    assert form.changed(DEPLOYED, {"ppo": without}).ppo.critic == CriticConfig(), "the deployed one's are left out"
+    with pytest.raises(UserError, match=r"changes: ppo\.critic\.kind \(shared\) has no effect"):
+        form.changed(DEPLOYED, {"ppo": without | {"critic": {"kind": "shared"}}})
     with pytest.raises(UserError, match=r"changes: ppo\.clip_range"):
         form.changed(DEPLOYED, {"ppo": {"clip_range": -1}})
 

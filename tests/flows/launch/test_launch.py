@@ -399,6 +399,18 @@ def test_an_older_runs_kl_in_a_unit_without_a_gate_is_read_and_refused_only_wher
         new_run(tmp_path, "mine", check_config({"ppo": {"kl": {"unit": "token"}}}, "mine").resolved())
 
 
+def test_an_older_runs_critic_options_without_a_critic_are_read_and_only_new_ones_refused(tmp_path: Path) -> None:
+    launch = begin(tmp_path, "ppo.advantage=rloo", "ppo.group_size=2", "ppo.critic.learning_rate=null")
+    finish(launch)
+    saved = launch.ctx.folder / "config.yaml"
+    assert saved.read_text().count("kind: separate") == 1
+    saved.write_text(saved.read_text().replace("kind: separate", "kind: shared"))  # an earlier version accepted it
+    assert rerun(tmp_path, "ppo").ctx.run
+    for change in ("ppo.critic.start=sft", "ppo.critic={start: sft}"):
+        with pytest.raises(UserError, match=r"--set: ppo\.critic\.start \(sft\) has no effect"):
+            rerun(tmp_path, "ppo", run=launch.ctx.run, overrides=settings(change))
+
+
 def test_a_flow_run_that_is_tried_again_takes_up_its_run_and_its_choice(tmp_path: Path) -> None:
     first = finish(begin(tmp_path))
     form = load_config("tiny")
