@@ -174,6 +174,6 @@ def disk_error(error: BaseException) -> UserError | None:
         return None
     place = f"{where}: " if where else ""
     return UserError(
-        f"{place}{os.strerror(number)}. {_DISK[number]}, then run the same command again: it continues "
-        "from the last checkpoint."
+        f"{place}{os.strerror(number)}. {_DISK[number]}, then run the same command again. A run continues from its "
+        "last checkpoint."
     )

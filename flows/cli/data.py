@@ -130,7 +130,7 @@ def label(
         typer.Option(metavar="FOLDER|RUN:STAGE|URL", help="A language model, or an endpoint: http://HOST:PORT/v1."),
     ],
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="The folder to write; a folder of the same judge is continued.")
+        Path, typer.Option(metavar="DIR", help="The folder to write; it may hold answers of the same judge.")
     ],
     rubric: Annotated[
         Path | None, typer.Option(metavar="FILE", help="What makes a response better (default: built in).")
@@ -158,7 +158,9 @@ def label(
     """Ask a model which response of each pair is better.
 
     It sees each pair in both orders. An endpoint's key is read from the environment variable TETHER_JUDGE_TOKEN. The
-    votes go to DIR/votes.jsonl, which data.preferences reads, and statistics of the judge to DIR/report.json."""
+    votes go to DIR/votes.jsonl, which data.preferences reads, and statistics of the judge to DIR/report.json. A pair
+    that the judge answered in an earlier call for DIR is not asked again. Both files have the pairs of this call alone.
+    """
     from rich.console import Console
 
     from components.base.errors import UserError
@@ -184,6 +186,11 @@ def label(
     else:
         if found["quarantined"]:
             echo(f"{counted(found['quarantined'], 'row')} can't be judged: see quarantine.jsonl.")
+        if found["other_pairs"]:
+            echo(
+                f"{counted(found['other_pairs'], 'pair')} of earlier calls are not among the pairs of this one, and "
+                f"not in {VOTES} anymore. Their answers are kept: the earlier command writes their votes again."
+            )
         echo(report_text(found))
         echo(f"Give {out / VOTES} as data.preferences; the votes are marked as a model's.")
 

@@ -84,7 +84,9 @@ def label_file(
 ) -> dict[str, Any]:
     """Ask `judge` about the pairs of `file`, write votes and report into `out`, and return the report.
 
-    If `out` holds answers of the same judge and rubric, they are reused and only the rest is asked.
+    If `out` holds answers of the same judge and rubric, they are reused and only the rest is asked. Votes and report
+    are written anew, of the pairs of this call alone. The returned report also has `other_pairs`, the number of pairs
+    that earlier calls asked about and this one did not.
 
     Args:
         judge: the folder of a language model, a run's model (RUN:sft, RUN:ppo), or the URL of an OpenAI-compatible
@@ -111,6 +113,7 @@ def label_file(
 
         with KeptAnswers(out, about) as kept:
             answers = ask(chosen, rubric, kept, asked.open, checked)
+            others = kept.others(answers)
         from components.human_eval.candidates.feedback.measure import judge_report  # brings scipy
 
         places = {pair.id: place for place, pair in enumerate(read.pairs)}
@@ -127,7 +130,7 @@ def label_file(
         bad = ({"row": row.number, "reasons": [p.text for p in row.problems]} for row in read.quarantined)
         write_rows(out / QUARANTINE, bad)
         write_json(out / REPORT, found)
-    return found
+    return {**found, "other_pairs": others}
 
 
 def read_pairs(path: Path, data: DataConfig) -> ReadPairs:

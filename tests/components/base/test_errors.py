@@ -31,7 +31,8 @@ from tasks.runs import config, journal, points
 def test_a_full_or_unwritable_disk_is_named_with_what_to_do(number: int) -> None:
     found = disk_error(OSError(number, os.strerror(number), "/store/objects/x"))
     assert isinstance(found, UserError) and found.exit_code == 2
-    assert str(found).startswith(f"/store/objects/x: {os.strerror(number)}. ") and "last checkpoint" in str(found)
+    assert str(found).startswith(f"/store/objects/x: {os.strerror(number)}. ")
+    assert str(found).endswith(" again. A run continues from its last checkpoint."), "commands without one don't"
 
 
 def test_what_safetensors_says_of_a_full_disk_is_understood() -> None:

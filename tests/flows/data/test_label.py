@@ -107,6 +107,24 @@ def test_an_interrupted_call_asks_nothing_twice_and_ends_with_the_same_bytes(
     assert len(endpoint.asked) == before + 12, "the larger choice asks about the sixth pair only"
 
 
+def test_pairs_of_another_file_that_leave_the_votes_are_counted_and_come_back_without_asking(
+    tmp_path: Path, endpoint: Scorer, label: Any, tether_here: Any
+) -> None:
+    write_rows(tmp_path / "one.jsonl", rows(3))
+    write_rows(tmp_path / "two.jsonl", [*rows(1), {"prompt": "Other?", "a": "worse", "b": "better"}])
+    assert label(tmp_path / "one.jsonl")["other_pairs"] == 0
+    before = contents(tmp_path / "out")
+    assert label(tmp_path / "two.jsonl")["other_pairs"] == 2
+    assert len(read_rows(tmp_path / "out" / "votes.jsonl")) == 2
+    asked = len(endpoint.asked)
+    assert label(tmp_path / "one.jsonl")["other_pairs"] == 1 and len(endpoint.asked) == asked
+    kept = {name: text for name, text in contents(tmp_path / "out").items() if name != "answers.jsonl"}
+    assert kept == {name: text for name, text in before.items() if name != "answers.jsonl"}
+    args = ["data", "label", str(tmp_path / "two.jsonl"), "--judge", endpoint.url, "--model", "big"]
+    done = tether_here(*args, "--out", str(tmp_path / "out"), "--patience", "0", home=tmp_path / "home")
+    assert "2 pairs of earlier calls are not among the pairs of this one" in done.stdout, done.stderr
+
+
 @pytest.mark.faults
 def test_a_call_that_is_killed_loses_the_pair_in_progress_only(tmp_path: Path, endpoint: Scorer, label: Any) -> None:
     """The endpoint kills the caller at its 8th question, the second of the 4th pair."""
@@ -143,6 +161,8 @@ def test_another_judge_or_rubric_or_a_full_folder_is_refused(tmp_path: Path, lab
     (tmp_path / "full" / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match="holds other files"):
         label(tmp_path / "pairs.jsonl", "full")
+    with pytest.raises(UserError, match=r"--out \S+notes\.txt is a file\. Name a new folder"):
+        label(tmp_path / "pairs.jsonl", "full/notes.txt")
     (tmp_path / "empty.md").write_text("\n")
     with pytest.raises(UserError, match="is empty"):
         label(tmp_path / "pairs.jsonl", "other", rubric=tmp_path / "empty.md")

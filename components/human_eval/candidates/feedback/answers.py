@@ -1,7 +1,7 @@
 """Keep a judge's answers on disk: a pair that was answered is not asked again, even after a kill."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -46,8 +46,10 @@ class KeptAnswers:
             judge: the judge and its rubric, as stored in `judge.json`.
 
         Raises:
-            UserError: the folder has another judge's answers, or something else.
+            UserError: the folder has another judge's answers, or something else, or is a file.
         """
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"--out {folder} is a file. Name a new folder.")
         make_folder(folder)
         _check_same(folder, judge)
         self._lines = AppendedLines(folder / ANSWERS, _read)
@@ -62,6 +64,10 @@ class KeptAnswers:
     def get(self, pair: str) -> BothOrders | None:
         """Return the answers to a pair; None if it was not asked."""
         return self._known.get(pair)
+
+    def others(self, pairs: Collection[str]) -> int:
+        """Return the number of answers to pairs that are not among `pairs`."""
+        return len(self._known.keys() - set(pairs))
 
     def add(self, pair: str, answers: BothOrders) -> None:
         """Store the answers to a pair; they are on disk when this returns."""
