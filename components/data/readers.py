@@ -1,8 +1,8 @@
 """Sources of rows: JSON Lines and arrays, CSV, Parquet (the first two also gzipped), folders saved by `datasets`.
 
 Rows are read one by one and numbered from 1: JSON Lines by line (blank lines count), CSV like a spreadsheet (the header
-is row 1), all others by row. A row that cannot be read is returned with its problem; a source that cannot be read
-raises `UserError`.
+is row 1), all others by row. Blank lines, and rows of CSV whose cells are all blank, are skipped. A row that cannot be
+read is returned with its problem; a source that cannot be read raises `UserError`.
 """
 
 import contextlib
@@ -288,7 +288,7 @@ def _read_csv(path: Path) -> Iterator[RawRow]:
             if doubled := twice(filter(str.strip, header)):
                 raise UserError(f"The header of {path} names a column twice: {doubled}. Rename one.")
             for number, cells in enumerate(reader, 2):
-                if cells:
+                if any(map(str.strip, cells)):
                     yield _csv_row(number, header, cells)
     except csv.Error as error:
         at = f"row {max(number, 1) + 1} (the header is row 1)"

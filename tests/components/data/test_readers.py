@@ -161,6 +161,16 @@ def test_reading_the_first_rows_reads_no_further(tmp_path):
     assert len(list(islice(read_source(tmp_path / "a.jsonl.gz"), 5))) == 5
 
 
+def test_rows_of_blank_cells_as_spreadsheets_append_them_are_skipped_as_blank_lines_are(tmp_path):
+    (tmp_path / "a.csv").write_text('prompt,chosen\n,\na,b\n\n , \nc,\n,,,\n"",\n')
+    assert contents(tmp_path / "a.csv") == [(3, {"prompt": "a", "chosen": "b"}), (6, {"prompt": "c", "chosen": None})]
+    (tmp_path / "a.jsonl").write_text('\n{"prompt": "a"}\n \n')
+    assert contents(tmp_path / "a.jsonl") == [(2, {"prompt": "a"})]
+    (tmp_path / "blank.csv").write_text("prompt,chosen\n,\n")
+    with pytest.raises(UserError, match="holds no row"):
+        list(read_source(tmp_path / "blank.csv"))
+
+
 def test_a_column_that_stands_twice_in_a_csv_header_is_refused(tmp_path):
     (tmp_path / "a.csv").write_text("prompt,prompt\na,b\n")
     with pytest.raises(UserError, match="names a column twice"):
