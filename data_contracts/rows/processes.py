@@ -7,7 +7,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import traceback
 from collections import deque
@@ -15,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import chain, islice
-from multiprocessing import connection, context, forkserver
-from types import ModuleType
+from multiprocessing import connection, context, forkserver, popen_forkserver, spawn
+from types import FunctionType, SimpleNamespace
 from typing import Any, Generic, TypeVar
 
 from components.base.errors import TetherError
@@ -52,17 +51,29 @@ def prepare() -> None:
     forkserver.ensure_running()
 
 
+def _about_this_process(name: str) -> dict[str, Any]:
+    """Return what `spawn` tells a new process called `name` about this one, without the main module."""
+    told = spawn.get_preparation_data(name)
+    return {key: value for key, value in told.items() if not key.startswith("init_main_from_")}
+
+
+class _Popen(popen_forkserver.Popen):
+    """The standard library's, except that it tells the new process no main module.
+
+    `_launch` asks its global `spawn` what to tell, and has no parameter for it. So this is the same code with another
+    `spawn` among its globals. To replace `sys.modules["__main__"]` meanwhile would show other threads the wrong one.
+    """
+
+    _launch = FunctionType(
+        popen_forkserver.Popen._launch.__code__,  # type: ignore[attr-defined]
+        vars(popen_forkserver) | {"spawn": SimpleNamespace(get_preparation_data=_about_this_process)},
+    )
+
+
 class _Process(context.ForkServerProcess):
     """A process that does not import the main module, which may be a user's script: its calls would run again."""
 
-    @staticmethod
-    def _Popen(process_obj: Any) -> Any:
-        main = sys.modules["__main__"]
-        sys.modules["__main__"] = ModuleType("__main__")  # has no file, so there is nothing to import
-        try:
-            return context.ForkServerProcess._Popen(process_obj)
-        finally:
-            sys.modules["__main__"] = main
+    _Popen = _Popen
 
 
 class _Context(context.ForkServerContext):

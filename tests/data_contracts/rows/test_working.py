@@ -12,6 +12,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -226,6 +227,23 @@ def test_what_a_process_beside_raises_is_raised_here_and_none_outlives_its_use()
     began = time.monotonic()
     Beside(True, time.sleep, 300).end()
     assert time.monotonic() - began < 60 and not multiprocessing.active_children()
+
+
+class _SeesMain:
+    """Keeps the main module at the time that it is pickled for a new process."""
+
+    seen: ClassVar[list[object]] = []
+
+    def __reduce__(self):
+        self.seen.append(sys.modules["__main__"])
+        return int, ()
+
+
+@pytest.mark.whole
+def test_while_a_process_starts_other_threads_have_the_same_main_module():
+    main = sys.modules["__main__"]
+    assert Beside(True, operator.add, _SeesMain(), 1).result() == 1
+    assert _SeesMain.seen == [main]
 
 
 @pytest.mark.whole
