@@ -258,6 +258,7 @@ SPOILED: list[tuple[dict[str, Any], str]] = [
     ({"prompt_token_ids": [1, 2]}, "another prompt than was sent"),
     ({"token_ids": None}, "no vLLM server known to Tether does"),
     ({"token_ids": ["7"]}, "no vLLM server known to Tether does"),
+    ({"token_ids": []}, "no vLLM server known to Tether does"),  # even an empty text ends by a token
     ({"logprobs": None}, "no vLLM server known to Tether does"),
     ({"finish_reason": "abort"}, "ended by 'abort'"),
     ({"finish_reason": "stop", "token_ids": [7, 8]}, "--generation-config vllm"),
