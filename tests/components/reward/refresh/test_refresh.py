@@ -202,6 +202,28 @@ def test_a_pair_that_is_judged_anew_is_not_replayed_with_its_old_judgement(stage
     assert drawn == [row for row in old if row not in old[:15]]
 
 
+def test_a_replayed_pair_keeps_its_sources_weight_in_the_run_that_it_comes_from_and_in_later_ones(
+    stages: Any, fresh: Path, tmp_path: Path
+) -> None:
+    first = [row | {"source_weight": 2.5} for row in read_split(stages.inputs["data"] / "pairs.train")]
+    data = copied(stages.inputs["data"], tmp_path / "first")
+    write_split(data / "pairs.train", first, weighted=True)
+    run = after(stages, stages.inputs["reward"], data=fresh, previous_data=data)
+    run.run("reward", tmp_path / "second", refresh={"from_run": "any", "replay": 0.5})
+    third = {split: read_split(stages.inputs["data"] / f"pairs.{split}") for split in SPLITS}
+    third["train"] = [row | {"source_weight": 0.5} for row in (*first[:10], *desk_pairs(9, 50, "Third."))]
+    again = after(stages, tmp_path / "second" / "artifact", previous_data=fresh)
+    config = RefreshConfig(from_run="any", replay=0.9)
+    found = Refresh.begin(again.job("reward"), config, again.inputs, third).splits["train"]
+    _, tokenizer = load_reward_model(stages.inputs["reward"], Runtime().resolve())
+    weights = [pair.source_weight for pair in encode_pairs(tokenizer, found, again.job("reward").generation)]
+    places = {json.dumps([row["prompt"], row["chosen"]]): weight for row, weight in zip(found, weights, strict=True)}
+    of_first = [places[key] for row in first[10:] if (key := json.dumps([row["prompt"], row["chosen"]])) in places]
+    assert of_first and set(of_first) == {2.5}, "of the first run's pairs that the second one replayed"
+    assert set(weights) == {0.5, 1.0, 2.5}, "this run's, also of a pair of both; the second run's; the first run's"
+    assert weights.count(0.5) == 60
+
+
 def test_pairs_of_prompts_that_stood_in_another_split_are_left_out_and_counted(
     stages: Any, fresh: Path, tmp_path: Path
 ) -> None:
