@@ -20,16 +20,18 @@ SCORES = "scores.jsonl"
 def run(job: JudgedJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
     """Score both responses of every item of `inputs["sample"]` with the reward model of `inputs["reward"]`.
 
+    Attention checks are left out: they have no line in `responses.jsonl`, because no model wrote their wrong reply.
     Responses are encoded like those of held-out pairs. For several members the score is their mean, for which the
     temperature was fitted. `artifact/` gets `scores.jsonl`, and `scores.json` with that temperature: a difference of
     scores divided by it is the reward model's log-odds.
     """
     model, tokenizer = load_scorer(inputs["reward"], job.runtime)
-    shown = read_rows(inputs["sample"] / "sheet.jsonl")
     prompts = {row["item"]: row["prompt"] for row in read_rows(inputs["sample"] / "responses.jsonl")}
-    items = [row["item"].split("-")[0] for row in shown]
+    shown = {row["item"].split("-")[0]: row for row in read_rows(inputs["sample"] / "sheet.jsonl")}
+    items = [item for item in shown if item in prompts]
     sequences = []
-    for item, row in zip(items, shown, strict=True):
+    for item in items:
+        row = shown[item]
         prompt = encode_prompt(tokenizer, prompts[item], job.generation.max_prompt_tokens)
         for side in ("response_a", "response_b"):
             sequences.append(prompt + encode_response(tokenizer, row[side], job.generation.max_new_tokens))

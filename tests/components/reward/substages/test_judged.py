@@ -21,9 +21,9 @@ REPLIES = ("Thanks, we send a refund.", "No.", "Thanks, we send a refund and a r
 
 @pytest.fixture
 def sample(tmp_path: Path) -> Path:
-    """A sheet of three items, the third the first one again with its sides exchanged."""
+    """A sheet of three items and an attention check, the third the first one again with its sides exchanged."""
     prompt = [{"role": "user", "content": "My parcel is broken. What now?"}]
-    shown = [(REPLIES[0], REPLIES[1]), (REPLIES[2], REPLIES[1]), (REPLIES[1], REPLIES[0])]
+    shown = [(REPLIES[0], REPLIES[1]), (REPLIES[2], REPLIES[1]), (REPLIES[1], REPLIES[0]), ("No.", "Refund a.")]
     write_rows(tmp_path / "responses.jsonl", [{"item": f"q000{n}", "prompt": prompt} for n in (1, 2, 3)])
     write_rows(
         tmp_path / "sheet.jsonl",
