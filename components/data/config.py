@@ -42,7 +42,11 @@ class HubConfig(Settings):
     split: str = "train"
     """The dataset's own split to read, also for `save_to_disk` folders. Tether splits it again by prompt."""
     revision: str | None = unkeyed(None)
-    """Branch, tag or commit; null: the newest at the first fetch, which is kept."""
+    """Branch, tag or commit; null: the default branch. The commit at the first fetch is kept beside the copy in the
+    home, and a rerun reads it."""
+    streaming: bool = unkeyed(False)
+    """Whether to read the dataset's files row by row over the network, without a copy in the cache of `datasets`. The
+    rows are stored in the home and digested either way."""
 
 
 OWN_MINIMUM = 3

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from components.base.errors import UserError
+from components.base.errors import UserError, disk_error
 from components.base.files import replacing
 from components.base.jsonl import json_line
 from components.base.paths import user_path
@@ -40,7 +40,11 @@ def resolve_source(value: str, hub: HubConfig | None, cache: Path, field: str) -
 
 
 def fetch(name: str, hub: HubConfig, cache: Path, field: str = "data.preferences") -> Path:
-    """Return dataset `name` as a JSON Lines file in `cache`; an existing copy is used without the network."""
+    """Return dataset `name` as a JSON Lines file in `cache`; an existing copy is used without the network.
+
+    The commit is written beside the copy (`NAME.commit`) before anything is read. If the copy is lost, the same commit
+    is fetched again, although its branch may have moved.
+    """
     part = "--".join(x for x in (name.replace("/", "--"), hub.subset, hub.split, hub.revision) if x)
     target = cache / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', part)}.jsonl"
     if target.exists():
@@ -50,17 +54,30 @@ def fetch(name: str, hub: HubConfig, cache: Path, field: str = "data.preferences
 
         for chatty in ("datasets", "huggingface_hub"):  # they warn at each retry; the error below reports it once
             logging.getLogger(chatty).setLevel(logging.ERROR)
-        dataset = datasets.load_dataset(name, hub.subset, split=hub.split, revision=hub.revision)
+        commit = _commit(name, hub.revision, target.with_suffix(".commit"))
+        dataset = datasets.load_dataset(name, hub.subset, split=hub.split, revision=commit, streaming=hub.streaming)
+        by_arrow = isinstance(dataset, datasets.Dataset | datasets.IterableDataset)
+        with replacing(target) as temporary, temporary.open("wb") as out:
+            out.writelines(map(_line, (row.data for row in _rows(dataset)) if by_arrow else dataset))
     except Exception as error:  # datasets passes on errors of its network, file system and parser
+        if isinstance(error, UserError) or disk_error(error):
+            raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
             f"{field}: {name!r} is no file here, and as a hub dataset (split {hub.split!r}) it can't be loaded: "
             f"{reason}. Check the name and the network (or HF_TOKEN for a private one), or give a local file."
         ) from error
-    whole = isinstance(dataset, datasets.Dataset)  # else it comes row by row
-    with replacing(target) as temporary, temporary.open("wb") as out:
-        out.writelines(map(_line, (row.data for row in _rows(dataset)) if whole else dataset))
     return target
+
+
+def _commit(name: str, revision: str | None, pin: Path) -> str:
+    """Return the commit that `pin` names; if there is no such file, ask the hub for that of `revision` and write it."""
+    if not pin.exists():
+        from huggingface_hub import HfApi
+
+        with replacing(pin) as temporary:
+            temporary.write_text(f"{HfApi().dataset_info(name, revision=revision).sha}\n", encoding="utf-8")
+    return pin.read_text(encoding="utf-8").strip()
 
 
 def _line(data: Mapping[str, object]) -> bytes:
@@ -94,7 +111,7 @@ def read_saved(folder: Path, split: str) -> Iterator[RawRow]:
 
 
 def _rows(dataset: Any) -> Iterator[RawRow]:
-    """Yield the rows of a `datasets.Dataset`, numbered from 1.
+    """Yield the rows of a `datasets.Dataset` or `IterableDataset`, numbered from 1.
 
     They are read as Arrow, not as Python objects, so that a cell that Python cannot represent is a problem of its row
     only.

@@ -16,7 +16,11 @@ from data_contracts.expectations.suites import SEVERITY, Check, great_expectatio
 
 _SEVERITIES: dict[str, Severity] = {"error": "error", "quarantine": "quarantine", "warning": "warn", "warn": "warn"}
 _OF_GX: dict[str, Severity] = {"critical": "error", "warning": "quarantine", "info": "warn"}
-_META = ("check", "severity", "sentence", "source")
+_OF_COLUMNS = (
+    "expect_table_column_count_to_be_between", "expect_table_column_count_to_equal",
+    "expect_table_columns_to_match_ordered_list", "expect_table_columns_to_match_set",
+)  # fmt: skip
+"""Expectations on the names and the number of a table's columns."""
 REPLACES = "replaces_ours"
 """A key in a suite's `meta`: true removes all built-in checks, except those without which a row cannot be used."""
 
@@ -83,7 +87,7 @@ def as_document(checks: Mapping[str, Iterable[Check]]) -> dict[str, Any]:
     """
     entries = [
         {
-            "type": _snake(check.kind),
+            "type": getattr(great_expectations().expectations, check.kind).expectation_type,
             "kwargs": dict(check.options),
             "severity": SEVERITY[check.severity],
             "meta": {
@@ -142,10 +146,16 @@ def _made(kind: str, options: Mapping[str, Any], refuse: Any) -> tuple[str, bool
     from great_expectations.compatibility import pydantic
     from great_expectations.expectations import expectation as base
 
-    known = {_snake(name): name for name in dir(gx.expectations) if name.startswith("Expect")}
+    named = (name for name in dir(gx.expectations) if name.startswith("Expect"))
+    known = {getattr(gx.expectations, name).expectation_type: name for name in named}
     if kind not in known:
         near = difflib.get_close_matches(kind, known, 1)
         refuse(f"Great Expectations has no such expectation{f'; do you mean {near[0]}?' if near else '.'}")
+    if kind in _OF_COLUMNS:
+        refuse(
+            "it judges which columns a table has, and the table that is judged has only those that your suite names. "
+            "Leave it out: a column that an expectation names and the data lack ends the run."
+        )
     if name := next(
         (name for name, value in options.items() if isinstance(value, dict) and "$PARAMETER" in value), None
     ):
@@ -217,7 +227,3 @@ def _threshold(options: Mapping[str, Any], of_rows: bool) -> float | tuple[float
 def _name_of(kind: str, options: Mapping[str, Any]) -> str:
     column = next((options[name] for name in ("column", "column_A") if name in options), "")
     return f"{kind.removeprefix('expect_')}{f': {column}' if column else ''}"
-
-
-def _snake(name: str) -> str:
-    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")

@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 from components.base.errors import CheckFailed, UserError
 from components.data.checks_config import RowChecks
 from components.data.rows import shown
-from data_contracts.expectations.suites import Check, ExpectationResult, JudgedCheck, Suite, judged_check, validate
+from data_contracts.expectations.suites import (
+    Check,
+    ExpectationResult,
+    JudgedCheck,
+    Suite,
+    hide_texts,
+    judged_check,
+    validate,
+)
 from data_contracts.rows.columns import COLUMNS, LINE, PHASES, column_of, kept_frame, numbers_of, row_frame
 from data_contracts.rows.ledger import Ledger
 
@@ -170,6 +178,7 @@ class RowJudge:
         columns = dict.fromkeys(column for check in self.whole for column in check.columns)
         frame = kept_frame(self.ledger, kept, columns)
         found = validate(self.context, Suite(f"{self.kind}_kept", frame, self.whole), [LINE])
+        hide_texts(self.context, f"{self.kind}_kept")
         return [
             judged_check(f"{self.kind}_kept", each.check, each.result.get("observed_value"), {}, each.success)
             for each in found

@@ -105,6 +105,36 @@ def test_an_expectation_of_the_whole_that_fails_with_severity_error_fails_the_co
     assert not report["passed"] and not checks["mean"]["passed"] and gone == {} and checks["mean"]["threshold"] == 4.5
 
 
+def test_a_suite_built_in_python_is_judged_and_no_text_of_a_row_reaches_its_pages(tmp_path, job, caplog):
+    gx = great_expectations()
+    made = gx.expectations
+    even = {"values": ["north", "south"], "weights": [0.5, 0.5]}
+    asked = {
+        "even": made.ExpectColumnKLDivergenceToBeLessThan(column="team", partition_object=even, threshold=0.1),
+        "uneven": made.ExpectColumnKLDivergenceToBeLessThan(
+            column="team", partition_object=even | {"weights": [0.99, 0.01]}, threshold=0.1
+        ),
+        "apart": made.ExpectCompoundColumnsToBeUnique(column_list=["team", "note"]),
+        "sum": made.ExpectMulticolumnSumToEqual(column_list=["turns", "rating"], sum_total=5, mostly=0.3),
+        "known": made.ExpectColumnDistinctValuesToBeInSet(column="note", value_set=["no"]),
+        "common": made.ExpectColumnMostCommonValueToBeInSet(column="note", value_set=["no"]),
+        "distinct": made.ExpectColumnProportionOfUniqueValuesToBeBetween(column="note", min_value=0.9),
+    }
+    for name, each in asked.items():
+        each.meta = {"check": name, "severity": "warning"}
+    document = gx.ExpectationSuite(name="mine", expectations=list(asked.values())).to_json_dict()
+    found = [row | {"note": f"a private remark {i}"} for i, row in enumerate(rows())]
+    inputs = {"preferences": write(tmp_path / "p.jsonl", found), "suite": write(tmp_path / "mine.json", document)}
+    given = job(preferences="p.jsonl", suite="mine.json")
+    report = check(given, inputs, tmp_path / "scratch", tmp_path, lambda rows: None, tokenized=False)
+    checks = {each["name"]: each["passed"] for each in report["checks"]}
+    failed = {"uneven", "known", "common"}
+    assert {name: checks[name] for name in asked} == {name: name not in failed for name in asked}
+    pages = {path.name: path.read_text() for path in (tmp_path / "data_docs").rglob("*.html")}
+    assert len(pages) > 2 and not [name for name, page in pages.items() if "private remark" in page]
+    assert "rendering" not in caplog.text
+
+
 def test_an_expectation_takes_the_place_of_ours_by_its_name_and_a_suite_of_all_that_can_be_left_out(examined):
     found = rows()
     found[3]["rejected"] = found[3]["chosen"]
@@ -138,6 +168,10 @@ def test_numbers_of_a_csv_are_numbers(tmp_path, job):
         (suite({"kwargs": {}}), r"expectations\[0\]: it has no `type`"),
         (suite(expect("colum_values_to_be_null", column="team")), r"\[0\].*you mean expect_column_values_to_be_null"),
         (suite(expect("column_values_to_be_between", column="a", max_value=1, least=1)), r"kwargs\.least: extra"),
+        *((suite(expect(kind, "error", **options)), "only those that your suite names") for kind, options in (
+            ("table_column_count_to_equal", {"value": 3}),
+            ("table_columns_to_match_set", {"column_set": ["team"]}),
+        )),
         (suite(TEN["expectations"][0], expect("column_values_to_be_in_set", value_set=[1])),
          r"expectations\[1\] \(expect_column_values_to_be_in_set\): kwargs\.column: field required"),
         (suite(expect("column_values_to_be_null", "fatal", column="team")), r"meta\.severity is 'fatal'"),

@@ -1,4 +1,5 @@
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,7 +10,17 @@ from components.data.hub import resolve_source
 from components.data.readers import read_source
 
 datasets = pytest.importorskip("datasets")
+COMMITS = {None: "1" * 40, "v1": "2" * 40}
 ROWS = [{"prompt": "a", "chosen": "x", "rejected": "y"}, {"prompt": "b", "chosen": "x", "rejected": "y"}]
+
+
+@pytest.fixture(autouse=True)
+def commits(monkeypatch):
+    """The hub's commits by revision; None is the default branch."""
+    found = dict(COMMITS)
+    info = staticmethod(lambda name, revision: SimpleNamespace(sha=found[revision]))
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", info)
+    return found
 
 
 def test_a_path_that_exists_is_itself(tmp_path):
@@ -56,23 +67,60 @@ def test_a_hub_that_cannot_be_reached_is_said_in_one_paragraph(tmp_path, monkeyp
     ) as error:
         resolve_source("owner/name", HubConfig(), tmp_path, "data.preferences")
     assert "\n" not in str(error.value)
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("*.jsonl"))
 
 
 def test_a_hub_dataset_is_fetched_once_and_then_read_as_a_file(tmp_path, monkeypatch):
     asked = []
 
-    def load(name, subset, split, revision):
-        asked.append((name, subset, split, revision))
+    def load(name, subset, split, revision, streaming):
+        asked.append((name, subset, split, revision, streaming))
         return datasets.Dataset.from_list(ROWS)
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     hub = HubConfig(subset="helpful", split="test", revision="v1")
     first, again = (resolve_source("owner/name", hub, tmp_path, "data.preferences") for _ in range(2))
-    assert first == again and asked == [("owner/name", "helpful", "test", "v1")]
+    assert first == again and asked == [("owner/name", "helpful", "test", COMMITS["v1"], False)]
     assert [row.data for row in read_source(first)] == ROWS
     other = resolve_source("owner/name", HubConfig(split="train"), tmp_path, "data.preferences")
     assert other != first
+
+
+def test_a_hub_dataset_is_of_one_commit_though_its_branch_moves_and_the_copy_is_lost(tmp_path, monkeypatch, commits):
+    asked = []
+
+    def load(name, subset, split, revision, streaming):
+        asked.append(revision)
+        return datasets.Dataset.from_list(ROWS)
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    first = resolve_source("owner/name", HubConfig(), tmp_path, "data.preferences")
+    assert first.with_suffix(".commit").read_text() == f"{COMMITS[None]}\n"
+    commits[None] = "3" * 40
+    first.unlink()
+    assert resolve_source("owner/name", HubConfig(), tmp_path, "data.preferences") == first
+    assert asked == [COMMITS[None]] * 2
+    resolve_source("owner/name", HubConfig(split="test"), tmp_path, "data.preferences")
+    assert asked[2] == "3" * 40, "what was never read has no commit yet"
+
+
+def test_a_stream_is_written_down_row_by_row_and_one_that_breaks_off_leaves_no_file(tmp_path, monkeypatch):
+    def rows(broken):
+        yield from ROWS
+        if broken:
+            raise ConnectionError("the connection was lost")
+
+    def load(name, subset, split, revision, streaming):
+        assert streaming
+        return datasets.IterableDataset.from_generator(rows, gen_kwargs={"broken": name == "owner/broken"})
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    hub = HubConfig(streaming=True)
+    found = resolve_source("owner/name", hub, tmp_path, "data.preferences")
+    assert [row.data for row in read_source(found)] == ROWS
+    with pytest.raises(UserError, match=r"data\.preferences: 'owner/broken'.*can't be loaded: the connection was lost"):
+        resolve_source("owner/broken", hub, tmp_path, "data.preferences")
+    assert list(tmp_path.glob("*.jsonl")) == [found]
 
 
 def test_dates_of_a_hub_dataset_and_text_that_is_no_utf8_are_written_as_text(tmp_path, monkeypatch):
@@ -104,7 +152,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
 def test_two_runs_that_fetch_the_same_dataset_at_once_both_get_all_of_it(tmp_path, monkeypatch):
     whole = []
 
-    def load(name, subset, split, revision):
+    def load(name, subset, split, revision, streaming):
         return iter(ROWS) if whole else rows()
 
     def rows():
@@ -116,7 +164,7 @@ def test_two_runs_that_fetch_the_same_dataset_at_once_both_get_all_of_it(tmp_pat
     monkeypatch.setattr(datasets, "load_dataset", load)
     fetched = resolve_source("owner/name", HubConfig(), tmp_path, "data.preferences")
     assert fetched.read_bytes() == whole[1] and len(list(read_source(fetched))) == 2
-    assert [path.name for path in tmp_path.iterdir()] == [fetched.name]
+    assert {path.name for path in tmp_path.iterdir()} == {fetched.name, fetched.with_suffix(".commit").name}
 
 
 def test_another_split_of_a_saved_folder_is_another_key():
