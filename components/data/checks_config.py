@@ -108,7 +108,8 @@ class RowChecks(_Checks):
     """A demonstration with a label (KTO's `label` or `kto_tag`, or a flag such as `is_safe`) is labelled desirable.
     Others are not imitated."""
     votes_once: CheckConfig = _error(0.05)
-    """No annotator votes twice on a pair. The first vote counts, and the pair stays."""
+    """No annotator votes twice on a pair. The first vote counts, and the pair stays. The threshold is a share of the
+    votes."""
     consistent: CheckConfig = _error(0.05)
     """No other row prefers the same two responses the other way."""
     no_markers: CheckConfig = _quarantine(0.05)

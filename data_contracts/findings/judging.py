@@ -23,6 +23,7 @@ from data_contracts.expectations.suites import (
 )
 from data_contracts.rows.columns import COLUMNS, LINE, PHASES, column_of, kept_frame, numbers_of, row_frame
 from data_contracts.rows.ledger import Ledger
+from data_contracts.rows.measuring import VOTES_ONCE
 
 _ORDER = {name: place for place, name in enumerate(RowChecks.model_fields)}
 _AS_NUMBER, _AS_TEXT = "{} as a number, else {}", "{} as text"
@@ -155,14 +156,18 @@ class RowJudge:
         """Return the result of each row check, over all its expectations.
 
         A built-in check passes if the share of failing rows is at most its threshold. Rows of the files are counted: a
-        ranking that makes several pairs is one row. A user's check passes if Great Expectations says so.
+        ranking that makes several pairs is one row, and of repeated votes the share of all votes counts. A user's check
+        passes if Great Expectations says so.
         """
         by_name = {check.name: check for check in self.checks if check.name in self._succeeded}
         total, out = self.ledger.count(), []
         for name in sorted(by_name, key=lambda name: (_ORDER.get(name, len(_ORDER)), name)):
             check = by_name[name]
             numbers = numbers_of(self.ledger, np.flatnonzero(~self.ledger.passes(name)))
-            share = sum(map(len, numbers.values())) / max(1, total)
+            failing = sum(map(len, numbers.values()))
+            # Repeated votes: the same share whether the file has a row for each pair or for each vote.
+            votes = failing + int(self.ledger.facts["ballot"].sum()) if name == VOTES_ONCE and failing else 0
+            share = failing / max(1, total, votes)
             allowed = check.threshold if isinstance(check.threshold, float | int) else 1.0
             passed = self._succeeded[name] if check.of_user else share <= allowed + 1e-12
             out.append(judged_check(f"{self.kind}_rows", check, share, self._by_file(numbers), passed))
