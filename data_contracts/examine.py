@@ -75,7 +75,7 @@ from data_contracts.rows import frames
 from data_contracts.rows.gather import DETECT_ON, RowSource, judged_rows, not_one_valid
 from data_contracts.rows.ledger import Ledger, combined, first_of_each
 from data_contracts.rows.measuring import FACTS
-from data_contracts.rows.processes import Beside, count_of, prepare
+from data_contracts.rows.processes import ALONE, Beside, count_of, prepare
 from data_contracts.rows.schemas import SourceReading
 from data_contracts.rows.working import begin, bytes_of, read_sources
 
@@ -374,7 +374,7 @@ class Examination:
     @property
     def apart(self) -> bool:
         """Return whether other processes compute some things: there may be several, and the rows are many."""
-        return self.processes > 1 and any(len(found.ledger.shards) > 1 for found in self.sources.values())
+        return self.processes > 1 and any(len(found.ledger.shards) > ALONE for found in self.sources.values())
 
     @cached_property
     def taught(self) -> Examined:

@@ -3,6 +3,7 @@
 The output is the same for any number of processes.
 """
 
+import ctypes
 import logging
 import multiprocessing
 import os
@@ -29,6 +30,8 @@ _PRELOADED = (
     "sklearn.feature_extraction.text", "sklearn.linear_model", "sklearn.model_selection",
 )  # fmt: skip
 """Modules that the fork server imports once, for all worker processes."""
+ALONE = 2
+"""Number of tasks for which no process is started, because this one completes them in the time that starting takes."""
 _KILLED = (
     "A process that measures rows was killed, perhaps for its memory. Run the same command again: it continues where "
     "this one ended. With data.processes=1 it needs less memory."
@@ -89,8 +92,8 @@ def _context() -> _Context:
 
 
 def in_order(compute: Callable[[Any, T], R], shared: Any, tasks: Iterable[T], processes: int) -> Iterator[R]:
-    """Yield `compute(shared, task)` of every task, in order, from `processes` processes; a single task runs in this
-    one.
+    """Yield `compute(shared, task)` of every task, in order, from `processes` processes; up to `ALONE` tasks run in
+    this one.
 
     Args:
         compute: a module-level function.
@@ -100,15 +103,18 @@ def in_order(compute: Callable[[Any, T], R], shared: Any, tasks: Iterable[T], pr
         TetherError: a process died.
     """
     tasks = iter(tasks)
-    first = list(islice(tasks, 2)) if processes > 1 else []
-    if len(first) < 2:
-        for task in chain(first, tasks):
+    first = list(islice(tasks, ALONE + 1)) if processes > 1 else []
+    alone = processes <= 1 or len(first) <= ALONE
+    tasks = chain(iter(first), tasks)
+    del first  # the list would keep these tasks in memory to the end
+    if alone:
+        for task in tasks:
             yield compute(shared, task)
         return
     pool = ProcessPoolExecutor(processes, _context(), _begin, (shared,))
     pending: deque[Future[R]] = deque()
     try:
-        for task in chain(first, tasks):
+        for task in tasks:
             pending.append(pool.submit(_compute, compute, task))
             if len(pending) > processes:
                 yield pending.popleft().result()
@@ -118,6 +124,19 @@ def in_order(compute: Callable[[Any, T], R], shared: Any, tasks: Iterable[T], pr
         raise TetherError(_KILLED) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+        pending.clear()
+        return_freed()
+
+
+def return_freed() -> None:
+    """Return freed memory to the system.
+
+    By default glibc keeps the memory of freed objects where other objects lie above them, such as that of tasks which
+    were sent to processes. Without glibc nothing changes.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 class Beside(Generic[R]):

@@ -18,8 +18,9 @@ from data_contracts.rows.processes import in_order
 from data_contracts.rows.shards import is_whole
 
 PLAN = "plan.json"
-CHARACTERS = 2**23
-"""A shard ends at the row that reaches this many characters, so that long rows do not fill memory."""
+CHARACTERS = 2**22
+"""A shard ends at the row that reaches this many characters, so that long rows do not fill memory: each process holds
+some ten times this many bytes, and the process that reads holds four shards."""
 
 
 class _Part(NamedTuple):

@@ -1,4 +1,5 @@
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -7,7 +8,15 @@ from hypothesis import strategies as st
 
 from components.data.words import words_of
 from data_contracts.findings import near
-from data_contracts.findings.near import PERMUTATIONS, SketchFile, band_rows, near_earlier, runs_of_words, signatures
+from data_contracts.findings.near import (
+    PERMUTATIONS,
+    SketchFile,
+    band_rows,
+    first_equal,
+    near_earlier,
+    runs_of_words,
+    signatures,
+)
 
 
 def test_runs_of_words_fold_case_and_space_and_a_short_text_is_one_run():
@@ -98,3 +107,17 @@ def test_sketches_in_a_file_give_the_same_copies_part_by_part_and_in_any_order(t
     assert np.array_equal(near_earlier(written, 0.9), whole)
     assert np.array_equal(near_earlier(written, 0.9, among=50, order=order), chosen)
     assert near_earlier(SketchFile(tmp_path / "none").written(), 0.9).shape == (0,)
+
+
+@given(st.lists(st.integers(0, 9)))
+def test_the_first_equal_value_is_the_earliest_in_any_order(values):
+    assert first_equal(np.array(values, np.uint64)).tolist() == [values.index(value) for value in values]
+
+
+def test_equal_values_are_found_in_at_most_41_bytes_a_value():
+    values = np.random.default_rng(0).integers(0, 2**64, 100_000, np.uint64)
+    tracemalloc.start()
+    first_equal(values)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak <= 41 * len(values)

@@ -5,12 +5,14 @@ import json
 import multiprocessing
 import operator
 import os
+import platform
 import random
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+import weakref
 from pathlib import Path
 from typing import ClassVar
 
@@ -25,7 +27,7 @@ from data_contracts.expectations import suites
 from data_contracts.findings import judging, near, whole
 from data_contracts.rows import ledger, shards
 from data_contracts.rows.measuring import FACTS
-from data_contracts.rows.processes import Beside, in_order
+from data_contracts.rows.processes import ALONE, Beside, in_order, return_freed
 from data_contracts.rows.shards import FactColumns, Shard, Shards, write_shard
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -206,9 +208,48 @@ def test_tasks_of_several_processes_end_in_their_order_and_a_killed_process_is_s
     found = list(in_order(_squared, 1, range(20), 2))
     assert [value for value, _ in found] == [n * n + 1 for n in range(20)]
     assert os.getpid() not in {process for _, process in found}
-    assert list(in_order(_squared, 1, [3], 2)) == [(10, os.getpid())], "one task needs no further process"
+    few = [(number * number + 1, os.getpid()) for number in range(ALONE)]
+    assert list(in_order(_squared, 1, range(ALONE), 2)) == few, "few tasks need no further process"
     with pytest.raises(Exception, match=r"was killed.*data\.processes=1"):
         list(in_order(_killed, None, range(4), 2))
+
+
+class _Task:
+    """A task that can be watched."""
+
+
+def _done(shared, task):
+    return os.getpid()
+
+
+@pytest.mark.whole
+def test_tasks_that_are_done_do_not_stay_in_memory():
+    made = []
+
+    def tasks():
+        for _ in range(12):
+            task = _Task()
+            made.append(weakref.ref(task))
+            yield task
+
+    results = in_order(_done, None, tasks(), 2)
+    for _ in range(8):
+        next(results)
+    assert not any(task() for task in made[:4])
+    results.close()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries return memory in their own way")
+def test_freed_memory_between_objects_that_stay_is_returned():
+    def held():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    blocks = [bytes(2000) for _ in range(40_000)]
+    stay = blocks[::50]
+    del blocks
+    before = held()
+    return_freed()
+    assert before - held() > 40e6 and len(stay) == 800
 
 
 def _killed(shared, number):
@@ -270,7 +311,7 @@ def _full(artifact, kinds):
 def test_an_error_in_writing_splits_or_beside_it_ends_all_processes_and_leaves_no_artifact(
     inputs, job, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(ledger, "SHARD_ROWS", 40)
+    monkeypatch.setattr(ledger, "SHARD_ROWS", 20)
     given = {"preferences": inputs["preferences"]}
     found = Examination(job(preferences="pairs.jsonl", processes=1), given, tmp_path / "rows", lambda read: None)
     found.processes = 2  # for the splits alone
