@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from components.base.files import replacing
+from components.base.observe import unobserved
 from components.base.process import this_process
 from components.distributed import outcome
 from components.distributed.orphans import die_with_parent
@@ -86,7 +87,7 @@ def _compute(folder: Path, rank: int, shared: list[Any]) -> None:
     job = _named(program["job"]).model_validate(program["values"])
     _named(program["setup"])(job.runtime)
     inputs = {name: Path(path) for name, path in program["inputs"].items()}
-    observe = _Observed(folder / OBSERVED) if rank == 0 else _unobserved
+    observe = _Observed(folder / OBSERVED) if rank == 0 else unobserved  # which observe the same
     try:
         metrics = _named(program["run"])(job, inputs, Path(program["out"]), observe)
     except ranks.Finished:  # rank 0 computes the rest, and writes the metrics
@@ -104,10 +105,6 @@ def _named(what: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _unobserved(step: int, metrics: Mapping[str, float], total: int | None = None, **of_progress: object) -> None:
-    """Ignore what a rank other than 0 observes, since rank 0 observes the same."""
-
-
 class _Observed:
     """Writes what the stage observes to the file that the stage's own process reads."""
 
@@ -117,10 +114,12 @@ class _Observed:
     def __call__(
         self, step: int, metrics: Mapping[str, float], total: int | None = None, *,
         tokens: float | None = None, resumed: bool = False, samples: Sequence[Mapping[str, object]] | None = None,
+        doing: str | None = None,
     ) -> None:  # fmt: skip
         found = {name: float(value) for name, value in metrics.items()}
         row = {"step": step, "metrics": found, "total": total, "tokens": tokens, "resumed": resumed}
         row |= {"samples": list(samples)} if samples is not None else {}
+        row |= {"doing": doing} if doing is not None else {}
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
 

@@ -26,7 +26,7 @@ PACKAGES = ("components", "data_contracts", "tasks", "flows")
 
 LEFT_OUT = {
     "components.base.errors": "A stage that raises publishes nothing.",
-    "components.base.observe": "It is the type of a callback: a Protocol, which nothing is computed with.",
+    "components.base.observe": "It is the type of a callback, and one that ignores all: nothing is computed with it.",
     "components.base.process": "It names temporary files, and tells whether the process that left one still runs.",
     "components.base.redaction": "It changes messages alone.",
     "components.training.stopping": "A loop that a signal stops continues from its checkpoint to the same bytes.",

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +12,8 @@ import torch
 
 from components.base.errors import CheckFailed
 from components.base.jsonl import write_rows
+from components.base.observe import Observe, unobserved
+from components.base.text import counted
 from components.data.support_desk.task import task_scores
 from components.data.tables.published import read_split
 from components.ppo.config import PpoJob
@@ -67,20 +70,24 @@ class Answered(NamedTuple):
         return own | {f"rule_{name}": count for name, count in self.rules.items()}
 
 
-def evaluate(models: Models, job: PpoJob, data: Path, out: Path) -> dict[str, float]:
+def evaluate(models: Models, job: PpoJob, data: Path, out: Path, observe: Observe = unobserved) -> dict[str, float]:
     """Sample a response of each policy to held-out prompts, write `evaluation.jsonl`, and return the stage's metrics.
 
     If `evaluate_temperature` differs from the temperature of training, KL and entropy are measured on further
     responses at that of training.
     """
     prompts = [row["prompt"] for row in read_split(data / "prompts.test")[: job.ppo.evaluate]]
-    policy, drawn = _answers(models, models.policy, prompts, job, data, judging=True, judged=True)
-    sft, its_drawn = _answers(models, models.sft, prompts, job, data, judging=True, judged=True)
+    asked = counted(len(prompts), "held-out prompt")
+    (policy, drawn), (sft, its_drawn) = (
+        _answers(models, model, prompts, job, data, partial(observe, doing=f"evaluating {name} on {asked}"), True, True)
+        for name, model in (("the policy", models.policy), ("SFT", models.sft))
+    )
     write_rows(
         out / "artifact" / "evaluation.jsonl",
         ({"prompt": p, "policy": a.row(), "sft": b.row()} for p, a, b in zip(prompts, policy, sft, strict=True)),
     )
     clusters = [str(p) for p in prompts]
+    observe(0, {}, doing="measuring diversity and the perplexity of demonstrations")
     metrics = {
         "ppo/evaluated": float(len(prompts)),
         **_kl(drawn, clusters, "ppo/kl"),
@@ -90,7 +97,7 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path) -> dict[str, fl
         **_forgetting(models, job, data),
         "ppo/kl_at_temperature_1": _mean(r.kl for r in drawn)
         if job.generation.temperature == 1
-        else kl_at_1(models, prompts, job, data),
+        else kl_at_1(models, prompts, job, data, observe),
         "ppo/proxy_reward": _mean(r.score for r in policy),
         "ppo/rewarded_score": _mean(r.reward for r in policy),
         "ppo/response_tokens": _mean(r.tokens for r in policy),
@@ -117,7 +124,7 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path) -> dict[str, fl
         metrics |= rule_metrics(of_policy)
         metrics |= {name.replace("/", "/sft_", 1): value for name, value in rule_metrics(of_sft).items()}
         metrics |= _above(of_policy, of_sft, clusters, "violations").metrics("ppo/rule_violations_excess")
-    return metrics | (best_of(models, prompts, job, data, job.ppo.best_of) if job.ppo.best_of else {})
+    return metrics | (best_of(models, prompts, job, data, job.ppo.best_of, observe) if job.ppo.best_of else {})
 
 
 def _above(
@@ -128,19 +135,24 @@ def _above(
     return paired_gain([a[name] for a in policy], [b[name] for b in sft], clusters)
 
 
-def evaluate_last(models: Models, job: PpoJob, data: Path, out: Path) -> dict[str, float]:
+def evaluate_last(
+    models: Models, job: PpoJob, data: Path, out: Path, observe: Observe = unobserved
+) -> dict[str, float]:
     """Evaluate the last policy on the prompts of `evaluate`, if an earlier checkpoint is published.
 
     Writes `last.jsonl`. The metrics are called `ppo/last_kl`, `ppo/last_proxy_reward` and so on; no gate judges them.
     The only judge that is asked is the one that Tether trained, for `ppo/last_judge_gain`.
     """
     prompts = [row["prompt"] for row in read_split(data / "prompts.test")[: job.ppo.evaluate]]
-    rows, drawn = _answers(models, models.policy, prompts, job, data, judged=True)
+    asked = counted(len(prompts), "held-out prompt")
+    told = partial(observe, doing=f"evaluating the last policy on {asked}")
+    rows, drawn = _answers(models, models.policy, prompts, job, data, told, judged=True)
     write_rows(out / "artifact" / "last.jsonl", ({"prompt": p} | r.row() for p, r in zip(prompts, rows, strict=True)))
     clusters = [str(p) for p in prompts]
     found = _kl(drawn, clusters, "ppo/last_kl") | {"ppo/last_entropy": _mean(r.entropy for r in drawn)}
     if models.judge is not None:
-        sft, _ = _answers(models, models.sft, prompts, job, data, judged=True)
+        told = partial(observe, doing=f"evaluating SFT on {asked}")
+        sft, _ = _answers(models, models.sft, prompts, job, data, told, judged=True)
         found |= judge_gain(rows, sft, clusters).metrics("ppo/last_judge_gain")
     for name in ("repetition", "echo", "ended"):
         found[f"ppo/last_{name}"] = _mean(getattr(r, name) for r in rows)
@@ -152,16 +164,16 @@ def evaluate_last(models: Models, job: PpoJob, data: Path, out: Path) -> dict[st
 
 
 def _answers(
-    models: Models, model: Any, prompts: Sequence[Any], job: PpoJob, data: Path, judging: bool = False,
-    judged: bool = False,
+    models: Models, model: Any, prompts: Sequence[Any], job: PpoJob, data: Path, told: Observe,
+    judging: bool = False, judged: bool = False,
 ) -> tuple[list[Answered], list[Answered]]:  # fmt: skip
     """Return responses of `model` at the evaluation's temperature, and at the temperature of training."""
     at = job.ppo.evaluate_temperature
     if at is None or at == job.generation.temperature:
-        drawn = respond(models, model, prompts, job, data, judging=judging, judged=judged)
+        drawn = respond(models, model, prompts, job, data, told=told, judging=judging, judged=judged)
         return drawn, drawn
-    drawn = respond(models, model, prompts, job, data)
-    return respond(models, model, prompts, job, data, judging=judging, judged=judged, temperature=at), drawn
+    drawn = respond(models, model, prompts, job, data, told=told)
+    return respond(models, model, prompts, job, data, told=told, judging=judging, judged=judged, temperature=at), drawn
 
 
 def _kl(rows: Sequence[Answered], clusters: Sequence[str], name: str) -> dict[str, float]:
@@ -254,22 +266,27 @@ def _entropy(policy: Sequence[Answered], sft: Sequence[Answered], clusters: Sequ
     return {"ppo/entropy": _mean(mine), "ppo/sft_entropy": _mean(its), **ratio}
 
 
-def kl_at_1(models: Models, prompts: Sequence[Any], job: PpoJob, data: Path) -> float:
+def kl_at_1(models: Models, prompts: Sequence[Any], job: PpoJob, data: Path, observe: Observe = unobserved) -> float:
     """Return KL at temperature 1 in nats per response: E[Σ_t log π_1(a_t|s_t) - log π_ref,1(a_t|s_t)], a ~ π_1.
 
     It samples responses at temperature 1 for this. Responses of another temperature T would need the importance weights
     Π_t π_1 / π_T, whose variance grows exponentially with the length.
     """
     plain = job.model_copy(update={"generation": job.generation.model_copy(update={"temperature": 1.0})})
-    return _mean(row.kl for row in respond(models, models.policy, prompts, plain, data, stream="temperature 1"))
+    told = partial(observe, doing="measuring KL at temperature 1")
+    rows = respond(models, models.policy, prompts, plain, data, stream="temperature 1", told=told)
+    return _mean(row.kl for row in rows)
 
 
-def best_of(models: Models, prompts: Sequence[Any], job: PpoJob, data: Path, n: int) -> dict[str, float]:
+def best_of(
+    models: Models, prompts: Sequence[Any], job: PpoJob, data: Path, n: int, observe: Observe = unobserved
+) -> dict[str, float]:
     """Evaluate the best-of-n baseline: of `n` SFT responses to each prompt, take the one with the highest score.
 
     Its KL to SFT is at most log n - (n - 1) / n nats per response (Stiennon et al. 2020, G.3; Beirami et al. 2024).
     """
-    rows = respond(models, models.sft, [p for p in prompts for _ in range(n)], job, data, stream="best of n")
+    told = partial(observe, doing=f"evaluating the best of {n} SFT responses to a prompt")
+    rows = respond(models, models.sft, [p for p in prompts for _ in range(n)], job, data, stream="best of n", told=told)
     best = [max(rows[i : i + n], key=lambda row: row.score) for i in range(0, len(rows), n)]
     metrics = {
         "ppo/best_of_kl_bound": math.log(n) - (n - 1) / n,
@@ -285,7 +302,7 @@ def _mean(values: Iterable[float]) -> float:
 
 def respond(
     models: Models, model: Any, prompts: Sequence[Any], job: PpoJob, data: Path, stream: str = "evaluation",
-    judging: bool = False, temperature: float | None = None, judged: bool = False,
+    judging: bool = False, temperature: float | None = None, judged: bool = False, told: Observe = unobserved,
 ) -> list[Answered]:  # fmt: skip
     """Sample and score one response of `model` to each prompt. Models with the same `stream` get the same randomness.
 
@@ -294,12 +311,14 @@ def respond(
         temperature: of sampling, 0 for greedy; None takes the job's. Log-probabilities are always at the job's
             temperature; if the two differ, `kl` is a log-ratio but not an estimate of KL.
         judged: also ask the independent judge, if there is one.
+        told: called with the number of responses so far, and of all.
 
     Raises:
         CheckFailed: a score or a log-probability is not finite.
     """
     drawn = {} if temperature is None else {"temperature": temperature}
     generation, rows = job.generation.model_copy(update=drawn), list[Answered]()
+    told(0, {}, total=len(prompts))
     for batch, samples, found in sampled_batches(models, model, prompts, job, stream, generation, judged):
         mask = samples.response_mask
         kl = kl_estimates(found["policy"], found["sft"], mask).k1.sum(1)
@@ -328,6 +347,7 @@ def respond(
                 rewards={name: each[i] for name, each in by_source.items()}, judge=of_judge[i],
                 rules={} if counts is None else counts[i],
             ))  # fmt: skip
+        told(len(rows), {}, total=len(prompts))
     return rows
 
 

@@ -119,7 +119,7 @@ def _trained_and_judged(
     published, reason = watch.choose(updates, trained.history[-1]["ppo/beta"])
     if job.ppo.ema is not None:
         reason += f" Its weights are the moving average with decay {job.ppo.ema:g} (ppo.ema), not those that sampled."
-    metrics = {} if published == updates else evaluate_last(models, job, data, out)
+    metrics = {} if published == updates else evaluate_last(models, job, data, out, observe)
     if published != updates:
         put_weights(models.policy, watch.weights)
     save_model(models.policy, models.tokenizer, out / "artifact" / "model")
@@ -131,7 +131,7 @@ def _trained_and_judged(
     about = {"published_update": published, "reason": reason, "last_update": updates, "evaluations": watch.looks}
     about |= {"alarms": trained.alarms, "limits": trained.limits}
     write_json(out / "artifact" / "metadata.json", about)
-    metrics |= evaluate(models, job, data, out)
+    metrics |= evaluate(models, job, data, out, observe)
     last = trained.history[-1]
     kept = ("ppo/beta", "ppo/explained_variance", "ppo/clip_fraction", "ppo/approx_kl", "ppo/kl_to_reference")
     metrics |= {name: last[name] for name in kept if name in last}

@@ -11,6 +11,7 @@ from torch import Tensor
 from components.base.hashing import hash8
 from components.base.jsonl import write_json
 from components.base.observe import Observe
+from components.base.text import counted
 from components.data.splits import SPLITS
 from components.data.support_desk.task import task_name
 from components.data.tables.published import read_split
@@ -91,14 +92,16 @@ def train_on(
     pairs = {
         s: encode_pairs(tokenizer, rows, job.generation, job.reward, out) for s, rows in splits.items() if s != "train"
     }
+    observe(0, {}, doing="sampling and scoring SFT responses, for the scale")
     sft_samples = sample_sft(job, inputs, tokenizer)
     sft_scores = _score_sft(job, members, tokenizer, sft_samples)
     write_json(out / "artifact" / "sft_scores.json", sft_scores.tolist())
     whole, combined = as_one(members, sft_scores, EnsembleConfig())
-    temperature, calibrated = _calibrate(job, whole, tokenizer, splits, pairs, out / "artifact")
+    temperature, calibrated = _calibrate(job, whole, tokenizer, splits, pairs, out / "artifact", observe)
     scale = ScoreScale.measure(combined, temperature)
     written = scale.model_copy(update={"objectives": job.reward.objectives})
     write_json(out / "artifact" / "reward.json", written.model_dump(exclude_defaults=True))
+    observe(0, {}, doing="probing the scores with changed texts")
     task = task_name(inputs["data"])
     robustness = robustness_report(job, whole, members, tokenizer, splits["test"], sft_samples, scale.scale, task)
     write_json(out / "artifact" / "robustness.json", robustness)
@@ -113,12 +116,13 @@ def train_on(
         centred = sft_scores - sft_scores.mean(1, keepdim=True)
         metrics["reward/disagreement"] = float(centred.std(0).mean()) / scale.scale
     if refresh is not None:
+        observe(0, {}, doing="comparing with the earlier reward model")
         metrics |= refresh.compare(job, whole, tokenizer, sft_samples, scale, out / "artifact")
     if held is not None:
         metrics |= held.metrics()
         write_json(out / "artifact" / "metadata.json", held.document())
     metrics |= judged_metrics(job, inputs, splits["test"], whole, tokenizer)
-    metrics |= judged_by_suites(inputs, RewardScorer(whole, tokenizer, job.runtime, temperature), out)
+    metrics |= judged_by_suites(inputs, RewardScorer(whole, tokenizer, job.runtime, temperature), out, observe)
     write_json(out / "artifact" / "metrics.json", metrics)
     return metrics
 
@@ -136,7 +140,7 @@ _REPORTED = (
 
 def _calibrate(
     job: RewardJob, model: Any, tokenizer: Any, splits: Mapping[str, Sequence[PreferencePair]],
-    pairs: Mapping[str, EncodedPairs], artifact: Path,
+    pairs: Mapping[str, EncodedPairs], artifact: Path, observe: Observe,
 ) -> tuple[float, Numbers]:  # fmt: skip
     """Fit the temperature on the calibration split, and measure calibration and baselines on the test split.
 
@@ -150,9 +154,11 @@ def _calibrate(
 
     test, most = splits["test"], job.generation.max_new_tokens
     clusters = cluster_codes(hash8(str(row["prompt"])) for row in test).tolist()
+    observe(0, {}, doing=f"scoring {counted(len(test) + len(splits['calibration']), 'held-out pair')}")
     on_test = scores("test")
     found = on_test[0] - on_test[1]
     temperature = fit_temperature(np.subtract(*scores("calibration")))
+    observe(0, {}, doing="measuring calibration, slices and baselines")
     judged = Judgements.of(test, clusters)
     calibrated = calibration(found, clusters, temperature, job.seed, job.reward.calibration_bins, judgements=judged)
     tokens = np.stack(

@@ -101,8 +101,11 @@ def train_models(
             def counted_through(
                 step: int, metrics: Mapping[str, float], total: int | None = None, *,
                 tokens: float | None = None, resumed: bool = False,
-                samples: Sequence[Mapping[str, object]] | None = None, before: int = before,
+                samples: Sequence[Mapping[str, object]] | None = None, doing: str | None = None, before: int = before,
             ) -> None:  # fmt: skip
+                if doing is not None:
+                    observe(step, {}, total=total, doing=doing)
+                    return
                 # `fit` counts the longer of a pair's two sequences; without packing two of them are computed.
                 tokens = tokens if tokens is None or config.shared_prompts else 2 * tokens
                 observe(before + step, metrics, total=sum(steps), tokens=tokens, resumed=resumed, samples=samples)

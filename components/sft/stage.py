@@ -72,9 +72,11 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
         "sft/overlong": chosen.overlong / chosen.seen,
     }
     tokens = int(heldout_examples.responses.lengths.sum())
+    asked = counted(len(heldout_examples), "held-out demonstration")
     baseline = unigram_losses(examples, heldout_examples, len(tokenizer))
     metrics["sft/unigram_perplexity"] = math.exp(sum(baseline) / tokens)
     if "base" in inputs:
+        observe(0, {}, doing=f"evaluating the base model on {asked}")
         baseline = response_losses(model, tokenizer, heldout_examples, job.runtime)
         metrics["sft/base_perplexity"] = math.exp(sum(baseline) / tokens)
 
@@ -87,17 +89,19 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
         model.eval()
     go_on_alone()
     if watch is not None:
+        observe(0, {}, doing=f"evaluating the last model on {asked}")
         last = loss_a_token(response_losses(model, tokenizer, heldout_examples, job.runtime), heldout_examples)
         metrics |= {**last.metrics("sft/last_loss"), "sft/last_perplexity": math.exp(last.value)}
         metrics |= watch.publish(model)
         write_json(out / "artifact" / "metadata.json", watch.document())
     save_model(model, tokenizer, out / "artifact" / "model")
     if job.sft.train:
+        observe(0, {}, doing=f"evaluating on {asked}")
         losses = response_losses(model, tokenizer, heldout_examples, job.runtime)
     loss = loss_a_token(losses, heldout_examples)
     metrics |= {**loss.metrics("sft/loss"), "sft/perplexity": math.exp(loss.value)}
     metrics |= perplexity_ratio(losses, baseline, heldout_examples).metrics("sft/perplexity_ratio")
-    metrics |= _sample(job, inputs["data"], model, tokenizer, out)
+    metrics |= _sample(job, inputs["data"], model, tokenizer, out, observe)
     write_json(out / "artifact" / "metrics.json", metrics)
     return metrics
 
@@ -185,9 +189,10 @@ def unigram_losses(train: Examples, heldout: Examples, vocabulary: int) -> list[
     return [sum(math.log(total / (counts[token] + 1)) for token in response) for response in heldout.responses]
 
 
-def _sample(job: SftJob, data: Path, model: Any, tokenizer: Any, out: Path) -> dict[str, float]:
+def _sample(job: SftJob, data: Path, model: Any, tokenizer: Any, out: Path, observe: Observe) -> dict[str, float]:
     """Sample responses to held-out prompts; return the share that ended and, on the built-in task, the gold score."""
     prompts = [row["prompt"] for row in read_split(data / "prompts.test")[: job.sft.evaluate]]
+    observe(0, {}, doing=f"sampling responses to {counted(len(prompts), 'held-out prompt')}")
     responses = generate_responses(
         model, tokenizer, prompts, job.generation, torch_seed(job.seed, "sft", "samples"), job.runtime
     )

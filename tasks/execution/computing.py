@@ -177,10 +177,10 @@ def _call(work: Work, out: Path, points: Path, show: Show, lease: Lease) -> dict
         def observe(
             step: int, metrics: Mapping[str, float], total: int | None = None, *,
             tokens: float | None = None, resumed: bool = False,
-            samples: Sequence[Mapping[str, object]] | None = None,
+            samples: Sequence[Mapping[str, object]] | None = None, doing: str | None = None,
         ) -> None:  # fmt: skip
             lease.check()
-            more = {"total": total, "tokens": tokens, "resumed": resumed or None, "samples": samples}
+            more = {"total": total, "tokens": tokens, "resumed": resumed or None, "samples": samples, "doing": doing}
             show(kept.append(step, metrics, **more))
 
         with naming(out):

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeElapsedColumn
 from rich.table import Column
 from rich.text import Text
 
@@ -72,14 +72,21 @@ class _Silenced:
             drop_output()
 
 
+class _Count(MofNCompleteColumn):
+    """Steps of how many; empty where nothing is counted."""
+
+    def render(self, task: Task) -> Text:
+        return Text() if task.total is None and not task.completed else super().render(task)
+
+
 class StageProgress:
     """One stage's progress. Use it as a context manager, and call `show` for every point."""
 
     def __init__(self, console: Console, stage: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._stage, self._clock = console, stage, clock
-        self._next_line = 0.0
+        self._next_line, self._doing = 0.0, ""
         self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(16), MofNCompleteColumn(), TimeElapsedColumn(),
+            TextColumn("{task.description}"), BarColumn(16), _Count(), TimeElapsedColumn(),
             TextColumn("{task.fields[pace]}"),
             TextColumn("{task.fields[metrics]}", table_column=Column(ratio=1, no_wrap=True)),  # the remaining width
             console=console, transient=True, disable=not console.is_terminal, expand=True,
@@ -97,8 +104,18 @@ class StageProgress:
         self._bar.stop()
 
     def show(self, point: Point) -> None:
-        """Show that the point's steps are done, and the total if known."""
+        """Show that the point's steps are done, and the total if known; or what the stage does beside its steps."""
+        doing = line(point.get("doing") or "")
+        if doing != self._doing:  # what is counted now has its own pace and total
+            self._doing, self._bar.tasks[0].total = doing, None
+            self._bar.reset(self._steps)
+            self._bar.reset(self._tokens)
+            if doing and self._bar.disable:
+                say(self._console, f"  {self._stage}: {doing}")
         step, total = point["step"], point.get("total", self._bar.tasks[0].total)
+        if doing:
+            self._bar.update(self._steps, completed=step, total=total, pace="", metrics=escape(doing))
+            return
         of = f"/{total:.0f}" if total else ""
         if point.get("resumed"):
             self._bar.reset(

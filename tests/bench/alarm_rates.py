@@ -121,7 +121,7 @@ class Recorder:
         Raises:
             Enough: the run has shown what it is for.
         """
-        if not self.row:
+        if not self.row or not metrics:
             return
         kept = {name: metrics[name] for name in ("ppo/proxy_reward", "ppo/kl", "ppo/kl_low")}
         self.write({"update": step, "gold": self.gold} | kept | self.row)

@@ -42,7 +42,8 @@ def seconds_of(inputs: dict[str, Path], out: Path, changes: list[str]) -> tuple[
     ends: list[float] = []
 
     def observe(step: int, metrics: Any, total: Any = None, **_: Any) -> None:
-        ends.append(time.process_time())
+        if metrics:
+            ends.append(time.process_time())
 
     stage.run(job, dict(inputs), out, observe)
     looks = json.loads((out / "artifact" / "metadata.json").read_text())["evaluations"]

@@ -147,8 +147,11 @@ class Interrupting:
         """Step and total, as a stage that goes on from a checkpoint tells them."""
 
     def __call__(
-        self, step: int, metrics: Mapping[str, float], total: int | None = None, *, resumed: bool = False, **_: Any
-    ) -> None:
+        self, step: int, metrics: Mapping[str, float], total: int | None = None, *, resumed: bool = False,
+        doing: str | None = None, **_: Any,
+    ) -> None:  # fmt: skip
+        if doing is not None:
+            return
         if resumed:
             self.resumed.append((step, total))
             return

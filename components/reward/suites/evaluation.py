@@ -9,6 +9,8 @@ import numpy as np
 
 from components.base.errors import CheckFailed
 from components.base.jsonl import write_json
+from components.base.observe import Observe
+from components.base.text import counted
 from components.reward.suites.reading import SUITES, JudgedSuite, read_suite
 from components.reward.suites.report import suite_report
 from components.reward.suites.scorer import RewardScorer
@@ -37,7 +39,7 @@ def on_suite(scorer: RewardScorer, suite: JudgedSuite) -> dict[str, Any]:
     return {"shape": suite.shape, "ties_left_out": suite.ties, "cut": cut, **found}
 
 
-def judged_by_suites(inputs: Mapping[str, Path], scorer: RewardScorer, out: Path) -> dict[str, float]:
+def judged_by_suites(inputs: Mapping[str, Path], scorer: RewardScorer, out: Path, observe: Observe) -> dict[str, float]:
     """Evaluate the suites among a reward stage's `inputs`; write `suites.json`, and return the metrics.
 
     The file is written to `out/artifact` and, for MLflow, to `out/attachments`. Without suites nothing is written.
@@ -49,6 +51,7 @@ def judged_by_suites(inputs: Mapping[str, Path], scorer: RewardScorer, out: Path
     named = {name.partition("/")[2]: path for name, path in sorted(inputs.items()) if name.startswith(f"{SUITES}/")}
     if not named:
         return {}
+    observe(0, {}, doing=f"evaluating on {counted(len(named), 'suite')}")
     found = {name: on_suite(scorer, read_suite(path)) for name, path in named.items()}
     for folder in ("artifact", "attachments"):
         (out / folder).mkdir(exist_ok=True)

@@ -55,6 +55,43 @@ def test_the_last_step_has_no_time_to_come(shown: Callable[..., str]) -> None:
     assert shown(steps(99, 100)).splitlines() == ["  ppo 99/100", "  ppo 100/100  0.05/s"]
 
 
+PHASES = [
+    *steps(1, 2, tokens=30_000, total=2, metrics={"ppo/kl": 1.25}),
+    (30.0, {"step": 0, "doing": "evaluating SFT on 8 held-out prompts", "total": 8}),
+    (30.0, {"step": 4, "doing": "evaluating SFT on 8 held-out prompts", "total": 8}),
+    (30.0, {"step": 0, "doing": "measuring [b]diversity[/b]"}),
+]
+
+
+def test_what_a_stage_does_after_its_steps_is_one_plain_line_for_each_phase(shown: Callable[..., str]) -> None:
+    assert shown(PHASES).splitlines()[2:] == [
+        "  ppo: evaluating SFT on 8 held-out prompts",
+        "  ppo: measuring [b]diversity[/b]",
+    ]
+
+
+def test_on_a_terminal_what_a_stage_does_stands_in_place_of_its_rate_with_a_count_of_its_own(
+    shown: Callable[..., str],
+) -> None:
+    def last(points: list[Any]) -> str:
+        said = shown(points, force_terminal=True, color_system=None)
+        return [line for line in said.replace("\x1b", "\n").splitlines() if "ppo" in line][-1]
+
+    assert "1,500 tokens/s" in last(PHASES[:2])
+    counted = last(PHASES[:4])
+    assert "4/8 0:00:30" in counted and "evaluating SFT on 8 held-out prompts" in counted
+    uncounted = last(PHASES)
+    assert "measuring [b]diversity[/b]" in uncounted and "/" not in uncounted.partition("measuring")[0]
+    assert "tokens/s" not in counted + uncounted and "kl" not in counted + uncounted
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_steps_after_a_phase_have_their_own_total_and_pace_again(shown: Callable[..., str], terminal: bool) -> None:
+    evaluating = [(1.0, {"step": 7, "total": 8, "doing": "evaluating the base model"})]
+    said = shown([*evaluating, *steps(1, 2, tokens=30_000)], force_terminal=terminal).partition("base model")[2]
+    assert "2/100" in said and "ETA 0:32:40  1,500 tokens/s" in said
+
+
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_resumed_stage_says_from_where_and_measures_its_pace_from_there(
     shown: Callable[..., str], terminal: bool

@@ -79,6 +79,18 @@ def test_a_comment_in_the_source_is_a_hit_and_a_change_of_code_is_not(start, kit
     assert calls() == ["toy", "toy"]
 
 
+def test_what_a_stage_does_after_its_steps_is_shown_and_is_no_point_and_no_sample(start, kit, said, toy_source):
+    phase = '    for done in (0, 4):\n        observe(done, {}, total=8, doing="evaluating on 8 prompts")\n'
+    toy_source.write_text(toy_source.read_text().replace("    total = job.value", phase + "    total = job.value"))
+    with start() as ctx:
+        result = run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
+    assert said(ctx).count("  sft: evaluating on 8 prompts\n") == 1
+    for path in (ctx.store.attachment(result.record, "points.jsonl"), ctx.folder / "metrics" / "sft.jsonl"):
+        assert "evaluating" not in path.read_text()
+        assert [point["step"] for point in read_points(path)] == [1, 2, 3]
+    assert not (ctx.folder / "samples").exists()
+
+
 def test_a_flipped_byte_is_said_and_computed_again(start, kit, calls, said):
     stage = kit.toy("sft")
     with start() as ctx:
