@@ -43,7 +43,7 @@ class HubConfig(Settings):
     """The dataset's own split to read, also for `save_to_disk` folders. Tether splits it again by prompt."""
     revision: str | None = unkeyed(None)
     """Branch, tag or commit; null: the default branch. The commit at the first fetch is kept beside the copy in the
-    home, and a rerun reads it."""
+    home, and a rerun reads it. Offline, a full commit is read from the cache of `datasets`."""
     streaming: bool = unkeyed(False)
     """Whether to read the dataset's files row by row over the network, without a copy in the cache of `datasets`. The
     rows are stored in the home and digested either way."""

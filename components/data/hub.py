@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from components.base.errors import UserError, disk_error
-from components.base.files import replacing
+from components.base.files import make_folder, replacing
 from components.base.jsonl import json_line
 from components.base.paths import user_path
 from components.data.config import HubConfig
@@ -16,6 +16,7 @@ from components.data.rows import RawRow
 from components.data.tables.cells import arrow_rows, check_batch
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _DATA_SUFFIX = re.compile(r"\.(jsonl|ndjson|json|csv|tsv|parquet|pq|gz)$", re.IGNORECASE)
 
 
@@ -43,19 +44,20 @@ def fetch(name: str, hub: HubConfig, cache: Path, field: str = "data.preferences
     """Return dataset `name` as a JSON Lines file in `cache`; an existing copy is used without the network.
 
     The commit is written beside the copy (`NAME.commit`) before anything is read. If the copy is lost, the same commit
-    is fetched again, although its branch may have moved.
+    is fetched again, although its branch may have moved. A commit in the cache of `datasets` needs no network.
     """
     part = "--".join(x for x in (name.replace("/", "--"), hub.subset, hub.split, hub.revision) if x)
     target = cache / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', part)}.jsonl"
     if target.exists():
         return target
+    make_folder(cache)
     try:
         import datasets
 
         for chatty in ("datasets", "huggingface_hub"):  # they warn at each retry; the error below reports it once
             logging.getLogger(chatty).setLevel(logging.ERROR)
         commit = _commit(name, hub.revision, target.with_suffix(".commit"))
-        dataset = datasets.load_dataset(name, hub.subset, split=hub.split, revision=commit, streaming=hub.streaming)
+        dataset = _load(name, hub, commit)
         by_arrow = isinstance(dataset, datasets.Dataset | datasets.IterableDataset)
         with replacing(target) as temporary, temporary.open("wb") as out:
             out.writelines(map(_line, (row.data for row in _rows(dataset)) if by_arrow else dataset))
@@ -65,19 +67,41 @@ def fetch(name: str, hub: HubConfig, cache: Path, field: str = "data.preferences
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
             f"{field}: {name!r} is no file here, and as a hub dataset (split {hub.split!r}) it can't be loaded: "
-            f"{reason}. Check the name and the network (or HF_TOKEN for a private one), or give a local file."
+            f"{reason}. Check the name and the network (or HF_TOKEN for a private one), or give a local file. Without "
+            "a network, give the full commit (40 digits) as data.hub.revision if the cache of `datasets` holds it."
         ) from error
     return target
 
 
 def _commit(name: str, revision: str | None, pin: Path) -> str:
-    """Return the commit that `pin` names; if there is no such file, ask the hub for that of `revision` and write it."""
+    """Return the commit that `pin` names; if there is no such file, ask the hub for that of `revision` and write it.
+
+    The hub is not asked if `revision` is a full commit.
+    """
     if not pin.exists():
         from huggingface_hub import HfApi
 
+        known = revision is not None and _COMMIT.fullmatch(revision)
+        commit = revision if known else HfApi().dataset_info(name, revision=revision).sha
         with replacing(pin) as temporary:
-            temporary.write_text(f"{HfApi().dataset_info(name, revision=revision).sha}\n", encoding="utf-8")
+            temporary.write_text(f"{commit}\n", encoding="utf-8")
     return pin.read_text(encoding="utf-8").strip()
+
+
+def _load(name: str, hub: HubConfig, commit: str) -> Any:
+    """Return dataset `name` at `commit`, or an iterable of its rows.
+
+    If the hub fails, `datasets` reads the newest entry of its cache whatever the revision; another commit is refused.
+    """
+    import datasets
+
+    builder = datasets.load_dataset_builder(name, hub.subset, revision=commit)
+    if builder.hash != commit:
+        raise LookupError(f"the hub does not answer, and the newest copy in the cache of `datasets` is not {commit}")
+    if hub.streaming:
+        return builder.as_streaming_dataset(split=hub.split)
+    builder.download_and_prepare()
+    return builder.as_dataset(split=hub.split)
 
 
 def _line(data: Mapping[str, object]) -> bytes:

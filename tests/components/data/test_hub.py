@@ -1,4 +1,7 @@
+import json
 import os
+import shutil
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -23,6 +26,21 @@ def commits(monkeypatch):
     return found
 
 
+def stand_in(monkeypatch, load):
+    """Let `load(name, subset, split, revision, streaming)` return the hub's datasets."""
+
+    def builder(name, subset, revision):
+        give = partial(load, name, subset, revision=revision)
+        return SimpleNamespace(
+            hash=revision,
+            download_and_prepare=lambda: None,
+            as_dataset=partial(give, streaming=False),
+            as_streaming_dataset=partial(give, streaming=True),
+        )
+
+    monkeypatch.setattr(datasets, "load_dataset_builder", builder)
+
+
 def test_a_path_that_exists_is_itself(tmp_path):
     path = tmp_path / "owner" / "name"
     path.parent.mkdir()
@@ -32,7 +50,7 @@ def test_a_path_that_exists_is_itself(tmp_path):
 
 @pytest.mark.parametrize("value", ["data/pairs.jsonl", "/no/such/file", "pairs", "data/deep/pairs"])
 def test_a_missing_path_is_refused_without_asking_the_hub(tmp_path, monkeypatch, value):
-    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: pytest.fail("asked the hub"))
+    monkeypatch.setattr(datasets, "load_dataset_builder", lambda *a, **k: pytest.fail("asked the hub"))
     with pytest.raises(UserError, match=r"data\.preferences: there is no file"):
         resolve_source(value, HubConfig(), tmp_path, "data.preferences")
 
@@ -61,7 +79,7 @@ def test_a_hub_that_cannot_be_reached_is_said_in_one_paragraph(tmp_path, monkeyp
     def unreachable(*args, **kwargs):
         raise ConnectionError("Couldn't reach the Hub\nand much more")
 
-    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    monkeypatch.setattr(datasets, "load_dataset_builder", unreachable)
     with pytest.raises(
         UserError, match=r"'owner/name' is no file here.*can't be loaded: Couldn't reach the Hub\."
     ) as error:
@@ -77,13 +95,19 @@ def test_a_hub_dataset_is_fetched_once_and_then_read_as_a_file(tmp_path, monkeyp
         asked.append((name, subset, split, revision, streaming))
         return datasets.Dataset.from_list(ROWS)
 
-    monkeypatch.setattr(datasets, "load_dataset", load)
+    stand_in(monkeypatch, load)
     hub = HubConfig(subset="helpful", split="test", revision="v1")
     first, again = (resolve_source("owner/name", hub, tmp_path, "data.preferences") for _ in range(2))
     assert first == again and asked == [("owner/name", "helpful", "test", COMMITS["v1"], False)]
     assert [row.data for row in read_source(first)] == ROWS
     other = resolve_source("owner/name", HubConfig(split="train"), tmp_path, "data.preferences")
     assert other != first
+
+
+def test_the_first_hub_dataset_of_a_new_home_is_written_though_there_is_no_folder_for_it_yet(tmp_path, monkeypatch):
+    stand_in(monkeypatch, lambda *_, **__: datasets.Dataset.from_list(ROWS))
+    found = resolve_source("owner/name", HubConfig(), tmp_path / "home" / "datasets", "data.preferences")
+    assert [row.data for row in read_source(found)] == ROWS
 
 
 def test_a_hub_dataset_is_of_one_commit_though_its_branch_moves_and_the_copy_is_lost(tmp_path, monkeypatch, commits):
@@ -93,7 +117,7 @@ def test_a_hub_dataset_is_of_one_commit_though_its_branch_moves_and_the_copy_is_
         asked.append(revision)
         return datasets.Dataset.from_list(ROWS)
 
-    monkeypatch.setattr(datasets, "load_dataset", load)
+    stand_in(monkeypatch, load)
     first = resolve_source("owner/name", HubConfig(), tmp_path, "data.preferences")
     assert first.with_suffix(".commit").read_text() == f"{COMMITS[None]}\n"
     commits[None] = "3" * 40
@@ -114,7 +138,7 @@ def test_a_stream_is_written_down_row_by_row_and_one_that_breaks_off_leaves_no_f
         assert streaming
         return datasets.IterableDataset.from_generator(rows, gen_kwargs={"broken": name == "owner/broken"})
 
-    monkeypatch.setattr(datasets, "load_dataset", load)
+    stand_in(monkeypatch, load)
     hub = HubConfig(streaming=True)
     found = resolve_source("owner/name", hub, tmp_path, "data.preferences")
     assert [row.data for row in read_source(found)] == ROWS
@@ -123,13 +147,52 @@ def test_a_stream_is_written_down_row_by_row_and_one_that_breaks_off_leaves_no_f
     assert list(tmp_path.glob("*.jsonl")) == [found]
 
 
+def cached(cache, commit, answer):
+    """Write an entry for dataset owner/name at `commit` into `cache`, the cache of `datasets`."""
+    source = cache / "rows.jsonl"
+    source.write_text(json.dumps({**ROWS[0], "chosen": answer}) + "\n")
+    builder = datasets.load_dataset_builder("json", data_files=str(source), cache_dir=str(cache / "made"))
+    builder.download_and_prepare()
+    entry = cache / "owner___name" / "default" / "0.0.0" / commit
+    shutil.copytree(builder.cache_dir, entry)
+    (entry / "json-train.arrow").rename(entry / "name-train.arrow")
+    info = json.loads((entry / "dataset_info.json").read_text())
+    (entry / "dataset_info.json").write_text(json.dumps(info | {"config_name": "default", "dataset_name": "name"}))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_commit_in_the_cache_of_datasets_is_read_offline_and_another_commit_is_not_taken_for_it(
+    tmp_path, monkeypatch, streaming
+):
+    """`datasets` gives the newest entry of its cache when the hub fails, whatever the revision."""
+
+    def offline(*args, **kwargs):
+        raise ConnectionError("offline mode is enabled")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", offline)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    home, asked = tmp_path / "home", "data.preferences"
+    hubs = [HubConfig(revision=COMMITS[name], streaming=streaming) for name in (None, "v1")]
+    (tmp_path / "cache").mkdir()
+    with pytest.raises(UserError, match=r"offline mode is enabled.*give the full commit.* as data\.hub\.revision if"):
+        resolve_source("owner/name", HubConfig(), home, asked)
+    cached(tmp_path / "cache", COMMITS["v1"], "of v1")
+    found = resolve_source("owner/name", hubs[1], home, asked)
+    assert [row.data["chosen"] for row in read_source(found)] == ["of v1"]
+    assert found.with_suffix(".commit").read_text() == f"{COMMITS['v1']}\n"
+    with pytest.raises(UserError, match=rf"the newest copy in the cache of `datasets` is not {COMMITS[None]}\."):
+        resolve_source("owner/name", hubs[0], home, asked)
+    assert list(home.glob("*.jsonl")) == [found]
+
+
 def test_dates_of_a_hub_dataset_and_text_that_is_no_utf8_are_written_as_text(tmp_path, monkeypatch):
     import pyarrow as pa
 
     wrong = pa.Array.from_buffers(pa.utf8(), 2, pa.array([b"ok", b"\xff\xfe"]).buffers())
     noted = pa.array([0, 2**62], pa.timestamp("us"))
     dataset = datasets.Dataset(pa.table({"prompt": ["a", "b"], "chosen": wrong, "noted": noted}))
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: dataset)
+    stand_in(monkeypatch, lambda *_, **__: dataset)
     rows = list(read_source(resolve_source("owner/name", HubConfig(), tmp_path, "data.preferences")))
     assert [row.data["chosen"] for row in rows] == ["ok", "\udcff\udcfe"]
     assert [row.data["noted"] for row in rows] == ["1970-01-01 00:00:00", "a timestamp[us] that can't be read"]
@@ -161,7 +224,7 @@ def test_two_runs_that_fetch_the_same_dataset_at_once_both_get_all_of_it(tmp_pat
         whole.append(resolve_source("owner/name", HubConfig(), tmp_path, "data.preferences").read_bytes())
         yield ROWS[1]
 
-    monkeypatch.setattr(datasets, "load_dataset", load)
+    stand_in(monkeypatch, load)
     fetched = resolve_source("owner/name", HubConfig(), tmp_path, "data.preferences")
     assert fetched.read_bytes() == whole[1] and len(list(read_source(fetched))) == 2
     assert {path.name for path in tmp_path.iterdir()} == {fetched.name, fetched.with_suffix(".commit").name}
