@@ -102,7 +102,7 @@ def reproduce(
     from flows.models.reproduce import reproduce as again
     from flows.models.reproduce_text import text
 
-    found = again(tether_home(), of, dict(_named_path(each) for each in data or []), allow_other_code)
+    found = again(tether_home(), of, [_named_path(each) for each in data or []], allow_other_code)
     echo("\n".join(text(found)))
     if not found.explained:
         raise typer.Exit(DIFFERS)

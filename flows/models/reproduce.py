@@ -77,7 +77,7 @@ class Reproduction(NamedTuple):
 def reproduce(
     home: Path,
     asked: str,
-    data: Mapping[str, Path] | None = None,
+    data: Collection[tuple[str, Path]] = (),
     allow_other_code: bool = False,
     console: Console | None = None,
     root: Path = ROOT,
@@ -90,8 +90,9 @@ def reproduce(
     Args:
         home: the Tether home.
         asked: a run's id (all its stages), a model (as in `find_model`), or an artifact's digest.
-        data: paths of inputs by name (`preferences`, `base`, `sheet`, ...); others are read where they were recorded.
-            If several inputs have one name, `NAME@DIGEST` is the one whose sha256 begins with DIGEST.
+        data: names of inputs (`preferences`, `base`, `sheet`, ...) and their paths; others are read where they were
+            recorded. If several inputs have one name, it is given with the path of each, or as `NAME@DIGEST`, the one
+            whose sha256 begins with DIGEST.
         allow_other_code: continue even if the code has changed since.
         console: prints the progress.
         root: the folder that holds Tether's packages.
@@ -100,7 +101,7 @@ def reproduce(
         UserError: nothing with that name is known, an input is missing or has changed, or the code has changed. Errors
             of a stage are passed on unchanged.
     """
-    data, console = data or {}, console or Console()
+    console = console or Console()
     graph = Graph.of(ArtifactStore(home))
     subject, digests, keys = _subject(home, asked, graph)
     plan = _plan(graph, digests, keys, root)
@@ -196,7 +197,9 @@ def _changed_source(record: Record, root: Path) -> list[str]:
     return [change.name for change in changes(then, here)]
 
 
-def _sources(home: Path, plan: Mapping[str, Record], data: Mapping[str, Path], graph: Graph) -> dict[str, Path]:
+def _sources(
+    home: Path, plan: Mapping[str, Record], data: Collection[tuple[str, Path]], graph: Graph
+) -> dict[str, Path]:
     """Return the path of each external input by digest, after checking that it holds the same content as then."""
     wanted = {
         (name, digest)
@@ -224,7 +227,7 @@ def _sources(home: Path, plan: Mapping[str, Record], data: Mapping[str, Path], g
 
 
 def _given(
-    data: Mapping[str, Path], wanted: Collection[tuple[str, str]], plan: Mapping[str, Record]
+    data: Collection[tuple[str, Path]], wanted: Collection[tuple[str, str]], plan: Mapping[str, Record]
 ) -> dict[str, Path]:
     """Map the digest of each input that the user names to its path; `wanted` has names and digests of all inputs.
 
@@ -235,7 +238,7 @@ def _given(
         UserError: there is no such input, or the name fits several.
     """
     found: dict[str, Path] = {}
-    for asked, path in data.items():
+    for asked, path in data:
         name, _, begin = asked.partition("@")
         fitting = sorted(digest for other, digest in wanted if other == name and digest.startswith(begin))
         if len(fitting) > 1 and path.exists() and (here := Input.of(path).digest) in fitting:

@@ -223,12 +223,12 @@ def test_inputs_are_found_by_digest_where_they_were_or_where_the_user_says(toy: 
     moved = toy.data.rename(tmp_path / "moved.jsonl")
     with pytest.raises(UserError, match=r"preferences: .*pairs.jsonl no longer exists. .*--data preferences=PATH"):
         toy.again()
-    assert toy.again(data={"preferences": moved}).same
+    assert toy.again(data=[("preferences", moved)]).same
     moved.write_text("other pairs")
     with pytest.raises(UserError, match=r"moved.jsonl has changed since it was read \(its sha256 is"):
-        toy.again(data={"preferences": moved})
+        toy.again(data=[("preferences", moved)])
     with pytest.raises(UserError, match=r"--data prompts: there is no such input; there is preferences."):
-        toy.again(data={"prompts": moved})
+        toy.again(data=[("prompts", moved)])
     (toy.home / "runs" / RUN / "done" / "sft.json").unlink()
     with pytest.raises(UserError, match="this home does not record where it was read"):
         toy.again()
@@ -250,20 +250,21 @@ def test_of_two_inputs_of_one_name_the_digest_says_which_is_meant(toy: Toy, tmp_
         UserError, match=rf"no longer exists\. Give the original with --data preferences@({now}|{then})=PATH"
     ):
         toy.again("r2")
-    exact = {f"preferences@{now}": moved, f"preferences@{then[:4]}": old}
+    exact = [(f"preferences@{now}", moved), (f"preferences@{then[:4]}", old)]
     assert toy.again("r2", data=exact).same
+    assert toy.again("r2", data=[("preferences", moved), ("preferences", old)]).same, "one name is given with two paths"
     with pytest.raises(UserError, match=rf"earlier\.jsonl no longer exists\. .* --data preferences@{then}=PATH"):
-        toy.again("r2", data={"preferences": moved})
+        toy.again("r2", data=[("preferences", moved)])
     old.rename(earlier)
-    assert toy.again("r2", data={"preferences": moved}).same, "its bytes say which it is"
+    assert toy.again("r2", data=[("preferences", moved)]).same, "its bytes say which it is"
     moved.write_text("other pairs")
     both = rf"preferences@{now} \(ppo of run r2\)|preferences@{then} \(sft of run r2\)"
     with pytest.raises(
         UserError, match=rf"moved\.jsonl: 2 inputs have that name, ({both}) and ({both}), and the path holds none"
     ):
-        toy.again("r2", data={"preferences": moved})
+        toy.again("r2", data=[("preferences", moved)])
     with pytest.raises(UserError, match=r"--data preferences@ffff: there is no such input; there is preferences@\w+, "):
-        toy.again("r2", data={"preferences@ffff": moved})
+        toy.again("r2", data=[("preferences@ffff", moved)])
 
 
 def test_a_file_of_an_earlier_artifact_is_taken_as_it_is_now(toy: Toy) -> None:
