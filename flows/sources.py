@@ -9,7 +9,7 @@ from pathlib import Path
 from components.base.errors import UserError, about
 from components.base.files import whole_folder
 from components.base.paths import user_path
-from components.data.hub import resolve_source
+from components.data.hub import hub_commit, resolve_source
 from components.data.inputs import (
     DECONTAMINATE,
     FILES,
@@ -38,7 +38,7 @@ from flows.data.pretrained import check_template, find_base
 from flows.data.reference import find_reference
 from flows.data.reward_sources import model_sources, reward_model
 from tasks.result import Input
-from tasks.runs.journal import recorded_paths
+from tasks.runs.journal import recorded_inputs
 from tasks.runs.status import RunStatus, load_status
 
 
@@ -167,7 +167,7 @@ def _find_kind(kind: str, config: RunConfig, home: Path) -> dict[str, Input]:
             if path.is_file() and kind in (*KINDS, JUDGE):
                 refuse_ratings(path, f"data.{kind}", config.data)
                 _look_at(kind, path, config)
-            found.append(Input.of(path))
+            found.append(Input.of(path).model_copy(update={"hub": hub_commit(value, path)}))
     digests = [given.digest for given in found]
     refuse_same_bytes(kind, [given.path for given in found], digests)
     paths = [Path(os.path.abspath(given.path)) for given in found]
@@ -266,14 +266,13 @@ def _status(run: str, home: Path, field: str) -> RunStatus:
 def _data_of(validated: Record, config: RunConfig, home: Path, kinds: Sequence[str] = FILES) -> dict[str, Input]:
     """Return the data of these kinds that a stage was computed from, with the paths they were read from if known."""
     data: dict[str, Input] = {}
-    recorded: dict[str, Path] | None = None
+    recorded = recorded_inputs(home, [validated.run])
     for name, digest in validated.inputs.items():
         if kind_of(name) in kinds:
             values = values_of(getattr(config.data, kind_of(name)))
-            if len(values) > 1 and recorded is None:
-                recorded = recorded_paths(home, [validated.run])
-            path = values[0] if len(values) == 1 else (recorded or {}).get(digest, label_of(name))
-            data[name] = Input(digest=digest, path=Path(path))
+            known = recorded.get(digest, Input(digest=digest, path=Path(label_of(name))))
+            path = known.path if known.hub or len(values) > 1 else Path(values[0])
+            data[name] = Input(digest=digest, path=path, hub=known.hub)
         elif kind_of(name) in (VOTES, REFERENCE):
             data[name] = Input(digest=digest, path=ArtifactStore(home).path(digest), stored=True)
     return data

@@ -30,6 +30,8 @@ class Input(Settings):
     digest: str
     """sha256: a file's bytes, or a folder's manifest."""
     path: Path
+    hub: str = ""
+    """`owner/name@commit` of the hub dataset that the file is a copy of; empty for anything else."""
     stage: str = ""
     """The pipeline's stage that made it in this run; empty for an external input."""
     stored: bool = False

@@ -73,6 +73,17 @@ def fetch(name: str, hub: HubConfig, cache: Path, field: str = "data.preferences
     return target
 
 
+def hub_commit(value: str, path: Path) -> str:
+    """Return `owner/name@commit` if `path` is the copy that `resolve_source` returned for the hub dataset `value`.
+
+    Empty for other files, and for copies of earlier versions, whose commit is not known.
+    """
+    pin = path.with_suffix(".commit")
+    if path == Path(value) or not _NAME.fullmatch(value) or not pin.is_file():
+        return ""
+    return f"{value}@{pin.read_text(encoding='utf-8').strip()}"
+
+
 def _commit(name: str, revision: str | None, pin: Path) -> str:
     """Return the commit that `pin` names; if there is no such file, ask the hub for that of `revision` and write it.
 

@@ -20,6 +20,7 @@ from components.store.records import Record
 from components.store.store import ArtifactStore
 from flows.config.run_config import default_values
 from tasks.result import Input
+from tasks.runs.journal import recorded_inputs
 from tasks.runs.status import StageStatus, finite, gates_json, has_run, load_readable, load_status
 from tasks.tracking.registry import Version, find_version, versions_of
 
@@ -58,6 +59,8 @@ class LineageNode:
     digest: str
     names: tuple[str, ...]
     """The input names under which other artifacts use it."""
+    hub: str = ""
+    """`owner/name@commit` if it is a copy of a hub dataset."""
     lost: str | None = None
     """If its record can't be read: why, and the command that would restore it."""
     record: Record | None = None
@@ -78,7 +81,7 @@ class LineageNode:
         known: dict[str, object] = {"digest": self.digest, "names": list(self.names), "stage": None}
         record = self.record
         if record is None:
-            return known | ({"lost": self.lost} if self.lost else {})
+            return known | {name: text for name, text in (("hub", self.hub), ("lost", self.lost)) if text}
         return {
             **known,
             **record.model_dump(include={"stage", "key", "run", "started", "seconds", "inputs"}),
@@ -179,6 +182,8 @@ def lineage(home: Path, asked: str, downstream: bool = False) -> LineageGraph:
     for status in statuses:
         for stage in status.stages:
             judging[stage.digest].append(Judging(status.run, stage))
+    computed_by = {record.run for node in nodes for record in node.records}
+    read = recorded_inputs(home, computed_by | ({subject.run} if subject.run else set()))
     for version in versions_of(home, shown):
         registered[version.digest].append(version)
 
@@ -189,9 +194,10 @@ def lineage(home: Path, asked: str, downstream: bool = False) -> LineageGraph:
             record = next((each for each in records if each.run == subject.run), records[0])
             options = changed_options(record, profiles.get(record.run))
             of, named = took[:JUDGED_BY], registered[node.digest]
-            return LineageNode(node.digest, node.names, None, record, options, of, named)
+            return LineageNode(node.digest, node.names, "", None, record, options, of, named)
         taken = next((each for each in took if each.run == subject.run), took[-1] if took else None)
-        return LineageNode(node.digest, node.names, _lost(taken, graph) if taken else None)
+        hub = read[node.digest].hub if node.digest in read else ""
+        return LineageNode(node.digest, node.names, hub, _lost(taken, graph) if taken else None)
 
     return LineageGraph(
         subject=subject,

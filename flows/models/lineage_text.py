@@ -49,7 +49,7 @@ def facts(node: LineageNode) -> Iterator[str]:
 
 def _facts(node: LineageNode) -> Iterator[str]:
     if (record := node.record) is None:
-        yield node.lost or "no stage made it"
+        yield node.lost or (f"a copy of the hub dataset {node.hub}" if node.hub else "no stage made it")
         return
     if record.imported:
         yield f"imported {record.imported}: the following comes from another home"

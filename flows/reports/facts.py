@@ -34,9 +34,10 @@ from tasks.execution import explanation
 from tasks.execution.plots import CHARTS
 from tasks.lineage.of_run import graph_of
 from tasks.lineage.picture import Diagram
+from tasks.result import Input
 from tasks.runs.compared import compared_names
 from tasks.runs.config import run_values
-from tasks.runs.journal import readable_done, recorded_paths
+from tasks.runs.journal import readable_done, recorded_inputs
 from tasks.runs.labels import LabelProgress, read_progress
 from tasks.runs.points import curves, points_file, read_points
 from tasks.runs.status import RunStatus, StageStatus, load_status
@@ -202,6 +203,7 @@ class SourceFacts(NamedTuple):
 
     name: str
     path: str | None
+    """Where it was read: the path, or `owner/name@commit` of a hub dataset."""
     digest: str | None
     counts: Document | None = None
     """If the kind has several sources: this one's entry of `sources.json` (`data_contracts.validate.SourceCounts`)."""
@@ -397,9 +399,13 @@ def _gate(stage: StageFacts, verdict: Verdict) -> GateFacts:
 def _data(stage: StageFacts, config: Mapping[str, Any]) -> DataFacts:
     digests = stage.part_inputs("validate.judge") | (stage.record.inputs if stage.record is not None else {})
     lines = stage.lines("quarantine.jsonl")
+    runs = {stage.run, stage.record.run} if stage.record is not None else set()
+    recorded = recorded_inputs(stage.home, runs)
     kinds = [*NAMED, *([REFERENCE] if REFERENCE in digests or stage.record is None else [])]  # `last` may name none
     return DataFacts(
-        sources=[each for kind in kinds for each in _sources(kind, values_of(config.get(kind)), digests, stage)],
+        sources=[
+            each for kind in kinds for each in _sources(kind, values_of(config.get(kind)), digests, stage, recorded)
+        ],
         generated=config.get("generator") if config.get("preferences", "") is None else None,
         metrics=stage.metrics,
         checks=[_check(each) for each in stage.document("report.json") or []],
@@ -408,17 +414,20 @@ def _data(stage: StageFacts, config: Mapping[str, Any]) -> DataFacts:
     )
 
 
-def _sources(kind: str, named: Sequence[str], digests: Mapping[str, str], stage: StageFacts) -> Iterator[SourceFacts]:
+def _sources(
+    kind: str, named: Sequence[str], digests: Mapping[str, str], stage: StageFacts, recorded: Mapping[str, Input]
+) -> Iterator[SourceFacts]:
     """Yield the files of a kind of data: as they were read, or as the config names them if the stage has not ended."""
     read = of_kind(digests, kind)
     if len(read) > 1 and stage.record is not None:
         counts = {each["source"]: each for each in stage.document("sources.json") or []}
-        paths = recorded_paths(stage.home, {stage.run, stage.record.run})
         for name, digest in read.items():
-            path = str(paths[digest]) if digest in paths else None
+            given = recorded.get(digest)
+            path = None if given is None else given.hub or str(given.path)
             yield SourceFacts(name, path, digest, counts.get(label_of(name)))
     elif named:
-        yield from (SourceFacts(kind, path, read.get(kind)) for path in named)
+        given = recorded.get(read.get(kind, ""))
+        yield from (SourceFacts(kind, given.hub if given and given.hub else path, read.get(kind)) for path in named)
     elif read:
         yield SourceFacts(kind, None, read.get(kind))
 

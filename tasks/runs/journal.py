@@ -171,12 +171,17 @@ def readable_done(folder: Path) -> tuple[list[Done], list[UserError]]:
 
 def recorded_paths(home: Path, runs: Iterable[str]) -> dict[str, Path]:
     """Return the paths from which `runs` read their external inputs, by digest. Unreadable files are logged."""
-    found: dict[str, Path] = {}
+    return {digest: given.path for digest, given in recorded_inputs(home, runs).items()}
+
+
+def recorded_inputs(home: Path, runs: Iterable[str]) -> dict[str, Input]:
+    """Return the external inputs of `runs`, by digest; the last run by id decides. Unreadable files are logged."""
+    found: dict[str, Input] = {}
     for run in sorted(runs):
         readable, damaged = readable_done(home / "runs" / run)
         for error in damaged:
             logger.warning("%s", error)
-        found |= {given.digest: given.path for done in readable for given in done.inputs if not given.stage}
+        found |= {given.digest: given for done in readable for given in done.inputs if not given.stage}
     return found
 
 

@@ -74,7 +74,7 @@ class Lineage:
                 model = self._model(kind, given.path, given.digest, None, lineage_tags(given.lineage))
                 models.append(LoggedModelInput(model_id=model))
             else:
-                datasets.append(_dataset(given.name, given.digest, given.path, given.name))
+                datasets.append(_dataset(given.name, given.digest, given.path, given.name, given.hub))
                 sources += [] if given.stage else [datasets[-1]]
         if done.shown == "validate":
             made = "data" if done.final else "judge_data"
@@ -97,7 +97,7 @@ class Lineage:
         """Return a stage's direct and upstream inputs, and the `model` it made, with links to their pages."""
         rows = []
         for given in done.inputs:
-            named = given.name if given.stage else f"{given.name} ({given.path.name})"
+            named = given.name if given.stage else f"{given.name} ({given.hub or given.path.name})"
             rows.append(NoteRow("input", named, given.digest, self._link(given.name, given.digest, given.stage)))
         direct = {given.digest for given in done.inputs}
         for name, digest in done.lineage.items():
@@ -163,10 +163,12 @@ def log_attachments(client: Any, run: str, files: Mapping[str, Path]) -> None:
         client.log_artifacts(run, folder, "attachments")
 
 
-def _dataset(name: str, digest: str, path: Path, context: str) -> Any:
+def _dataset(name: str, digest: str, path: Path, context: str, hub: str = "") -> Any:
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     source = json.dumps({"uri": path.resolve().as_uri()})
     dataset = Dataset(name=name, digest=digest[:DIGEST_SHOWN], source_type="local", source=source)
     tags = [InputTag("mlflow.data.context", context), InputTag("lineage.digest", digest)]
+    if hub:
+        tags.append(InputTag("tether.hub", hub))
     return DatasetInput(dataset=dataset, tags=tags)
