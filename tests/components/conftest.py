@@ -31,6 +31,16 @@ def silent(step: int, metrics: Mapping[str, float], total: int | None = None, **
     """An `observe` that nobody reads."""
 
 
+def of_steps(tell: Callable[..., None]) -> Callable[..., None]:
+    """An `observe` that passes on what steps measure, and not what the stage does after them."""
+
+    def observe(step: int, metrics: Mapping[str, float], total: int | None = None, **told: Any) -> None:
+        if metrics:
+            tell(step, metrics, total=total, **told)
+
+    return observe
+
+
 class Language(NamedTuple):
     """A language model (random weights) and its tokenizer."""
 

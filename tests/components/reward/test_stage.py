@@ -22,6 +22,7 @@ from components.reward.pairs import encode_pairs
 from components.reward.scoring import ScoreScale, member_folder, score_sequences
 from components.stats.calibration.measure import correctness, fit_temperature, log_loss
 from components.stats.intervals import clustered_mean, clustered_proportion
+from tests.components.conftest import of_steps
 
 
 def test_both_sides_of_a_pair_share_the_prompt_and_end_in_eos(language: Any) -> None:
@@ -117,7 +118,7 @@ def test_sft_responses_score_0_on_average_with_deviation_1(
 
 def test_it_learns_the_pairs_it_trains_on(stages: Any, tmp_path: Path) -> None:
     seen: list[dict[str, float]] = []
-    stages.run("reward", tmp_path, lambda step, metrics, total=None, **_: seen.append(dict(metrics)),
+    stages.run("reward", tmp_path, of_steps(lambda step, metrics, **_: seen.append(dict(metrics))),
                epochs=24, learning_rate=1e-2, max_pairs=32, checkpoint_every=100)  # fmt: skip
     assert len(seen) == 48, "two batches of 16 of the first 32 pairs, 24 times"
     assert learned(seen)
@@ -150,7 +151,7 @@ def test_margins_count_only_where_they_are_asked_for(stages: Any, tmp_path: Path
         for use in (False, True):
             seen: list[float] = []
             other.run("reward", tmp_path / f"{marked}{use}",
-                      lambda step, metrics, total=None, seen=seen, **_: seen.append(metrics["reward/train_loss"]),
+                      of_steps(lambda step, metrics, seen=seen, **_: seen.append(metrics["reward/train_loss"])),
                       use_margin=use, max_pairs=16)  # fmt: skip
             losses[marked, use] = seen[0]
     assert losses[False, False] == losses[False, True] == losses[True, False] < losses[True, True] - 0.5
@@ -232,7 +233,7 @@ def test_members_with_lora_share_one_backbone_and_each_is_published_whole(
 
 def test_with_lora_it_learns_the_pairs_it_trains_on(stages: Any, tmp_path: Path) -> None:
     seen: list[dict[str, float]] = []
-    stages.run("reward", tmp_path, lambda step, metrics, total=None, **_: seen.append(dict(metrics)),
+    stages.run("reward", tmp_path, of_steps(lambda step, metrics, **_: seen.append(dict(metrics))),
                epochs=24, max_pairs=32, checkpoint_every=100, **LORA | {"learning_rate": 3e-2})  # fmt: skip
     assert learned(seen)
 

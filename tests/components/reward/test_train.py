@@ -26,6 +26,7 @@ from components.reward.pairs import NO_VOTES, encode_pairs, member_rows
 from components.reward.scoring import ScoreScale, head_scores, read_sft_scores, score_sequences, score_tokens
 from components.reward.train import average, start_model
 from components.training import checkpoint
+from tests.components.conftest import of_steps
 
 LORA = {"lora": {"rank": 2}, "learning_rate": 1e-2}
 OBJECTIVES = {"objectives": {"shorter": 0.5, "longer": 2.0}}
@@ -54,7 +55,7 @@ def desk(stages: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 def steps_of(desk: Any, out: Path, **options: Any) -> list[dict[str, float]]:
     """The metrics of every step of a reward stage."""
     seen: list[dict[str, float]] = []
-    desk.run("reward", out, lambda step, metrics, total=None, **_: seen.append(dict(metrics)), **options)
+    desk.run("reward", out, of_steps(lambda step, metrics, **_: seen.append(dict(metrics))), **options)
     return seen
 
 
@@ -261,7 +262,7 @@ def test_averaged_adapters_are_an_adapter_that_ppo_can_put_on_the_sft_model(
 
 def test_members_steps_are_counted_through_also_where_they_have_more_or_fewer_pairs(desk: Any, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
-    desk.run("reward", tmp_path, lambda step, metrics, total=0, **_: seen.append((step, total)),
+    desk.run("reward", tmp_path, of_steps(lambda step, metrics, total=0, **_: seen.append((step, total))),
              members=3, member_share=0.5, epochs=2)  # fmt: skip
     rows = read_split(desk.inputs["data"] / "pairs.train")
     sizes = [len(member_rows(rows, 0.5, 0, member)) for member in range(3)]
@@ -314,7 +315,7 @@ def test_a_step_tells_the_tokens_that_it_computed_padding_to_the_pairs_longer_re
     stages: Any, tmp_path: Path, runtime: Runtime, shared: bool
 ) -> None:
     told: list[float | None] = []
-    stages.run("reward", tmp_path, lambda step, metrics, total=None, *, tokens=None, **_: told.append(tokens),
+    stages.run("reward", tmp_path, of_steps(lambda step, metrics, *, tokens=None, **_: told.append(tokens)),
                shared_prompts=shared, max_pairs=16)  # fmt: skip
     _, tokenizer = load_reward_model(stages.inputs["reward"], runtime)
     rows = read_split(stages.inputs["data"] / "pairs.train")[:16]
