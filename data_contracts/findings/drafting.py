@@ -61,7 +61,9 @@ def draft(path: Path, data: DataConfig, scratch: Path) -> dict[str, Any]:
         for entry in _expected(name, pd.Series(column_of(ledger, name))[good], path.name, reading.kind)
     ]
     if not entries:
-        raise UserError(f"{path} has no column with a range or few values. Write a suite by hand (docs/guide/data.md).")
+        raise UserError(
+            f"{path} has no column with a range or few values. Write a suite by hand (docs/guide/expectations.md)."
+        )
     return {"name": "my_suite", "expectations": entries, "meta": {"replaces_ours": False}}
 
 

@@ -94,7 +94,7 @@ class FileReading(NamedTuple):
                 "as data.preferences."
             )
         if self.mistaken and hint is None:
-            hint = "It has columns of preferences, but not all that a pair needs (docs/guide/data.md has the formats)."
+            hint = "It has columns of preferences, but not all that a pair needs (formats: docs/guide/formats.md)."
         return {"source": self.kind, "file": str(path), "format": self.format, "ignored": self.ignored, "hint": hint}
 
 
