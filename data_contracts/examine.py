@@ -72,16 +72,18 @@ from data_contracts.findings.whole import (
     relabelled,
 )
 from data_contracts.rows import frames
-from data_contracts.rows.gather import DETECT_ON, RowSource, judged_rows, not_one_valid
+from data_contracts.rows.gather import DETECT_ON, RowSource, bytes_of, judged_rows, not_one_valid
 from data_contracts.rows.ledger import Ledger, combined, first_of_each
 from data_contracts.rows.measuring import FACTS
 from data_contracts.rows.processes import ALONE, Beside, count_of, prepare
 from data_contracts.rows.schemas import SourceReading
-from data_contracts.rows.working import begin, bytes_of, read_sources
+from data_contracts.rows.working import begin, read_sources
 
 logger = logging.getLogger(__name__)
 
-Progress = Callable[[int], None]
+Progress = Callable[[int, int | None], None]
+"""Is called from time to time with the number of rows read, and with the number at the end: estimated while files are
+read, then counted; None as long as it is unknown. Rows whose texts are read count a second time."""
 SEVERAL_SHARDS = 16 * 2**20
 """If the input files have more bytes than this, worker processes are started early, because they will probably be
 needed."""
@@ -167,7 +169,7 @@ class Examination:
 
     def __init__(
         self, job: ValidateJob, inputs: Mapping[str, Path], folder: Path, progress: Progress,
-        alone: bool = False, tokenized: bool = True, expect: Callable[[int], None] = lambda rows: None,
+        alone: bool = False, tokenized: bool = True,
     ) -> None:  # fmt: skip
         """Read and judge all data of `job`.
 
@@ -177,11 +179,8 @@ class Examination:
                 `validate`) and `base` (a pretrained model's folder), where the job names them.
             folder: for data that is too large for memory. Do not remove it while this object is in use. Shards that an
                 interrupted examination of the same job and files left there are reused.
-            progress: called from time to time with the number of rows read; rows whose texts are read count a second
-                time.
             alone: judge only the given sources; by default missing sources are generated.
             tokenized: apply the checks that need a tokenizer.
-            expect: called with the final row count of `progress`, once it is known.
 
         Raises:
             UserError: a source can't be read, or has no valid row, or `data.sources` names what is no source.
@@ -198,6 +197,7 @@ class Examination:
         self.read = 0
         """Number of rows read so far; rows whose texts are read count a second time."""
         self._progress = progress
+        self._total: int | None = None
         self.context = suites.context()
         """Great Expectations' context, which holds all suites and results."""
         self.expected: dict[str, list[suites.Check]] = {}
@@ -209,6 +209,9 @@ class Examination:
         """The fitted annotator model; None unless `data.labels` takes labels from it."""
         found = self._sources()
         self._main = next(iter(found), "")
+        self._size = sum(source.size for sources in found.values() for source in sources)
+        self._behind = 0
+        """Bytes of the sources that are read, of `_size`."""
         self.sources = {name: self._read(name, sources) for name, sources in found.items()}
         place_judged([examined.ledger for examined in self.sources.values()])
         self.pairs = self.sources.get("preferences")
@@ -216,7 +219,7 @@ class Examination:
         for examined in self.sources.values():
             if self.tokenizer is None:
                 examined.judge.leave_out_tokens()
-        expect(self.read + sum(int(examined.ledger.good().sum()) for examined in self.sources.values()))
+        self._total = self.read + sum(int(examined.ledger.good().sum()) for examined in self.sources.values())
         for name, examined in self.sources.items():
             self._examine_texts(examined)
             self._need_one(name, examined.sources, examined.ledger)
@@ -280,17 +283,18 @@ class Examination:
         further = tuple(judge.further())
         if self.suite.rows or self.suite.whole:
             refuse_unknown(judge, self.suite.path, self._columns(name, sources))
-        before = self.read
+        before, behind = self.read, self._behind
         if name == "preferences" and data.labels == "dawid_skene":
             rows: Iterable[Row] = _judged(_asking(sources, further), data.max_characters)
             self.competence = competence(rows, _shown(sources))
             again = [*(self._given(name) or sources[:1]), *self._votes()]  # each file's rows are read only once
             rows = relabelled(_judged(_asking(again, further), data.max_characters), self.competence.posterior)
-            ledger.fill(rows, lambda seen: self._progress(before + seen), further)
+            ledger.fill(rows, lambda seen: self._tell(before + seen), further)
         else:
-            told = lambda seen: self._progress(before + seen)  # noqa: E731
+            told = lambda seen, size: self._tell(before + seen, behind + size if size else 0)  # noqa: E731
             read_sources(ledger, sources, data.max_characters, self.processes, told, further)
         self.read += len(ledger.facts)
+        self._behind += sum(source.size for source in sources)
         judge.judge("read")
         ledger.facts["half"][ledger.out & (ledger.facts["half"] == 1)] = -1  # a quarantined row moves no prompt
         for source in sources:
@@ -301,6 +305,12 @@ class Examination:
         judge.judge("compared")
         self._need_one(name, sources, ledger)
         return Examined(sources, ledger, judge)
+
+    def _tell(self, read: int, size: float = 0.0) -> None:
+        """Report that `read` rows are read, which take up `size` bytes of the files (0: unknown)."""
+        if 0 < size < self._size:
+            self._total = round(2 * read * self._size / size)
+        self._progress(read, self._total)
 
     def _judge_of(self, name: str, ledger: Ledger) -> RowJudge:
         beside = {kind_of(given) for given in self.inputs}
@@ -343,7 +353,7 @@ class Examination:
         job, ledger, before = self.job, examined.ledger, self.read
         near = job.data.near_duplicate
         how = TextReading(self.tokenizer, job.generation, near, examined.judge.asks("language"))
-        examined.texts = read_texts(ledger, how, lambda seen: self._progress(before + seen), self.processes)
+        examined.texts = read_texts(ledger, how, lambda seen: self._tell(before + seen), self.processes)
         self.read += int(examined.texts.wanted.sum())
         if examined is self.pairs:
             self._begin_beside(examined)

@@ -25,7 +25,7 @@ from components.data.rows import OF_MODEL
 from components.data.splits import SPLITS
 from components.gates.table import OF_SOURCE
 from data_contracts.config import ValidateJob
-from data_contracts.examine import Examination, Examined
+from data_contracts.examine import Examination, Examined, Progress
 from data_contracts.expectations.own import as_document
 from data_contracts.expectations.pages import write_data_docs
 from data_contracts.expectations.suites import JudgedCheck, first_rows
@@ -61,23 +61,19 @@ def run(job: ValidateJob, inputs: Mapping[str, Path], out: Path, observe: Observ
 
 
 def publish(
-    examine: Callable[..., Examination], inputs: Mapping[str, Path], out: Path, observe: Observe
+    examine: Callable[[Path, Progress], Examination], inputs: Mapping[str, Path], out: Path, observe: Observe
 ) -> dict[str, float]:
     """Judge the data that `examine` reads, write the output of `run`, and return the metrics.
 
     Args:
-        examine: takes a folder for large data, a function to call with the number of rows read, and as `expect` a
-            function to call with their total.
+        examine: takes a folder for large data, and what to call with the number of rows read.
         inputs: as for `run`.
     """
-    totals = [0]
     with _work(out / "checkpoint" / "rows") as scratch:
-        found = examine(
-            scratch, lambda read: observe(read, {"data/read": float(read)}, total=totals[-1] or None),
-            expect=totals.append,
-        )  # fmt: skip
+        found = examine(scratch, lambda read, total: observe(read, {"data/read": float(read)}, total=total))
         _refuse_nothing(found)
         shutil.rmtree(out / "artifact", ignore_errors=True)
+        observe(0, {}, doing="judging all rows and writing the splits")
         with splits_beside(found, out / "artifact") as sizes:
             checks, context = found.judge()
             kept_out = write_quarantine(found, out / "artifact")

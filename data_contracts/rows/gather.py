@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
@@ -22,7 +23,7 @@ from components.data.formats.public_fields import ReadingOptions, votes_of_colum
 from components.data.formats.public_scores import narrow
 from components.data.formats.single_votes import gather_votes
 from components.data.readers import is_gzipped, read_source
-from components.data.rows import Problem, RawRow, Row, listed
+from components.data.rows import Position, Problem, RawRow, Row, listed
 from data_contracts.rows.decided import by_votes
 from data_contracts.rows.ledger import Reason, count_reason
 from data_contracts.rows.schemas import schema_problems
@@ -65,28 +66,39 @@ class RowSource(NamedTuple):
     """Other columns of the source that a user's suite uses."""
     needs_one: bool = True
     """Whether at least one row must be valid. It is not an error if a batch's votes decide no pair."""
+    size: int = 0
+    """Bytes of its file or folder; 0 if it has none."""
+    position: Position = Position()
+    """Where `rows` is read."""
 
     @classmethod
     def named(cls, name: str, path: Path, data: DataConfig, label: str = "") -> "RowSource":
         """Return the source for a file or saved folder given as `preferences`, `demonstrations` or `prompts` in
         `data`."""
-        field = _COLUMNS[name]
+        field, position = _COLUMNS[name], Position()
         return cls(
             name,
             str(path),
-            read_source(path, data.hub.split, data.readers),
+            read_source(path, data.hub.split, data.readers, position),
             getattr(data, field),
             f"data.{field}",
             label,
             data.decision,
             options_of(data),
             () if name == "preferences" and data.prompts is not None else data.reward_columns,
+            size=bytes_of([path]),
+            position=position,
         )
 
     @property
     def file(self) -> str:
         """Return the file label that its rows get."""
         return self.label or self.name
+
+    @property
+    def read(self) -> float:
+        """Return about how many bytes of it are read; 0 if that is unknown."""
+        return self.size * self.position.done / (self.position.whole or math.inf)
 
 
 def look_at(name: str, path: Path, data: DataConfig) -> None:
@@ -241,6 +253,11 @@ def renamed(source: RowSource) -> Iterator[RawRow]:
             rest = {name: value for name, value in raw.data.items() if name not in named}
             raw = raw._replace(data=rest | taken)
         yield raw
+
+
+def bytes_of(paths: Iterable[Path]) -> int:
+    """Return the total bytes of files and folders."""
+    return sum(file.stat().st_size for path in paths for file in [path, *path.rglob("*")] if file.is_file())
 
 
 def columns_of(columns: Mapping[str, str | Sequence[str]]) -> Iterator[str]:

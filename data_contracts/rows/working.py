@@ -2,13 +2,13 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
 from components.base.files import make_folder, write_whole
-from components.data.rows import RawRow
+from components.data.rows import Position, RawRow
 from data_contracts.config import ValidateJob
 from data_contracts.rows import ledger as ledgers
 from data_contracts.rows.gather import RowSource, detected, parsed
@@ -37,13 +37,14 @@ class _Part(NamedTuple):
 
 
 def read_sources(
-    ledger: Ledger, sources: Sequence[RowSource], max_characters: int, processes: int, progress: Callable[[int], None],
-    extra: Sequence[str] = (),
+    ledger: Ledger, sources: Sequence[RowSource], max_characters: int, processes: int,
+    progress: Callable[[int, float], None], extra: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """Fill `ledger` with the rows of `sources`. Complete shards from an earlier attempt are reused.
 
     Args:
-        progress: called with the number of rows read.
+        progress: called with the number of rows read, and with the bytes of the files that they take up, 0 if that is
+            unknown.
         extra: other columns of the sources to keep.
 
     Raises:
@@ -51,22 +52,29 @@ def read_sources(
     """
     ledger.path.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
+    ends: list[float] = []
+    """For each shard, the bytes of the files up to its end."""
 
     def parts() -> Iterator[_Part]:
+        behind = 0.0
         for file, (_, alike) in enumerate(groupby(sources, lambda source: source.file)):
             for source in alike:
                 name, raws = detected(source._replace(extra=tuple(extra)))
                 options = source.options._replace(label_values=dict(source.options.label_values))
-                bare = source._replace(rows=(), columns=dict(source.columns), options=options, extra=tuple(extra))
+                bare = source._replace(
+                    rows=(), columns=dict(source.columns), options=options, extra=tuple(extra), position=Position()
+                )
                 for some in _in_parts(iter(raws)):
                     paths.append(ledger.shard_path(len(paths)))
+                    ends.append(behind + source.read if source.read else 0.0)
                     yield _Part(paths[-1], some, name, bare, file, max_characters)
+                behind += source.size
 
     read = 0
-    for rows in in_order(_write_part, ledger.measuring(extra), parts(), processes):
+    for number, rows in enumerate(in_order(_write_part, ledger.measuring(extra), parts(), processes)):
         read += rows
-        if rows >= ledgers.SHARD_ROWS:
-            progress(read)
+        if number or rows >= ledgers.SHARD_ROWS:  # a small file is read at once
+            progress(read, ends[number])
     ledger.take(paths, extra)
 
 
@@ -89,11 +97,6 @@ def _write_part(how: Measuring, part: _Part) -> int:
         rows = parsed(part.raws, part.format, part.source, part.max_characters)
         write_rows(part.path, rows, part.file, how)
     return len(part.raws)
-
-
-def bytes_of(paths: Iterable[Path]) -> int:
-    """Return the total bytes of files and folders."""
-    return sum(file.stat().st_size for path in paths for file in [path, *path.rglob("*")] if file.is_file())
 
 
 def begin(folder: Path, job: ValidateJob, inputs: Mapping[str, Path]) -> None:

@@ -99,8 +99,8 @@ def check_file(
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="tether-check-") as scratch, StageProgress(console, "check") as progress:
 
-        def show(rows: int) -> None:
-            progress.show({"step": rows, "metrics": {}, "total": None})
+        def show(rows: int, total: int | None) -> None:
+            progress.show({"step": rows, "metrics": {}, "total": total})
 
         with written as folder:
             try:

@@ -45,7 +45,7 @@ def examined(tmp_path, job):
         inputs = {"preferences": write(tmp_path / "p.jsonl", found), "suite": write(tmp_path / "mine.json", content)}
         options = {"preferences": "p.jsonl", "suite": "mine.json"} | more
         scratch = tmp_path / "scratch"
-        report = check(job(**options), inputs, scratch, None, lambda rows: None, tokenized=False)
+        report = check(job(**options), inputs, scratch, None, lambda *read: None, tokenized=False)
         gone = [json.loads(line) for line in (scratch / "quarantine.jsonl").read_text().splitlines()]
         checks = {each["name"]: each for each in report["checks"]}
         return report, checks, {row["row"]: row["reasons"] for row in gone}
@@ -126,7 +126,7 @@ def test_a_suite_built_in_python_is_judged_and_no_text_of_a_row_reaches_its_page
     found = [row | {"note": f"a private remark {i}"} for i, row in enumerate(rows())]
     inputs = {"preferences": write(tmp_path / "p.jsonl", found), "suite": write(tmp_path / "mine.json", document)}
     given = job(preferences="p.jsonl", suite="mine.json")
-    report = check(given, inputs, tmp_path / "scratch", tmp_path, lambda rows: None, tokenized=False)
+    report = check(given, inputs, tmp_path / "scratch", tmp_path, lambda *read: None, tokenized=False)
     checks = {each["name"]: each["passed"] for each in report["checks"]}
     failed = {"uneven", "known", "common"}
     assert {name: checks[name] for name in asked} == {name: name not in failed for name in asked}
@@ -155,7 +155,7 @@ def test_numbers_of_a_csv_are_numbers(tmp_path, job):
     asked = suite(expect("column_values_to_be_between", check="rating", column="rating", max_value=3.5))
     inputs = {"preferences": tmp_path / "p.csv", "suite": write(tmp_path / "mine.json", asked)}
     given = job(preferences="p.csv", suite="mine.json")
-    report = check(given, inputs, tmp_path / "scratch", None, lambda rows: None, tokenized=False)
+    report = check(given, inputs, tmp_path / "scratch", None, lambda *read: None, tokenized=False)
     named = next(each for each in report["checks"] if each["name"] == "rating")["row_numbers"]
     assert named == [i + 2 for i in range(40) if i % 5 == 4], "the header is row 1"
 

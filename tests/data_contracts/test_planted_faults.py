@@ -54,7 +54,7 @@ def examined(tmp_path, job):
         inputs["preferences"].write_text("\n".join(lines) + "\n")
         given = {name: str(path) for name, path in inputs.items() if name != "base"}
         data.setdefault("checks", FEW)
-        return check(job(**given, **data), inputs, tmp_path / "scratch", None, lambda rows: None)
+        return check(job(**given, **data), inputs, tmp_path / "scratch", None, lambda *read: None)
 
     return examined
 
@@ -234,7 +234,7 @@ def test_clean_demonstrations_and_prompts_alone_raise_no_check(tmp_path, job):
     for name, field in (("demonstrations", "response"), ("prompts", "category")):
         path = tmp_path / f"{name}.jsonl"
         path.write_text("".join(json.dumps({"prompt": r["prompt"], field: r["a"]}) + "\n" for r in clean()))
-        report = check(job(**{name: str(path)}), {name: path}, tmp_path / "scratch", None, lambda rows: None)
+        report = check(job(**{name: str(path)}), {name: path}, tmp_path / "scratch", None, lambda *read: None)
         assert fired(report) == {} and report["passed"] and report["rows"] == 600, name
 
 

@@ -68,7 +68,7 @@ def validated(job: Any, drawn: Drawn, place: Path, batches: list[Path]) -> Path:
     write_rows(base, ({"prompt": p, "chosen": f"good {i}", "rejected": f"bad {i}"} for i, p in enumerate(drawn.shown)))
     inputs = {"preferences": base} | {f"votes/{n}": path for n, path in enumerate(batches, 1)}
     out = place / f"data {len(batches)}"
-    found = Examination(job(preferences="base.jsonl"), inputs, place / f"scratch {len(batches)}", lambda read: None)
+    found = Examination(job(preferences="base.jsonl"), inputs, place / f"scratch {len(batches)}", lambda *read: None)
     write_splits(found, out)
     write_quarantine(found, out)
     (out / "task.json").write_text('{"name": "none"}')

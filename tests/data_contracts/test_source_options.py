@@ -37,7 +37,7 @@ def publish(job, folder, given, **data):
     """Write what later stages read of some files (names to rows); returns the counts, all pairs, and every byte."""
     folder.mkdir()
     inputs = {f"preferences/{name}": write(folder / name, rows) for name, rows in given.items()}
-    found = Examination(job(**data), inputs, folder / "scratch", lambda read: None)
+    found = Examination(job(**data), inputs, folder / "scratch", lambda *read: None)
     artifact = folder / "artifact"
     write_splits(found, artifact)
     write_quarantine(found, artifact)
@@ -161,7 +161,7 @@ def test_a_name_that_is_no_source_is_refused_with_those_that_are(job, tmp_path, 
     given = {f"preferences/{name}" if len(inputs) > 1 else "preferences": write(tmp_path / name, pairs(0, 30))
              for name in inputs}  # fmt: skip
     with pytest.raises(UserError, match=told):
-        Examination(job(sources={named: {"weight": 2}}), given, tmp_path / "scratch", lambda read: None)
+        Examination(job(sources={named: {"weight": 2}}), given, tmp_path / "scratch", lambda *read: None)
 
 
 def test_peoples_votes_of_earlier_rounds_count_as_sources_of_weight_one(job, tmp_path):
@@ -174,7 +174,7 @@ def test_peoples_votes_of_earlier_rounds_count_as_sources_of_weight_one(job, tmp
     write(votes / "judged.jsonl", [])
     given = {"preferences": write(tmp_path / "p", pairs(0, 60)), "votes/1": votes}
     asked = job(sources={"preferences": {"weight": 0.25, "max_pairs": 30}})
-    found = Examination(asked, given, tmp_path / "scratch", lambda read: None)
+    found = Examination(asked, given, tmp_path / "scratch", lambda *read: None)
     counts = {each["source"]: each["pairs"] for each in source_counts(found)}
     assert counts == {"preferences": 30, "votes-1": 40}
     weights = weights_of_sources(found)

@@ -36,7 +36,7 @@ def examined(tmp_path, job):
         inputs = {"preferences": write(tmp_path / "p.jsonl", rows)}
         inputs |= {name: write(tmp_path / f"{name.replace('/', '-')}.jsonl", found) for name, found in beside.items()}
         scratch, asked = tmp_path / "scratch", job(preferences="p.jsonl", **options)
-        report = check(asked, inputs, scratch, None, lambda rows: None, tokenized=False)
+        report = check(asked, inputs, scratch, None, lambda *read: None, tokenized=False)
         gone = [json.loads(line) for line in (scratch / "quarantine.jsonl").read_text().splitlines()]
         return {each["name"]: each for each in report["checks"]}, {row["row"]: row["reasons"] for row in gone}
 

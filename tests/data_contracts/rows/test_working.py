@@ -25,7 +25,7 @@ from data_contracts import splits
 from data_contracts.examine import Examination
 from data_contracts.expectations import suites
 from data_contracts.findings import judging, near, whole
-from data_contracts.rows import ledger, shards
+from data_contracts.rows import ledger, shards, working
 from data_contracts.rows.measuring import FACTS
 from data_contracts.rows.processes import ALONE, Beside, in_order, return_freed
 from data_contracts.rows.shards import FactColumns, Shard, Shards, write_shard
@@ -301,6 +301,22 @@ def test_a_users_script_runs_once_and_not_again_in_each_process(tmp_path):
     assert (done.returncode, done.stdout.split()) == (0, ["began", "2", "3", "4", "3"]), done.stderr
 
 
+def test_while_files_are_read_the_number_of_rows_at_the_end_is_estimated_and_then_counted(job, tmp_path, monkeypatch):
+    monkeypatch.setattr(working, "CHARACTERS", 2**18)
+    rng, given = random.Random(0), {}
+    for name in ("a.jsonl", "b.jsonl"):
+        rows = [{side: rng.randbytes(500).hex() for side in ("prompt", "chosen", "rejected")} for _ in range(2000)]
+        given[f"preferences/{name}"] = path = tmp_path / name
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    told: list[tuple[int, int | None]] = []
+    asked = job(preferences=["a.jsonl", "b.jsonl"], processes=1)
+    Examination(asked, given, tmp_path / "rows", lambda *read: told.append(read), tokenized=False)
+    estimates = [total for read, total in told if 1000 < read < 4000]  # the format is detected on the first 1000
+    assert len(estimates) > 30 and None not in estimates
+    assert all(0.6 * 8000 <= total <= 8000 for total in estimates)  # reading is up to 1 MiB and 1000 rows ahead
+    assert told[-1] == (8000, 8000) and told == sorted(told, key=lambda each: each[0])
+
+
 def _full(artifact, kinds):
     if kinds[0].kind != "pairs":
         time.sleep(300)
@@ -313,7 +329,7 @@ def test_an_error_in_writing_splits_or_beside_it_ends_all_processes_and_leaves_n
 ):
     monkeypatch.setattr(ledger, "SHARD_ROWS", 20)
     given = {"preferences": inputs["preferences"]}
-    found = Examination(job(preferences="pairs.jsonl", processes=1), given, tmp_path / "rows", lambda read: None)
+    found = Examination(job(preferences="pairs.jsonl", processes=1), given, tmp_path / "rows", lambda *read: None)
     found.processes = 2  # for the splits alone
     monkeypatch.setattr(splits, "_write", _full)
     for error, text, raised in ((UserError, "out: no space", None), (CheckFailed, "judged", CheckFailed("judged"))):
