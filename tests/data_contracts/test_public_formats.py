@@ -20,7 +20,7 @@ def judged(job: Any, folder: Path, rows: list[dict[str, Any]], **options: Any) -
     write_rows(path, rows)
     reading = reading_of(path, job(**options).data)
     given = job(**options, **{reading.kind: str(path)})
-    report = check(given, {reading.kind: path}, folder / "scratch", folder / "out", lambda seen: None, tokenized=False)
+    report = check(given, {reading.kind: path}, folder / "scratch", folder / "out", lambda *read: None, tokenized=False)
     return reading.format, {found["name"]: found for found in report["checks"]}, report
 
 

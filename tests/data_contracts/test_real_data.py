@@ -55,7 +55,7 @@ def test_the_known_dirt_of_hh_rlhf_is_quarantined_and_nothing_else(tmp_path, val
 def test_a_check_without_a_run_names_the_known_dirt_by_row(tmp_path, job, name, rows):
     inputs = real(f"hh-rlhf/{name}-base-test.jsonl.gz")
     given = job(preferences=str(inputs["preferences"]))
-    report = check(given, inputs, tmp_path / "scratch", None, lambda seen: None, tokenized=False)
+    report = check(given, inputs, tmp_path / "scratch", None, lambda *read: None, tokenized=False)
     found = {c["name"]: c["row_numbers"] for c in report["checks"] if c["rows"] and c["severity"] != "warn"}
     assert {n: r if isinstance(rows[n], list) else len(r) for n, r in found.items()} == rows
 
@@ -63,7 +63,7 @@ def test_a_check_without_a_run_names_the_known_dirt_by_row(tmp_path, job, name, 
 def test_a_check_of_ukpconvarg_says_what_was_published(tmp_path, job):
     inputs = real("ukpconvarg1/pairs.jsonl.gz")
     given = job(preferences=str(inputs["preferences"]))
-    report = check(given, inputs, tmp_path / "scratch", None, lambda seen: None, tokenized=False)
+    report = check(given, inputs, tmp_path / "scratch", None, lambda *read: None, tokenized=False)
     assert report["kappa"] == pytest.approx(0.267, abs=0.0005) and report["longer_wins"] == pytest.approx(
         0.745, abs=0.002
     )
