@@ -113,8 +113,9 @@ class StageProgress:
             if doing and self._bar.disable:
                 say(self._console, f"  {self._stage}: {doing}")
         step, total = point["step"], point.get("total", self._bar.tasks[0].total)
+        self._bar.tasks[0].total = total  # an estimate changes, and `update` would forget the pace
         if doing:
-            self._bar.update(self._steps, completed=step, total=total, pace="", metrics=escape(doing))
+            self._bar.update(self._steps, completed=step, pace="", metrics=escape(doing))
             return
         of = f"/{total:.0f}" if total else ""
         if point.get("resumed"):
@@ -125,7 +126,7 @@ class StageProgress:
             say(self._console, f"  {self._stage}: resuming at step {step}{of}")
             return
         self._bar.advance(self._tokens, point.get("tokens", 0))
-        self._bar.update(self._steps, completed=step, total=total)
+        self._bar.update(self._steps, completed=step)
         text = "  ".join(f"{name} {value:.5g}" for name, value in list(point["metrics"].items())[:SHOWN])
         pace = self._pace()
         self._bar.update(self._steps, pace=pace, metrics=escape(plain(text)))

@@ -51,6 +51,15 @@ def test_without_tokens_it_counts_steps_and_without_a_total_it_foretells_nothing
     assert shown(steps(100, 200, total=None)).splitlines() == ["  ppo 100", "  ppo 200  5/s"]
 
 
+def test_a_total_that_is_an_estimate_changes_and_the_pace_goes_on(shown: Callable[..., str]) -> None:
+    points = [*steps(10, total=90), *steps(20, total=110), *steps(30)]
+    assert shown(points).splitlines() == [
+        "  ppo 10/90",
+        "  ppo 20/110  ETA 0:03:00  0.5/s",
+        "  ppo 30/100  ETA 0:02:20  0.5/s",
+    ]
+
+
 def test_the_last_step_has_no_time_to_come(shown: Callable[..., str]) -> None:
     assert shown(steps(99, 100)).splitlines() == ["  ppo 99/100", "  ppo 100/100  0.05/s"]
 
