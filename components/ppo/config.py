@@ -16,6 +16,8 @@ from components.training.optim import OptimizerConfig
 MINIMUM_REACH = 10.0
 """The smallest allowed factor by which an adaptive β can change over a run. With less it cannot reach a target."""
 WITHOUT_CRITIC = ("rloo", "grpo")
+OF_CRITIC_KIND = {"start": "separate", "learning_rate": "separate", "coefficient": "shared"}
+"""Maps an option of the critic to the only kind of critic that uses it."""
 """The values of `ppo.advantage` for which no value function is trained."""
 
 

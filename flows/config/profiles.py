@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from components.base.errors import UserError
 from components.base.nested import group
 from components.base.paths import user_path
-from components.ppo.config import WITHOUT_CRITIC
+from components.ppo.config import OF_CRITIC_KIND, WITHOUT_CRITIC
 from flows.config import yaml as yaml_text
 
 PROFILES = Path(__file__).parent / "profiles"
@@ -94,13 +94,16 @@ def lay(below: dict[str, JsonValue], above: dict[str, JsonValue]) -> dict[str, J
 
     If `above` adds preferences and `below` generates them, the judges become people, and the gates that need simulated
     votes or the simulated policy are turned off, unless `above` sets them. If `above` chooses an advantage without a
-    critic, the critic's options of `below` are left out.
+    critic, the critic's options of `below` are left out; if it chooses a kind of critic, those of the other kind are.
     """
     new, old = (group(values, "data").get("preferences") for values in (above, below))
     if new is not None and old is None and below:
         below = merge(below, _WITHOUT_BUILT_IN_TASK)
-    if group(above, "ppo").get("advantage") in WITHOUT_CRITIC and "ppo" in below:
-        below = below | {"ppo": {name: value for name, value in group(below, "ppo").items() if name != "critic"}}
+    ppo, given = group(below, "ppo"), group(above, "ppo")
+    if critic := group(ppo, "critic"):
+        kind = group(given, "critic").get("kind")
+        kept = {name: value for name, value in critic.items() if kind in (None, OF_CRITIC_KIND.get(name, kind))}
+        below = below | {"ppo": dict(ppo) | {"critic": {} if given.get("advantage") in WITHOUT_CRITIC else kept}}
     return merge(below, above)
 
 

@@ -17,7 +17,7 @@ from components.gates.table import GATES
 from components.human_eval.config import HumanEvalConfig
 from components.models.config import GenerationConfig
 from components.models.runtime import Runtime
-from components.ppo.config import CriticConfig, PpoConfig
+from components.ppo.config import OF_CRITIC_KIND, CriticConfig, PpoConfig
 from components.reward.config import RewardConfig
 from components.rollouts.client import resolve_rollout
 from components.sft.config import SftConfig
@@ -247,7 +247,8 @@ def check_kl_is_judged(config: RunConfig, source: str) -> None:
 
 
 def check_critic_is_used(config: RunConfig, source: str, before: RunConfig | None = None) -> None:
-    """Refuse critic options that have no effect, because `ppo.advantage` has no critic. Stored configs are not checked.
+    """Refuse critic options that have no effect, because `ppo.advantage` has no critic, or one of another kind. Stored
+    configs are not checked.
 
     Args:
         before: the stored config that `config` was made from; options that it has too are allowed.
@@ -255,13 +256,22 @@ def check_critic_is_used(config: RunConfig, source: str, before: RunConfig | Non
     Raises:
         UserError: an option is not the default; the message says what to do.
     """
-    default = CriticConfig()
+    default, kind = CriticConfig(), config.ppo.critic.kind
     kept = default if before is None else before.ppo.critic
     for name, value in config.ppo.critic:
-        if not config.ppo.has_critic and value not in (getattr(default, name), getattr(kept, name)):
+        needed = OF_CRITIC_KIND.get(name, kind)
+        if not config.ppo.has_critic:
+            reason, remedy = f"ppo.advantage={config.ppo.advantage} has no critic", "ppo.advantage=gae"
+        elif needed != kind:
+            reason, remedy = (
+                f"it is an option of a {needed} critic, and this one is {kind}",
+                f"ppo.critic.kind={needed}",
+            )
+        else:
+            continue
+        if value not in (getattr(default, name), getattr(kept, name)):
             raise UserError(
-                f"{source}: ppo.critic.{name} ({value}) has no effect, because ppo.advantage={config.ppo.advantage} "
-                "has no critic. Leave it out, or use ppo.advantage=gae."
+                f"{source}: ppo.critic.{name} ({value}) has no effect, because {reason}. Leave it out, or use {remedy}."
             )
 
 

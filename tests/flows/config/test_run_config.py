@@ -191,6 +191,26 @@ def test_without_a_critic_a_profiles_critic_options_are_left_out_and_ones_own_ar
         load_config(own)
 
 
+def test_options_of_another_kind_of_critic_are_left_out_of_a_profile_and_ones_own_are_refused(tmp_path: Path) -> None:
+    shared, separate = CriticConfig(kind="shared"), CriticConfig(kind="separate")
+    assert load_config("demo").ppo.critic.learning_rate is not None
+    assert load_config("demo", [parse_override("ppo.critic.kind=shared")]).ppo.critic == shared
+    assert load_config("hh-smollm2", [parse_override("ppo.critic.kind=separate")]).ppo.critic == separate
+    own = tmp_path / "own.yaml"
+    for kind, option, needed in (
+        ("shared", "learning_rate: 0.003", "separate"), ("shared", "start: sft", "separate"),
+        ("separate", "coefficient: 0.1", "shared"),
+    ):  # fmt: skip
+        own.write_text(f"extends: demo\nppo: {{critic: {{kind: {kind}, {option}}}}}\n")
+        refused = (
+            rf"own\.yaml: ppo\.critic\.{option.split(':')[0]} .* has no effect, .* use ppo\.critic\.kind={needed}\."
+        )
+        with pytest.raises(UserError, match=refused):
+            load_config(own)
+        own.write_text(f"extends: demo\nppo: {{critic: {{kind: {needed}, {option}, warmup: 2}}}}\n")
+        assert load_config(own).ppo.critic.warmup == 2
+
+
 @pytest.mark.parametrize("name", profile_names())
 def test_a_profile_has_a_kl_ceiling_above_what_its_gate_allows_and_a_gate_in_its_targets_unit(name: str) -> None:
     config = load_config(name)
