@@ -42,11 +42,14 @@ class ListedRun(NamedTuple):
     currency: str = ""
     imported: str = ""
     """When it was imported (ISO 8601, UTC); empty for a run of this home."""
+    failed_gates: Sequence[str] = ()
+    """Names of the gates that stopped it."""
 
     def as_json(self) -> dict[str, object]:
-        """Return the fields; cost and currency only if the run has a price, `imported` only if it was imported."""
-        unpriced = ("cost", "saved", "currency") if self.cost is None else ()
-        left = {*unpriced, *(() if self.imported else ("imported",))}
+        """Return the fields; cost and currency only if the run has a price, `imported` only if it was imported,
+        `failed_gates` only if a gate stopped it."""
+        left = {*(("cost", "saved", "currency") if self.cost is None else ())}
+        left |= {name for name in ("imported", "failed_gates") if not getattr(self, name)}
         return {name: value for name, value in self._asdict().items() if name not in left}
 
 
@@ -64,7 +67,9 @@ def _listed(status: RunStatus) -> ListedRun:
     metrics = {name: value for stage in status.stages for name, value in stage.metrics.items()}
     kl, win_rate = metrics.get("ppo/kl"), metrics.get("human_eval/win_rate")
     told = (status.run, status.name, status.profile, status.state, status.started, status.seconds)
-    return ListedRun(*told, kl, win_rate, status.tags, status.cost, status.saved, status.currency, status.imported)
+    failed = [gate.name for stage in status.stages for gate in stage.gates if gate.stops]
+    cost = (status.cost, status.saved, status.currency)
+    return ListedRun(*told, kl, win_rate, status.tags, *cost, status.imported, failed)
 
 
 def selected(
@@ -102,6 +107,7 @@ def print_runs(console: Console, runs: Sequence[ListedRun], limit: int, of: int,
             for each in runs[:limit]
         ],
         "when": [cell(_when(each.started, now)) for each in runs[:limit]],
+        "failed gates": [cell(", ".join(each.failed_gates)) for each in runs[:limit]],
         "name": [cell(each.name) for each in runs[:limit]],
         "tags": [cell(" ".join(Label(tags=each.tags).written)) for each in runs[:limit]],
         "KL": [cell("" if each.kl is None else number(each.kl)) for each in runs[:limit]],
@@ -121,9 +127,9 @@ def print_runs(console: Console, runs: Sequence[ListedRun], limit: int, of: int,
         say(console, f"{limit} of {len(runs)} runs; --limit {len(runs)} shows all.")
 
 
-ORDER = ("run", "state", "when", "name", "KL", "win rate", "tags", "cost", "seconds")
+ORDER = ("run", "state", "when", "failed gates", "name", "KL", "win rate", "tags", "cost", "seconds")
 """Columns by importance, for terminals on which not all fit."""
-LEAST = {"name": 8, "tags": 8}
+LEAST = {"failed gates": 12, "name": 8, "tags": 8}
 """Columns that may be shortened, and the smallest width of each in characters."""
 
 

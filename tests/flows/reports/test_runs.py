@@ -3,6 +3,7 @@
 import io
 import json
 import time
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from components.base.errors import UserError
+from components.gates.judging import Verdict
 from flows.reports.runs import listed, print_runs, selected
 from tasks.runs.label import Label
 from tasks.runs.status import StatusFile
@@ -18,11 +20,14 @@ from tasks.runs.status import StatusFile
 STAGES = ("validate", "ppo", "human_eval")
 
 
-def begin(home: Path, run: str, started: str, label: Label = Label(), profile: str = "tiny", **states: str) -> None:  # noqa: B008
+def begin(
+    home: Path, run: str, started: str, label: Label = Label(), profile: str = "tiny",  # noqa: B008
+    gates: Sequence[Verdict] = (), **states: str,
+) -> None:  # fmt: skip
     status = StatusFile.start(home / "runs" / run, run, profile, STAGES, label=label)
     for stage, state in states.items():
         metrics = {"ppo": {"ppo/kl": 2.5, "ppo/kl_high": 9.0}, "human_eval": {"human_eval/win_rate": 0.625}}
-        status.update(stage, state=state, metrics=metrics.get(stage, {}))
+        status.update(stage, state=state, metrics=metrics.get(stage, {}), gates=list(gates))
     status.finish()
     path = home / "runs" / run / "run.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"started": started}))
@@ -82,6 +87,20 @@ def test_a_narrow_terminal_cuts_names_first_and_never_an_id(home: Path, width: i
     assert max(map(len, lines)) <= width and all(lines)
     assert lines[2].startswith("20261122-080000-aaaa") and len(lines) == 6
     assert ("gate_failed" in lines[2]) == (width >= 40) and ("…" in lines[2]) == (width >= 60)
+
+
+def test_a_run_that_gates_stopped_names_these_gates_and_none_that_is_waived_or_warns(
+    tether: Any, tmp_path: Path
+) -> None:
+    def failed(name: str, **more: Any) -> Verdict:
+        return Verdict(name=name, metric="ppo/kl", value=9.0, op="<=", threshold=6.5, passed=False, **more)
+
+    waived, warns = failed("ppo.length_ratio", waived=True), failed("ppo.ratio_max", warn_only=True)
+    gates = [failed("ppo.kl"), waived, warns, failed("ppo.repetition")]
+    begin(tmp_path, "stopped", "2026-11-22T08:00:00.000000+00:00", gates=gates, ppo="gate_failed")
+    assert " ppo.kl, ppo.repetition 2.5 " in table(tmp_path, 100)[1]
+    (run,) = json.loads(tether("runs", "--json", home=tmp_path).stdout)
+    assert run["failed_gates"] == ["ppo.kl", "ppo.repetition"]
 
 
 def test_colours_are_for_terminals_alone(home: Path) -> None:
