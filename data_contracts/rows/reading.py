@@ -20,8 +20,8 @@ from components.data.config import DataConfig
 from components.data.formats import demonstrations, pairs
 from components.data.formats.labels import KTO, KTO_FLAGS
 from components.data.formats.public import Shape, reads, shape_of
-from components.data.formats.public_fields import TEXTS, ReadingOptions
-from components.data.formats.transcripts import SYSTEMS
+from components.data.formats.public_fields import TEXTS, ReadingOptions, prompt_fields
+from components.data.formats.transcripts import ABOUT, SYSTEMS
 from components.data.readers import read_source
 from components.data.rows import RawRow
 from components.human_eval.batch.reading import looks_like_sheet
@@ -31,7 +31,7 @@ from data_contracts.rows.schemas import SourceReading
 _EARLIER = " ".join(("history", *SYSTEMS))
 _OF_PAIRS = f"category source margin score_chosen score_rejected votes votes_chosen votes_rejected {_EARLIER}"
 _OF_VOTES = "prompt stance a b votes votes_a votes_b votes_equal votes_tie votes_both_bad label vote judged_in"
-_SINGLE = "prompt response completion output instruction input instances messages conversations"
+_SINGLE = "prompt response completion output instruction input context instances messages conversations"
 _FIELDS = {
     "transcripts": f"prompt chosen rejected {_OF_PAIRS}",
     "strings": f"prompt chosen rejected {_OF_PAIRS}",
@@ -40,7 +40,7 @@ _FIELDS = {
     pairs.SINGLE_VOTES: f"{_OF_VOTES} model_a model_b annotator {_OF_PAIRS}",
     "ranking": f"prompt responses ranks scores {_OF_PAIRS}",
     "response": f"prompt response completion output {_EARLIER}",
-    "instruction": f"instruction input instances response completion output {_EARLIER}",
+    "instruction": f"instruction input context instances response completion output {_EARLIER}",
     "conversation": f"messages conversations {_EARLIER}",
     "transcript": "text",
     KTO: f"{_SINGLE} text label kto_tag {' '.join(KTO_FLAGS)} {_EARLIER}",
@@ -74,6 +74,11 @@ class FileReading(NamedTuple):
     rated: str = ""
     """The ignored column that may rate the responses of demonstrations; empty if there is none."""
 
+    @property
+    def left(self) -> str:
+        """Return an ignored column that may belong to the prompt; empty if there is none."""
+        return next((name for name in ABOUT if name in self.ignored), "")
+
     def as_json(self, path: Path) -> SourceReading:
         """Return it as JSON, with advice."""
         columns = "demonstration_columns" if "response" in self.names else "columns"
@@ -92,6 +97,11 @@ class FileReading(NamedTuple):
                 f"The column `{self.names['responses']}` has several responses to each prompt. To compare them, add "
                 "`scores` (the highest is best) or `ranks` (1 is best), a number for each response, and give the file "
                 "as data.preferences."
+            )
+        if self.left and hint is None:
+            hint = (
+                f"The column `{self.left}` is not read beside `prompt`. If the responses depend on it, write it into "
+                "the prompt."
             )
         if self.mistaken and hint is None:
             hint = "It has columns of preferences, but not all that a pair needs (formats: docs/guide/formats.md)."
@@ -169,7 +179,8 @@ def refuse_unblinded(rows: Iterable[RawRow], path: Path) -> None:
 
 
 def _unread(rows: Sequence[RawRow], shape: Shape, options: ReadingOptions) -> list[str]:
-    return [column for column in _columns(rows) if not reads(shape, column, options)]
+    asked = {name for row in rows if row.problem is None for name in prompt_fields(row.data)}
+    return [column for column in _columns(rows) if not reads(shape, column, options, asked)]
 
 
 def _columns(rows: Sequence[RawRow]) -> list[str]:

@@ -162,6 +162,27 @@ def test_the_system_message_and_the_turns_beside_a_pair_are_in_its_prompt(tmp_pa
     assert pair(other) == (said, "x", "y")
 
 
+@pytest.mark.parametrize("asked", ["instruction", "question", "query", "input"])
+def test_the_text_that_a_question_is_about_is_part_of_its_prompt(tmp_path: Path, asked: str) -> None:
+    row = {asked: "When did it begin?", "context": "It began in 1990."}
+    for answers in ({"chosen": "x", "rejected": "y"}, {"response_1": "x", "response_2": "y", "preference": "a"}):
+        (found,) = read(tmp_path, row | answers)
+        assert pair(found) == ([("user", "When did it begin?\n\nIt began in 1990.")], "x", "y")
+        assert reading_of(tmp_path / "rows.jsonl", DataConfig()).ignored == []
+    (again,) = read(tmp_path, row | {"context": row[asked], "chosen": "x", "rejected": "y"})
+    assert pair(again)[0] == [("user", "When did it begin?")]
+
+
+@pytest.mark.parametrize("extra", ["context", "input", "question"])
+def test_a_text_beside_a_prompt_that_is_not_read_is_among_the_unused_columns(tmp_path: Path, extra: str) -> None:
+    for answers in ({"chosen": "x", "rejected": "y"}, {"response_1": "x", "response_2": "y", "preference": "a"}):
+        write_rows(tmp_path / "rows.jsonl", [{"prompt": "q", extra: "more"} | answers])
+        reading = reading_of(tmp_path / "rows.jsonl", DataConfig())
+        assert reading.ignored == [extra]
+        hint = reading.as_json(tmp_path / "rows.jsonl")["hint"]
+        assert (f"`{extra}` is not read beside `prompt`" in str(hint)) == (extra != "question")
+
+
 def test_votes_under_two_system_messages_are_on_two_pairs_and_scores_on_two_prompts(tmp_path: Path) -> None:
     votes = [OUR_OWN["single votes"] | {"system": system} for system in ("s", "t")]
     assert [pair(row)[0][0][1] for row in read(tmp_path, *votes)] == ["s", "t"]

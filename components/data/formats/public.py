@@ -24,7 +24,7 @@ If a data set alone uses a field's name, the field means what that set's documen
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -230,7 +230,7 @@ def _fine_grained(data: Data, options: ReadingOptions) -> dict[str, Any]:
 
 
 HELPSTEER = "HelpSteer"
-_PROMPT_FIELDS = "prompt,instruction,input,question,query,context,history,conversations,messages," + ",".join(SYSTEMS)
+_PROMPT_FIELDS = ",".join((*PROMPTS, *LISTS, *SYSTEMS))
 _TWO_FIELDS = ",".join(name for two in TWO for name in two)
 _PREDICTIONS = ",".join(f"prediction {n}" for n in range(1, 5))
 SHAPES = (
@@ -259,8 +259,10 @@ SHAPES = (
 )  # fmt: skip
 
 
-def reads(shape: Shape, column: str, options: ReadingOptions) -> bool:
-    """Return whether rows of a shape use a column."""
+def reads(shape: Shape, column: str, options: ReadingOptions, asked: Collection[str]) -> bool:
+    """Return whether rows of a shape use a column; `asked` are the fields of their prompts."""
+    if column in (*PROMPTS, *LISTS) and column not in (*asked, "history"):
+        return False
     return column in shape.fields.split(",") or column in KEPT or column == options.score or bool(
         shape.name == "two responses" and ANNOTATOR.fullmatch(column)
     )  # fmt: skip

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from components.data.formats.pairs import text_field
-from components.data.formats.transcripts import as_messages, earlier_turns, instruction_of, message_text
+from components.data.formats.transcripts import ABOUT, as_messages, earlier_turns, instruction_of, message_text
 from components.data.rows import Message, blank
 
 Data = Mapping[str, Any]
@@ -25,7 +25,9 @@ class ReadingOptions(NamedTuple):
 
 KEPT = ("category", "source", "id", "judged_in")
 LISTS = ("conversations", "messages")
-PROMPTS = ("prompt", "instruction", "input", "question", "query", "context", "history")
+PROMPTS = ("prompt", "instruction", "question", "query", "input", "context", "history")
+_ASKED = ("instruction", "question", "query", "input")
+"""Fields of prompts that `ABOUT` may follow."""
 TWO = (
     ("output_1", "output_2"),
     ("response1", "response2"),
@@ -41,11 +43,18 @@ STRENGTHS = ("preference_strength", "overall_preference")
 ANNOTATOR = re.compile(r"annotator_?\d+")
 
 
+def prompt_fields(data: Data) -> list[str]:
+    """Return the fields that make a row's prompt: one, or an instruction or question and what it is about."""
+    names = ("instruction", *LISTS, *PROMPTS)
+    first = next((name for name in names if data.get(name) is not None), "prompt")
+    return [first, *(name for name in ABOUT if first in _ASKED and first != name and data.get(name))]
+
+
 def prompt_of(data: Data) -> list[Message]:
     """Return a row's prompt, under any of the names in public data sets, after `system` and `history` turns."""
-    if data.get("instruction") is not None:
-        return earlier_turns(data, [{"role": "user", "content": instruction_of(data)}])
-    name = next((name for name in (*LISTS, *PROMPTS) if data.get(name) is not None), "prompt")
+    name, *about = prompt_fields(data)
+    if name == "instruction" or about:
+        return earlier_turns(data, [{"role": "user", "content": instruction_of(data, name)}])
     prompt = as_messages(data.get(name), name)
     return prompt if name == "history" else earlier_turns(data, prompt)
 

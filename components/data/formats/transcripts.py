@@ -14,6 +14,8 @@ _EXTRA_ID = re.compile(r"\s*<extra_id_1>(User|Assistant)\n")
 """What stands before the turns of HelpSteer's prompts, but for the first, which is the user's."""
 SYSTEMS = ("system", "system_prompt", "system_message")
 """Fields with the text of a system message, in public data sets."""
+ABOUT = ("input", "context")
+"""Fields with what an instruction or a question is about, which is part of the prompt."""
 _CALLS = ("tool_calls", "function_call")
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 
@@ -105,17 +107,18 @@ def message_text(value: Any, name: str) -> str:
     return messages[0]["content"]
 
 
-def instruction_of(data: Mapping[str, object]) -> str:
-    """Return Alpaca's `instruction`, followed by its `input` if there is one."""
+def instruction_of(data: Mapping[str, object], name: str = "instruction") -> str:
+    """Return the instruction or question in field `name`, followed by Alpaca's `input` and Dolly's `context` if there
+    are any. A text that two of these fields repeat counts once."""
+    if data.get(name) is None:
+        raise BadRow("fields_present", f"`{name}` is missing")
     parts = []
-    for name in ("instruction", "input"):
-        value = data.get(name)
-        if value is None and name == "instruction":
-            raise BadRow("fields_present", f"`{name}` is missing")
-        if value is not None and not isinstance(value, str):
-            raise BadRow("fields_present", f"`{name}` is {kind(value)}, expected text")
-        parts.append((value or "").strip())
-    return "\n\n".join(filter(None, parts)) if parts[0] else ""
+    for part in (name, *ABOUT):
+        value = data.get(part) or ""
+        if not isinstance(value, str):
+            raise BadRow("fields_present", f"`{part}` is {kind(value)}, expected text")
+        parts.append(value.strip())
+    return "\n\n".join(filter(None, dict.fromkeys(parts))) if parts[0] else ""
 
 
 def earlier_turns(data: Mapping[str, object], prompt: list[Message]) -> list[Message]:

@@ -91,8 +91,9 @@ def test_a_category_called_label_is_no_judgement_of_the_response_and_a_stray_fal
     assert [p.check for p in read(rows[0] | {"label": False}).problems] == ["desirable"]
 
 
-def test_an_input_follows_its_instruction():
-    assert read({"instruction": "add", "input": "1 2", "output": "3"}).item["prompt"][0]["content"] == "add\n\n1 2"
+@pytest.mark.parametrize("name", ["input", "context"])
+def test_an_input_or_a_context_follows_its_instruction(name):
+    assert read({"instruction": "add", name: "1 2", "output": "3"}).item["prompt"][0]["content"] == "add\n\n1 2"
 
 
 @pytest.mark.parametrize(
