@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +29,8 @@ from data_contracts.rows.gather import DETECT_ON, RowSource, options_of, renamed
 from data_contracts.rows.schemas import SourceReading
 
 _EARLIER = " ".join(("history", *SYSTEMS))
-_OF_PAIRS = f"category source margin score_chosen score_rejected votes votes_chosen votes_rejected {_EARLIER}"
+_SCORES = " ".join(chain(*pairs.SIDE_SCORES))
+_OF_PAIRS = f"category source margin {_SCORES} votes votes_chosen votes_rejected {_EARLIER}"
 _OF_VOTES = "prompt stance a b votes votes_a votes_b votes_equal votes_tie votes_both_bad label vote judged_in"
 _SINGLE = "prompt response completion output instruction input context instances messages conversations"
 _FIELDS = {
@@ -180,7 +181,14 @@ def refuse_unblinded(rows: Iterable[RawRow], path: Path) -> None:
 
 def _unread(rows: Sequence[RawRow], shape: Shape, options: ReadingOptions) -> list[str]:
     asked = {name for row in rows if row.problem is None for name in prompt_fields(row.data)}
-    return [column for column in _columns(rows) if not reads(shape, column, options, asked)]
+    ignored = [column for column in _columns(rows) if not reads(shape, column, options, asked)]
+    return _without_ties(rows, ignored) if shape.format == "strings" else ignored
+
+
+def _without_ties(rows: Sequence[RawRow], ignored: Sequence[str]) -> list[str]:
+    """Return `ignored` without the columns by which rows with `chosen` and `rejected` say that they are ties."""
+    told = {pairs.tied_by(row.data) for row in rows if row.problem is None}
+    return [column for column in ignored if column not in told]
 
 
 def _columns(rows: Sequence[RawRow]) -> list[str]:
@@ -196,6 +204,7 @@ def _reading(kind: str, name: str, rows: Sequence[RawRow]) -> FileReading:
         if column not in known and not (kind == "preferences" and column.startswith("votes_"))
     ]
     if kind == "preferences":
+        ignored = ignored if name == "votes" else _without_ties(rows, ignored)
         return FileReading(kind, name, ignored, _misspelt(["prompt"], columns, ignored), False)
     names = preference_columns(ignored)
     mistaken = bool(names) or "chosen" in columns or "rejected" in columns or {"a", "b"} <= set(columns)

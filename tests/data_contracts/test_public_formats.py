@@ -244,6 +244,50 @@ def test_numbers_beside_responses_are_not_passed_over_as_if_these_were_in_order(
     assert pair(read(tmp_path, row, columns={"ranks": "ratings"})[0]) == (PAIR[0], "y", "x")
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("best", 1, "write `ranks`"),
+        ("preferred_index", "1.0", "write `ranks`"),
+        ("winner", "B", "write `ranks`"),
+        ("chosen", "x", "write `ranks`"),
+        ("ratings", ["1", "9"], "--set data.columns.scores=ratings"),
+        ("ratings", "[1, 9]", "--set data.columns.scores=ratings"),
+        ("annotations", [{"score": 1, "why": "short"}, {"score": 9, "why": "kind"}], "has a number for each response"),
+    ],
+)
+def test_responses_whose_best_one_another_field_names_are_not_read_as_if_the_first_were_best(
+    tmp_path: Path, field: str, value: Any, said: str
+) -> None:
+    (found,) = read(tmp_path, {"prompt": "q", "responses": ["y", "x"], field: value})
+    assert [problem.check for problem in found.problems] == ["fields_present"] and said in found.problems[0].text
+    harmless = {"models": ["m", "n"], "label": "billing", "best_of": "four drafts", "choice": None}
+    assert pair(read(tmp_path, {"prompt": "q", "responses": ["x", "y"], **harmless})[0]) == PAIR
+
+
+@pytest.mark.parametrize("names", ["score_chosen", "chosen_score", "rating_chosen", "chosen-rating", "chosen_reward"])
+@pytest.mark.parametrize("asked", ["prompt", "question"])
+def test_scores_of_the_two_responses_under_any_of_their_names_are_the_margin_or_contradict_the_pair(
+    tmp_path: Path, names: str, asked: str
+) -> None:
+    other, row = names.replace("chosen", "rejected"), {asked: "q", "chosen": "x", "rejected": "y"}
+    right, wrong = read(tmp_path, row | {names: 4.5, other: 3}, row | {names: 3, other: 4})
+    assert pair(right) == PAIR and right.item is not None and right.item["margin"] == 1.5
+    assert [problem.check for problem in wrong.problems] == ["votes_valid"]
+    assert reading_of(tmp_path / "rows.jsonl", DataConfig()).ignored == []
+
+
+@pytest.mark.parametrize("asked", ["prompt", "question"])
+@pytest.mark.parametrize("field", ["status", "winner"])
+def test_a_pair_that_says_it_is_a_tie_is_not_learned_as_a_decision(tmp_path: Path, field: str, asked: str) -> None:
+    row = {asked: "q", "chosen": "x", "rejected": "y"}
+    tie, swapped = read(tmp_path, row | {field: "tie"}, row | {field: "swapped"})
+    assert [tuple(problem) for problem in tie.problems] == [("decided", "tie")] and tie.lead == 0
+    assert pair(swapped) == PAIR and reading_of(tmp_path / "rows.jsonl", DataConfig()).ignored == []
+    write_rows(tmp_path / "rows.jsonl", [row | {field: "done"}])
+    assert reading_of(tmp_path / "rows.jsonl", DataConfig()).ignored == [field]
+
+
 MARGINS = {
     "web-gpt": 2,
     "ultra-feedback": 1.5,

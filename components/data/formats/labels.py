@@ -45,6 +45,11 @@ def side_of(label: Any) -> str:
     return side
 
 
+def is_tie(label: Any) -> bool:
+    """Return whether a label says that neither of two responses is better."""
+    return _SIDES.get(label_key(label)) == "equal"
+
+
 def meant(value: Any, label_values: Mapping[str, str]) -> Any:
     """Return the meaning that `data.label_values` gives to a label's value, else the value itself."""
     return label_values.get(label_key(value), value) if value is not None else None

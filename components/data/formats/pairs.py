@@ -9,13 +9,15 @@ ranking         `prompt`, `responses` (two or more), best first, or with `ranks`
                 `scores` (the highest is best, and differences are margins)
 
 Every format also takes `system` and `history` (earlier turns), `category`, `source` (where the row itself came from),
-`margin` (or `score_chosen`, `score_rejected`); the first three take vote counts as `votes_chosen`, `votes`. A vote or
+`margin` (or `score_chosen`, `score_rejected`, also as `chosen_rating` and the like); the first three take vote counts as `votes_chosen`, `votes`. A vote or
 label is a (or a1), b (or a2), tie (or equal) or both_bad (a vote for neither). `votes_a`, `votes_b`, `votes_tie` (or
 `votes_equal`) and `votes_both_bad` may hold counts instead. A `stance` in a row with `prompt`, `a` and `b` becomes the
 prompt's last line.
 Votes on single questions, as `votes_helpful` of `votes`, become the shares of the pair's `objectives`.
 """
 
+import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -25,7 +27,7 @@ from typing import Any, NamedTuple, cast
 from components.base.errors import UserError
 from components.base.strict_json import BadJson, parse_json
 from components.base.text import counted
-from components.data.formats.labels import is_kto_row, side_of
+from components.data.formats.labels import is_kto_row, is_tie, side_of
 from components.data.formats.transcripts import (
     as_messages,
     before_response,
@@ -61,6 +63,20 @@ _MOST_VOTES = 1_000_000
 """Most votes for one answer in one row, so that sums fit the integer type of the counts."""
 _LARGEST = 1e9
 """Largest absolute margin, score or rank. Beyond it, a float32 loss would lose the other rows of its batch."""
+
+
+_CHOICE = frozenset(
+    "best better chosen preferred winner label choice preference selected selection verdict decision vote".split()
+)
+"""Words in names of fields that may say which of several responses is better."""
+SIDE_SCORES = tuple(
+    (form.format("chosen", word), form.format("rejected", word))
+    for word in ("score", "rating", "reward")
+    for form in ("{1}_{0}", "{0}_{1}", "{0}-{1}", "{1}-{0}")
+)
+"""Names of the two responses' scores, whose difference is the margin."""
+_OUTCOMES = ("status", "winner", "preference", "label")
+"""Fields by which a row with `chosen` and `rejected` may say that it is a tie."""
 
 
 class Parsed(NamedTuple):
@@ -145,7 +161,7 @@ def _ranking(data: Mapping[str, object]) -> list[dict[str, object]]:
     """Return the `chosen` and the `rejected` response of each pair of a ranking, with its `margin` if it has scores.
 
     Raises:
-        BadRow: numbers of another name stand beside the responses: these may be in no order.
+        BadRow: another field may rate the responses or name the best: these may be in no order.
     """
     responses = data.get("responses")
     if not isinstance(responses, list) or len(responses) < 2:
@@ -154,10 +170,10 @@ def _ranking(data: Mapping[str, object]) -> list[dict[str, object]]:
     if name is None and (other := _numbers(data, len(responses))):
         text = f"`{other}` has a number for each response, but neither `ranks` (1 is best) nor `scores` is there"
         raise BadRow("fields_present", f"{text}; say which it is, as --set data.columns.scores={other}")
-    placed: Any = list(range(1, len(responses) + 1)) if name is None else data[name]
-    if isinstance(placed, str):  # in a cell of CSV
-        with suppress(BadJson):
-            placed = parse_json(placed)
+    if name is None and (other := _choice(data, responses)):
+        text = f"`{other}` is {shown(data[other])} and may say which response is better"
+        raise BadRow("fields_present", f"{text}; write `ranks` (1 is best), a number for each response")
+    placed: Any = _listed(list(range(1, len(responses) + 1)) if name is None else data[name])
     if not isinstance(placed, list) or len(placed) != len(responses):
         raise BadRow("fields_present", f"`{name}` doesn't give each of {len(responses)} responses a number")
     sign = -1 if name == "scores" else 1
@@ -172,16 +188,40 @@ def _ranking(data: Mapping[str, object]) -> list[dict[str, object]]:
     return pairs
 
 
+def _listed(value: Any) -> Any:
+    """Return a list that is in a cell of CSV; other values unchanged."""
+    if isinstance(value, str) and value.startswith("["):
+        with suppress(BadJson):
+            return parse_json(value)
+    return value
+
+
 def _numbers(data: Mapping[str, object], count: int) -> str | None:
-    """Return the first field that is a list of `count` numbers."""
-    return next(
-        (
-            name
-            for name, value in data.items()
-            if isinstance(value, list) and len(value) == count and all(type(each) in (int, float) for each in value)
-        ),
-        None,
-    )
+    """Return the first field that is a list of `count` numbers, or of objects with a number."""
+    for name, value in data.items():
+        numbers = _listed(value)
+        if isinstance(numbers, list) and len(numbers) == count:
+            rated = (each.values() if isinstance(each, dict) else [each] for each in numbers)
+            if all(any(map(_is_number, each)) for each in rated):
+                return name
+    return None
+
+
+def _choice(data: Mapping[str, object], responses: Sequence[object]) -> str | None:
+    """Return the first field whose name and value say that it is one of the responses: a place, a letter or a text."""
+    places = {str(place) for place in range(len(responses) + 1)}
+    for name, value in data.items():
+        if _CHOICE & set(re.split(r"[^a-z]+", name.lower())) and value is not None:
+            said = str(value).strip().lower().removesuffix(".0")
+            if said in places or (len(said) == 1 and said.isalpha()) or value in responses:
+                return name
+    return None
+
+
+def _is_number(value: object) -> bool:
+    with suppress(TypeError, ValueError, OverflowError):
+        return not isinstance(value, bool) and math.isfinite(float(cast("Any", value)))
+    return False
 
 
 def parse_pair(raw: RawRow, name: str, source: str, max_characters: int) -> Row:
@@ -199,7 +239,7 @@ def parse_pair(raw: RawRow, name: str, source: str, max_characters: int) -> Row:
         if pair.twice is not None:
             text = f"annotator {shown(pair.twice)} votes twice on this pair; the first vote counts"
             row.problems.append(Problem("votes_once", text))
-        if pair.tie or (ballot and pair.first_wins is None and ballot.first == ballot.second):
+        if pair.tie or (name != "votes" and tied_by(raw.data)) or (ballot and pair.first_wins is None and ballot.first == ballot.second):
             row.problems.append(Problem("decided", "tie"))
             row.lead = 0.0
     except BadRow as bad:
@@ -399,16 +439,29 @@ def _count(value: Any, name: str) -> int:
 def _margin(data: Mapping[str, object]) -> float | None:
     if data.get("margin") is not None:
         margin, what = number_field(data["margin"], "margin"), "`margin`"
-    elif data.get("score_chosen") is None or data.get("score_rejected") is None:
+    elif (names := _side_scores(data)) is None:
         return None
     else:
-        margin = number_field(data["score_chosen"], "score_chosen") - number_field(
-            data["score_rejected"], "score_rejected"
-        )
-        what = "score_chosen - score_rejected"
+        chosen, rejected = (number_field(data[name], name) for name in names)
+        margin, what = chosen - rejected, " - ".join(names)
     if margin < 0:
         raise BadRow("votes_valid", f"{what} is {margin:g}: by it, the rejected response is the better one")
     return margin
+
+
+def _side_scores(data: Mapping[str, object]) -> tuple[str, str] | None:
+    """Return the names of the two responses' scores. Under names other than `score_chosen`, a value that is no number
+    is no score."""
+    for names in SIDE_SCORES:
+        both = [data.get(name) for name in names]
+        if None not in both and (names == SIDE_SCORES[0] or all(map(_is_number, both))):
+            return names
+    return None
+
+
+def tied_by(data: Mapping[str, object]) -> str | None:
+    """Return the field by which a row with `chosen` and `rejected` says that neither response is better."""
+    return next((name for name in _OUTCOMES if name in data and is_tie(data[name])), None)
 
 
 def number_field(value: Any, name: str) -> float:

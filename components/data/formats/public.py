@@ -25,11 +25,11 @@ If a data set alone uses a field's name, the field means what that set's documen
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any, NamedTuple
 
 from components.data.formats.labels import meant
-from components.data.formats.pairs import format_of, text_field
+from components.data.formats.pairs import SIDE_SCORES, format_of, text_field, tied_by
 from components.data.formats.public_fields import (
     ANNOTATOR,
     KEPT,
@@ -145,7 +145,7 @@ def _is_llama_factory(data: Data, options: ReadingOptions) -> bool:
 
 
 def _llama_factory(data: Data, options: ReadingOptions) -> dict[str, Any]:
-    more = {name: data[name] for name in ("margin", "score_chosen", "score_rejected") if name in data}
+    more = {name: data[name] for name in ("margin", *chain(*SIDE_SCORES), tied_by(data)) if name in data}
     sides = {side: response_of(data, side) for side in ("chosen", "rejected")}
     return {**kept_fields(data), **more, "prompt": prompt_of(data), **sides}
 
@@ -252,7 +252,7 @@ SHAPES = (
     Shape("two responses", "votes", f"{_PROMPT_FIELDS},{_TWO_FIELDS},{','.join(VERDICTS)},{','.join(ONE_HOT)},"
           "annotator,model_a,model_b,generator_1,generator_2", is_two_responses, two_responses),
     Shape("UltraFeedback", "comparisons", f"{_PROMPT_FIELDS},completions", is_ultrafeedback, ultrafeedback),
-    Shape("LLaMA-Factory pairs", "strings", f"{_PROMPT_FIELDS},chosen,rejected,margin,score_chosen,score_rejected",
+    Shape("LLaMA-Factory pairs", "strings", f"{_PROMPT_FIELDS},chosen,rejected,margin,{','.join(chain(*SIDE_SCORES))}",
           _is_llama_factory, _llama_factory),
     Shape(HELPSTEER, "comparisons", f"prompt,history,{','.join(SYSTEMS)},response,helpfulness", is_helpsteer,
           helpsteer),
