@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import MappingProxyType
@@ -82,6 +82,8 @@ _MARKERS = re.compile(
     r"<\|[A-Za-z0-9_]{2,40}\|>|<(?:bos|eos)>|</?s>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>"
     r"|\n\n(?:Human|Assistant):|### (?:Instruction|Response):"
 )
+_MESSAGES = re.compile(r"""\s*\[\s*\{\s*(['"])(?:role|content|from|value)\1\s*:.*\}\s*\]\s*\Z""", re.DOTALL)
+"""A list of messages as JSON or as Python prints it."""
 _LABEL = re.compile(rf"{_INVISIBLE.pattern}(?:Human|Assistant):")
 
 
@@ -249,21 +251,31 @@ def text_problems(prompt: list[Message], responses: dict[str, str], max_characte
     problems += [Problem("texts_filled", f"empty response: {name}") for name in empty]
     if len(responses) > 1 and not empty and len({text.strip() for text in responses.values()}) == 1:
         problems.append(Problem("responses_differ", "identical responses"))
+    if named := next((name for name, text in _named(prompt, responses) if _MESSAGES.match(text)), None):
+        text = f"{named} is a list of messages written as text; write it as a list, which JSON Lines and Parquet can hold"
+        problems.append(Problem("turns_valid", text))
     if _suspicious("\n".join([*(m["content"] for m in prompt), *responses.values()])):
-        named = {f"prompt turn {i}": m["content"] for i, m in enumerate(prompt, 1)} | responses
         problems += [
             Problem("text_clean", f"{_kind_of(char)} {char} in {name}")
-            for name, text in named.items()
+            for name, text in _named(prompt, responses)
             if (char := unclean(text))
         ]
         problems += [
-            Problem("no_markers", f"{found!r} in {name}") for name, text in named.items() if (found := marker(text))
+            Problem("no_markers", f"{found!r} in {name}")
+            for name, text in _named(prompt, responses)
+            if (found := marker(text))
         ]
     length = sum(len(m["content"]) for m in prompt) + max(map(len, responses.values()), default=0)
     if length > max_characters:
         text = f"{length} characters, more than data.max_characters ({max_characters})"
         problems.append(Problem("length_within", text))
     return problems
+
+
+def _named(prompt: list[Message], responses: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the texts of a row by their names in messages."""
+    yield from ((f"prompt turn {i}", m["content"]) for i, m in enumerate(prompt, 1))
+    yield from responses.items()
 
 
 def wrong_order(roles: Sequence[str]) -> str | None:

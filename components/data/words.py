@@ -17,6 +17,9 @@ _FORMAT = re.compile("[\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064
 """Characters that nobody sees: soft hyphens, zero-width characters, and marks of a text's direction."""
 
 
+_WHOLE = re.compile(r"[+-]?\d+\.0+", re.ASCII)
+
+
 def folded(text: str) -> str:
     """Return `text` case-folded, without invisible characters, in Unicode's form NFKC.
 
@@ -34,7 +37,7 @@ def words_of(text: str) -> list[str]:
 
 
 def label_key(value: Any) -> str:
-    """Return a label's value as a key of `data.label_values`: `1` for 1 and 1.0, `true` for True, text case-folded."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return str(value).strip().lower()
+    """Return a label's value as a key of `data.label_values`: `1` for 1, 1.0 and the text `1.0`, which pandas writes
+    where a value is missing; `true` for True; text case-folded."""
+    text = str(value).strip().lower()
+    return text.partition(".")[0] if _WHOLE.fullmatch(text) else text

@@ -356,6 +356,16 @@ def test_numbers_are_refused_with_the_option_that_says_what_they_mean(tmp_path: 
     assert any("say what others mean with data.label_values" in text for text in texts), texts
 
 
+def test_a_number_that_pandas_wrote_with_a_point_has_the_meaning_that_its_label_was_given(tmp_path: Path) -> None:
+    """One missing label makes pandas write 1.0 for 1, and the message advised a value that did not match either."""
+    path = tmp_path / "votes.csv"
+    path.write_text("prompt,response_1,response_2,label\nq,x,y,1.0\nq2,y2,x2,2.0\nq3,x,y,\n")
+    for values in ({1: "a", 2: "b"}, {1.0: "a", 2.0: "b"}, {"1.0": "a", "2.0": "b"}):
+        rows = list(judged_rows(RowSource.named("preferences", path, DataConfig(label_values=values)), 1000))
+        assert pair(rows[0]) == PAIR and pair(rows[1])[1:] == ("x2", "y2")
+        assert [problem.check for problem in rows[2].problems] == ["votes_valid"]
+
+
 @pytest.mark.parametrize(
     ("row", "check"),
     [

@@ -88,6 +88,8 @@ def parse_demonstration(
         row.problems = text_problems(prompt, {"response": response}, max_characters)
         if not wanted:
             row.problems.append(Problem("desirable", "labelled undesirable (KTO)"))
+        if _unlearned(raw.data):
+            row.problems.append(Problem("desirable", "the last message has the weight 0"))
     except BadRow as bad:
         row.problems = [bad.problem]
     if row.problems:
@@ -118,6 +120,12 @@ def _parse(data: Mapping[str, object], name: str) -> tuple[list[Message], str]:
     if name == "instruction":
         return _instruction(data)
     return earlier_turns(data, as_messages(data.get("prompt"), "prompt")), _answer(data)
+
+
+def _unlearned(data: Mapping[str, object]) -> bool:
+    """Return whether the last message says by OpenAI's `weight` 0 that it is not to be learned."""
+    said = next((value for name in _LISTS if isinstance(value := data.get(name), list) and value), [None])
+    return isinstance(said[-1], dict) and said[-1].get("weight") == 0
 
 
 def _instruction(data: Mapping[str, object]) -> tuple[list[Message], str]:

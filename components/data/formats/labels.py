@@ -4,10 +4,11 @@ Some data sets count responses from 0 and others from 1, so 1 may mean the first
 a number, or of true and false for two responses, is therefore never guessed; `data.label_values` must give it.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from components.data.rows import BadRow, RawRow, shown
+from components.data.rows import BadRow, RawRow, blank, shown
 from components.data.words import label_key
 
 KTO: Final = "KTO"
@@ -24,6 +25,7 @@ _WORDS = frozenset(
     "+ -".split()
 )
 """Labels that say whether a response is desirable. The meaning of those other than `_SINGLE`'s is not guessed."""
+_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 _SIDES = {
     **dict.fromkeys(("a", "a1", "model_a", "response_a", "assistant_a", "first"), "first"),
     **dict.fromkeys(("b", "a2", "model_b", "response_b", "assistant_b", "second"), "second"),
@@ -56,10 +58,15 @@ def meant(value: Any, label_values: Mapping[str, str]) -> Any:
 
 
 def looks_like_kto(rows: Sequence[RawRow]) -> bool:
-    """Return whether rows with one response have labels that all judge it: true or false, 0 or 1, good or bad."""
-    labels = [_kto_label(row.data)[1] for row in rows if row.problem is None]
-    known = {label_key(label) for label in labels if label is not None}
-    return bool(known) and known <= _WORDS
+    """Return whether most labels of rows with one response judge it: true or false, 0 or 1, good or bad.
+
+    Other words among them, such as neutral, are then labels without a known meaning. Other numbers mean that the labels
+    are ratings or classes.
+    """
+    found = (_kto_label(row.data)[1] for row in rows if row.problem is None)
+    labels = [label_key(label) for label in found if not _is_blank(label)]
+    others = [label for label in labels if label not in _WORDS]
+    return 2 * len(others) < len(labels) and not any(map(_NUMBER.fullmatch, others))
 
 
 def is_kto_row(data: Mapping[str, object]) -> bool:
@@ -78,7 +85,9 @@ def desirable(data: Mapping[str, object], label_values: Mapping[str, str], label
         BadRow: the label is a number or another value without a known meaning.
     """
     name, label = _kto_label(data)
-    if label is None:
+    if _is_blank(label):
+        if labelled:
+            raise BadRow("fields_present", f"`{name}` is empty; in other rows it says whether to imitate them")
         return True
     wanted = _SINGLE.get(label_key(meant(label, label_values)))
     if wanted is None and labelled:
@@ -87,9 +96,14 @@ def desirable(data: Mapping[str, object], label_values: Mapping[str, str], label
     return wanted is not False
 
 
+def _is_blank(label: object) -> bool:
+    return label is None or blank(str(label)) or label != label  # pandas writes NaN for a missing value
+
+
 def _kto_label(data: Mapping[str, object]) -> tuple[str, object]:
     """Return the field that judges a single response, and its value, which is None if there is none."""
-    named = next((name for name in _KTO_FIELDS if data.get(name) is not None), _KTO_FIELDS[0])
+    there = [name for name in (*_KTO_FIELDS, *KTO_FLAGS) if name in data]
+    named = next((name for name in _KTO_FIELDS if data.get(name) is not None), (there or _KTO_FIELDS)[0])
     if label_key(data.get(named)) not in _WORDS:
         named = next((name for name in KTO_FLAGS if label_key(data.get(name)) in ("true", "false")), named)
     return named, data.get(named)

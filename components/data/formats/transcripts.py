@@ -17,6 +17,8 @@ SYSTEMS = ("system", "system_prompt", "system_message")
 ABOUT = ("input", "context")
 """Fields with what an instruction or a question is about, which is part of the prompt."""
 _CALLS = ("tool_calls", "function_call")
+_MEDIA = ("image", "images", "video", "videos", "audio", "audios")
+"""Fields of what a prompt shows, in LLaMA-Factory's sets and those of TRL."""
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 
 
@@ -123,7 +125,13 @@ def instruction_of(data: Mapping[str, object], name: str = "instruction") -> str
 
 def earlier_turns(data: Mapping[str, object], prompt: list[Message]) -> list[Message]:
     """Return `prompt` preceded by the text of `system` (or `system_prompt`) and the turns of `history`: messages, or
-    pairs of an instruction and its answer. A system message that the prompt has already is not repeated."""
+    pairs of an instruction and its answer. A system message that the prompt has already is not repeated.
+
+    Raises:
+        BadRow: one of these has another type, or the row has images, audio or video.
+    """
+    if media := next((name for name in _MEDIA if data.get(name)), None):
+        raise BadRow("turns_valid", f"`{media}` belongs to the prompt, and only text is learned; leave the row out")
     name = next((name for name in SYSTEMS if data.get(name) is not None), SYSTEMS[0])
     system = data.get(name)
     if system is not None and not isinstance(system, str):

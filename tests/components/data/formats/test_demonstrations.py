@@ -1,3 +1,6 @@
+import json
+from functools import partial
+
 import pytest
 
 from components.base.errors import UserError
@@ -85,6 +88,31 @@ def test_a_flag_of_another_name_that_says_false_keeps_the_response_out(name):
     assert [[p.check for p in read(dict(row.data)).problems] for row in rows] == [[], ["desirable"]]
 
 
+@pytest.mark.parametrize(
+    "labels", [("good", "bad", "neutral"), (0, 1, "unsure"), (True, False, None), ("up", "down", " ")]
+)
+def test_one_label_of_no_known_meaning_does_not_make_demonstrations_of_the_undesirable_rows(labels):
+    rows = [RawRow(n, {"prompt": "hi", "completion": "x", "label": label}) for n, label in enumerate(labels, 1)]
+    assert detect(rows, "x.jsonl") == "KTO"
+    meanings = {"good": "desirable", "bad": "undesirable", "1": "desirable", "0": "undesirable", "up": "desirable",
+                "down": "undesirable"}  # fmt: skip
+    found = [parse_demonstration(row, "KTO", "demonstrations", 1000, meanings).problems for row in rows]
+    assert [problem.check for problem in found[2]] == ["fields_present"] and "`label` is" in found[2][0].text
+    assert sorted(tuple(problem.check for problem in problems) for problems in found[:2]) == [(), ("desirable",)]
+
+
+def test_ratings_and_classes_called_label_are_not_taken_for_desirable_or_not():
+    for labels in ((0, 1, 2, 3, 4), (1, 1, 1, 5), ("good", "1", "2")):
+        rows = [RawRow(n, {"prompt": "hi", "completion": "x", "label": label}) for n, label in enumerate(labels, 1)]
+        assert detect(rows, "x.jsonl") == "response"
+
+
+@pytest.mark.parametrize(("weight", "checks"), [(0, ["desirable"]), (1, []), (None, [])])
+def test_a_last_message_of_weight_0_is_not_imitated(weight, checks):
+    row = read({"messages": [USER, {"role": "assistant", "content": "x", "weight": 0}, USER, ANSWER | {"weight": weight}]})
+    assert [problem.check for problem in row.problems] == checks
+
+
 def test_a_category_called_label_is_no_judgement_of_the_response_and_a_stray_false_is():
     rows = [{"prompt": "hi", "response": "good", "label": name} for name in ("billing", "returns")]
     assert [read(row).problems for row in rows] == [[], []] and detect([RawRow(1, rows[0])], "x") == "response"
@@ -112,6 +140,23 @@ def test_an_input_or_a_context_follows_its_instruction(name):
 )
 def test_each_fault_of_a_row_is_named(data, reason):
     assert [p.text for p in read(data).problems] == [reason]
+
+
+@pytest.mark.parametrize("name", ["image", "images", "videos", "audio"])
+def test_a_row_that_shows_something_is_refused_since_only_its_text_would_be_learned(name):
+    (problem,) = read({"messages": [USER, ANSWER], name: ["cat.png"]}).problems
+    assert problem.check == "turns_valid" and f"`{name}` belongs to the prompt" in problem.text
+    assert read({"messages": [USER, ANSWER], name: []}).problems == []
+
+
+@pytest.mark.parametrize("written", [json.dumps, partial(json.dumps, indent=1), str])
+def test_messages_written_as_a_text_are_not_learned_as_one(written):
+    text = written([USER, ANSWER])
+    for row in ({"prompt": text, "response": "x"}, {"prompt": "hi", "response": text}):
+        (problem,) = read(row).problems
+        assert problem.check == "turns_valid" and "is a list of messages written as text" in problem.text
+    assert read({"prompt": "hi", "response": f"Send this: {text}"}).problems == []
+    assert read({"prompt": "hi", "response": '[{"role": "user"}, 1]'}).problems == []
 
 
 def test_unknown_fields_are_refused_with_those_found_and_those_expected():
