@@ -12,6 +12,7 @@ import io
 import json
 import re
 import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -34,6 +35,10 @@ _SUFFIXES = {
 }  # fmt: skip
 _PYTHON_LIST = re.compile(r"\[\{'(?:role|content|from|value)': ")
 """How messages start that pandas wrote into a cell."""
+_UNQUOTED = (
+    "a quotation mark is not closed, or text follows one that closes a cell: write a quotation mark inside a quoted cell "
+    "twice"
+)
 _SHOWN = 500
 _MIB = 2**20
 _LARGEST_CELL = 16 * _MIB
@@ -305,18 +310,49 @@ def _read_csv(path: Path, position: Position) -> Iterator[RawRow]:
         with io.TextIOWrapper(_open(path, position), "utf-8-sig", errors="surrogateescape", newline="") as text:
             lines = _lines(path, text)
             first = next(lines, "")
-            reader = csv.reader(chain([first], lines), delimiter=_delimiter(path, first))
-            header = next(reader, [])
+            records = _records(chain([first], lines), _delimiter(path, first))
+            header = next(records, [])
+            if isinstance(header, str):
+                raise csv.Error(_UNQUOTED)
+            number = 1
             if doubled := twice(filter(str.strip, header)):
                 raise UserError(f"The header of {path} names a column twice: {doubled}. Rename one.")
-            for number, cells in enumerate(reader, 2):
-                if any(map(str.strip, cells)):
+            for number, cells in enumerate(records, 2):
+                if isinstance(cells, str):
+                    yield RawRow(number, {"raw": cells[:_SHOWN].rstrip()}, Problem("readable", _UNQUOTED))
+                elif any(map(str.strip, cells)):
                     yield _csv_row(number, header, cells)
     except csv.Error as error:
-        at = f"row {max(number, 1) + 1} (the header is row 1)"
+        at = f"row {number + 1} (the header is row 1)"
         raise UserError(f"{path} is not valid CSV at {at}: {error}.") from error
     except (EOFError, zlib.error, OSError) as error:
         _broken(path, number, error)
+
+
+def _records(lines: Iterator[str], delimiter: str) -> Iterator[list[str] | str]:
+    """Yield the cells of each record. Where the quotation marks of one are wrong, yield its first line as text and go
+    on with the next line: an open quotation mark would take all lines up to the next one into its cell."""
+    taken: list[str] = []
+    again: deque[str] = deque()
+
+    def given() -> Iterator[str]:
+        while line := again.popleft() if again else next(lines, ""):
+            taken.append(line)
+            yield line
+
+    while True:
+        try:
+            for cells in csv.reader(given(), delimiter=delimiter, strict=True):
+                taken.clear()
+                yield cells
+            return
+        except csv.Error as error:
+            if "limit" in str(error):
+                raise
+            first, *rest = taken
+            taken.clear()
+            again.extendleft(reversed(rest))
+            yield first
 
 
 def _delimiter(path: Path, header: str) -> str:

@@ -242,3 +242,23 @@ def test_messages_that_pandas_wrote_into_a_csv_are_no_text(tmp_path):
     bad, good = read_source(tmp_path / "rows.csv")
     assert bad.problem is not None and "column `chosen` is a list as Python prints it" in bad.problem.text
     assert good.problem is None and good.data["chosen"] == "[{'a': 1}] is a list"
+
+
+@pytest.mark.parametrize("bad", ['q4,"x4,y4', 'q4,"she said "no" to me",y4', 'q4,"x4","y4""'])
+@pytest.mark.parametrize("later", ["q7,x7,y7", 'q7,"x, 7",y7', 'q7,x7,"y\n7"'])
+def test_a_row_of_csv_with_an_open_quotation_mark_takes_no_other_row_with_it(tmp_path, bad, later):
+    """Such a row held all lines up to the next quotation mark, or to the end of the file, as one cell."""
+    lines = [f"q{n},x{n},y{n}" for n in range(9)]
+    lines[4], lines[7] = bad, later
+    (tmp_path / "x.csv").write_text("prompt,chosen,rejected\n" + "\n".join(lines) + "\n")
+    rows = list(read_source(tmp_path / "x.csv"))
+    assert [row.number for row in rows] == list(range(2, 11))
+    assert [row.number for row in rows if row.problem] == [6]
+    assert rows[4].problem[0] == "readable" and "quotation mark" in rows[4].problem[1] and rows[4].data == {"raw": bad}
+    assert [row.data["prompt"] for row in rows if not row.problem] == [f"q{n}" for n in range(9) if n != 4]
+
+
+def test_a_header_of_csv_with_an_open_quotation_mark_is_named(tmp_path):
+    (tmp_path / "x.csv").write_text('prompt,"chosen,rejected\nq,x,y\n')
+    with pytest.raises(UserError, match=r"not valid CSV at row 1 \(the header is row 1\): a quotation mark is not closed"):
+        list(read_source(tmp_path / "x.csv"))
