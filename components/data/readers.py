@@ -36,8 +36,8 @@ _SUFFIXES = {
 _PYTHON_LIST = re.compile(r"\[\{'(?:role|content|from|value)': ")
 """How messages start that pandas wrote into a cell."""
 _UNQUOTED = (
-    "a quotation mark is not closed, or text follows one that closes a cell: write a quotation mark inside a quoted cell "
-    "twice"
+    "a quotation mark is not closed, or text follows one that closes a cell: write a quotation mark inside a quoted "
+    "cell twice"
 )
 _SHOWN = 500
 _MIB = 2**20
@@ -330,8 +330,8 @@ def _read_csv(path: Path, position: Position) -> Iterator[RawRow]:
 
 
 def _records(lines: Iterator[str], delimiter: str) -> Iterator[list[str] | str]:
-    """Yield the cells of each record. Where the quotation marks of one are wrong, yield its first line as text and go
-    on with the next line: an open quotation mark would take all lines up to the next one into its cell."""
+    """Yield the cells of each record. Where the quotation marks of one are wrong, yield its first line as text and
+    continue with the next line: an open quotation mark would take all lines up to the next one into its cell."""
     taken: list[str] = []
     again: deque[str] = deque()
 
@@ -356,10 +356,12 @@ def _records(lines: Iterator[str], delimiter: str) -> Iterator[list[str] | str]:
 
 
 def _delimiter(path: Path, header: str) -> str:
-    """Return the delimiter: a tab in a .tsv, else by the header; spreadsheets use semicolons in some locales."""
+    """Return the delimiter: a tab in a .tsv, else by the header outside of its quotes; spreadsheets use semicolons in
+    some locales."""
     if any(s.lower() == ".tsv" for s in path.suffixes):
         return "\t"
-    return next((delimiter for delimiter in ",;\t" if delimiter in header), ",")
+    bare = re.sub(r'"[^"]*"', "", header)
+    return next((delimiter for delimiter in ",;\t" if delimiter in bare), ",")
 
 
 def _csv_row(number: int, header: list[str], cells: list[str]) -> RawRow:

@@ -252,7 +252,9 @@ def text_problems(prompt: list[Message], responses: dict[str, str], max_characte
     if len(responses) > 1 and not empty and len({text.strip() for text in responses.values()}) == 1:
         problems.append(Problem("responses_differ", "identical responses"))
     if named := next((name for name, text in _named(prompt, responses) if _MESSAGES.match(text)), None):
-        text = f"{named} is a list of messages written as text; write it as a list, which JSON Lines and Parquet can hold"
+        text = (
+            f"{named} is a list of messages written as text; write it as a list, which JSON Lines and Parquet can hold"
+        )
         problems.append(Problem("turns_valid", text))
     if _suspicious("\n".join([*(m["content"] for m in prompt), *responses.values()])):
         problems += [

@@ -18,12 +18,13 @@ from typing import NamedTuple
 from components.base.errors import UserError
 from components.data.config import DataConfig
 from components.data.formats import demonstrations, pairs
-from components.data.formats.labels import KTO, KTO_FLAGS
-from components.data.formats.public import Shape, reads, shape_of
+from components.data.formats.labels import KTO, KTO_FLAGS, NUMBERS, WORDS
+from components.data.formats.public import TWO_RESPONSES, Shape, reads, shape_of
 from components.data.formats.public_fields import TEXTS, ReadingOptions, prompt_fields
-from components.data.formats.transcripts import ABOUT, SYSTEMS
+from components.data.formats.transcripts import ABOUT, SYSTEMS, is_transcript
 from components.data.readers import read_source
 from components.data.rows import RawRow
+from components.data.words import label_key
 from components.human_eval.batch.reading import looks_like_sheet
 from data_contracts.rows.gather import DETECT_ON, RowSource, options_of, renamed
 from data_contracts.rows.schemas import SourceReading
@@ -50,16 +51,24 @@ _FIELDS = {
 """The fields that each format reads. Pairs also read fields that start with `votes_`; labelling needs `id`."""
 
 _BETTER = {"chosen": "rejected", "better": "worse", "best": "worst", "good": "bad", "winner": "loser", "win": "lose",
-           "preferred": "dispreferred", "accepted": "rejected", "positive": "negative"}  # fmt: skip
+           "preferred": "dispreferred", "accepted": "rejected", "positive": "negative", "pos": "neg"}  # fmt: skip
 _FIRST = {"a": "b", "1": "2", "0": "1", "first": "second", "left": "right", "one": "two"}
 _VERDICT = set("label vote choice winner preference preferred verdict judgment judgement decision selected selection "
-               "better".split())  # fmt: skip
+               "better comparison".split())  # fmt: skip
 _ANNOTATOR = re.compile(r"(annotator|rater|worker|labell?er|judge|reviewer)(_?(id|name))?")
+_JUDGEMENT = set("safe unsafe harmful harmless toxic good bad correct incorrect wrong right helpful useful approved "
+                 "accepted rejected flagged offensive biased liked disliked hallucinated valid acceptable".split())  # fmt: skip
+_PROMPT = set("prompt instruction question query trajectory conversation dialogue dialog post".split())
+_RESPONSE = set("response responses answer completion output reply generation candidate summary text resp".split())
 _RATING = set("score scores rating ratings reward rewards quality stars grade points upvotes".split())
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 _SIMPLE = re.compile(r"[A-Za-z_][\w .-]*")
 """A name that needs no quotes in YAML."""
 _ANSWER = set("answer reply response_text completion_text target solution assistant".split())
+
+
+Columns = dict[str, str | list[str]]
+"""Maps a standard field to the ignored column that may hold it; `votes` to several, one for each annotator."""
 
 
 class FileReading(NamedTuple):
@@ -68,12 +77,14 @@ class FileReading(NamedTuple):
     kind: str
     format: str
     ignored: list[str]
-    names: dict[str, str]
-    """Maps a standard field to the ignored column that may hold it."""
+    names: Columns
     mistaken: bool
     """Whether it looks like preferences but is read as another kind."""
     rated: str = ""
     """The ignored column that may rate the responses of demonstrations; empty if there is none."""
+    judged: str = ""
+    """The ignored column that may say which demonstrations are good, in words or as true and false; empty if there is
+    none."""
 
     @property
     def left(self) -> str:
@@ -83,8 +94,7 @@ class FileReading(NamedTuple):
     def as_json(self, path: Path) -> SourceReading:
         """Return it as JSON, with advice."""
         columns = "demonstration_columns" if "response" in self.names else "columns"
-        quoted = {ours: name if _SIMPLE.fullmatch(name) else json.dumps(name) for ours, name in self.names.items()}
-        names = ", ".join(f"{ours}: {name}" for ours, name in quoted.items())
+        names = ", ".join(f"{ours}: {_in_yaml(name)}" for ours, name in self.names.items())
         hint = f"To use them, name them: --set 'data.{columns}={{{names}}}'." if self.names else None
         if self.format == KTO and hint is None:
             hint = "Rows that are labelled undesirable are kept out (check `desirable`): SFT must not imitate them."
@@ -93,12 +103,20 @@ class FileReading(NamedTuple):
                 f"The column `{self.rated}` may rate the responses. SFT imitates them all, so leave bad ones out, or "
                 f"learn from pairs: --set data.preferences={path.name} --set data.score.name={self.rated}."
             )
+        elif self.judged:
+            hint = (
+                f"The column `{self.judged}` may say which responses are good. SFT imitates them all. To keep bad ones "
+                f"out, name it, --set data.demonstration_columns.label={_in_yaml(self.judged)}, and say in "
+                "data.label_values which of its values are desirable and which undesirable."
+            )
         if "responses" in self.names:
             hint = (
                 f"The column `{self.names['responses']}` has several responses to each prompt. To compare them, add "
                 "`scores` (the highest is best) or `ranks` (1 is best), a number for each response, and give the file "
                 "as data.preferences."
             )
+            if "scores" in self.names:
+                hint += f" If `{self.names['scores']}` has them, --set data.columns.scores={self.names['scores']}."
         if self.left and hint is None:
             hint = (
                 f"The column `{self.left}` is not read beside `prompt`. If the responses depend on it, write it into "
@@ -107,6 +125,13 @@ class FileReading(NamedTuple):
         if self.mistaken and hint is None:
             hint = "It has columns of preferences, but not all that a pair needs (formats: docs/guide/formats.md)."
         return {"source": self.kind, "file": str(path), "format": self.format, "ignored": self.ignored, "hint": hint}
+
+
+def _in_yaml(name: str | Sequence[str]) -> str:
+    """Return a column's name, or a list of them, as YAML."""
+    if not isinstance(name, str):
+        return f"[{', '.join(map(_in_yaml, name))}]"
+    return name if _SIMPLE.fullmatch(name) else json.dumps(name)
 
 
 def reading_of(path: Path, data: DataConfig) -> FileReading:
@@ -132,7 +157,9 @@ def reading_of(path: Path, data: DataConfig) -> FileReading:
 
     for rows in readings("preferences"):
         if shape := shape_of(rows, options_of(data)):
-            return FileReading("preferences", shape.name, _unread(rows, shape, options_of(data)), {}, False)
+            ignored = _unread(rows, shape, options_of(data))
+            names = _annotator_of(rows, ignored) if shape.name == TWO_RESPONSES else {}
+            return FileReading("preferences", shape.name, ignored, names, False)
     for name, detect in (("preferences", pairs.detect), ("demonstrations", demonstrations.detect)):
         for rows in readings(name):
             with suppress(UserError):
@@ -205,18 +232,65 @@ def _reading(kind: str, name: str, rows: Sequence[RawRow]) -> FileReading:
     ]
     if kind == "preferences":
         ignored = ignored if name == "votes" else _without_ties(rows, ignored)
-        return FileReading(kind, name, ignored, _misspelt(["prompt"], columns, ignored), False)
+        by = _annotator_of(rows, ignored) if name == "votes" else {}
+        names = _misspelt(["prompt"], columns, ignored) | _asked(rows, ignored) | by
+        return FileReading(kind, name, ignored, names, False)
     names = preference_columns(ignored)
+    if not names and kind == "prompts":
+        names = _voted_columns(ignored)
+    if "a" in names and "prompt" not in columns:
+        names = _asked(rows, [*ignored, *columns]) | names
     mistaken = bool(names) or "chosen" in columns or "rejected" in columns or {"a", "b"} <= set(columns)
     if kind == "prompts" and not mistaken and (several := _several_texts(rows, ignored)):
-        return FileReading(kind, name, ignored, {"responses": several}, True)
+        scores = next((column for column in ignored if column != several and _numbers(rows, column)), None)
+        listed: Columns = {"responses": several} | ({"scores": scores} if scores else {})
+        return FileReading(kind, name, ignored, listed, True)
     if mistaken and not names:
         names = _misspelt(["chosen", "rejected"], columns, ignored)
     if not names and not mistaken and kind == "prompts":
         answer = next((column for column in ignored if _plain(column) in _ANSWER), None)
-        names = {"response": answer} if answer else {}
-    rated = "" if mistaken or kind != "demonstrations" else next(_ratings(rows, ignored), "")
-    return FileReading(kind, name, ignored, names, mistaken, rated)
+        names = {"response": answer} if answer else names
+    taught = kind == "demonstrations" and not mistaken
+    rated, judged = (next(found(rows, ignored), "") if taught else "" for found in (_ratings, _judgements))
+    return FileReading(kind, name, ignored, names, mistaken, rated, judged)
+
+
+def _annotator_of(rows: Sequence[RawRow], ignored: Sequence[str]) -> Columns:
+    """Map `annotator` to an ignored column with the name of one, if rows of votes do not name their annotators."""
+    if any("annotator" in row.data or "votes" in row.data for row in rows):
+        return {}
+    annotator = next((column for column in ignored if _ANNOTATOR.fullmatch(_plain(column))), None)
+    return {"annotator": annotator} if annotator else {}
+
+
+def _asked(rows: Sequence[RawRow], columns: Sequence[str]) -> Columns:
+    """Map `prompt` to the first column whose name is one of prompts, if no row has a prompt, turns or a transcript."""
+    for row in rows:
+        texts = [row.data.get(side) for side in ("chosen", "rejected")]
+        if "prompt" in row.data or any(isinstance(each, list) or is_transcript(each) for each in texts):
+            return {}
+    asked = next((column for column in columns if _PROMPT & set(_plain(column).split("_"))), None)
+    return {"prompt": asked} if asked else {}
+
+
+def _voted_columns(columns: Sequence[str]) -> Columns:
+    """Map `a`, `b` and `votes` to columns of two responses, and of an annotator's vote each."""
+    plain = {_plain(column): column for column in columns}
+    responses = {name: column for name, column in plain.items() if _RESPONSE & set(re.findall("[a-z]+", name))}
+    sides = _two(responses, _FIRST)
+    if sides is None:
+        return {}
+    votes = [column for name, column in plain.items() if re.fullmatch(rf"{_ANNOTATOR.pattern}_?[a-z0-9]?\d*", name)]
+    return dict(zip(("a", "b"), sides, strict=True)) | ({"votes": votes} if votes else {})
+
+
+def _numbers(rows: Sequence[RawRow], column: str) -> bool:
+    """Return whether a column holds lists of numbers."""
+    values = [row.data.get(column) for row in rows if row.problem is None]
+    return any(isinstance(value, list) and value for value in values) and all(
+        value is None or (isinstance(value, list) and all(type(each) in (int, float) for each in value))
+        for value in values
+    )
 
 
 def _several_texts(rows: Sequence[RawRow], columns: Sequence[str]) -> str | None:
@@ -231,7 +305,7 @@ def _several_texts(rows: Sequence[RawRow], columns: Sequence[str]) -> str | None
     return None
 
 
-def _misspelt(fields: Sequence[str], columns: Sequence[str], ignored: Sequence[str]) -> dict[str, str]:
+def _misspelt(fields: Sequence[str], columns: Sequence[str], ignored: Sequence[str]) -> Columns:
     """Map each of `fields` that `columns` lack to an ignored column with nearly its name, if there is one."""
     near = {
         field: difflib.get_close_matches(field, ignored, n=1, cutoff=0.75) for field in fields if field not in columns
@@ -248,7 +322,17 @@ def _ratings(rows: Sequence[RawRow], columns: Sequence[str]) -> Iterator[str]:
                 yield column
 
 
-def preference_columns(columns: Sequence[str]) -> dict[str, str]:
+def _judgements(rows: Sequence[RawRow], columns: Sequence[str]) -> Iterator[str]:
+    """Yield the columns that judge a response in words such as good and bad, or by true and false under a name such as
+    `is_harmful`."""
+    for column in columns:
+        found = {label_key(value) for row in rows if (value := row.data.get(column)) is not None}
+        flag = found <= {"true", "false"} and _JUDGEMENT & set(_plain(column).split("_"))
+        if found and (flag or found <= WORDS - NUMBERS):
+            yield column
+
+
+def preference_columns(columns: Sequence[str]) -> Columns:
     """Map standard fields to columns whose names suggest them; empty unless there are two responses and a verdict."""
     plain = {_plain(column): column for column in columns}
     if sides := _two(plain, _BETTER):
@@ -258,7 +342,7 @@ def preference_columns(columns: Sequence[str]) -> dict[str, str]:
     if verdict is None or sides is None:
         return {}
     annotator = next((column for name, column in plain.items() if _ANNOTATOR.fullmatch(name)), None)
-    names = dict(zip(("a", "b"), sides, strict=True)) | {"label": verdict}
+    names: Columns = {"a": sides[0], "b": sides[1], "label": verdict}
     return names | ({"annotator": annotator} if annotator and annotator != "annotator" else {})
 
 

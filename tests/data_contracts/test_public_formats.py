@@ -1,9 +1,11 @@
 """Files in the shapes of public data sets, made here: what the contract reads from them, and what it keeps out."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from components.base.errors import UserError
 from components.base.jsonl import write_rows
@@ -495,3 +497,56 @@ def test_a_misspelt_field_of_a_pair_is_named_with_the_option_that_maps_it(
     assert reading.names == names and set(names.values()) <= set(reading.ignored)
     told = reading.as_json(tmp_path / "rows.jsonl")["hint"]
     assert all(f"--set 'data.columns={{{ours}: {own}}}'" in str(told) for ours, own in names.items())
+
+
+TOLD: dict[str, tuple[dict[str, Any], dict[str, Any], Any]] = {
+    "pos and neg": ({"prompt": "q", "pos_resp": "x", "neg_resp": "y", "pos_type": "t"}, {}, PAIR),
+    "annotators as columns": ({"prompt": "q", "response_a": "y", "response_b": "x", "rater1": "b", "rater2": "b"}, {},
+                              PAIR),
+    "label studio's table": ({"id": 1, "prompt": "q", "answer1": "x", "answer2": "y", "comparison": "left"},
+                             {"label_values": {"left": "a", "right": "b"}}, PAIR),
+    "a trajectory": ({"trajectory": [{"from": "user", "value": "q"}], "chosen": "x", "rejected": "y"}, {}, PAIR),
+    "a judge's own prompt": ({"orig_instruction": "q", "orig_response_A": "x", "orig_response_B": "y",
+                              "orig_preference": "A", "instruction": "Judge.", "output": "A"}, {}, PAIR),
+    "generations": ({"prompt": "q", "generations": ["y", "x"], "ratings": [1, 9]}, {}, PAIR),
+    "a worker": ({"prompt": "q", "response_a": "x", "response_b": "y", "preference": "A", "worker_id": "w"}, {},
+                 (("w", 0),)),
+    "a worker of votes": ({"prompt": "q", "a": "x", "b": "y", "label": "A", "worker": "w"}, {}, (("w", 0),)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_the_hint_for_columns_of_other_names_makes_the_pair_that_they_mean(tmp_path: Path, name: str) -> None:
+    row, options, meant = TOLD[name]
+    path = tmp_path / "rows.jsonl"
+    write_rows(path, [row])
+    reading = reading_of(path, DataConfig(**options))
+    told = re.search(r"--set '?data\.columns([.\w]*)=([^']*?)'?\.$", str(reading.as_json(path)["hint"]))
+    assert told is not None and reading.mistaken == (reading.kind != "preferences")
+    value = yaml.safe_load(told[2])
+    columns = {told[1].removeprefix("."): value} if told[1] else value
+    (found,) = judged_rows(RowSource.named("preferences", path, DataConfig(columns=columns, **options)), 1000)
+    assert (pair(found) if meant == PAIR else found.votes) == meant
+
+
+@pytest.mark.parametrize(("name", "values"), [("feedback", ("positive", "negative")), ("is_harmful", (False, True))])
+def test_a_column_that_judges_demonstrations_is_shown_and_the_hint_keeps_the_bad_ones_out(
+    tmp_path: Path, name: str, values: tuple[object, object]
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [{"prompt": f"q {value}", "response": "x", name: value, "topic": "parcels"} for value in values]
+    write_rows(path, rows)
+    assert f"data.demonstration_columns.label={name}," in str(reading_of(path, DataConfig()).as_json(path)["hint"])
+    meanings = dict(zip(values, ("desirable", "undesirable"), strict=True))
+    config = DataConfig(demonstration_columns={"label": name}, label_values=meanings)
+    found = judged_rows(RowSource.named("demonstrations", path, config), 1000)
+    assert [[problem.check for problem in row.problems] for row in found] == [[], ["desirable"]]
+    write_rows(path, [row | {name: "parcels"} for row in rows])
+    assert reading_of(path, DataConfig()).as_json(path)["hint"] is None
+
+
+@pytest.mark.parametrize("row", [{"option_a": "1", "option_b": "2"}, {"name_1": "ann", "name_2": "ben"}])
+def test_prompts_with_columns_in_twos_that_are_not_responses_stay_prompts(tmp_path: Path, row: dict[str, str]) -> None:
+    write_rows(tmp_path / "rows.jsonl", [{"prompt": "q"} | row])
+    reading = reading_of(tmp_path / "rows.jsonl", DataConfig())
+    assert (reading.kind, reading.mistaken, reading.names) == ("prompts", False, {})

@@ -1,7 +1,8 @@
 """Formats of demonstrations: a prompt and the response to learn from.
 
 response      `prompt` (text, transcript or messages) and `response`, `completion` or `output` (text, or one message)
-instruction   `instruction`, perhaps `input` or `context`, and `output` or `response`; or `instances` with one `{input, output}`
+instruction   `instruction`, perhaps `input` or `context`, and `output` or `response`; or `instances` with one
+              `{input, output}`
 conversation  `messages` or `conversations`: a list that ends with the assistant's turn
 transcript    `text`: a conversation with "\\n\\nHuman:" and "\\n\\nAssistant:" turns
 KTO           any of these with `label` or `kto_tag`: true is desirable, and false rows are not imitated

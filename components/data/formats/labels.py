@@ -19,13 +19,15 @@ KTO_FLAGS = (
     "is_preferred", "chosen", "accepted", "thumbs_up", "liked",
 )  # fmt: skip
 """Fields that are labels too where they hold true or false."""
-_WORDS = frozenset(
+WORDS = frozenset(
     "true false 0 1 -1 desirable undesirable good bad chosen rejected accepted positive negative correct "
     "incorrect safe unsafe helpful unhelpful harmless harmful thumbs_up thumbs_down up down like dislike pass fail "
     "+ -".split()
 )
 """Labels that say whether a response is desirable. The meaning of those other than `_SINGLE`'s is not guessed."""
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
+NUMBERS = frozenset(("true", "false", "0", "1", "-1", "+", "-"))
+"""Those of `WORDS` that mean something only in a column of labels."""
 _SIDES = {
     **dict.fromkeys(("a", "a1", "model_a", "response_a", "assistant_a", "first"), "first"),
     **dict.fromkeys(("b", "a2", "model_b", "response_b", "assistant_b", "second"), "second"),
@@ -65,7 +67,7 @@ def looks_like_kto(rows: Sequence[RawRow]) -> bool:
     """
     found = (_kto_label(row.data)[1] for row in rows if row.problem is None)
     labels = [label_key(label) for label in found if not _is_blank(label)]
-    others = [label for label in labels if label not in _WORDS]
+    others = [label for label in labels if label not in WORDS]
     return 2 * len(others) < len(labels) and not any(map(_NUMBER.fullmatch, others))
 
 
@@ -104,6 +106,6 @@ def _kto_label(data: Mapping[str, object]) -> tuple[str, object]:
     """Return the field that judges a single response, and its value, which is None if there is none."""
     there = [name for name in (*_KTO_FIELDS, *KTO_FLAGS) if name in data]
     named = next((name for name in _KTO_FIELDS if data.get(name) is not None), (there or _KTO_FIELDS)[0])
-    if label_key(data.get(named)) not in _WORDS:
+    if label_key(data.get(named)) not in WORDS:
         named = next((name for name in KTO_FLAGS if label_key(data.get(name)) in ("true", "false")), named)
     return named, data.get(named)

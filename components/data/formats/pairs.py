@@ -9,10 +9,10 @@ ranking         `prompt`, `responses` (two or more), best first, or with `ranks`
                 `scores` (the highest is best, and differences are margins)
 
 Every format also takes `system` and `history` (earlier turns), `category`, `source` (where the row itself came from),
-`margin` (or `score_chosen`, `score_rejected`, also as `chosen_rating` and the like); the first three take vote counts as `votes_chosen`, `votes`. A vote or
-label is a (or a1), b (or a2), tie (or equal) or both_bad (a vote for neither). `votes_a`, `votes_b`, `votes_tie` (or
-`votes_equal`) and `votes_both_bad` may hold counts instead. A `stance` in a row with `prompt`, `a` and `b` becomes the
-prompt's last line.
+`margin` (or `score_chosen`, `score_rejected`, also as `chosen_rating` and the like); the first three take vote counts
+as `votes_chosen`, `votes`. A vote or label is a (or a1), b (or a2), tie (or equal) or both_bad (a vote for neither).
+`votes_a`, `votes_b`, `votes_tie` (or `votes_equal`) and `votes_both_bad` may hold counts instead. A `stance` in a row
+with `prompt`, `a` and `b` becomes the prompt's last line.
 Votes on single questions, as `votes_helpful` of `votes`, become the shares of the pair's `objectives`.
 """
 
@@ -239,7 +239,11 @@ def parse_pair(raw: RawRow, name: str, source: str, max_characters: int) -> Row:
         if pair.twice is not None:
             text = f"annotator {shown(pair.twice)} votes twice on this pair; the first vote counts"
             row.problems.append(Problem("votes_once", text))
-        if pair.tie or (name != "votes" and tied_by(raw.data)) or (ballot and pair.first_wins is None and ballot.first == ballot.second):
+        if (
+            pair.tie
+            or (name != "votes" and tied_by(raw.data))
+            or (ballot and pair.first_wins is None and ballot.first == ballot.second)
+        ):
             row.problems.append(Problem("decided", "tie"))
             row.lead = 0.0
     except BadRow as bad:

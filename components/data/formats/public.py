@@ -145,7 +145,8 @@ def _is_llama_factory(data: Data, options: ReadingOptions) -> bool:
 
 
 def _llama_factory(data: Data, options: ReadingOptions) -> dict[str, Any]:
-    more = {name: data[name] for name in ("margin", *chain(*SIDE_SCORES), tied_by(data)) if name in data}
+    told = ("margin", *chain(*SIDE_SCORES), *filter(None, [tied_by(data)]))
+    more = {name: data[name] for name in told if name in data}
     sides = {side: response_of(data, side) for side in ("chosen", "rejected")}
     return {**kept_fields(data), **more, "prompt": prompt_of(data), **sides}
 
@@ -230,6 +231,7 @@ def _fine_grained(data: Data, options: ReadingOptions) -> dict[str, Any]:
 
 
 HELPSTEER = "HelpSteer"
+TWO_RESPONSES = "two responses"
 _PROMPT_FIELDS = ",".join((*PROMPTS, *LISTS, *SYSTEMS))
 _TWO_FIELDS = ",".join(name for two in TWO for name in two)
 _PREDICTIONS = ",".join(f"prediction {n}" for n in range(1, 5))
@@ -249,7 +251,7 @@ SHAPES = (
           _scored_texts),
     Shape("HelpSteer preferences", "votes", f"{_PROMPT_FIELDS},{_TWO_FIELDS},{','.join(STRENGTHS)}", is_strength,
           strength),
-    Shape("two responses", "votes", f"{_PROMPT_FIELDS},{_TWO_FIELDS},{','.join(VERDICTS)},{','.join(ONE_HOT)},"
+    Shape(TWO_RESPONSES, "votes", f"{_PROMPT_FIELDS},{_TWO_FIELDS},{','.join(VERDICTS)},{','.join(ONE_HOT)},"
           "annotator,model_a,model_b,generator_1,generator_2", is_two_responses, two_responses),
     Shape("UltraFeedback", "comparisons", f"{_PROMPT_FIELDS},completions", is_ultrafeedback, ultrafeedback),
     Shape("LLaMA-Factory pairs", "strings", f"{_PROMPT_FIELDS},chosen,rejected,margin,{','.join(chain(*SIDE_SCORES))}",
@@ -264,5 +266,5 @@ def reads(shape: Shape, column: str, options: ReadingOptions, asked: Collection[
     if column in (*PROMPTS, *LISTS) and column not in (*asked, "history"):
         return False
     return column in shape.fields.split(",") or column in KEPT or column == options.score or bool(
-        shape.name == "two responses" and ANNOTATOR.fullmatch(column)
+        shape.name == TWO_RESPONSES and ANNOTATOR.fullmatch(column)
     )  # fmt: skip

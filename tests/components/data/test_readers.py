@@ -260,5 +260,12 @@ def test_a_row_of_csv_with_an_open_quotation_mark_takes_no_other_row_with_it(tmp
 
 def test_a_header_of_csv_with_an_open_quotation_mark_is_named(tmp_path):
     (tmp_path / "x.csv").write_text('prompt,"chosen,rejected\nq,x,y\n')
-    with pytest.raises(UserError, match=r"not valid CSV at row 1 \(the header is row 1\): a quotation mark is not closed"):
+    with pytest.raises(UserError, match=r"not valid CSV at row 1 .*a quotation mark is not closed"):
         list(read_source(tmp_path / "x.csv"))
+
+
+@pytest.mark.parametrize("header", ['"prompt, asked";chosen;rejected', '"prompt, asked"\tchosen\trejected'])
+def test_a_comma_in_a_quoted_name_of_a_column_is_not_taken_for_the_delimiter(tmp_path, header):
+    delimiter = header[len('"prompt, asked"')]
+    (tmp_path / "x.csv").write_text(f"{header}\n" + delimiter.join(["q, please", "x", "y"]) + "\n")
+    assert contents(tmp_path / "x.csv") == [(2, {"prompt, asked": "q, please", "chosen": "x", "rejected": "y"})]

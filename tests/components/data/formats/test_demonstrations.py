@@ -109,7 +109,8 @@ def test_ratings_and_classes_called_label_are_not_taken_for_desirable_or_not():
 
 @pytest.mark.parametrize(("weight", "checks"), [(0, ["desirable"]), (1, []), (None, [])])
 def test_a_last_message_of_weight_0_is_not_imitated(weight, checks):
-    row = read({"messages": [USER, {"role": "assistant", "content": "x", "weight": 0}, USER, ANSWER | {"weight": weight}]})
+    earlier = [USER, ANSWER | {"weight": 0}]
+    row = read({"messages": [*earlier, USER, ANSWER | {"weight": weight}]})
     assert [problem.check for problem in row.problems] == checks
 
 
