@@ -41,6 +41,8 @@ _UNQUOTED = (
 )
 _SHOWN = 500
 _MIB = 2**20
+_AT_ONCE = 2**16
+"""Bytes that are read at once. Few, so that a `Position` is not far ahead of the rows."""
 _LARGEST_CELL = 16 * _MIB
 _LARGEST_LINE = 32 * _MIB
 _LARGEST_JSON = 1024 * _MIB
@@ -96,6 +98,7 @@ def read_source(
     empty = True
     for row in rows:
         empty = False
+        position.rows += 1
         yield row
     if empty:
         raise UserError(f"{path} holds no row. Give a file with rows in it.")
@@ -155,8 +158,8 @@ def _open(path: Path, position: Position | None = None) -> IO[bytes]:
     position = position or Position()
     if is_gzipped(path):
         _refuse_bomb(path)
-        return cast(IO[bytes], io.BufferedReader(_Unpacked(path, position), _MIB))
-    return io.BufferedReader(_Counted(path, position), _MIB)
+        return cast(IO[bytes], io.BufferedReader(_Unpacked(path, position), _AT_ONCE))
+    return io.BufferedReader(_Counted(path, position), _AT_ONCE)
 
 
 def _refuse_bomb(path: Path) -> None:
@@ -191,7 +194,7 @@ class _Unpacked(io.RawIOBase):
 
     def __init__(self, path: Path, position: Position | None = None) -> None:
         self.path, self.read_so_far, self.most = path, 0, _most_unpacked(path)
-        self._packed = io.BufferedReader(_Counted(path, position or Position()), _MIB)
+        self._packed = io.BufferedReader(_Counted(path, position or Position()), _AT_ONCE)
         self._file = gzip.GzipFile(fileobj=self._packed)
 
     def readable(self) -> bool:

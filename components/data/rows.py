@@ -130,6 +130,8 @@ class Position:
     done: int = 0
     whole: int = 0
     """0 if it is unknown, as for a plug-in and for a JSON array, which is read at once."""
+    rows: int = 0
+    """Number of rows that the reader has returned."""
 
 
 class Ballot(NamedTuple):

@@ -95,10 +95,11 @@ class RowSource(NamedTuple):
         """Return the file label that its rows get."""
         return self.label or self.name
 
-    @property
-    def read(self) -> float:
-        """Return about how many bytes of it are read; 0 if that is unknown."""
-        return self.size * self.position.done / (self.position.whole or math.inf)
+    def bytes_of(self, rows: int) -> float:
+        """Return about how many bytes its first `rows` rows take up; 0 if that is unknown. Its reader is further: some
+        rows are read ahead to detect the format, and all are where several make one."""
+        part = self.position.done / (self.position.whole or math.inf)
+        return self.size * part * min(1.0, rows / max(1, self.position.rows))
 
 
 def look_at(name: str, path: Path, data: DataConfig) -> None:

@@ -64,9 +64,11 @@ def read_sources(
                 bare = source._replace(
                     rows=(), columns=dict(source.columns), options=options, extra=tuple(extra), position=Position()
                 )
+                taken = 0
                 for some in _in_parts(iter(raws)):
+                    taken += sum(1 + len(raw.others) for raw in some)
                     paths.append(ledger.shard_path(len(paths)))
-                    ends.append(behind + source.read if source.read else 0.0)
+                    ends.append(behind + end if (end := source.bytes_of(taken)) else 0.0)
                     yield _Part(paths[-1], some, name, bare, file, max_characters)
                 behind += source.size
 

@@ -46,11 +46,11 @@ def test_a_reader_says_how_far_it_is_in_its_file(tmp_path):
         position = Position()
         read = read_source(tmp_path / name, position=position)
         assert len(list(islice(read, 1000))) == 1000
-        assert 0.5 <= position.done / position.whole <= 0.75, name  # a reader is up to 1 MiB ahead
+        assert 0.5 <= position.done / position.whole <= 0.54, name  # a reader is up to some 100 KiB ahead
         assert len(list(read)) == 1000 and position.done == position.whole, name
     (tmp_path / "a.json").write_text(json.dumps(rows))
     position = Position()
-    assert len(list(read_source(tmp_path / "a.json", position=position))) == 2000 and position == Position()
+    assert len(list(read_source(tmp_path / "a.json", position=position))) == 2000 and position == Position(rows=2000)
 
 
 def test_a_file_without_a_suffix_is_known_by_its_first_bytes(tmp_path):

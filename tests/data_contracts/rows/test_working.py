@@ -1,5 +1,6 @@
 """Validation in shards: their size, the number of processes and being killed change no byte of what is published."""
 
+import gzip
 import hashlib
 import json
 import multiprocessing
@@ -311,10 +312,37 @@ def test_while_files_are_read_the_number_of_rows_at_the_end_is_estimated_and_the
     told: list[tuple[int, int | None]] = []
     asked = job(preferences=["a.jsonl", "b.jsonl"], processes=1)
     Examination(asked, given, tmp_path / "rows", lambda *read: told.append(read), tokenized=False)
-    estimates = [total for read, total in told if 1000 < read < 4000]  # the format is detected on the first 1000
-    assert len(estimates) > 30 and None not in estimates
-    assert all(0.6 * 8000 <= total <= 8000 for total in estimates)  # reading is up to 1 MiB and 1000 rows ahead
+    estimates = [total for read, total in told if read < 4000]
+    assert len(estimates) > 40 and None not in estimates
+    assert all(0.9 * 8000 <= total <= 8000 for total in estimates)  # reading is up to some 100 KiB ahead
     assert told[-1] == (8000, 8000) and told == sorted(told, key=lambda each: each[0])
+
+
+@pytest.mark.parametrize("votes", [1, 3])
+def test_rows_that_the_reader_has_read_ahead_do_not_count_in_the_estimate(job, tmp_path, monkeypatch, votes):
+    """The votes on a pair may be anywhere, so the reader was at the end of its file before it gave the first pair."""
+    monkeypatch.setattr(ledger, "SHARD_ROWS", 100)
+    given = {f"preferences/{name}": tmp_path / name for name in ("a.jsonl", "b.jsonl.gz")}
+    for path in given.values():
+        rows = [
+            {
+                "prompt": f"{path.name} {n}",
+                "a": f"yes {n} " + "x" * 300,
+                "b": f"no {n}",
+                "annotator": f"w{who}",
+                "label": "a",
+            }
+            for n in range(1500)
+            for who in range(votes)
+        ]
+        lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        path.write_bytes(gzip.compress(lines, 0) if path.suffix == ".gz" else lines)
+    told: list[tuple[int, int | None]] = []
+    asked = job(preferences=["a.jsonl", "b.jsonl.gz"], processes=1)
+    Examination(asked, given, tmp_path / "rows", lambda *read: told.append(read), tokenized=False)
+    estimates = [total for read, total in told if read < 3000]
+    assert len(estimates) > 20 and all(0.75 * 6000 <= (total or 0) <= 1.05 * 6000 for total in estimates), estimates
+    assert told[-1] == (6000, 6000)
 
 
 def _full(artifact, kinds):
