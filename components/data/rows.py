@@ -79,8 +79,8 @@ _INVISIBLE = re.compile(
     r"\u115f\u1160\u2800\u3164\uffa0\U000e0000-\U000e007f]*"
 )
 _MARKERS = re.compile(
-    r"<\|[A-Za-z0-9_]{2,40}\|>|<(?:bos|eos)>|</?s>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>"
-    r"|\n\n(?:Human|Assistant):|### (?:Instruction|Response):"
+    r"<[|\uff5c][\w\u2581]{2,40}[|\uff5c]>|<(?:bos|eos)>|</?s>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>"
+    r"|\n\n(?:Human|Assistant):|### (?:Instruction|Response|Human|Assistant):"
 )
 _MESSAGES = re.compile(r"""\s*\[\s*\{\s*(['"])(?:role|content|from|value)\1\s*:.*\}\s*\]\s*\Z""", re.DOTALL)
 """A list of messages as JSON or as Python prints it."""

@@ -57,7 +57,7 @@ _VERDICT = set("label vote choice winner preference preferred verdict judgment j
                "better comparison".split())  # fmt: skip
 _ANNOTATOR = re.compile(r"(annotator|rater|worker|labell?er|judge|reviewer)(_?(id|name))?")
 _JUDGEMENT = set("safe unsafe harmful harmless toxic good bad correct incorrect wrong right helpful useful approved "
-                 "accepted rejected flagged offensive biased liked disliked hallucinated valid acceptable".split())  # fmt: skip
+                 "accepted rejected flagged offensive biased liked disliked valid acceptable".split())  # fmt: skip
 _PROMPT = set("prompt instruction question query trajectory conversation dialogue dialog post".split())
 _RESPONSE = set("response responses answer completion output reply generation candidate summary text resp".split())
 _RATING = set("score scores rating ratings reward rewards quality stars grade points upvotes".split())
@@ -85,6 +85,9 @@ class FileReading(NamedTuple):
     judged: str = ""
     """The ignored column that may say which demonstrations are good, in words or as true and false; empty if there is
     none."""
+
+    doubled: bool = False
+    """Whether both responses of most pairs begin with their prompt."""
 
     @property
     def left(self) -> str:
@@ -121,6 +124,11 @@ class FileReading(NamedTuple):
             hint = (
                 f"The column `{self.left}` is not read beside `prompt`. If the responses depend on it, write it into "
                 "the prompt."
+            )
+        if self.doubled:
+            hint = (
+                "Both responses begin with the text of the prompt, which would then stand twice in what is learned: "
+                "leave it out of the responses."
             )
         if self.mistaken and hint is None:
             hint = "It has columns of preferences, but not all that a pair needs (formats: docs/guide/formats.md)."
@@ -234,7 +242,7 @@ def _reading(kind: str, name: str, rows: Sequence[RawRow]) -> FileReading:
         ignored = ignored if name == "votes" else _without_ties(rows, ignored)
         by = _annotator_of(rows, ignored) if name == "votes" else {}
         names = _misspelt(["prompt"], columns, ignored) | _asked(rows, ignored) | by
-        return FileReading(kind, name, ignored, names, False)
+        return FileReading(kind, name, ignored, names, False, doubled=_doubled(rows))
     names = preference_columns(ignored)
     if not names and kind == "prompts":
         names = _voted_columns(ignored)
@@ -253,6 +261,17 @@ def _reading(kind: str, name: str, rows: Sequence[RawRow]) -> FileReading:
     taught = kind == "demonstrations" and not mistaken
     rated, judged = (next(found(rows, ignored), "") if taught else "" for found in (_ratings, _judgements))
     return FileReading(kind, name, ignored, names, mistaken, rated, judged)
+
+
+def _doubled(rows: Sequence[RawRow]) -> bool:
+    """Return whether in most rows of texts both responses begin with a prompt of 20 characters or more."""
+    texts = [[row.data.get(name) for name in ("prompt", "chosen", "rejected")] for row in rows if row.problem is None]
+    prompts = [str(prompt).strip() for prompt, *_ in texts]
+    begun = (
+        len(prompt) >= 20 and all(str(side).lstrip().startswith(prompt) for side in sides)
+        for prompt, (_, *sides) in zip(prompts, texts, strict=True)
+    )
+    return 2 * sum(begun) > len(texts)
 
 
 def _annotator_of(rows: Sequence[RawRow], ignored: Sequence[str]) -> Columns:

@@ -114,7 +114,7 @@ def check_file(
     reading = reading._replace(ignored=[column for column in reading.ignored if column not in used])
     report["read"] = [reading.as_json(path)]
     contradicting = sum(check["rows"] or 0 for check in report["checks"] if check["name"] == "consistent")
-    if contradicting and reading.format == "votes":
+    if contradicting and reading.format in ("votes", "two responses") and "annotator" not in reading.names:
         report["read"][0]["hint"] = (
             f"{counted(contradicting, 'row contradicts', 'rows contradict')} others on the same pair. If several "
             "people labelled, name them in a column "

@@ -80,6 +80,8 @@ def pair(row: Row) -> tuple[Any, ...]:
 TWO = {"label_values": {1: "a", 2: "b", 0: "tie"}}
 SHAPED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "llama-factory": ({"conversations": [USER], "chosen": ANSWER, "rejected": {"from": "gpt", "value": "y"}}, {}),
+    "openai": ({"input": {"messages": turns("q"), "tools": [], "parallel_tool_calls": True},
+                "preferred_output": turns("", "x")[1:], "non_preferred_output": turns("", "y")[1:]}, {}),
     "llama-factory, roles": ({"messages": turns("q"), "chosen": {"role": "assistant", "content": "x"},
                               "rejected": {"role": "assistant", "content": "y"}}, {}),
     "llama-factory, alpaca": ({"instruction": "q", "input": "", "chosen": "x", "rejected": "y"}, {}),
@@ -378,6 +380,8 @@ def test_a_number_that_pandas_wrote_with_a_point_has_the_meaning_that_its_label_
         (SHAPED["arena, a table"][0] | {"winner_tie": 1}, "votes_valid"),
         (SHAPED["arena, a table"][0] | {"response_a": '["y", "more"]'}, "turns_valid"),
         (SHAPED["llama-factory"][0] | {"chosen": USER}, "turns_valid"),
+        (SHAPED["openai"][0] | {"input": {"messages": turns("q"), "tools": [{"type": "function"}]}}, "turns_valid"),
+        (SHAPED["openai"][0] | {"input": {}}, "fields_present"),
         (SHAPED["llama-factory, alpaca"][0] | {"instruction": 3}, "fields_present"),
         (SHAPED["help-steer preference"][0] | {"preference_strength": None}, "fields_present"),
         (SHAPED["ultra-feedback"][0] | {"completions": [{"response": "x", "overall_score": "high"}]}, "fields_present"),
@@ -550,3 +554,16 @@ def test_prompts_with_columns_in_twos_that_are_not_responses_stay_prompts(tmp_pa
     write_rows(tmp_path / "rows.jsonl", [{"prompt": "q"} | row])
     reading = reading_of(tmp_path / "rows.jsonl", DataConfig())
     assert (reading.kind, reading.mistaken, reading.names) == ("prompts", False, {})
+
+
+def test_responses_that_repeat_their_prompt_are_shown(tmp_path: Path) -> None:
+    """Reward models that score one text are given data of this kind, and the prompt would stand in them twice."""
+    path, asked = tmp_path / "rows.jsonl", "Write a line about parcels."
+    rows = [
+        {"prompt": f"{asked} {n}", "chosen": f"{asked} {n}\nA good one.", "rejected": f"{asked} {n} No."}
+        for n in range(3)
+    ]
+    for changed, doubled in (({}, True), ({"rejected": "No."}, False), ({"prompt": "Write"}, False)):
+        write_rows(path, [row | changed for row in rows])
+        hint = str(reading_of(path, DataConfig()).as_json(path)["hint"])
+        assert ("Both responses begin with the text of the prompt" in hint) == doubled

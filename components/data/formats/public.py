@@ -2,6 +2,7 @@
 
 LLaMA-Factory pairs   `conversations` or `messages` (or `prompt`) with `chosen`, `rejected` as one message each;
                       Alpaca's `instruction`, `input`, `system`, `history` with `chosen`, `rejected` as texts
+OpenAI preferences    `input` (an object with `messages`), `preferred_output`, `non_preferred_output`
 MT-Bench, Arena       `conversation_a`, `conversation_b`, `winner`, perhaps `model_a`, `model_b`, `judge`, `turn`
 two responses         two of `output_1`/`output_2`, `response1`/`response2`, `response_1`/`response_2`,
                       `response_a`/`response_b` with `label`, `preference` or `winner` (LLMBar, AlpacaEval), columns
@@ -69,7 +70,7 @@ from components.data.formats.public_votes import (
     summaries,
     two_responses,
 )
-from components.data.formats.transcripts import SYSTEMS
+from components.data.formats.transcripts import SYSTEMS, as_messages, earlier_turns
 from components.data.rows import BadRow, RawRow, listed, most_common_format, shown
 
 
@@ -151,6 +152,22 @@ def _llama_factory(data: Data, options: ReadingOptions) -> dict[str, Any]:
     return {**kept_fields(data), **more, "prompt": prompt_of(data), **sides}
 
 
+def _is_openai(data: Data, options: ReadingOptions) -> bool:
+    return {"input", "preferred_output", "non_preferred_output"} <= data.keys()
+
+
+def _openai(data: Data, options: ReadingOptions) -> dict[str, Any]:
+    asked = data["input"]
+    if isinstance(asked, dict):
+        if asked.get("tools"):
+            raise BadRow(
+                "turns_valid", "`input.tools` belong to the prompt, and only text is learned; leave the row out"
+            )
+        asked = asked.get("messages")
+    sides = {side: response_of(data, f"{name}_output") for side, name in _OPENAI.items()}
+    return {**kept_fields(data), "prompt": earlier_turns(data, as_messages(asked, "input.messages")), **sides}
+
+
 # Rankings
 
 
@@ -230,6 +247,7 @@ def _fine_grained(data: Data, options: ReadingOptions) -> dict[str, Any]:
     return {**kept_fields(data), "prompt": prompt, "pairs": pairs}
 
 
+_OPENAI = {"chosen": "preferred", "rejected": "non_preferred"}
 HELPSTEER = "HelpSteer"
 TWO_RESPONSES = "two responses"
 _PROMPT_FIELDS = ",".join((*PROMPTS, *LISTS, *SYSTEMS))
@@ -253,6 +271,8 @@ SHAPES = (
           strength),
     Shape(TWO_RESPONSES, "votes", f"{_PROMPT_FIELDS},{_TWO_FIELDS},{','.join(VERDICTS)},{','.join(ONE_HOT)},"
           "annotator,model_a,model_b,generator_1,generator_2", is_two_responses, two_responses),
+    Shape("OpenAI preferences", "strings", f"{_PROMPT_FIELDS},preferred_output,non_preferred_output",
+          _is_openai, _openai),
     Shape("UltraFeedback", "comparisons", f"{_PROMPT_FIELDS},completions", is_ultrafeedback, ultrafeedback),
     Shape("LLaMA-Factory pairs", "strings", f"{_PROMPT_FIELDS},chosen,rejected,margin,{','.join(chain(*SIDE_SCORES))}",
           _is_llama_factory, _llama_factory),

@@ -6,7 +6,8 @@ from components.data.rows import marker, text_problems, unclean
 
 FORBIDDEN = [
     "Human: hi", " \n\u200bAssistant: hi", "a\n\nHuman: b", "<|im_start|>", "</s>", "[INST]", "<<SYS>>",
-    "<start_of_turn>", "### Response:", "<eos>", "a\x00", "\x7f", "\x9f", "\ufffd", "\udc80",
+    "<start_of_turn>", "### Response:", "### Human: hi", "<\uff5cUser\uff5c>",
+    "<\uff5cbegin\u2581of\u2581text\uff5c>", "<eos>", "a\x00", "\x7f", "\x9f", "\ufffd", "\udc80",
 ]  # fmt: skip
 ALLOWED = ["Human", "a Human: b", "\n", "", "<|", "|>", "##", "# Response:", "tab\tand\r\nline", "漢字"]
 
