@@ -127,7 +127,7 @@ class FileReading(NamedTuple):
             )
         if self.doubled:
             hint = (
-                "Both responses begin with the text of the prompt, which would then stand twice in what is learned: "
+                "Both responses begin with the text of the prompt, which then appears twice in what is learned: "
                 "leave it out of the responses."
             )
         if self.mistaken and hint is None:
@@ -257,7 +257,8 @@ def _reading(kind: str, name: str, rows: Sequence[RawRow]) -> FileReading:
         names = _misspelt(["chosen", "rejected"], columns, ignored)
     if not names and not mistaken and kind == "prompts":
         answer = next((column for column in ignored if _plain(column) in _ANSWER), None)
-        names = {"response": answer} if answer else names
+        if answer:
+            names = {"response": answer}
     taught = kind == "demonstrations" and not mistaken
     rated, judged = (next(found(rows, ignored), "") if taught else "" for found in (_ratings, _judgements))
     return FileReading(kind, name, ignored, names, mistaken, rated, judged)

@@ -89,7 +89,10 @@ def desirable(data: Mapping[str, object], label_values: Mapping[str, str], label
     name, label = _kto_label(data)
     if _is_blank(label):
         if labelled:
-            raise BadRow("fields_present", f"`{name}` is empty; in other rows it says whether to imitate them")
+            raise BadRow(
+                "fields_present",
+                f"`{name}` is empty; elsewhere it says whether to imitate a row: label it or leave it out",
+            )
         return True
     wanted = _SINGLE.get(label_key(meant(label, label_values)))
     if wanted is None and labelled:
