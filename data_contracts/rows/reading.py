@@ -250,8 +250,9 @@ def _reading(kind: str, name: str, rows: Sequence[RawRow]) -> FileReading:
         names = _asked(rows, [*ignored, *columns]) | names
     mistaken = bool(names) or "chosen" in columns or "rejected" in columns or {"a", "b"} <= set(columns)
     if kind == "prompts" and not mistaken and (several := _several_texts(rows, ignored)):
-        scores = next((column for column in ignored if column != several and _numbers(rows, column)), None)
-        listed: Columns = {"responses": several} | ({"scores": scores} if scores else {})
+        listed: Columns = {"responses": several}
+        if scores := next((column for column in ignored if column != several and _numbers(rows, column)), None):
+            listed["scores"] = scores
         return FileReading(kind, name, ignored, listed, True)
     if mistaken and not names:
         names = _misspelt(["chosen", "rejected"], columns, ignored)
