@@ -257,7 +257,7 @@ def test_numbers_beside_responses_are_not_passed_over_as_if_these_were_in_order(
         ("chosen", "x", "write `ranks`"),
         ("ratings", ["1", "9"], "--set data.columns.scores=ratings"),
         ("ratings", "[1, 9]", "--set data.columns.scores=ratings"),
-        ("annotations", [{"score": 1, "why": "short"}, {"score": 9, "why": "kind"}], "has a number for each response"),
+        ("annotations", [{"score": 1, "why": "short"}, {"score": 9, "why": "kind"}], "write one of them"),
     ],
 )
 def test_responses_whose_best_one_another_field_names_are_not_read_as_if_the_first_were_best(

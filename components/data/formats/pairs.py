@@ -169,7 +169,9 @@ def _ranking(data: Mapping[str, object]) -> list[dict[str, object]]:
     name = next((name for name in ("ranks", "scores") if data.get(name) is not None), None)
     if name is None and (other := _numbers(data, len(responses))):
         text = f"`{other}` has a number for each response, but neither `ranks` (1 is best) nor `scores` is there"
-        raise BadRow("fields_present", f"{text}; say which it is, as --set data.columns.scores={other}")
+        plain = not any(isinstance(each, dict) for each in _listed(data[other]))
+        advice = f"say which it is, as --set data.columns.scores={other}" if plain else "write one of them"
+        raise BadRow("fields_present", f"{text}; {advice}")
     if name is None and (other := _choice(data, responses)):
         text = f"`{other}` is {shown(data[other])} and may say which response is better"
         raise BadRow("fields_present", f"{text}; write `ranks` (1 is best), a number for each response")
