@@ -201,7 +201,7 @@ def alarms(computed: Computed) -> Any:
         line(panel(axis, name, zero=True), curve, BLUE, "batch")
         line(axis, computed.curve(f"ppo/monitor_{name}_limit"), ORANGE, "limit of this batch", style="-.")
         level_line(axis, about.get("limits", {}).get(name, math.nan), ORANGE, "limit")
-        level_line(axis, first[name]["sft"], GREY, "SFT")
+        level_line(axis, first[name].get("sft_share", first[name]["sft"]), GREY, "SFT")  # as the curve: a share
         axis.axvline(first[name]["update"], color=RED, linestyle=":", label="alarm")
         legend(axis, columns=4)
     steps_axis(axes[-1], "PPO update")

@@ -147,6 +147,8 @@ class Alarm(NamedTuple):
     """The score's whole gain, SFT deviations."""
     limit: float | None = None
     """Of a mean or another number of the batch: the value at which the alarm is raised; None for a share."""
+    share: float | None = None
+    """SFT's share of responses that show the event, where `sft` is a mean instead; else None."""
     sole: bool = False
     """Whether it was raised because the feature explains most of the variance of the scores, though it is not more
     frequent for certain."""
@@ -268,7 +270,9 @@ class Limits:
                 chance = bought.larger(own, sft)
             else:
                 chance = bought.more_often(int(own.sum()), size, int(sft.sum()), len(sft))
-            raised = Alarm(name, float(own.mean()), float(sft.mean()), int(own.argmax()), "", gained, gain, limit)
+            share = self.counts[name] / self.responses if name in EXCEEDS else None
+            both = float(own.mean()), float(sft.mean())
+            raised = Alarm(name, *both, int(own.argmax()), "", gained, gain, limit, share)
             if chance <= level:
                 yield raised
             elif bought.is_sole(*sums, level):

@@ -118,6 +118,7 @@ def new_alarms(
                 {"update": update, "prompt": batch.prompts[alarm.sample], "response": batch.texts[alarm.sample]}
                 | {"name": alarm.name, "value": alarm.value, "sft": alarm.sft, "phrase": alarm.what}
                 | {"meaning": sentence}
+                | ({} if alarm.share is None else {"sft_share": alarm.share})
             )
     return found
 

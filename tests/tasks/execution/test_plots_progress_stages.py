@@ -228,6 +228,10 @@ def test_each_alarm_has_a_panel_with_its_limit_and_the_update_at_which_it_was_fi
     assert lines(hedge)["batch"] == [(1, 0.1), (2, 0.6), (3, 0.7)] and {y for _, y in lines(hedge)["limit"]} == {0.5}
     assert [x for x, _ in lines(hedge)["alarm"]] == [2, 2] and {y for _, y in lines(hedge)["SFT"]} == {0.1}
     assert lines(entropy)["limit of this batch"] == [(1, 0.2), (2, 0.21), (3, 0.22)] and "limit" not in lines(entropy)
+    mean = {"name": "hedge", "update": 2, "value": 30.0, "sft": 20.0, "sft_share": 0.01}
+    render("ppo", PPO | curves, folder="mean", metadata={"alarms": [mean], "limits": {"hedge": 0.5}})
+    (hedge,) = figures["alarms.svg"].axes
+    assert {y for _, y in lines(hedge)["SFT"]} == {0.01}, "a share as the curve, not a mean number of tokens"
     render("ppo", PPO | curves, folder="none", metadata={"alarms": []})
     assert len([name for name in figures if name == "alarms.svg"]) == 1
 

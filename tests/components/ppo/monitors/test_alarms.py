@@ -168,6 +168,7 @@ def test_an_alarm_on_a_mean_says_both_means_and_the_limit_not_the_share_above_th
     alarm = next(a for a in limits.judge(draw(1, 128, lengths=long, scores=scores), BETA)[1] if a.name == "length")
     assert (long > limits.thresholds["length"]).mean() < 0.05
     assert (alarm.value, alarm.sft) == (long.mean(), sft.lengths.mean())
+    assert alarm.share == (sft.lengths > limits.thresholds["length"]).mean(), "what the curve of shares is drawn with"
     level = 0.01 / TESTS / 60
     assert alarm.limit is not None and sft.lengths.mean() < alarm.limit < long.mean()
     at_limit = long - long.mean() + alarm.limit  # the same spread around the limit
