@@ -105,7 +105,10 @@ class ModelFacts(NamedTuple):
         ]
         stopped = gates.get("ppo.stopped")
         if self.record.metrics.get("ppo/stopped") and (stopped is None or outcome(stopped) == "OFF"):
-            found.append("PPO was stopped: KL left ppo.watch.kl_high or reached ppo.kl.stop_above")
+            found.append(
+                "the tether broke: KL left ppo.watch.kl_high or reached ppo.kl.stop_above, or an alarm of "
+                "ppo.monitors.stop_on was raised"
+            )
         return found
 
 
