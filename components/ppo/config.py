@@ -184,8 +184,8 @@ class MonitorConfig(Settings):
     false_alarms: float = Field(0.01, gt=0, lt=1)
     """Highest probability that a policy within the monitors' margins of SFT raises any alarm in the whole run."""
     stop_on: tuple[MonitorName, ...] = ()
-    """Alarms that stop the run and fail it, as KL above the ceiling does; all others warn. The best checkpoint is
-    published whatever stopped the run."""
+    """Alarms that stop the run and fail it, as KL above the ceiling does; all others warn. Of the checkpoints that were
+    evaluated before such an alarm, the one with the highest score inside the band is published."""
 
     @model_validator(mode="after")
     def _what_stops_is_watched(self) -> Self:
@@ -289,8 +289,9 @@ class PpoConfig(OptimizerConfig):
     """Number of held-out prompts in the final evaluation. Fewer than 256 are for trials only: intervals are wide, and
     the gate `ppo.evaluated` fails."""
     evaluate_every: int | None = Field(4, ge=1)
-    """Updates between evaluations on prompts of the calibration split. The best checkpoint that they find is published.
-    There are none during `critic.warmup`. Null: no such evaluations, and the last policy is published."""
+    """Updates between evaluations on prompts of the calibration split. If they find a checkpoint that is certainly
+    better than the last policy, or the last is outside `watch.kl_high`, the best one is published. There are none
+    during `critic.warmup`. Null: no such evaluations, and the last policy is published."""
     watch: WatchConfig = WatchConfig()
     """What the evaluations of `evaluate_every` use and decide."""
     monitors: MonitorConfig = MonitorConfig()

@@ -273,6 +273,7 @@ def train(
             held = "ppo/kl" if config.kl.unit == "response" else "ppo/kl_per_token"
             low = metrics.get(f"{held}_low", -math.inf)
             alarmed = any(row["name"] in config.monitors.stop_on for row in raised)
+            watch.alarmed = watch.alarmed or (update + 1 if alarmed else 0)
             stops = [controller.stops(metrics[held], low), watch.leaves(low), alarmed]
             seen.broke = seen.broke or any(stops)
             seen.stopped = config.stop_early and seen.broke

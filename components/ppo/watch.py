@@ -43,13 +43,15 @@ class Watch:
     nats: dict[int, list[float]] = field(default_factory=dict)
     """The same for the KL (summed k1, nats) of each prompt's response."""
     best: int = 0
-    """The update with the highest score inside the band; 0 for none."""
+    """The update with the highest score of those that `is_eligible` accepts; 0 for none."""
     weights: dict[str, Tensor] = field(default_factory=dict)
     """The policy's parameters at update `best`, complete and on the CPU."""
     outside: int = 0
     """How many of the latest batches in a row had a KL certainly above the band."""
     reached: float = 0.0
     """The highest KL of a batch, in `kl.unit`, after which the policy was evaluated."""
+    alarmed: int = 0
+    """The first update whose batch raised an alarm of `monitors.stop_on`; 0 for none."""
 
     @classmethod
     def start(cls, job: PpoJob, data: Path) -> "Watch":
@@ -62,7 +64,7 @@ class Watch:
         by_update = {
             name: {str(update): each for update, each in getattr(self, name).items()} for name in ("scores", "nats")
         }
-        named = ("sft", "sft_judge", "looks", "best", "outside", "reached")
+        named = ("sft", "sft_judge", "looks", "best", "outside", "reached", "alarmed")
         return {name: getattr(self, name) for name in named} | by_update
 
     def restore(self, state: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
@@ -119,7 +121,7 @@ class Watch:
         for name in rows[0].truth:
             found[name] = sum(row.truth[name] for row in rows) / len(rows)
         self.looks.append(found)
-        if self.is_inside(found) and (not self.best or found["score"] > self._at(self.best)["score"]):
+        if self.is_eligible(found) and (not self.best or found["score"] > self._at(self.best)["score"]):
             self.best = update
             self.weights = whole_tensors(kept_parameters(models.policy))
         self.scores, self.nats = (
@@ -133,6 +135,11 @@ class Watch:
         most = self.config.watch.kl_high
         name = "kl_high" if self.config.kl.unit == "response" else "kl_per_token_high"
         return most is None or look.get(name, float("inf")) <= most
+
+    def is_eligible(self, look: Mapping[str, float]) -> bool:
+        """Return whether an evaluated policy may be the best: inside the band, and from before any alarm of
+        `monitors.stop_on`. After such an alarm the score is what misleads."""
+        return self.is_inside(look) and not 0 < self.alarmed <= look["update"]
 
     def leaves(self, low: float) -> bool:
         """Count a batch whose KL interval begins at `low` (in `kl.unit`); return whether KL has certainly left the
@@ -154,14 +161,18 @@ class Watch:
     def choose(self, last: int, beta: float) -> tuple[int, str]:
         """Return the update to publish, and the reason as a sentence.
 
-        If the last update is outside the band, it is the one with the highest score inside. If the last is inside, the
-        best is published only if it is certainly better in what PPO maximises, score - β KL with the last update's β;
-        comparing scores alone would prefer policies with more KL. "Certainly" means by an interval paired over the
-        prompts, at 95 % for all evaluations together (Bonferroni), since the best of many noisy means looks better than
-        it is. Where β is no price of KL to SFT (`beta_in_deviations` is None), the best must have a certainly higher
-        score and a mean KL that is no higher: whatever a nat costs, it is then better.
+        If the last update is outside the band, or an alarm of `monitors.stop_on` was raised, it is the one with the
+        highest score inside the band and before the alarm. Otherwise the best is published only if it is certainly
+        better in what PPO maximises, score - β KL with the last update's β; comparing scores alone would prefer
+        policies with more KL. "Certainly" means by an interval paired over the prompts, at 95 % for all evaluations
+        together (Bonferroni), since the best of many noisy means looks better than it is. Where β is no price of KL to
+        SFT (`beta_in_deviations` is None), the best must have a certainly higher score and a mean KL that is no higher:
+        whatever a nat costs, it is then better.
         """
-        band = "" if self.config.watch.kl_high is None else f" inside the KL band [0, {self.config.watch.kl_high:g}]"
+        most = self.config.watch.kl_high
+        wanted = [] if most is None else [f"inside the KL band [0, {most:g}]"]
+        wanted += [f"before the alarm of update {self.alarmed}"] if self.alarmed else []
+        band = f" {' and '.join(wanted)}" if wanted else ""
         if not self.looks:
             return last, f"Update {last} is published: it is the last, and no earlier checkpoint was evaluated."
         if not self.best:
@@ -171,12 +182,11 @@ class Watch:
         score = self._at(self.best)["score"]
         told = f"its score on {len(self.prompts)} held-out prompts is the highest{band}, {score:.2f} SFT deviations"
         end = self._at(last)
-        if not self.is_inside(end):
+        if not self.is_eligible(end):
             kl = end["kl" if self.config.kl.unit == "response" else "kl_per_token"]
-            return self.best, (
-                f"Update {self.best} is published: {told}. The last, update {last}, is outside (KL {kl:.3g} nats a "
-                f"{self.config.kl.unit})."
-            )
+            outside = f"is outside (KL {kl:.3g} nats a {self.config.kl.unit})"
+            why = "is not before it" if self.is_inside(end) else outside
+            return self.best, f"Update {self.best} is published: {told}. The last, update {last}, {why}."
         price = beta_in_deviations(self.config, beta)
         gain = self._gain(self.best, last, price or 0.0)
         kl, kl_last = (sum(self.nats[at]) / len(self.nats[at]) for at in (self.best, last))

@@ -191,7 +191,7 @@ def test_groups_that_are_tied_are_left_out_and_the_others_are_not(
 def test_while_the_critic_warms_up_a_constant_reward_moves_the_critic_and_nothing_else(
     load: Load, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """approx_kl is 8e-4 and more without (issue 26): the policy follows the critic's errors."""
+    """approx_kl is 8e-4 and more without: the policy follows the critic's errors."""
     monkeypatch.setattr(models, "score_tokens", lambda model, ids, *_, **__: torch.full((len(ids),), 3.0))
     options = {"updates": 10, "decay": "none", "learning_rate": 1e-2, "entropy_coefficient": 0.1, "micro_batch_size": 4}
     learner, experience = ready(load, critic={"kind": kind, "warmup": 2, "learning_rate": 1e-2}, **options)

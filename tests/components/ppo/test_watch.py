@@ -16,6 +16,8 @@ from components.gates.judging import GatesConfig, judge
 from components.gates.text import outcome
 from components.ppo import watch as watching
 from components.ppo.config import PpoConfig
+from components.ppo.monitors.alarms import Alarm, Limits
+from components.ppo.monitors.measures import Batch
 from components.ppo.watch import Watch
 from components.training.loop import restore_state
 
@@ -159,16 +161,17 @@ def test_a_run_stops_once_kl_has_left_the_band_for_certain(stages: Any, cut: Ran
 
 
 def seen(
-    looks: Sequence[tuple[int, float, float]], spread: float = 0.1, ppo: dict[str, Any] | None = None, **options: Any
-) -> Watch:
+    looks: Sequence[tuple[int, float, float]], spread: float = 0.1, ppo: dict[str, Any] | None = None, alarmed: int = 0,
+    **options: Any,
+) -> Watch:  # fmt: skip
     """A `Watch` after evaluations of (update, score, upper end of KL)."""
     given: dict[str, Any] = {"evaluate_every": 1, "kl": {"target": 3}, "watch": {"kl_high": 5.0, **options}}
-    watch = Watch(PpoConfig(**given | (ppo or {})), PROMPTS)
+    watch = Watch(PpoConfig(**given | (ppo or {})), PROMPTS, alarmed=alarmed)
     for update, score, high in looks:
         found = {"update": update, "score": score, "kl": high - 1, "kl_high": high}
         watch.looks.append(found)
         kept = watch.best
-        if watch.is_inside(found) and (not watch.best or score > watch._at(watch.best)["score"]):
+        if watch.is_eligible(found) and (not watch.best or score > watch._at(watch.best)["score"]):
             watch.best = kept = update
         # (update - 4) alternates from prompt to prompt, so that two updates differ by chance as well
         own = [score + spread * (update - 4) * (-1) ** i for i in range(8)]
@@ -190,6 +193,22 @@ def seen(
 )
 def test_the_choice_and_its_reason(looks: list[tuple[int, float, float]], published: int, words: str) -> None:
     found, reason = seen(looks).choose(9, 0.0)
+    assert found == published and words in reason
+
+
+@pytest.mark.parametrize(
+    ("looks", "alarmed", "published", "words"),
+    [
+        ([(3, 1.0, 4.0), (6, 2.0, 4.5), (9, 9.0, 4.5)], 7, 6, "and before the alarm of update 7, 2.00 SFT deviations."),
+        ([(3, 1.0, 4.0), (6, 2.0, 4.5), (9, 9.0, 4.5)], 6, 3, "The last, update 9, is not before it"),
+        ([(3, 1.0, 4.0), (9, 9.0, 5.5)], 7, 3, "The last, update 9, is outside"),
+        ([(3, 1.0, 5.5), (9, 9.0, 4.5)], 7, 9, "is inside the KL band [0, 5] and before the alarm of update 7"),
+    ],
+)
+def test_a_policy_that_raised_an_alarm_that_stops_is_not_published_for_the_score_that_the_alarm_is_about(
+    looks: list[tuple[int, float, float]], alarmed: int, published: int, words: str
+) -> None:
+    found, reason = seen(looks, alarmed=alarmed).choose(9, 0.0)
     assert found == published and words in reason
 
 
@@ -239,6 +258,40 @@ def test_two_batches_in_a_row_above_the_band_break_the_tether_and_one_does_not()
     watch = seen([])
     assert [watch.leaves(low) for low in (5.1, 4.9, 5.1, 5.2, 1.0)] == [False, False, False, True, False]
     assert not any(Watch(PpoConfig(), PROMPTS).leaves(1e9) for _ in range(9)), "no band, nothing to leave"
+
+
+STOPPING = {
+    "band": {"stop_early": True},
+    "alarm": {"stop_early": True, "watch": {"prompts": 16}, "evaluate_every": 1, "monitors": {"stop_on": ["hedge"]}},
+}
+
+
+@pytest.mark.parametrize("why", STOPPING)
+def test_a_run_that_stops_ends_with_the_same_bytes_wherever_it_was_interrupted(
+    stages: Any, tmp_path: Path, interrupting: Any, digests: Any, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """A resumption that forgets the batch outside the band, or the stop itself, would train on."""
+    judged = Limits.judge
+
+    def judge(self: Limits, batch: Batch, beta: float | None) -> tuple[dict[str, float], list[Alarm]]:
+        far = why == "alarm" and batch.kl.mean() > 1
+        return judged(self, batch, beta)[0], [Alarm("hedge", 0.9, 0.1, 1)] if far else []
+
+    monkeypatch.setattr(Limits, "judge", judge)
+    options = STOPPING[why] | {"checkpoint_every": 1}
+    whole = run(stages, tmp_path / "whole", **options)
+    end = int(whole.metrics["ppo/updates"])
+    assert 2 < end < 8 and whole.metrics["ppo/stopped"] == 1
+    if why == "alarm":
+        best = max(whole.about["evaluations"][:-1], key=lambda look: look["score"])["update"]
+        assert whole.about["evaluations"][-1]["score"] > whole.about["evaluations"][-2]["score"], "the last scores more"
+        assert whole.metrics["ppo/published_update"] == best < end and "ppo/last_kl" in whole.metrics
+        assert f"before the alarm of update {end}" in whole.about["reason"]
+    for at in (end - 1, end):
+        with pytest.raises(KeyboardInterrupt):
+            stages.run("ppo", tmp_path / str(at), interrupting(at), **CUT | options)
+        run(stages, tmp_path / str(at), **options)
+        assert digests(tmp_path / str(at) / "artifact") == digests(tmp_path / "whole" / "artifact"), at
 
 
 @pytest.mark.parametrize(
