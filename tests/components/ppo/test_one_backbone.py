@@ -12,14 +12,17 @@ import torch
 
 from components.base.errors import CheckFailed, UserError
 from components.base.jsonl import read_rows
+from components.data.tables.published import read_split
 from components.models.adapters import Backbone, load_adapter
 from components.models.folders import load_causal_lm, load_reward_model
 from components.models.logprobs import last_hidden, token_stats
 from components.models.runtime import Runtime
 from components.models.sampling import Samples
 from components.ppo import models, stage
+from components.ppo.evaluate import respond
 from components.ppo.learner import Learner
 from components.ppo.models import Models, Packed, SeparateCritic, frozen_pass, scatter
+from components.ppo.watch import STREAM, Watch
 from components.training.stopping import Interrupted, graceful
 
 LORA = {"lora": {"rank": 4}, "learning_rate": 1e-2}
@@ -141,9 +144,14 @@ def test_interrupted_and_started_again_it_ends_with_the_same_bytes(
             {"advantage": "rloo", "group_size": 2, "kl": {"control": "fixed", "refresh_every": 1}},
             {"policy", "reward", "reference"},
         ),
+        (
+            {"critic": {"kind": "shared", "warmup": 1}, "ema": 0.5, "ptx": {"coefficient": 0.5, "batch_size": 3},
+             "evaluate_every": 1, "aggregation": "sequence", "clip_range_high": 0.28, "dual_clip": 3.0},
+            {"policy", "reward"},
+        ),
     ],
-    ids=["shared", "from-sft", "rloo-refresh"],
-)
+    ids=["shared", "from-sft", "rloo-refresh", "stabilised"],
+)  # fmt: skip
 def test_a_variant_holds_the_adapters_it_needs_and_resumes_to_the_same_bytes(
     adapted: Any, tmp_path: Path, interrupting: Any, digests: Callable[[Path], Any], variant: Any, adapters: set[str]
 ) -> None:
@@ -155,6 +163,28 @@ def test_a_variant_holds_the_adapters_it_needs_and_resumes_to_the_same_bytes(
         adapted.run("ppo", tmp_path / "cut", interrupting(3), **options)
     adapted.run("ppo", tmp_path / "cut", **options)
     assert digests(tmp_path / "cut" / "artifact") == digests(tmp_path / "whole" / "artifact")
+
+
+def test_an_earlier_checkpoint_that_is_published_is_the_adapter_that_was_evaluated(
+    adapted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Watch, "is_inside", lambda self, look: look["update"] <= 2)
+    options = LORA | {"updates": 4, "evaluate_every": 1, "stop_early": False}
+    metrics = adapted.run("ppo", tmp_path, **options)
+    artifact, data = tmp_path / "artifact", adapted.inputs["data"]
+    about = json.loads((artifact / "metadata.json").read_text())
+    assert metrics["ppo/published_update"] == about["published_update"] in (1, 2)
+    looks = {look["update"]: look for look in about["evaluations"]}
+    assert looks[4]["kl"] > 2 * looks[about["published_update"]]["kl"], "else any policy would do"
+    job = adapted.job("ppo", **options)
+    loaded = Models.load(job, adapted.inputs)
+    prompts = [row["prompt"] for row in read_split(data / "prompts.calibration")[:8]]
+    adapter = load_adapter(
+        Backbone(load_causal_lm(adapted.inputs["sft"], job.runtime)[0]), "policy", artifact / "adapter"
+    )
+    for policy in (load_causal_lm(artifact, job.runtime)[0], adapter):
+        rows = respond(loaded, policy, prompts, job, data, stream=STREAM)
+        assert sum(row.kl for row in rows) / 8 == pytest.approx(looks[about["published_update"]]["kl"], abs=1e-3)
 
 
 @pytest.mark.parametrize("refresh_every", [None, 2], ids=["held", "refreshed"])
