@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from components.base.settings import keyed_values
 from components.models.config import GenerationConfig
 from components.ppo.config import KLConfig, PpoConfig
 
@@ -77,3 +78,14 @@ def test_unless_asked_the_objective_is_score_and_kl_alone_of_samples_of_the_poli
     config = PpoConfig()
     assert (config.entropy_coefficient, config.discount, config.epochs, config.critic.kind) == (0, 1, 2, "separate")
     assert GenerationConfig().temperature == 1
+
+
+def test_what_stops_a_run_or_chooses_its_checkpoint_is_in_the_key_and_how_often_it_is_saved_is_not() -> None:
+    """Else a stored policy of a run that an alarm did not stop would be taken for one that it would have stopped."""
+    plain = keyed_values(PpoConfig())
+    options: list[dict[str, Any]] = [
+        {"monitors": {"stop_on": ["length"]}}, {"stop_early": False}, {"watch": {"patience": 3}},
+        {"watch": {"kl_high": 9.0}}, {"watch": {"prompts": 9}}, {"evaluate_every": 3}, {"ema": 0.5},
+    ]  # fmt: skip
+    assert all(keyed_values(PpoConfig(**each)) != plain for each in options)
+    assert keyed_values(PpoConfig(checkpoint_every=3, checkpoint_minutes=None)) == plain
