@@ -13,6 +13,7 @@ from scipy import stats
 from components.ppo.config import MonitorName
 from components.ppo.monitors import bought, means
 from components.ppo.monitors.alarms import BOUGHT, MONITORS, TESTS, Alarm, Limits, chance_of, upper_bound
+from components.ppo.monitors.batches import new_alarms
 from components.ppo.monitors.measures import EXCEEDS, PHRASES, Batch, correlation, numbers_of, rates, shared
 from components.ppo.monitors.texture import words
 
@@ -169,6 +170,8 @@ def test_an_alarm_on_a_mean_says_both_means_and_the_limit_not_the_share_above_th
     assert (long > limits.thresholds["length"]).mean() < 0.05
     assert (alarm.value, alarm.sft) == (long.mean(), sft.lengths.mean())
     assert alarm.share == (sft.lengths > limits.thresholds["length"]).mean(), "what the curve of shares is drawn with"
+    (row,) = new_alarms([alarm], draw(1, 128), [], 3)
+    assert (row["sft"], row["sft_share"], row["update"]) == (alarm.sft, alarm.share, 3)
     level = 0.01 / TESTS / 60
     assert alarm.limit is not None and sft.lengths.mean() < alarm.limit < long.mean()
     at_limit = long - long.mean() + alarm.limit  # the same spread around the limit
