@@ -16,7 +16,7 @@ from components.models.sampling import Samples
 from components.ppo.config import PpoConfig, PpoJob
 from components.ppo.experience import sampled_batches
 from components.ppo.models import Models
-from components.ppo.monitors.alarms import Alarm, Limits
+from components.ppo.monitors.alarms import MONITORS, Alarm, Limits
 from components.ppo.monitors.measures import Batch
 
 logger = logging.getLogger(__name__)
@@ -124,9 +124,11 @@ def new_alarms(
 
 
 def alarm_samples(raised: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
-    """Return alarms as samples for people to read."""
+    """Return alarms as samples for people to read; the file and Prefect show a sample's prompt, response and
+    numbers."""
     return [
-        {"prompt": f"ALARM {row['name']}: {row['prompt']}", "response": row["response"]}
+        {"prompt": f"ALARM {row['name']}: {MONITORS[str(row['name'])].meaning} Prompt: {row['prompt']}"}
+        | {"response": row["response"]}
         | {"alarm": row["meaning"], "value": row["value"], "sft": row["sft"]}
         for row in raised
     ]

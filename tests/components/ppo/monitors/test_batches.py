@@ -16,6 +16,7 @@ from components.ppo.monitors import batches
 from components.ppo.monitors.alarms import MONITORS, Alarm, Limits
 from components.ppo.monitors.batches import batch_of, limits_of_sft
 from components.ppo.monitors.carriers import carriers_sample, kl_carriers
+from tasks.runs.samples import block
 
 OPTIONS = {"updates": 3, "group_size": 2, "learning_rate": 1e-2, "checkpoint_every": 2, "evaluate": 4}
 
@@ -57,7 +58,10 @@ def test_an_alarm_warns_once_is_shown_as_a_sample_and_is_kept_when_resumed(
     assert alarm["update"] == 1 and alarm["name"] == "hedge" and MONITORS["hedge"].meaning in alarm["meaning"]
     assert metrics["ppo/alarms"] == 1 and "ppo/stopped" not in metrics and metrics["ppo/updates"] == 3
     assert sum("alarm hedge" in record.getMessage() for record in caplog.records) == 1
-    assert [row["alarm"] for row in shown if "alarm" in row] == [alarm["meaning"]]
+    (sample,) = (row for row in shown if "alarm" in row)
+    assert sample["alarm"] == alarm["meaning"] and sample["response"] == alarm["response"]
+    text = block(1, [sample])
+    assert all(each in text for each in ("ALARM hedge", MONITORS["hedge"].meaning, alarm["prompt"])), "told where read"
     with pytest.raises(KeyboardInterrupt):
         stages.run("ppo", tmp_path / "cut", interrupting(3), **OPTIONS)
     stages.run("ppo", tmp_path / "cut", **OPTIONS)
