@@ -35,8 +35,7 @@ def ppo_update(run: PlannedRun) -> dict[str, int]:
     shape, config, batch = run.shape, run.ppo, run.ppo.batch_size
     predicted = batch * run.response
     separate = config.has_critic and config.critic.kind == "separate"
-    asks_policy = run.dtype == "bfloat16"  # the sampler's log-probabilities are kept only in float32
-    asked = (1 + asks_policy) * forward(shape, batch, run.length, predicted)
+    asked = (1 + run.asks_policy) * forward(shape, batch, run.length, predicted)
     asked += (run.reward.published + separate) * forward(shape, batch, run.length)
     how = config.gradient_checkpointing, config.lora is not None
     learnt = training(shape, batch, run.length, predicted, *how)

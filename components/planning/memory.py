@@ -65,6 +65,12 @@ class PlannedRun(NamedTuple):
     """Whether an independent judge is in memory with PPO's models."""
 
     @property
+    def asks_policy(self) -> bool:
+        """Return whether the policy computes the log-probabilities of its samples again: those of its own sampler in
+        float32 are the training path's."""
+        return self.dtype == "bfloat16" or self.ppo.rollout.by_server
+
+    @property
     def prompt(self) -> int:
         """Return the tokens of the longest prompt."""
         return self.generation.max_prompt_tokens
@@ -182,12 +188,12 @@ class _Planner:
         micro = self._micro(sized if tokens is None else max(1, tokens // run.length), config.minibatch_size)
         work, predicted = Pass(micro, run.length), micro * run.response
         divided = run.generation.temperature != 1
-        asks = self.dtype == "bfloat16"  # in float32 the sampler's numbers are the training path's
-        scoring = still | {
+        judged: Parts = {  # an evaluation asks the policy in any format
             "activations": passing(self.shape, work, self.dtype),
-            "logits": logits(self.shape, predicted, 2 + divided + 3 * asks),
+            "logits": logits(self.shape, predicted, 2 + divided + 3),
         }
-        yield self._phase("ppo", "frozen pass", scoring)
+        scoring = judged | {"logits": logits(self.shape, predicted, 2 + divided + 3 * run.asks_policy)}
+        yield self._phase("ppo", "frozen pass", still | scoring)
         several = ranks.rows(config.minibatch_size) > micro or config.ptx.coefficient > 0
         beside = held | ({"critic": critic.weights + critic.moments} if critic else {})
         copies = 7 if config.entropy_coefficient > 0 else 3 + divided
@@ -199,7 +205,6 @@ class _Planner:
             beside = held | {"policy": policy.weights + policy.moments}
             more = ranks.rows(config.minibatch_size) > micro
             yield self._training("ppo", "critic update", beside, critic, config, work, 0, more, config.lora)
-        judged = {part: scoring[part] for part in ("activations", "logits")}
         if config.evaluate_every is not None:  # with an average, the policy's own weights are kept as well
             looking = still | best | ({} if config.ema is None else {"set aside": policy.weights})
             rows = ranks.rows(min(config.watch.prompts, config.batch_size))
@@ -370,8 +375,9 @@ class _Planner:
         if self.device != "cuda":
             return self._phase(stage, "saving", held)
         own, number = held.get("weights", 0) + held.get("optimizer", 0) + average, self.ranks.number
-        written = own * number if self.ranks.sharded else own
-        if self.ranks.sharded and written > whole_up_to * 1e9:  # each rank's part, file by file
+        sharded = self.ranks.sharded and "backbone" not in held  # every rank has all of an adapter
+        written = own * number if sharded else own
+        if sharded and written > whole_up_to * 1e9:  # each rank's part, file by file
             written = number * 2 * min(own, max(WRITTEN_AT_ONCE, FLOAT * self.shape.embedding / number))
         host = written + reference + best * number
         return self._phase(stage, "saving", held, host)

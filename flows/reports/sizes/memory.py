@@ -88,9 +88,10 @@ def parse_size(text: str) -> int:
         UserError: the text is not a size.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)B?", text.strip(), re.IGNORECASE)
-    if not found or not float(found[1]):
+    size = float(found[1]) * UNITS[found[2].capitalize()] if found else 0.0
+    if not 1 <= size < math.inf:
         raise UserError(f"--memory {text}: give a size with its unit, such as 80GB (10^9 bytes each) or 24GiB (2^30).")
-    return int(float(found[1]) * UNITS[found[2].capitalize()])
+    return int(size)
 
 
 @dataclass(frozen=True)

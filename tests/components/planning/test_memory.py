@@ -153,6 +153,27 @@ def test_weights_for_a_server_are_copied_on_the_host_and_stand_in_memory_twice()
     assert on_disk["ppo", "sending"].parts.keys() == {"frozen", "weights", "optimizer", "CUDA"}
 
 
+def test_a_policy_that_computes_its_samples_again_holds_its_entropy_too() -> None:
+    """In float32 only samples of its own sampler, outside of evaluations, come with all that is needed."""
+    vocabulary, predicted = 128256, 4 * 32
+
+    def of_logits(phase: str, **options: Any) -> int:
+        planned = run(dtype="float32", ppo={"evaluate_every": 1, "micro_batch_size": 4, **options})
+        return found(planned)["ppo", phase].parts["logits"]
+
+    entropy = 3 * 4 * predicted * vocabulary
+    kept = of_logits("frozen pass")
+    assert of_logits("frozen pass", rollout={"engine": "vllm"}) == kept + entropy
+    assert of_logits("watching") == kept + entropy
+
+
+def test_adapters_are_copied_once_to_be_written_since_each_rank_has_all_of_them() -> None:
+    lora = {"lora": {"rank": 16}, "evaluate_every": None}
+    of_reward = {"lora": {"rank": 16}}
+    one, eight = (found(run(reward=of_reward, ppo=lora), ranks=Ranks(n))["ppo", "saving"] for n in (1, 8))
+    assert one.host == eight.host == one.parts["weights"] + one.parts["optimizer"]
+
+
 def test_packed_demonstrations_are_one_row_with_a_mask() -> None:
     """512 tokens are four demonstrations of 128: another 512 float32 of the mask for each token and block."""
     rows, packed = (found(run(dtype="float32", sft=more))["sft", "training"].parts for more in ({}, {"packing": 600}))
