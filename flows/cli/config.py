@@ -71,6 +71,8 @@ def plan(
     config = config_of(profile, set_)
     other = read_shape(shape) if shape else None
     base = None if other or config.sft.base is None else find_base(config.sft.base, tether_home())
+    on_gpus = config.runtime.model_copy(update={"ranks": max(1, gpus)})
+    config.model_copy(update={"runtime": on_gpus}).check_ranks()
     run = planned_run(config, base, other, gpu=gpus > 0)
     found = MemoryPlan.of(profile, run, Machine(gpus, size, sharding_of(config)))
     echo(found.as_json() if as_json else found.text())

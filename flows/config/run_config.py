@@ -192,14 +192,40 @@ class Options(Settings):
         Values that a pool's runtime leaves out are taken from this machine.
 
         Raises:
-            UserError: the rollout server doesn't answer.
+            UserError: the rollout server doesn't answer, or a stage cannot be computed in its number of ranks.
         """
         runners = {
             stage: runner if runner.runtime is None else runner.model_copy(update={"runtime": runner.runtime.resolve()})
             for stage, runner in self.runners.items()
         }
+        found = self.model_copy(update={"runtime": self.runtime.resolve(), "runners": runners})
+        found.check_ranks()
         ppo = self.ppo.model_copy(update={"rollout": resolve_rollout(self.ppo.rollout)})
-        return self.model_copy(update={"runtime": self.runtime.resolve(), "runners": runners, "ppo": ppo})
+        return found.model_copy(update={"ppo": ppo})
+
+    def check_ranks(self) -> None:
+        """Check what sft, reward and ppo would refuse only when they begin: options that several ranks lack.
+
+        Raises:
+            UserError: a stage would refuse its options.
+        """
+        for name, options in (("sft", self.sft), ("reward", self.reward), ("ppo", self.ppo)):
+            runner = self.runners.get(name)
+            runtime = self.runtime if runner is None or runner.runtime is None else runner.runtime
+            if runtime.ranks == 1:
+                continue
+            if name == "ppo" and self.ppo.rollout.by_server:
+                raise UserError(
+                    f"ppo.rollout.engine: a server samples for one process, and PPO would have {runtime.ranks} "
+                    "(runtime.ranks). Set runtime.ranks=1, or runners.ppo.runtime.ranks=1 for PPO alone, or let the "
+                    "ranks sample (ppo.rollout.engine=local)."
+                )
+            whole = getattr(options, "lora", None) is None and getattr(options, "train", True)
+            if options.optimizer == "adamw_8bit" and whole and runtime.sharding != "replicas":
+                raise UserError(
+                    f"{name}.optimizer: adamw_8bit cannot step parameters that are sharded over {runtime.ranks} ranks. "
+                    f"Set runtime.sharding=replicas, or use {name}.optimizer=adamw."
+                )
 
 
 def _groups_of_further_stages() -> dict[str, tuple[object, FieldInfo]]:

@@ -290,6 +290,35 @@ def test_a_resolved_config_says_auto_nowhere() -> None:
     assert config.resolved() == config
 
 
+SERVED = tuple(
+    f"ppo.rollout.{each}" for each in ("engine=vllm", "version=0.29.0", "dtype=float32", "batch_invariant=true")
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (SERVED, r"^ppo\.rollout\.engine: .* PPO would have 2 .*runners\.ppo\.runtime\.ranks=1"),
+        (("reward.optimizer=adamw_8bit",), r"^reward\.optimizer: .*runtime\.sharding=replicas"),
+        (("reward.optimizer=adamw_8bit", "runtime.sharding=replicas"), None),
+        (("reward.optimizer=adamw_8bit", "reward.lora.rank=2"), None),
+        ((*SERVED, "runners.ppo={runtime: {ranks: 1}}"), None),
+    ],
+    ids=["served", "sharded", "replicas", "adapter", "runner"],
+)
+def test_a_stage_that_would_refuse_its_ranks_after_the_stages_before_it_is_refused_when_the_run_begins(
+    options: tuple[str, ...], said: str | None
+) -> None:
+    config = load_config("tiny", [parse_override(each) for each in (*options, "runtime.device=cpu")])
+    config.resolved()  # with one rank everything goes
+    ranks = load_config("tiny", [parse_override(each) for each in (*options, "runtime.device=cpu", "runtime.ranks=2")])
+    if said is None:
+        assert ranks.resolved().runtime.ranks == 2
+        return
+    with pytest.raises(UserError, match=said):
+        ranks.resolved()
+
+
 def test_nearest_prefers_the_same_group() -> None:
     keys = list(valid_keys(RunConfig))
     assert nearest("reward.learning_rat", keys) == "reward.learning_rate"
