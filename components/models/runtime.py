@@ -57,8 +57,8 @@ class Runtime(Settings):
     instruction_set: str = "auto"
     """CPU instruction set that results on a CPU depend on; `auto` reads it from the processor."""
     ranks: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = "auto"
-    """Processes of a stage that trains (sft, reward, ppo); `auto` is one per visible GPU, and 1 on a CPU. On a CPU any
-    number is allowed; they share its cores."""
+    """Processes of a stage that trains (sft, reward, ppo); `auto` is one per visible GPU, of all hosts that compute
+    together, and 1 on a CPU. On a CPU any number is allowed; they share its cores."""
     gpu: str = "auto"
     """Name and compute capability of the GPU that computes; `auto` asks the driver, `none` on a CPU."""
     cuda: str = "auto"
@@ -78,7 +78,8 @@ class Runtime(Settings):
         instruction_set = self.instruction_set if self.instruction_set != "auto" else cpu_instruction_set()
         on_gpu = device == "cuda"
         fast = found.fast_bfloat16 if on_gpu else instruction_set == "amx_bf16"
-        ranks = self.ranks if self.ranks != "auto" else (len(found.gpus) if on_gpu and found.gpus else 1)
+        on_all_hosts = len(found.gpus) * these_hosts().count if on_gpu else 0
+        ranks = self.ranks if self.ranks != "auto" else max(1, on_all_hosts)
         sharding = "none" if ranks == 1 else ("zero2" if self.sharding in ("auto", "none") else self.sharding)
         return Runtime(
             device=device,
@@ -255,8 +256,8 @@ def activate(runtime: Runtime) -> None:
     """Set up torch by the resolved `runtime`: threads, deterministic kernels, TF32.
 
     Raises:
-        MachineMismatch: this machine has a different instruction set (for a CPU runtime) or a different GPU, or CUDA
-            was started in this process without deterministic matrix products.
+        MachineMismatch: this machine has a different instruction set (for a CPU runtime), a different GPU or fewer GPUs
+            than ranks, or CUDA was started in this process without deterministic matrix products.
     """
     import torch
 
@@ -277,6 +278,11 @@ def activate(runtime: Runtime) -> None:
                 f"the run began for {runtime.gpu} with CUDA {runtime.cuda}, and this machine has {found.name} with "
                 f"CUDA {found.cuda}, so its results would get another machine's key. Start the run on this machine "
                 "(leave runtime.gpu and runtime.cuda `auto`), or use a machine like the first."
+            )
+        if runtime.ranks != "auto" and runtime.ranks > (most := len(found.gpus) * these_hosts().count):
+            raise MachineMismatch(
+                f"runtime.ranks is {runtime.ranks}, and a rank needs a GPU of its own: there "
+                f"{'is' if most == 1 else 'are'} {most}. Set runtime.ranks=auto, or use a machine with more GPUs."
             )
         torch.backends.cuda.matmul.fp32_precision = "tf32" if runtime.tf32 else "ieee"
     torch.set_num_threads(runtime.threads)

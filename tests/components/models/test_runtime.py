@@ -131,6 +131,24 @@ def test_auto_is_a_rank_for_each_gpu_and_one_on_a_cpu(monkeypatch: pytest.Monkey
         Runtime(ranks=0)
 
 
+def test_auto_counts_the_gpus_of_all_hosts_that_compute_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, H100, H100)
+    for name, value in (("HOSTS", "3"), ("HOST", "0"), ("RENDEZVOUS", "first:29500")):
+        monkeypatch.setenv(f"TETHER_{name}", value)
+    found = Runtime().resolve()
+    assert found.ranks == 6 and found.misfits() == []
+
+
+def test_more_ranks_than_gpus_are_refused_before_one_of_them_asks_for_a_gpu_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine(monkeypatch, H100, H100)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", WORKSPACE)
+    with pytest.raises(MachineMismatch, match=r"runtime\.ranks is 3, .* there are 2\. Set runtime\.ranks=auto"):
+        activate(Runtime(ranks=3, threads=1).resolve())
+
+
 def test_a_gpu_without_fast_bfloat16_computes_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, T4)
     assert Runtime().resolve().dtype == "float32"
