@@ -2,12 +2,13 @@
 
 On several hosts, each host except the first starts its share of the ranks with this command (docs/guide/gpus.md):
 
-    python -m tasks.ranks --ranks 16
+    python -m tasks.ranks --ranks 16 --every-stage
 """
 
 import argparse
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from components.training.stopping import Held, Interrupted, graceful
 from tasks.stages import Stage
 
 WITHIN = "components.training.stopping:graceful"
+BETWEEN_SECONDS = 5.0
+"""Seconds between two stages, so that the first host's agent has closed the store of the earlier one."""
 
 
 def run(
@@ -50,21 +53,35 @@ def run(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Compute this host's share of the stage that the first host computes, and return the exit code."""
+    """Compute this host's share of the stage that the first host computes, and return the exit code.
+
+    With `--every-stage` also its share of all later stages, and of attempts after a stage broke down, until it is told
+    to stop.
+    """
     parser = argparse.ArgumentParser(prog="python -m tasks.ranks", description="Join the ranks of a stage.")
     parser.add_argument("--ranks", type=int, required=True, help="runtime.ranks of the run: of all hosts together")
     parser.add_argument("--timeout", type=float, default=1800.0, help="runtime.rank_timeout, in seconds")
+    parser.add_argument("--every-stage", action="store_true", help="join one stage after the other until told to stop")
     given = parser.parse_args(arguments)
     try:
         if these_hosts().number == 0:
             raise UserError("TETHER_HOST is 0: the first host computes the stage itself (tether run, or a worker).")
-        with tempfile.TemporaryDirectory(prefix="tether-ranks-") as folder, graceful(), Held() as held:
-            return join(WITHIN, given.ranks, Path(folder), given.timeout, lambda: held.told)
+        with graceful():
+            code = _join_once(given.ranks, given.timeout)
+            while given.every_stage:
+                time.sleep(BETWEEN_SECONDS)
+                code = _join_once(given.ranks, given.timeout)
+            return code
     except UserError as error:
         print(f"tether: {error}", file=sys.stderr)
         return error.exit_code
     except Interrupted as stopped:
         return 128 + stopped.number
+
+
+def _join_once(ranks: int, timeout: float) -> int:
+    with tempfile.TemporaryDirectory(prefix="tether-ranks-") as folder, Held() as held:
+        return join(WITHIN, ranks, Path(folder), timeout, lambda: held.told)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,9 @@ from components.distributed.orphans import die_with_parent
 DIED = "died.json"
 STARTED_TOGETHER_SECONDS = 900
 """Seconds that the first of several hosts waits for the others."""
+WAITING_SECONDS = 14 * 24 * 3600
+"""Seconds that another host waits for the first one, which may compute other stages before. (torch's stores count
+milliseconds in 32 bits.)"""
 
 
 def main(folder: Path) -> None:
@@ -28,6 +31,7 @@ def main(folder: Path) -> None:
     wanted = json.loads((folder / AGENT).read_text(encoding="utf-8"))
     hosts = Hosts(**wanted["hosts"])
     alone = hosts.count == 1
+    patience = WAITING_SECONDS if hosts.number else STARTED_TOGETHER_SECONDS
     config = LaunchConfig(
         min_nodes=hosts.count,
         max_nodes=hosts.count,
@@ -35,7 +39,7 @@ def main(folder: Path) -> None:
         run_id="tether",
         rdzv_backend="c10d" if alone else "static",
         rdzv_endpoint=hosts.rendezvous,
-        rdzv_configs={"timeout": STARTED_TOGETHER_SECONDS} | ({} if alone else {"rank": hosts.number}),
+        rdzv_configs={"timeout": patience} | ({} if alone else {"rank": hosts.number}),
         local_addr="127.0.0.1" if alone else None,
         max_restarts=0,  # a stage continues from its checkpoint when it is computed again
         monitor_interval=0.1,

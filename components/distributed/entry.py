@@ -6,16 +6,19 @@ Rank 0 reads `FOLDER/program.json` and sends it to the others. It writes what th
 line, and at the end the metrics. A rank that fails writes its error.
 """
 
+import contextlib
 import importlib
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from components.base.errors import UserError
 from components.base.files import replacing
 from components.base.observe import unobserved
 from components.base.process import this_process
@@ -26,6 +29,8 @@ AGENT, PROGRAM, OBSERVED, METRICS = "agent.json", "program.json", "observed.json
 TIMEOUT = "TETHER_RANK_TIMEOUT"
 ENDED = "tether/ended"
 """The key in the ranks' shared key-value store under which a failing rank writes its error."""
+OVER = "tether/over"
+"""The key that rank 0 sets when the stage has ended."""
 
 
 def process_file(folder: Path, rank: int) -> Path:
@@ -42,16 +47,34 @@ def main(folder: Path) -> int:
     """Compute this rank's part; return the exit code."""
     rank = int(os.environ["RANK"])
     process_file(folder, rank).write_text(json.dumps(this_process()), encoding="utf-8")
-    within = json.loads((folder / AGENT).read_text(encoding="utf-8"))["within"]
+    wanted = json.loads((folder / AGENT).read_text(encoding="utf-8"))
     shared: list[Any] = []
     try:
-        with _named(within)():
+        with _named(wanted["within"])():
             _compute(folder, rank, shared)
+            if wanted["hosts"]["number"] > 0:
+                _wait_for_end(*shared)
     except BaseException as error:
         outcome.write_ended(folder, _cause(outcome.failed(rank, error), *shared))
         return 1
+    finally:
+        if rank == 0:
+            with contextlib.suppress(RuntimeError):
+                for store in shared:
+                    store.set(OVER, "")
     done_file(folder, rank).touch()
     return 0
+
+
+def _wait_for_end(store: Any) -> None:
+    """Wait on another host until rank 0 has ended the stage.
+
+    If this host left earlier, it would join the next stage while the first host still serves this stage's store, and
+    would find the old addresses there.
+    """
+    with contextlib.suppress(RuntimeError):  # the host with the store is gone
+        while not store.check([OVER]):
+            time.sleep(1)
 
 
 def _cause(ended: outcome.Ended, store: Any = None) -> outcome.Ended:
@@ -75,17 +98,21 @@ def _compute(folder: Path, rank: int, shared: list[Any]) -> None:
 
     from components.distributed import ranks
 
-    cuda = torch.cuda.is_available()
-    if cuda:
-        torch.cuda.set_device(ranks.local_rank())
     # gloo reduces tensors on the CPU (metrics, and what ranks decide together), so that nothing waits for the GPU.
     limit = timedelta(seconds=float(os.environ[TIMEOUT]))
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=limit)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=limit)
     shared.append(dist.distributed_c10d._get_default_store())
     text = (folder / PROGRAM).read_text(encoding="utf-8") if rank == 0 else ""
     program = json.loads(ranks.told_by_first(text))
     job = _named(program["job"]).model_validate(program["values"])
+    if ranks.size() != job.runtime.ranks:
+        raise UserError(
+            f"runtime.ranks is {job.runtime.ranks}, and the hosts have started {ranks.size()}. Start every other host "
+            f"with `python -m tasks.ranks --ranks {job.runtime.ranks}`."
+        )
     _named(program["setup"])(job.runtime)
+    if job.runtime.device == "cuda":  # this starts CUDA, so it comes after the setup
+        torch.cuda.set_device(ranks.local_rank())
     inputs = {name: Path(path) for name, path in program["inputs"].items()}
     observe = _Observed(folder / OBSERVED) if rank == 0 else unobserved  # which observe the same
     try:

@@ -87,10 +87,14 @@ class _Ranks:
     def stop(self, number: int) -> None:
         """Signal each rank once to stop: each finishes its step, then all end together.
 
-        Another call reaches ranks that have begun since.
+        Another call reaches ranks that have begun since. If none has begun, since other hosts are missing or torch is
+        being imported, the agent is killed: nothing is lost.
         """
         self.told = self.told or number
-        for rank, process in self.processes().items():
+        begun = self.processes()
+        if not begun:
+            self.kill()
+        for rank, process in begun.items():
             if rank not in self._stopped and is_alive(process):  # type: ignore[arg-type]
                 self._stopped.add(rank)
                 with contextlib.suppress(ProcessLookupError):
@@ -187,7 +191,9 @@ def join(within: str, ranks: int, folder: Path, timeout: float, check: Callable[
     started = _Ranks(folder, start_agent(folder, timeout), f"host {hosts.number}")
     try:
         _follow(started, lambda *_, **__: None, check)
-        return started.agent.returncode
+        if (code := started.agent.returncode) != 0:
+            logger.warning("the ranks of this host ended with exit code %d: %s", code, started._said())
+        return code
     finally:
         _leave(started)
 

@@ -1,16 +1,21 @@
 """Ranks on several hosts: two agents on this machine that meet at one address."""
 
+import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from components.base.errors import CheckFailed, UserError
 from components.distributed.hosts import Hosts, these_hosts
+from components.distributed.launching import Stopped
 from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -28,10 +33,19 @@ def two_hosts(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return {**os.environ, **shared, "TETHER_HOST": "1", "PYTHONPATH": str(ROOT)}
 
 
-def other_host(environment: dict[str, str]) -> "subprocess.Popen[bytes]":
+def other_host(environment: dict[str, str], *more: str, ranks: int = 2) -> "subprocess.Popen[bytes]":
     """Start what the second host runs."""
-    command = [sys.executable, "-m", "tasks.ranks", "--ranks", "2", "--timeout", "60"]
+    command = [sys.executable, "-m", "tasks.ranks", "--ranks", str(ranks), "--timeout", "60", *more]
     return subprocess.Popen(command, env=environment, cwd=ROOT)
+
+
+def has_ranks(host: "subprocess.Popen[bytes]") -> bool:
+    """Return whether ranks of this host are alive."""
+    for process in psutil.Process(host.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # or a zombie
+            if "components.distributed.entry" in process.cmdline():
+                return True
+    return False
 
 
 @pytest.mark.ranks
@@ -53,6 +67,49 @@ def test_the_error_of_a_rank_on_another_host_ends_the_stage(toy: Any, two_hosts:
         assert other.wait(PATIENCE * 60) == 1
     finally:
         other.kill()
+
+
+@pytest.mark.ranks
+def test_a_host_joins_one_stage_after_the_other_and_leaves_none_before_its_first_host_does(
+    toy: Any, two_hosts: dict[str, str], tmp_path: Path
+) -> None:
+    """Else it would join the next stage in the store of the one that rank 0 still evaluates. Stages may break down, and
+    between two of them the first host may compute others for hours."""
+    other = other_host(two_hosts, "--every-stage")
+    try:
+        with pytest.raises(CheckFailed):
+            toy(ranks=2, goes_wrong="check", rank=1)
+        last, seen = tmp_path / "out/checkpoint/toy/step-000000016.json", list[bool]()
+
+        def look() -> None:
+            if last.exists() and 6 < time.time() - last.stat().st_mtime < 9:
+                seen.append(has_ranks(other))
+
+        assert toy(ranks=2, alone=10.0, check=look).metrics["toy/steps"] == 16.0
+        assert seen and all(seen)
+        other.send_signal(signal.SIGTERM)
+        assert other.wait(30) == 128 + signal.SIGTERM, "it waits for the next stage, and is told to stop"
+    finally:
+        other.kill()
+
+
+@pytest.mark.ranks
+def test_another_number_of_ranks_than_the_keys_does_not_compute(toy: Any, two_hosts: dict[str, str]) -> None:
+    other = other_host(two_hosts, ranks=4)
+    try:
+        with pytest.raises(UserError, match=r"runtime\.ranks is 2, and the hosts have started 3"):
+            toy(ranks=2)
+        assert other.wait(PATIENCE * 60) != 0
+    finally:
+        other.kill()
+
+
+@pytest.mark.ranks
+def test_a_host_that_waits_for_the_others_in_vain_stops_when_it_is_told_to(toy: Any, two_hosts: dict[str, str]) -> None:
+    beginning = time.monotonic()
+    with pytest.raises(Stopped):
+        toy(ranks=2, check=lambda: signal.SIGTERM if time.monotonic() - beginning > 5 else None)
+    assert time.monotonic() - beginning < 30
 
 
 def test_without_variables_there_is_one_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,8 @@ class ToyJob(Settings):
     at_step: int = 3
     seconds: float = 0.0
     """Each step takes at least so long."""
+    alone: float = 0.0
+    """Seconds that rank 0 takes after the others have ended."""
     watched: bool = False
     """Held-out losses rise at once on rank 0 and fall on the others, as no two ranks' losses ever differ."""
 
@@ -57,6 +59,7 @@ def run(job: ToyJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     data = TrainingExamples(loss, [1] * 32, [1.0] * 32)
     steps = fit(model, data, job.fit, seed=0, group="toy", out=out, observe=observe, watch=watch)
     ranks.go_on_alone()
+    time.sleep(job.alone)
     (out / "artifact").mkdir(parents=True, exist_ok=True)
     (out / "artifact" / "weight").write_text(model.weight.item().hex())
     return {"toy/steps": float(steps), "toy/ranks_left": float(ranks.size())}
