@@ -88,6 +88,8 @@ def whole_walk() -> list[dict[str, Any]]:
         )
     lora = {"stage": "ppo", "reward": "reward lora", "options": LORA | {"gradient_checkpointing": True}, **BFLOAT16}
     cases.append({"name": "ppo lora bfloat16", **lora})
+    weights = {"importance": {"level": "sequence"}, "aggregation": "sequence", "evaluate": 8}
+    cases.append({"name": "ppo weights", "stage": "ppo", "options": weights, **BFLOAT16})
     cases.append({"name": "reward two", "stage": "reward", "options": {"members": 2, "shared_prompts": False}})
     minimum = {"score": {"ensemble": "minimum"}}
     cases.append({"name": "ppo minimum", "stage": "ppo", "reward": "reward two", "options": minimum})
