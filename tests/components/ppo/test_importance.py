@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from components.ppo.experience import gather_experience
+from components.ppo.learner import Learner
 from components.ppo.maths import importance_weights
 
 Load = Callable[..., Any]
@@ -39,7 +40,7 @@ def test_untruncated_weights_turn_a_samplers_mean_into_the_policys_exactly_and_p
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_the_loss_is_weighed_where_the_level_says_so_and_its_monitors_are_reported(load: Load, level: str) -> None:
+def test_weights_come_from_both_log_probabilities_and_their_monitors_are_reported(load: Load, level: str) -> None:
     """A sampler that says of every token that it was less likely than the policy says, by 0.05 nats."""
     job, models, samples = load(importance={"level": level, "cap": 1.04})
     shifted = dataclasses.replace(samples, logprobs=samples.logprobs - 0.05 * samples.response_mask, seen=None)
@@ -51,6 +52,21 @@ def test_the_loss_is_weighed_where_the_level_says_so_and_its_monitors_are_report
     longest = math.exp(0.05 * mask.sum(1).max().item())
     assert metrics["ppo/importance_max"] == pytest.approx(math.exp(0.05) if level == "token" else longest, rel=0.05)
     assert metrics["ppo/importance_truncated"] == pytest.approx(1, abs=0.05)
+
+
+def test_policy_and_kl_loss_of_each_token_are_weighed_with_its_weight(load: Load) -> None:
+    """Before the first step the ratio is 1, so a token's loss is -w A, and w / 2 of KL to a reference one nat off."""
+    job, models, samples = load(kl={"control": "fixed", "coefficient": 0.1, "form": "k2"})
+    found = gather_experience(models, samples, job, beta=0.1)
+    mask, rows = samples.response_mask, range(len(samples.ended))
+    drawn = torch.rand(mask.shape, generator=torch.Generator().manual_seed(3)) * 2
+    experience = dataclasses.replace(found, importance=drawn, reference=found.logprobs - 1.0)
+    learner = Learner.start(models, job)
+    loss, metrics = learner._policy_pass(experience, rows, False)
+    policy = (drawn * -found.advantages)[mask].mean().item()
+    assert metrics["ppo/policy_loss"].item() == pytest.approx(policy, rel=1e-4, abs=1e-6)
+    tether = found.kl_weight * drawn[mask].mean().item() * 0.5
+    assert tether > 1e-2 and loss.item() == pytest.approx(policy + tether, rel=1e-4)
 
 
 def test_nothing_is_weighed_by_default_in_this_process_though_its_monitors_are_there(load: Load) -> None:
