@@ -230,6 +230,7 @@ def validate(made: Any, suite: Suite, naming: Sequence[str]) -> list[Expectation
                 f"Great Expectations could not judge your suite (data.suite): {type(error).__name__}: {error}. One of "
                 f"these expectations is the reason; check their kwargs, or leave it out: {listed(users)}."
             ) from error
+    made.data_sources.delete(suite.name)  # which keeps the frame
     by_place = {result.expectation_config.meta["place"]: result for result in found.results}
     return [_result_of(check, by_place[place]) for place, check in enumerate(suite.checks)]
 

@@ -1,6 +1,8 @@
+import gc
 import os
 import socket
 import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -171,6 +173,18 @@ def test_judging_and_its_pages_ask_nobody_for_anything(monkeypatch, tmp_path):
 
 def of_user(kind, **options):
     return suites.Check("mine", "as agreed", "error", 0.0, kind, options, of_user=True)
+
+
+def test_a_frame_that_was_judged_does_not_stay_in_memory(context):
+    check = suites.Check("one", "", "error", 0.0, "ExpectColumnValuesToBeInSet", {"column": "a", "value_set": [1]})
+    frames = []
+    for name in ("first", "second"):
+        frame = pd.DataFrame({"row_id": [0, 1], "a": [1, 1]})
+        frames.append(weakref.ref(frame))
+        assert suites.judge(context, suites.Suite(name, frame, [check]))[0]["passed"]
+        del frame
+    gc.collect()
+    assert [frame() for frame in frames] == [None, None]
 
 
 def test_an_expectation_on_quantiles_is_judged(context):
