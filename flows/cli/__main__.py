@@ -273,7 +273,7 @@ def runs(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON list on stdout.")] = False,
 ) -> None:
-    """List runs, newest first, with state, failed gates, KL, win rate and tags."""
+    """List runs, newest first, with state, failed gates and KL."""
     if rounds:
         _rounds(as_json, {"--limit": limit, "--tag": tag, "--state": state, "--profile": profile})
         return
