@@ -19,7 +19,7 @@ from tests.flows.review.postgresql import new_database, postgresql_server
 from tests.servers import clean_environment
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Route
 
 pytestmark = pytest.mark.browser
 
@@ -27,6 +27,15 @@ ROOT = Path(__file__).resolve().parents[2]
 PAIRS = 60
 PEOPLE = ("keyboard", "phone", "no script")
 HOSTILE = "</div><script>document.title = 'owned'</script><img src=x onerror=alert(1)>\u202e\x00 שלום "
+SECOND_CLICK = """new MutationObserver((_, observer) => {
+    observer.disconnect();
+    document.querySelector("button[value=b]").click();
+}).observe(document.body, { childList: true })"""
+"""Clicks in the moment in which another pair is shown."""
+READY = """() => new Promise((resolve) => {
+    const look = () => document.body.classList.contains("busy") ? setTimeout(look, 5) : resolve();
+    look();
+})"""
 KEYS = {"a": "1", "b": "b", "tie": "3", "both_bad": "x"}
 
 
@@ -110,6 +119,8 @@ def wait_for(page: "Page", answered: int) -> None:
     else:
         page.locator(".count strong", has_text=re.compile(rf"^{answered}$")).wait_for()
     page.wait_for_load_state("load")  # a key that is pressed before the script has run is nobody's
+    if page.locator("body.busy").count():
+        page.evaluate(READY)  # sooner than a locator, which asks twice a second
 
 
 @pytest.mark.parametrize("server", ["sqlite", "postgresql"], indirect=True)
@@ -145,8 +156,9 @@ def test_three_people_give_180_answers_and_none_is_lost_or_counted_twice(
         elif n == 30:  # dies right after the tap; the page is opened anew
             button.click(no_wait_after=True)
             server.kill()
+            page.goto("about:blank")
             server.start()
-            page.reload()
+            page.goto(server.links["phone"])
         else:
             button.click()
         wait_for(page, n + 1)
@@ -171,6 +183,31 @@ def test_three_people_give_180_answers_and_none_is_lost_or_counted_twice(
     assert "180 of 180 answers" in shown and "said <b>so</b>" in shown and visit.errors == []
     assert [each for each in violations(visit.page) if "(serious)" in each or "(critical)" in each] == []
     picture(visit.page, "review-progress")
+
+
+def test_an_answer_that_is_sent_again_or_a_second_click_is_not_an_answer_to_the_next_pair(
+    server: ReviewServer, open_page: Callable
+) -> None:
+    page = open_page(server.links["phone"], width=390).page
+    page.route("**/vote", lambda route: route.abort())
+    page.locator("button[value=a]").click()
+    page.get_by_text("kept in this browser").wait_for()
+    held: list[Route] = []
+    page.unroute("**/vote")
+    page.route("**/vote", lambda route: held.append(route), times=1)
+    page.reload()
+    page.get_by_text("Your last answer is being sent").wait_for()
+    assert not page.locator("#pair").is_visible(), "the pair is answered, and is replaced while somebody reads it"
+    page.keyboard.press("b")
+    held[0].continue_()
+    wait_for(page, 1)
+
+    page.evaluate(SECOND_CLICK)
+    page.locator("button[value=b]").click()
+    wait_for(page, 2)
+    page.wait_for_timeout(500)
+    assert page.locator(".count strong").inner_text() == "2", "nobody has read the pair in the time of a double click"
+    assert [len(row["votes"]) for row in read_rows(server.export())] == [1, 1]
 
 
 def test_hostile_replies_are_text_and_nothing_is_asked_of_another_host(

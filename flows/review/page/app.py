@@ -122,12 +122,13 @@ def make_app(voting: Voting, on_complete: OnComplete | None = None, secure: bool
         found = person(request)
         if found.number == 0:
             return RedirectResponse("/progress", 303)
+        answered = voting.answered_by(found)  # before the pair: an answered pair never stands beside the new count
         pair = voting.next_pair(found)
         with voting.engine.connect() as connection:
             whole = progress_of(connection, voting.batch.id)
         return page(
             "pair.html" if pair is not None else "done.html", pair=pair, rater=found, late=bool(late), whole=whole,
-            who=voting.mark(found), answered=voting.answered_by(found), undo=secrets.token_hex(16),
+            who=voting.mark(found), answered=answered, undo=secrets.token_hex(16),
         )  # fmt: skip
 
     @app.post("/vote")

@@ -10,7 +10,8 @@ from sqlalchemy import func, select
 
 from flows.review.database.tables import metadata, rater, vote
 from flows.review.page.guard import LARGEST_BODY
-from tests.flows.review.conftest import ORIGIN, TICKET, Site
+from flows.review.votes import AskedPair, ReviewRater, Voting
+from tests.flows.review.conftest import ORIGIN, TICKET, Site, answer
 
 SECRETS = ("left 1", "right 1", "question 1", "person 2", "Be fair")
 """What stands in the database."""
@@ -131,6 +132,19 @@ def test_the_pages_own_form_is_taken_and_one_sent_again_counts_once(page: Site) 
     assert votes_of(page) == 1
     other = page.browser(page.links[1])
     assert (other.post("/vote", data=sent).status_code, votes_of(page)) == (403, 1), "another's link"
+
+
+def test_the_count_beside_a_pair_never_holds_its_own_answer(page: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, next_pair = answer("a"), Voting.next_pair
+
+    def answered_meanwhile(voting: Voting, person: ReviewRater) -> AskedPair | None:
+        pair = next_pair(voting, person)
+        assert pair is not None and voting.take(person, pair.ticket, given)
+        return pair
+
+    monkeypatch.setattr(Voting, "next_pair", answered_meanwhile)
+    shown = page.browser(page.links[0]).get("/").text
+    assert "<strong>0</strong> answered by you" in shown and votes_of(page) == 1
 
 
 @pytest.mark.parametrize("kind", ["application/json", "text/plain", "multipart/form-data; boundary=x", ""])

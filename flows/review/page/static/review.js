@@ -1,8 +1,9 @@
 // The page's forms work without this script. It adds keys, and keeps an answer that could not be sent in the browser and sends
-// it again. The answer's ticket makes it count only once, however often it arrives.
+// it again. The answer's ticket makes it count only once, however often it arrives. A pair that has just replaced another one
+// takes no answer for a moment: a second tap, or a tap on the pair before, would be an answer to a pair that nobody has read.
 "use strict";
 (() => {
-  const LONGEST_WAIT = 30000, PATIENCE = 15000;
+  const LONGEST_WAIT = 30000, PATIENCE = 15000, SETTLES = 300;
   let busy = false, shownSince = performance.now(), wake = null;
 
   const name = () => `tether-review-unsent ${document.body.dataset.who}`;
@@ -43,6 +44,7 @@
       tell(`Not sent yet: the page’s server does not answer. Your answer is kept in this browser and sent again in ${wait / 1000} s.`);
       await pause(wait);
     }
+    await pause(SETTLES);
     busy = false;
     document.body.classList.remove("busy");
   }
@@ -71,5 +73,10 @@
 
   addEventListener("online", () => wake?.());
   const unsent = document.body.dataset.who && kept();
-  if (unsent) send(unsent);
+  if (unsent) {
+    const pair = document.getElementById("pair");
+    if (pair) pair.hidden = true;  // it may be the one that the unsent answer is for
+    tell("Your last answer is being sent. The next pair follows.");
+    send(unsent);
+  }
 })();
