@@ -121,10 +121,9 @@ def _trained_and_judged(
         reason += f" Its weights are the moving average with decay {job.ppo.ema:g} (ppo.ema), not those that sampled."
     metrics = {} if published == updates else evaluate_last(models, job, data, out, observe)
     if published != updates:
+        _save_policy(models, out / "artifact" / "last")
         put_weights(models.policy, watch.weights)
-    save_model(models.policy, models.tokenizer, out / "artifact" / "model")
-    if isinstance(models.policy, AdapterView):
-        save_adapter(models.policy, out / "artifact" / "adapter")
+    _save_policy(models, out / "artifact")
     write_rows(out / "artifact" / "history.jsonl", trained.history)
     write_rows(out / "artifact" / "samples.jsonl", trained.samples)
     write_rows(out / "artifact" / "kl_carriers.jsonl", trained.carriers)
@@ -147,6 +146,12 @@ def _trained_and_judged(
         metrics["ppo/rollouts_bit_exact"] = float(job.ppo.rollout.bit_exact)
     write_json(out / "artifact" / "metrics.json", metrics)
     return metrics
+
+
+def _save_policy(models: Models, folder: Path) -> None:
+    save_model(models.policy, models.tokenizer, folder / "model")
+    if isinstance(models.policy, AdapterView):
+        save_adapter(models.policy, folder / "adapter")
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """The reward stage: Bradley-Terry training, calibration on held-out pairs, and the scale of the scores."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,17 +77,22 @@ def train_on(
     pad_id, members = tokenizer.pad_token_id, []
     # Only a few calibration pairs are evaluated during training; the rest are encoded afterwards, like the test split.
     watching = splits["calibration"][: job.reward.watch.examples if job.reward.evaluate_every is not None else 0]
-    held = HeldPairs.choose(
-        job.reward, splits["calibration"], encode_pairs(tokenizer, watching, job.generation, job.reward, out)
-    )
-    models = train_models(job, inputs["sft"], splits["train"], train, pad_id, out, observe,
-                          inputs.get("previous_reward"), held)  # fmt: skip
-    for member, model in enumerate(models):
-        folder = member_folder(out / "artifact", member)
+
+    def save(folder: Path, model: Any, member: int) -> None:
+        folder = member_folder(folder, member)
         if is_first():
             save_model(model, tokenizer, folder / "model")
             if isinstance(model, AdapterView):
                 save_adapter(model, folder / "adapter")
+
+    held = HeldPairs.choose(
+        job.reward, splits["calibration"], encode_pairs(tokenizer, watching, job.generation, job.reward, out),
+        partial(save, out / "artifact" / "last"),
+    )  # fmt: skip
+    models = train_models(job, inputs["sft"], splits["train"], train, pad_id, out, observe,
+                          inputs.get("previous_reward"), held)  # fmt: skip
+    for member, model in enumerate(models):
+        save(out / "artifact", model, member)
         members.append(frozen(with_one_head(model, job.reward.objectives)))
     go_on_alone()
     pairs = {

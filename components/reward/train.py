@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,8 @@ from components.reward.scoring import adapter_name
 from components.training.loop import TrainingExamples, fit, seeded, torch_seed
 from components.training.watch import FitWatch, HeldOut
 
+SHOWN = 4
+"""Number of held-out pairs whose scores are shown at each evaluation during training."""
 CHECKED = 4
 """Number of pairs whose packed scores are checked before training. They are the pairs with the longest sequences (for
 lazy pairs: the longest texts), since a layer with a sliding window treats shorter ones correctly."""
@@ -41,11 +43,18 @@ class HeldPairs:
     pairs: EncodedPairs
     prompts: list[bytes]
     """(n,) the hashed prompt of each pair."""
+    shown: list[PreferencePair]
+    """The first few pairs as texts, whose scores people can read while the model trains."""
+    keep_last: Callable[[Any, int], None]
+    """Stores a model as its last step left it, and its number, if an earlier step's weights are published."""
     watches: list[FitWatch] = field(default_factory=list)
     """The results for each model that was trained."""
 
     @classmethod
-    def choose(cls, config: RewardConfig, rows: Sequence[PreferencePair], pairs: EncodedPairs) -> "HeldPairs | None":
+    def choose(
+        cls, config: RewardConfig, rows: Sequence[PreferencePair], pairs: EncodedPairs,
+        keep_last: Callable[[Any, int], None],
+    ) -> "HeldPairs | None":  # fmt: skip
         """Take the first calibration pairs, given as rows and as token ids; None if nothing is evaluated.
 
         Raises:
@@ -59,7 +68,8 @@ class HeldPairs:
                 "data.split.calibration, or set reward.evaluate_every=null."
             )
         count = min(config.watch.examples, len(rows))
-        return cls(pairs[:count], [hash8(str(row["prompt"])) for row in rows[:count]])
+        prompts = [hash8(str(row["prompt"])) for row in rows[:count]]
+        return cls(pairs[:count], prompts, list(rows[: min(count, SHOWN)]), keep_last)
 
     def metrics(self) -> dict[str, float]:
         """Return the final metrics: means over the models that were trained."""
@@ -191,16 +201,29 @@ def fit_model(
                 losses[i] = loss
         return losses, {"accuracy": right / math.fsum(p.weight for p in watched)}
 
+    def shown(held: HeldPairs) -> list[dict[str, object]]:
+        """Return the raw scores of both sides of the first few held pairs."""
+        encoded = [held.pairs[i] for i in range(len(held.shown))]
+        found = (side @ combination for side in scores(model, encoded, pad_id, job.runtime))
+        rows = []
+        for pair, chosen, rejected in zip(held.shown, *(each.tolist() for each in found), strict=True):
+            rows += [
+                {"prompt": pair["prompt"], "response": pair["chosen"], "preferred": 1, "score": chosen},
+                {"prompt": pair["prompt"], "response": pair["rejected"], "preferred": 0, "score": rejected},
+            ]
+        return rows
+
     watch = None
     if held is not None:
         unit = "nats a pair" if len(config.heads) < 2 else "nats a pair, all objectives together"
-        watch = FitWatch(config, "reward", HeldOut(heldout_losses, held.pairs.weights.tolist(), held.prompts, unit))
+        weights = held.pairs.weights.tolist()
+        watch = FitWatch(config, "reward", HeldOut(heldout_losses, weights, held.prompts, unit, lambda: shown(held)))
     model = spread(model.requires_grad_(True).train(), job.runtime.sharding)
     data = TrainingExamples(batch_loss, pair_lengths(config, pairs), weights=pair_weights(pairs))
     fit(model, data, config, seed=job.seed, group="reward", out=out, observe=observe, part=member or None, watch=watch)
     model = gathered(model)
     if held is not None and watch is not None:
-        watch.publish(model)
+        watch.publish(model, lambda: held.keep_last(model, member))
         held.watches.append(watch)
     return model
 

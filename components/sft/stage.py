@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ from components.stats.intervals import clustered_proportion
 from components.training.loop import TrainingExamples, fit, torch_seed
 from components.training.watch import FitWatch, HeldOut
 
+SHOWN = 8
+"""Number of held-out prompts whose responses are shown at each evaluation during training."""
 CHECKED = 4
 """Number of demonstrations whose packed losses are checked before training. They are the longest, since a layer with a
 sliding window treats shorter ones correctly."""
@@ -83,8 +85,13 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     losses, watch = baseline, None
     if job.sft.train:
         watched = choose_demonstrations(tokenizer, unjudged, job.generation, job.sft.overlong, None).examples
+        prompts = [row["prompt"] for row in unjudged[:SHOWN]]
+
+        def shown(model: Any) -> list[dict[str, object]]:
+            return _answered(job, inputs["data"], model, tokenizer, prompts, "shown")[0]
+
         model, watch = fine_tune(
-            job, model, tokenizer.pad_token_id, examples, out, observe, unseen(watched, heldout_examples)
+            job, model, tokenizer.pad_token_id, examples, out, observe, unseen(watched, heldout_examples), shown
         )
         model.eval()
     go_on_alone()
@@ -92,7 +99,7 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
         observe(0, {}, doing=f"evaluating the last model on {asked}")
         last = loss_a_token(response_losses(model, tokenizer, heldout_examples, job.runtime), heldout_examples)
         metrics |= {**last.metrics("sft/last_loss"), "sft/last_perplexity": math.exp(last.value)}
-        metrics |= watch.publish(model)
+        metrics |= watch.publish(model, lambda: save_model(model, tokenizer, out / "artifact" / "last" / "model"))
         write_json(out / "artifact" / "metadata.json", watch.document())
     save_model(model, tokenizer, out / "artifact" / "model")
     if job.sft.train:
@@ -138,12 +145,12 @@ def unseen(watched: Examples, judged: Examples) -> Examples:
 
 def fine_tune(
     job: SftJob, model: Any, pad_id: int, examples: Examples, out: Path, observe: Observe,
-    watched: Examples | None = None,
+    watched: Examples | None = None, shown: Callable[[Any], list[dict[str, object]]] = lambda model: [],
 ) -> tuple[Any, FitWatch | None]:  # fmt: skip
     """Train all weights of `model` (in eval mode) on the examples' responses; resumes from `out/checkpoint`.
 
     Returns the model after the last step and, if `sft.evaluate_every` is set, the results of its evaluations on the
-    `watched` demonstrations.
+    `watched` demonstrations. At each of them, `shown` returns rows for people to read.
 
     Raises:
         UserError: evaluations are asked for with fewer than two watched demonstrations; or the model cannot separate
@@ -167,7 +174,8 @@ def fine_tune(
                 "sft.evaluate_every=null."
             )
         weights = watched.responses.lengths.astype(float).tolist()
-        held = HeldOut(heldout_losses, weights, list(map(tuple, watched.prompts)), "nats a response token")
+        prompts = list(map(tuple, watched.prompts))
+        held = HeldOut(heldout_losses, weights, prompts, "nats a response token", lambda: shown(model))
         watch = FitWatch(job.sft, "sft", held)
     packing = job.sft.packing
     if packing is not None:
@@ -193,13 +201,19 @@ def _sample(job: SftJob, data: Path, model: Any, tokenizer: Any, out: Path, obse
     """Sample responses to held-out prompts; return the share that ended and, on the built-in task, the gold score."""
     prompts = [row["prompt"] for row in read_split(data / "prompts.test")[: job.sft.evaluate]]
     observe(0, {}, doing=f"sampling responses to {counted(len(prompts), 'held-out prompt')}")
-    responses = generate_responses(
-        model, tokenizer, prompts, job.generation, torch_seed(job.seed, "sft", "samples"), job.runtime
-    )
-    scores = [task_scores(data, p, r.text) for p, r in zip(prompts, responses, strict=True)]
-    rows = zip(prompts, responses, scores, strict=True)
-    samples = ({"prompt": p, "response": r.text, "ended": r.ended} | s for p, r, s in rows)
+    samples, scores = _answered(job, data, model, tokenizer, prompts, "samples")
     write_rows(out / "artifact" / "samples.jsonl", samples)
     means = {f"sft/{name}": sum(s[name] for s in scores) / len(scores) for name in scores[0] if name != "echoes"}
-    ended = clustered_proportion([r.ended for r in responses], [str(p) for p in prompts])
+    ended = clustered_proportion([row["ended"] for row in samples], [str(p) for p in prompts])
     return ended.metrics("sft/ended") | means
+
+
+def _answered(
+    job: SftJob, data: Path, model: Any, tokenizer: Any, prompts: Sequence[Any], stream: str
+) -> tuple[list[dict[str, Any]], list[dict[str, float]]]:
+    """Sample a response to each prompt; return rows of prompt, response and scores, and the scores alone."""
+    seed = torch_seed(job.seed, "sft", stream)
+    responses = generate_responses(model, tokenizer, prompts, job.generation, seed, job.runtime)
+    scores = [task_scores(data, p, r.text) for p, r in zip(prompts, responses, strict=True)]
+    rows = zip(prompts, responses, scores, strict=True)
+    return [{"prompt": p, "response": r.text, "ended": r.ended} | s for p, r, s in rows], scores

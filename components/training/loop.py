@@ -263,16 +263,18 @@ def fit(
             metrics[f"{group}/grad_norm"] = check_norm(norm_read, group)
             metrics[f"{group}/learning_rate"] = rate
             step_and_clear(optimizer)
-            last = step + 1 == steps
+            last, samples = step + 1 == steps, None
             if watch is not None and watch.due(step + 1, last):
                 metrics |= watch.look(model, step + 1)
+                samples = watch.samples
                 last = last or watch.stopped
             if pace.due(step + 1, last):
                 state, beside = ({}, None) if watch is None else (watch.state(), watch.weights)
                 whole = config.checkpoint_whole
                 save_state(folder, step + 1, {"model": model}, {"model": optimizer}, state, beside, whole)
             metrics[f"{group}/peak_memory_gb"] = peak_memory_gb(norm.device.type)
-            observe(step + 1, metrics, total=steps, tokens=sum(int(examples.lengths[i]) for i in batch))
+            tokens = sum(int(examples.lengths[i]) for i in batch)
+            observe(step + 1, metrics, total=steps, tokens=tokens, samples=samples)
             pace.stop_if_told()
     return steps
 

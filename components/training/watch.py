@@ -29,6 +29,9 @@ class HeldOut:
     """(N,) prompt of each example, by which intervals are clustered."""
     unit: str
     """Unit of the mean loss, as "nats a response token"."""
+    shown: Callable[[], list[dict[str, object]]] = list
+    """Returns what the model makes of a few examples now, for people to read while it trains: rows of `prompt`,
+    `response` and numbers."""
 
 
 @dataclass
@@ -51,6 +54,8 @@ class FitWatch:
     """The final metrics; empty before `publish`."""
     stopped: bool = False
     """Whether `watch.patience` is used up, so that no further step is made."""
+    samples: list[dict[str, object]] = field(default_factory=list)
+    """What `held.shown` returned at the newest evaluation of this process."""
 
     def state(self) -> dict[str, Any]:
         """Return the JSON part of its state for a checkpoint; the tensors are `weights`."""
@@ -71,7 +76,7 @@ class FitWatch:
     def look(self, model: Any, step: int) -> dict[str, float]:
         """Evaluate `model` after `step` steps, keep its weights if it is the best so far, and return metrics.
 
-        It uses no random numbers. All ranks call it.
+        It uses no random numbers but those of `held.shown`, which has a seed of its own. All ranks call it.
 
         Raises:
             CheckFailed: a loss is not finite.
@@ -80,6 +85,7 @@ class FitWatch:
         model.eval()
         with torch.no_grad():
             losses, more = self.held.losses()
+            self.samples = self.held.shown()
         losses = ranks.of_first(losses)  # GPUs may round differently, and all ranks must stop at the same step
         model.train(training)
         if not np.isfinite(losses).all():
@@ -133,15 +139,17 @@ class FitWatch:
         last = self.looks[-1]["step"] if self.looks else None
         return {"published_step": published or None, "reason": reason, "last_step": last, "evaluations": self.looks}
 
-    def publish(self, model: Any) -> dict[str, float]:
+    def publish(self, model: Any, keep_last: Callable[[], None] = lambda: None) -> dict[str, float]:
         """Load the weights of the step from `choose` into `model`, whole on this rank; return the final metrics.
 
+        If that is not the last step, `keep_last` is called before, to store the model as the last step left it.
         `GROUP/last_watched_loss` is that of the last step, whichever is published; likewise for the further numbers.
         """
         if not self.looks:
             return {}
         published, _ = self.choose()
         if published != self.looks[-1]["step"]:
+            keep_last()
             put_weights(model, self.weights)
         metrics = {"published_step": float(published), "last_step": float(self.looks[-1]["step"])}
         for kind, look in (("watched", self._at(published)), ("last_watched", self.looks[-1])):

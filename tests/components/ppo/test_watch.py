@@ -80,25 +80,32 @@ def test_a_broken_tether_fails_the_gate_though_the_published_policy_is_inside_th
     assert verdicts["ppo.kl"].passed and not verdicts["ppo.stopped"].passed and verdicts["ppo.stopped"].stops
 
 
-def check_published(ran: Ran, stages: Any) -> None:
-    """Evaluate the published weights again, and compare with the evaluation that chose them."""
+def check_weights(ran: Ran, stages: Any, artifact: Path, update: int) -> None:
+    """Evaluate the policy in a folder again, and compare with what is recorded of an update's policy."""
     from components.models.folders import load_causal_lm
     from components.ppo.evaluate import respond
     from components.ppo.models import Models
 
     job = stages.job("ppo", **CUT)
     models = Models.load(job, stages.inputs)
-    models.policy, _ = load_causal_lm(ran.artifact, job.runtime)
+    models.policy, _ = load_causal_lm(artifact, job.runtime)
     data = stages.inputs["data"]
     prompts = [row["prompt"] for row in read_split(data / "prompts.calibration")[:16]]
     rows = respond(models, models.policy, prompts, job, data, stream=watching.STREAM)
-    look = next(look for look in ran.about["evaluations"] if look["update"] == ran.about["published_update"])
+    look = next(look for look in ran.about["evaluations"] if look["update"] == update)
     assert sum(row.score for row in rows) / 16 == pytest.approx(look["score"], abs=1e-5)
     assert sum(row.kl for row in rows) / 16 == pytest.approx(look["kl"], abs=1e-4)
 
 
-def test_the_published_weights_are_those_that_were_evaluated(cut: Ran, stages: Any) -> None:
+def check_published(ran: Ran, stages: Any) -> None:
+    check_weights(ran, stages, ran.artifact, ran.about["published_update"])
+
+
+def test_the_published_weights_are_those_that_were_evaluated_and_the_last_ones_are_kept_beside_them(
+    cut: Ran, stages: Any
+) -> None:
     check_published(cut, stages)
+    check_weights(cut, stages, cut.artifact / "last", 8)
 
 
 def test_with_an_average_it_is_the_average_that_is_evaluated(stages: Any, tmp_path: Path) -> None:

@@ -255,7 +255,12 @@ def test_held_out_evaluations_choose_a_checkpoint_of_each_member_by_pairs_that_n
         "members": 2, "epochs": 12, "evaluate_every": 6, "max_pairs": 16, "learning_rate": 1e-1, "decay": "none",
         "watch": {"examples": 30}, "probe_texts": 8,
     }  # fmt: skip
-    metrics = stages.run("reward", tmp_path / "whole", **options)
+    shown: dict[int, list[dict[str, Any]]] = {}
+
+    def observe(step: int, metrics: Any, samples: Any = None, **_: Any) -> None:
+        shown.update({step: samples} if samples else {})
+
+    metrics = stages.run("reward", tmp_path / "whole", observe, **options)
     about = json.loads((tmp_path / "whole" / "artifact" / "metadata.json").read_text())
     assert about["reason"].startswith("Model 1: Step ") and " Model 2: Step " in about["reason"]
     first, second = about["models"]
@@ -263,11 +268,25 @@ def test_held_out_evaluations_choose_a_checkpoint_of_each_member_by_pairs_that_n
     assert metrics["reward/published_step"] == (first["published_step"] + second["published_step"]) / 2
     rows = read_split(stages.inputs["data"] / "pairs.calibration")[:30]
     losses, right = [], []
-    for member, found in enumerate((first, second)):
-        model, tokenizer = load_reward_model(member_folder(tmp_path / "whole" / "artifact", member), runtime)
+
+    def scored(artifact: Path, member: int) -> list[torch.Tensor]:
+        model, tokenizer = load_reward_model(member_folder(artifact, member), runtime)
         pairs = encode_pairs(tokenizer, rows, stages.job("reward").generation)
         sides = [p.chosen for p in pairs], [p.rejected for p in pairs]
-        chosen, rejected = (score_sequences(model, tokenizer.pad_token_id, side, runtime).double() for side in sides)
+        return [score_sequences(model, tokenizer.pad_token_id, side, runtime).double() for side in sides]
+
+    for member, found in enumerate((first, second)):
+        chosen, rejected = scored(tmp_path / "whole" / "artifact", member)
+        of_both = torch.stack([chosen, rejected], 1).flatten()[:8].tolist()
+        texts = [(row["prompt"], row[side]) for row in rows[:4] for side in ("chosen", "rejected")]
+        told = shown[12 * member + found["published_step"]]
+        assert [each["score"] for each in told] == pytest.approx(of_both, abs=1e-5)
+        assert [(each["prompt"], each["response"]) for each in told] == texts
+        assert [each["preferred"] for each in told] == [1, 0] * 4
+        if found["published_step"] < 12:
+            chosen_last, rejected_last = scored(tmp_path / "whole" / "artifact" / "last", member)
+            own = float(-torch.nn.functional.logsigmoid(chosen_last - rejected_last).mean())
+            assert found["evaluations"][-1]["loss"] == pytest.approx(own, abs=1e-5)
         losses.append(float(-torch.nn.functional.logsigmoid(chosen - rejected).mean()))
         right.append(float((chosen > rejected).double().mean()))
         look = next(each for each in found["evaluations"] if each["step"] == found["published_step"])

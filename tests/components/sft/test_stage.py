@@ -18,9 +18,11 @@ from components.models.batching import encode_prompt, encode_response
 from components.models.config import GenerationConfig, ScratchModel
 from components.models.folders import load_causal_lm
 from components.models.runtime import Runtime
+from components.models.sampling import generate_responses
 from components.sft.config import SftConfig
 from components.sft.demonstrations import Examples, choose_demonstrations, response_losses, token_losses
 from components.sft.stage import fine_tune, shared_out, unigram_losses
+from components.training.loop import torch_seed
 
 
 def encoded(tokenizer: Any, rows: list[Any], generation: GenerationConfig) -> list[tuple[list[int], list[int]]]:
@@ -261,7 +263,12 @@ WATCHED: dict[str, Any] = {
 def test_held_out_evaluations_publish_a_checkpoint_that_the_judged_demonstrations_did_not_choose(
     stages: Any, tmp_path: Path, interrupting: Any, digests: Callable[[Path], Any], runtime: Runtime
 ) -> None:
-    metrics = stages.run("sft", tmp_path / "whole", **WATCHED)
+    shown: dict[int, list[dict[str, Any]]] = {}
+
+    def observe(step: int, metrics: Any, samples: Any = None, **_: Any) -> None:
+        shown.update({step: samples} if samples else {})
+
+    metrics = stages.run("sft", tmp_path / "whole", observe, **WATCHED)
     about = json.loads((tmp_path / "whole" / "artifact" / "metadata.json").read_text())
     published = about["published_step"]
     assert metrics["sft/published_step"] == published < about["last_step"] == 24, "8 demonstrations are overfitted"
@@ -276,6 +283,15 @@ def test_held_out_evaluations_publish_a_checkpoint_that_the_judged_demonstration
         own = mean_loss(model, tokenizer, encoded(tokenizer, list(some), job.generation), runtime)
         assert metrics[f"sft/{name}"] == pytest.approx(own, abs=1e-5)
     assert metrics["sft/last_loss"] != metrics["sft/loss"] and metrics["sft/last_watched_loss"] > own
+    last, _ = load_causal_lm(tmp_path / "whole" / "artifact" / "last", runtime)
+    examples = encoded(tokenizer, list(judged[:6]), job.generation)
+    assert metrics["sft/last_loss"] == pytest.approx(mean_loss(last, tokenizer, examples, runtime), abs=1e-5)
+    assert list(shown) == [8, 16, 24]
+    prompts = [row["prompt"] for row in watched[:8]]
+    again = generate_responses(model, tokenizer, prompts, job.generation, torch_seed(0, "sft", "shown"), runtime)
+    assert [(r["prompt"], r["response"]) for r in shown[published]] == [
+        (prompt, response.text) for prompt, response in zip(prompts, again, strict=True)
+    ]
     with pytest.raises(KeyboardInterrupt):
         stages.run("sft", tmp_path / "cut", interrupting(17), **WATCHED)
     assert stages.run("sft", tmp_path / "cut", **WATCHED) == metrics
