@@ -57,12 +57,14 @@ def _run_stage(stage: Stage, job: Settings, given: Given, ctx: RunContext) -> St
     except BaseException as error:
         # An error that is not an Exception came from outside: Ctrl-C, or Prefect's signal to stop.
         state: State = "failed" if isinstance(error, Exception) else "interrupted"
+        seconds = time.time() - began
         if stage.shown not in ctx.pools:  # a pool's worker measures its own time (`dispatch`)
-            ctx.status.add_computed(stage.shown, stage.name, time.time() - began)
-        ctx.end_stage(stage.shown, state, seconds=spent + time.time() - began)
+            ctx.status.add_computed(stage.shown, stage.name, seconds)
+        ctx.end_stage(stage.shown, state, seconds=spent + seconds)
         raise
-    _count(result, ctx, time.time() - began)
-    _end(result, ctx, spent + time.time() - began)
+    seconds = time.time() - began
+    _count(result, ctx, seconds)
+    _end(result, ctx, spent + seconds)
     failure = judging.failure(stage.shown, result.verdicts)
     if failure is not None:
         raise GateFailed(f"{failure}. The artifact is kept ({result.digest[:12]}); nothing downstream starts.")

@@ -577,7 +577,7 @@ def test_a_stage_costs_what_its_seconds_cost_and_a_hit_nothing_more(start, kit, 
     with start(**prices) as ctx:
         run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
     paid, sft = load_status(home), entry(home, "sft")
-    assert sft.cost == pytest.approx(sft.seconds, abs=0.05) and entry(home, "ppo").cost is None
+    assert sft.cost == pytest.approx(sft.seconds, abs=0.001) and entry(home, "ppo").cost is None
     assert paid.cost == sft.cost > 0 and (paid.saved, paid.currency) == (0, "EUR")
     with start(**prices) as again:
         result = run_stage(kit.toy("sft"), kit.ToyJob(), {}, again)
