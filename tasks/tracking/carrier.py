@@ -27,7 +27,8 @@ AGAIN_SECONDS = (2.0, 30.0)
 SETTLE_SECONDS = 5.0
 """How long a page that links to MLflow waits for the runs there."""
 CLOSE_SECONDS = 20.0
-"""How long a finished run waits for data in transit if MLflow answers. If it does not answer, the run does not wait."""
+"""How long a finished run waits for MLflow to accept more of its data: while MLflow accepts some, the run waits on. If
+MLflow does not answer, the run does not wait."""
 
 
 class Tracker:
@@ -59,7 +60,10 @@ class Tracker:
         """Stop recording, and return whether MLflow has all of the run."""
         self._closing.set()
         self._more.set()
-        self._thread.join(CLOSE_SECONDS)
+        before: Sent | None = None
+        while self._thread.is_alive() and (now := Sent.load(self._folder)) != before:
+            before = now
+            self._thread.join(CLOSE_SECONDS)
         return not is_left(self._folder)
 
     def settle(self, stages: Collection[str]) -> None:
