@@ -5,8 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-import urllib.request
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,17 +12,22 @@ from typing import Any
 
 import jaxtyping
 import pytest
+from hypothesis import HealthCheck, settings
 from typer.testing import CliRunner
 
-from flows.deployment.servers import free_port
 from tests.faults import sample
 from tests.faults.homes import Home, Moment, undisturbed
+from tests.servers import PrefectServer
 
 ROOT = Path(__file__).resolve().parent.parent
 
 # The shapes that components/ppo/maths.py states are checked at every call, under pytest only. It stands here because no
 # test module may import that file before.
 jaxtyping.install_import_hook("components.ppo.maths", "beartype.beartype").__enter__()
+
+# The same examples every time, and no clock: these machines are shared.
+settings.register_profile("shared", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared")
 
 LONGEST = (
     "operations/test_page.py", "operations/test_deaths.py", "test_servers_away.py", "test_stack_servers.py",
@@ -126,25 +129,11 @@ def templates_tried_once() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The environment of a command that uses a Prefect server of the tests: an embedded one takes 13 s a command."""
-    folder, port = tmp_path_factory.mktemp("prefect"), free_port(0)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
-    environment |= {"PREFECT_HOME": str(folder), "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
-    command = [Path(sys.executable).parent / "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    with (folder / "server.log").open("w") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    server = PrefectServer(tmp_path_factory.mktemp("prefect")).start()
     try:
-        deadline = time.monotonic() + 300
-        while True:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/api/health", timeout=2).close()
-                break
-            except OSError:
-                assert time.monotonic() < deadline and process.poll() is None, (folder / "server.log").read_text()
-                time.sleep(0.3)
-        yield {"PREFECT_API_URL": f"http://127.0.0.1:{port}/api"}
+        yield {"PREFECT_API_URL": server.api}
     finally:
-        process.terminate()
-        process.wait(60)
+        server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -7,14 +7,13 @@ import socketserver
 import subprocess
 import sys
 import threading
-import time
-import urllib.request
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 from flows.deployment.servers import free_port
-from tests.waiting import PATIENCE
+from tasks.prefect_flow.server import no_answer
+from tests.waiting import PATIENCE, until
 
 
 def clean_environment() -> dict[str, str]:
@@ -44,12 +43,11 @@ class PrefectServer:
             self._process = subprocess.Popen(
                 [*command, "--port", str(self.port)], env=self._environment, stdout=log, stderr=log
             )
-        deadline = time.monotonic() + 300
-        while not self.is_up():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                self.stop()
-                raise AssertionError(self.log())
-            time.sleep(0.2)
+        try:
+            until("Prefect answers", self.is_up, failed=self._process.poll)
+        except AssertionError as error:
+            self.stop()
+            raise AssertionError(self.log()) from error
         return self
 
     def stop(self) -> None:
@@ -61,11 +59,7 @@ class PrefectServer:
 
     def is_up(self) -> bool:
         """Whether it answers."""
-        try:
-            urllib.request.urlopen(f"{self.api}/health", timeout=2).close()
-        except OSError:
-            return False
-        return True
+        return no_answer(f"{self.api}/health") is None
 
     def log(self) -> str:
         """What it has said."""
@@ -92,16 +86,12 @@ class MlflowServer:
         environment = {**clean_environment(), "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-        deadline = time.monotonic() + 300
-        while time.monotonic() < deadline:
-            try:
-                urllib.request.urlopen(f"{self.uri}/health", timeout=1).close()
-            except OSError:
-                time.sleep(0.2)
-            else:
-                return self
-        self.kill()
-        raise AssertionError((self.folder / "server.log").read_text())
+        try:
+            until("MLflow answers", lambda: no_answer(f"{self.uri}/health") is None, failed=self._process.poll)
+        except AssertionError as error:
+            self.kill()
+            raise AssertionError((self.folder / "server.log").read_text()) from error
+        return self
 
     def signal(self, number: int) -> None:
         """Send a signal to the server and its workers."""

@@ -10,11 +10,21 @@ PATIENCE = 4
 """Times the seconds that a test names: those of a quiet machine. Another is half as fast, with a second test to run."""
 
 
-def until(what: str, look: Callable[[], T], seconds: float = 120) -> T:
-    """What `look` finds, as soon as it finds something; prints how long that took. Fails after `PATIENCE * seconds`."""
+def until(
+    what: str, look: Callable[[], T], seconds: float = 120, failed: Callable[[], object] = lambda: None,
+    every: float = 0.3,
+) -> T:  # fmt: skip
+    """What `look` finds, as soon as it finds something; prints how long that took.
+
+    Fails after `PATIENCE * seconds`, and as soon as `failed` returns why it can never come: anything but None and "".
+    """
     began = time.monotonic()
-    while not (found := look()):
+    while True:
+        why = failed()  # asked first: what has ended may have left what is looked for
+        if found := look():
+            break
+        assert why in (None, ""), f"{what}: {why}"
         assert time.monotonic() - began < PATIENCE * seconds, f"{what}: not within {PATIENCE * seconds} s"
-        time.sleep(0.3)
+        time.sleep(every)
     print(f"{time.monotonic() - began:6.1f} s  {what}")
     return found

@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
+from tests.waiting import PATIENCE
+
 if TYPE_CHECKING:  # plain pytest, which leaves these tests out, must not need it
     from playwright.sync_api import Browser, Dialog, Page
 
 ROOT = Path(__file__).resolve().parents[2]
+WAIT = PATIENCE * 30_000
+"""Milliseconds for a page to be loaded or to show something, and for Chromium to start."""
 
 
 class Visit(NamedTuple):
@@ -39,7 +43,7 @@ def browser() -> Iterator["Browser"]:
         pytest.fail(f"no Chromium: {found.stderr.strip()[-400:]}", pytrace=False)
     with sync_playwright() as playwright:
         # Root in a container has no sandbox of Chromium's to enter; the pages are ours.
-        chromium = playwright.chromium.launch(executable_path=found.stdout.strip(), args=["--no-sandbox"])
+        chromium = playwright.chromium.launch(executable_path=found.stdout.strip(), args=["--no-sandbox"], timeout=WAIT)
         yield chromium
         chromium.close()
 
@@ -54,6 +58,7 @@ def open_page(browser: "Browser") -> Iterator[Open]:
         context = browser.new_context(
             viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce", **options
         )
+        context.set_default_timeout(WAIT)
         contexts.append(context)
         page = context.new_page()
         visit = Visit(page, [], [])

@@ -5,9 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +12,13 @@ from typing import Any
 import pytest
 
 from flows.deployment.servers import free_port
+from tasks.prefect_flow.server import no_answer
+from tests.browser.conftest import WAIT
+from tests.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(1800)]
 
 MODE = "workflowType=machine_learning"
-WAIT = 60_000
-"""Milliseconds for a page to show something, on a machine that does other things too."""
 
 
 @pytest.fixture(scope="module")
@@ -54,23 +52,11 @@ def server(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
     with (tmp_path_factory.mktemp("server") / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
     try:
-        wait_for(address, process)
+        until("MLflow answers", lambda: no_answer(f"{address}/health") is None, failed=process.poll)
         yield address
     finally:
         os.killpg(process.pid, signal.SIGTERM)  # its group: it has a child for each worker
-        process.wait(timeout=60)
-
-
-def wait_for(address: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline:
-        assert process.poll() is None, "the server ended"
-        try:
-            with urllib.request.urlopen(f"{address}/health", timeout=5):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.5)
-    raise AssertionError("the server does not answer")
+        process.wait(timeout=PATIENCE * 60)
 
 
 def shows(page: Any, text: str | re.Pattern[str]) -> None:
@@ -88,16 +74,16 @@ def seen(found: Any) -> None:
 def follow(page: Any, name: str | re.Pattern[str], address: str) -> None:
     """Click the link of MLflow's own that is called `name` and leads to an address with `address` in it."""
     link = page.locator(f"a[href*='{address}']:not([target])").filter(has_text=name).first
-    link.wait_for(state="visible", timeout=WAIT)
+    link.wait_for(state="visible")
     link.click()
-    page.wait_for_url(f"**{address}**", timeout=WAIT)
+    page.wait_for_url(f"**{address}**")
 
 
 def opened(page: Any, name: str, address: str) -> Any:
     """The tab that a link of our note opens."""
     link = page.locator(f"a[target='_blank'][href*='{address}']").filter(has_text=re.compile(f"^{name}$")).first
-    link.wait_for(state="visible", timeout=WAIT)
-    with page.expect_popup(timeout=WAIT) as popup:
+    link.wait_for(state="visible")
+    with page.expect_popup() as popup:
         link.click()
     assert address in popup.value.url and MODE in popup.value.url
     return popup.value
@@ -106,7 +92,8 @@ def opened(page: Any, name: str, address: str) -> Any:
 def drawn(page: Any) -> None:
     """See that the page shows the picture of a lineage, whole."""
     image = page.locator("img[src*='get-artifact?path=lineage.svg']").first
-    image.wait_for(state="visible", timeout=WAIT)
+    image.wait_for(state="visible")
+    until("the picture is loaded", lambda: image.evaluate("each => each.complete && each.naturalWidth"), 30)
     natural, shown = image.evaluate("each => [each.naturalWidth, each.clientWidth]")
     assert 100 < natural == shown
 

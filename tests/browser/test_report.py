@@ -13,6 +13,7 @@ from flows.models.lineage import lineage
 from flows.reports.compared import write_comparison
 from flows.reports.page import write_page
 from tests.stored_run import HOSTILE, stored_run
+from tests.waiting import until
 
 pytestmark = pytest.mark.browser
 
@@ -147,6 +148,7 @@ def test_the_content_policy_stops_what_escaping_might_miss(
         server.settimeout(0.5)
         with pytest.raises(TimeoutError):
             server.accept()
+    until("the page has complained", lambda: visit.page.wait_for_timeout(20) or len(visit.errors) > 2, 10)
     assert visit.page.title().startswith("Run ")
     refused = [error for error in visit.errors if "Content Security Policy" in error]
     assert len(refused) == len(visit.errors) == 3, "the script, the picture, its handler"

@@ -17,6 +17,7 @@ from components.human_eval.sheet import FLAGS
 from flows.deployment.servers import free_port
 from tests.flows.review.postgresql import new_database, postgresql_server
 from tests.servers import clean_environment
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
@@ -199,6 +200,7 @@ def test_an_answer_that_is_sent_again_or_a_second_click_is_not_an_answer_to_the_
     page.get_by_text("Your last answer is being sent").wait_for()
     assert not page.locator("#pair").is_visible(), "the pair is answered, and is replaced while somebody reads it"
     page.keyboard.press("b")
+    until("the answer is sent again", lambda: held or page.wait_for_timeout(20), 30)
     held[0].continue_()
     wait_for(page, 1)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from components.base.jsonl import write_json
 from components.data.support_desk.desk import SupportDeskConfig, generate
@@ -17,10 +16,6 @@ from components.ppo.config import PpoConfig, PpoJob
 from components.reward.config import RewardConfig, RewardJob
 from components.sft.config import SftConfig, SftJob
 from tests.splits import published
-
-# The same examples every time, and no clock: these machines are shared.
-settings.register_profile("learning", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("learning")
 
 TINY = ScratchModel(hidden_size=16, layers=1, heads=2)
 GENERATION = GenerationConfig(max_prompt_tokens=64, max_new_tokens=10)

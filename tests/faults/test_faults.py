@@ -10,8 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,7 +18,9 @@ from typing import NamedTuple
 import pytest
 
 from flows.deployment.servers import free_port
+from tasks.prefect_flow.server import no_answer
 from tests.faults.homes import Done, Home, Moment, tail
+from tests.waiting import until
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 
@@ -155,14 +155,7 @@ def server(folder: Path, port: int) -> Iterator[Path]:
         process = subprocess.Popen([*command, *store], env=environment, stdout=log, stderr=log, start_new_session=True)
     note.write_text(json.dumps({"servers": [{"pid": process.pid}]}))
     try:
-        deadline = time.monotonic() + 90
-        while True:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1)
-                break
-            except OSError:
-                assert time.monotonic() < deadline and process.poll() is None, (folder / "server.log").read_text()
-                time.sleep(0.3)
+        until("MLflow answers", lambda: no_answer(f"http://127.0.0.1:{port}/health") is None, failed=process.poll)
         group = ["ps", "-o", "pid=", "-g", str(process.pid)]
         pids = subprocess.run(group, capture_output=True, text=True, check=True).stdout.split()
         note.write_text(json.dumps({"servers": [{"pid": int(pid)} for pid in pids]}))

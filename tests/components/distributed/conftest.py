@@ -10,6 +10,7 @@ from components.distributed.launching import Program, launch
 from components.models.runtime import Runtime, cpu_instruction_set
 from components.training.optim import FitConfig
 from tests.components.distributed.toy import ToyJob
+from tests.waiting import PATIENCE
 
 SETUP, WITHIN = "components.models.runtime:activate", "components.training.stopping:graceful"
 
@@ -32,7 +33,7 @@ def runtime_of(ranks: int, sharding: str = "zero2", dtype: str = "float32") -> R
 
 
 def start(
-    module: str, job: Any, inputs: dict[str, Path], out: Path, timeout: float = 120.0,
+    module: str, job: Any, inputs: dict[str, Path], out: Path, timeout: float = PATIENCE * 120.0,
     check: Callable[[], int | None] = lambda: None,
 ) -> Launched:  # fmt: skip
     """Compute `module`'s stage on the job's ranks."""
@@ -52,7 +53,9 @@ def start(
 def toy(tmp_path: Path) -> Callable[..., Launched]:
     """Computes the toy stage on two ranks in `tmp_path`/out."""
 
-    def computed(ranks: int = 2, timeout: float = 60.0, check: Any = lambda: None, **options: Any) -> Launched:
+    def computed(
+        ranks: int = 2, timeout: float = PATIENCE * 60.0, check: Any = lambda: None, **options: Any
+    ) -> Launched:
         job = ToyJob(**{"runtime": runtime_of(ranks), "fit": FIT} | options)
         return start("tests.components.distributed.toy", job, {}, tmp_path / "out", timeout, check)
 

@@ -18,7 +18,7 @@ from tests.components.distributed.conftest import runtime_of
 from tests.components.distributed.test_launching import ranks_alive
 from tests.components.distributed.test_stages import compare_samples, difference, on_ranks
 from tests.components.rewards.scorer import Scorer
-from tests.waiting import PATIENCE
+from tests.waiting import until
 
 FUNCTIONS = """
 import json, os, pathlib, time
@@ -143,7 +143,8 @@ def test_external_rewards_on_ranks_give_one_process_policy_and_each_batch_is_sco
 def test_a_functions_mistake_on_the_rank_that_asks_it_ends_all_ranks_with_its_words(
     function: str, says: str, stages: Any, root: Path, tmp_path: Path
 ) -> None:
-    rewards = [{"source": "pipeline"}, {"source": f"function:mine:{function}", "root": str(root), "timeout": 2.0}]
+    limit = 2.0 if function == "hangs" else 60.0
+    rewards = [{"source": "pipeline"}, {"source": f"function:mine:{function}", "root": str(root), "timeout": limit}]
     with pytest.raises(UserError, match=rf"^ppo\.rewards: function:mine:{function}: {says}") as ended:
         on_ranks(stages, "ppo", tmp_path / "out", rewards=rewards)
     assert not re.search(r"rank \d", str(ended.value))
@@ -240,7 +241,4 @@ def test_a_source_that_may_take_longer_than_ranks_wait_is_refused_before_models_
 
 def until_gone(folder: Path) -> None:
     """Wait for every process of a launch, the function's too: that looks once a second whether its parent is there."""
-    deadline = time.monotonic() + PATIENCE * 20
-    while ranks_alive(folder):
-        assert time.monotonic() < deadline, ranks_alive(folder)
-        time.sleep(0.2)
+    until("every process is gone", lambda: not ranks_alive(folder), 20)

@@ -25,6 +25,7 @@ from flows.data.reward_sources import settled_rewards
 from flows.doctor import _plugins
 from tasks.execution.keying import key_of
 from tasks.stages import STAGES
+from tests.waiting import until
 
 PACKAGE = Path(__file__).with_name("plugin_package")
 TWO = Replies([[{"role": "user", "content": "how many?"}]] * 2, ["one", "three"], [{}, {}])
@@ -190,7 +191,8 @@ def test_a_plugged_gate_that_hangs_ends_with_its_name_and_leaves_no_process(site
     limit = r"gates.extra.ppo.sorry: the plug-in no_apologies .* time limit of 1 s.*raise gates.extra.ppo.sorry.timeout"
     with pytest.raises(UserError, match=limit):
         plugged_metrics("ppo", {}, tmp_path, gates(sorry=SORRY | {"timeout": 1}))
-    assert subprocess.run(["pgrep", "-fx", "sleep 987"], check=False).returncode == 1
+    gone = ["pgrep", "-fx", "sleep 987"]
+    until("no process is left", lambda: subprocess.run(gone, check=False).returncode == 1, 5)
 
 
 def test_a_gate_judges_a_metric_or_what_a_plug_in_measures_and_not_both() -> None:

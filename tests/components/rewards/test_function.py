@@ -16,6 +16,7 @@ from components.rewards.code import code_digest
 from components.rewards.config import FunctionReward
 from components.rewards.function import FunctionSource
 from components.rewards.source import Replies
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[3]
 TWO = Replies([[{"role": "user", "content": "how many?"}]] * 2, ["one", "three"], [{"answer": 3}, {"answer": 5}])
@@ -131,7 +132,7 @@ def test_a_function_without_an_end_ends_when_the_stage_is_killed(source: Any, tm
     # Its standard error is the function's too, and open as long as that is.
     killed = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
     assert killed.returncode == -signal.SIGKILL
-    psutil.wait_procs([p for p in psutil.process_iter() if p.pid == int(killed.stdout)], timeout=20)
+    psutil.wait_procs([p for p in psutil.process_iter() if p.pid == int(killed.stdout)], timeout=PATIENCE * 20)
     assert not psutil.pid_exists(int(killed.stdout))
 
 

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from components.store.store import ArtifactStore
 from data_contracts.rows.gather import RowSource, judged_rows
 from flows.data.candidates import find_models
 from tasks.runs.status import StatusFile
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 ROOT = Path(__file__).resolve().parents[3]
 WORDS = "my order is late what can you do about it now".split()
@@ -120,10 +119,7 @@ def test_a_call_that_is_killed_and_interrupted_goes_on_from_its_chunks_to_the_sa
             # A shell that runs the tests in the background has its children ignore SIGINT.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
-        deadline = time.monotonic() + 200
-        while chunks() < after:
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.01)
+        until("it has stored chunks", lambda: chunks() >= after, 200, process.poll, every=0.01)  # noqa: B023
         process.send_signal(how)
         assert process.wait(PATIENCE * 60) == code
         assert after <= chunks() < 22 and not (tmp_path / "out").exists()

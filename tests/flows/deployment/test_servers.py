@@ -10,6 +10,7 @@ import pytest
 from flows.deployment import servers, supervision
 from flows.deployment.servers import serve_pools
 from flows.deployment.supervision import Service, Supervised
+from tests.waiting import until
 
 STEADY = "import time; time.sleep(60)"
 
@@ -31,9 +32,13 @@ def test_a_part_that_dies_is_started_again_later_each_time_and_the_others_go_on(
     def say(text: str) -> None:
         said.append(text)
         if len([line for line in said if "is restarted" in line]) == 3:
-            assert pids.read_text().split("\n").count(steady()) == 1
+            until("the steady one has begun", lambda: (tmp_path / "steady").exists() and steady() in began(), 20)
+            assert began().count(steady()) == 1
             os.kill(int(steady()), 0)  # it still runs, and is the first
             raise KeyboardInterrupt
+
+    def began() -> list[str]:
+        return pids.read_text().split()
 
     def steady() -> str:
         return (tmp_path / "steady").read_text()
@@ -43,7 +48,7 @@ def test_a_part_that_dies_is_started_again_later_each_time_and_the_others_go_on(
     again = [line for line in said if "is restarted" in line]
     assert [line.split(" in ")[1].split(" s")[0] for line in again] == ["0", "0", "0"]
     assert all(line.startswith("dies ended with code 3") and str(tmp_path / "dies.log") in line for line in again)
-    assert len(pids.read_text().split()) == 1 + 3, "the steady one once, the other three times"
+    assert len(began()) == 1 + 3, "the steady one once, the other three times"
     with pytest.raises(ProcessLookupError):
         os.kill(int(steady()), 0)
 

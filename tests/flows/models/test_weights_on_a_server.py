@@ -14,6 +14,7 @@ from flows.models.export import export
 from tasks.tracking.client import connect
 from tests.flows.models.test_weights import ASKED, POLICY, REWARD, Registry
 from tests.servers import MlflowServer, clean_environment
+from tests.waiting import PATIENCE
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]
 
@@ -89,7 +90,7 @@ def test_whoever_knows_the_servers_address_loads_the_champion_and_its_reward_mod
     elsewhere.mkdir()
     asked = [f"models:/{POLICY}@champion", f"models:/{REWARD}/1", *map(str, folders), json.dumps(ASKED)]
     done = subprocess.run(
-        [sys.executable, "-c", CONSUMER, *asked], cwd=elsewhere, capture_output=True, text=True, timeout=300,
+        [sys.executable, "-c", CONSUMER, *asked], cwd=elsewhere, capture_output=True, text=True, timeout=PATIENCE * 120,
         env={**clean_environment(), "MLFLOW_TRACKING_URI": server.uri, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

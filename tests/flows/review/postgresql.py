@@ -5,7 +5,6 @@ import pwd
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from flows.deployment.servers import free_port
 from flows.stack.config import DEFAULT, load_stack
+from tests.waiting import PATIENCE, until
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def postgresql_server() -> Iterator[str]:
         yield f"postgresql://review@127.0.0.1:{port}"
     finally:
         server.terminate()
-        server.wait(60)
+        server.wait(PATIENCE * 60)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -43,11 +43,13 @@ def new_database(server: str, name: str) -> str:
     """The URL of a new database of a server that may be about to start."""
     import psycopg
 
-    for _ in range(100):
+    def made() -> bool:
         try:
             with psycopg.connect(f"{server}/postgres", autocommit=True) as connection:
                 connection.execute(f'CREATE DATABASE "{name}"')
-                return f"{server}/{name}"
         except psycopg.OperationalError:
-            time.sleep(0.3)
-    raise AssertionError("PostgreSQL does not answer")
+            return False
+        return True
+
+    until("PostgreSQL answers", made, 30)
+    return f"{server}/{name}"

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from flows.stack.secrets import (
 )
 from flows.stack.state import Adopted, PartState, StackState, read_state, write_state
 from tests.stack import make_stack
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 SLEEPS = [sys.executable, "-c", "import time; time.sleep(60)"]
 
@@ -84,15 +83,17 @@ def test_a_keeper_that_was_killed_leaves_processes_that_the_next_one_takes_over_
     told = threading.Event()
     thread = threading.Thread(target=keeper.keep, args=(stack, told))
     thread.start()
-    until = time.monotonic() + 20
-    while (state := read_state(stack)) is None or len(state.parts) < 2:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+
+    def told_of_both() -> StackState | None:
+        state = read_state(stack)
+        return state if state is not None and len(state.parts) == 2 else None
+
+    state = until("the keeper says that it has both", told_of_both, 20)
     assert state.parts["old"].process["pid"] == left.pid and state.parts["old"].starts == 1
     new = state.parts["new"].process["pid"]
     told.set()
-    thread.join(20)
-    assert left.wait(1) == -signal.SIGTERM and not stack.state.exists()
+    thread.join(PATIENCE * 20)
+    assert left.wait(PATIENCE * 20) == -signal.SIGTERM and not stack.state.exists()
     with pytest.raises(ProcessLookupError):
         os.kill(new, 0)
 
