@@ -124,12 +124,12 @@ def test_a_stage_that_takes_too_long_is_stopped_and_names_its_option() -> None:
         time_limit(0.1, "human_eval.sample"),
     ):
         time.sleep(30)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 25
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-    with time_limit(0.05, "sft"):
-        pass
+    with time_limit(60, "sft"):
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
     with time_limit(None, "sft"):
-        time.sleep(0.1)  # the limit before is over with its block
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0), "the limit before is over with its block"
 
 
 def test_a_timeout_is_the_stages_and_leaves_the_key_as_it_is(start, kit, monkeypatch) -> None:

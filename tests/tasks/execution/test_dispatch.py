@@ -165,7 +165,7 @@ class Client:
 def follow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[FlowRun, list[str]]]:
     """`follow(client)` follows a run to its end; what it ended as, and what was said."""
     monkeypatch.setattr(dispatch, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(dispatch, "DOUBT_SECONDS", 0.2)
+    monkeypatch.setattr(dispatch, "DOUBT_SECONDS", 1.0)
 
     def follow(client: Client, timeout: float | None = None) -> tuple[FlowRun, list[str]]:
         said: list[str] = []

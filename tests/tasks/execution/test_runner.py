@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from components.base.errors import GateFailed, UserError
@@ -25,7 +26,7 @@ from tasks.runs.journal import read_done, recorded_paths
 from tasks.runs.points import points_file, read_points
 from tasks.runs.status import load_status
 from tests.forks import Forked
-from tests.waiting import PATIENCE
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -364,27 +365,20 @@ def test_two_processes_compute_one_key_once(start, kit, home, calls, toy_source)
 def test_a_holder_that_stood_still_too_long_publishes_nothing_and_disturbs_nobody(
     start, kit, home, toy_source, monkeypatch, continued
 ):
-    def wait_for(what):
-        deadline = time.monotonic() + PATIENCE * 20
-        while not what():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-
     monkeypatch.setattr(artifacts, "leased", functools.partial(leases.leased, ttl=0.5, beat=0.05, poll=0.02))
-    toy_source.write_text(
-        toy_source.read_text().replace(
-            "        observe(step", "        import time; time.sleep(0.1)\n        observe(step"
-        )
-    )
-    job = kit.ToyJob(steps=8, checkpoint=True)
+    stops = "os.kill(os.getpid(), signal.SIGSTOP)\n                continue"
+    slow = toy_source.read_text().replace("        observe(step", "        time.sleep(0.1)\n        observe(step")
+    toy_source.write_text(slow.replace("os.kill(os.getpid(), signal.SIGKILL)", stops))
+    job = kit.ToyJob(steps=8, checkpoint=True, stop="kill", stop_at=2)
     first, second = (Forked(target=_run_and_die, args=(start, kit, job)) for _ in range(2))
     first.start()
-    wait_for(lambda: list(home.glob("work/*/000000001/checkpoint/step.json")))
-    os.kill(first.pid, signal.SIGSTOP)
+    stopped = psutil.Process(first.pid)
+    until("the first stands still", lambda: stopped.status() == psutil.STATUS_STOPPED, 20, every=0.01)
     runs = set(os.listdir(home / "runs"))
     second.start()
     if continued == "while its successor computes":
-        wait_for(lambda: list(home.glob("work/*/000000002/checkpoint/step.json")))
+        began = functools.partial(home.glob, "work/*/000000002/checkpoint/step.json")
+        until("its successor computes", lambda: list(began()), 20, every=0.01)
     else:
         second.join()
     os.kill(first.pid, signal.SIGCONT)
