@@ -23,6 +23,7 @@ from flows.deployment import alerts
 from flows.deployment.alerts import DiskWatch, alert, stop_alerts
 from tasks.prefect_flow.server import TAG
 from tests.servers import PrefectServer
+from tests.waiting import PATIENCE
 
 GATE = 'reward: 1 gate(s) failed. reward.accuracy_low is 0.478, must be >= 0.5 ("low"; <b>\nNothing downstream starts.'
 
@@ -35,7 +36,7 @@ class Receiver(NamedTuple):
 
     def next(self, seconds: float = 10) -> dict[str, Any]:
         """The next alert."""
-        return self.got.get(timeout=seconds)
+        return self.got.get(timeout=PATIENCE * seconds)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +99,7 @@ def test_a_failed_gate_reaches_the_webhook_with_run_gate_value_and_a_link_that_o
         "text": f"Tether: demo 20261123-1: a gate failed. {GATE} {told['url']}",
         "what": "a gate failed", "run": "demo 20261123-1", "state": "GateFailed", "message": GATE, "url": told["url"],
     }  # fmt: skip
-    opened = urlopen(Request(told["url"], headers={"Accept": "text/html"}), timeout=10)  # as a browser asks
+    opened = urlopen(Request(told["url"], headers={"Accept": "text/html"}), timeout=60)  # as a browser asks
     assert str(run.id) in told["url"] and opened.status == 200 and "Prefect" in opened.read().decode()
 
 

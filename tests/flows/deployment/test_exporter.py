@@ -27,7 +27,7 @@ from flows.deployment.servers import free_port
 from tasks.runs.points import Spool, points_file, read_points
 from tasks.runs.status import StatusFile, load_status
 from tests.servers import PrefectServer, clean_environment
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 ROOT = Path(__file__).resolve().parents[3]
 DASHBOARD = json.loads((ROOT / "infra" / "grafana" / "tether.json").read_text(encoding="utf-8"))
@@ -178,7 +178,7 @@ def test_prometheus_can_ask_over_http_until_the_command_is_ended(
     assert process.stdout is not None
     found = re.search(r"http://127\.0\.0\.1:(\d+)/metrics", process.stdout.readline())
     assert found is not None
-    text = urllib.request.urlopen(found[0], timeout=10).read().decode()
+    text = urllib.request.urlopen(found[0], timeout=60).read().decode()
     assert 'tether_stage_step{profile="demo",run="live",stage="ppo"} 40.0' in text
     taken = tether("metrics", "--port", found[1], home=tmp_path)
     assert taken.returncode == 2 and "Give another one." in taken.stderr and "Traceback" not in taken.stderr
@@ -212,11 +212,17 @@ def test_a_real_prometheus_finds_data_for_every_query_of_the_dashboard(
     with (tmp_path / "prometheus.log").open("w") as log:
         prometheus = subprocess.Popen(command, stdout=log, stderr=log, env=clean_environment())
     try:
-        empty, deadline = list(QUERIES), time.monotonic() + 60
-        while empty and time.monotonic() < deadline:
-            time.sleep(1)
-            empty = [query for query in empty if not asked(ports[1], query)]
-        assert not empty, (tmp_path / "prometheus.log").read_text()
+        empty = list(QUERIES)
+
+        def all_found() -> bool:
+            empty[:] = [query for query in empty if not asked(ports[1], query)]
+            return not empty
+
+        def why() -> str:
+            ended = prometheus.poll() is not None or exporter.poll() is not None
+            return f"{empty}: {(tmp_path / 'prometheus.log').read_text()}" if ended else ""
+
+        until("Prometheus finds data for every query", all_found, 60, why)
     finally:
         for process in (prometheus, exporter):
             process.terminate()
@@ -227,7 +233,7 @@ def asked(port: int, query: str) -> list[Any]:
     """What Prometheus answers to a query; nothing where it does not answer yet."""
     url = f"http://127.0.0.1:{port}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=30) as answer:
             return list(json.load(answer)["data"]["result"])
     except OSError:
         return []
