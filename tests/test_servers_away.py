@@ -91,18 +91,14 @@ def child(client: SyncPrefectClient, run: FlowRun) -> FlowRun | None:
 
 def working(site: Site, client: SyncPrefectClient, run: FlowRun) -> FlowRun:
     """The run that computes PPO, once it has three updates behind it."""
-    until("PPO is ordered", lambda: child(client, run), 180)
-    found = child(client, run)
-    assert found is not None
+
+    def has_ended(*runs: FlowRun) -> str:
+        states = {each.name: client.read_flow_run(each.id).state_name for each in runs}
+        return f"{states}\n{site.said('serve')}" if {"Failed", "Completed"} & set(states.values()) else ""
+
+    found = until("PPO is ordered", lambda: child(client, run), 180, lambda: has_ended(run))
     points = site.home / "work" / found.parameters["order"]["key"] / "points.jsonl"
-
-    def has_begun() -> bool:
-        for each in (run, found):
-            state = client.read_flow_run(each.id).state_name
-            assert state not in ("Failed", "Completed"), f"{each.name} has ended: {state}\n{site.said('serve')}"
-        return len(read_points(points)) >= 3
-
-    until("PPO is 3 updates on", has_begun, 180)
+    until("PPO is 3 updates on", lambda: len(read_points(points)) >= 3, 180, lambda: has_ended(run, found))
     return found
 
 

@@ -34,6 +34,7 @@ from flows.stack.secrets import ROLES, exports, read_passwords
 from flows.stack.state import runs
 from tasks.runs.journal import current_user
 from tasks.runs.status import load_status
+from tasks.tracking.carrier import is_left
 from tasks.tracking.promotion import champion_terms
 from tasks.tracking.registry import versions
 from tests.conftest import Tether
@@ -121,8 +122,12 @@ def test_the_pages_commands_deploy_a_run_that_keeps_results_facts_and_states_in_
     assert len(s3_files(running.stack, "tether", PLANTED["s3_tether"]).glob("tether/store/records/*/*.json")) >= 5
     assert len(s3_files(running.stack, "mlflow", PLANTED["s3_mlflow"]).find("mlflow/artifacts")) >= 5
     experiments = [each["experiment_id"] for each in running.mlflow("experiments/search?max_results=9")["experiments"]]
-    found = running.mlflow("runs/search", {"experiment_ids": experiments, "max_results": 100})["runs"]
-    assert sum(each["info"]["status"] == "FINISHED" for each in found) >= 6, "the pipeline's and its five stages'"
+
+    def finished() -> int:
+        found = running.mlflow("runs/search", {"experiment_ids": experiments, "max_results": 100})["runs"]
+        return sum(each["info"]["status"] == "FINISHED" for each in found)
+
+    until("MLflow has the pipeline's run and its five stages'", lambda: finished() >= 6, 60)
 
 
 def test_who_may_only_read_is_refused_a_promotion_and_who_may_has_the_name_on_record(
@@ -169,7 +174,9 @@ class Saved(NamedTuple):
 @pytest.fixture(scope="module")
 def saved(running: Running, tether_here: Tether) -> Saved:
     (run,) = (path.name for path in running.home.glob("runs/*"))
+    end = running.home / "runs" / run
     until("the run has told its end", lambda: load_status(running.home, run).state != "running", 120)
+    until("MLflow has all of it", lambda: not is_left(end), 120)
     told, counts = _told(running, tether_here, run, {}), _counted(running.stack)
     folder, began = running.home.parent / "backup", time.monotonic()
     variables = exports(running.stack, PLANTED)
@@ -254,14 +261,12 @@ def test_down_leaves_no_process_and_keeps_the_data(running: Running) -> None:
     assert down.returncode == 0 and b"Stopped postgres, s3, prefect, mlflow, tls, worker-cpu." in down.stdout
     assert not any(runs(each.process) for each in [*state.parts.values()]) and not runs(state.keeper)
     folder = str(running.stack.folder).encode()
-    until = time.monotonic() + 20  # PostgreSQL's children
-    while left := {path.parent.name: _bytes(path) for path in Path("/proc").glob("[0-9]*/cmdline")}:
-        left = {
-            pid: text for pid, text in left.items() if folder in text or (b"postgres:" in text and _here(pid, running))
-        }
-        if not left:
-            break
-        assert time.monotonic() < until, left
+
+    def all_gone() -> bool:  # PostgreSQL's children may take a while
+        left = {path.parent.name: _bytes(path) for path in Path("/proc").glob("[0-9]*/cmdline")}
+        return not any(folder in text or (b"postgres:" in text and _here(pid, running)) for pid, text in left.items())
+
+    until("no process is left", all_gone, 20)
     assert (running.stack.database / "PG_VERSION").exists()
     status = running.command("status")
     assert status.returncode == 1 and b"No part of the stack" in status.stderr

@@ -107,11 +107,32 @@ def child(client: SyncPrefectClient, parent: FlowRun) -> FlowRun | None:
     return next(iter(client.read_flow_runs(flow_run_filter=filter_)), None)
 
 
+def tasks_of(client: SyncPrefectClient, run: FlowRun, *stages: str) -> dict[str, str | None]:
+    """The states of a flow run's tasks by name, once these stages have ended there.
+
+    Prefect's server writes task runs down behind the flow run's end.
+    """
+
+    def look() -> dict[str, str | None] | None:
+        found = client.read_task_runs(flow_run_filter=only(run))
+        ended = {task.name.split("-")[0] for task in found if task.state is not None and task.state.is_final()}
+        return {task.name.split("-")[0]: task.state_name for task in found} if ended >= set(stages) else None
+
+    return until("all tasks are told", look, 60)
+
+
+def has_ended(client: SyncPrefectClient, run: FlowRun) -> str:
+    """How a flow run has ended; nothing while it goes on."""
+    state = client.read_flow_run(run.id).state
+    return f"{run.name} has ended: {state.name}: {state.message}" if state is not None and state.is_final() else ""
+
+
 def working_child(client: SyncPrefectClient, stack: Stack, parent: FlowRun, steps: int = 3) -> FlowRun:
     """The same, once it has a few updates behind it."""
-    found = until("PPO is ordered", lambda: child(client, parent))
-    key = found.parameters["order"]["key"]
-    until(f"PPO is {steps} updates on", lambda: len(read_points(stack.home / "work" / key / "points.jsonl")) >= steps)
+    found = until("PPO is ordered", lambda: child(client, parent), failed=lambda: has_ended(client, parent))
+    points = stack.home / "work" / found.parameters["order"]["key"] / "points.jsonl"
+    until(f"PPO is {steps} updates on", lambda: len(read_points(points)) >= steps,
+          failed=lambda: has_ended(client, parent))  # fmt: skip
     return client.read_flow_run(found.id)
 
 

@@ -116,7 +116,7 @@ def test_cancelling_a_pipeline_cancels_its_worker(stack: Stack, client: SyncPref
     client.set_flow_run_state(run.id, Cancelling())
     assert ended(client, run, "the pipeline is cancelled", 60).state_name == "Cancelled"
     assert ended(client, ppo, "its worker's run is cancelled", 90).state_name == "Cancelled"
-    assert load_status(stack.home).state == "interrupted"
+    until("its home says so", lambda: load_status(stack.home).state == "interrupted", 30)
 
 
 @pytest.mark.long
@@ -153,8 +153,12 @@ def test_a_retried_run_takes_up_the_run_it_began_and_computes_nothing_twice(
     }
     steps = [point["step"] for point in read_points(stack.home / "runs" / after.run / "metrics" / "ppo.jsonl")]
     assert len(set(steps)) == len(steps) > FEW
-    names = [task.state_name for task in client.read_task_runs(flow_run_filter=only(run)) if "ppo" in task.name]
-    assert "Completed" in names, "the page shows how it ended"
+
+    def shown() -> bool:
+        tasks = client.read_task_runs(flow_run_filter=only(run))
+        return "Completed" in [task.state_name for task in tasks if "ppo" in task.name]
+
+    until("the page shows how it ended", shown, 60)
 
 
 def attempts(home: Path) -> dict[str, int]:

@@ -41,6 +41,7 @@ from tasks.runs.journal import Sent, read_done
 from tasks.runs.status import load_status
 from tasks.stages import STAGES
 from tests.stored_run import stored_run
+from tests.waiting import until
 
 pytestmark = pytest.mark.servers
 
@@ -82,6 +83,14 @@ def run_flow(server: str, start: Any, kit: Any) -> Any:
 
         with ctx:
             toys(return_state=True)
+        of_flow_run = FlowRunFilter(id=FlowRunFilterId(any_=ids))
+
+        def told() -> bool:  # Prefect's server writes task runs down behind the flow run's end
+            with get_client(sync_client=True) as client:
+                tasks = client.read_task_runs(flow_run_filter=of_flow_run)
+            return {task.name for task in tasks if task.state and task.state.is_final()} >= set(ctx.status.begun)
+
+        until("the server has all task runs", told, 60)
         return ids[0], ctx
 
     return run
@@ -89,7 +98,7 @@ def run_flow(server: str, start: Any, kit: Any) -> Any:
 
 def test_the_graph_has_an_edge_from_each_stage_to_those_that_read_its_result(run_flow: Any, server: str) -> None:
     flow_run, _ = run_flow()
-    with urllib.request.urlopen(f"{server}/flow_runs/{flow_run}/graph-v2", timeout=10) as answer:
+    with urllib.request.urlopen(f"{server}/flow_runs/{flow_run}/graph-v2", timeout=60) as answer:
         nodes = {node["id"]: node for _, node in json.load(answer)["nodes"]}
     edges = {node["label"]: {nodes[parent["id"]]["label"] for parent in node["parents"]} for node in nodes.values()}
     assert edges == {
@@ -133,7 +142,7 @@ def test_each_stage_has_its_page_and_the_report_is_an_artifact_that_opens_in_a_b
     assert status.prefect == f"{root}/runs/flow-run/{flow_run}"
     for stage in status.stages:
         kind, id_ = stage.prefect.removeprefix(f"{root}/runs/").split("/")
-        with urllib.request.urlopen(f"{server}/task_runs/{id_}", timeout=10) as answer:
+        with urllib.request.urlopen(f"{server}/task_runs/{id_}", timeout=60) as answer:
             assert (kind, json.load(answer)["name"]) == ("task-run", stage.name)
     (ctx.folder / "report.md").write_text("what came of it")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:geheim@mlflow")
