@@ -18,6 +18,19 @@ class _Loader(yaml.SafeLoader):
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
+    _depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Refuse deep nesting at once: PyYAML takes a time that is quadratic in the depth."""
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise yaml.MarkedYAMLError(
+                problem=f"groups are nested more than {_DEEPEST} deep", problem_mark=self.peek_event().start_mark
+            )
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
@@ -85,8 +98,6 @@ def parse(text: str, where: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or (str(error).splitlines() or [type(error).__name__])[0]
-    except RecursionError:
-        line, problem = "", f"groups are nested more than {_DEEPEST} deep"
     raise UserError(f"{where}{line}: not readable as YAML: {problem}.")
 
 
