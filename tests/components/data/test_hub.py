@@ -11,6 +11,7 @@ from components.base.settings import keyed_values
 from components.data.config import DataConfig, HubConfig
 from components.data.hub import resolve_source
 from components.data.readers import read_source
+from tests.waiting import PATIENCE
 
 datasets = pytest.importorskip("datasets")
 COMMITS = {None: "1" * 40, "v1": "2" * 40}
@@ -55,7 +56,7 @@ def test_a_missing_path_is_refused_without_asking_the_hub(tmp_path, monkeypatch,
         resolve_source(value, HubConfig(), tmp_path, "data.preferences")
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(PATIENCE * 20)
 @pytest.mark.parametrize(
     ("value", "said"),
     [

@@ -13,6 +13,7 @@ from components.store.archive import admit, read_archive, write_archive
 from components.store.graph import Graph
 from components.store.records import record_text
 from components.store.store import ArtifactStore, Record
+from tests.waiting import PATIENCE
 
 PARTS = {"stage": "sft", "job": {}, "inputs": {}, "source": {"a": "1"}, "libraries": {}}
 KEY = digest_json(PARTS)
@@ -205,7 +206,7 @@ def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
     return info.tobuf(tarfile.GNU_FORMAT)
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(PATIENCE * 20)
 @pytest.mark.parametrize("size", [1 << 40, 1 << 62, -(1 << 20), 512])
 @pytest.mark.parametrize(
     "kind", [tarfile.REGTYPE, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK]
@@ -216,7 +217,7 @@ def test_a_header_may_claim_any_size_and_is_not_believed(tmp_path, kind, size):
         read_archive(tmp_path / "x.tar")
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(PATIENCE * 20)
 def test_thousands_of_extended_headers_are_not_followed(archive, tmp_path):
     record = b"30 mtime=1.000000000000000000\n".ljust(512, b"\0")
     chain = (header("x", 30, tarfile.XHDTYPE) + record) * 5000
@@ -233,7 +234,7 @@ def test_a_file_larger_than_any_of_its_kind_is_refused_before_it_is_read(tmp_pat
         read_archive(tmp_path / "x.tar")
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(PATIENCE * 20)
 def test_what_is_no_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "x.tar")
     for path in (tmp_path / "x.tar", Path("/dev/zero"), Path("/dev/stdin"), tmp_path, tmp_path / "nothing"):

@@ -17,6 +17,7 @@ from components.store.records import record_text
 from components.store.retention import YOUNG_SECONDS, collect, read_pins, remove_finished_work, write_pin
 from components.store.store import ArtifactStore, Miss, Record
 from components.store.verify import verify
+from tests.waiting import PATIENCE
 
 KEY = "a" * 64
 
@@ -116,7 +117,7 @@ def full_folder(path: Path) -> None:
     (path / "below").mkdir(parents=True)
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(PATIENCE * 20)
 @pytest.mark.parametrize("plant", [fifo, link_to_zeros, link_to_a_copy, full_folder])
 @pytest.mark.parametrize("which", ["value", "(manifest)"])
 def test_an_object_that_is_no_file_is_a_miss_and_computing_again_mends_it(
@@ -132,7 +133,7 @@ def test_an_object_that_is_no_file_is_a_miss_and_computing_again_mends_it(
     assert isinstance(again.lookup(KEY), Record) and (again.path(record.digest) / "value").read_text() == "1"
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(PATIENCE * 20)
 @pytest.mark.parametrize("plant", [fifo, link_to_zeros])
 def test_an_object_of_a_shared_store_that_is_no_file_is_a_miss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: object
@@ -147,7 +148,7 @@ def test_an_object_of_a_shared_store_that_is_no_file_is_a_miss(
     assert isinstance(ArtifactStore(tmp_path / "three").lookup(KEY), Record)
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(PATIENCE * 20)
 @pytest.mark.parametrize("plant", [fifo, link_to_zeros])
 def test_a_record_that_is_no_file_is_no_record(folder: Path, store: ArtifactStore, plant: object) -> None:
     publish(store)
@@ -166,7 +167,7 @@ def test_a_record_too_large_to_be_one_is_not_read(store: ArtifactStore) -> None:
     assert isinstance(store.lookup(KEY), Miss)
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(PATIENCE * 20)
 @pytest.mark.parametrize("name", [".lock", ".views.lock"])
 def test_a_lock_that_is_a_fifo_holds_nobody_up(store: ArtifactStore, name: str) -> None:
     store.local.root.mkdir(parents=True)
@@ -176,7 +177,7 @@ def test_a_lock_that_is_a_fifo_holds_nobody_up(store: ArtifactStore, name: str) 
     collect(store, lambda: {KEY: {"run r"}})
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(PATIENCE * 20)
 @pytest.mark.parametrize("holder_says", [None, "", "[]", "[" * 100_000, "{}", "no pid"])
 def test_a_lease_that_says_nothing_of_its_holder_is_taken_over_like_one_whose_heart_stands_still(
     tmp_path: Path, holder_says: str | None

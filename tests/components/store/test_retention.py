@@ -21,6 +21,7 @@ from components.store.retention import (
 from components.store.store import ArtifactStore, Miss, Record
 from components.store.verify import verify
 from tests.forks import Forked
+from tests.waiting import PATIENCE
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 
@@ -237,7 +238,7 @@ def test_a_work_folder_that_ends_just_as_it_is_looked_at_stops_nobody(store, mon
     assert not (store.work / A).exists()
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(PATIENCE * 30)
 def test_what_much_was_made_from_is_followed_once_and_not_once_for_every_way_there(store):
     digest = {}
     for layer in range(40):

@@ -19,6 +19,7 @@ from tasks.execution.context import RunContext
 from tasks.retention.archive import export_run, import_run
 from tasks.runs.status import load_status
 from tests.stored_run import stored_run
+from tests.waiting import PATIENCE
 
 FIRST, SECOND = "20260101-000000-aaaa", "20260102-000000-bbbb"
 STARTED = "2026-01-01T00:00:01+00:00"
@@ -125,7 +126,7 @@ def test_rounds_stand_side_by_side_from_the_first_on_and_other_runs_are_left_out
     assert rounds_up_to(tmp_path, load_status(tmp_path, FIRST)) == []
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(PATIENCE * 60)
 def test_two_imported_runs_that_name_each_other_do_not_hang_what_shows_rounds(tmp_path: Path) -> None:
     judged(tmp_path, round="2", votes=SECOND)
     judged(tmp_path, SECOND, round="1", votes=FIRST)

@@ -23,6 +23,7 @@ from tasks.runs.status import (
     worst,
 )
 from tasks.tracking.carrier import left_behind
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -218,7 +219,7 @@ def test_what_an_earlier_version_did_not_send_is_known(tmp_path, sent, left):
     assert left_by_earlier(tmp_path) is left
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(PATIENCE * 20)
 @pytest.mark.parametrize("started", [5, "5", "", "0001-01-01T00:00:00", "tomorrow", None, "fifo"])
 def test_a_run_json_whose_times_are_none_or_that_is_no_file_breaks_no_command_that_lists_runs(
     begin, tmp_path, started, caplog
