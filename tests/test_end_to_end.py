@@ -117,7 +117,7 @@ def test_the_same_again_computes_nothing_and_imports_no_framework(tether, home: 
     assert states(again) == ["cached"] * 5
     assert again["state"] == "cached" and again["run"] != first["run"]
     assert digests(again) == digests(first)
-    assert again["seconds"] < 20
+    assert again["seconds"] < first["seconds"]
     assert f"computed by <code>{first['run']}</code>" in (home / "runs" / again["run"] / "report.html").read_text()
 
 

@@ -144,8 +144,9 @@ def test_an_empty_home_says_how_to_begin_and_is_not_made(tether: Any, tmp_path: 
 
 
 def test_a_run_of_today_is_told_by_the_hour(tmp_path: Path) -> None:
-    begin(tmp_path, "r", datetime.now().astimezone().isoformat())
-    assert f"today {datetime.now():%H}" in table(tmp_path)[1]
+    now = datetime.now().astimezone()
+    begin(tmp_path, "r", now.isoformat())
+    assert f"today {now:%H}" in table(tmp_path)[1]
 
 
 def test_a_thousand_runs_take_a_second_or_two(tmp_path: Path) -> None:
