@@ -18,7 +18,7 @@ from flows.deployment.supervision import LOOK_SECONDS, Running, Say, Service, Su
 from tasks.prefect_flow.server import PATIENCE, no_answer
 from tasks.tracking.client import tracking_uri
 
-START_SECONDS = 120.0
+START_SECONDS = 600.0
 WATCH_SECONDS = 10.0
 CPU_RUNS = 2
 """Pipelines that a worker of the pool cpu runs at once. One that computes takes 1 GB and all cores."""

@@ -43,11 +43,11 @@ UNTRUSTED = (
     "certificate (PEM): Prefect's and MLflow's clients both use it then."
 )
 
-START_SECONDS = 120.0
+START_SECONDS = 300.0
 """How long a run's own server may take to answer; an idle machine takes about 10 s."""
 
 
-def check_server(timeout: float = 5.0, needed_for: Mapping[str, str] | None = None) -> None:
+def check_server(timeout: float = 20.0, needed_for: Mapping[str, str] | None = None) -> None:
     """Check that the server at `PREFECT_API_URL`, if set, answers within `timeout` seconds, accepts us, and has the
     deployments of the stages' pools.
 
@@ -108,8 +108,11 @@ def is_untrusted(error: BaseException | None) -> bool:
     return error is not None and ("CERTIFICATE_VERIFY_FAILED" in str(error) or is_untrusted(error.__cause__))
 
 
-def is_answering(timeout: float = 3.0) -> bool:
-    """Return whether the server at `PREFECT_API_URL` and its database answer; True if the variable is not set."""
+def is_answering(timeout: float = 10.0) -> bool:
+    """Return whether the server at `PREFECT_API_URL` and its database answer; True if the variable is not set.
+
+    What is not answered in time is left out of the run's pages, and a busy server takes seconds.
+    """
     url = os.environ.get("PREFECT_API_URL", "")
     if not url:
         return True

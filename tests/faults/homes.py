@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import PATIENCE
+
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = ("run", "tiny")
 STAGES = ("validate", "sft", "reward", "ppo", "human_eval")
@@ -77,7 +79,7 @@ class Home:
         with tempfile.TemporaryFile("w+") as output:
             done = subprocess.run(
                 [*script, *(arguments or COMMAND)], cwd=self.path.parent, env=variables, stdout=output, stderr=output,
-                check=False, timeout=900,
+                check=False, timeout=PATIENCE * 450,
             )  # fmt: skip
             output.seek(0)
             return Done(done.returncode, output.read(), time.monotonic() - began, happened.exists())

@@ -15,8 +15,9 @@ import pytest
 from tasks.runs.journal import Sent
 from tests.faults.homes import Home, Moment, tail
 from tests.faults.sample import SEED
+from tests.waiting import PATIENCE
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(PATIENCE * 900)]
 
 KILLS = 6
 """Of each command."""

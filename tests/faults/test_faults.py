@@ -20,9 +20,9 @@ import pytest
 from flows.deployment.servers import free_port
 from tasks.prefect_flow.server import no_answer
 from tests.faults.homes import Done, Home, Moment, tail
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(PATIENCE * 900)]
 
 DAY = 86_400
 

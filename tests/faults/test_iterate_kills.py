@@ -10,8 +10,9 @@ import pytest
 from tests.faults.homes import STAGES, Home, Moment, tail
 from tests.faults.sample import SEED
 from tests.faults.test_kills import kill
+from tests.waiting import PATIENCE
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(PATIENCE * 900)]
 
 KILLS = 10
 """Two in each stage."""

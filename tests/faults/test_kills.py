@@ -13,6 +13,7 @@ import pytest
 
 from tests.faults.homes import STAGES, Home, Moment, tail
 from tests.faults.sample import SAMPLE, SEED
+from tests.waiting import PATIENCE
 
 CHAINS = -(-int(os.environ.get("TETHER_FAULTS_KILLS", "10" if SAMPLE else "60")) // len(STAGES))
 LATER = 0.5
@@ -20,7 +21,7 @@ LATER = 0.5
 EACH = {"write", "checkpoint", "publish", "commit", "view", "record", "run", "status"}
 """Phases in which some kill comes, in two chains already."""
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(PATIENCE * 900)]
 
 
 def draw(moments: Sequence[Moment], seed: str, chains: int) -> list[list[Moment]]:

@@ -13,8 +13,9 @@ from components.store.records import parse_record
 from components.store.store import Record
 from tests.faults.homes import Home, Moment, tail
 from tests.faults.test_kills import kill
+from tests.waiting import PATIENCE
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(PATIENCE * 900)]
 
 KILLS: tuple[Moment, ...] = (
     ("validate", "publish", 2), ("sft", "checkpoint", 3), ("reward", "publish", 1), ("ppo", "write", 5),

@@ -32,7 +32,7 @@ from flows.stack.state import read_state
 
 DATABASES = ("mlflow_auth", "mlflow", "prefect")
 """In the order in which they are dumped: permissions in the first one refer to experiments in the second."""
-START_SECONDS = 120.0
+START_SECONDS = 600.0
 _TREES = ("secrets", "tls")
 """Folders of the stack that are backed up: passwords, and the authority of its certificates."""
 _NOT_COPIED = ("pgpass", "s3.json", "aws", "next.json")
