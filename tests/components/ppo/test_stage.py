@@ -24,6 +24,7 @@ from components.ppo.models import Models
 from components.ppo.stage import prompt_batch
 from components.training.stopping import Interrupted, graceful
 from tests.forks import Forked
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +155,7 @@ def killed(stages: Any, out: Path, at: int, **options: Any) -> int | None:
 
     process = Forked(target=lambda: stages.run("ppo", out, observe, **options))
     process.start()
-    process.join(200)
+    process.join(PATIENCE * 200)
     return process.exitcode
 
 

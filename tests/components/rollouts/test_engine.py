@@ -26,6 +26,7 @@ from components.rollouts.engine import Rollouts, VllmEngine, open_rollouts, resp
 from components.rollouts.transfer import FolderTransfer
 from tests.components.rollouts.standin import StandIn
 from tests.forks import Forked
+from tests.waiting import PATIENCE
 
 Asking = Callable[..., RolloutConfig]
 CAP = GenerationConfig(max_prompt_tokens=64, max_new_tokens=8)
@@ -200,7 +201,7 @@ def test_weights_that_killed_runs_sent_go_when_another_starts_and_those_of_a_liv
 
     killed = Forked(target=die_sending)
     killed.start()
-    killed.join(60)
+    killed.join(PATIENCE * 60)
     assert killed.exitcode == -signal.SIGKILL
     (left,) = shared.iterdir()
     assert sorted(path.name for path in left.iterdir()) == [".tether-a-1.partial", "tether-a-0"]

@@ -11,6 +11,7 @@ import pytest
 
 from components.store.folder import FolderPlace
 from tests.forks import Forked
+from tests.waiting import PATIENCE
 
 USERS = (20_001, 20_002)
 
@@ -38,7 +39,7 @@ def as_user(user: int, work: Callable[[], None]) -> None:
 
     process = Forked(target=run)
     process.start()
-    process.join(60)
+    process.join(PATIENCE * 60)
     assert process.exitcode == 0
 
 

@@ -17,6 +17,7 @@ from components.keys.fingerprint import ROOT
 from components.store.folder import FolderPlace
 from components.store.store import ArtifactStore, Miss, Record, digest_folder
 from tests.forks import CONTEXT, Forked
+from tests.waiting import PATIENCE
 
 KEY = "k" * 64
 
@@ -207,7 +208,7 @@ def _view_often(home, record, barrier):
 def test_processes_that_make_one_view_at_once_never_move_it_away_from_each_other(tmp_path, spoil):
     record = publish(tmp_path)
     folder = ArtifactStore(tmp_path).path(record)
-    barrier = CONTEXT.Barrier(3, action=lambda: spoil(folder), timeout=60)
+    barrier = CONTEXT.Barrier(3, action=lambda: spoil(folder), timeout=PATIENCE * 60)
     workers = [Forked(target=_view_often, args=(tmp_path, record, barrier)) for _ in range(3)]
     for worker in workers:
         worker.start()

@@ -15,6 +15,7 @@ from components.store.retention import collect
 from components.store.store import ArtifactStore, Miss, Record
 from components.store.url import COLLECTING, PUBLISHING, UrlPlace
 from components.store.verify import verify
+from tests.waiting import PATIENCE
 
 KEY = "a" * 64
 
@@ -153,7 +154,7 @@ def test_objects_that_are_there_are_not_written_again(shared, tmp_path, monkeypa
 
 
 def test_computers_that_publish_one_attempt_at_once_keep_each_others_record(shared, tmp_path, monkeypatch):
-    real, meet = type(ArtifactStore(tmp_path).shared).create, threading.Barrier(2, timeout=30)
+    real, meet = type(ArtifactStore(tmp_path).shared).create, threading.Barrier(2, timeout=PATIENCE * 30)
     first = threading.local()
 
     def create(self, name, data):

@@ -32,6 +32,7 @@ from components.sft import stage as sft
 from tests.components.conftest import Stages
 from tests.faults.sample import SEED
 from tests.forks import Forked
+from tests.waiting import PATIENCE
 
 pytestmark = [
     pytest.mark.faults, pytest.mark.timeout(1800), pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
@@ -70,7 +71,7 @@ class Chain(NamedTuple):
         """Compute a stage in a process of its own; its exit code. `observed` in `out` counts what it observed."""
         process = Forked(target=lambda: self._run(stage, out, kill))
         process.start()
-        process.join(600)
+        process.join(PATIENCE * 300)
         return process.exitcode
 
     def _run(self, stage: str, out: Path, kill: Kill | None) -> None:

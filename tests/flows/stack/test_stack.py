@@ -111,7 +111,7 @@ def test_down_ends_what_a_killed_keeper_left_by_its_own_process_id_alone(
     write_state(stack, StackState(keeper=dead, config={}, parts=parts))
     try:
         assert down(stack) == ["s3"]
-        assert ours.wait(1) == -signal.SIGTERM and other.poll() is None
+        assert ours.wait(PATIENCE * 10) == -signal.SIGTERM and other.poll() is None
         assert down(stack) == []
     finally:
         other.kill()
@@ -124,7 +124,7 @@ def test_a_process_of_another_parent_can_be_waited_for() -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         adopted.wait(0.05)
     child.kill()
-    assert adopted.wait(5) == 0 and adopted.returncode == "unknown"
+    assert adopted.wait(PATIENCE * 5) == 0 and adopted.returncode == "unknown"
     child.wait()
 
 
@@ -236,7 +236,7 @@ def test_the_keeper_has_crashed_runs_of_its_workers_pools_go_on(
     monkeypatch.setattr(keeper, "WATCH_SECONDS", 0.01)
     thread = threading.Thread(target=keeper.keep, args=(stack, told))
     thread.start()
-    thread.join(20)
+    thread.join(PATIENCE * 20)
     told.set()
     here = f"http://127.0.0.1:{stack.config.ports.prefect_server}/api"
     assert asked == [({"cpu", "gpu"}, here, f"tether:{passwords['prefect_api']}")]

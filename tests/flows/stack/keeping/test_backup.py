@@ -19,6 +19,7 @@ from flows.stack.keeping.manifest import read_manifest
 from tasks.runs.status import load_status
 from tests.forks import Forked
 from tests.keeping import Writer, backed_up, dangling, restored
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -142,7 +143,7 @@ def test_a_killed_backup_leaves_no_folder_and_the_next_one_is_whole(writer: Writ
 
     child = Forked(target=backed_up, args=(writer.home, tmp_path / "backup", kill))
     child.start()
-    child.join(60)
+    child.join(PATIENCE * 60)
     assert child.exitcode == -signal.SIGKILL
     assert not (tmp_path / "backup").exists() and (tmp_path / "backup.partial").is_dir()
     (tmp_path / "backup.partial" / "left").write_text("of the killed one")

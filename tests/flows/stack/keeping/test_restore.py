@@ -17,6 +17,7 @@ from tasks.runs.schema import HOME_SCHEMA
 from tasks.runs.status import load_status
 from tests.forks import Forked
 from tests.keeping import Writer, backed_up, dangling, restored
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +86,7 @@ def test_a_killed_restore_leaves_no_home_and_the_next_one_is_whole(home: Path, t
 
     child = Forked(target=restored, args=(tmp_path / "backup", tmp_path / "again", kill))
     child.start()
-    child.join(60)
+    child.join(PATIENCE * 60)
     assert child.exitcode == -signal.SIGKILL and not (tmp_path / "again").exists()
     restored(tmp_path / "backup", tmp_path / "again")
     assert dangling(tmp_path / "again") == []
