@@ -43,6 +43,11 @@ UNTRUSTED = (
     "certificate (PEM): Prefect's and MLflow's clients both use it then."
 )
 
+BUSY_SECONDS = 30.0
+"""How long a server may be busy before it counts as away; what it is not told meanwhile is missing on its pages."""
+_away: set[str] = set()
+"""Addresses that did not answer when they were asked last."""
+
 START_SECONDS = 300.0
 """How long a run's own server may take to answer; an idle machine takes about 10 s."""
 
@@ -108,21 +113,34 @@ def is_untrusted(error: BaseException | None) -> bool:
     return error is not None and ("CERTIFICATE_VERIFY_FAILED" in str(error) or is_untrusted(error.__cause__))
 
 
-def is_answering(timeout: float = 10.0) -> bool:
+def is_answering(patience: float = BUSY_SECONDS) -> bool:
     """Return whether the server at `PREFECT_API_URL` and its database answer; True if the variable is not set.
 
-    What is not answered in time is left out of the run's pages, and a busy server takes seconds.
+    One that accepts no connection is away at once. One that is slow, or says that its database is away, may be busy: it
+    is asked again for `patience` seconds, unless it was away when it was asked before.
     """
-    url = os.environ.get("PREFECT_API_URL", "")
+    url = os.environ.get("PREFECT_API_URL", "").rstrip("/")
     if not url:
         return True
+    until = time.monotonic() + (0.0 if url in _away else patience)
+    while (found := _is_ready(url)) is None and time.monotonic() < until:
+        time.sleep(0.5)
+    if found:
+        _away.discard(url)
+    else:
+        _away.add(url)
+    return bool(found)
+
+
+def _is_ready(url: str, timeout: float = 5.0) -> bool | None:
+    """Return whether a server and its database answer; None if it may be busy."""
     try:
-        with urlopen(f"{url.rstrip('/')}/ready", timeout):
+        with urlopen(f"{url}/ready", timeout):
             return True
     except urllib.error.HTTPError as error:
-        return error.code < 500  # it answers; 503 means that its database is away
-    except (OSError, ValueError):
-        return False
+        return True if error.code < 500 else None  # it answers; 503 means that its database is away
+    except (OSError, ValueError) as error:
+        return None if isinstance(getattr(error, "reason", error), TimeoutError) else False
 
 
 class _Note(BaseModel):

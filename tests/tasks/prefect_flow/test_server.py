@@ -77,8 +77,32 @@ def test_a_server_whose_database_is_away_counts_as_away(
         thread.start()
         monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{server.server_port}/api/")
         try:
-            assert is_answering() is answers
+            assert is_answering(patience=0) is answers
         finally:
             server.shutdown()
             thread.join()
-    assert not is_answering(timeout=0.5), "and one that is gone is away too"
+    assert not is_answering(), "and one that is gone is away too"
+
+
+def test_a_busy_server_is_asked_again_and_one_that_was_away_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a slow machine stages were missing on their pages: the server had said once that its database is away."""
+    codes, asked = iter([503, 503, 200, 503, 503, 503]), list[int]()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(next(codes))
+            self.send_response(asked[-1])
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{server.server_port}/api")
+        try:
+            assert is_answering(patience=600) and asked == [503, 503, 200]
+            assert not is_answering(patience=0) and len(asked) == 4
+            assert not is_answering(patience=600) and len(asked) == 5, "the run does not wait at each line"
+        finally:
+            server.shutdown()
