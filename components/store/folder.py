@@ -109,11 +109,17 @@ class FolderPlace:
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[float]:
-        """Hold an exclusive lock on the folder: wait for its users to finish, and make later ones wait."""
+        """Hold an exclusive lock on the folder: wait for its users to finish, and make later ones wait.
+
+        At the end the empty folders of records are removed, which a killed `remove` leaves.
+        """
         make_folder(self.root)
         with self._lock() as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield time.time()
+            for folder in (self.root / "records").glob("*/"):
+                with contextlib.suppress(OSError):  # it has files, or is a link
+                    folder.rmdir()
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[Path]:

@@ -62,6 +62,13 @@ def test_what_is_needed_stays_with_everything_it_was_made_from_and_the_rest_goes
     assert report.damaged == report.missing == report.orphaned == []
 
 
+def test_the_empty_folder_of_a_record_whose_removal_was_killed_goes(store):
+    record = publish(store, A, "1")
+    (store.local.root / "records" / B).mkdir()
+    assert collect(store, lambda: {A: {"run r"}}) == []
+    assert store.lookup(A) == record and not (store.local.root / "records" / B).exists()
+
+
 def test_a_digest_keeps_as_a_key_does(store):
     record = publish(store, A, "1")
     publish(store, B, "2")
