@@ -22,7 +22,7 @@ from tests.bench.thresholds import seed_range
 PLAIN = "plain"
 VARIANTS: dict[str, list[str]] = {
     PLAIN: [],
-    "ptx": ["ppo.ptx.coefficient=0.1"],
+    "ptx": ["ppo.ptx.coefficient=0.2", "ppo.ptx.batch_size=128"],
     "warmup": ["ppo.critic.warmup=5"],
     "clip-higher": ["ppo.clip_range_high=0.28"],
     "dual-clip": ["ppo.dual_clip=3"],
