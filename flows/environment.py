@@ -101,9 +101,10 @@ def _defaults(home: Path) -> dict[str, str]:
         # For the ephemeral server: a busy machine may start several at once.
         "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
-        # Threads that spin while they wait are slow if the machine is busy: next to one busy process, a training step
-        # with two spinning threads took over ten times as long as with two sleeping threads.
+        # Threads that spin while they wait are slow if the machine is busy; threads that sleep are slow to wake up. So
+        # they spin for some microseconds, then sleep (docs/decisions/learning.md).
         "OMP_WAIT_POLICY": "PASSIVE",
+        "GOMP_SPINCOUNT": "1000",
         # Show libraries' progress bars only on a terminal; in a log each step would add a line.
         **({} if sys.stderr.isatty() else {"TQDM_DISABLE": "1"}),
         # Tokenizers warns when a process forks after using threads; deterministic cuBLAS needs a fixed workspace.

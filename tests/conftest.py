@@ -21,6 +21,9 @@ from tests.servers import PrefectServer
 
 ROOT = Path(__file__).resolve().parent.parent
 
+# Tests run beside each other: the threads of the commands that they start sleep while they wait.
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
 # The shapes that components/ppo/maths.py states are checked at every call, under pytest only. It stands here because no
 # test module may import that file before.
 jaxtyping.install_import_hook("components.ppo.maths", "beartype.beartype").__enter__()

@@ -20,7 +20,8 @@ def measured(script: str, given: dict[str, Any], threads: int, trl: Path | None 
     """
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(ROOT), *([str(trl)] if trl else [])]),
-        "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false",
+        "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "1000", "OMP_NUM_THREADS": str(threads),
+        "TOKENIZERS_PARALLELISM": "false",
         "ACCELERATE_MIXED_PRECISION": "bf16" if given.get("dtype") == "bfloat16" else "no",
     }  # fmt: skip
     command = [sys.executable, str(HERE / script), json.dumps(given)]
