@@ -489,6 +489,7 @@ def _go(launch: "Launch") -> None:
 
 def main() -> None:
     """Run the console script."""
+    gc.set_threshold(10_000)  # imports make many objects and no garbage: a sixth of a short command's time was spent on it
     try:
         app(prog_name="tether")
     finally:

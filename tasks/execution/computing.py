@@ -4,6 +4,7 @@ The process that computes (that of the run, or a worker) needs only a `Work` and
 wants it. Nothing here imports torch before the stage does.
 """
 
+import gc
 import logging
 import platform
 import shutil
@@ -169,6 +170,7 @@ def _call(work: Work, out: Path, points: Path, show: Show, lease: Lease) -> dict
         if runtime is not None and "torch" in work.stage.libraries:
             activate(runtime)
         run = work.stage.load_run()
+    gc.set_threshold(700)  # Python's own number, which the command line raises while it imports
     logs.take_over()  # imports may have added log handlers
     with closing(Spool(points)) as kept:
         for point in read_points(points):
