@@ -28,6 +28,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+sys.modules["bitsandbytes"] = None  # type: ignore[assignment]  # where it is installed peft imports it, and it looks for CUDA
+
 NEEDS = "the simulator compiles a device guard with g++, which is not installed (apt-get install g++)"
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -192,7 +194,7 @@ def part() -> str:
     """What the stage is at: `sampling`, `training` (an update with what precedes it, a step), or `other`."""
     for frame in reversed(traceback.extract_stack()):
         file, function = _short(frame.filename), frame.name
-        if file == "components/training/checkpoint.py":
+        if file == "components/training/checkpoint.py" or (file, function) == ("components/training/watch.py", "look"):
             return "other"
         if (file, function) == ("components/models/sampling.py", "sample"):
             return "sampling"

@@ -69,6 +69,24 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "micro_batch_tokens": 400,
         "updates": 4,
     },
+    "watched": {
+        "evaluate_every": 2,
+        "watch": {"prompts": 8, "kl_high": 50.0, "patience": 9},
+        "evaluate_temperature": 0.5,
+        "monitors": {"responses": 16, "stop_on": ["length"]},
+        "evaluate": 8,
+        "checkpoint_every": 1,
+    },
+    "rules": {
+        "rules": {"patterns": {"digit": "[0-9]"}},
+        "mask_truncated": True,  # leaves few responses, so there are more epochs for as many steps
+        "epochs": 8,
+        "stop_epochs_above": None,
+        "discount": 0.99,
+        "optimizer": "adamw",
+        "weight_decay": 0.01,
+        "kl": {"control": "fixed", "stop_above": 50.0},
+    },
     "masks": {"advantage": "rloo", "group_size": 2, "mask_tied_groups": True, "score": {"missing_eos": "keep"}},
     "epsilon and checkpointing": {"epsilon_style": "tensorflow", "gradient_checkpointing": True, "decay": "none"},
 }
@@ -94,6 +112,9 @@ def whole_walk() -> list[dict[str, Any]]:
     minimum = {"score": {"ensemble": "minimum"}}
     cases.append({"name": "ppo minimum", "stage": "ppo", "reward": "reward two", "options": minimum})
     cases += [{"name": f"ppo {name}", "stage": "ppo", "options": options} for name, options in VARIANTS.items()]
+    for stage in ("sft", "reward"):
+        watched = {"evaluate_every": 2, "watch": {"examples": 8, "patience": 9}}
+        cases.append({"name": f"{stage} watched", "stage": stage, "options": watched})
     cooler = {"temperature": 0.7, "max_new_tokens": 16}
     return [*cases, {"name": "ppo cooler", "stage": "ppo", "generation": cooler}]
 
@@ -140,6 +161,7 @@ def test_the_stages_mix_no_devices_and_wait_rarely_and_planted_faults_are_found(
     assert waiting["error"] is None and not waiting["alerts"]
 
 
+@pytest.mark.whole
 @pytest.mark.simulator
 def test_every_option_of_the_stages_on_the_pretended_gpu(tmp_path: Path) -> None:
     sound(walk(tmp_path, whole_walk()))
