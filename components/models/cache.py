@@ -15,6 +15,10 @@ from components.models.batching import onto, position_ids
 
 PREFILL_PARTS = 8
 """Prompts are processed in this many parts, sorted by length, each padded to its own longest prompt."""
+ALIGNED = {"cpu": 1, "cuda": 8}
+"""Number of slots by which a mask's rows and its first column are aligned, by device type. CUDA's memory-efficient
+attention reads 16 bytes of a mask at a time. torch copies a mask whose rows are not aligned, in every layer, and does
+not check where it begins: the kernel then fails with a misaligned address."""
 
 
 @dataclass
@@ -85,6 +89,7 @@ class PreallocatedContext:
         batch, width = prompt_ids.shape
         self.model, self.prompt_ids = model, prompt_ids
         self.window = Window(slice(0, batch), 0, 0)
+        self.aligned = ALIGNED[prompt_ids.device.type]
         self.cache = Cache(layers=[PreallocatedLayer(self.window, batch, width + new_tokens) for _ in range(layers)])
         self.padding = [width - length for length in lengths]
         """Number of empty slots before each row's first token; kept on the host, so that it need not wait for a GPU."""
@@ -94,7 +99,7 @@ class PreallocatedContext:
         """Process the prompts; return the last hidden state of each (B, D)."""
         width, device = self.prompt_ids.shape[1], self.prompt_ids.device
         padding = onto(device, torch.tensor(self.padding)).unsqueeze(1)
-        slots = torch.arange(width + self.new_tokens, device=device)
+        slots = torch.arange(-(-(width + self.new_tokens) // self.aligned) * self.aligned, device=device)
         found = []
         for rows, start in self._parts():
             self.window.rows, self.window.start, self.window.end = rows, start, start
@@ -104,7 +109,7 @@ class PreallocatedContext:
             found.append(_last_hidden(self.model, ids, mask, at, self.cache))
         hidden = torch.cat(found)
         self.window.rows, self.window.end = slice(0, len(hidden)), width
-        self.window.start = min(self.padding)
+        self.window.start = self._first_slot()
         bias = torch.zeros(len(hidden), len(slots), dtype=hidden.dtype, device=device)
         # Four-dimensional, so that transformers uses it as it is instead of building a mask for every token.
         self.bias = bias.masked_fill_(slots < padding, -torch.inf)[:, None, None]
@@ -150,7 +155,12 @@ class PreallocatedContext:
             layer.keep(holes, movers)
         self.padding = [self.padding[row] for row in order]
         self.bias, self.positions = self.bias[index], self.positions[index]
-        self.window.rows, self.window.start = slice(0, len(order)), min(self.padding)
+        self.window.rows, self.window.start = slice(0, len(order)), self._first_slot()
+
+    def _first_slot(self) -> int:
+        """Return the first slot with a token of any row, or an aligned one before it: the mask hides what is
+        between."""
+        return min(self.padding) // self.aligned * self.aligned
 
 
 class DynamicContext:

@@ -6,7 +6,8 @@ data and notes what CUDA would refuse or what would make the host wait, with the
 - mixed devices: an operation on tensors of both kinds (one of no dimensions may be on the CPU), which CUDA refuses;
 - waits: numbers that are read, copies to the host, copies to the device from memory that isn't pinned, indices and
   masks whose size the device has to tell;
-- alerts: operations that torch refuses where it must be deterministic (`torch.use_deterministic_algorithms`).
+- alerts: operations that torch refuses where it must be deterministic (`torch.use_deterministic_algorithms`), and masks
+  of attention that CUDA's kernel can't read (`misaligned`).
 
 It cannot see kernels, their rounding, memory, streams, cuBLAS, or which attention kernel is chosen. It has to be
 imported before torch.
@@ -88,6 +89,7 @@ from torch.utils._pytree import tree_leaves, tree_map  # noqa: E402
 
 aten = torch.ops.aten
 GPU = torch.device("cuda", 0)
+ATTENTION = torch.nn.functional.scaled_dot_product_attention
 
 READS = {
     aten._local_scalar_dense.default: "a number is read",
@@ -327,6 +329,24 @@ def _move(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module
     return module
 
 
+def misaligned(mask: torch.Tensor) -> bool:
+    """Whether CUDA's memory-efficient attention fails on this mask.
+
+    It reads 16 bytes at a time. torch copies a mask whose rows are not aligned to 8 numbers (`preprocess_mask` in
+    aten/src/ATen/native/transformers) or are bool, and does not check where an aligned one begins.
+    """
+    rows = all(stride % 8 == 0 for stride in mask.stride()[:-1]) and mask.stride(-1) == 1
+    return mask.dtype != torch.bool and rows and mask.storage_offset() * mask.element_size() % 16 != 0
+
+
+def _attention(*given: Any, **options: Any) -> Any:
+    """`scaled_dot_product_attention`, whose mask is looked at first."""
+    mask = options.get("attn_mask")
+    if isinstance(mask, OnGpu) and misaligned(mask):
+        Gpu.running().alerts[f"a misaligned mask of attention at {where()}"] += 1
+    return ATTENTION(*given, **options)
+
+
 @contextlib.contextmanager
 def _with_cuda() -> Iterator[None]:
     """Torch's Python side believes in the device."""
@@ -346,6 +366,7 @@ def _with_cuda() -> Iterator[None]:
         (torch.cuda, "reset_peak_memory_stats", lambda *_: None),
         (torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
         (torch.nn.Module, "to", _move),
+        (torch.nn.functional, "scaled_dot_product_attention", _attention),
     ]
     if hasattr(torch.amp.autocast_mode, "amp_definitely_not_available"):
         changes.append((torch.amp.autocast_mode, "amp_definitely_not_available", lambda: False))

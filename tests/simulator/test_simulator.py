@@ -46,6 +46,7 @@ FAULTS = {
     "mixed devices": "on the CPU, at tests/",
     "a wait a token": "",
     "a cumulative sum of floats": "aten.cumsum.default",
+    "a misaligned mask": "a misaligned mask of attention",
 }
 SHORT = {"epochs": 1, "evaluate": 8}
 
@@ -154,10 +155,11 @@ def test_the_stages_mix_no_devices_and_wait_rarely_and_planted_faults_are_found(
     faults = [{"name": fault, "stage": "sft", "fault": fault, "options": SHORT} for fault in FAULTS]
     found = walk(tmp_path, [*STAGES, *faults])
     sound(found[:3])
-    mixed, waiting, floats = found[3:]
+    mixed, waiting, floats, masks = found[3:]
     assert "has tensors on cuda:0 and, of shape" in mixed["error"] and "on the CPU" in mixed["error"]
     assert any("tests/simulator" in line or "sampling.py" in line for line in over_limits(waiting))
-    assert floats["alerts"] and all("aten.cumsum" in alert for alert in floats["alerts"])
+    for each in (floats, masks):
+        assert each["alerts"] and all(FAULTS[each["name"]] in alert for alert in each["alerts"])
     assert waiting["error"] is None and not waiting["alerts"]
 
 

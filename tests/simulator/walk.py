@@ -26,8 +26,8 @@ import torch
 from components.base.jsonl import write_json
 from components.data.support_desk.desk import SupportDeskConfig, generate
 from components.data.tables.published import write_split
+from components.models import cache, sampling
 from components.models import runtime as machine
-from components.models import sampling
 from components.models.config import GenerationConfig, ScratchModel
 from components.models.runtime import Runtime, activate
 from components.ppo.config import PpoConfig, PpoJob
@@ -74,7 +74,7 @@ def make_job(case: dict[str, Any]) -> Any:
 @contextlib.contextmanager
 def planted(fault: str | None) -> Iterator[None]:
     """Break one thing in the sampler that a GPU would mind."""
-    choose = sampling._choose
+    choose, last_hidden = sampling._choose, cache._last_hidden
     table = torch.arange(5000)
 
     def mixed(probabilities: Any, uniform: Any) -> Any:
@@ -89,8 +89,15 @@ def planted(fault: str | None) -> Iterator[None]:
         probabilities.cumsum(1)
         return choose(probabilities, uniform)
 
-    faults = {"mixed devices": mixed, "a wait a token": reading, "a cumulative sum of floats": of_floats, None: choose}
-    with patch.object(sampling, "_choose", faults[fault]):
+    def shifted(model: Any, ids: Any, mask: Any, *given: Any) -> Any:
+        if mask is not None and mask.dtype != torch.bool:
+            width = mask.shape[-1]
+            mask = torch.nn.functional.pad(mask, (1, -(width + 1) % 8))[..., 1 : width + 1]
+        return last_hidden(model, ids, mask, *given)
+
+    faults = {"mixed devices": mixed, "a wait a token": reading, "a cumulative sum of floats": of_floats}
+    masks = shifted if fault == "a misaligned mask" else last_hidden
+    with patch.object(sampling, "_choose", faults.get(fault or "", choose)), patch.object(cache, "_last_hidden", masks):
         yield
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, MistralConfig, MistralForCausalLM
 
-from components.models import sampling
+from components.models import cache, sampling
 from components.models.batching import pad
 from components.models.cache import DynamicContext, PreallocatedContext, open_context
 from components.models.config import GenerationConfig
@@ -78,6 +78,35 @@ def test_nothing_is_allocated_after_the_prompts_and_padding_of_rows_that_left_is
     assert shortest < seventh < width
     layers = len(context.cache.layers)
     assert [x.shape[2] for x in seen[::layers]] == [width + 1, seventh + 2, shortest + 3]
+
+
+@torch.no_grad()
+def test_on_a_gpu_attention_can_read_the_mask_also_after_the_longest_prompts_left(
+    language: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA's kernel reads 16 bytes of a mask at a time: a mask that began elsewhere ended the run, misaligned."""
+    monkeypatch.setattr(cache, "ALIGNED", {"cpu": cache.ALIGNED["cuda"]})
+    ours, theirs = contexts(language)
+    torch.testing.assert_close(ours.read_prompts(), theirs.read_prompts(), atol=1e-5, rtol=0)
+    attend, masks = torch.nn.functional.scaled_dot_product_attention, list[Tensor]()
+
+    def spied(*given: Any, **options: Any) -> Tensor:
+        masks.append(options["attn_mask"])
+        return attend(*given, **options)
+
+    starts = []
+    for kept in (12, 9, 7, 4, 1):
+        starts.append(ours.padding[kept - 1])
+        ours.keep(range(kept))
+        theirs.keep(range(kept))
+        tokens = torch.full((kept,), 5)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.nn.functional, "scaled_dot_product_attention", spied)
+            found = ours.append(tokens)
+        torch.testing.assert_close(found, theirs.append(tokens), atol=1e-5, rtol=0)
+    assert any(start % 8 for start in starts), "rows that begin at aligned slots alone show nothing"
+    assert len(masks) == len(starts) * len(ours.cache.layers)
+    assert all(mask.storage_offset() % 8 == 0 and mask.stride(0) % 8 == 0 for mask in masks)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
