@@ -119,9 +119,9 @@ def _compute(folder: Path, rank: int, shared: list[Any]) -> None:
         metrics = _named(program["run"])(job, inputs, Path(program["out"]), observe)
     except ranks.Finished:  # rank 0 computes the rest, and writes the metrics
         return
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    # Not after an error: NCCL would wait there for ranks that wait for this one, and the error would not be written.
+    if dist.is_initialized():
+        dist.destroy_process_group()
     if rank == 0:
         with replacing(folder / METRICS) as temporary:
             temporary.write_text(json.dumps({name: float(value) for name, value in metrics.items()}))

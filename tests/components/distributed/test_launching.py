@@ -60,6 +60,21 @@ def test_the_error_of_the_rank_that_failed_keeps_its_class_and_text(toy: Any, tm
 
 
 @pytest.mark.ranks
+def test_an_error_ends_the_stage_also_where_ending_the_process_group_waits_for_other_ranks(
+    toy: Any, tmp_path: Path
+) -> None:
+    """As NCCL's end of a group does: the rank that failed waited for those that waited for it, and wrote no error."""
+    beginning = time.monotonic()
+
+    def patient() -> None:
+        assert time.monotonic() - beginning < PATIENCE * 60, "the ranks wait for each other"
+
+    with pytest.raises(CheckFailed, match="the loss is nan"):
+        toy(goes_wrong="check", shutdown_waits=True, check=patient)
+    assert ranks_alive(tmp_path) == []
+
+
+@pytest.mark.ranks
 @pytest.mark.parametrize(
     "how, kind, says",
     [

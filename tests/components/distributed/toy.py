@@ -26,6 +26,8 @@ class ToyJob(Settings):
     """Each step takes at least so long."""
     alone: float = 0.0
     """Seconds that rank 0 takes after the others have ended."""
+    shutdown_waits: bool = False
+    """Ending the process group takes for ever, as with NCCL while a rank has failed and the others wait for it."""
     watched: bool = False
     """Held-out losses rise at once on rank 0 and fall on the others, as no two ranks' losses ever differ."""
 
@@ -38,6 +40,8 @@ def run(job: ToyJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     from components.training.loop import TrainingExamples, fit
     from components.training.watch import FitWatch, HeldOut
 
+    if job.shutdown_waits:
+        torch.distributed.destroy_process_group = lambda: time.sleep(3600)
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
     x = torch.linspace(-1, 1, 32).unsqueeze(1)
