@@ -489,7 +489,7 @@ def _go(launch: "Launch") -> None:
 
 def main() -> None:
     """Run the console script."""
-    gc.set_threshold(10_000)  # imports make many objects and no garbage: a sixth of a short command's time was spent on it
+    gc.set_threshold(10_000)  # imports make many objects and no garbage: it took a sixth of a short command's time
     try:
         app(prog_name="tether")
     finally:

@@ -66,7 +66,7 @@ def _load(text: str) -> dict[str, JsonValue]:
 
 @functools.lru_cache(maxsize=4)
 def _parsed(text: str) -> object:
-    """Read YAML, which takes a twentieth of a second: a run reads its own config seven times. Callers copy the result."""
+    """Read YAML, which takes a twentieth of a second; a run reads its config seven times. Callers copy the result."""
     return yaml.safe_load(text)
 
 
