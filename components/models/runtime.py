@@ -244,7 +244,8 @@ def cpu_instruction_set() -> str:
 
 
 def peak_memory_gb(device: str) -> float:
-    """Return this process's peak memory in GB: on CUDA what torch allocated there, on a CPU the resident memory."""
+    """Return this process's peak memory in GB: on CUDA what torch allocated there since `activate`, on a CPU the
+    resident memory."""
     if device == "cuda":
         import torch
 
@@ -285,6 +286,8 @@ def activate(runtime: Runtime) -> None:
                 f"{'is' if most == 1 else 'are'} {most}. Set runtime.ranks=auto, or use a machine with more GPUs."
             )
         torch.backends.cuda.matmul.fp32_precision = "tf32" if runtime.tf32 else "ieee"
+        if torch.cuda.is_initialized():  # by an earlier stage of this process, whose peak is not this one's
+            torch.cuda.reset_peak_memory_stats()
     torch.set_num_threads(runtime.threads)
     # Strict on CUDA too: with warn_only, torch uses a non-deterministic backward pass of attention.
     torch.use_deterministic_algorithms(True)

@@ -58,8 +58,11 @@ def memory(field: str) -> int:
     return int(found[1]) * 1024
 
 
-def forget_peak() -> None:
+def forget_peak(device: str = "cpu") -> None:
     """Give free memory back and start the peak anew: building the models isn't what is measured."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        return
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
 
@@ -116,7 +119,7 @@ def ours(
     steps = counted_steps(learner.optimizers["policy"])
     lengths = work.lengths()
     prompts = work.prompts(tokenizer, lengths.prompts)
-    forget_peak()
+    forget_peak(runtime.device)
     for update in range(work.updates + 1):
         began = clock.now()
         forced = ForcedLengths(lengths.ends[update], tokenizer)
@@ -268,7 +271,8 @@ def main() -> None:
         torch.set_num_threads(runtime.threads)
     else:
         activate(runtime)
-    imports = memory("VmRSS")
+    on_gpu = runtime.device == "cuda"
+    imports = 0 if on_gpu else memory("VmRSS")
     if side == "rollout":
         print(json.dumps(rollouts(work, given["pairs"], smollm2, runtime)))
         return
@@ -281,7 +285,8 @@ def main() -> None:
             clock, policy = ours(work, side, runtime, smollm2, clock, given["products"] == "onednn")
     measured = clock.updates[work.measured]
     seconds = {name: sum(u[name] for u in measured) / len(measured) for name in measured[0]}
-    out = {"seconds": seconds, "samples_per_second": work.batch / seconds["update"], "peak": memory("VmHWM") - imports}
+    peak = torch.cuda.max_memory_allocated() if on_gpu else memory("VmHWM") - imports
+    out = {"seconds": seconds, "samples_per_second": work.batch / seconds["update"], "peak": peak}
     if policy is not None:
         out |= limits(work, side, seconds, policy, given["peaks"])
     print(json.dumps(out))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from components.models.runtime import Gpus
+from components.models.runtime import Gpu, Gpus
 from tests.bench import gpu
 from tests.bench.gpu import Bench, Failed, largest_difference, losses, unlike
 
@@ -53,6 +53,32 @@ def test_a_step_that_fails_is_named_with_its_log_and_the_next_one_runs(
     assert "**failed**" in lines[2] and str(tmp_path / "first.log") in lines[2]
     assert lines[3].startswith("| second | ") and lines[3].endswith(" | ran on 1 |")
     assert "no GPU here" in (tmp_path / "first.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "says"),
+    [
+        ("NVIDIA H100 80GB HBM3", ["--bandwidth", "3.35e+12"], ""),
+        ("NVIDIA H200", ["--bandwidth", "4.8e+12"], ""),
+        ("NVIDIA H100 PCIe", [], "the limits are an H200's"),
+    ],
+)
+def test_throughput_is_held_against_the_bandwidth_of_the_gpu_that_is_here_and_a_size_left_out_is_told(
+    name: str, limit: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An H100 was held against an H200's bandwidth, which is 43 % higher, and a size without a model was not shown."""
+    asked: list[str] = []
+
+    def answered(bench: Bench, *arguments: str) -> str:
+        asked.extend(arguments)
+        return "135m left out: no model\n1b, full, bfloat16, shared: 1.0 samples/s\nelse"
+
+    monkeypatch.setattr(gpu, "usable_gpus", lambda: Gpus((Gpu(name, (9, 0)),), "13.0", ""))
+    monkeypatch.setattr(Bench, "python", answered)
+    said = gpu.throughput(Bench("cuda", False, tmp_path))
+    assert [part for at, part in enumerate(asked) if "--bandwidth" in (part, asked[at - 1])] == limit
+    assert "135m left out" in said and "1.0 samples/s" in said and "else" not in said.split("; ")
+    assert says in said and ("limits" in said) == bool(says)
 
 
 def table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

@@ -13,7 +13,8 @@ has a separate value model always; it is compared with both of our critics. bflo
 Every measurement is a process of its own (`side.py`): an update that isn't measured, then `--updates`; with 0 the first
 is what is measured, for sizes at which one takes a minute. Sides alternate, in reversed order every second pair; ratios
 are medians over `--pairs` of TRL / ours for time, ours / TRL for memory. Memory is the peak while updating less what
-the imports took. What each phase holds stands in `side.py`; `cpu` is processor time, all threads.
+the imports took, on a GPU the peak that torch allocated there. What each phase holds stands in `side.py`; `cpu` is
+processor time, all threads.
 """
 
 import argparse
@@ -188,7 +189,8 @@ def against_limits(options: argparse.Namespace, size: str) -> None:
                 print(
                     f"{size}, {variant}, {dtype}, {critic}: {found['samples_per_second']:.1f} samples/s; "
                     f"decoding {found['decoded_tokens_per_second']:.0f} tokens/s, {found['bandwidth_share']:.1%} of "
-                    f"the bandwidth limit; training {found['flop_utilisation']:.1%} model FLOP utilisation"
+                    f"the bandwidth limit; training {found['flop_utilisation']:.1%} model FLOP utilisation; "
+                    f"peak {found['peak'] / 1e9:.1f} GB"
                 )
 
 

@@ -219,6 +219,21 @@ def test_a_gpu_stage_is_strict_about_determinism_and_says_what_float32_is(monkey
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == WORKSPACE
 
 
+@pytest.mark.parametrize("started", [True, False])
+def test_a_stages_peak_memory_on_a_gpu_is_not_that_of_the_stage_before_in_the_same_process(
+    started: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is CUDA started for it: a rank chooses its GPU later."""
+    machine(monkeypatch, H100)
+    reset: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: started)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: reset.append("reset"))
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", WORKSPACE)
+    activate(Runtime(threads=1).resolve())
+    assert len(reset) == started
+
+
 @pytest.mark.parametrize("given", [None, "", ":16:8", ":0:0"])
 def test_cuda_that_runs_already_without_deterministic_products_is_refused(
     monkeypatch: pytest.MonkeyPatch, given: str | None
