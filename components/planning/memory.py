@@ -42,8 +42,6 @@ frees when memory is short."""
 HEAP = 0.75
 """Measured: memory of the C library's heap beyond the tensors of a pass, as a share of them. The heap returns no memory
 to the system (`components.models.runtime`), and an aligned block does not fit into the gap left by one of its size."""
-ADAPTERS_HEAP = 1.1
-"""Measured: the same for adapters, whose optimiser steps free little memory that a pass could reuse."""
 PASSING = ("gradients", "activations", "logits", "working")
 """Parts that are allocated and freed in every step."""
 
@@ -128,7 +126,8 @@ class _Planner:
         several = self.ranks.rows(config.batch_size) > micro
         yield self._training("sft", "training", {}, trained, config, work, micro * run.response, several)
         yield self._saving("sft", {"weights": trained.weights, "optimizer": trained.moments}, config.checkpoint_whole)
-        yield self._sampling("sft", {"weights": FLOAT * self.shape.parameters}, SAMPLED_AT_ONCE)  # rank 0, alone
+        rows = min(SAMPLED_AT_ONCE, config.evaluate)
+        yield self._sampling("sft", {"weights": FLOAT * self.shape.parameters}, rows)  # rank 0, alone
 
     def reward(self) -> Iterator[Phase]:
         """Training member by member, then the SFT policy's samples, which make the scale, beside all members."""
@@ -149,8 +148,7 @@ class _Planner:
             work = Pass(micro, run.prompt + 2 * run.response, masked=True)
         else:
             work = Pass(2 * micro, run.length)
-        training = self._training("reward", "training", held, trained, config, work, 0, several, lora)
-        yield training
+        yield self._training("reward", "training", held, trained, config, work, 0, several, lora)
         yield self._saving(
             "reward", held | {"weights": trained.weights, "optimizer": trained.moments}, config.checkpoint_whole
         )
@@ -159,15 +157,11 @@ class _Planner:
             scored |= held | {"weights": trained.weights}
         else:
             scored |= {"frozen": ensemble * FLOAT * self.shape.scalar_parameters}
-        sampling = self._sampling("reward", scored, SAMPLED_AT_ONCE)
-        if lora is not None and self.device == "cpu":  # what the sampler makes fits where the updates' tensors were
-            beside = self._phase("reward", "sampling", scored | {"heap": self._left(training)})
-            sampling = max(sampling, beside, key=lambda phase: phase.bytes)
-        yield sampling
+        yield self._sampling("reward", scored, min(SAMPLED_AT_ONCE, config.scale_responses))
 
     def ppo(self) -> Iterator[Phase]:
         """Sampling, the frozen models' pass, the policy's update, the critic's, an evaluation between updates; the
-        final evaluation, what is written."""
+        final evaluation, what is written, adapters merged."""
         config, run, ranks = self.run.ppo, self.run, self.ranks
         held = self._held_by_ppo()
         policy = self._trained_by_ppo(scalar=False)
@@ -197,10 +191,9 @@ class _Planner:
         several = ranks.rows(config.minibatch_size) > micro or config.ptx.coefficient > 0
         beside = held | ({"critic": critic.weights + critic.moments} if critic else {})
         copies = 7 if config.entropy_coefficient > 0 else 3 + divided
-        update = self._training(
+        yield self._training(
             "ppo", "policy update", beside, policy, config, work, predicted, several, config.lora, copies
         )
-        yield update
         if critic is not None:
             beside = held | {"policy": policy.weights + policy.moments}
             more = ranks.rows(config.minibatch_size) > micro
@@ -218,15 +211,12 @@ class _Planner:
         yield self._sampling(
             "ppo", whole_again, min(config.evaluate, config.batch_size), config.lora, "evaluation", judged=judged
         )  # rank 0, alone
-        still |= best
-        if config.lora is not None:
-            still["merged"] = FLOAT * self.shape.parameters
-            if self.device == "cpu":
-                still["heap"] = self._left(update)
         refreshed = self._reference() if config.kl.refresh_every else 0
         yield self._saving(
-            "ppo", still, config.checkpoint_whole, still.get("average", 0), refreshed, self._best_on_host()
+            "ppo", still | best, config.checkpoint_whole, still.get("average", 0), refreshed, self._best_on_host()
         )
+        if config.lora is not None:
+            yield self._phase("ppo", "merging", whole_again | {"merged": FLOAT * self.shape.parameters})
 
     def _reference(self) -> float:
         """Bytes of a reference that is refreshed, and so checkpointed."""
@@ -248,14 +238,6 @@ class _Planner:
         config = self.run.ppo
         every = config.evaluate_every
         return every is not None and config.updates > (1 if config.watch.kl_high is not None else every)
-
-    @staticmethod
-    def _left(training: Phase) -> float:
-        """Bytes that a CPU's heap holds after the updates: what they took, in gaps too small for a layer.
-
-        Without adapters the moments are freed as well, and leave room for what comes.
-        """
-        return sum(training.parts.get(part, 0) for part in (*PASSING, "heap"))
 
     def _held_by_ppo(self) -> Parts:
         """Frozen models, or the backbone and the reward model's adapter on it; an independent judge, which is one more;
@@ -313,8 +295,7 @@ class _Planner:
             {"gradients": trained.gradients},
         ]  # fmt: skip
         base = held | {"weights": trained.weights, "optimizer": trained.moments}
-        heap = HEAP if lora is None else ADAPTERS_HEAP
-        found = (self._phase(stage, name, base | moment, heap=heap) for moment in moments)
+        found = (self._phase(stage, name, base | moment) for moment in moments)
         return max(found, key=lambda phase: phase.bytes)
 
     def _sampling(
@@ -382,12 +363,11 @@ class _Planner:
         host = written + reference + best * number
         return self._phase(stage, "saving", held, host)
 
-    def _phase(self, stage: str, name: str, parts: Parts, host: float = 0, heap: float = HEAP) -> Phase:
+    def _phase(self, stage: str, name: str, parts: Parts, host: float = 0) -> Phase:
         tensors = {part: round(held) for part, held in parts.items() if round(held)}
         if self.device == "cuda":
             tensors["CUDA"] = round(CUDA_CONTEXT + CUDA_SPARE * sum(tensors.values()))
         else:
-            tensors.setdefault("heap", 0)
-            tensors["heap"] += round(heap * sum(tensors.get(part, 0) for part in PASSING))
+            tensors["heap"] = round(HEAP * sum(tensors.get(part, 0) for part in PASSING))
             tensors["process"] = round(PROCESS)
         return Phase(stage, name, tensors, round(host))

@@ -24,7 +24,7 @@ from components.distributed import ranks
 from components.models.adapters import AdapterView, save_adapter
 from components.models.batching import encode_prompts
 from components.models.folders import save_model
-from components.models.runtime import peak_memory_gb
+from components.models.runtime import peak_memory_gb, release_memory
 from components.models.sampling import Samples
 from components.ppo.config import PpoJob
 from components.ppo.control import KLController
@@ -109,6 +109,7 @@ def _trained_and_judged(
     held = {name: weights_digest(m) for name, m in _held(models).items()}
     models.spread(job.runtime.sharding)
     trained, watch = train(models, job, prompts, data, out, observe)
+    release_memory(job.runtime.device)
     models.gather()
     ranks.go_on_alone()
     for name, model in _held(models).items():

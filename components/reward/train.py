@@ -20,6 +20,7 @@ from components.distributed.sharding import gathered, spread
 from components.models.adapters import AdapterView, Backbone, mean_adapter
 from components.models.batching import length_buckets, onto
 from components.models.folders import draw_head, frozen, load_reward_model
+from components.models.runtime import release_memory
 from components.reward.config import RewardConfig, RewardJob
 from components.reward.losses import pair_losses, weighted_mean
 from components.reward.pair_scores import check_packed, longer, packed_length, packed_scores, separate_scores
@@ -221,6 +222,7 @@ def fit_model(
     model = spread(model.requires_grad_(True).train(), job.runtime.sharding)
     data = TrainingExamples(batch_loss, pair_lengths(config, pairs), weights=pair_weights(pairs))
     fit(model, data, config, seed=job.seed, group="reward", out=out, observe=observe, part=member or None, watch=watch)
+    release_memory(job.runtime.device)
     model = gathered(model)
     if held is not None and watch is not None:
         watch.publish(model, lambda: held.keep_last(model, member))

@@ -19,6 +19,7 @@ from components.distributed.ranks import go_on_alone
 from components.distributed.sharding import gathered, spread
 from components.models.folders import build_causal_lm, load_base, save_model
 from components.models.matrices.kernels import by_onednn
+from components.models.runtime import release_memory
 from components.models.sampling import generate_responses
 from components.models.tokenizers import Demonstration, texts_of, train_tokenizer
 from components.sft.config import SftConfig, SftJob
@@ -184,6 +185,7 @@ def fine_tune(
     model = spread(model.requires_grad_(True).train(), job.runtime.sharding)
     data = TrainingExamples(batch_loss, examples.lengths, weights=examples.responses.lengths, packing=packing)
     fit(model, data, job.sft, seed=job.seed, group="sft", out=out, observe=observe, watch=watch)
+    release_memory(job.runtime.device)
     return gathered(model), watch
 
 

@@ -16,6 +16,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -200,26 +201,36 @@ def prepare(folder: Path, configuration: Configuration, home: Path) -> None:
 
 def measure(folder: Path, configuration: Configuration, home: Path) -> None:
     """Run the stage and print the peak of what it holds less the imports, and what these hold, bytes."""
-    from components.models.runtime import activate
+    from components.models.runtime import activate, release_memory
     from flows.data.pretrained import find_base
     from tasks.stages import STAGES
 
-    peak = 0
+    peak, calls = 0, list[tuple[int, int, float]]()
 
     def watch(*_: Any, **__: Any) -> None:
         nonlocal peak
         peak = max(peak, held())
+
+    def release(device: str) -> None:
+        """Release memory; look before, since the heap gives nothing back at any other time."""
+        watch()
+        before, began = held(), time.perf_counter()
+        release_memory(device)
+        calls.append((before, held(), time.perf_counter() - began))
 
     job = config_of(configuration).resolved().stage_job(STAGES[configuration.stage])
     if configuration.options.get("lora"):
         import peft.tuners.lora  # noqa: F401
     import components.ppo.stage
     import components.reward.stage
+    import components.reward.train
     import components.sft.stage
     from components.data.tables.published import read_split
     from components.models.folders import save_model
     from components.ppo.models import Models
 
+    for module in (components.sft.stage, components.reward.train, components.ppo.stage):
+        vars(module)["release_memory"] = release
     data, out = folder / "data", folder / "out"
     _ = read_split(data / "pairs.train")[0]  # imports what reads a split
     activate(job.runtime)
@@ -233,9 +244,11 @@ def measure(folder: Path, configuration: Configuration, home: Path) -> None:
         models = Models.load(job, {"sft": folder / "sft", "reward": folder / "reward"})
         prompts = [row["prompt"] for row in read_split(data / "prompts.train")]
         components.ppo.stage.train(models, job, prompts, data, out, watch)
+        release(job.runtime.device)
         save_model(models.policy, models.tokenizer, out / "artifact" / "model")
-    watch()  # the C library's heap gives nothing back
-    print(json.dumps({"peak": peak - imports, "imports": imports}))
+    watch()
+    calls = [(before - imports, after - imports, seconds) for before, after, seconds in calls]
+    print(json.dumps({"peak": peak - imports, "imports": imports, "calls": calls, "end": held() - imports}))
 
 
 def compared(name: str, home: Path) -> dict[str, Any]:
@@ -252,7 +265,8 @@ def compared(name: str, home: Path) -> dict[str, Any]:
     phase, whole, parts = planned(configuration, home)
     bytes_ = whole - parts["process"]
     return {"name": name, "measured": found["peak"], "imports": found["imports"], "planned": bytes_, "phase": phase,
-            "error": bytes_ / found["peak"] - 1, "parts": parts}  # fmt: skip
+            "error": bytes_ / found["peak"] - 1, "parts": parts, "calls": found["calls"],
+            "end": found["end"]}  # fmt: skip
 
 
 def main() -> None:
@@ -276,7 +290,7 @@ def main() -> None:
               f"| {found['error']:+.1%} |", flush=True)  # fmt: skip
         if options.verbose:
             print({part: round(size / 1e6) for part, size in found["parts"].items()}, "imports",
-                  round(found["imports"] / 1e6), file=sys.stderr)  # fmt: skip
+                  round(found["imports"] / 1e6), "calls", found["calls"], found["end"], file=sys.stderr)  # fmt: skip
     sys.exit(1 if missed else 0)
 
 

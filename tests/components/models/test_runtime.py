@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -269,3 +270,28 @@ def test_no_vector_function_is_first_called_by_several_threads_at_once() -> None
     wanted = {(name, dtype, 1) for name in (*VECTOR_MATHS, "cos", "sin", "exp", "log", "sqrt", "tanh")
               for dtype in (torch.float32, torch.float64)}  # fmt: skip
     assert wanted <= calls.seen
+
+
+RELEASED = """
+import re
+from pathlib import Path
+from components.models.runtime import _keep_freed_memory, release_memory
+
+def held():
+    return 1024 * int(re.search(r"RssAnon:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
+
+_keep_freed_memory()
+blocks = [bytearray(b"x") * 4_000_000 for _ in range(64)]
+full = held()
+blocks = blocks[7::8]  # the others are free, between blocks in use
+freed = held()
+release_memory("cpu")
+print(full, freed, held())
+"""
+
+
+def test_memory_that_is_freed_between_blocks_in_use_goes_back_to_the_system_when_released_and_not_before() -> None:
+    done = subprocess.run([sys.executable, "-c", RELEASED], capture_output=True, text=True, check=True)
+    full, freed, released = map(int, done.stdout.split())
+    assert full - freed < 4_000_000, "kept for the next tensor"
+    assert full - released > 0.95 * 56 * 4_000_000
