@@ -40,8 +40,10 @@ PROCESS = 0.55e9
 """Measured: resident memory of a CPU process with all its libraries. A third of it are file pages, which the kernel
 frees when memory is short."""
 HEAP = 0.75
-"""Measured: memory of the C library's heap beyond the tensors of a pass, as a share of them. The heap returns no memory
-to the system (`components.models.runtime`), and an aligned block does not fit into the gap left by one of its size."""
+"""Measured: memory of the C library's heap beyond the tensors of a pass, as a share of them. An aligned block does not
+fit into the gap that one of its size left where a small object has taken the few bytes that align it."""
+ADAPTERS_HEAP = 1.45
+"""Measured: the same for adapters, each of whose layers makes more tensors that it does not keep."""
 PASSING = ("gradients", "activations", "logits", "working")
 """Parts that are allocated and freed in every step."""
 
@@ -295,7 +297,8 @@ class _Planner:
             {"gradients": trained.gradients},
         ]  # fmt: skip
         base = held | {"weights": trained.weights, "optimizer": trained.moments}
-        found = (self._phase(stage, name, base | moment) for moment in moments)
+        heap = HEAP if lora is None else ADAPTERS_HEAP
+        found = (self._phase(stage, name, base | moment, heap=heap) for moment in moments)
         return max(found, key=lambda phase: phase.bytes)
 
     def _sampling(
@@ -363,11 +366,11 @@ class _Planner:
         host = written + reference + best * number
         return self._phase(stage, "saving", held, host)
 
-    def _phase(self, stage: str, name: str, parts: Parts, host: float = 0) -> Phase:
+    def _phase(self, stage: str, name: str, parts: Parts, host: float = 0, heap: float = HEAP) -> Phase:
         tensors = {part: round(held) for part, held in parts.items() if round(held)}
         if self.device == "cuda":
             tensors["CUDA"] = round(CUDA_CONTEXT + CUDA_SPARE * sum(tensors.values()))
         else:
-            tensors["heap"] = round(HEAP * sum(tensors.get(part, 0) for part in PASSING))
+            tensors["heap"] = round(heap * sum(tensors.get(part, 0) for part in PASSING))
             tensors["process"] = round(PROCESS)
         return Phase(stage, name, tensors, round(host))
