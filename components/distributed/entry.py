@@ -153,4 +153,7 @@ class _Observed:
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[2]))
-    sys.exit(main(Path(sys.argv[1])))
+    code = main(Path(sys.argv[1]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # the interpreter's shutdown may abort, and a rank that a signal ends has failed

@@ -114,6 +114,13 @@ def test_a_rank_that_stands_still_is_noticed_after_the_timeout(toy: Any, tmp_pat
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_whose_interpreter_would_abort_while_it_shuts_down_has_done_its_work(rank: int, toy: Any) -> None:
+    """One rank of some 45 ended so once its work was done: "terminate called without an active exception"."""
+    assert toy(goes_wrong="abort at exit", rank=rank).metrics["toy/steps"] == 16.0
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_signal_to_one_rank_stops_all_after_their_step_with_a_checkpoint(rank: int, toy: Any, tmp_path: Path) -> None:
     with pytest.raises(Stopped) as told:
         toy(goes_wrong="terminate", rank=rank, at_step=5, seconds=0.2)

@@ -1,5 +1,6 @@
 """A stage that learns a line in a moment, on any number of ranks, and goes wrong where its job says so."""
 
+import atexit
 import os
 import signal
 import time
@@ -19,7 +20,9 @@ class ToyJob(Settings):
 
     runtime: Runtime
     fit: FitConfig
-    goes_wrong: Literal["", "check", "user", "bug", "memory", "kill", "stand still", "terminate", "disk"] = ""
+    goes_wrong: Literal[
+        "", "check", "user", "bug", "memory", "kill", "stand still", "terminate", "disk", "abort at exit"
+    ] = ""
     rank: int = 1
     at_step: int = 3
     seconds: float = 0.0
@@ -89,3 +92,5 @@ def _go_wrong(how: str, out: Path) -> None:
                 os.kill(os.getpid(), signal.SIGSTOP)
             case "terminate":
                 os.kill(os.getpid(), signal.SIGTERM)
+            case "abort at exit":
+                atexit.register(os.abort)
