@@ -5,6 +5,8 @@ import os
 import sys
 import traceback
 
+import pytest
+
 CONTEXT = multiprocessing.get_context("fork")
 
 
@@ -13,7 +15,16 @@ class Forked(CONTEXT.Process):
 
     It runs no exit handler that it inherits: after a Prefect flow in pytest's process, Prefect's handler fails in every
     process forked from there (it expects what its own reset after a fork took away), and the process ends with 1.
+
+    The test is skipped if this process uses a GPU, because a fork can't use it too.
     """
+
+    def start(self) -> None:
+        """Fork."""
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            pytest.skip("this process uses a GPU, which no process that is forked from it can use")
+        super().start()
 
     def run(self) -> None:
         """Call the target and leave."""

@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+import torch
 
 from tests.forks import Forked
 
@@ -20,3 +21,9 @@ def test_a_forked_process_ends_as_its_target_did_whatever_is_registered_for_the_
     process.start()
     process.join()
     assert process.exitcode == code
+
+
+def test_a_test_that_forks_beside_a_gpu_is_skipped_and_does_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(pytest.skip.Exception, match="GPU"):
+        Forked(target=print).start()

@@ -28,22 +28,31 @@ from components.models.config import GenerationConfig  # noqa: E402
 from components.models.logprobs import token_stats  # noqa: E402
 from components.models.runtime import Runtime, activate  # noqa: E402
 from components.models.sampling import rollout_engine  # noqa: E402
+from components.planning.shape import KNOWN, ModelShape  # noqa: E402
 from components.training.loop import clip_gradient, step_and_clear  # noqa: E402
 from components.training.optim import FitConfig, build_optimizer  # noqa: E402
 from tests.bench.workload import numbers_tokenizer  # noqa: E402
 
 SHAPES = {
-    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-             "num_key_value_heads": 2, "vocab_size": 1000},
-    "135m": {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
-             "num_key_value_heads": 3, "vocab_size": 49152},
-    "1.2b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
-             "num_key_value_heads": 8, "vocab_size": 128256},
-}  # fmt: skip
+    "tiny": ModelShape(
+        vocabulary=1000, hidden_size=64, intermediate_size=128, layers=2, heads=4, kv_heads=2, head_size=16
+    ),
+    "135m": KNOWN["smollm2-135m"],
+    "1.2b": KNOWN["llama-3.2-1b"],
+}
 SAMPLED = {"tiny": [4], "135m": [8, 128, 512], "1.2b": [8, 128, 512]}
 TRAINED = {"tiny": [4], "135m": [32, 256], "1.2b": [32, 64]}
 """Rows by size."""
 NEW, LENGTH, STEPS = 64, 128, 4
+
+
+def llama(shape: ModelShape) -> LlamaConfig:
+    """The config of a Llama of a shape."""
+    return LlamaConfig(
+        vocab_size=shape.vocabulary, hidden_size=shape.hidden_size, intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
+        tie_word_embeddings=shape.tied, pad_token_id=0, eos_token_id=1,
+    )  # fmt: skip
 
 
 def wait(device: str) -> float:
@@ -59,7 +68,7 @@ def sample(size: str, model: Any, rows: int, runtime: Runtime, bandwidth: float,
     lengths = torch.randint(16, 65, (rows,), generator=draw).tolist()
     prompts = [torch.randint(2, 900, (n,), generator=draw).tolist() for n in lengths]
     short, long = (GenerationConfig(max_prompt_tokens=64, max_new_tokens=new) for new in (9, NEW))
-    with rollout_engine(model, numbers_tokenizer(SHAPES[size]["vocab_size"]), runtime) as engine:
+    with rollout_engine(model, numbers_tokenizer(SHAPES[size].vocabulary), runtime) as engine:
         engine.sample(prompts, short, 0)
         began = wait(runtime.device)
         samples = engine.sample(prompts, long, 1)
@@ -91,7 +100,7 @@ def train(size: str, model: Any, rows: int, runtime: Runtime, peak: float) -> No
         clip_gradient(model, 1.0)
         step_and_clear(optimizer)
     seconds = (wait(runtime.device) - began) / STEPS
-    output = SHAPES[size]["hidden_size"] * SHAPES[size]["vocab_size"]
+    output = SHAPES[size].hidden_size * SHAPES[size].vocabulary
     body = sum(each.numel() for each in model.parameters()) - output
     operations = 6 * rows * (body * LENGTH + output * LENGTH / 2)
     memory = torch.cuda.max_memory_allocated() / 1e9 if runtime.device == "cuda" else 0.0
@@ -113,7 +122,7 @@ def main() -> None:
     for size in options.sizes:
         torch.manual_seed(0)
         with torch.device(runtime.device):
-            config = LlamaConfig(**SHAPES[size], tie_word_embeddings=True, pad_token_id=0, eos_token_id=1)
+            config = llama(SHAPES[size])
             model = LlamaForCausalLM(config).eval()
         for rows in SAMPLED[size]:
             sample(size, model, rows, runtime, options.bandwidth, profiled=rows == SAMPLED[size][0])
