@@ -102,6 +102,7 @@ def run(
     tag: Tag = None,
 ) -> None:
     """Run the pipeline and reuse every stored result."""
+    _begin_early()
     from flows.config.profiles import profile_name
     from flows.launch.begin import new_run
     from tasks.runs.label import Label
@@ -133,6 +134,7 @@ def rerun(
     """Recompute one stage from an earlier run's results.
 
     Later stages are recomputed too if its result differs."""
+    _begin_early()
     from flows.config.profiles import parse_override
     from flows.launch.begin import rerun as again
     from tasks.runs.label import Label
@@ -450,6 +452,13 @@ def _waivers(gates: list[str] | None, because: str) -> "list[Waiver]":
     from flows.launch.waivers import asked_waivers
 
     return asked_waivers(gates or [], because, "--")
+
+
+def _begin_early() -> None:
+    """Start the process that sends the run to MLflow. It imports MLflow on another core while the run is prepared."""
+    from tasks.tracking import process
+
+    process.begin_early()
 
 
 def _go(launch: "Launch") -> None:

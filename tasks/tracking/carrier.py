@@ -1,19 +1,28 @@
 """Send the contents of runs' folders to MLflow. Nothing waits for it: a run only writes to its own folder.
 
-What MLflow can't accept stays on disk. The next run's thread, or `tether sync`, first sends what earlier runs left.
+What MLflow can't accept stays on disk. The next run, or `tether sync`, first sends what earlier runs left.
 """
 
+import gc
+import json
 import logging
+import os
+import queue
+import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any, NoReturn
 
 from components.base.errors import UserError
 from components.keys.code_version import code_version
-from tasks.runs.journal import Sent, code_tags, held
-from tasks.runs.status import load_readable, read_file
+from tasks.runs.journal import SENT, Sent, code_tags, held
+from tasks.runs.status import RUN_FILE, read_file
+from tasks.tracking import process
 from tasks.tracking.address import has_pages
 from tasks.tracking.client import in_short, load_mlflow
 from tasks.tracking.recorder import Recorder
@@ -32,77 +41,183 @@ MLflow does not answer, the run does not wait."""
 
 
 class Tracker:
-    """The thread that sends one run's folder to MLflow. Only `close` waits for MLflow, and only briefly."""
+    """Sends one run's folder to MLflow: by a process of its own, or by a thread where MLflow is imported already.
+
+    Only `close` waits for MLflow, and only briefly.
+    """
 
     def __init__(self, home: Path, run: str) -> None:
-        self._home = home
+        self._home, self._run = home, run
         self._folder = home / "runs" / run
-        self._closing = threading.Event()
-        self._more = threading.Event()
-        self._answers = True
-        """Whether MLflow accepted the last data sent."""
-        self._thread = threading.Thread(target=self._carry, name="tracking", daemon=True)
+        self._sender: process.Process | _Thread | None = None
 
     def open(self, project: str) -> None:
         """Start recording a run that begins or resumes, in the experiment `project`."""
-        if not (self._folder / "mlflow.json").is_file():
+        if not (self._folder / SENT).is_file():
             Sent(project=project, code=code_tags(code_version())).save(self._folder)
-        with suppress(ImportError):  # the thread reports it
-            # Not in the thread, because two threads that import interdependent libraries can deadlock.
-            load_mlflow()
-        self._thread.start()
+        if "mlflow" in sys.modules:
+            self._sender = _Thread()
+        else:
+            try:
+                self._sender = process.take()
+            except OSError as error:
+                logger.warning("this run is not sent to MLflow: no process could be started (%s)", error)
+                return
+        self._sender.start(self._home, self._run)
 
     def nudge(self) -> None:
-        """Tell the thread that the folder has something new."""
-        self._more.set()
+        """Say that the folder has something new."""
+        if self._sender is not None:
+            self._sender.more()
 
     def close(self) -> bool:
         """Stop recording, and return whether MLflow has all of the run."""
-        self._closing.set()
-        self._more.set()
-        before: Sent | None = None
-        while self._thread.is_alive() and (now := Sent.load(self._folder)) != before:
-            before = now
-            self._thread.join(CLOSE_SECONDS)
+        if (sender := self._sender) is not None:
+            sender.end()
+            before: Sent | None = None
+            while sender.is_alive() and (now := Sent.load(self._folder)) != before:
+                before = now
+                sender.join(CLOSE_SECONDS)
+            sender.kill()
         return not is_left(self._folder)
 
     def settle(self, stages: Collection[str]) -> None:
         """Wait until `stages` have their pages in MLflow: a few seconds at most, and only while it answers."""
-        self._more.set()
+        if (sender := self._sender) is None:
+            return
+        sender.more()
         deadline = time.monotonic() + SETTLE_SECONDS
-        while has_pages(self._home) and self._answers and self._thread.is_alive() and time.monotonic() < deadline:
+        while has_pages(self._home) and sender.answers and sender.is_alive() and time.monotonic() < deadline:
             if set(stages) <= Sent.load(self._folder).stages.keys():
                 return
             time.sleep(0.05)
 
-    def _carry(self) -> None:
-        """Run the thread: send the folder until the run ends, and once more after that."""
+
+class _Carrying:
+    """Sends a run's folder until the run ends, and once more after that."""
+
+    def __init__(self, heard: Callable[[bool], object]) -> None:
+        """`heard` is told whether MLflow accepts data, each time that this changes."""
+        self.closing, self.more, self._heard, self._answers = threading.Event(), threading.Event(), heard, True
+
+    def end(self) -> None:
+        """Say that the run has ended."""
+        self.closing.set()
+        self.more.set()
+
+    def carry(self, home: Path, run: str) -> None:
+        """Send the folder of `run`; return when it has ended."""
+        folder = home / "runs" / run
         recorder: Recorder | None = None
         left: list[Path] | None = None
-        with held(self._folder, wait=True):
+        with held(folder, wait=True):
             while True:
-                last = self._closing.is_set()
-                self._more.clear()
+                last = self.closing.is_set()
+                self.more.clear()
                 try:
-                    recorder = recorder or Recorder(self._home)
-                    left = left_behind(self._home) if left is None else left
+                    recorder = recorder or Recorder(home)
+                    left = left_behind(home) if left is None else left
                     while left:
                         carry_left(recorder, left[0])
                         left.pop(0)
-                    recorder.bring(self._folder, last)
-                    self._answers = True
+                    recorder.bring(folder, last)
+                    self._set(True)
                 except Exception as error:  # any MLflow exception: the data stay on disk, and a warning says so
                     logger.debug("MLflow", exc_info=True)
                     if self._answers:
-                        left_in = f"What it does not have yet stays in {self._folder}."
+                        left_in = f"What it does not have yet stays in {folder}."
                         logger.warning("MLflow did not answer (%s). %s", in_short(error), left_in)
-                    self._answers = False
+                    self._set(False)
                 if last:
                     return
                 if self._answers:
-                    self._more.wait(EVERY_SECONDS)
+                    self.more.wait(EVERY_SECONDS)
                 else:
-                    self._closing.wait(RETRY_SECONDS)
+                    self.closing.wait(RETRY_SECONDS)
+
+    def _set(self, answers: bool) -> None:
+        if answers != self._answers:
+            self._answers = answers
+            self._heard(answers)
+
+
+class _Thread:
+    """The same as `Process`, in this process."""
+
+    def __init__(self) -> None:
+        self.answers = True
+        self._carrying = _Carrying(partial(setattr, self, "answers"))
+
+    def start(self, home: Path, run: str) -> None:
+        self._thread = threading.Thread(target=self._carrying.carry, args=(home, run), name="tracking", daemon=True)
+        self._thread.start()
+
+    def more(self) -> None:
+        self._carrying.more.set()
+
+    def end(self) -> None:
+        self._carrying.end()
+
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def join(self, seconds: float) -> None:
+        self._thread.join(seconds)
+
+    def kill(self) -> None:
+        """Nothing ends a thread: it ends with the process."""
+
+
+def serve() -> NoReturn:
+    """Be the process that `tasks.tracking.process` starts."""
+    gc.set_threshold(10_000)  # imports and rows of a database are many objects and no garbage
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the run still has to tell MLflow how it ended
+        signal.signal(number, signal.SIG_IGN)
+    told, sys.stdout = sys.stdout, sys.stderr
+
+    def tell(document: Mapping[str, object]) -> None:
+        told.write(json.dumps(document) + "\n")
+        told.flush()
+
+    carrying = _Carrying(lambda answers: tell({"answers": answers}))
+    asked = queue.SimpleQueue[Any]()
+    threading.Thread(target=_listen, args=(carrying, asked), daemon=True).start()
+    with suppress(ImportError):  # reported below
+        load_mlflow()
+    first = asked.get()
+    logging.getLogger().addHandler(_Told(tell))
+    logging.getLogger().setLevel(first["level"])
+    try:
+        carrying.carry(Path(first["home"]), first["run"])
+    except Exception:
+        logger.warning("MLflow does not have all of run %s", first["run"], exc_info=True)
+    os._exit(0)
+
+
+def _listen(carrying: _Carrying, asked: "queue.SimpleQueue[Any]") -> None:
+    """Read what the run says. Its end ends this process, whatever this process does at the time."""
+    for line in sys.stdin:
+        if line == "end\n":
+            carrying.end()
+        elif line == "more\n":
+            carrying.more.set()
+        else:
+            asked.put(json.loads(line))
+    if not carrying.closing.is_set():
+        os._exit(1)
+
+
+class _Told(logging.Handler):
+    """Gives the log records of this process to the run, which prints them."""
+
+    def __init__(self, tell: Callable[[Mapping[str, object]], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fields = ("name", "levelno", "levelname", "pathname", "lineno", "funcName", "created", "process")
+        text = self.format(record)
+        self._tell({name: getattr(record, name) for name in fields} | {"msg": text})
 
 
 def carry_left(recorder: Recorder, folder: Path) -> Exception | None:
@@ -133,15 +248,30 @@ def carry_left(recorder: Recorder, folder: Path) -> Exception | None:
 
 def left_behind(home: Path) -> list[Path]:
     """Return the folders of ended or dead runs that MLflow does not have completely, oldest first."""
-    found, damaged = load_readable(home)
-    for run in damaged:
-        logger.warning("run %s is not sent to MLflow: its run.json is damaged", run)
-    return [folder for folder in (home / "runs" / each.run for each in reversed(found)) if is_left(folder)]
+    found = []
+    for path in (home / "runs").glob(f"*/{RUN_FILE}"):
+        try:
+            if not _is_sent(path.parent) and is_left(path.parent):
+                found.append(path.parent)
+        except FileNotFoundError:  # discarded in the meantime
+            continue
+        except UserError:
+            logger.warning("run %s is not sent to MLflow: its run.json is damaged", path.parent.name)
+    return sorted(found, key=lambda folder: read_file(folder).started)
+
+
+def _is_sent(folder: Path) -> bool:
+    """Return whether MLflow has all of a run, from two values and without checking the files: a home has many runs."""
+    try:
+        run, sent = (json.loads((folder / name).read_bytes()) for name in (RUN_FILE, SENT))
+        return bool(sent["whole"]) and sent["whole"] == run["updated"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
 
 
 def is_left(folder: Path) -> bool:
     """Return whether a run has ended or died and MLflow lacks part of it."""
-    if not (folder / "mlflow.json").is_file():
+    if not (folder / SENT).is_file():
         return False
     run = read_file(folder)
     return (run.finished is not None or run.died) and Sent.load(folder).whole != run.updated

@@ -36,10 +36,17 @@ def model_name(project: str, kind: str) -> str:
 
 
 class Lineage:
-    """Edges between runs, models and datasets of one experiment. `sent` is that of the recorded run."""
+    """Edges between runs, models and datasets of one experiment.
 
-    def __init__(self, client: Any, sent: Sent) -> None:
+    Args:
+        client: an MLflow client.
+        sent: that of the recorded run.
+        known: the ids of LoggedModels by the digests of their artifacts; those that are looked for are added.
+    """
+
+    def __init__(self, client: Any, sent: Sent, known: dict[str, str]) -> None:
         assert sent.experiment is not None
+        self._known = known
         self._client = client
         self._experiment = sent.experiment
         self._project = sent.project
@@ -110,7 +117,12 @@ class Lineage:
 
     def find_model(self, digest: str) -> str | None:
         """Return the id of the LoggedModel with an artifact's digest; None if there is none."""
-        return next((model.model_id for model in self._models(digest) if str(model.status) == "READY"), None)
+        if digest not in self._known:
+            ready = [model.model_id for model in self._models(digest) if str(model.status) == "READY"]
+            if not ready:
+                return None
+            self._known[digest] = ready[0]
+        return self._known[digest]
 
     def _models(self, digest: str) -> list[Any]:
         return self._client.search_logged_models([self._experiment], f"tags.`lineage.digest`='{digest}'")
@@ -132,9 +144,9 @@ class Lineage:
 
     def _model(self, kind: str, path: Path, digest: str, run: str | None, tags: Mapping[str, str]) -> str:
         """Return the id of an artifact's LoggedModel, found by its digest or created."""
+        if (found := self.find_model(digest)) is not None:
+            return found
         for model in self._models(digest):
-            if str(model.status) == "READY":
-                return model.model_id
             # Its creator was killed before it was complete, so nothing can be registered from it.
             self._client.delete_logged_model(model.model_id)
         import mlflow
@@ -147,6 +159,7 @@ class Lineage:
             tags={**tags, "lineage.digest": digest},
             experiment_id=self._experiment,
         )
+        self._known[digest] = made.model_id
         return made.model_id
 
 

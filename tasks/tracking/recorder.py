@@ -59,6 +59,8 @@ class Recorder:
     def __init__(self, home: Path) -> None:
         self._home = home
         self._client = connect(home)
+        self._found: list[Any] | None = None
+        """The MLflow runs of the run that `bring` sends, once they have been searched."""
 
     def check(self) -> None:
         """Raise an error if MLflow does not answer."""
@@ -69,6 +71,7 @@ class Recorder:
         # In this order: a stage writes its result when it ends, after all its points.
         file, status, done = read_file(folder), load_status(self._home, folder.name), read_done(folder)
         sent = Sent.load(folder)
+        self._found, models = None, dict[str, str]()
         if sent.experiment is None:
             if not sent.project:
                 sent.project = str(run_values(self._home, folder.name).get("project", ""))
@@ -77,7 +80,7 @@ class Recorder:
             self._open(folder, file, sent)
         for stage in status.stages:
             if stage.started is not None:
-                self._bring_stage(folder, file, stage, done, sent)
+                self._bring_stage(folder, file, stage, done, sent, models)
         if not over:
             self._tell_state(folder, sent, "", "running", 0)
         elif status.state != "running" and sent.whole != file.updated:
@@ -115,7 +118,15 @@ class Recorder:
         sent.parent = parent
         sent.save(folder)
 
-    def _bring_stage(self, folder: Path, file: RunFile, stage: StageStatus, done: Sequence[Done], sent: Sent) -> None:
+    def _bring_stage(
+        self,
+        folder: Path,
+        file: RunFile,
+        stage: StageStatus,
+        done: Sequence[Done],
+        sent: Sent,
+        models: dict[str, str],
+    ) -> None:
         if stage.name not in sent.stages:
             assert sent.parent is not None and stage.started is not None
             tags = {"mlflow.parentRunId": sent.parent, "tether.stage": stage.name}
@@ -131,8 +142,9 @@ class Recorder:
                 waivers = {gate: by for one in earlier for gate, by in one.waived.items()}
                 withheld = [verdict.name for one in earlier for verdict in one.verdicts if verdict.withheld]
                 weights = Weights(self._client, self._home, wanted(self._home, folder.name))
+                lineage = Lineage(self._client, sent, models)
                 _Stage(
-                    self._client, folder.parent, sent, each, earlier, waivers, withheld, stage.prefect, weights
+                    self._client, folder.parent, sent, each, earlier, waivers, withheld, stage.prefect, weights, lineage
                 ).record()
                 sent.done[each.record.stage] = each.time
                 sent.save(folder)
@@ -168,8 +180,10 @@ class Recorder:
 
     def _run(self, name: str, tags: dict[str, str], started: int, file: RunFile, sent: Sent) -> str:
         """Return the id of the MLflow run with these tags, found or created."""
-        of_run, stage = self._runs(file.run, sent), tags.get("tether.stage")
-        if found := [each.info.run_id for each in of_run if each.data.tags.get("tether.stage") == stage]:
+        if self._found is None:
+            self._found = self._runs(file.run, sent)
+        stage = tags.get("tether.stage")
+        if found := [each.info.run_id for each in self._found if each.data.tags.get("tether.stage") == stage]:
             return min(found)
         tags |= {"tether.run": file.run, "mlflow.source.name": "tether", "mlflow.source.type": "LOCAL", **sent.code}
         tags |= {"mlflow.user": file.user} if file.user else {}
@@ -236,19 +250,21 @@ class _Stage:
         withheld: Sequence[str],
         prefect: str,
         weights: Weights,
+        lineage: Lineage,
     ) -> None:
         assert sent.experiment is not None and sent.parent is not None
         self._prefect, self._weights = prefect, weights
         self._runs, self._sent, self._so_far = runs, sent, so_far
         self._client, self._done, self._waivers, self._withheld = client, done, waivers, withheld
         self._experiment, self._parent, self._run = sent.experiment, sent.parent, sent.stages[done.shown]
-        self._lineage = Lineage(client, sent)
+        self._lineage = lineage
 
     def record(self) -> None:
         done = self._done
         record = done.record
         known = self._client.get_run(self._run).data.tags.get(f"tether.digest.{record.stage}") == record.digest
         computed_by = self._computing_run() if done.hit else self._run
+        new = computed_by in (self._run, None)
         model = self._lineage.output_model(done, computed_by or self._run)
         self._lineage.link_inputs(done, self._run, self._parent)
         if model is not None:
@@ -256,7 +272,7 @@ class _Stage:
             self._lineage.link_output(self._parent, model)
         log_params(self._client, self._run, record.job)
         if not known:
-            self._metrics(model)
+            self._metrics(model, new)
         self._gates()
         log_attachments(self._client, self._run, done.attachments)
         if not done.hit:
@@ -264,14 +280,11 @@ class _Stage:
         link = run_link(self._experiment, computed_by) if computed_by else ""
         note = pages.stage_note(done, link, self._lineage.rows(done, model), self._links(), self._run)
         self._tags(note, computed_by)
-        if model is not None and computed_by in (
-            self._run,
-            None,
-        ):  # a hit's model has the note of the run that computed it
+        if model is not None and new:  # a hit's model has the note of the run that computed it
             self._client.set_logged_model_tags(model, {"mlflow.note.content": note})
-        log_picture(self._client, self._run, self._sent, self._so_far)
-        if done.final and self._register(model, computed_by or self._run):
-            log_picture(self._client, self._run, self._sent, self._so_far)  # again, because the version is known now
+        if done.final:
+            self._register(model, computed_by or self._run)
+        log_picture(self._client, self._run, self._sent, self._so_far)  # it names the version that is registered
 
     def _links(self) -> dict[str, str]:
         """Return the stage's pages as texts with addresses; an address is empty if there is no page."""
@@ -289,8 +302,12 @@ class _Stage:
         )
         return found[0].info.run_id if found else None
 
-    def _metrics(self, model: str | None) -> None:
-        """Log final values: on the stage's run, there as values of a model on a dataset, and on the parent."""
+    def _metrics(self, model: str | None, new: bool) -> None:
+        """Log final values on the stage's run and on the parent; `new` ones also as values of a model on a dataset.
+
+        A hit's model has them already. MLflow would add them once more with every hit, and reads all of them whenever
+        it looks for a model.
+        """
         from mlflow.entities import Metric
 
         done = self._done
@@ -298,7 +315,9 @@ class _Stage:
             model = self._lineage.find_model(done.lineage["ppo"]) if "ppo" in done.lineage else None
         dataset = "sheet" if "sheet" in done.lineage else "data"
         digest = done.lineage.get(dataset, "")[:DIGEST_SHOWN]
-        about = {"model_id": model, "dataset_name": dataset, "dataset_digest": digest} if model and digest else {}
+        about = {}
+        if new and model and digest:
+            about = {"model_id": model, "dataset_name": dataset, "dataset_digest": digest}
         # On the parent too, so that pipeline runs can be compared in one table.
         for run, step, of in ((self._run, done.step, about), (self._parent, 0, {})):
             finals = [Metric(name, value, done.time, step, **of) for name, value in done.record.metrics.items()]
@@ -349,20 +368,15 @@ class _Stage:
             self._client.set_tag(self._parent, "tether.waivers", json.dumps(self._waivers))
         self._client.log_batch(self._run, tags=[RunTag(name, value) for name, value in tags.items()])
 
-    def _register(self, model: str | None, run: str) -> bool:
-        """Register a version if the gates passed; human_eval instead judges the policy's version.
-
-        Returns whether the result is now a version of a model."""
+    def _register(self, model: str | None, run: str) -> None:
+        """Register a version if the gates passed; human_eval instead judges the policy's version."""
         done, lineage, versions = self._done, self._lineage, Versions(self._client, self._weights)
         if done.shown == "human_eval":
             versions.judge(done, lineage.model_name("ppo"), self._waivers, self._withheld, self._run)
-            return False
-        if model is not None and not any(verdict.stops or verdict.withheld for verdict in done.verdicts):
+        elif model is not None and not any(verdict.stops or verdict.withheld for verdict in done.verdicts):
             withheld = self._withheld if done.shown == "ppo" else []
             name = lineage.model_name(done.shown)
             versions.register(done, name, model, run, self._waivers, withheld, self._run)
-            return True
-        return False
 
 
 def log_picture(client: Any, run: str, sent: Sent, done: Sequence[Done]) -> None:

@@ -5,7 +5,8 @@
 Where: a change to the file system below TETHER_HOME, of which Python tells its audit hooks before it is made. Such a
 moment is named by the stage that runs (as run.json says), by the phase (which folder is changed), and by its number
 among these. MLflow is told by a thread that may be a stage behind: the moments of `record` are numbered from a stage's
-beginning on, whichever runs by then. Nothing of ours is patched, and every write, rename and removal is a moment.
+beginning on, whichever runs by then. (It is a thread, and no process of its own, since MLflow is imported first.)
+Nothing of ours is patched, and every write, rename and removal is a moment.
 
 What: `kill` (SIGKILL, `delay` seconds later; if `processes` names notes of servers, of those instead of this process),
 `errno` (the change fails with `errno`; with `lasting` all later ones of its phase do too), or `clock` (the wall clock
@@ -192,7 +193,9 @@ def main() -> None:
     plan = json.loads(sys.argv[1])
     sys.argv[1:] = sys.argv[2:]
     from flows.cli.__main__ import main as tether
+    from tasks.tracking.client import load_mlflow
 
+    load_mlflow()
     home = os.path.abspath(os.environ["TETHER_HOME"])
     if "synced" in plan:
         Watch(plan["synced"], home)

@@ -55,7 +55,7 @@ def test_what_links_to_mlflow_waits_until_the_stage_is_there(start, kit, monkeyp
         ctx.tracker().settle(["sft"])
         assert "sft" in Sent.load(ctx.folder).stages
         carrier_fails = time.monotonic()
-        ctx.tracker()._answers = False
+        ctx.tracker()._sender.answers = False
         ctx.tracker().settle(["never"])
         assert time.monotonic() - carrier_fails < 60, "nothing waits for an MLflow that does not answer"
 
@@ -65,16 +65,21 @@ def test_a_finished_run_waits_while_mlflow_accepts_its_data_and_not_for_one_that
     with start() as ctx:
         Sent(project="slow").save(ctx.folder)
     tracker = carrier.Tracker(ctx.home, ctx.run)
-    tracker._thread = sends = Sending(ctx.folder, times=3)
+    tracker._sender = sends = Sending(ctx.folder, times=3)
     assert not tracker.close()
     assert sends.waits == [carrier.CLOSE_SECONDS] * 4
 
 
 class Sending:
-    """A tracker's thread that sends something in each of the first waits for it, and then nothing."""
+    """A tracker's sender that sends something in each of the first waits for it, and then nothing."""
 
     def __init__(self, folder, times):
         self.folder, self.times, self.waits = folder, times, []
+
+    def end(self):
+        pass
+
+    kill = end
 
     def is_alive(self):
         return True
@@ -140,6 +145,11 @@ def test_a_run_and_its_cached_rerun_are_recorded_with_their_lineage(pipeline, cl
     assert {each.name for each in found} == {"tether-sft", "tether-policy"}
     assert policy.tags["lineage.preferences_digest"] == results["validate"].record.inputs["preferences"]
     assert policy.params["artifact_digest"] == results["ppo"].digest
+
+    # A hit adds nothing to a model's values: MLflow reads all of them whenever it looks for the model.
+    measured = [(each.key, each.run_id) for each in mlflow.get_logged_model(policy.model_id).metrics]
+    assert {run for _, run in measured} == {first["ppo"], first["human_eval"]}
+    assert len(measured) == len(set(measured))
 
     # One version a model, however many hits; the policy is champion after human_eval's gates.
     assert len(mlflow.search_model_versions("name='tether-policy'")) == 1

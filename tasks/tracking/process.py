@@ -1,0 +1,121 @@
+"""A process that sends a run's folder to MLflow, seen from the run, which then need not import MLflow (2 to 5 s).
+
+The run writes lines to its standard input: first whose folder to send, then `more` or `end`. It answers with lines of
+JSON: its log records, and whether MLflow accepts data. It ends when its input ends, and so does not outlive the run.
+"""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+from tasks.tracking.client import VARIABLE
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The folder with Tether's packages, which need not be installed."""
+CODE = f"import sys; sys.path.append({str(ROOT)!r}); from tasks.tracking.carrier import serve; serve()"
+
+logger = logging.getLogger(__name__)
+
+_waiting: "Process | None" = None
+"""One that was started before its run was known."""
+
+
+class Process:
+    """A process with MLflow, which sends the folder of one run."""
+
+    def __init__(self) -> None:
+        self.answers = True
+        """Whether MLflow accepted the last data sent."""
+        self._process = subprocess.Popen(
+            # -P: the user's folder can have a package `tasks` too.
+            [sys.executable, "-P", "-c", CODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C goes to the run only
+        )  # fmt: skip
+        self._reader = threading.Thread(target=self._read, name="tracking", daemon=True)
+        self._ending = False
+
+    def start(self, home: Path, run: str) -> None:
+        """Send the folder of `run`, from now on."""
+        level = logging.getLogger("tasks.tracking").getEffectiveLevel()
+        self._tell(json.dumps({"home": str(home.absolute()), "run": run, "level": level}))
+        self._reader.start()
+
+    def more(self) -> None:
+        """Say that the folder has something new."""
+        self._tell("more")
+
+    def end(self) -> None:
+        """Say that the run has ended: the process sends the folder once more, and ends."""
+        self._ending = True
+        self._tell("end")
+
+    def is_alive(self) -> bool:
+        """Return whether the process runs."""
+        return self._process.poll() is None
+
+    def join(self, seconds: float) -> None:
+        """Wait for the end of the process for at most `seconds`."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+
+    def kill(self) -> None:
+        """End the process now, if it still runs. What it said before is printed."""
+        self._ending = True
+        self._process.kill()
+        self._reader.join()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with suppress(BrokenPipeError):
+                pipe.close()
+
+    def _tell(self, text: str) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended, which `_read` reports
+            self._process.stdin.write(text.encode() + b"\n")
+            self._process.stdin.flush()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            told = json.loads(line)
+            if "answers" in told:
+                self.answers = told["answers"]
+            else:
+                source = logging.getLogger(told["name"])
+                if source.isEnabledFor(told["levelno"]):
+                    source.handle(logging.makeLogRecord(told))
+        code = self._process.wait()
+        if not self._ending:
+            logger.warning(
+                "the process that sends this run to MLflow ended (exit code %d). The next run or `tether sync` sends "
+                "the rest.", code,
+            )  # fmt: skip
+
+
+def begin_early() -> None:
+    """Start a process that imports MLflow while its run is still being prepared.
+
+    Not if this process has imported MLflow or is about to, because it checks its access to a server.
+    """
+    global _waiting
+    if _waiting is None and "mlflow" not in sys.modules and not os.environ.get(VARIABLE, "").startswith("http"):
+        with suppress(OSError):  # `take` tries again
+            _waiting = Process()
+
+
+def take() -> Process:
+    """Return the process that `begin_early` started, or a new one.
+
+    Raises:
+        OSError: the system starts no further process.
+    """
+    global _waiting
+    found, _waiting = _waiting, None
+    if found is not None and found.is_alive():
+        return found
+    return Process()

@@ -1,0 +1,134 @@
+"""A run that has not imported MLflow has a process that sends its folder: all of it, and no longer than the run."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tasks.execution.runner import run_stage
+from tasks.runs.journal import Sent
+from tasks.runs.points import points_file, read_points
+from tasks.runs.status import load_status
+from tasks.tracking import carrier, process
+from tests.waiting import until
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def apart(monkeypatch, empty_mlflow):
+    """MLflow has not been imported here, as in a command's process."""
+    monkeypatch.delitem(sys.modules, "mlflow", raising=False)
+
+
+def sender(ctx):
+    """The process of a run's sender."""
+    return ctx.tracker()._sender._process
+
+
+def test_a_run_that_has_not_imported_mlflow_is_recorded_whole_and_does_not_import_it(apart, pipeline, client, home):
+    ctx, _ = pipeline()
+    assert "mlflow" not in sys.modules
+    mlflow, sent = client(), Sent.load(ctx.folder)
+    assert sorted(sent.stages) == ["human_eval", "ppo", "sft", "validate"]
+    assert {mlflow.get_run(run).info.status for run in (sent.parent, *sent.stages.values())} == {"FINISHED"}
+    assert [each.step for each in mlflow.get_metric_history(sent.stages["ppo"], "ppo/kl")] == [1, 2, 3, 4, 5, 6]
+    assert mlflow.get_model_version_by_alias("tether-policy", "champion").run_id == sent.stages["ppo"]
+    assert carrier.left_behind(home) == []
+
+
+def test_a_process_that_is_started_early_sends_the_run_and_only_one_is_started(apart, start, kit, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    process.begin_early()
+    waiting = process._waiting
+    process.begin_early()
+    assert process._waiting is waiting
+    with start(track=True, stages=("sft",)) as ctx:
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
+        assert ctx.tracker()._sender is waiting
+    assert process._waiting is None and not waiting.is_alive()
+    assert carrier.left_behind(ctx.home) == []
+
+
+@pytest.mark.parametrize("named", ["http://127.0.0.1:9", None])
+def test_no_process_is_started_early_where_the_run_imports_mlflow_itself(apart, monkeypatch, named):
+    """With a server the run checks its access to it, for which it imports MLflow."""
+    if named is None:
+        monkeypatch.setitem(sys.modules, "mlflow", object())
+    else:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", named)
+    process.begin_early()
+    assert process._waiting is None
+
+
+def test_signals_for_the_run_do_not_end_its_process_which_still_has_to_tell_how_the_run_ended(
+    apart, start, kit, client
+):
+    with pytest.raises(KeyboardInterrupt), start(track=True, stages=("sft",)) as ctx:
+        ctx.begin_stage("sft")
+        until("the process has begun", lambda: "sft" in Sent.load(ctx.folder).stages)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            sender(ctx).send_signal(number)
+        raise KeyboardInterrupt
+    sent = Sent.load(ctx.folder)
+    assert client().get_run(sent.stages["sft"]).info.status == "KILLED"
+    assert sent.whole
+
+
+def test_a_process_that_dies_is_reported_once_and_its_run_goes_on_and_the_next_one_sends_the_rest(
+    apart, start, kit, client, home, caplog
+):
+    with start(track=True, stages=("sft",)) as ctx:
+        ctx.begin_stage("sft")
+        until("the process has begun", lambda: "sft" in Sent.load(ctx.folder).stages)
+        sender(ctx).kill()
+        until("its end is noticed", lambda: "ended" in caplog.text)
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
+    said = [each.message for each in caplog.records if each.levelname == "WARNING"]
+    assert len(said) == 1 and "exit code -9" in said[0]
+    assert load_status(home, ctx.run).state == "passed"
+    assert "MLflow does not have all of this run yet" in ctx.console.file.getvalue()
+    with start(track=True, stages=("sft",)) as again:
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, again)
+    assert carrier.left_behind(home) == []
+    points = [each["step"] for each in read_points(points_file(ctx.folder, "sft"))]
+    history = client().get_metric_history(Sent.load(ctx.folder).stages["sft"], "ppo/kl")
+    assert [each.step for each in history] == points == [1, 2, 3]
+
+
+def test_what_mlflow_refuses_is_said_once_by_the_run_though_another_process_hears_it(apart, start, kit, caplog):
+    with start(track=True, stages=("sft",)) as ctx:
+        (ctx.home / "mlflow.db").write_text("no database")
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
+        until("the process has asked", lambda: not ctx.tracker()._sender.answers)
+    said = [each for each in caplog.records if "it is not a SQLite database" in each.message]
+    assert [(each.name, each.levelname) for each in said] == [("tasks.tracking.carrier", "WARNING")]
+
+
+RUN = """
+import sys, time
+from pathlib import Path
+sys.path.append({root!r})
+from tasks.runs.journal import Sent
+from tasks.tracking.process import Process
+home = Path({home!r})
+(home / "runs" / "r").mkdir(parents=True)
+sender = Process()
+{begin}
+print(sender._process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("begin", ["", 'sender.start(home, "r")'], ids=["while it imports MLflow", "while it waits"])
+def test_a_killed_run_leaves_no_process(tmp_path, begin):
+    code = RUN.format(root=str(ROOT), home=str(tmp_path / "home"), begin=begin)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as run:
+        child = psutil.Process(int(run.stdout.readline()))
+        if begin:
+            until("it waits", lambda: (tmp_path / "home" / "runs" / "r" / "mlflow.lock").exists())
+        run.kill()
+    until("the process ends", lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
