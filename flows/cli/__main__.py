@@ -458,7 +458,7 @@ def _begin_early() -> None:
     """Start the process that sends the run to MLflow. It imports MLflow on another core while the run is prepared."""
     from tasks.tracking import process
 
-    process.begin_early()
+    process.begin_early(tether_home())
 
 
 def _go(launch: "Launch") -> None:

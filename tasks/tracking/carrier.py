@@ -24,7 +24,7 @@ from tasks.runs.journal import SENT, Sent, code_tags, held
 from tasks.runs.status import RUN_FILE, read_file
 from tasks.tracking import process
 from tasks.tracking.address import has_pages
-from tasks.tracking.client import in_short, load_mlflow
+from tasks.tracking.client import database_file, in_short, load_mlflow
 from tasks.tracking.recorder import Recorder
 
 logger = logging.getLogger(__name__)
@@ -56,14 +56,14 @@ class Tracker:
         if not (self._folder / SENT).is_file():
             Sent(project=project, code=code_tags(code_version())).save(self._folder)
         if "mlflow" in sys.modules:
-            self._sender = _Thread()
+            self._sender = _Thread(self._home)
         else:
             try:
-                self._sender = process.take()
+                self._sender = process.take(self._home)
             except OSError as error:
                 logger.warning("this run is not sent to MLflow: no process could be started (%s)", error)
                 return
-        self._sender.start(self._home, self._run)
+        self._sender.start(self._run)
 
     def nudge(self) -> None:
         """Say that the folder has something new."""
@@ -96,27 +96,35 @@ class Tracker:
 class _Carrying:
     """Sends a run's folder until the run ends, and once more after that."""
 
-    def __init__(self, heard: Callable[[bool], object]) -> None:
+    def __init__(self, home: Path, heard: Callable[[bool], object]) -> None:
         """`heard` is told whether MLflow accepts data, each time that this changes."""
-        self.closing, self.more, self._heard, self._answers = threading.Event(), threading.Event(), heard, True
+        self._home, self._heard, self._answers = home, heard, True
+        self.closing, self.more = threading.Event(), threading.Event()
+        self._recorder: Recorder | None = None
+
+    def open(self) -> None:
+        """Open MLflow's database if there is one. An error is raised again, and reported, once there is a run."""
+        path = database_file(self._home)
+        if path is not None and path.is_file():
+            with suppress(Exception):
+                self._recorder = Recorder(self._home)
 
     def end(self) -> None:
         """Say that the run has ended."""
         self.closing.set()
         self.more.set()
 
-    def carry(self, home: Path, run: str) -> None:
+    def carry(self, run: str) -> None:
         """Send the folder of `run`; return when it has ended."""
-        folder = home / "runs" / run
-        recorder: Recorder | None = None
+        folder = self._home / "runs" / run
         left: list[Path] | None = None
         with held(folder, wait=True):
             while True:
                 last = self.closing.is_set()
                 self.more.clear()
                 try:
-                    recorder = recorder or Recorder(home)
-                    left = left_behind(home) if left is None else left
+                    recorder = self._recorder = self._recorder or Recorder(self._home)
+                    left = left_behind(self._home) if left is None else left
                     while left:
                         carry_left(recorder, left[0])
                         left.pop(0)
@@ -144,12 +152,12 @@ class _Carrying:
 class _Thread:
     """The same as `Process`, in this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, home: Path) -> None:
         self.answers = True
-        self._carrying = _Carrying(partial(setattr, self, "answers"))
+        self._carrying = _Carrying(home, partial(setattr, self, "answers"))
 
-    def start(self, home: Path, run: str) -> None:
-        self._thread = threading.Thread(target=self._carrying.carry, args=(home, run), name="tracking", daemon=True)
+    def start(self, run: str) -> None:
+        self._thread = threading.Thread(target=self._carrying.carry, args=(run,), name="tracking", daemon=True)
         self._thread.start()
 
     def more(self) -> None:
@@ -170,7 +178,7 @@ class _Thread:
 
 def serve() -> NoReturn:
     """Be the process that `tasks.tracking.process` starts."""
-    gc.set_threshold(10_000)  # imports and rows of a database are many objects and no garbage
+    gc.disable()  # imports make many objects and no garbage
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the run still has to tell MLflow how it ended
         signal.signal(number, signal.SIG_IGN)
     told, sys.stdout = sys.stdout, sys.stderr
@@ -179,16 +187,20 @@ def serve() -> NoReturn:
         told.write(json.dumps(document) + "\n")
         told.flush()
 
-    carrying = _Carrying(lambda answers: tell({"answers": answers}))
+    carrying = _Carrying(Path(sys.argv[1]), lambda answers: tell({"answers": answers}))
     asked = queue.SimpleQueue[Any]()
     threading.Thread(target=_listen, args=(carrying, asked), daemon=True).start()
-    with suppress(ImportError):  # reported below
+    with suppress(ImportError):  # reported once there is a run
         load_mlflow()
+    carrying.open()
+    gc.freeze()
+    gc.set_threshold(10_000)
+    gc.enable()
     first = asked.get()
     logging.getLogger().addHandler(_Told(tell))
     logging.getLogger().setLevel(first["level"])
     try:
-        carrying.carry(Path(first["home"]), first["run"])
+        carrying.carry(first["run"])
     except Exception:
         logger.warning("MLflow does not have all of run %s", first["run"], exc_info=True)
     os._exit(0)

@@ -91,14 +91,13 @@ class Lineage:
         if sources:
             self._client.log_inputs(parent, datasets=sources)
 
-    def link_output(self, run: str, model: str) -> None:
-        """Log that a run produced a model. Several runs can have the same model, because of hits."""
+    def link_output(self, run: Any, model: str) -> None:
+        """Log that a run of MLflow produced a model. Several runs can have the same model, because of hits."""
         from mlflow.entities import LoggedModelOutput
 
-        outputs = self._client.get_run(run).outputs
-        if outputs is not None and any(each.model_id == model for each in outputs.model_outputs):
+        if run.outputs is not None and any(each.model_id == model for each in run.outputs.model_outputs):
             return  # MLflow refuses a second time
-        self._client.log_outputs(run, [LoggedModelOutput(model, step=0)])
+        self._client.log_outputs(run.info.run_id, [LoggedModelOutput(model, step=0)])
 
     def rows(self, done: Done, model: str | None) -> list[NoteRow]:
         """Return a stage's direct and upstream inputs, and the `model` it made, with links to their pages."""

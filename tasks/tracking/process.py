@@ -28,21 +28,22 @@ _waiting: "Process | None" = None
 class Process:
     """A process with MLflow, which sends the folder of one run."""
 
-    def __init__(self) -> None:
+    def __init__(self, home: Path) -> None:
+        self.home = home
         self.answers = True
         """Whether MLflow accepted the last data sent."""
         self._process = subprocess.Popen(
             # -P: the user's folder can have a package `tasks` too.
-            [sys.executable, "-P", "-c", CODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, "-P", "-c", CODE, str(home.absolute())], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C goes to the run only
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read, name="tracking", daemon=True)
         self._ending = False
 
-    def start(self, home: Path, run: str) -> None:
+    def start(self, run: str) -> None:
         """Send the folder of `run`, from now on."""
         level = logging.getLogger("tasks.tracking").getEffectiveLevel()
-        self._tell(json.dumps({"home": str(home.absolute()), "run": run, "level": level}))
+        self._tell(json.dumps({"run": run, "level": level}))
         self._reader.start()
 
     def more(self) -> None:
@@ -97,25 +98,25 @@ class Process:
             )  # fmt: skip
 
 
-def begin_early() -> None:
-    """Start a process that imports MLflow while its run is still being prepared.
+def begin_early(home: Path) -> None:
+    """Start a process that imports MLflow, and opens its database if there is one, while a run is being prepared.
 
     Not if this process has imported MLflow or is about to, because it checks its access to a server.
     """
     global _waiting
     if _waiting is None and "mlflow" not in sys.modules and not os.environ.get(VARIABLE, "").startswith("http"):
         with suppress(OSError):  # `take` tries again
-            _waiting = Process()
+            _waiting = Process(home)
 
 
-def take() -> Process:
-    """Return the process that `begin_early` started, or a new one.
+def take(home: Path) -> Process:
+    """Return the process that `begin_early` started for `home`, or a new one.
 
     Raises:
         OSError: the system starts no further process.
     """
     global _waiting
     found, _waiting = _waiting, None
-    if found is not None and found.is_alive():
+    if found is not None and found.home == home and found.is_alive():
         return found
-    return Process()
+    return Process(home)

@@ -121,7 +121,7 @@ class Versions:
             self._client.set_model_version_tag(name, version, "tether.picture", shown_by)
         self._waive(name, version, found.tags, done.run, waivers)
         if self._may_point(name, version, found.tags, done, withheld) and state == "passed":
-            self.promote(name, version, done.user, f"human_eval passed in run {done.run}", done.time, run=done.run)
+            self._promote(name, version, done.user, f"human_eval passed in run {done.run}", done.time, done.run)
         self.describe(name, version)
 
     def promote(self, name: str, version: str, by: str, because: str, time: int, run: str = "") -> None:
@@ -129,6 +129,10 @@ class Versions:
 
         The caller has checked its human evaluation. MLflow gets its weights before it becomes champion.
         """
+        self._promote(name, version, by, because, time, run)
+        self.describe(name, version)
+
+    def _promote(self, name: str, version: str, by: str, because: str, time: int, run: str) -> None:
         if time < self._pointed(name, CHAMPION):
             return
         self.bring_weights(name, version)
@@ -147,7 +151,6 @@ class Versions:
         if "tether.demoted" in tags:
             self._client.delete_model_version_tag(name, version, "tether.demoted")
         self._point(name, CHAMPION, version, time)
-        self.describe(name, version)
 
     def demote(self, name: str, version: str, by: str, because: str, time: int) -> None:
         """Remove every alias from a version and record why. Its history stays, and no run sets an alias to it again."""
@@ -177,7 +180,10 @@ class Versions:
         source = self._client.get_model_version(name, version).source
         if not source.startswith("models:/"):
             return "an earlier version of Tether registered it without a model"
-        problem = weights.put(source.removeprefix("models:/"))
+        model = source.removeprefix("models:/")
+        if weights.has(model):
+            return ""
+        problem = weights.put(model)
         if problem:
             logger.warning("the weights of %s/%s are not in MLflow: %s", name, version, problem)
         else:

@@ -113,7 +113,7 @@ class Recorder:
         tags = {**file.tags, "tether.profile": file.profile, **origin, **pages.prefect_tag(file.prefect)}
         parent = self._run(file.name or file.run, tags, started, file, sent)
         config = run_values(self._home, file.run)
-        log_params(self._client, parent, config)
+        log_params(self._client, self._client.get_run(parent), config)
         self._client.log_dict(parent, config, "config.json")
         sent.parent = parent
         sent.save(folder)
@@ -262,15 +262,16 @@ class _Stage:
     def record(self) -> None:
         done = self._done
         record = done.record
-        known = self._client.get_run(self._run).data.tags.get(f"tether.digest.{record.stage}") == record.digest
+        there = self._client.get_run(self._run)
+        known = there.data.tags.get(f"tether.digest.{record.stage}") == record.digest
         computed_by = self._computing_run() if done.hit else self._run
         new = computed_by in (self._run, None)
         model = self._lineage.output_model(done, computed_by or self._run)
         self._lineage.link_inputs(done, self._run, self._parent)
         if model is not None:
-            self._lineage.link_output(self._run, model)
-            self._lineage.link_output(self._parent, model)
-        log_params(self._client, self._run, record.job)
+            self._lineage.link_output(there, model)
+            self._lineage.link_output(self._client.get_run(self._parent), model)
+        log_params(self._client, there, record.job)
         if not known:
             self._metrics(model, new)
         self._gates()
@@ -406,13 +407,14 @@ def data_docs(runs: Path, done: Done) -> str:
     return run_link(sent.experiment, sent.stages["validate"], f"attachments/{DATA_DOCS}")
 
 
-def log_params(client: Any, run: str, config: Mapping[str, JsonValue]) -> None:
-    """Log nested values as params by dotted name. MLflow refuses to change existing params, so these are skipped."""
+def log_params(client: Any, run: Any, config: Mapping[str, JsonValue]) -> None:
+    """Log nested values as params of a run by dotted name. MLflow refuses to change params that `run` has already."""
     from mlflow.entities import Param
 
-    there = client.get_run(run).data.params
+    there = run.data.params
     params = [Param(name, str(value)[:6000]) for name, value in flatten(config).items() if name not in there]
-    client.log_batch(run, params=params)
+    if params:
+        client.log_batch(run.info.run_id, params=params)
 
 
 def _failed_gates(stages: Sequence[StageStatus]) -> list[str]:

@@ -54,6 +54,11 @@ class Weights:
     def __init__(self, client: Any, home: Path, which: Which) -> None:
         self._client, self._home, self.which = client, home, which
 
+    def has(self, model: str) -> bool:
+        """Return whether MLflow has the weights of a LoggedModel."""
+        tags = self._client.get_logged_model(model).tags
+        return TAG in tags and tags[TAG] == tags.get("lineage.digest", "")
+
     def put(self, model: str) -> str:
         """Copy the weights of a LoggedModel into MLflow, once.
 
@@ -71,10 +76,10 @@ class Weights:
         return problem
 
     def _put(self, model: str) -> str:
+        if self.has(model):
+            return ""
         found = self._client.get_logged_model(model)
         digest = found.tags.get("lineage.digest", "")
-        if found.tags.get(TAG) == digest:
-            return ""
         store = ArtifactStore(self._home)
         record = store.lookup(found.tags["tether.key"], digest) if "tether.key" in found.tags else Miss("no key")
         if isinstance(record, Miss):

@@ -42,7 +42,7 @@ class Registry:
 
     def register(self) -> None:
         """As a run does, the first one or one that hits."""
-        store, records, lineage = ArtifactStore(self.home.path), self.home.records, Lineage(self.client, self.sent)
+        store, records, lineage = ArtifactStore(self.home.path), self.home.records, Lineage(self.client, self.sent, {})
         given = [Input(name="reward", digest=records["reward"].digest, path=self.home.path, stage="reward")]
         for stage, name in (("reward", REWARD), ("ppo", POLICY)):
             record = records[stage]

@@ -40,11 +40,11 @@ def test_a_run_that_has_not_imported_mlflow_is_recorded_whole_and_does_not_impor
     assert carrier.left_behind(home) == []
 
 
-def test_a_process_that_is_started_early_sends_the_run_and_only_one_is_started(apart, start, kit, monkeypatch):
+def test_a_process_that_is_started_early_sends_the_run_and_only_one_is_started(apart, home, start, kit, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    process.begin_early()
+    process.begin_early(home)
     waiting = process._waiting
-    process.begin_early()
+    process.begin_early(home)
     assert process._waiting is waiting
     with start(track=True, stages=("sft",)) as ctx:
         run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
@@ -54,13 +54,13 @@ def test_a_process_that_is_started_early_sends_the_run_and_only_one_is_started(a
 
 
 @pytest.mark.parametrize("named", ["http://127.0.0.1:9", None])
-def test_no_process_is_started_early_where_the_run_imports_mlflow_itself(apart, monkeypatch, named):
+def test_no_process_is_started_early_where_the_run_imports_mlflow_itself(apart, home, monkeypatch, named):
     """With a server the run checks its access to it, for which it imports MLflow."""
     if named is None:
         monkeypatch.setitem(sys.modules, "mlflow", object())
     else:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", named)
-    process.begin_early()
+    process.begin_early(home)
     assert process._waiting is None
 
 
@@ -116,14 +116,14 @@ from tasks.runs.journal import Sent
 from tasks.tracking.process import Process
 home = Path({home!r})
 (home / "runs" / "r").mkdir(parents=True)
-sender = Process()
+sender = Process(home)
 {begin}
 print(sender._process.pid, flush=True)
 time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("begin", ["", 'sender.start(home, "r")'], ids=["while it imports MLflow", "while it waits"])
+@pytest.mark.parametrize("begin", ["", 'sender.start("r")'], ids=["while it imports MLflow", "while it waits"])
 def test_a_killed_run_leaves_no_process(tmp_path, begin):
     code = RUN.format(root=str(ROOT), home=str(tmp_path / "home"), begin=begin)
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as run:
