@@ -167,6 +167,7 @@ def iterate(
     """Start the next round: train on people's votes on a policy.
 
     The votes refresh the reward model, PPO runs again from SFT, and a new sample waits for people."""
+    _begin_early()
     from flows.config.profiles import parse_override
     from flows.launch.rounds import next_round
     from tasks.runs.label import Label
@@ -191,6 +192,7 @@ def score(
     because: Because = "",
 ) -> None:
     """Score a run that awaits labels, and finish it."""
+    _begin_early()
     from flows.launch.labels import scoring
 
     launch = scoring(tether_home(), run, sheets, _waivers(waive, because))
@@ -456,9 +458,9 @@ def _waivers(gates: list[str] | None, because: str) -> "list[Waiver]":
 
 def _begin_early() -> None:
     """Start the process that sends the run to MLflow. It imports MLflow on another core while the run is prepared."""
-    from tasks.tracking import process
+    from tasks.tracking.sender import begin_early
 
-    process.begin_early(tether_home())
+    begin_early(tether_home())
 
 
 def _go(launch: "Launch") -> None:

@@ -22,10 +22,10 @@ from components.base.errors import UserError
 from components.keys.code_version import code_version
 from tasks.runs.journal import SENT, Sent, code_tags, held
 from tasks.runs.status import RUN_FILE, read_file
-from tasks.tracking import process
 from tasks.tracking.address import has_pages
 from tasks.tracking.client import database_file, in_short, load_mlflow
 from tasks.tracking.recorder import Recorder
+from tasks.tracking.sender import Sender, take
 
 logger = logging.getLogger(__name__)
 
@@ -49,20 +49,21 @@ class Tracker:
     def __init__(self, home: Path, run: str) -> None:
         self._home, self._run = home, run
         self._folder = home / "runs" / run
-        self._sender: process.Process | _Thread | None = None
+        self._sender: Sender | _Thread | None = None
 
     def open(self, project: str) -> None:
         """Start recording a run that begins or resumes, in the experiment `project`."""
         if not (self._folder / SENT).is_file():
             Sent(project=project, code=code_tags(code_version())).save(self._folder)
-        if "mlflow" in sys.modules:
+        self._sender = take(self._home)
+        if self._sender is None and "mlflow" not in sys.modules:
+            with suppress(OSError):  # the system starts no further process
+                self._sender = Sender(self._home)
+        if self._sender is None:
+            with suppress(ImportError):  # the thread reports it
+                # Not in the thread, because two threads that import interdependent libraries can deadlock.
+                load_mlflow()
             self._sender = _Thread(self._home)
-        else:
-            try:
-                self._sender = process.take(self._home)
-            except OSError as error:
-                logger.warning("this run is not sent to MLflow: no process could be started (%s)", error)
-                return
         self._sender.start(self._run)
 
     def nudge(self) -> None:
@@ -150,7 +151,7 @@ class _Carrying:
 
 
 class _Thread:
-    """The same as `Process`, in this process."""
+    """The same as `Sender`, in this process."""
 
     def __init__(self, home: Path) -> None:
         self.answers = True
@@ -177,7 +178,7 @@ class _Thread:
 
 
 def serve() -> NoReturn:
-    """Be the process that `tasks.tracking.process` starts."""
+    """Be the process that `tasks.tracking.sender` starts."""
     gc.disable()  # imports make many objects and no garbage
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the run still has to tell MLflow how it ended
         signal.signal(number, signal.SIG_IGN)

@@ -21,11 +21,11 @@ CODE = f"import sys; sys.path.append({str(ROOT)!r}); from tasks.tracking.carrier
 
 logger = logging.getLogger(__name__)
 
-_waiting: "Process | None" = None
+_waiting: "Sender | None" = None
 """One that was started before its run was known."""
 
 
-class Process:
+class Sender:
     """A process with MLflow, which sends the folder of one run."""
 
     def __init__(self, home: Path) -> None:
@@ -83,6 +83,8 @@ class Process:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
+            if not line.endswith(b"\n"):
+                break  # it was killed while it wrote
             told = json.loads(line)
             if "answers" in told:
                 self.answers = told["answers"]
@@ -105,18 +107,12 @@ def begin_early(home: Path) -> None:
     """
     global _waiting
     if _waiting is None and "mlflow" not in sys.modules and not os.environ.get(VARIABLE, "").startswith("http"):
-        with suppress(OSError):  # `take` tries again
-            _waiting = Process(home)
+        with suppress(OSError):  # the run tries again
+            _waiting = Sender(home)
 
 
-def take(home: Path) -> Process:
-    """Return the process that `begin_early` started for `home`, or a new one.
-
-    Raises:
-        OSError: the system starts no further process.
-    """
+def take(home: Path) -> Sender | None:
+    """Return the process that `begin_early` started for `home`; None if there is none."""
     global _waiting
     found, _waiting = _waiting, None
-    if found is not None and found.home == home and found.is_alive():
-        return found
-    return Process(home)
+    return found if found is not None and found.home == home and found.is_alive() else None

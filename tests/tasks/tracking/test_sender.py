@@ -12,7 +12,7 @@ from tasks.execution.runner import run_stage
 from tasks.runs.journal import Sent
 from tasks.runs.points import points_file, read_points
 from tasks.runs.status import load_status
-from tasks.tracking import carrier, process
+from tasks.tracking import carrier, sender
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -24,7 +24,7 @@ def apart(monkeypatch, empty_mlflow):
     monkeypatch.delitem(sys.modules, "mlflow", raising=False)
 
 
-def sender(ctx):
+def of(ctx):
     """The process of a run's sender."""
     return ctx.tracker()._sender._process
 
@@ -42,15 +42,28 @@ def test_a_run_that_has_not_imported_mlflow_is_recorded_whole_and_does_not_impor
 
 def test_a_process_that_is_started_early_sends_the_run_and_only_one_is_started(apart, home, start, kit, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    process.begin_early(home)
-    waiting = process._waiting
-    process.begin_early(home)
-    assert process._waiting is waiting
+    sender.begin_early(home)
+    waiting = sender._waiting
+    sender.begin_early(home)
+    assert sender._waiting is waiting
     with start(track=True, stages=("sft",)) as ctx:
         run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
         assert ctx.tracker()._sender is waiting
-    assert process._waiting is None and not waiting.is_alive()
+    assert sender._waiting is None and not waiting.is_alive()
     assert carrier.left_behind(ctx.home) == []
+
+
+def test_where_the_system_starts_no_further_process_a_thread_sends_the_run(apart, start, kit, monkeypatch):
+    def none(*args, **kwargs):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    with start(track=True, stages=("sft",)) as ctx, monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", none)
+        ctx.tracker()
+        patch.undo()
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
+    assert carrier.left_behind(ctx.home) == []
+    assert Sent.load(ctx.folder).whole
 
 
 @pytest.mark.parametrize("named", ["http://127.0.0.1:9", None])
@@ -60,8 +73,8 @@ def test_no_process_is_started_early_where_the_run_imports_mlflow_itself(apart, 
         monkeypatch.setitem(sys.modules, "mlflow", object())
     else:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", named)
-    process.begin_early(home)
-    assert process._waiting is None
+    sender.begin_early(home)
+    assert sender._waiting is None
 
 
 def test_signals_for_the_run_do_not_end_its_process_which_still_has_to_tell_how_the_run_ended(
@@ -71,7 +84,7 @@ def test_signals_for_the_run_do_not_end_its_process_which_still_has_to_tell_how_
         ctx.begin_stage("sft")
         until("the process has begun", lambda: "sft" in Sent.load(ctx.folder).stages)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            sender(ctx).send_signal(number)
+            of(ctx).send_signal(number)
         raise KeyboardInterrupt
     sent = Sent.load(ctx.folder)
     assert client().get_run(sent.stages["sft"]).info.status == "KILLED"
@@ -84,7 +97,7 @@ def test_a_process_that_dies_is_reported_once_and_its_run_goes_on_and_the_next_o
     with start(track=True, stages=("sft",)) as ctx:
         ctx.begin_stage("sft")
         until("the process has begun", lambda: "sft" in Sent.load(ctx.folder).stages)
-        sender(ctx).kill()
+        of(ctx).kill()
         until("its end is noticed", lambda: "ended" in caplog.text)
         run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
     said = [each.message for each in caplog.records if each.levelname == "WARNING"]
@@ -113,10 +126,10 @@ import sys, time
 from pathlib import Path
 sys.path.append({root!r})
 from tasks.runs.journal import Sent
-from tasks.tracking.process import Process
+from tasks.tracking.sender import Sender
 home = Path({home!r})
 (home / "runs" / "r").mkdir(parents=True)
-sender = Process(home)
+sender = Sender(home)
 {begin}
 print(sender._process.pid, flush=True)
 time.sleep(600)
