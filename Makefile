@@ -46,7 +46,8 @@ test-containers: $(INSTALLED)
 	sh infra/containers.sh $(BIN)/python $(CONTAINERS)
 	$(BIN)/python -m pytest -m containers -s $(ARGS)
 
-# Stages in several processes on this machine's cores: their results, and how they end. Ten minutes.
+# Stages in several processes on this machine's cores: their results, and how they end. Ten minutes, and five more with
+# SmolLM2 if `tether fetch smollm2` was run.
 test-ranks: $(INSTALLED)
 	$(BIN)/python -m pytest -m ranks $(ARGS)
 

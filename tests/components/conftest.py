@@ -1,7 +1,9 @@
 """What the tests of the learning share: a small validate artifact, and tiny models trained on it by the real stages."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -129,6 +131,21 @@ def language(runtime: Runtime) -> Language:
     model = frozen(build_causal_lm(ScratchModel(hidden_size=24, layers=2, heads=2), tokenizer, 512, seed=3))
     prompts = [encode_prompt(tokenizer, d["prompt"], 64) for d in demonstrations[:12]]
     return Language(model, tokenizer, prompts)
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """SmolLM2-135M-Instruct, dequantised and saved as an artifact of SFT; skips where it was not fetched."""
+    from components.models.folders import load_base, save_model
+
+    homes = [Path(os.environ.get("TETHER_HOME", ".tether")), Path(__file__).parents[2] / ".tether"]
+    fetched = next((home / "models/smollm2" for home in homes if (home / "models/smollm2").is_dir()), None)
+    if fetched is None:
+        pytest.skip("run `tether fetch smollm2` first: no model in " + " or ".join(str(h / "models") for h in homes))
+    saved = tmp_path_factory.mktemp("pretrained") / "artifact"
+    save_model(*load_base(fetched), saved / "model")
+    yield saved
+    shutil.rmtree(saved)
 
 
 def folder_digests(folder: Path) -> dict[str, str]:

@@ -1,7 +1,5 @@
 """The pretrained model as it is fetched: a GGUF file becomes a folder that anyone's transformers loads and scores."""
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,24 +17,10 @@ pytestmark = [pytest.mark.real_data, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """SmolLM2-135M-Instruct, dequantised and saved as an artifact would be."""
-    from components.models.folders import load_base, save_model
-
-    homes = [Path(os.environ.get("TETHER_HOME", ".tether")), Path(__file__).parents[3] / ".tether"]
-    fetched = next((home / "models/smollm2" for home in homes if (home / "models/smollm2").is_dir()), None)
-    if fetched is None:
-        pytest.skip("run `tether fetch smollm2` first: no model in " + " or ".join(str(h / "models") for h in homes))
-    saved = tmp_path_factory.mktemp("pretrained")
-    save_model(*load_base(fetched), saved)
-    yield saved
-
-
-@pytest.fixture(scope="module")
-def language_model(folder: Path) -> tuple[Any, Any]:
+def language_model(smollm2: Path) -> tuple[Any, Any]:
     from components.models.folders import load_causal_lm
 
-    return load_causal_lm(folder, FLOAT32)
+    return load_causal_lm(smollm2, FLOAT32)
 
 
 def example(tokenizer: Any) -> tuple[list[int], list[int]]:
@@ -75,13 +59,13 @@ def test_the_model_knows_english_and_our_log_probabilities_are_its_own(language_
     assert ours.mean() < 4, "a broken dequantisation gives about log(49152) = 10.8"
 
 
-def test_the_scalar_head_scores_as_the_models_own_forward_and_reads_eos(folder: Path) -> None:
+def test_the_scalar_head_scores_as_the_models_own_forward_and_reads_eos(smollm2: Path) -> None:
     import torch
 
     from components.models.folders import load_reward_model
     from components.reward.scoring import score_sequences
 
-    model, tokenizer = load_reward_model(folder, FLOAT32, seed=1)
+    model, tokenizer = load_reward_model(smollm2, FLOAT32, seed=1)
     ids = sequence(tokenizer)
     assert ids[-1] == tokenizer.eos_token_id
     ours = score_sequences(model, tokenizer.pad_token_id, [ids, ids[:-1]], FLOAT32)
