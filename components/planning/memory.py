@@ -44,6 +44,8 @@ HEAP = 0.75
 fit into the gap that one of its size left where a small object has taken the few bytes that align it."""
 ADAPTERS_HEAP = 1.45
 """Measured: the same for adapters, each of whose layers makes more tensors that it does not keep."""
+CHECKPOINTING_HEAP = 1.6
+"""Measured: the same with gradient checkpointing, which makes a block's tensors again among those that are kept."""
 PASSING = ("gradients", "activations", "logits", "working")
 """Parts that are allocated and freed in every step."""
 
@@ -297,7 +299,7 @@ class _Planner:
             {"gradients": trained.gradients},
         ]  # fmt: skip
         base = held | {"weights": trained.weights, "optimizer": trained.moments}
-        heap = HEAP if lora is None else ADAPTERS_HEAP
+        heap = max(HEAP, CHECKPOINTING_HEAP if again else 0, ADAPTERS_HEAP if lora is not None else 0)
         found = (self._phase(stage, name, base | moment, heap=heap) for moment in moments)
         return max(found, key=lambda phase: phase.bytes)
 

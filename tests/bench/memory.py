@@ -103,6 +103,14 @@ HELD_OUT = {
         "sft", {"hidden_size": 384, "layers": 14, "heads": 6, "vocabulary": 6000},
         STEPS | {"overlong": "cut", "evaluate": 8, "packing": 1024}, prompt=96, response=64,
     ),
+    "held-checkpointing": Configuration(
+        "ppo", {"hidden_size": 384, "layers": 14, "heads": 6, "vocabulary": 6000},
+        UPDATES | {"gradient_checkpointing": True, "micro_batch_size": 16}, prompt=128,
+    ),
+    "held-sft-checkpointing": Configuration(
+        "sft", MEDIUM, {"batch_size": 32, "micro_batch_size": 16, "overlong": "cut", "evaluate": 8,
+                        "gradient_checkpointing": True}, prompt=128, response=128,
+    ),
 }  # fmt: skip
 """They had no part in choosing a constant."""
 CONFIGURATIONS |= HELD_OUT

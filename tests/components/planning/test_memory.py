@@ -10,7 +10,7 @@ import pytest
 
 from components.models.config import AdapterConfig, GenerationConfig
 from components.planning.advice import Machine, plan_stages
-from components.planning.memory import PROCESS, Phase, PlannedRun, phases
+from components.planning.memory import PASSING, PROCESS, Phase, PlannedRun, phases
 from components.planning.models import Ranks
 from components.planning.shape import KNOWN, ModelShape
 from components.ppo.config import PpoConfig
@@ -204,6 +204,18 @@ def test_a_small_model_on_a_cpu_takes_the_process_and_next_to_nothing() -> None:
 )  # fmt: skip
 def test_an_option_that_saves_memory_saves_it(stage: str, phase: str, options: dict[str, Any]) -> None:
     assert found(run(**options))[stage, phase].bytes < found(run())[stage, phase].bytes
+
+
+@pytest.mark.parametrize(
+    ("options", "share"),
+    [({}, 0.75), ({"gradient_checkpointing": True}, 1.6), ({"gradient_checkpointing": True, "lora": LORA}, 1.6)],
+)
+def test_what_the_heap_of_a_cpu_holds_beyond_a_passs_tensors_is_what_was_measured(
+    options: dict[str, Any], share: float
+) -> None:
+    """The plan was 22 % too low with gradient checkpointing while it counted the same share as without."""
+    parts = found(run(dtype="float32", reward=options), "cpu")["reward", "training"].parts
+    assert parts["heap"] == pytest.approx(share * sum(parts.get(part, 0) for part in PASSING))
 
 
 def test_four_bits_take_a_quarter_of_a_backbone_and_the_sampler_no_copy() -> None:
