@@ -182,7 +182,7 @@ def serve() -> NoReturn:
     gc.disable()  # imports make many objects and no garbage
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the run still has to tell MLflow how it ended
         signal.signal(number, signal.SIG_IGN)
-    told, sys.stdout = sys.stdout, sys.stderr
+    told = os.fdopen(int(sys.argv[2]), "w")
 
     def tell(document: Mapping[str, object]) -> None:
         told.write(json.dumps(document) + "\n")
@@ -216,8 +216,7 @@ def _listen(carrying: _Carrying, asked: "queue.SimpleQueue[Any]") -> None:
             carrying.more.set()
         else:
             asked.put(json.loads(line))
-    if not carrying.closing.is_set():
-        os._exit(1)
+    os._exit(1)
 
 
 class _Told(logging.Handler):

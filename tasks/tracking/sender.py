@@ -1,7 +1,8 @@
 """A process that sends a run's folder to MLflow, seen from the run, which then need not import MLflow (2 to 5 s).
 
 The run writes lines to its standard input: first whose folder to send, then `more` or `end`. It answers with lines of
-JSON: its log records, and whether MLflow accepts data. It ends when its input ends, and so does not outlive the run.
+JSON on a pipe of their own: its log records, and whether MLflow accepts data. Its standard output is not read, because
+anything can print there. It ends when its input ends, and so does not outlive the run.
 """
 
 import json
@@ -17,7 +18,7 @@ from tasks.tracking.client import VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 """The folder with Tether's packages, which need not be installed."""
-CODE = f"import sys; sys.path.append({str(ROOT)!r}); from tasks.tracking.carrier import serve; serve()"
+CODE = "import sys; sys.path[:] = {path!r}; from tasks.tracking.carrier import serve; serve()"
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +33,23 @@ class Sender:
         self.home = home
         self.answers = True
         """Whether MLflow accepted the last data sent."""
-        self._process = subprocess.Popen(
-            # -P: the user's folder can have a package `tasks` too.
-            [sys.executable, "-P", "-c", CODE, str(home.absolute())], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C goes to the run only
-        )  # fmt: skip
+        # The run's own path, because a script can have added folders; "" would be the folder of the user.
+        path = [each for each in sys.path if each and isinstance(each, str)]
+        code = CODE.format(path=[*path, str(ROOT)])
+        reading, writing = os.pipe()
+        self._answers = os.fdopen(reading, "rb")
+        try:
+            self._process = subprocess.Popen(
+                # -P: the user's folder can have a package `tasks` too.
+                [sys.executable, "-P", "-c", code, str(home.absolute()), str(writing)], pass_fds=[writing],
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C goes to the run only
+            )  # fmt: skip
+        except OSError:
+            self._answers.close()
+            raise
+        finally:
+            os.close(writing)
         self._reader = threading.Thread(target=self._read, name="tracking", daemon=True)
         self._ending = False
 
@@ -69,10 +82,10 @@ class Sender:
         self._ending = True
         self._process.kill()
         self._reader.join()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            with suppress(BrokenPipeError):
-                pipe.close()
+        self._answers.close()
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
 
     def _tell(self, text: str) -> None:
         assert self._process.stdin is not None
@@ -81,8 +94,7 @@ class Sender:
             self._process.stdin.flush()
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        for line in self._answers:
             if not line.endswith(b"\n"):
                 break  # it was killed while it wrote
             told = json.loads(line)

@@ -1,5 +1,6 @@
 """A run that has not imported MLflow has a process that sends its folder: all of it, and no longer than the run."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import psutil
 import pytest
 
 from tasks.execution.runner import run_stage
-from tasks.runs.journal import Sent
+from tasks.runs.journal import Sent, held
 from tasks.runs.points import points_file, read_points
 from tasks.runs.status import load_status
 from tasks.tracking import carrier, sender
@@ -66,6 +67,14 @@ def test_where_the_system_starts_no_further_process_a_thread_sends_the_run(apart
     assert Sent.load(ctx.folder).whole
 
 
+def test_the_process_finds_libraries_in_folders_that_a_script_added_itself(apart, start, kit, monkeypatch):
+    monkeypatch.setattr(sys, "executable", os.path.realpath(sys.executable))  # outside the virtual environment
+    with start(track=True, stages=("sft",)) as ctx:
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
+    assert "mlflow" not in sys.modules
+    assert Sent.load(ctx.folder).whole
+
+
 @pytest.mark.parametrize("named", ["http://127.0.0.1:9", None])
 def test_no_process_is_started_early_where_the_run_imports_mlflow_itself(apart, home, monkeypatch, named):
     """With a server the run checks its access to it, for which it imports MLflow."""
@@ -112,6 +121,16 @@ def test_a_process_that_dies_is_reported_once_and_its_run_goes_on_and_the_next_o
     assert [each.step for each in history] == points == [1, 2, 3]
 
 
+def test_what_anything_prints_in_the_process_is_not_read_as_an_answer(apart, start, kit, caplog, tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text("import os; print('hello'); os.write(1, b'no end of a line')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with start(track=True, stages=("sft",)) as ctx:
+        (ctx.home / "mlflow.db").write_text("no database")
+        run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
+        until("the process has asked", lambda: not ctx.tracker()._sender.answers, seconds=15)
+    assert "it is not a SQLite database" in caplog.text
+
+
 def test_what_mlflow_refuses_is_said_once_by_the_run_though_another_process_hears_it(apart, start, kit, caplog):
     with start(track=True, stages=("sft",)) as ctx:
         (ctx.home / "mlflow.db").write_text("no database")
@@ -128,7 +147,7 @@ sys.path.append({root!r})
 from tasks.runs.journal import Sent
 from tasks.tracking.sender import Sender
 home = Path({home!r})
-(home / "runs" / "r").mkdir(parents=True)
+(home / "runs" / "r").mkdir(parents=True, exist_ok=True)
 sender = Sender(home)
 {begin}
 print(sender._process.pid, flush=True)
@@ -145,3 +164,19 @@ def test_a_killed_run_leaves_no_process(tmp_path, begin):
             until("it waits", lambda: (tmp_path / "home" / "runs" / "r" / "mlflow.lock").exists())
         run.kill()
     until("the process ends", lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_a_run_that_is_killed_while_it_waits_for_the_rest_leaves_no_process(tmp_path):
+    (folder := tmp_path / "home" / "runs" / "r").mkdir(parents=True)
+    code = RUN.format(root=str(ROOT), home=str(tmp_path / "home"), begin='sender.start("r"); sender.end()')
+    with (
+        held(folder, wait=True),  # the process never gets further
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as run,
+    ):
+        child = psutil.Process(int(run.stdout.readline()))
+        run.kill()
+        until(
+            "the process ends",
+            lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE,
+            seconds=15,
+        )
