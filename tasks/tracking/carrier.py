@@ -36,8 +36,8 @@ AGAIN_SECONDS = (2.0, 30.0)
 SETTLE_SECONDS = 5.0
 """How long a page that links to MLflow waits for the runs there."""
 CLOSE_SECONDS = 20.0
-"""How long a finished run waits for MLflow to accept more of its data: while MLflow accepts some, the run waits on. If
-MLflow does not answer, the run does not wait."""
+"""How long a finished run waits for MLflow to accept more of its data, once MLflow is imported: while MLflow accepts
+some, the run waits on. If MLflow does not answer, the run does not wait."""
 
 
 class Tracker:
@@ -75,6 +75,7 @@ class Tracker:
         """Stop recording, and return whether MLflow has all of the run."""
         if (sender := self._sender) is not None:
             sender.end()
+            sender.imported.wait()
             before: Sent | None = None
             while sender.is_alive() and (now := Sent.load(self._folder)) != before:
                 before = now
@@ -154,7 +155,8 @@ class _Thread:
     """The same as `Sender`, in this process."""
 
     def __init__(self, home: Path) -> None:
-        self.answers = True
+        self.answers, self.imported = True, threading.Event()
+        self.imported.set()
         self._carrying = _Carrying(home, partial(setattr, self, "answers"))
 
     def start(self, run: str) -> None:
@@ -193,6 +195,7 @@ def serve() -> NoReturn:
     threading.Thread(target=_listen, args=(carrying, asked), daemon=True).start()
     with suppress(ImportError):  # reported once there is a run
         load_mlflow()
+    tell({"imported": True})
     carrying.open()
     gc.freeze()
     gc.set_threshold(10_000)
