@@ -5,8 +5,9 @@
 Where: a change to the file system below TETHER_HOME, of which Python tells its audit hooks before it is made. Such a
 moment is named by the stage that runs (as run.json says), by the phase (which folder is changed), and by its number
 among these. MLflow is told by a thread that may be a stage behind: the moments of `record` are numbered from a stage's
-beginning on, whichever runs by then. (It is a thread, and no process of its own, since MLflow is imported first.)
-Nothing of ours is patched, and every write, rename and removal is a moment.
+beginning on, whichever runs by then. (It is a thread, and no process of its own, where MLflow is imported first: if
+moments are counted, or the fault is in what it writes.) Nothing of ours is patched, and every write, rename and removal
+is a moment.
 
 What: `kill` (SIGKILL, `delay` seconds later; if `processes` names notes of servers, of those instead of this process),
 `errno` (the change fails with `errno`; with `lasting` all later ones of its phase do too), or `clock` (the wall clock
@@ -38,6 +39,9 @@ PHASES = {
     ("work",): "write", ("store", "objects"): "publish", ("store", "records"): "commit", ("store", "views"): "view",
     ("runs",): "run", ("mlartifacts",): "record",
 }  # fmt: skip
+
+MLFLOW_WRITES = ("record", "run")
+"""Phases in which the sender to MLflow changes files too."""
 
 
 def phase_of(path: str, home: str) -> str | None:
@@ -195,7 +199,8 @@ def main() -> None:
     from flows.cli.__main__ import main as tether
     from tasks.tracking.client import load_mlflow
 
-    load_mlflow()
+    if plan.keys() & {"trace", "command"} or plan.get("phase") in MLFLOW_WRITES:
+        load_mlflow()
     home = os.path.abspath(os.environ["TETHER_HOME"])
     if "synced" in plan:
         Watch(plan["synced"], home)
