@@ -3,7 +3,8 @@
 Legend: B responses, P prompt tokens (padded on the left), n rows of the batch that have not ended.
 """
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,10 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
+from components.base.errors import UserError
+from components.models.adapters import AdapterView
 from components.models.batching import onto, position_ids
+from components.models.matrices.quantized import is_four_bit
 
 PREFILL_PARTS = 8
 """Prompts are processed in this many parts, sorted by length, each padded to its own longest prompt."""
@@ -19,6 +23,11 @@ ALIGNED = {"cpu": 1, "cuda": 8}
 """Number of slots by which a mask's rows and its first column are aligned, by device type. CUDA's memory-efficient
 attention reads 16 bytes of a mask at a time. torch copies a mask whose rows are not aligned, in every layer, and does
 not check where it begins: the kernel then fails with a misaligned address."""
+CAPTURED_TOKENS = 128
+"""Number of tokens for which a captured step is replayed. Its attention always reads room for that many."""
+FEWEST_ROWS, FEWEST_TOKENS = 8, 32
+"""A step is captured again for fewer rows if more than the first number were captured and the second number of tokens
+is left. The time of a step with few rows does not depend on them, and a capture takes as long as many steps."""
 
 
 @dataclass
@@ -90,16 +99,16 @@ class PreallocatedContext:
         self.model, self.prompt_ids = model, prompt_ids
         self.window = Window(slice(0, batch), 0, 0)
         self.aligned = ALIGNED[prompt_ids.device.type]
+        self.slots = -(-(width + new_tokens) // self.aligned) * self.aligned
         self.cache = Cache(layers=[PreallocatedLayer(self.window, batch, width + new_tokens) for _ in range(layers)])
         self.padding = [width - length for length in lengths]
         """Number of empty slots before each row's first token; kept on the host, so that it need not wait for a GPU."""
-        self.new_tokens = new_tokens
 
     def read_prompts(self) -> Tensor:
         """Process the prompts; return the last hidden state of each (B, D)."""
         width, device = self.prompt_ids.shape[1], self.prompt_ids.device
         padding = onto(device, torch.tensor(self.padding)).unsqueeze(1)
-        slots = torch.arange(-(-(width + self.new_tokens) // self.aligned) * self.aligned, device=device)
+        slots = torch.arange(self.slots, device=device)
         found = []
         for rows, start in self._parts():
             self.window.rows, self.window.start, self.window.end = rows, start, start
@@ -145,6 +154,10 @@ class PreallocatedContext:
         self.positions += 1
         return hidden
 
+    def shrinks(self, count: int) -> bool:
+        """Return whether a step costs less with `count` rows than now, so that the others should be dropped."""
+        return True
+
     def keep(self, order: Sequence[int]) -> None:
         """Replace row i by row `order[i]`, for `order` (n,) with order[i] ≥ i; drop the other rows."""
         device = self.prompt_ids.device
@@ -161,6 +174,150 @@ class PreallocatedContext:
         """Return the first slot with a token of any row, or an aligned one before it: the mask hides what is
         between."""
         return min(self.padding) // self.aligned * self.aligned
+
+
+class StackedLayer(PreallocatedLayer):
+    """A layer whose states are parts of two tensors for all layers, (layers, B, heads, slots, width), so that one
+    operation copies a token's."""
+
+    def __init__(self, window: Window, batch: int, slots: int, number: int, layers: int, stacks: list[Tensor]) -> None:
+        super().__init__(window, batch, slots)
+        self.number, self.layers, self.stacks = number, layers, stacks
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocate the tensors for all layers by the states of the first one, whose shape all must have."""
+        states = (key_states, value_states)
+        if not self.stacks:
+            self.stacks += [x.new_zeros(self.layers, self.batch, x.shape[1], self.slots, x.shape[3]) for x in states]
+        assert all(x.shape[1::2] == stack.shape[2::2] for x, stack in zip(states, self.stacks, strict=True)), (
+            "layers differ in heads or widths"
+        )
+        self.keys, self.values = (stack[self.number] for stack in self.stacks)
+        self.is_initialized = True
+
+
+class Captures:
+    """Captures functions as CUDA graphs. Their memory is one pool, which is freed with this object.
+
+    A capture cannot use the allocator's unused memory. `torch.cuda.graph` frees it before each capture, and training
+    then has to allocate it again; here it is freed only if little other memory is left.
+    """
+
+    def __init__(self) -> None:
+        self.pool = torch.cuda.MemPool()
+
+    def __call__(self, step: Callable[[], None]) -> Callable[[], None]:
+        """Capture `step`, which has run once before; return a function that replays it.
+
+        Raises:
+            UserError: the step cannot be captured, since the host waits for the GPU in it.
+        """
+        free, total = torch.cuda.mem_get_info()
+        if free < total // 8:
+            torch.cuda.empty_cache()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(_capture_stream()):
+            torch.cuda.current_blas_handle()  # allocates cuBLAS's workspace, which would else be part of the pool
+            try:
+                # Of this thread only: NCCL's may ask the GPU something meanwhile.
+                graph.capture_begin(pool=self.pool.id, capture_error_mode="thread_local")
+                try:
+                    step()
+                finally:
+                    graph.capture_end()
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                cause = str(error.__context__ or error).partition("\n")[0]
+                raise UserError(
+                    f"a decoding step of this model cannot be captured as a CUDA graph ({cause}). Set "
+                    "runtime.cuda_graphs=false."
+                ) from error
+        return graph.replay
+
+
+@functools.cache
+def _capture_stream() -> torch.cuda.Stream:
+    """Return the stream for captures; the default stream does not allow them. cuBLAS keeps a workspace for each
+    stream."""
+    return torch.cuda.Stream()
+
+
+class GraphedContext(PreallocatedContext):
+    """The same by CUDA graphs: a step is captured and then replayed for each token.
+
+    The host launches a step's kernels more slowly than a GPU computes them; it launches a graph at once. A graph's
+    addresses and shapes are fixed, so a step attends to a window of slots with a fixed end. The new token's states are
+    written to the window's last slot and then copied to their own; the mask hides the slots between. A step is captured
+    anew when the window is full, and when at most half of the rows are left: only then are rows dropped. The context is
+    made for one batch, and the model's weights must not change or move meanwhile. So what was captured before, by this
+    process or by one that was killed, changes no result.
+    """
+
+    def __init__(self, model: Any, prompt_ids: Tensor, lengths: Sequence[int], new_tokens: int, layers: int) -> None:
+        super().__init__(model, prompt_ids, lengths, new_tokens, layers)
+        batch = len(prompt_ids)
+        self.stacks: list[Tensor] = []
+        self.cache = Cache(
+            layers=[StackedLayer(self.window, batch, self.slots, i, layers, self.stacks) for i in range(layers)]
+        )
+        self.tokens = prompt_ids.new_zeros(batch)
+        self.last = -1
+        """Last slot of the window."""
+        self.replay: Callable[[], None] | None = None
+        self.captures = Captures()
+
+    def read_prompts(self) -> Tensor:
+        """As `PreallocatedContext`. The result holds until the next `append`, as do those of `append`."""
+        self.hidden = super().read_prompts()
+        self.bias[..., self.window.end :] = -torch.inf
+        return self.hidden
+
+    def append(self, tokens: Tensor) -> Tensor:
+        """As `PreallocatedContext`; with fewer `tokens` (n,) than rows, to the first n rows."""
+        rows, end = self.window.rows, self.window.end
+        self.tokens[: len(tokens)] = tokens
+        if end > self.last:
+            filled = -(-(end + CAPTURED_TOKENS) // self.aligned) * self.aligned
+            self.last, self.replay = min(filled, self.slots) - 1, None
+            self.bias[..., self.last] = 0
+        if self.replay is None:
+            self._step()  # also loads the kernels, which a capture could not
+            self.replay = self.captures(self._step)
+        else:
+            self.replay()
+        if end < self.last:
+            for stack in self.stacks:
+                stack[:, rows, :, end] = stack[:, rows, :, self.last]
+        self.bias[..., end] = 0
+        self.window.end += 1
+        self.positions += 1
+        return self.hidden[: len(tokens)]
+
+    def _step(self) -> None:
+        """Compute `hidden` of `tokens`, at fixed addresses; write the states to the window's last slot."""
+        rows, end = self.window.rows, self.window.end
+        self.window.start, self.window.end = 0, self.last
+        ids, mask = self.tokens[rows].unsqueeze(1), self.bias[..., : self.last + 1]
+        self.hidden[rows] = _last_hidden(self.model, ids, mask, self.positions, self.cache)
+        self.window.end = end
+
+    def shrinks(self, count: int) -> bool:
+        """As `PreallocatedContext`."""
+        return self._rows_for(count) < self.window.rows.stop and self.slots - self.window.end >= FEWEST_TOKENS
+
+    def keep(self, order: Sequence[int]) -> None:
+        """As `PreallocatedContext`. Up to the number of rows of a captured step, rows beyond `order` stay as they
+        are."""
+        super().keep([*order, *range(len(order), self._rows_for(len(order)))])
+        self.replay = None
+
+    def _rows_for(self, count: int) -> int:
+        """Return the number of rows with which a step for `count` rows is captured: the batch, halved some times."""
+        rows = self.window.rows.stop
+        while rows > FEWEST_ROWS and count <= -(-rows // 2):
+            rows = -(-rows // 2)
+        return rows
 
 
 class DynamicContext:
@@ -183,6 +340,9 @@ class DynamicContext:
         self.positions = self.positions + 1
         return _last_hidden(self.model, tokens.unsqueeze(1), self.mask, self.positions, self.cache)
 
+    def shrinks(self, count: int) -> bool:
+        return True
+
     def keep(self, order: Sequence[int]) -> None:
         index = onto(self.mask.device, torch.tensor(order, dtype=torch.long))
         self.cache.reorder_cache(index)
@@ -190,17 +350,34 @@ class DynamicContext:
 
 
 def open_context(
-    model: Any, prompt_ids: Tensor, lengths: Sequence[int], new_tokens: int
+    model: Any, prompt_ids: Tensor, lengths: Sequence[int], new_tokens: int, graphs: bool = False
 ) -> PreallocatedContext | DynamicContext:
     """Open the context of a batch of prompts (B, P), padded on the left, with room for `new_tokens` more in each row.
 
-    `lengths` (B,) are the prompts' lengths. Sorting the prompts by length saves padding.
+    Args:
+        lengths: (B,) the prompts' lengths. Sorting the prompts by length saves padding.
+        graphs: decode by CUDA graphs if the model allows it.
     """
     dynamic = DynamicCache(config=model.config)
     full = bool(dynamic.layers) and all(type(layer) is DynamicLayer for layer in dynamic.layers)
     if full and model.config._attn_implementation in ("sdpa", "eager"):
-        return PreallocatedContext(model, prompt_ids, lengths, new_tokens, len(dynamic.layers))
+        kind = GraphedContext if graphs and can_be_captured(model) else PreallocatedContext
+        return kind(model, prompt_ids, lengths, new_tokens, len(dynamic.layers))
     return DynamicContext(model, prompt_ids, lengths, dynamic)
+
+
+def can_be_captured(model: Any) -> bool:
+    """Return whether a decoding step of `model` can be captured: the host reads no number of the GPU in it.
+
+    transformers says so of its classes. It reads the largest position for rotary frequencies that depend on it, and may
+    read which experts are chosen. Matrices in 4 bits are not tried.
+    """
+    whole = model.backbone.model if isinstance(model, AdapterView) else model
+    config = whole.config
+    by_position = any(kind in str(getattr(config, "rope_parameters", "")) for kind in ("dynamic", "longrope"))
+    experts = any(getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+    known = getattr(whole, "_can_compile_fullgraph", False) and not by_position and not experts
+    return known and not is_four_bit(whole)
 
 
 def _last_hidden(model: Any, ids: Tensor, mask: Tensor | None, positions: Tensor, cache: Cache) -> Tensor:

@@ -44,7 +44,8 @@ NONE = "none"
 class Runtime(Settings):
     """Device, number format, threads and processes. They change a result's bytes, so they are part of every key.
 
-    On a CPU its instruction set is part of the key; on a GPU its name, the CUDA version and TF32.
+    On a CPU its instruction set is part of the key; on a GPU its name, the CUDA version, TF32 and
+    CUDA graphs.
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -65,6 +66,9 @@ class Runtime(Settings):
     """CUDA version that torch is built with; `auto` reads it from the installed torch, `none` on a CPU."""
     tf32: bool = False
     """Whether a GPU may round the inputs of float32 matrix products to 10 bits of mantissa (TF32)."""
+    cuda_graphs: bool = True
+    """Whether a GPU decodes by CUDA graphs where the model allows it: full attention in every layer, no experts, no
+    matrices in 4 bits. Log-probabilities differ by rounding."""
     sharding: Literal["auto", "none", "zero2", "zero3", "replicas"] = "auto"
     """What is sharded over several ranks when a whole model is trained: `zero2` gradients and optimiser moments,
     `zero3` also the parameters, `replicas` nothing. `auto` is `zero2`, or `none` with one rank."""
@@ -92,18 +96,19 @@ class Runtime(Settings):
             gpu=self.gpu if self.gpu != "auto" else (found.name if on_gpu else NONE),
             cuda=self.cuda if self.cuda != "auto" else (found.cuda if on_gpu else NONE),
             tf32=self.tf32 and on_gpu,
+            cuda_graphs=self.cuda_graphs and on_gpu,
         )
 
     @property
     def setting(self) -> str:
         """Return the runtime as one line of YAML, as a config describes a worker's machine in `runners`."""
         own: tuple[str, ...] = ("instruction_set",)
-        own = ("gpu", "cuda", "tf32", "ranks", "sharding") if self.device == "cuda" else own
+        own = ("gpu", "cuda", "tf32", "cuda_graphs", "ranks", "sharding") if self.device == "cuda" else own
         own += ("ranks", "sharding") if self.device == "cpu" and self.ranks != 1 else ()
         names = ("device", "dtype", "threads", *own)
         named = self.model_dump(mode="json", include=set(names))
-        quoted = {"gpu", "cuda"}  # else YAML reads a version as a number
-        return ", ".join(f"{n}: {json.dumps(named[n]) if n in quoted or n == 'tf32' else named[n]}" for n in names)
+        as_json = {"gpu", "cuda", "tf32", "cuda_graphs"}  # else YAML reads a version as a number
+        return ", ".join(f"{n}: {json.dumps(named[n]) if n in as_json else named[n]}" for n in names)
 
     def misfits(self) -> list[str]:
         """Return how this machine differs from a resolved runtime, as `name: wanted X, here Y`.

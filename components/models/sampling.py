@@ -186,12 +186,13 @@ def sample(
     numbers: Sequence[int] | None = None,
     device: str = "cpu",
     value_head: Callable[[Tensor], Tensor] | None = None,
+    graphs: bool = False,
 ) -> Samples:
     """Sample one response per prompt from the full softmax at `generation.temperature`, until an ending or the cap.
 
     Endings are those of the tokenizer (`endings_of`), EOS among them. At temperature 0 the likeliest token is taken,
     and its statistics are those at temperature 1. (A user's `GenerationConfig` cannot have 0; an evaluation's copy of
-    it can.) The pad token is never sampled. Rows that have ended are dropped from the forward pass.
+    it can.) The pad token is never sampled. Rows that have ended are dropped from the forward pass where that saves time.
 
     Args:
         model: a causal LM, or a view of one: `base_model(...)`, `get_output_embeddings()` and `config` are used.
@@ -199,6 +200,7 @@ def sample(
         numbers: each prompt's number, from 0, among all prompts of `seed`; None numbers them in order. A response's
             randomness depends only on the seed and its number (`response_uniforms`).
         value_head: computes values (n,) from last hidden states (n, D).
+        graphs: decode by CUDA graphs if the model allows it (`Runtime.cuda_graphs`).
 
     Raises:
         CheckFailed: a logit is NaN or infinite, so that there is no distribution to sample from.
@@ -217,7 +219,7 @@ def sample(
     end_ids = torch.tensor(endings.ids, device=device)
     stopped: dict[int, int] = {}
     looked = 0
-    context = open_context(model, prompt_ids[rows], [len(prompts[row]) for row in by_length], cap)
+    context = open_context(model, prompt_ids[rows], [len(prompts[row]) for row in by_length], cap, graphs)
     hidden = context.read_prompts()
     for t in range(cap):
         logits = vocabulary_logits(model, hidden)
@@ -238,12 +240,12 @@ def sample(
                 raise _no_distribution(model, t + 1)
             if finder is not None:
                 found_now = _stops(finder, response, rows.tolist(), still, looked, t + 1)
-                stopped, looked = stopped | found_now, t + 1
+                stopped, looked = found_now | stopped, t + 1
                 still = [on and row not in stopped for on, row in zip(still, rows.tolist(), strict=True)]
             kept = _closed_up(still)
             if t + 1 == cap or not kept:
                 break
-            if len(kept) < len(still):
+            if len(kept) < len(still) and context.shrinks(len(kept)):
                 context.keep(kept)
                 index = onto(device, torch.tensor(kept))
                 rows, tokens, going = rows[index], tokens[index], going[index]
@@ -421,7 +423,7 @@ class LocalEngine:
         with autocast(self.runtime) if uncopied else nullcontext():
             found = sample(
                 self.model, self.tokenizer, [prompts[row] for row in asked], generation, seed,
-                [numbered[row] for row in asked], device, self.value_head,
+                [numbered[row] for row in asked], device, self.value_head, self.runtime.cuda_graphs,
             )  # fmt: skip
         if ranks.size() > 1:
             found = _together(found, rows, prompts, self.tokenizer.pad_token_id, generation.max_new_tokens)

@@ -311,7 +311,7 @@ def _fitting(runtime: Runtime) -> Runtime:
     resolved."""
     here, lacking = Runtime().resolve(), {problem.partition(":")[0] for problem in runtime.misfits()}
     if "device" in lacking:
-        lacking |= {"gpu", "cuda", "tf32", "ranks"}
+        lacking |= {"gpu", "cuda", "tf32", "cuda_graphs", "ranks"}
     return runtime.model_copy(update={name: getattr(here, name) for name in lacking}).resolve()
 
 

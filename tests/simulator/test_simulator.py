@@ -47,6 +47,7 @@ FAULTS = {
     "a wait a token": "",
     "a cumulative sum of floats": "aten.cumsum.default",
     "a misaligned mask": "a misaligned mask of attention",
+    "a wait in a captured step": "a wait in a captured step",
 }
 SHORT = {"epochs": 1, "evaluate": 8}
 
@@ -116,6 +117,7 @@ def whole_walk() -> list[dict[str, Any]]:
     for stage in ("sft", "reward"):
         watched = {"evaluate_every": 2, "watch": {"examples": 8, "patience": 9}}
         cases.append({"name": f"{stage} watched", "stage": stage, "options": watched})
+    cases.append({"name": "ppo without graphs", "stage": "ppo", "graphs": False})
     cooler = {"temperature": 0.7, "max_new_tokens": 16}
     return [*cases, {"name": "ppo cooler", "stage": "ppo", "generation": cooler}]
 
@@ -155,10 +157,10 @@ def test_the_stages_mix_no_devices_and_wait_rarely_and_planted_faults_are_found(
     faults = [{"name": fault, "stage": "sft", "fault": fault, "options": SHORT} for fault in FAULTS]
     found = walk(tmp_path, [*STAGES, *faults])
     sound(found[:3])
-    mixed, waiting, floats, masks = found[3:]
+    mixed, waiting, floats, masks, captured = found[3:]
     assert "has tensors on cuda:0 and, of shape" in mixed["error"] and "on the CPU" in mixed["error"]
     assert any("tests/simulator" in line or "sampling.py" in line for line in over_limits(waiting))
-    for each in (floats, masks):
+    for each in (floats, masks, captured):
         assert each["alerts"] and all(FAULTS[each["name"]] in alert for alert in each["alerts"])
     assert waiting["error"] is None and not waiting["alerts"]
 

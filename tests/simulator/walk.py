@@ -3,7 +3,8 @@
     python -m tests.simulator.walk FOLDER '[{"name": "sft", "stage": "sft"}, ...]'
 
 A case has a `name`, a `stage`, and where it needs them a `dtype`, `options` of the stage, `generation` options, the
-names of the cases whose artifacts it takes as `sft` and `reward`, and a `fault` to plant.
+names of the cases whose artifacts it takes as `sft` and `reward`, `graphs` to decode without them, and a `fault` to
+plant.
 """
 
 from tests.simulator import device  # before torch
@@ -16,7 +17,7 @@ import importlib
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -56,7 +57,8 @@ def make_job(case: dict[str, Any]) -> Any:
     """The job of a case: tiny options of its stage, and over them its own."""
     stage, options = case["stage"], dict(case.get("options", {}))
     generation = GenerationConfig(**{"max_prompt_tokens": 64, "max_new_tokens": 16} | case.get("generation", {}))
-    runtime = Runtime(device="cuda", dtype=case.get("dtype", "float32"), threads=1).resolve()
+    runtime = Runtime(device="cuda", dtype=case.get("dtype", "float32"), threads=1, cuda_graphs=case.get("graphs", True))
+    runtime = runtime.resolve()
     common: dict[str, Any] = {"seed": 0, "runtime": runtime, "generation": generation}
     if stage == "sft":
         scratch = ScratchModel(hidden_size=16, layers=2, heads=2)
@@ -95,10 +97,29 @@ def planted(fault: str | None) -> Iterator[None]:
             mask = torch.nn.functional.pad(mask, (1, -(width + 1) % 8))[..., 1 : width + 1]
         return last_hidden(model, ids, mask, *given)
 
+    def asking(model: Any, ids: Any, *given: Any) -> Any:
+        assert ids.shape[1] > 1 or int(ids[0, 0]) >= 0
+        return last_hidden(model, ids, *given)
+
     faults = {"mixed devices": mixed, "a wait a token": reading, "a cumulative sum of floats": of_floats}
-    masks = shifted if fault == "a misaligned mask" else last_hidden
-    with patch.object(sampling, "_choose", faults.get(fault or "", choose)), patch.object(cache, "_last_hidden", masks):
+    passes = {"a misaligned mask": shifted, "a wait in a captured step": asking}.get(fault or "", last_hidden)
+    with patch.object(sampling, "_choose", faults.get(fault or "", choose)), patch.object(cache, "_last_hidden", passes):
         yield
+
+
+def captures(gpu: device.Gpu) -> Callable[[], Any]:
+    """CUDA graphs of the pretended device: they call the step again, in which the host must not wait."""
+
+    def capture(step: Callable[[], None]) -> Callable[[], None]:
+        def replay() -> None:
+            before = gpu.waits.total()
+            step()
+            if gpu.waits.total() > before:
+                gpu.alerts["a wait in a captured step"] += 1
+
+        return replay
+
+    return lambda: capture
 
 
 def walk(case: dict[str, Any], folder: Path, artifacts: dict[str, Path]) -> dict[str, Any]:
@@ -118,7 +139,11 @@ def walk(case: dict[str, Any], folder: Path, artifacts: dict[str, Path]) -> dict
             steps[0] += 1
             return step(*given)
 
-        with patch.object(sampling, "_choose", counted_choice), patch.object(torch.optim.AdamW, "step", counted_step):
+        with (
+            patch.object(sampling, "_choose", counted_choice),
+            patch.object(torch.optim.AdamW, "step", counted_step),
+            patch.object(cache, "Captures", captures(gpu)),
+        ):
             try:
                 activate(job.runtime)
                 module = importlib.import_module(f"components.{case['stage']}.stage")
