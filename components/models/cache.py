@@ -25,6 +25,9 @@ attention reads 16 bytes of a mask at a time. torch copies a mask whose rows are
 not check where it begins: the kernel then fails with a misaligned address."""
 CAPTURED_TOKENS = 128
 """Number of tokens for which a captured step is replayed. Its attention always reads room for that many."""
+CAPTURED_TYPES = ("llama", "qwen2", "qwen3", "gpt2", "gemma", "phi", "phi3", "smollm3")
+"""Types of models whose decoding step was found to make the host wait for nothing, as a capture requires. (transformers
+says of its classes whether they can be compiled, which does not suffice: Falcon copies numbers to the GPU.)"""
 FEWEST_ROWS, FEWEST_TOKENS = 8, 32
 """A step is captured again for fewer rows if more than the first number were captured and the second number of tokens
 is left. The time of a step with few rows does not depend on them, and a capture takes as long as many steps."""
@@ -367,17 +370,12 @@ def open_context(
 
 
 def can_be_captured(model: Any) -> bool:
-    """Return whether a decoding step of `model` can be captured: the host reads no number of the GPU in it.
-
-    transformers says so of its classes. It reads the largest position for rotary frequencies that depend on it, and may
-    read which experts are chosen. Matrices in 4 bits are not tried.
-    """
+    """Return whether a decoding step of `model` can be captured: it is of a type in `CAPTURED_TYPES`, is not in 4 bits,
+    and has rotary frequencies that do not depend on the position, which transformers would read from the GPU."""
     whole = model.backbone.model if isinstance(model, AdapterView) else model
-    config = whole.config
-    by_position = any(kind in str(getattr(config, "rope_parameters", "")) for kind in ("dynamic", "longrope"))
-    experts = any(getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
-    known = getattr(whole, "_can_compile_fullgraph", False) and not by_position and not experts
-    return known and not is_four_bit(whole)
+    rope = str(getattr(whole.config, "rope_parameters", ""))
+    steady = not any(kind in rope for kind in ("dynamic", "longrope"))
+    return whole.config.model_type in CAPTURED_TYPES and steady and not is_four_bit(whole)
 
 
 def _last_hidden(model: Any, ids: Tensor, mask: Tensor | None, positions: Tensor, cache: Cache) -> Tensor:
