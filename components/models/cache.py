@@ -6,7 +6,7 @@ Legend: B responses, P prompt tokens (padded on the left), n rows of the batch t
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -223,7 +223,7 @@ class Captures:
             torch.cuda.current_blas_handle()  # allocates cuBLAS's workspace, which would else be part of the pool
             try:
                 # Of this thread only: NCCL's may ask the GPU something meanwhile.
-                graph.capture_begin(pool=self.pool.id, capture_error_mode="thread_local")
+                graph.capture_begin(pool=cast(Any, self.pool.id), capture_error_mode="thread_local")
                 try:
                     step()
                 finally:

@@ -192,7 +192,8 @@ def sample(
 
     Endings are those of the tokenizer (`endings_of`), EOS among them. At temperature 0 the likeliest token is taken,
     and its statistics are those at temperature 1. (A user's `GenerationConfig` cannot have 0; an evaluation's copy of
-    it can.) The pad token is never sampled. Rows that have ended are dropped from the forward pass where that saves time.
+    it can.) The pad token is never sampled. Rows that have ended are dropped from the forward pass where that saves
+    time.
 
     Args:
         model: a causal LM, or a view of one: `base_model(...)`, `get_output_embeddings()` and `config` are used.
@@ -419,11 +420,12 @@ class LocalEngine:
         numbered = list(range(len(prompts)) if numbers is None else numbers)
         rows = ranks.share(range(len(prompts)))
         asked = rows or [0]  # a rank without a share samples a row that is not used
+        graphs = device == "cuda" and self.runtime.cuda_graphs
         uncopied = isinstance(self.model, AdapterView) and not exact  # only its matrix products are in bfloat16
         with autocast(self.runtime) if uncopied else nullcontext():
             found = sample(
                 self.model, self.tokenizer, [prompts[row] for row in asked], generation, seed,
-                [numbered[row] for row in asked], device, self.value_head, self.runtime.cuda_graphs,
+                [numbered[row] for row in asked], device, self.value_head, graphs,
             )  # fmt: skip
         if ranks.size() > 1:
             found = _together(found, rows, prompts, self.tokenizer.pad_token_id, generation.max_new_tokens)

@@ -2,6 +2,7 @@
 
     python tests/bench/gpu_speed.py [135m 1.2b]     # half a minute on an H200
     python tests/bench/gpu_speed.py tiny --device cpu   # shows that it runs
+    python tests/bench/gpu_speed.py --no-cuda-graphs    # launches each kernel of a decoding step
 
 Llamas of the shapes of SmolLM2-135M and Llama-3.2-1B with random weights, in bfloat16. Sampling: prompts of 16 to 64
 tokens, 64 new tokens; its limit is one reading of the weights (2 bytes each) a step. Training: rows of 128 tokens whose
@@ -116,8 +117,11 @@ def main() -> None:
     # NVIDIA's data sheet of the H200 SXM, as in throughput.py.
     parser.add_argument("--bandwidth", type=float, default=4.8e12, help="the device's memory bandwidth, bytes/s")
     parser.add_argument("--peak-flops", type=float, default=989e12, help="the device's peak in bfloat16, FLOP/s")
+    parser.add_argument(
+        "--cuda-graphs", action=argparse.BooleanOptionalAction, default=True, help="runtime.cuda_graphs"
+    )
     options = parser.parse_args()
-    runtime = Runtime(device=options.device, dtype="bfloat16").resolve()
+    runtime = Runtime(device=options.device, dtype="bfloat16", cuda_graphs=options.cuda_graphs).resolve()
     activate(runtime)
     for size in options.sizes:
         torch.manual_seed(0)

@@ -57,8 +57,8 @@ def make_job(case: dict[str, Any]) -> Any:
     """The job of a case: tiny options of its stage, and over them its own."""
     stage, options = case["stage"], dict(case.get("options", {}))
     generation = GenerationConfig(**{"max_prompt_tokens": 64, "max_new_tokens": 16} | case.get("generation", {}))
-    runtime = Runtime(device="cuda", dtype=case.get("dtype", "float32"), threads=1, cuda_graphs=case.get("graphs", True))
-    runtime = runtime.resolve()
+    dtype, graphs = case.get("dtype", "float32"), case.get("graphs", True)
+    runtime = Runtime(device="cuda", dtype=dtype, threads=1, cuda_graphs=graphs).resolve()
     common: dict[str, Any] = {"seed": 0, "runtime": runtime, "generation": generation}
     if stage == "sft":
         scratch = ScratchModel(hidden_size=16, layers=2, heads=2)
@@ -103,7 +103,10 @@ def planted(fault: str | None) -> Iterator[None]:
 
     faults = {"mixed devices": mixed, "a wait a token": reading, "a cumulative sum of floats": of_floats}
     passes = {"a misaligned mask": shifted, "a wait in a captured step": asking}.get(fault or "", last_hidden)
-    with patch.object(sampling, "_choose", faults.get(fault or "", choose)), patch.object(cache, "_last_hidden", passes):
+    with (
+        patch.object(sampling, "_choose", faults.get(fault or "", choose)),
+        patch.object(cache, "_last_hidden", passes),
+    ):
         yield
 
 

@@ -3,7 +3,9 @@
 import copy
 import math
 from collections.abc import Callable
-from typing import Any
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -24,6 +26,7 @@ from transformers import (
     SmolLM3Config,
 )
 
+from components.base.errors import UserError
 from components.models import cache, sampling
 from components.models.adapters import Backbone
 from components.models.batching import pad
@@ -36,6 +39,7 @@ from components.models.sampling import Samples, rollout_engine, sample
 from components.models.tokenizers import visible_text
 
 aten = torch.ops.aten
+CAPTURES = cache.Captures
 GQA: dict[str, Any] = {
     "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 4, "max_position_embeddings": 256,
@@ -75,10 +79,13 @@ class Recorded(TorchDispatchMode):
 
     def replay(self) -> None:
         made: dict[int, Tensor] = {}
+
+        def now(x: Any) -> Any:
+            return made.get(id(x), x)
+
         for func, args, kwargs, out in self.calls:
-            args, kwargs = tree_map(lambda x: made.get(id(x), x), (args, kwargs))
-            new = func(*args, **kwargs)
-            made |= {id(old): each for old, each in zip(tree_leaves(out), tree_leaves(new), strict=True)}
+            new = func(*tree_map(now, args), **tree_map(now, kwargs))
+            made.update((id(old), each) for old, each in zip(tree_leaves(out), tree_leaves(new), strict=True))
 
 
 @pytest.fixture(autouse=True)
@@ -195,17 +202,39 @@ def test_a_response_that_ended_at_a_stop_string_and_stays_in_the_batch_ends_at_i
     assert sum(again) > 3 and len(set(captured.response_lengths)) > 1
 
 
-def test_values_of_a_shared_trunk_and_cooler_sampling_too(language: Any, runtime: Runtime) -> None:
+def test_values_of_a_shared_trunk_and_cooler_sampling_too(language: Any) -> None:
     model = make("llama", language)
     head = torch.nn.Linear(16, 1).requires_grad_(False)
-    found = []
+    cooler, found = GenerationConfig(max_new_tokens=CAP, temperature=0.7), []
     for graphs in (False, True):
-        here = runtime.model_copy(update={"cuda_graphs": graphs})
-        with rollout_engine(model, language.tokenizer, here, lambda hidden: head(hidden).squeeze(-1)) as engine:
-            found.append(engine.sample(language.prompts, GenerationConfig(max_new_tokens=CAP, temperature=0.7), 5))
+        drawn = sample(
+            model, language.tokenizer, language.prompts, cooler, 5, graphs=graphs,
+            value_head=lambda hidden: head(hidden).squeeze(-1),
+        )  # fmt: skip
+        found.append(drawn)
     same(*found)
-    assert found[0].seen.values is not None and Recorded.captured > 2
-    torch.testing.assert_close(found[0].seen.values, found[1].seen.values, atol=1e-6, rtol=0)
+    assert Recorded.captured > 2
+    values = [samples.seen.values for samples in found if samples.seen is not None]
+    torch.testing.assert_close(*values, atol=1e-6, rtol=0)
+    assert values[0] is not None and values[0].any()
+
+
+def test_a_cpu_decodes_without_graphs_whatever_a_runtime_says_and_a_gpu_as_it_says(
+    language: Any, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record of a version without the option is read with it on, also one of a CPU."""
+    said: list[bool] = []
+
+    def sampled(*given: Any) -> Any:
+        said.append(given[-1])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sampling, "sample", sampled)
+    for device, graphs in (("cpu", True), ("cuda", True), ("cuda", False)):
+        here = runtime.model_copy(update={"device": device, "cuda_graphs": graphs})
+        with pytest.raises(KeyboardInterrupt), rollout_engine(language.model, language.tokenizer, here) as engine:
+            engine.sample(language.prompts, GenerationConfig(), 0)
+    assert said == [False, True, False]
 
 
 @torch.no_grad()
@@ -253,7 +282,7 @@ def test_rows_are_dropped_when_half_are_left_and_each_keeps_its_own_states(
             rows = rows[kept]
             ours.keep(kept)
             plain.keep(kept)
-    assert ours.window.rows.stop == 2 and plain.window.rows.stop == 1
+    assert isinstance(ours, GraphedContext) and ours.window.rows.stop == 2
 
 
 def test_models_whose_step_the_host_steers_are_not_captured(language: Any) -> None:
@@ -266,3 +295,65 @@ def test_models_whose_step_the_host_steers_are_not_captured(language: Any) -> No
         assert type(open_context(model, ids, [3, 3], 4)) is PreallocatedContext
     falcon = FalconConfig(vocab_size=9, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
     assert not can_be_captured(AutoModelForCausalLM.from_config(falcon))
+
+
+class FakeGraph:
+    """`torch.cuda.CUDAGraph` that notes what it is told."""
+
+    told: ClassVar[list[str]] = []
+
+    def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
+        self.told.append(f"begin in {pool}, {capture_error_mode}")
+
+    def capture_end(self) -> None:
+        self.told.append("end")
+
+    def replay(self) -> None:
+        self.told.append("replay")
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What torch's graphs are told, in place of a GPU with little free memory."""
+    told = FakeGraph.told = []
+    fakes: dict[str, Any] = {
+        "CUDAGraph": FakeGraph, "MemPool": lambda: SimpleNamespace(id=(0, 7)), "Stream": lambda: None,
+        "stream": lambda _: nullcontext(), "current_blas_handle": lambda: told.append("workspace"),
+        "mem_get_info": lambda: (10, 100), "empty_cache": lambda: told.append("empty"),
+    }  # fmt: skip
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    cache._capture_stream.cache_clear()
+    return told
+
+
+def test_a_capture_frees_unused_memory_only_if_little_is_left_and_replays(
+    cuda: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A capture fails if the memory that it needs is the allocator's, unused; freeing it always would slow training."""
+    captures = CAPTURES()
+    captures(lambda: cuda.append("step"))()
+    one = ["workspace", "begin in (0, 7), thread_local", "step", "end"]
+    assert cuda == ["empty", *one, "replay"]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (20, 100))
+    captures(lambda: cuda.append("step"))
+    assert cuda[6:] == one, "the second capture is in the same pool, and frees nothing"
+    cache._capture_stream.cache_clear()
+
+
+def test_a_step_that_cannot_be_captured_names_the_option_that_helps(cuda: list[str]) -> None:
+    def waiting() -> None:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore lines")
+
+    with pytest.raises(
+        UserError, match=r"\(operation not permitted when stream is capturing\)\. Set runtime.cuda_graphs"
+    ):
+        CAPTURES()(waiting)
+    assert cuda[-1] == "end", "the stream captures no longer"
+
+    def full() -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        CAPTURES()(full)
+    cache._capture_stream.cache_clear()

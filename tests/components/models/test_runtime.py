@@ -119,7 +119,8 @@ def test_the_key_tells_one_gpu_from_another_cuda_from_cuda_and_one_rank_from_eig
         machine(monkeypatch, *gpus, cuda=cuda)
         seen.add(Runtime().resolve().model_dump_json())
         seen.add(Runtime(tf32=True).resolve().model_dump_json())
-    assert len(seen) == 8
+        seen.add(Runtime(cuda_graphs=False).resolve().model_dump_json())
+    assert len(seen) == 12
 
 
 def test_auto_is_a_rank_for_each_gpu_and_one_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,9 +158,10 @@ def test_a_gpu_without_fast_bfloat16_computes_in_float32(monkeypatch: pytest.Mon
     assert Runtime().resolve().dtype == "bfloat16"
 
 
-def test_tf32_on_a_cpu_makes_no_other_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tf32_and_cuda_graphs_on_a_cpu_make_no_other_key(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch)
-    assert Runtime(tf32=True).resolve() == Runtime().resolve()
+    assert Runtime(tf32=True).resolve() == Runtime(cuda_graphs=False).resolve() == Runtime().resolve()
+    assert not Runtime().resolve().cuda_graphs
 
 
 def test_a_gpu_run_fits_a_host_with_another_processor_and_no_other_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
