@@ -66,8 +66,8 @@ class Runtime(Settings):
     """CUDA version that torch is built with; `auto` reads it from the installed torch, `none` on a CPU."""
     tf32: bool = False
     """Whether a GPU may round the inputs of float32 matrix products to 10 bits of mantissa (TF32)."""
-    cuda_graphs: bool = True
-    """Whether a GPU decodes by CUDA graphs where the model allows it: Llama, Qwen 2 and 3, GPT-2, Gemma, Phi, Phi 3 and
+    cuda_graphs: bool = False
+    """Not yet tried on a GPU. Whether one decodes by CUDA graphs where the model allows it: Llama, Qwen 2 and 3, GPT-2, Gemma, Phi, Phi 3 and
     SmolLM3, with full attention in every layer and not in 4 bits. Log-probabilities differ by rounding."""
     sharding: Literal["auto", "none", "zero2", "zero3", "replicas"] = "auto"
     """What is sharded over several ranks when a whole model is trained: `zero2` gradients and optimiser moments,

@@ -117,9 +117,9 @@ def whole_walk() -> list[dict[str, Any]]:
     for stage in ("sft", "reward"):
         watched = {"evaluate_every": 2, "watch": {"examples": 8, "patience": 9}}
         cases.append({"name": f"{stage} watched", "stage": stage, "options": watched})
-    cases.append({"name": "ppo without graphs", "stage": "ppo", "graphs": False})
-    cooler = {"temperature": 0.7, "max_new_tokens": 16}
-    return [*cases, {"name": "ppo cooler", "stage": "ppo", "generation": cooler}]
+    cases.append({"name": "ppo lora bfloat16 with graphs", **lora, "graphs": True})
+    cooler = {"stage": "ppo", "generation": {"temperature": 0.7, "max_new_tokens": 16}}
+    return [*cases, {"name": "ppo cooler", **cooler}, {"name": "ppo cooler with graphs", **cooler, "graphs": True}]
 
 
 def walk(folder: Path, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -154,7 +154,10 @@ def sound(found: list[dict[str, Any]]) -> None:
 
 @pytest.mark.whole
 def test_the_stages_mix_no_devices_and_wait_rarely_and_planted_faults_are_found(tmp_path: Path) -> None:
-    faults = [{"name": fault, "stage": "sft", "fault": fault, "options": SHORT} for fault in FAULTS]
+    faults = [
+        {"name": fault, "stage": "sft", "fault": fault, "options": SHORT, "graphs": "captured" in fault}
+        for fault in FAULTS
+    ]
     found = walk(tmp_path, [*STAGES, *faults])
     sound(found[:3])
     mixed, waiting, floats, masks, captured = found[3:]

@@ -3,8 +3,7 @@
     python -m tests.simulator.walk FOLDER '[{"name": "sft", "stage": "sft"}, ...]'
 
 A case has a `name`, a `stage`, and where it needs them a `dtype`, `options` of the stage, `generation` options, the
-names of the cases whose artifacts it takes as `sft` and `reward`, `graphs` to decode without them, and a `fault` to
-plant.
+names of the cases whose artifacts it takes as `sft` and `reward`, `graphs` to decode with them, and a `fault` to plant.
 """
 
 from tests.simulator import device  # before torch
@@ -57,7 +56,7 @@ def make_job(case: dict[str, Any]) -> Any:
     """The job of a case: tiny options of its stage, and over them its own."""
     stage, options = case["stage"], dict(case.get("options", {}))
     generation = GenerationConfig(**{"max_prompt_tokens": 64, "max_new_tokens": 16} | case.get("generation", {}))
-    dtype, graphs = case.get("dtype", "float32"), case.get("graphs", True)
+    dtype, graphs = case.get("dtype", "float32"), case.get("graphs", False)
     runtime = Runtime(device="cuda", dtype=dtype, threads=1, cuda_graphs=graphs).resolve()
     common: dict[str, Any] = {"seed": 0, "runtime": runtime, "generation": generation}
     if stage == "sft":

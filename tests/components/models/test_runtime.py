@@ -119,7 +119,7 @@ def test_the_key_tells_one_gpu_from_another_cuda_from_cuda_and_one_rank_from_eig
         machine(monkeypatch, *gpus, cuda=cuda)
         seen.add(Runtime().resolve().model_dump_json())
         seen.add(Runtime(tf32=True).resolve().model_dump_json())
-        seen.add(Runtime(cuda_graphs=False).resolve().model_dump_json())
+        seen.add(Runtime(cuda_graphs=True).resolve().model_dump_json())
     assert len(seen) == 12
 
 
@@ -160,8 +160,8 @@ def test_a_gpu_without_fast_bfloat16_computes_in_float32(monkeypatch: pytest.Mon
 
 def test_tf32_and_cuda_graphs_on_a_cpu_make_no_other_key(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch)
-    assert Runtime(tf32=True).resolve() == Runtime(cuda_graphs=False).resolve() == Runtime().resolve()
-    assert not Runtime().resolve().cuda_graphs
+    assert Runtime(tf32=True).resolve() == Runtime(cuda_graphs=True).resolve() == Runtime().resolve()
+    assert not Runtime(cuda_graphs=True).resolve().cuda_graphs
 
 
 def test_a_gpu_run_fits_a_host_with_another_processor_and_no_other_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
