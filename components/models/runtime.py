@@ -67,8 +67,8 @@ class Runtime(Settings):
     """Whether a GPU may round the inputs of float32 matrix products to 10 bits of mantissa (TF32)."""
     cuda_graphs: bool = False
     """Whether a GPU decodes by CUDA graphs (not yet tried on one) where the model allows it: Llama, Qwen 2 and 3,
-    GPT-2, Gemma, Phi, Phi 3 and SmolLM3, with full attention in every layer and not in 4 bits. Log-probabilities differ by
-    rounding."""
+    GPT-2, Gemma, Phi, Phi 3 and SmolLM3, with full attention in every layer and not in 4 bits. Log-probabilities
+    differ by rounding."""
     sharding: Literal["auto", "none", "zero2", "zero3", "replicas"] = "auto"
     """What is sharded over several ranks when a whole model is trained: `zero2` gradients and optimiser moments,
     `zero3` also the parameters, `replicas` nothing. `auto` is `zero2`, or `none` with one rank."""
