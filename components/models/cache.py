@@ -30,7 +30,7 @@ CAPTURED_TYPES = ("llama", "qwen2", "qwen3", "gpt2", "gemma", "phi", "phi3", "sm
 says of its classes whether they can be compiled, which does not suffice: Falcon copies numbers to the GPU.)"""
 FEWEST_ROWS, FEWEST_TOKENS = 8, 32
 """A step is captured again for fewer rows if more than the first number were captured and the second number of tokens
-is left. The time of a step with few rows does not depend on them, and a capture takes as long as many steps."""
+is left. The time of a step with few rows does not depend on them, and a capture takes as long as many replays."""
 
 
 @dataclass

@@ -55,16 +55,17 @@ class Tracker:
         """Start recording a run that begins or resumes, in the experiment `project`."""
         if not (self._folder / SENT).is_file():
             Sent(project=project, code=code_tags(code_version())).save(self._folder)
-        self._sender = take(self._home)
-        if self._sender is None and "mlflow" not in sys.modules:
+        sender: Sender | _Thread | None = take(self._home)
+        if sender is None and "mlflow" not in sys.modules:
             with suppress(OSError):  # the system starts no further process
-                self._sender = Sender(self._home)
-        if self._sender is None:
+                sender = Sender(self._home)
+        if sender is None:
             with suppress(ImportError):  # the thread reports it
                 # Not in the thread, because two threads that import interdependent libraries can deadlock.
                 load_mlflow()
-            self._sender = _Thread(self._home)
-        self._sender.start(self._run)
+            sender = _Thread(self._home)
+        sender.start(self._run)
+        self._sender = sender  # only now: `close` would wait for one that has not started
 
     def nudge(self) -> None:
         """Say that the folder has something new."""

@@ -61,6 +61,8 @@ class Recorder:
         self._client = connect(home)
         self._found: list[Any] | None = None
         """The MLflow runs of the run that `bring` sends, once they have been searched."""
+        self._models: dict[str, str] = {}
+        """The LoggedModels that this call of `bring` has found, by digest (`Lineage`)."""
 
     def check(self) -> None:
         """Raise an error if MLflow does not answer."""
@@ -71,7 +73,7 @@ class Recorder:
         # In this order: a stage writes its result when it ends, after all its points.
         file, status, done = read_file(folder), load_status(self._home, folder.name), read_done(folder)
         sent = Sent.load(folder)
-        self._found, models = None, dict[str, str]()
+        self._found, self._models = None, {}
         if sent.experiment is None:
             if not sent.project:
                 sent.project = str(run_values(self._home, folder.name).get("project", ""))
@@ -80,7 +82,7 @@ class Recorder:
             self._open(folder, file, sent)
         for stage in status.stages:
             if stage.started is not None:
-                self._bring_stage(folder, file, stage, done, sent, models)
+                self._bring_stage(folder, file, stage, done, sent)
         if not over:
             self._tell_state(folder, sent, "", "running", 0)
         elif status.state != "running" and sent.whole != file.updated:
@@ -118,15 +120,7 @@ class Recorder:
         sent.parent = parent
         sent.save(folder)
 
-    def _bring_stage(
-        self,
-        folder: Path,
-        file: RunFile,
-        stage: StageStatus,
-        done: Sequence[Done],
-        sent: Sent,
-        models: dict[str, str],
-    ) -> None:
+    def _bring_stage(self, folder: Path, file: RunFile, stage: StageStatus, done: Sequence[Done], sent: Sent) -> None:
         if stage.name not in sent.stages:
             assert sent.parent is not None and stage.started is not None
             tags = {"mlflow.parentRunId": sent.parent, "tether.stage": stage.name}
@@ -142,7 +136,7 @@ class Recorder:
                 waivers = {gate: by for one in earlier for gate, by in one.waived.items()}
                 withheld = [verdict.name for one in earlier for verdict in one.verdicts if verdict.withheld]
                 weights = Weights(self._client, self._home, wanted(self._home, folder.name))
-                lineage = Lineage(self._client, sent, models)
+                lineage = Lineage(self._client, sent, self._models)
                 _Stage(
                     self._client, folder.parent, sent, each, earlier, waivers, withheld, stage.prefect, weights, lineage
                 ).record()

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import psutil
@@ -73,6 +74,16 @@ def test_the_process_finds_libraries_in_folders_that_a_script_added_itself(apart
         run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
     assert "mlflow" not in sys.modules
     assert Sent.load(ctx.folder).whole
+
+
+def test_a_run_whose_sender_cannot_start_ends_and_does_not_wait_for_it(apart, start, monkeypatch):
+    def none(self):
+        raise RuntimeError("can't start new thread")
+
+    with pytest.raises(RuntimeError), start(track=True, stages=("sft",)) as ctx, monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none)
+        ctx.tracker()
+    assert load_status(ctx.home, ctx.run).state == "failed"
 
 
 @pytest.mark.parametrize("named", ["http://127.0.0.1:9", None])
