@@ -473,7 +473,7 @@ def _go(launch: "Launch") -> None:
     from tasks.execution.logs import as_json
     from tasks.execution.progress import Output
     from tasks.runs.config import run_values
-    from tasks.runs.journal import REPORT
+    from tasks.runs.journal import REPORT, Sent
     from tasks.runs.status import load_status
 
     ctx, failed = launch.ctx, None
@@ -489,9 +489,14 @@ def _go(launch: "Launch") -> None:
     show_comparison(ctx.folder)
     if all(stage.cached for stage in document.stages if stage.state != "not_run"):
         echo("Nothing was computed: every stage was found in the store.")
+    verdict = run_verdict(document, run_values(ctx.home, ctx.run))
     if failed is not None:
-        print_steps(console, run_verdict(document, run_values(ctx.home, ctx.run)))
+        print_steps(console, verdict)
         raise failed
+    if result is not None:
+        echo(verdict.sentence)
+        if decision := Sent.load(ctx.folder).decision:
+            echo(decision)
     if result is None:
         from flows.reports.plan import waiting
 

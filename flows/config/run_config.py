@@ -95,6 +95,9 @@ class Options(Settings):
     """Price per hour of a pool or a device."""
     mlflow: MlflowConfig = MlflowConfig()
     """What MLflow stores."""
+    promote: bool = True
+    """Whether the run's models may get the aliases `candidate` and `champion` in MLflow. False in profiles for trying
+    things. It is not part of a key."""
     generation: GenerationConfig = GenerationConfig()
     """How responses are sampled in every stage."""
     data: DataConfig = DataConfig()

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ from components.store.graph import Graph, Node
 from components.store.store import ArtifactStore, Record
 from flows.models.lineage import ChangedOption, changed_options, find_subject, own_records
 from tasks.runs.config import run_values
-from tasks.runs.journal import Done, readable_done, recorded_paths
+from tasks.runs.journal import recorded_paths
 from tasks.runs.status import RunStatus, StageStatus, has_run, list_runs, load_status, own_runs
 from tasks.tracking.links import JUDGE, MODELS, model_name
 from tasks.tracking.registry import Version, versions
@@ -229,9 +228,6 @@ def _gather(
     stages = {} if status is None else {stage.name: stage for stage in status.stages}
     own = tuple(each for each in registered if each.digest == digest)
     promoted = next((each.promoted for each in own if each.promoted), None)
-    imported = status is not None and bool(status.imported)
-    if promoted is None and run is not None and KINDS[record.stage] == "policy" and not imported:
-        promoted = _promoted(stages, readable_done(home / "runs" / run)[0])
     made = [*(node.records[0] for node in upstream[:-1] if node.records), record]
     options: dict[str, ChangedOption] = {}
     for each in made:
@@ -280,16 +276,3 @@ def _other_runs(home: Path, run: str, upstream: Iterable[Node]) -> tuple[Mapping
         except UserError as error:
             logger.warning("%s", error)
     return config, found
-
-
-def _promoted(stages: Mapping[str, StageStatus], done: Iterable[Done]) -> dict[str, str] | None:
-    """Return who promoted a run's policy, from the run's own folder, because MLflow may receive it later."""
-    judged = stages.get("human_eval")
-    withheld = any(gate.withheld for stage in stages.values() for gate in stage.gates)
-    if judged is None or judged.state not in PASSED or withheld:
-        return None
-    for each in done:
-        if each.record.digest == judged.digest and not each.imported:
-            at = datetime.fromtimestamp(each.time / 1000, UTC).isoformat(timespec="seconds")
-            return {"by": each.user, "at": at, "run": each.run, "judges": each.judges}
-    return None

@@ -10,7 +10,7 @@ from tasks.runs.config import run_values
 from tasks.runs.status import has_run
 from tasks.tracking.client import connect, permitted
 from tasks.tracking.links import model_name
-from tasks.tracking.promotion import CHAMPION, Versions, human_eval, withheld_gates
+from tasks.tracking.promotion import CHAMPION, Versions, human_eval, withheld_gates, withheld_reason
 from tasks.tracking.registry import Version, find_version, versions
 from tasks.tracking.weights import Weights, wanted
 
@@ -41,12 +41,10 @@ def promoted(home: Path, asked: str, by: str, because: str) -> str:
             f"promoted. Finish it with `tether human-eval score SHEET`, or rerun human_eval."
         )
     if held := withheld_gates(found.tags):
-        gates = " ".join(f"--waive {gate}" for gate in held["gates"])
-        raise UserError(
-            f"promote {asked}: run {held['run']} skipped a stage (sft.train is false), so {', '.join(held['gates'])} "
-            f"did not pass for {shown}. Waive them first: `tether rerun human_eval --from {held['run']} {gates} "
-            f"--because TEXT`."
-        )
+        gates = "".join(f" --waive {gate}" for gate in held["gates"])
+        remedy = f" To waive: `tether rerun human_eval --from {held['run']}{gates} --because TEXT`." if gates else ""
+        why = withheld_reason(held)
+        raise UserError(f"promote {asked}: by run {held['run']}, {shown} gets no alias: {why}.{remedy}")
     client = connect(home)
     moving = Versions(client, Weights(client, home, wanted(home, judged["run"])))
     with permitted(f"promote {shown}"):

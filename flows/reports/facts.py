@@ -37,7 +37,7 @@ from tasks.lineage.picture import Diagram
 from tasks.result import Input
 from tasks.runs.compared import compared_names
 from tasks.runs.config import run_values
-from tasks.runs.journal import readable_done, recorded_inputs
+from tasks.runs.journal import Sent, readable_done, recorded_inputs
 from tasks.runs.labels import LabelProgress, read_progress
 from tasks.runs.points import curves, points_file, read_points
 from tasks.runs.status import RunStatus, StageStatus, load_status
@@ -343,7 +343,10 @@ def run_facts(home: Path, run: str | None = None) -> RunFacts:
         simulated=group(values, "data").get("preferences", "") is None,
         people_judge=group(values, "human_eval").get("judges") == "people",
         stages=list(stages.values()),
-        verdict=run_verdict(status, values, labels, model_name(str(values.get("project", "")), "policy")),
+        verdict=run_verdict(
+            status, values, labels, model_name(str(values.get("project", "")), "policy"),
+            Sent.load(home / "runs" / status.run).decision,
+        ),
         gates=sorted(
             (_gate(stage, verdict) for stage in stages.values() for verdict in stage.status.gates),
             key=lambda each: tightness(each.verdict, each.margin),

@@ -8,7 +8,9 @@ from typing import NamedTuple
 from pydantic import JsonValue
 
 from components.base.nested import flatten
+from components.base.text import counted
 from components.gates.advice import ADVICE
+from components.gates.candidacy import unjudged, why_no_alias
 from components.gates.judging import Verdict
 from components.gates.margins import margin, tightness
 from components.gates.remedies import Setting, rerun_from, setting
@@ -35,7 +37,11 @@ class RunVerdict(NamedTuple):
 
 
 def run_verdict(
-    status: RunStatus, values: Mapping[str, JsonValue], labels: LabelProgress | None = None, policy: str = ""
+    status: RunStatus,
+    values: Mapping[str, JsonValue],
+    labels: LabelProgress | None = None,
+    policy: str = "",
+    decision: str = "",
 ) -> RunVerdict:
     """Return the verdict on a run.
 
@@ -44,6 +50,7 @@ def run_verdict(
         values: its config, nested.
         labels: the progress of its labels, if it waits for them.
         policy: the registered name of its policy, such as `tether-policy`.
+        decision: what MLflow's registry decided about its aliases; empty before.
     """
     options = flatten(values)
     stage = next((each for each in status.stages if each.state == status.state), None)
@@ -67,7 +74,7 @@ def run_verdict(
             return RunVerdict(f"The stage {stage.name} {word}.", steps)
         case "not_run":
             return RunVerdict("No stage has run.", [])
-    return RunVerdict(_ended(status), _after(status, options, policy))
+    return RunVerdict(_ended(status, values), _after(status, values, options, policy, decision))
 
 
 def _failed(failed: Sequence[tuple[StageStatus, Verdict]]) -> str:
@@ -126,7 +133,7 @@ def _again(status: RunStatus, stage: str) -> Step:
     return Step("Continue from what was computed:", f"tether rerun {stage} --from {status.run}")
 
 
-def _ended(status: RunStatus) -> str:
+def _ended(status: RunStatus, values: Mapping[str, JsonValue]) -> str:
     judged = [(gate, margin(gate, stage.metrics)) for stage in status.stages for gate in stage.gates]
     judged = sorted((each for each in judged if each[0].threshold is not None), key=lambda each: tightness(*each))
     waived = [gate.name for gate, _ in judged if gate.waived]
@@ -134,10 +141,11 @@ def _ended(status: RunStatus) -> str:
     warned = [gate.name for gate, _ in judged if outcome(gate) == "WARN"]
     held = [(gate, found) for gate, found in judged if gate.passed]
     told = (
-        f"Passed: all {len(held)} gates hold"
+        f"Passed: all {len(held)} judged gates hold"
         if not waived and not skipped
-        else f"{len(held)} of {len(judged)} gates hold"
+        else f"{len(held)} of {len(judged)} judged gates hold"
     )
+    told += _not_judged(status, values)
     if waived:
         told += f"; waived: {', '.join(waived)}"
     if skipped:
@@ -145,13 +153,30 @@ def _ended(status: RunStatus) -> str:
     if warned:
         told += f"; warned, without stopping the run: {', '.join(warned)}"
     if not judged:
-        return "Passed: no gate was judged."
+        return f"No gate was judged{_not_judged(status, values)}."
     if held and held[0][1].slack:
         told += f". The tightest is {held[0][0].name}, {held[0][1].text}"
     return f"{told}."
 
 
-def _after(status: RunStatus, options: Mapping[str, JsonValue], policy: str) -> list[Step]:
+def _not_judged(status: RunStatus, values: Mapping[str, JsonValue]) -> str:
+    """Return the gates that are off, in words: first what a candidate for promotion has to be judged on."""
+    off = [gate.name for stage in status.stages for gate in stage.gates if gate.threshold is None]
+    lacking = unjudged(values, _measured(status))
+    words = [each.what for each in lacking]
+    others = [name for name in off if not any(name in each.gates for each in lacking)]
+    if others:
+        words.append(f"{counted(len(others), 'gate')} that are off" if len(others) > 3 else ", ".join(others))
+    return f"; not judged: {', '.join(words)}" if words else ""
+
+
+def _measured(status: RunStatus) -> set[str]:
+    return {name for stage in status.stages for name in stage.metrics}
+
+
+def _after(
+    status: RunStatus, values: Mapping[str, JsonValue], options: Mapping[str, JsonValue], policy: str, decision: str
+) -> list[Step]:
     """Return the next steps for a run that no gate stopped."""
     lacking = next((each.name for each in status.stages if each.state == "not_run"), "")
     if lacking:
@@ -160,14 +185,14 @@ def _after(status: RunStatus, options: Mapping[str, JsonValue], policy: str) -> 
     if options.get("human_eval.judges") == "simulated":
         asked = f"tether rerun human_eval --from {status.run} --set human_eval.judges=people"
         steps.append(Step("Its judges are simulated. To have people judge it:", asked))
-    if status.imported or any(gate.waived or gate.withheld for stage in status.stages for gate in stage.gates):
-        name = policy or "tether-policy"
+    name = policy or "tether-policy"
+    if decision:
+        steps.append(Step(f"In MLflow's registry, {decision}"))
+    elif why := why_no_alias(values, _measured(status)):
+        steps.append(Step(f"Its policy is not a candidate for promotion: {why}."))
+    elif status.imported or any(gate.waived or gate.withheld for stage in status.stages for gate in stage.gates):
         steps.append(Step("It does not become champion by itself. To promote it:", f"tether promote {name}/VERSION"))
     else:
-        steps.append(
-            Step(
-                "Every gate passed, so its policy is now champion. To write it as a Hugging Face folder:",
-                f"tether export {policy or 'tether-policy'}@champion FOLDER",
-            )
-        )
+        steps.append(Step(f"Its policy becomes champion if there is none or if it beats {name}@champion."))
+    steps.append(Step("To write it as a Hugging Face folder:", f"tether export {status.run} FOLDER"))
     return [*steps, Step("To compare it with another run in one picture:", f"tether diff RUN {status.run} --html FILE")]

@@ -202,6 +202,8 @@ class Sent(BaseModel):
     """Maps a stage to the bytes of its points file that were sent."""
     done: dict[str, int] = Field(default_factory=dict)
     """Maps a (sub-)stage to the time of its result."""
+    decision: str = ""
+    """What the registry decided about the policy's aliases, in one sentence; empty before."""
     whole: str = ""
     """`updated` of the final run.json that was sent completely; empty before."""
 

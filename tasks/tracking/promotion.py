@@ -9,7 +9,9 @@ tether.champion     its terms as champion: [{from, by, because, until, ended_by,
 tether.demoted      {at, by, because}: no run sets an alias to it again, only a person does
 tether.imported     the run that used it with an imported record in its lineage; the same applies
 tether.picture      the MLflow run with a picture of its lineage, including its human evaluation if there was one
-tether.withheld     {run, gates}: gates of a skipped stage without a waiver; no alias is set until a run waives them
+tether.withheld     {run, gates, why}: gates of a skipped stage without a waiver, or what the run does not judge; no
+                    alias is set until a run of the same artifact waives them, or has the thresholds
+tether.decision     what its last run decided about its aliases, and why
 """
 
 import json
@@ -18,7 +20,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from components.base.text import markdown as words
 from components.base.text import markdown_code
@@ -34,7 +36,8 @@ logger = logging.getLogger(__name__)
 CANDIDATE, CHAMPION = "candidate", "champion"
 _ALIASES = (
     f"`{CANDIDATE}` points at the newest version that passed its automatic gates, `{CHAMPION}` at the policy that "
-    f"passed the human-eval gate (or that a person promoted). A version says from when to when it was champion."
+    f"passed the human-eval gate and beat the champion before it (or that a person promoted). A version says from when "
+    f"to when it was champion."
 )
 _KINDS = {
     "sft": f"Supervised models. `{CANDIDATE}` points at the newest version that passed its gates.",
@@ -44,6 +47,24 @@ _KINDS = {
 _SHOWN = r"\n\n\*\*\w+\*\*: \[version \d+\]\([^\n)]*\)(\n\n!\[[^\n\]]*\]\([^\n)]*\))?"
 """The text on a registered model's page about one of its versions."""
 _MEASURED = ("win_rate", "win_rate_low", "win_rate_high", "items")
+
+
+class Withheld(NamedTuple):
+    """Why a run gives a model no alias."""
+
+    gates: Sequence[str] = ()
+    """Gates of skipped stages that the run did not waive."""
+    why: str = ""
+    """What its profile does not judge (`components.gates.candidacy`)."""
+
+    @property
+    def reason(self) -> str:
+        """Return the reason in words; empty if there is none."""
+        skipped = f"a stage was skipped, so these gates did not pass: {', '.join(self.gates)}" if self.gates else ""
+        return "; ".join(each for each in (self.why, skipped) if each)
+
+
+NOTHING = Withheld()
 
 
 class Versions:
@@ -65,16 +86,19 @@ class Versions:
         model: str,
         run: str,
         waivers: Mapping[str, Any],
-        withheld: Sequence[str] = (),
+        withheld: Withheld = NOTHING,
         shown_by: str = "",
-    ) -> None:
+    ) -> str:
         """Register `done` as a version of `name` if it is new, and set `candidate` to it unless it was set later.
 
         Args:
             model, run: the ids of the LoggedModel and of the MLflow run that computed it.
             waivers: waivers of this stage and earlier ones in the run that uses it.
-            withheld: gates of skipped stages that the run did not waive; if there are any, `candidate` is not set.
+            withheld: why `candidate` is not set.
             shown_by: the MLflow run with a picture of the model's lineage, shown until one includes its evaluation.
+
+        Returns:
+            What was decided about the alias, in one sentence.
         """
         record = done.record
         found = self._find(name, record.digest)
@@ -92,25 +116,30 @@ class Versions:
         if self._weights is not None and self._weights.which == "all":
             self._put(self._weights, name, version)
         self._waive(name, version, found.tags, done.run, waivers)
-        if self._may_point(name, version, found.tags, done, withheld):
+        problem = self._no_alias(name, version, found.tags, done, withheld)
+        if not problem:
             self._point(name, CANDIDATE, version, done.time)
-        self.describe(name, version)
+        decision = f"is registered without an alias: {problem}" if problem else f"is a {CANDIDATE}"
+        return self._decide(name, version, decision)
 
     def judge(
-        self, done: Done, name: str, waivers: Mapping[str, Any], withheld: Sequence[str] = (), shown_by: str = ""
-    ) -> None:
-        """Record a human evaluation on the policy that it judged, and promote it if every gate passed without a waiver.
+        self, done: Done, name: str, waivers: Mapping[str, Any], withheld: Withheld = NOTHING, shown_by: str = ""
+    ) -> str:
+        """Record a human evaluation on the policy that it judged, and decide whether it becomes champion.
 
-        If an imported record is in its lineage, only a person can promote it. If it is based on a skipped stage with
-        gates `withheld`, nobody can.
+        It does if every gate passed without a waiver and it beats the present champion (`_against_champion`). If an
+        imported record is in its lineage, only a person can promote it; if aliases are `withheld`, nobody can.
 
         Args:
             shown_by: the MLflow run with a picture of the policy's lineage that includes this evaluation.
+
+        Returns:
+            What was decided, in one sentence; empty if the policy is not registered.
         """
         digest = done.lineage.get("ppo")
         found = self._find(name, digest) if digest else None
         if found is None:
-            return
+            return ""
         version = str(found.version)
         stops = any(verdict.stops for verdict in done.verdicts)
         state = "gate_failed" if stops else "waived" if done.waived else "passed"
@@ -120,9 +149,60 @@ class Versions:
         if shown_by:
             self._client.set_model_version_tag(name, version, "tether.picture", shown_by)
         self._waive(name, version, found.tags, done.run, waivers)
-        if self._may_point(name, version, found.tags, done, withheld) and state == "passed":
-            self._promote(name, version, done.user, f"human_eval passed in run {done.run}", done.time, done.run)
+        problem = self._no_alias(name, version, found.tags, done, withheld)
+        if problem:
+            return self._decide(name, version, f"has no new alias: {problem}")
+        if state != "passed":
+            return self._decide(name, version, f"does not become champion: its human evaluation was {state}")
+        if done.time < self._pointed(name, CHAMPION):
+            return self._decide(name, version, "does not become champion: a later decision stands")
+        beats, how = self._against_champion(name, version)
+        if not beats:
+            return self._decide(name, version, f"does not become champion: {how}")
+        # First, so that a call that is repeated after a kill, when the version is champion, finds it.
+        decision = self._decide(name, version, f"is {CHAMPION}{how and f': {how}'}")
+        because = f"human_eval passed in run {done.run}{how and f', {how}'}"
+        self._promote(name, version, done.user, because, done.time, done.run)
         self.describe(name, version)
+        return decision
+
+    def _decide(self, name: str, version: str, text: str) -> str:
+        """Record a decision about a version's aliases on its page, and return it as a sentence."""
+        self._client.set_model_version_tag(name, version, "tether.decision", text)
+        self.describe(name, version)
+        return f"{name}/{version} {text}."
+
+    def _against_champion(self, name: str, version: str) -> tuple[bool, str]:
+        """Return whether a judged version beats the champion, and how that is known; without a champion it does.
+
+        Both win rates must be against the same SFT model, by the same kind of judges. Then the lower end of the 95 %
+        interval of their difference must be above 0 (Newcombe 1998, Statistics in Medicine 17:873, method 10):
+
+            p - q - sqrt((p - low_p)² + (high_q - q)²)
+        """
+        before, tags = self._aliases(name).get(CHAMPION), self.tags(name, version)
+        if before is None or before == version:
+            decided, _, how = tags.get("tether.decision", "").partition(": ")
+            return True, how if decided == f"is {CHAMPION}" else ""
+        theirs = self.tags(name, before)
+        new, old = human_eval(tags), human_eval(theirs)
+        sides = [(each.get("judges"), of.get("lineage.sft_digest")) for each, of in ((new, tags), (old, theirs))]
+        if sides[0] != sides[1] or any(each.get(key) is None for each in (new, old) for key in _MEASURED[:3]):
+            return False, (
+                f"the win rate of version {before}, the champion, is against another SFT model, by other judges or "
+                f"unknown. Compare both with `tether human-eval compare {name}@{CHAMPION} {name}/{version}`, then "
+                f"decide with `tether promote {name}/{version}`"
+            )
+        rates = " and ".join(
+            f"{each['win_rate']:.3f} ({each['win_rate_low']:.3f} to {each['win_rate_high']:.3f})" for each in (new, old)
+        )
+        low = new["win_rate"] - old["win_rate"]
+        low -= math.hypot(new["win_rate"] - new["win_rate_low"], old["win_rate_high"] - old["win_rate"])
+        told = f"the win rates against the same SFT model are {rates} for version {before}"
+        if low > 0:
+            return True, f"{told}, the champion before"
+        otherwise = f"To decide otherwise: `tether promote {name}/{version}`"
+        return False, f"{told}, the champion: no gain beyond chance. {otherwise}"
 
     def promote(self, name: str, version: str, by: str, because: str, time: int, run: str = "") -> None:
         """Set `champion` to a version and begin its term; the previous champion's term ends. Older facts are ignored.
@@ -231,20 +311,22 @@ class Versions:
         if text != written:
             self._client.update_registered_model(name, text)
 
-    def _may_point(self, name: str, version: str, tags: Mapping[str, str], done: Done, withheld: Sequence[str]) -> bool:
-        """Return whether a run may set an alias to a version by itself. An import or withheld gates are recorded as
-        tags."""
+    def _no_alias(self, name: str, version: str, tags: Mapping[str, str], done: Done, withheld: Withheld) -> str:
+        """Return why a run may not set an alias to a version by itself; empty if it may. An import or withheld aliases
+        are recorded as tags."""
         if done.imported:
             self._client.set_model_version_tag(name, version, "tether.imported", done.run)
-        if withheld:
-            if (
-                version not in self._aliases(name).values()
-            ):  # otherwise a run without skipped stages gave the same bytes
-                self._set(name, version, "tether.withheld", {"run": done.run, "gates": list(withheld)})
-            return False
+        if withheld.reason:
+            # One with an alias got it from a run without such reasons that gave the same bytes.
+            if version not in self._aliases(name).values():
+                held = {"run": done.run, "gates": list(withheld.gates), "why": withheld.why}
+                self._set(name, version, "tether.withheld", held)
+            return withheld.reason
         if "tether.withheld" in tags:
             self._client.delete_model_version_tag(name, version, "tether.withheld")
-        return "tether.demoted" not in tags and not done.imported
+        if "tether.demoted" in tags:
+            return f"it was demoted, so only a person promotes it (`tether promote {name}/{version}`)"
+        return "it, or what it was made from, is imported, so only a person promotes it" if done.imported else ""
 
     def _find(self, name: str, digest: str) -> Any:
         """Return the newest version of `name` with an artifact's digest; None if there is none."""
@@ -292,8 +374,13 @@ def human_eval(tags: Mapping[str, str]) -> dict[str, Any]:
 
 
 def withheld_gates(tags: Mapping[str, str]) -> dict[str, Any]:
-    """Return the gates of a skipped stage that forbid a version's promotion, and the run; empty if none do."""
+    """Return what forbids a version's promotion (tag `tether.withheld`), and the run; empty if nothing does."""
     return _loaded(tags, "tether.withheld", {})
+
+
+def withheld_reason(held: Mapping[str, Any]) -> str:
+    """Return in words what forbids a version's promotion."""
+    return Withheld(held["gates"], held.get("why", "")).reason
 
 
 def state_lines(tags: Mapping[str, str]) -> Iterable[str]:
@@ -313,12 +400,11 @@ def state_lines(tags: Mapping[str, str]) -> Iterable[str]:
             f"home, so no run gives it an alias; `tether promote` does"
         )
     if held := withheld_gates(tags):
-        yield (
-            f"- **Not a candidate**: run {words(held['run'])} skipped a stage, so these gates did not pass: "
-            f"{words(', '.join(held['gates']))}. A run that waives them makes it a candidate"
-        )
+        yield f"- **Not a candidate** by run {words(held['run'])}: {words(withheld_reason(held))}"
     if judged := human_eval(tags):
         yield f"- {words(evaluation(judged))}"
+    if decision := tags.get("tether.decision"):
+        yield f"- Its last run decided: it {words(decision)}"
     for gate, waiver in _loaded(tags, "tether.waivers", {}).items():
         by = f"{words(waiver['user'])} in run {words(waiver['run'])}"
         yield f"- Gate {markdown_code(gate)} was waived by {by}: {words(waiver['reason'])}"

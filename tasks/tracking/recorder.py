@@ -16,6 +16,7 @@ from pydantic import JsonValue
 
 from components.base.nested import flatten
 from components.gates import text as gate_text
+from components.gates.candidacy import why_no_alias
 from tasks.lineage.of_run import graph_of
 from tasks.lineage.picture import draw
 from tasks.runs.config import run_values
@@ -28,7 +29,7 @@ from tasks.tracking import pages
 from tasks.tracking.address import run_link
 from tasks.tracking.client import connect, experiment
 from tasks.tracking.links import DIGEST_SHOWN, MODELS, Lineage, log_attachments, model_name
-from tasks.tracking.promotion import Versions
+from tasks.tracking.promotion import Versions, Withheld
 from tasks.tracking.weights import Weights, wanted
 
 TABLE_ROWS = 200
@@ -134,7 +135,7 @@ class Recorder:
             if sent.done.get(each.record.stage) != each.time:
                 earlier = [one for one in done if one.time <= each.time]
                 waivers = {gate: by for one in earlier for gate, by in one.waived.items()}
-                withheld = [verdict.name for one in earlier for verdict in one.verdicts if verdict.withheld]
+                withheld = self._withheld(folder.name, each, earlier)
                 weights = Weights(self._client, self._home, wanted(self._home, folder.name))
                 lineage = Lineage(self._client, sent, self._models)
                 _Stage(
@@ -146,6 +147,14 @@ class Recorder:
                 ended = each.time
         if stage.state != "running":
             self._tell_state(folder, sent, stage.name, stage.state, ended, _failed_gates([stage]))
+
+    def _withheld(self, run: str, done: Done, earlier: Sequence[Done]) -> Withheld:
+        """Return why `run` gives no alias to the model of `done`, a result after those in `earlier`."""
+        values = run_values(self._home, run)
+        if done.shown not in ("ppo", "human_eval"):
+            return Withheld(why=why_no_alias(values))
+        gates = [verdict.name for one in earlier for verdict in one.verdicts if verdict.withheld]
+        return Withheld(gates, why_no_alias(values, {name for one in earlier for name in one.record.metrics}))
 
     def _tell_state(
         self, folder: Path, sent: Sent, stage: str, state: str, time: int, failed_gates: Sequence[str] = ()
@@ -241,7 +250,7 @@ class _Stage:
         done: Done,
         so_far: Sequence[Done],
         waivers: Mapping[str, Any],
-        withheld: Sequence[str],
+        withheld: Withheld,
         prefect: str,
         weights: Weights,
         lineage: Lineage,
@@ -367,11 +376,13 @@ class _Stage:
         """Register a version if the gates passed; human_eval instead judges the policy's version."""
         done, lineage, versions = self._done, self._lineage, Versions(self._client, self._weights)
         if done.shown == "human_eval":
-            versions.judge(done, lineage.model_name("ppo"), self._waivers, self._withheld, self._run)
+            name = lineage.model_name("ppo")
+            self._sent.decision = versions.judge(done, name, self._waivers, self._withheld, self._run)
         elif model is not None and not any(verdict.stops or verdict.withheld for verdict in done.verdicts):
-            withheld = self._withheld if done.shown == "ppo" else []
             name = lineage.model_name(done.shown)
-            versions.register(done, name, model, run, self._waivers, withheld, self._run)
+            self._sent.decision = versions.register(
+                done, name, model, run, self._waivers, self._withheld, self._run
+            )
 
 
 def log_picture(client: Any, run: str, sent: Sent, done: Sequence[Done]) -> None:

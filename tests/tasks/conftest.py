@@ -63,6 +63,12 @@ def run(job, inputs, out, observe):
 '''
 
 
+JUDGED = {
+    "reward": {"accuracy_low": 0.6}, "ppo": {"kl": 8.0, "reward_gain_low": 0.0}, "human_eval": {"win_rate_low": 0.5},
+}  # fmt: skip
+"""The thresholds that a candidate for promotion needs, as a run's config has them."""
+
+
 class ToyJob(Settings):
     """What a toy stage does."""
 
@@ -143,17 +149,21 @@ def pipeline(start, kit, tmp_path):
     data = tmp_path / "pairs.jsonl"
     data.write_text("{}\n")
 
-    def run(gates=None, metrics="6", steps=5, pause=0.0, value=1, train=True, **options):
+    def run(gates=None, metrics="6", steps=5, pause=0.0, value=1, train=True, win=0.6, judged=JUDGED, measured=None,
+            promote=True, base=1, **options):  # fmt: skip
         config = {"seed": 1, "ppo": {"x": 2}, "mlflow": {"weights": "none"}}  # toys hold no model
-        ctx = start(gates or kit.thresholds(ppo={"kl": 8.0}), track=True, config=config, **options)
+        config |= {"gates": judged, "promote": promote}
+        ctx = start(gates or kit.thresholds(**judged), track=True, config=config, **options)
         with ctx:
             validated = run_stage(kit.toy("validate"), kit.ToyJob(steps=0), {"preferences": Input.of(data)}, ctx)
-            sft_job = kit.ToyJob() if train else kit.ToyJob(sft={"train": False})
+            sft_job = kit.ToyJob(value=base) if train else kit.ToyJob(sft={"train": False})
             sft = run_stage(kit.toy("sft"), sft_job, {"data": validated}, ctx)
-            measured = {"ppo/kl_high": metrics, "ppo/kl": "5.5"}
-            job = kit.ToyJob(metrics=measured, steps=steps, pause=pause, value=value)
+            numbers = {"ppo/kl_high": metrics, "ppo/kl": "5.5", "ppo/reward_gain_low": "1"} | (measured or {})
+            job = kit.ToyJob(metrics=numbers, steps=steps, pause=pause, value=value)
             ppo = run_stage(kit.toy("ppo"), job, {"data": validated, "sft": sft}, ctx)
-            human = run_stage(kit.toy("human_eval"), kit.ToyJob(steps=0), {"ppo": ppo, "sft": sft}, ctx)
+            rates = {"win_rate": win, "win_rate_low": win - 0.05, "win_rate_high": win + 0.05}
+            people = kit.ToyJob(steps=0, metrics={f"human_eval/{name}": str(rate) for name, rate in rates.items()})
+            human = run_stage(kit.toy("human_eval"), people, {"ppo": ppo, "sft": sft}, ctx)
         return ctx, {"validate": validated, "sft": sft, "ppo": ppo, "human_eval": human}
 
     return lambda *args, **kwargs: run(*args, stages=("validate", "sft", "ppo", "human_eval"), **kwargs)
@@ -180,5 +190,6 @@ def kit():
         toy = staticmethod(toy)
         thresholds = staticmethod(thresholds)
         json = json
+        judged = JUDGED
 
     return Kit

@@ -24,7 +24,7 @@ from tasks.stages import PIPELINE, STAGES
 
 BOOLEANS = {
     "tf32", "gradient_checkpointing", "train", "shared_prompts", "use_margin", "mask_truncated", "batch_invariant",
-    "sleep", "stop_early", "streaming", "cuda_graphs",
+    "sleep", "stop_early", "streaming", "cuda_graphs", "promote",
 }  # fmt: skip
 """Last parts of the options that are booleans."""
 EXTRA = {"metric": "ppo/entropy", "op": ">=", "threshold": 0.2}

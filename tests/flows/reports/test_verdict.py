@@ -15,6 +15,11 @@ from tests.stored_run import stored_run
 RUN = "20260101-000000-aaaa"
 
 
+JUDGED = [
+    "promote=true", "gates.reward.accuracy_low=0.7", "gates.ppo.reward_gain_low=0", "gates.human_eval.win_rate_low=0.5",
+]  # fmt: skip
+
+
 def told(home: Path, labels: LabelProgress | None = None) -> RunVerdict:
     return run_verdict(load_status(home), run_values(home, RUN), labels, "tether-policy")
 
@@ -51,15 +56,17 @@ def test_a_passed_run_names_its_tightest_gate_and_what_follows(tmp_path: Path) -
     stored_run(tmp_path)
     found = told(tmp_path)
     tightest = "ppo.length_ratio, inside the range by 17 % of its width"  # (1.0 - 0.2) / (5 - 0.2)
-    assert found.sentence == f"Passed: all 16 gates hold. The tightest is {tightest}."
+    off = "reward accuracy, gain in reward, win rate, 55 gates that are off"
+    assert found.sentence == f"Passed: all 16 judged gates hold; not judged: {off}. The tightest is {tightest}."
     assert commands(found)[:2] == [
         f"tether rerun human_eval --from {RUN} --set human_eval.judges=people",
-        "tether export tether-policy@champion FOLDER",
+        f"tether export {RUN} FOLDER",
     ]
+    assert any("not a candidate for promotion: its profile is for trying things" in step.text for step in found.steps)
 
 
 def test_a_waived_run_is_not_called_champion(tmp_path: Path) -> None:
-    stored_run(tmp_path, changes=["gates.ppo.kl=2.5", "human_eval.judges=people"], waive={"ppo.kl": "known"})
+    stored_run(tmp_path, changes=[*JUDGED, "gates.ppo.kl=2.5", "human_eval.judges=people"], waive={"ppo.kl": "known"})
     found = told(tmp_path)
     assert "; waived: ppo.kl." in found.sentence and "Passed" not in found.sentence
     assert commands(found)[0] == "tether promote tether-policy/VERSION"

@@ -163,7 +163,7 @@ def test_what_an_outage_held_back_does_not_take_an_alias_from_a_newer_version(le
     held = shutil.move(folder, tmp_path / "held")
     from tasks.execution.runner import run_stage
 
-    with start(track=True) as ctx:
+    with start(track=True, config={"gates": kit.judged}) as ctx:
         run_stage(kit.toy("ppo"), kit.ToyJob(value=7), {}, ctx)
     shutil.move(held, folder)
     newest = client().get_model_version_by_alias("tether-policy", "candidate").tags["lineage.digest"]

@@ -7,6 +7,7 @@ import pytest
 from components.base.errors import GateFailed, UserError
 from components.gates.judging import Waiver
 from flows.models.promotion import demoted, promoted
+from tasks.runs.journal import Sent
 from tasks.runs.status import load_status
 from tasks.tracking.promotion import Versions, champion_terms, evaluation
 
@@ -23,10 +24,11 @@ def aliases(mlflow):
 
 def test_a_champion_followed_demoted_and_promoted_again_keeps_its_history(pipeline, kit, client, home):
     first, _ = pipeline(value=1)
-    pipeline(value=2)
+    pipeline(value=2, win=0.75)
     mlflow = client()
     (term,) = terms(mlflow, "1")
     assert term["because"] == f"human_eval passed in run {first.run}"
+    assert "against the same SFT model are 0.750 (0.700 to 0.800) and 0.600" in terms(mlflow, "2")[0]["because"]
     assert term["ended_because"] == "version 2 was promoted"
     assert "until" not in terms(mlflow, "2")[-1]
     assert aliases(mlflow) == {"candidate": 2, "champion": 2}
@@ -43,7 +45,7 @@ def test_a_champion_followed_demoted_and_promoted_again_keeps_its_history(pipeli
         and f"Champion from {term['from'][:16].replace('T', ' ')} UTC" in page
     )
 
-    again, _ = pipeline(value=2)  # every stage a hit, the human evaluation's verdict too
+    again, _ = pipeline(value=2, win=0.75)  # every stage a hit, the human evaluation's verdict too
     assert aliases(mlflow) == {}, "a run gives a demoted version no alias"
     judged = json.loads(mlflow.get_model_version(POLICY, "2").tags["tether.human_eval"])
     assert (judged["run"], judged["state"]) == (again.run, "passed")
@@ -61,6 +63,61 @@ def test_a_champion_followed_demoted_and_promoted_again_keeps_its_history(pipeli
     kept = {version: mlflow.get_model_version(POLICY, version).tags for version in ("1", "2")}
     Versions(mlflow).promote(POLICY, "1", "an outage", "held it back", time=1)
     assert {version: mlflow.get_model_version(POLICY, version).tags for version in ("1", "2")} == kept
+
+
+@pytest.mark.parametrize(
+    ("win", "champion"),
+    [
+        (0.55, 1),  # it lost to the champion
+        (0.67, 1),  # 0.67 - 0.6 - sqrt(0.05² + 0.05²) = -0.0007: no gain beyond chance
+        (0.68, 2),  # 0.0093
+    ],
+)
+def test_a_policy_becomes_champion_only_if_it_beats_the_champion(pipeline, client, win, champion):
+    pipeline(value=1)
+    ctx, _ = pipeline(value=2, win=win)
+    assert aliases(client()) == {"candidate": 2, "champion": champion}
+    decision = Sent.load(ctx.folder).decision
+    assert decision.startswith(f"tether-policy/2 {'is champion' if champion == 2 else 'does not become champion'}: ")
+    assert f"{win:.3f}" in decision and decision[15:-1].strip() in client().get_model_version(POLICY, "2").tags.values()
+
+
+def test_win_rates_against_other_sft_models_decide_nothing(pipeline, client):
+    pipeline(value=1)
+    ctx, _ = pipeline(win=0.9, base=2)
+    assert aliases(client())["champion"] == 1
+    assert "is against another SFT model" in Sent.load(ctx.folder).decision
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"reward": {}}, "its run does not judge reward accuracy: set gates.reward.accuracy_low"),
+        ({"reward": {"accuracy_low": 0.4}}, "does not judge reward accuracy"),  # below chance
+        ({"ppo": {"kl": None, "reward_gain_low": 0.0}}, "does not judge KL to SFT"),
+        ({"ppo": {"kl": 8.0}}, "does not judge gain in reward"),
+        ({"human_eval": {"win_rate_low": 0.3}}, "does not judge win rate"),
+    ],
+)
+def test_a_policy_that_was_not_judged_gets_no_alias(pipeline, kit, client, home, changed, why):
+    ctx, _ = pipeline(judged=kit.judged | changed)
+    assert aliases(client()) == {} and why in Sent.load(ctx.folder).decision
+    with pytest.raises(UserError, match=why):
+        promoted(home, f"{POLICY}/1", "ada", "I like it")
+    pipeline()  # the same bytes, judged by thresholds
+    assert aliases(client()) == {"candidate": 1, "champion": 1}
+
+
+def test_violations_that_are_measured_must_be_judged(pipeline, client):
+    ctx, _ = pipeline(measured={"ppo/rule_violations_excess": "0.2"})
+    assert aliases(client()) == {}
+    assert "does not judge violations of ppo.rules" in Sent.load(ctx.folder).decision
+
+
+def test_a_profile_for_trying_things_gives_no_model_an_alias(pipeline, client):
+    ctx, _ = pipeline(promote=False)
+    assert [dict(each.aliases) for each in client().search_registered_models()] == [{}, {}]
+    assert "its profile is for trying things" in Sent.load(ctx.folder).decision
 
 
 def test_what_people_did_not_let_through_is_not_promoted_by_hand_either(pipeline, kit, client, home):
@@ -88,7 +145,7 @@ def test_a_policy_on_a_skipped_sft_is_promoted_only_where_its_gates_are_waived(p
     assert [each.name for each in mlflow.search_registered_models()] == [POLICY], "the base is no SFT model of ours"
     assert aliases(mlflow) == {} and terms(mlflow, "1") == []
     assert "**Not a candidate**" in mlflow.get_model_version(POLICY, "1").description
-    with pytest.raises(UserError, match=r"sft\.loss, sft\.ended did not pass .* --waive sft\.loss --waive sft\.ended"):
+    with pytest.raises(UserError, match=r"did not pass: sft\.loss, sft\.ended.* --waive sft\.loss --waive sft\.ended"):
         promoted(home, f"{POLICY}/1", "ada", "I like it")
 
     one = [Waiver(gate="sft.loss", user="ada", reason="the base is good")]

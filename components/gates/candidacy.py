@@ -1,0 +1,63 @@
+"""What a run must judge before its policy may be a candidate for promotion. A gate that is off judges nothing."""
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from components.gates.table import GATES
+
+
+class Requirement(NamedTuple):
+    """One thing that has to be judged."""
+
+    what: str
+    gates: tuple[str, ...]
+    """Gates of which one has to be on."""
+    chance: float | None = None
+    """The value without learning. A threshold below it judges nothing."""
+    if_measured: bool = False
+    """Whether it applies only to runs that measure it."""
+
+
+REQUIREMENTS = (
+    Requirement("reward accuracy", ("reward.accuracy_low",), chance=0.5),
+    Requirement("KL to SFT", ("ppo.kl", "ppo.kl_per_token")),
+    Requirement("gain in reward", ("ppo.reward_gain_low",), chance=0.0),
+    Requirement("policy violations", ("ppo.violations_excess",), if_measured=True),
+    Requirement("violations of ppo.rules", ("ppo.rule_violations_excess",), if_measured=True),
+    Requirement("win rate", ("human_eval.win_rate_low",), chance=0.5),
+)
+
+
+def unjudged(values: Mapping[str, Any], metrics: Collection[str]) -> list[Requirement]:
+    """Return the requirements that no threshold of a run judges.
+
+    Args:
+        values: the run's config, nested.
+        metrics: names of the final metrics of its stages so far.
+    """
+    thresholds = values.get("gates") or {}
+
+    def judges(requirement: Requirement, gate: str) -> bool:
+        stage, _, short = gate.partition(".")
+        threshold = (thresholds.get(stage) or {}).get(short)
+        return threshold is not None and (requirement.chance is None or threshold >= requirement.chance)
+
+    return [
+        each for each in REQUIREMENTS
+        if not any(judges(each, gate) for gate in each.gates)
+        and not (each.if_measured and GATES[each.gates[0]].estimate not in metrics)
+    ]  # fmt: skip
+
+
+def why_no_alias(values: Mapping[str, Any], metrics: Collection[str] | None = None) -> str:
+    """Return why a run gives a model no alias, and what to do; empty if it may.
+
+    Args:
+        values, metrics: as for `unjudged`; without `metrics` the model is not a policy, and no gate is required.
+    """
+    if not values.get("promote", True):
+        return "its profile is for trying things (promote is false)"
+    if metrics is None or not (lacking := unjudged(values, metrics)):
+        return ""
+    options = ", ".join(f"gates.{each.gates[0]}" for each in lacking)
+    return f"its run does not judge {', '.join(each.what for each in lacking)}: set {options}, and rerun human_eval"
