@@ -36,6 +36,7 @@ from tasks.runs.points import read_points
 from tasks.runs.status import list_runs, load_status
 from tasks.tracking.client import connect
 from tasks.tracking.registry import versions
+from tests.champions import make_champion
 from tests.faults.homes import SAID, Home, Moment
 from tests.waiting import PATIENCE
 
@@ -124,6 +125,7 @@ def test_the_same_again_computes_nothing_and_imports_no_framework(tether, home: 
 def test_the_champion_is_exported_with_the_card_that_mlflow_has_at_the_run_that_made_it(
     home: Path, first: dict[str, Any], tmp_path: Path
 ) -> None:
+    make_champion(home, run=first["run"])
     facts = export(home, "tether-policy@champion", tmp_path / "out")
     assert facts.record.digest == first["stages"][3]["digest"] and facts.run == first["run"]
     exported = ModelCard.load(tmp_path / "out" / "README.md")
@@ -135,21 +137,7 @@ def test_the_champion_is_exported_with_the_card_that_mlflow_has_at_the_run_that_
         assert card.read_bytes() == (home / "runs" / first["run"] / "cards" / f"tether-{kind}.md").read_bytes()
     assert logged.data.to_dict() == exported.data.to_dict()
     assert facts.promoted is not None and facts.promoted["by"] == getpass.getuser()
-    assert f"promoted by {getpass.getuser()} on " in logged.text, "MLflow need not have heard of it by then"
-
-
-def test_mlflow_loads_the_runs_champion_as_it_is_exported(home: Path, first: dict[str, Any], tmp_path: Path) -> None:
-    import mlflow
-    from transformers import pipeline
-
-    export(home, "tether-policy@champion", tmp_path / "out")
-    connect(home)
-    loaded = mlflow.transformers.load_model("models:/tether-policy@champion")
-    exported = pipeline("text-generation", str(tmp_path / "out"))
-    asked = [{"role": "user", "content": "Order T 75. My battery is broken."}]
-    assert loaded(asked, do_sample=False) == exported(asked, do_sample=False)
-    theirs, ours = loaded.model.state_dict(), exported.model.state_dict()
-    assert theirs.keys() == ours.keys() and all(theirs[name].equal(ours[name]) for name in ours)
+    assert "promoted by" not in logged.text, "its run's profile is for trying things"
 
 
 @pytest.mark.faults
@@ -437,6 +425,8 @@ def test_a_demoted_policys_lineage_keeps_who_promoted_and_demoted_it(home: Path,
     version = next(each for each in versions(home) if each.digest == digest and each.name == "tether-policy")
     other = next(each for each in versions(home) if each.name == version.name and each.version != version.version)
     name = f"{version.name}/{version.version}"
+    for each in (version, other):
+        make_champion(home, each.version)
     promoted(home, name, "ada", "the better of the two")
     demoted(home, name, "grace", "a customer's letter")
     promoted(home, f"{other.name}/{other.version}", "grace", "the only one left")

@@ -212,6 +212,7 @@ def scored(tether: Any, home: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def asked(home: Path, scored: dict[str, Any]) -> Asked:
+    make_champion(home)
     return Asked(f"sqlite:///{home / 'mlflow.db'}", "tether-policy")
 
 

@@ -14,6 +14,7 @@ import pytest
 from flows.deployment.servers import free_port
 from tasks.prefect_flow.server import no_answer
 from tests.browser.conftest import WAIT
+from tests.champions import make_champion
 from tests.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(1800)]
@@ -25,12 +26,13 @@ MODE = "workflowType=machine_learning"
 def home(tether: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """After a tiny run with a waived gate, and one that asks only PPO for something else: the rest is cached."""
     home = tmp_path_factory.mktemp("pages") / "home"
-    for changes in (
+    for version, changes in enumerate((
         ("--set", "gates.ppo.kl=-1", "--waive", "ppo.kl", "--because", "to see the page"),
         ("--set", "ppo.clip_range=0.1"),
-    ):
+    ), start=1):  # fmt: skip
         done = tether("run", "tiny", *changes, home=home)
         assert done.returncode == 0, done.stdout + done.stderr
+        make_champion(home, str(version))
     return home
 
 
