@@ -21,6 +21,7 @@ from components.models.config import ScratchModel
 from components.models.folders import build_causal_lm, save_model
 from components.models.tokenizers import texts_of, train_tokenizer
 from components.store.store import ArtifactStore, Record, digest_folder
+from tests.champions import make_champion
 
 pytestmark = pytest.mark.whole
 

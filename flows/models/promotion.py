@@ -10,7 +10,7 @@ from tasks.runs.config import run_values
 from tasks.runs.status import has_run
 from tasks.tracking.client import connect, permitted
 from tasks.tracking.links import model_name
-from tasks.tracking.promotion import CHAMPION, Versions, human_eval, withheld_gates, withheld_reason
+from tasks.tracking.promotion import CHAMPION, Versions, human_eval, withheld_reason
 from tasks.tracking.registry import Version, find_version, versions
 from tasks.tracking.weights import Weights, wanted
 
@@ -40,11 +40,8 @@ def promoted(home: Path, asked: str, by: str, because: str) -> str:
             f"promote {asked}: the human evaluation of {shown} {why}, and only a policy that passed its gates is "
             f"promoted. Finish it with `tether human-eval score SHEET`, or rerun human_eval."
         )
-    if held := withheld_gates(found.tags):
-        gates = "".join(f" --waive {gate}" for gate in held["gates"])
-        remedy = f" To waive: `tether rerun human_eval --from {held['run']}{gates} --because TEXT`." if gates else ""
-        why = withheld_reason(held)
-        raise UserError(f"promote {asked}: by run {held['run']}, {shown} gets no alias: {why}.{remedy}")
+    if why := withheld_reason(found.tags):
+        raise UserError(f"promote {asked}: {shown} gets no alias: {why}.")
     client = connect(home)
     moving = Versions(client, Weights(client, home, wanted(home, judged["run"])))
     with permitted(f"promote {shown}"):

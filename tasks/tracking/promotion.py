@@ -9,8 +9,8 @@ tether.champion     its terms as champion: [{from, by, because, until, ended_by,
 tether.demoted      {at, by, because}: no run sets an alias to it again, only a person does
 tether.imported     the run that used it with an imported record in its lineage; the same applies
 tether.picture      the MLflow run with a picture of its lineage, including its human evaluation if there was one
-tether.withheld     {run, gates, why}: gates of a skipped stage without a waiver, or what the run does not judge; no
-                    alias is set until a run of the same artifact waives them, or has the thresholds
+tether.withheld     {run, why}: gates of a skipped stage without a waiver, or what the run does not judge; no alias is
+                    set until a run of the same artifact waives them, or has the thresholds
 tether.decision     what its last run decided about its aliases, and why
 """
 
@@ -18,9 +18,9 @@ import json
 import logging
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from components.base.text import markdown as words
 from components.base.text import markdown_code
@@ -49,24 +49,6 @@ _SHOWN = r"\n\n\*\*\w+\*\*: \[version \d+\]\([^\n)]*\)(\n\n!\[[^\n\]]*\]\([^\n)]
 _MEASURED = ("win_rate", "win_rate_low", "win_rate_high", "items")
 
 
-class Withheld(NamedTuple):
-    """Why a run gives a model no alias."""
-
-    gates: Sequence[str] = ()
-    """Gates of skipped stages that the run did not waive."""
-    why: str = ""
-    """What its profile does not judge (`components.gates.candidacy`)."""
-
-    @property
-    def reason(self) -> str:
-        """Return the reason in words; empty if there is none."""
-        skipped = f"a stage was skipped, so these gates did not pass: {', '.join(self.gates)}" if self.gates else ""
-        return "; ".join(each for each in (self.why, skipped) if each)
-
-
-NOTHING = Withheld()
-
-
 class Versions:
     """The registered models of one MLflow.
 
@@ -86,7 +68,7 @@ class Versions:
         model: str,
         run: str,
         waivers: Mapping[str, Any],
-        withheld: Withheld = NOTHING,
+        withheld: str = "",
         shown_by: str = "",
     ) -> str:
         """Register `done` as a version of `name` if it is new, and set `candidate` to it unless it was set later.
@@ -123,7 +105,7 @@ class Versions:
         return self._decide(name, version, decision)
 
     def judge(
-        self, done: Done, name: str, waivers: Mapping[str, Any], withheld: Withheld = NOTHING, shown_by: str = ""
+        self, done: Done, name: str, waivers: Mapping[str, Any], withheld: str = "", shown_by: str = ""
     ) -> str:
         """Record a human evaluation on the policy that it judged, and decide whether it becomes champion.
 
@@ -311,17 +293,16 @@ class Versions:
         if text != written:
             self._client.update_registered_model(name, text)
 
-    def _no_alias(self, name: str, version: str, tags: Mapping[str, str], done: Done, withheld: Withheld) -> str:
+    def _no_alias(self, name: str, version: str, tags: Mapping[str, str], done: Done, withheld: str) -> str:
         """Return why a run may not set an alias to a version by itself; empty if it may. An import or withheld aliases
         are recorded as tags."""
         if done.imported:
             self._client.set_model_version_tag(name, version, "tether.imported", done.run)
-        if withheld.reason:
-            # One with an alias got it from a run without such reasons that gave the same bytes.
+        if withheld:
+            # One with an alias got it from a run without such a reason that gave the same bytes.
             if version not in self._aliases(name).values():
-                held = {"run": done.run, "gates": list(withheld.gates), "why": withheld.why}
-                self._set(name, version, "tether.withheld", held)
-            return withheld.reason
+                self._set(name, version, "tether.withheld", {"run": done.run, "why": withheld})
+            return withheld
         if "tether.withheld" in tags:
             self._client.delete_model_version_tag(name, version, "tether.withheld")
         if "tether.demoted" in tags:
@@ -373,14 +354,11 @@ def human_eval(tags: Mapping[str, str]) -> dict[str, Any]:
     return _loaded(tags, "tether.human_eval", {})
 
 
-def withheld_gates(tags: Mapping[str, str]) -> dict[str, Any]:
-    """Return what forbids a version's promotion (tag `tether.withheld`), and the run; empty if nothing does."""
-    return _loaded(tags, "tether.withheld", {})
-
-
-def withheld_reason(held: Mapping[str, Any]) -> str:
-    """Return in words what forbids a version's promotion."""
-    return Withheld(held["gates"], held.get("why", "")).reason
+def withheld_reason(tags: Mapping[str, str]) -> str:
+    """Return what forbids a version's promotion; empty if nothing does."""
+    held = _loaded(tags, "tether.withheld", {})
+    # Earlier versions of Tether listed gates of a skipped stage.
+    return f"{held.get('why') or ', '.join(held['gates'])} (run {held['run']})" if held else ""
 
 
 def state_lines(tags: Mapping[str, str]) -> Iterable[str]:
@@ -399,8 +377,8 @@ def state_lines(tags: Mapping[str, str]) -> Iterable[str]:
             f"- **Imported**: run {words(tags['tether.imported'])} has it, or what it was made from, from another "
             f"home, so no run gives it an alias; `tether promote` does"
         )
-    if held := withheld_gates(tags):
-        yield f"- **Not a candidate** by run {words(held['run'])}: {words(withheld_reason(held))}"
+    if why := withheld_reason(tags):
+        yield f"- **Not a candidate**: {words(why)}"
     if judged := human_eval(tags):
         yield f"- {words(evaluation(judged))}"
     if decision := tags.get("tether.decision"):

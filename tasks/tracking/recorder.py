@@ -29,7 +29,7 @@ from tasks.tracking import pages
 from tasks.tracking.address import run_link
 from tasks.tracking.client import connect, experiment
 from tasks.tracking.links import DIGEST_SHOWN, MODELS, Lineage, log_attachments, model_name
-from tasks.tracking.promotion import Versions, Withheld
+from tasks.tracking.promotion import Versions
 from tasks.tracking.weights import Weights, wanted
 
 TABLE_ROWS = 200
@@ -148,13 +148,17 @@ class Recorder:
         if stage.state != "running":
             self._tell_state(folder, sent, stage.name, stage.state, ended, _failed_gates([stage]))
 
-    def _withheld(self, run: str, done: Done, earlier: Sequence[Done]) -> Withheld:
+    def _withheld(self, run: str, done: Done, earlier: Sequence[Done]) -> str:
         """Return why `run` gives no alias to the model of `done`, a result after those in `earlier`."""
         values = run_values(self._home, run)
         if done.shown not in ("ppo", "human_eval"):
-            return Withheld(why=why_no_alias(values))
-        gates = [verdict.name for one in earlier for verdict in one.verdicts if verdict.withheld]
-        return Withheld(gates, why_no_alias(values, {name for one in earlier for name in one.record.metrics}))
+            return why_no_alias(values)
+        why = why_no_alias(values, {name for one in earlier for name in one.record.metrics})
+        if gates := [verdict.name for one in earlier for verdict in one.verdicts if verdict.withheld]:
+            waive = f"tether rerun human_eval --from {run} --waive {' --waive '.join(gates)} --because TEXT"
+            skipped = f"a stage was skipped, so {', '.join(gates)} did not pass. To waive them: `{waive}`"
+            why = "; ".join(filter(None, (why, skipped)))
+        return why
 
     def _tell_state(
         self, folder: Path, sent: Sent, stage: str, state: str, time: int, failed_gates: Sequence[str] = ()
@@ -250,7 +254,7 @@ class _Stage:
         done: Done,
         so_far: Sequence[Done],
         waivers: Mapping[str, Any],
-        withheld: Withheld,
+        withheld: str,
         prefect: str,
         weights: Weights,
         lineage: Lineage,
