@@ -10,8 +10,10 @@ from pydantic import Field
 from components.base.errors import UserError
 from components.base.hashing import digest_file
 from components.base.nested import group
+from components.base.paths import holds_model_or_data
 from components.base.settings import Settings
 from components.gates.judging import Verdict
+from components.store.records import SHA
 from components.store.store import Record, digest_folder
 from tasks.stages import Stage
 
@@ -43,8 +45,17 @@ class Input(Settings):
 
     @classmethod
     def of(cls, path: Path) -> "Input":
-        """Read and digest the external file or folder `path`. Raises UserError if it is missing or can't be read."""
+        """Read and digest the external file or folder `path`; of a folder, the files that a stage would read.
+
+        Raises:
+            UserError: it is missing, can't be read, or is a folder without a model or a saved dataset.
+        """
         try:
+            if path.is_dir() and not SHA.fullmatch(path.name) and not holds_model_or_data(path):  # named: an artifact
+                raise UserError(
+                    f"{path} is a folder, and neither a model (config.json beside its weights) nor a dataset that "
+                    "save_to_disk of datasets wrote. Name the file or the folder itself."
+                )
             digest = digest_folder(path) if path.is_dir() else digest_file(path)
         except OSError as error:
             raise UserError(f"{path} can't be read: {error.strerror}.") from error

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from components.base.errors import TetherError, UserError
+from components.base.errors import TetherError, UserError, about
+from components.base.paths import files_read
 
 _SAFELY = {"trust_remote_code": False, "local_files_only": True}
 _ATTENTION = {None, "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention"}
@@ -57,6 +58,8 @@ def check_weights(folder: Path, named_by: str) -> None:
             f", only {', '.join(pickles)}, which may run code when read. Convert it to safetensors" if pickles else ""
         )
         raise UserError(f"{named_by}: {folder} holds no model.safetensors{only}.")
+    with about(named_by):
+        files_read(folder)
     if "adapter_config.json" in files:
         raise UserError(
             f"{named_by}: {folder} holds an adapter beside the model, which transformers would load with it. Merge it "
@@ -142,7 +145,9 @@ def load_from(auto: Any, folder: Path, named_by: str = "the artifact", **options
         UserError: transformers cannot load it.
     """
     what = "tokenizer" if "Tokenizer" in auto.__name__ else "config"
-    with refusing(folder, named_by, f"holds no model whose {what} transformers can load"):
+    with about(named_by), refusing(folder, named_by, f"holds no model whose {what} transformers can load"):
+        if (folder / "config.json").exists():
+            files_read(folder)
         return auto.from_pretrained(folder, **_SAFELY, **options)
 
 

@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 from components.base.errors import naming
 from components.base.files import make_folder, replacing, sync, temporary_beside
+from components.base.paths import open_regular
 from components.store.place import LARGEST_READ, Entry
 
 _CHUNK = 1 << 20
@@ -159,19 +160,6 @@ class FolderPlace:
         target.chmod(0o444)
         sync(target.parent)
         return True
-
-
-def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading. Reading a device, or a FIFO without a writer, would never end.
-
-    Raises:
-        OSError: it cannot be opened, or is not a regular file.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return os.fdopen(descriptor, "rb")
 
 
 def open_lock(path: Path) -> BinaryIO:

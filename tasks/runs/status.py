@@ -19,10 +19,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 
 from components.base.errors import TetherError, UserError
 from components.base.files import make_folder
+from components.base.paths import open_regular
 from components.base.process import Process, is_alive, this_process
 from components.gates.judging import Verdict, Waiver
 from components.gates.table import GATES
-from components.store.folder import open_regular
 from tasks.result import State
 from tasks.runs.explained import Explanation
 from tasks.runs.journal import Sent, current_user, write_model

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, ValidationError
 from components.base.errors import TetherError, UserError
 from components.base.files import write_whole
 from components.base.hashing import digest_json
-from components.store.folder import open_regular
+from components.base.paths import open_regular
 from components.store.records import check_names
 from tasks.runs.schema import newer
 
