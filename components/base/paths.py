@@ -8,6 +8,8 @@ from typing import BinaryIO
 
 from components.base.errors import UserError
 
+LARGEST_READ = 64 << 20
+"""Bytes of the largest file that is read whole, if its reader names no other number. A record has a few kilobytes."""
 _OF_MODELS = ("model", "members", "adapter", "additional_chat_templates")
 """Folders inside a model's folder that are read: parts of Tether's own models, and chat templates of transformers."""
 _WEIGHTS = (".safetensors", ".gguf", ".bin")
@@ -50,6 +52,19 @@ def open_regular(path: Path) -> BinaryIO:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return os.fdopen(descriptor, "rb")
+
+
+def read_regular(path: Path, most: int = LARGEST_READ) -> bytes:
+    """Return a regular file's bytes, at most `most`, so that no file fills the memory.
+
+    Raises:
+        OSError: it cannot be opened, is not a regular file, or is larger.
+    """
+    with open_regular(path) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
+    return data
 
 
 def holds_model_or_data(folder: Path) -> bool:

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 
 from components.base.errors import TetherError, UserError
 from components.base.files import make_folder
-from components.base.paths import open_regular
+from components.base.paths import read_regular
 from components.base.process import Process, is_alive, this_process
 from components.gates.judging import Verdict, Waiver
 from components.gates.table import GATES
@@ -423,8 +423,7 @@ def run_of_flow(home: Path, flow_run: str) -> str | None:
 def read_file(folder: Path) -> RunFile:
     """Return the run.json in `folder`. Raises UserError if this version of Tether can't read it."""
     try:
-        with open_regular(folder / RUN_FILE) as file:
-            data = file.read()
+        data = read_regular(folder / RUN_FILE)
         if (number := written_by_newer(data)) is not None:
             raise newer(folder / RUN_FILE, "run", number, RUN_SCHEMA)
         found = RunFile.model_validate_json(data)
