@@ -3,8 +3,8 @@
 import errno
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from components.base.errors import UserError
 
@@ -41,7 +41,7 @@ def user_path(text: str, field: str) -> Path:
     return path
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Open a regular file for reading. Reading a device, or a FIFO without a writer, would never end.
 
     Raises:

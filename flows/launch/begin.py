@@ -18,6 +18,7 @@ from flows.data.reward_sources import has_unversioned, settled_rewards
 from flows.launch.reports import write_reports
 from flows.people.sheets import with_guidelines
 from flows.sources import Sources, find_sources, kept_sft
+from tasks.allowed import refuse_outside
 from tasks.execution.attempts import Attempts
 from tasks.execution.context import RunContext, refreshed
 from tasks.runs.label import UNNAMED, Label
@@ -69,6 +70,7 @@ def new_run(
             before a stage of `refresh`; or MLflow refuses access.
     """
     check_stages("--refresh", refresh)
+    refuse_outside(config, home)
     ends = _ends_after(until, refresh)
     check_kl_is_judged(config, profile)
     config, notes = _settled(with_guidelines(config), home)
@@ -121,6 +123,8 @@ def rerun(
     ends = _ends_after(until, [stage, *refresh])
     if early := [name for name in refresh if STAGES[name].shown in before]:
         raise UserError(f"--refresh {early[0]}: it comes before {stage}. Rerun from there: `tether rerun {early[0]}`.")
+    if config is not None:
+        refuse_outside(config, home)
     config, chosen = (None, []) if config is None else _settled(settled_readers(config), home)
     if config is not None and "ppo" in before:  # the earlier run's config holds what these sources were at the time
         config, _ = settled_rewards(config, home)
@@ -146,6 +150,7 @@ def rerun(
                 f"{field}=...`."
             )
     check_kl_is_judged(config, f"run {base.run}")
+    refuse_outside(config, home)
     config = settled_gates(config if "validate" in before else settled_readers(config))
     config, chosen = _settled(with_guidelines(config).resolved(), home)
     notes += chosen

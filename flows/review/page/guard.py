@@ -57,7 +57,9 @@ class PromptRequests(H11Protocol):
             if self not in self._half:
                 self._half[self] = self.loop.call_later(REQUEST_S, self.transport.close)
             if len(self._half) > MOST_HALF:
-                next(iter(self._half)).transport.close()
+                oldest = next(iter(self._half))
+                self._half.pop(oldest).cancel()
+                oldest.transport.close()
         elif (timer := self._half.pop(self, None)) is not None:
             timer.cancel()
 
