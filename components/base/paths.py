@@ -12,7 +12,7 @@ LARGEST_READ = 64 << 20
 """Bytes of the largest file that is read whole, if its reader names no other number. A record has a few kilobytes."""
 _OF_MODELS = ("model", "members", "adapter", "additional_chat_templates")
 """Folders inside a model's folder that are read: parts of Tether's own models, and chat templates of transformers."""
-_WEIGHTS = (".safetensors", ".gguf", ".bin")
+_WEIGHTS = (".safetensors", ".gguf")
 
 
 def user_path(text: str, field: str) -> Path:
@@ -70,8 +70,8 @@ def read_regular(path: Path, most: int = LARGEST_READ) -> bytes:
 def holds_model_or_data(folder: Path) -> bool:
     """Return whether a folder, by the names of its files, is a model, one of Tether's models, or a saved dataset."""
     names = set(os.listdir(folder))
-    weights = any(name.endswith(_WEIGHTS) for name in names)
-    return weights or bool(names & {"config.json", "reward.json", "model", "dataset_dict.json", "state.json"})
+    saved = "dataset_dict.json" in names or names >= {"state.json", "dataset_info.json"}
+    return saved or bool(names & {"config.json", "reward.json", "model"}) or any(n.endswith(_WEIGHTS) for n in names)
 
 
 def files_read(folder: Path) -> list[Path]:

@@ -9,15 +9,7 @@ from components.base.paths import user_path
 from components.keys.plugins import find_plugin, plugin_code
 from components.models.weights import check_weights
 from components.rewards.code import code_digest, root_of
-from components.rewards.config import (
-    FunctionReward,
-    HttpReward,
-    ModelReward,
-    PluginReward,
-    RulesConfig,
-    VerifierReward,
-    check_pattern,
-)
+from components.rewards.config import FunctionReward, HttpReward, ModelReward, PluginReward, RulesConfig, check_pattern
 from components.rewards.http import NO_VERSION, HttpSource
 from flows.config import yaml as yaml_text
 from flows.config.run_config import RunConfig
@@ -51,10 +43,10 @@ def settled_rewards(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]
                 notes.append(
                     f"ppo.rewards: {each.url} reports no version, so ppo is recomputed even if a result is stored"
                 )
-        elif isinstance(each, VerifierReward) and each.column and each.column not in config.data.reward_columns:
+        elif (column := getattr(each, "column", None)) and column not in config.data.reward_columns:
             raise UserError(
-                f"ppo.rewards: {each.source}: data.reward_columns does not name the column {each.column!r}, so no "
-                "prompt would have its expected value. Add it there."
+                f"ppo.rewards: {each.source}: data.reward_columns does not name the column {column!r}, so no prompt "
+                "would have its expected value. Add it there."
             )
         elif isinstance(each, ModelReward):
             name, _ = reward_model(each, home)
