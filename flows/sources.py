@@ -296,6 +296,8 @@ def _base(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dict[st
     folder = find_base(config.sft.base, home)
     with as_folder(folder) as model:
         check_weights(model, "sft.base")
+        if not any((model / "config.json").exists() or path.suffix == ".gguf" for path in model.iterdir()):
+            raise UserError(f"sft.base: {folder} holds weights and no config.json, which says what model they are.")
     check_template(config, folder)
     found = Input.of(folder)
     for stage, digest in read.items():

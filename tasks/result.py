@@ -45,21 +45,26 @@ class Input(Settings):
 
     @classmethod
     def of(cls, path: Path) -> "Input":
-        """Read and digest the external file or folder `path`; of a folder, the files that a stage would read.
-
-        Raises:
-            UserError: it is missing, can't be read, or is a folder without a model or a saved dataset.
-        """
+        """Read and digest the external file or folder `path`. Raises UserError if it is missing or can't be read."""
         try:
-            if path.is_dir() and not SHA.fullmatch(path.name) and not holds_model_or_data(path):  # named: an artifact
-                raise UserError(
-                    f"{path} is a folder, and neither a model (config.json beside its weights) nor a dataset that "
-                    "save_to_disk of datasets wrote. Name the file or the folder itself."
-                )
             digest = digest_folder(path) if path.is_dir() else digest_file(path)
         except OSError as error:
             raise UserError(f"{path} can't be read: {error.strerror}.") from error
         return cls(digest=digest, path=path)
+
+    @classmethod
+    def named(cls, path: Path) -> "Input":
+        """Do the same for a path that a user named, unless it is a folder without a model or a saved dataset.
+
+        Raises:
+            UserError: it is such a folder, or as `of`.
+        """
+        if path.is_dir() and not SHA.fullmatch(path.name) and not holds_model_or_data(path):  # a digest: an artifact
+            raise UserError(
+                f"{path} is a folder, and neither a model (config.json beside its weights) nor a dataset that "
+                "save_to_disk of datasets wrote. Name the file or the folder itself."
+            )
+        return cls.of(path)
 
     def check(self) -> None:
         """Raise `InputChanged` if an external file has changed since it was digested. `stored` inputs are not

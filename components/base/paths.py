@@ -86,7 +86,7 @@ def files_read(folder: Path) -> list[Path]:
     """
     top = sorted(folder.iterdir())
     if any(path.name == "config.json" or path.suffix in _WEIGHTS for path in top):
-        top = [path for path in top if path.name in _OF_MODELS or not path.is_dir()]
+        top = [path for path in top if path.name in _OF_MODELS or path.is_symlink() or not path.is_dir()]
     found = []
     for path in (each for part in top for each in (part, *(part.rglob("*") if not part.is_symlink() else ()))):
         if path.is_symlink() and path.is_dir():

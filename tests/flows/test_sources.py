@@ -269,7 +269,7 @@ def test_a_folder_that_nobody_reads_is_refused_undigested(
         find_sources(load_config("tiny", [parse_override(f"{option}={folder}")]), tmp_path)
     assert str(folder) in str(told.value)
     with pytest.raises(UserError, match="neither a model"):
-        Input.of(folder)
+        Input.named(folder)
 
 
 def test_only_the_files_of_a_model_that_are_read_are_digested(tmp_path: Path) -> None:
@@ -279,7 +279,8 @@ def test_only_the_files_of_a_model_that_are_read_are_digested(tmp_path: Path) ->
     flat = Input.of(folder).digest
     (folder / ".git").mkdir()
     (folder / ".git" / "large").write_text("history")
-    (folder / "checkpoint-500").symlink_to("/")
+    (folder / "checkpoint-500").mkdir()
+    (folder / "checkpoint-500" / "all").symlink_to("/")
     assert Input.of(folder).digest == flat
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "tools.jinja").write_text("{{ messages }}")
