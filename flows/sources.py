@@ -25,12 +25,15 @@ from components.data.inputs import (
     refuse_unknown_sources,
     values_of,
 )
+from components.data.readers import read_source
 from components.human_eval.batch.halves import JUDGED
 from components.human_eval.blinding import SEAL, home_seal
+from components.models.weights import as_folder, check_weights
 from components.reward.suites.reading import SUITES, read_suite
 from components.store.graph import Graph
 from components.store.store import ArtifactStore, Record
 from data_contracts.config import JudgeData, of_judge
+from data_contracts.expectations.own import load_suite
 from data_contracts.rows.gather import look_at
 from data_contracts.rows.reading import refuse_ratings
 from flows.config.run_config import RunConfig
@@ -40,6 +43,7 @@ from flows.data.reward_sources import model_sources, reward_model
 from tasks.result import Input
 from tasks.runs.journal import recorded_inputs
 from tasks.runs.status import RunStatus, load_status
+from tasks.stages import reaches
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ PREVIOUS = ("previous_reward", "previous_data")
 
 def find_sources(
     config: RunConfig, home: Path, sheet: Path | None = None, taken: Mapping[str, Record] | None = None,
-    again: str | None = None,
+    again: str | None = None, until: str | None = None,
 ) -> Sources:  # fmt: skip
     """Find and digest the inputs that `config` names; relative paths are relative to the current directory.
 
@@ -89,6 +93,7 @@ def find_sources(
         taken: the records of the stages that are not recomputed, by stage. A source that only these stages read may
             have been deleted; its digest comes from the record.
         again: the earlier run that this one retries or reruns (as in `find_reference`).
+        until: the run's last stage; None is the pipeline's. What only later stages read is not looked for.
 
     Raises:
         UserError: a source is missing or can't be read, a data file has no valid row, two preference files are
@@ -102,13 +107,13 @@ def find_sources(
     return Sources(
         data,
         _base(config, home, taken),
-        _previous(config, home, taken),
+        _previous(config, home, taken) if reaches("reward", until) else {},
         None if sheet is None else Input.of(sheet),
         _seal(config, home, taken),
         _taught(config, home, taken),
-        _rewards(config, home, taken),
+        _rewards(config, home, taken) if reaches("ppo", until) else {},
         _judge(config, home, taken, data),
-        _suites(config, taken),
+        _suites(config, taken) if reaches("reward", until) else {},
     )
 
 
@@ -164,9 +169,13 @@ def _find_kind(kind: str, config: RunConfig, home: Path) -> dict[str, Input]:
     for value in values_of(getattr(config.data, kind)):
         path = resolve_source(value, hub, home / "datasets", f"data.{kind}")
         with about(f"data.{kind}"):
-            if path.is_file() and kind in (*KINDS, JUDGE):
+            if kind in (*KINDS, JUDGE):
                 refuse_ratings(path, f"data.{kind}", config.data)
                 _look_at(kind, path, config)
+            elif kind == SUITE:
+                load_suite(path)
+            else:
+                next(iter(read_source(path, config.data.hub.split, config.data.readers)))
             found.append(Input.of(path).model_copy(update={"hub": hub_commit(value, path)}))
     digests = [given.digest for given in found]
     refuse_same_bytes(kind, [given.path for given in found], digests)
@@ -285,6 +294,10 @@ def _base(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dict[st
     if (digest := read.get("sft")) and read.get("validate") == digest:
         return {"base": Input(digest=digest, path=Path(config.sft.base))}
     folder = find_base(config.sft.base, home)
+    with as_folder(folder) as model:
+        check_weights(model, "sft.base")
+        if not any((model / "config.json").exists() or path.suffix == ".gguf" for path in model.iterdir()):
+            raise UserError(f"sft.base: {folder} holds weights and no config.json, which says what model they are.")
     check_template(config, folder)
     found = Input.of(folder)
     for stage, digest in read.items():

@@ -10,8 +10,10 @@ from pydantic import Field
 from components.base.errors import UserError
 from components.base.hashing import digest_file
 from components.base.nested import group
+from components.base.paths import holds_model_or_data
 from components.base.settings import Settings
 from components.gates.judging import Verdict
+from components.store.records import SHA
 from components.store.store import Record, digest_folder
 from tasks.stages import Stage
 
@@ -49,6 +51,20 @@ class Input(Settings):
         except OSError as error:
             raise UserError(f"{path} can't be read: {error.strerror}.") from error
         return cls(digest=digest, path=path)
+
+    @classmethod
+    def named(cls, path: Path) -> "Input":
+        """Do the same for a path that a user named, unless it is a folder without a model or a saved dataset.
+
+        Raises:
+            UserError: it is such a folder, or as `of`.
+        """
+        if path.is_dir() and not SHA.fullmatch(path.name) and not holds_model_or_data(path):  # a digest: an artifact
+            raise UserError(
+                f"{path} is a folder, and neither a model (config.json beside its weights) nor a dataset that "
+                "save_to_disk of datasets wrote. Name the file or the folder itself."
+            )
+        return cls.of(path)
 
     def check(self) -> None:
         """Raise `InputChanged` if an external file has changed since it was digested. `stored` inputs are not

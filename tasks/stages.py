@@ -132,6 +132,12 @@ KNOWN = STAGES | COMPARISON
 PIPELINE = tuple(dict.fromkeys(stage.shown for stage in STAGES.values()))
 """The stages that status and MLflow show, in order."""
 
+
+def reaches(stage: str, until: str | None) -> bool:
+    """Return whether a run that ends with the stage `until` (empty or None: the last) has the stage `stage`."""
+    return PIPELINE.index(stage) <= PIPELINE.index(until or PIPELINE[-1])
+
+
 if TYPE_CHECKING:
     StageName = str
 else:

@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from components.base.paths import open_regular
+
 
 def canonical_json(value: Any) -> str:
     """Return `value` as JSON with sorted keys, no spaces, and text unescaped (UTF-8).
@@ -26,6 +28,6 @@ def hash8(text: str) -> bytes:
 
 
 def digest_file(path: Path) -> str:
-    """sha256 (hex) of a file's bytes."""
-    with path.open("rb") as file:
+    """sha256 (hex) of a file's bytes. Raises OSError if it cannot be read, or is not a regular file."""
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,9 +1,18 @@
-"""Paths as users write them."""
+"""Paths as users write them, and files that can be read to an end."""
 
+import errno
+import os
 import stat
+from io import BufferedReader
 from pathlib import Path
 
 from components.base.errors import UserError
+
+LARGEST_READ = 64 << 20
+"""Bytes of the largest file that is read whole, if its reader names no other number. A record has a few kilobytes."""
+_OF_MODELS = ("model", "members", "adapter", "additional_chat_templates")
+"""Folders inside a model's folder that are read: parts of Tether's own models, and chat templates of transformers."""
+_WEIGHTS = (".safetensors", ".gguf")
 
 
 def user_path(text: str, field: str) -> Path:
@@ -30,3 +39,59 @@ def user_path(text: str, field: str) -> Path:
             "the data into a file and give that."
         )
     return path
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a regular file for reading. Reading a device, or a FIFO without a writer, would never end.
+
+    Raises:
+        OSError: it cannot be opened, or is not a regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_regular(path: Path, most: int = LARGEST_READ) -> bytes:
+    """Return a regular file's bytes, at most `most`, so that no file fills the memory.
+
+    Raises:
+        OSError: it cannot be opened, is not a regular file, or is larger.
+    """
+    with open_regular(path) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
+    return data
+
+
+def holds_model_or_data(folder: Path) -> bool:
+    """Return whether a folder, by the names of its files, is a model, one of Tether's models, or a saved dataset."""
+    names = set(os.listdir(folder))
+    saved = "dataset_dict.json" in names or names >= {"state.json", "dataset_info.json"}
+    return saved or bool(names & {"config.json", "reward.json", "model"}) or any(n.endswith(_WEIGHTS) for n in names)
+
+
+def files_read(folder: Path) -> list[Path]:
+    """Return the files of a model's folder or of a saved dataset that are read, sorted.
+
+    Of a model (it has config.json or weights) these are the files in its folder and in `_OF_MODELS`, and not those of
+    other folders, such as a repository's history or checkpoints. Links to files are followed, since the Hugging Face
+    cache consists of them.
+
+    Raises:
+        UserError: one of them is a link to a folder, a device, a pipe or a socket.
+    """
+    top = sorted(folder.iterdir())
+    if any(path.name == "config.json" or path.suffix in _WEIGHTS for path in top):
+        top = [path for path in top if path.name in _OF_MODELS or path.is_symlink() or not path.is_dir()]
+    found = []
+    for path in (each for part in top for each in (part, *(part.rglob("*") if not part.is_symlink() else ()))):
+        if path.is_symlink() and path.is_dir():
+            raise UserError(f"{path} is a link to a folder. Give a copy without such links (`cp -rL`).")
+        if not path.is_dir() and not path.is_file() and path.exists():
+            raise UserError(f"{path} is a device, a pipe or a socket, which cannot be read to an end. Remove it.")
+        found += [path] if path.is_file() else []
+    return sorted(found)

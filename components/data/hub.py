@@ -10,7 +10,7 @@ from typing import Any
 from components.base.errors import UserError, disk_error
 from components.base.files import make_folder, replacing
 from components.base.jsonl import json_line
-from components.base.paths import user_path
+from components.base.paths import files_read, user_path
 from components.data.config import HubConfig
 from components.data.rows import Position, RawRow
 from components.data.tables.cells import arrow_rows, check_batch
@@ -126,12 +126,16 @@ def _line(data: Mapping[str, object]) -> bytes:
 def read_saved(folder: Path, split: str, position: Position) -> Iterator[RawRow]:
     """Yield the rows of a folder written by `save_to_disk` of `datasets`, numbered from 1. `position` is kept at the
     last one."""
+    wrong = UserError(f"{folder} is a folder, and none written by datasets' save_to_disk. Give a file.")
+    if not any((folder / name).exists() for name in ("state.json", "dataset_dict.json")):
+        raise wrong
+    files_read(folder)
     import datasets
 
     try:
         saved: Any = datasets.load_from_disk(str(folder))
     except Exception as error:  # datasets raises whatever its JSON and Arrow files make it
-        raise UserError(f"{folder} is a folder, and none written by datasets' save_to_disk. Give a file.") from error
+        raise wrong from error
     if isinstance(saved, datasets.DatasetDict):
         if split not in saved:
             raise UserError(f"{folder} has no split {split!r}, only {', '.join(sorted(saved))}. Set data.hub.split.")

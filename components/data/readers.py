@@ -113,7 +113,7 @@ def _plugged(path: Path, reader: ReaderPlugin) -> Iterator[RawRow]:
     try:
         for number, row in enumerate(read(path), 1):
             yield _as_row(number, row)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(
             f"{path}: the plug-in {plugin.name} ({plugin.label}) raises {type(error).__name__}: {error}, after row "
             f"{number}. Correct the file or the plug-in."

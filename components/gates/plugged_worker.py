@@ -39,7 +39,7 @@ def _asked(module: str, name: str, asked: dict[str, Any]) -> dict[str, Any]:
     try:
         value = function(asked["metrics"], Path(asked["artifact"]))
         return {"value": float(value)}
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         gave = f" (it returned {value!r:.80})" if value is not None else ""
         return {"raised": f"raises {type(error).__name__}: {error}{gave}"}
 

@@ -52,7 +52,7 @@ class Plugin(NamedTuple):
             found: Any = importlib.import_module(self.module)
             for part in self.attribute.split("."):
                 found = getattr(found, part)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserError(
                 f"{field}: the plug-in {self.name} ({self.label}) can't be imported: {type(error).__name__}: {error}. "
                 "Correct or reinstall that distribution."
@@ -74,7 +74,7 @@ def installed_plugins(group: Group) -> dict[str, Plugin]:
             continue
         plugin = Plugin(group, entry.name, entry.module, entry.attr, entry.dist)
         other = found.setdefault(entry.name, plugin)
-        if other.label != plugin.label:
+        if (other.label, *other[2:4]) != (plugin.label, *plugin[2:4]):
             raise UserError(
                 f"{group}: {other.label} and {plugin.label} both offer a plug-in called {entry.name}. Uninstall one."
             )

@@ -258,15 +258,13 @@ def peak_memory_gb(device: str) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
-def activate(runtime: Runtime) -> None:
-    """Set up torch by the resolved `runtime`: threads, deterministic kernels, TF32.
+def check_machine(runtime: Runtime) -> None:
+    """Check, without torch, that this machine computes what the resolved `runtime` says.
 
     Raises:
-        MachineMismatch: this machine has a different instruction set (for a CPU runtime), a different GPU or fewer GPUs
-            than ranks, or CUDA was started in this process without deterministic matrix products.
+        MachineMismatch: this machine has a different instruction set (for a CPU runtime), a different GPU, or fewer
+            GPUs than ranks.
     """
-    import torch
-
     here = cpu_instruction_set()
     if runtime.device == "cpu" and runtime.instruction_set != here:
         raise MachineMismatch(
@@ -275,10 +273,12 @@ def activate(runtime: Runtime) -> None:
             "first."
         )
     if runtime.device == "cuda":
-        _settle_cublas(torch.cuda.is_initialized())
-        if not torch.cuda.is_available():
-            raise MachineMismatch("runtime.device is cuda, and torch sees no CUDA device here. Set runtime.device=cpu.")
         found = usable_gpus()
+        if not found.gpus:
+            raise MachineMismatch(
+                f"runtime.device is cuda, and no GPU can be used here: {found.why}. Set runtime.device=cpu, or use a "
+                "machine with a GPU."
+            )
         if runtime.gpu != found.name or runtime.cuda != found.cuda:
             raise MachineMismatch(
                 f"the run began for {runtime.gpu} with CUDA {runtime.cuda}, and this machine has {found.name} with "
@@ -290,6 +290,22 @@ def activate(runtime: Runtime) -> None:
                 f"runtime.ranks is {runtime.ranks}, and a rank needs a GPU of its own: there "
                 f"{'is' if most == 1 else 'are'} {most}. Set runtime.ranks=auto, or use a machine with more GPUs."
             )
+
+
+def activate(runtime: Runtime) -> None:
+    """Set up torch by the resolved `runtime`: threads, deterministic kernels, TF32.
+
+    Raises:
+        MachineMismatch: as `check_machine`; or torch sees no GPU, or CUDA was started in this process without
+            deterministic matrix products.
+    """
+    import torch
+
+    check_machine(runtime)
+    if runtime.device == "cuda":
+        _settle_cublas(torch.cuda.is_initialized())
+        if not torch.cuda.is_available():
+            raise MachineMismatch("runtime.device is cuda, and torch sees no CUDA device here. Set runtime.device=cpu.")
         torch.backends.cuda.matmul.fp32_precision = "tf32" if runtime.tf32 else "ieee"
         if torch.cuda.is_initialized():  # by an earlier stage of this process, whose peak is not this one's
             torch.cuda.reset_peak_memory_stats()

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from components.base.errors import TetherError, UserError
+from components.base.errors import TetherError, UserError, about
+from components.base.paths import files_read, read_regular
 
 _SAFELY = {"trust_remote_code": False, "local_files_only": True}
 _ATTENTION = {None, "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention"}
@@ -57,6 +58,8 @@ def check_weights(folder: Path, named_by: str) -> None:
             f", only {', '.join(pickles)}, which may run code when read. Convert it to safetensors" if pickles else ""
         )
         raise UserError(f"{named_by}: {folder} holds no model.safetensors{only}.")
+    with about(named_by):
+        files_read(folder)
     if "adapter_config.json" in files:
         raise UserError(
             f"{named_by}: {folder} holds an adapter beside the model, which transformers would load with it. Merge it "
@@ -71,7 +74,7 @@ def check_weights(folder: Path, named_by: str) -> None:
                 )
     if "config.json" in files:
         with refusing(folder / "config.json", named_by, "is not a model's config"):
-            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            config = json.loads(read_regular(folder / "config.json"))
             _check_attention(config, folder, named_by)
             if isinstance(config, dict) and config.get("quantization_config") is not None:
                 raise UserError(
@@ -142,7 +145,9 @@ def load_from(auto: Any, folder: Path, named_by: str = "the artifact", **options
         UserError: transformers cannot load it.
     """
     what = "tokenizer" if "Tokenizer" in auto.__name__ else "config"
-    with refusing(folder, named_by, f"holds no model whose {what} transformers can load"):
+    with about(named_by), refusing(folder, named_by, f"holds no model whose {what} transformers can load"):
+        if (folder / "config.json").exists():
+            files_read(folder)
         return auto.from_pretrained(folder, **_SAFELY, **options)
 
 
@@ -218,4 +223,4 @@ def _some(names: list[str]) -> str:
 
 def _shards(index: Path, named_by: str) -> list[str]:
     with refusing(index, named_by, "can't be read as an index of weights"):
-        return sorted({str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+        return sorted({str(name) for name in json.loads(read_regular(index))["weight_map"].values()})

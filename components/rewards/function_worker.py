@@ -51,7 +51,7 @@ def _end_with(parent: int) -> None:
 def _answer(function: Any, prompts: list[Any], responses: list[str], rows: list[Any], root: str) -> dict[str, Any]:
     try:
         found = list(function(prompts, responses, rows))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return {"error": "raised", "text": _said(error, root), "row": _first_bad(function, prompts, responses, rows)}
     scores: list[Any] = []
     for row, each in enumerate(found):

@@ -20,8 +20,8 @@ from typing import BinaryIO
 from components.base.errors import TetherError, UserError
 from components.base.files import make_folder, replacing, sweep_drafts
 from components.base.hashing import digest_json
+from components.base.paths import open_regular
 from components.base.strict_json import DEEPEST, TOO_DEEP, depth_of
-from components.store.folder import open_regular
 from components.store.records import SHA, STAGE, Miss, Record, check_names, parse_record, record_text
 from components.store.store import ArtifactStore
 

@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 from components.base.errors import naming
 from components.base.files import make_folder, replacing, sync, temporary_beside
+from components.base.paths import open_regular, read_regular
 from components.store.place import LARGEST_READ, Entry
 
 _CHUNK = 1 << 20
@@ -51,11 +52,7 @@ class FolderPlace:
         return info.st_size if stat.S_ISREG(info.st_mode) else None
 
     def read(self, name: str) -> bytes:
-        with open_regular(self.root / name) as file:
-            data = file.read(LARGEST_READ + 1)
-        if len(data) > LARGEST_READ:
-            raise OSError(errno.EFBIG, f"it has more than {LARGEST_READ} bytes", str(self.root / name))
-        return data
+        return read_regular(self.root / name, LARGEST_READ)
 
     def chunks(self, name: str) -> Iterator[bytes]:
         with open_regular(self.root / name) as file:
@@ -159,19 +156,6 @@ class FolderPlace:
         target.chmod(0o444)
         sync(target.parent)
         return True
-
-
-def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading. Reading a device, or a FIFO without a writer, would never end.
-
-    Raises:
-        OSError: it cannot be opened, or is not a regular file.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return os.fdopen(descriptor, "rb")
 
 
 def open_lock(path: Path) -> BinaryIO:

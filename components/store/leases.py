@@ -23,8 +23,8 @@ from pathlib import Path
 
 from components.base.errors import LeaseLost, naming
 from components.base.files import make_folder, sweep, sync, temporary_beside
+from components.base.paths import open_regular
 from components.base.process import Process, is_dead, this_process
-from components.store.folder import open_regular
 
 logger = logging.getLogger(__name__)
 

@@ -5,12 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from components.base.paths import LARGEST_READ as LARGEST_READ
+
 VARIABLE = "TETHER_STORE"
 """The environment variable with the store's folder or fsspec URL. If unset, the store is HOME/store."""
-
-
-LARGEST_READ = 64 << 20
-"""Bytes of the largest file that `read` reads into memory. A record or a pin has a few kilobytes."""
 
 
 class Entry(NamedTuple):

@@ -22,7 +22,7 @@ from pathlib import Path
 from components.base.errors import TetherError, UserError, disk_error
 from components.base.files import make_folder
 from components.base.hashing import digest_file, digest_json
-from components.base.paths import user_path
+from components.base.paths import files_read, user_path
 from components.store.folder import FolderPlace
 from components.store.leases import Lease, holder, leased
 from components.store.objects import Objects
@@ -256,15 +256,10 @@ class _Held(Exception):
 def digest_folder(folder: Path) -> str:
     """Return an artifact's digest computed from a plain folder: sha256 of canonical JSON `{relative path: sha256}`.
 
-    Links to files are followed, since the Hugging Face cache consists of them.
-
     Raises:
-        UserError: the folder holds a link to a folder.
+        UserError: as `files_read`, whose files it takes.
     """
-    paths = sorted(folder.rglob("*"))
-    if linked := next((path for path in paths if path.is_symlink() and path.is_dir()), None):
-        raise UserError(f"{linked} is a link to a folder. Give a copy without such links (`cp -rL`).")
-    return digest_json({path.relative_to(folder).as_posix(): digest_file(path) for path in paths if path.is_file()})
+    return digest_json({path.relative_to(folder).as_posix(): digest_file(path) for path in files_read(folder)})
 
 
 def shared_place(home: Path) -> Place | None:

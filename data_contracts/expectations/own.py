@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from components.base.errors import UserError
+from components.base.paths import read_regular
 from components.base.strict_json import BadJson, parse_json
 from components.data.checks_config import UNUSABLE, RowChecks, Severity
 from components.data.inputs import KINDS
@@ -53,7 +54,7 @@ def load_suite(path: Path) -> UserSuite:
         UserError: it is not a valid suite. The message names the file and the expectation's position, type and field.
     """
     try:
-        document = parse_json(path.read_text(encoding="utf-8-sig"))
+        document = parse_json(read_regular(path).decode("utf-8-sig"))
     except OSError as error:
         raise UserError(f"data.suite: {path} can't be read: {error.strerror}. Give the path of a JSON file.") from error
     except (UnicodeDecodeError, BadJson) as error:

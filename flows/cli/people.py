@@ -95,7 +95,7 @@ def status(
 ) -> None:
     """Count the labels so far, by rater.
 
-    Prefect and MLflow show the counts too."""
+    Prefect and MLflow show the counts too, unless --sheet names other files."""
     from components.human_eval.sheet import RATERS
     from flows.environment import tether_home
     from flows.people.progress import labels_progress, show_progress, when_complete
@@ -105,12 +105,14 @@ def status(
     name = load_status(home, run).run
     while True:
         found = labels_progress(home, name, sheets)
-        show_progress(home, name, found, echo)
+        if not sheets:  # files that others do not have
+            show_progress(home, name, found, echo)
         if watch is None or found.complete:
             break
         time.sleep(watch)
     if as_json:
-        echo(json.dumps({**found._asdict(), "share": found.share, "complete": found.complete}))
+        more = {"raters": dict(found.raters), "share": found.share, "complete": found.complete}
+        echo(json.dumps(found._asdict() | more))
     else:
         echo(f"Run {name}: {found.text}")
         for rater, (answered, asked) in found.raters.items():

@@ -8,6 +8,7 @@ import yaml
 from pydantic import JsonValue
 
 from components.base.errors import UserError
+from components.base.paths import read_regular
 
 
 class _Loader(yaml.SafeLoader):
@@ -138,7 +139,7 @@ def read_mapping(path: Path) -> dict[str, JsonValue]:
         UserError: it can't be read, or is not UTF-8, YAML or a mapping.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path).decode()
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:

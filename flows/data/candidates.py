@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from components.base.errors import UserError
-from components.base.paths import user_path
+from components.base.paths import files_read, holds_model_or_data, read_regular, user_path
 from components.data.config import HubConfig
 from components.data.formats.prompts import Prompts, read_prompts
 from components.data.hub import resolve_source
@@ -107,10 +107,12 @@ def _find_model(name: str, home: Path, option: str) -> CandidateModel:
 def _checked(folder: Path, name: str, option: str) -> Path:
     """Return the folder that holds the model's files, after checking that it is a language model."""
     inner = folder / "model" if (folder / "model").is_dir() else folder
+    if holds_model_or_data(inner):
+        files_read(inner)
     if any(inner.glob("*.gguf")):
         return inner
     try:
-        config = json.loads((inner / "config.json").read_text(encoding="utf-8"))
+        config = json.loads(read_regular(inner / "config.json"))
         kinds = [str(kind) for kind in config.get("architectures") or ()]
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(f"{option} {name}: {inner} holds no model: its config.json can't be read ({error}).") from error

@@ -140,7 +140,7 @@ def _beside(config: RunConfig, home: Path, preferences: Sequence[str]) -> dict[s
         values, hub = values_of(getattr(config.data, kind)), None if kind == "suite" else config.data.hub
         paths = [resolve_source(value, hub, home / "datasets", f"data.{kind}") for value in values]
         with about(f"data.{kind}"):
-            digests = [Input.of(path).digest for path in paths]
+            digests = [Input.named(path).digest for path in paths]
         refuse_same_bytes(kind, paths, digests)
         found |= dict(zip(input_names(kind, [path.absolute() for path in paths], digests), paths, strict=True))
     return found | {name: given.path for name, given in find_reference(config, home, preferences).items()}

@@ -51,6 +51,12 @@ def hub_model(name: str, home: Path, field: str = "sft.base") -> tuple[str, Path
         return name, known
     snapshot = _download(repo, revision, f"{field} = {name}")
     commit = snapshot.name
+    other = revision is not None and _COMMIT.fullmatch(revision) and commit != revision
+    if other or not snapshot.is_dir():  # the files that came say that they are of another commit
+        raise UserError(
+            f"{field} = {name}: the hub answered with another commit ({commit} for its files' list), so it is not "
+            "known which model that is. Try again, or download the model and give its folder."
+        )
     folder = _folder(repo, commit, home)
     files = [path for path in sorted(snapshot.iterdir()) if any(fnmatch(path.name, each) for each in FILES)]
     if not any(path.suffix == ".safetensors" for path in files):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from components.base.errors import TetherError, UserError, disk_error, naming
 from components.base.files import make_folder, sync
 from components.base.hashing import digest_file
-from components.base.paths import user_path
+from components.base.paths import read_regular, user_path
 from components.models.chat.templates import CHAT_TEMPLATES, lacking
 from flows.config.run_config import RunConfig
 from flows.data.hub_models import hub_model, is_hub_name
@@ -177,7 +177,7 @@ def check_template(config: RunConfig, folder: Path) -> None:
     if config.sft.chat_template is not None or any((folder / name).exists() for name in TEMPLATES):
         return
     try:
-        found = json.loads(options.read_bytes())
+        found = json.loads(read_regular(options))
     except (OSError, ValueError):
         return
     if isinstance(found, dict) and found.get("chat_template") is None:
@@ -200,8 +200,8 @@ def with_template(config: RunConfig) -> RunConfig:
             f"template, or one of {', '.join(CHAT_TEMPLATES)}."
         )
     try:
-        text = path.read_text(encoding="utf-8")
-    except ValueError as error:
+        text = read_regular(path).decode().replace("\r\n", "\n")
+    except (OSError, ValueError) as error:
         raise UserError(f"sft.chat_template = {asked}: this is not a text in UTF-8 ({error}).") from None
     if "{" not in text:
         raise UserError(

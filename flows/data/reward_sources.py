@@ -7,6 +7,7 @@ from typing import Any
 from components.base.errors import UserError
 from components.base.paths import user_path
 from components.keys.plugins import find_plugin, plugin_code
+from components.models.weights import check_weights
 from components.rewards.code import code_digest, root_of
 from components.rewards.config import FunctionReward, HttpReward, ModelReward, PluginReward, RulesConfig, check_pattern
 from components.rewards.http import NO_VERSION, HttpSource
@@ -42,6 +43,11 @@ def settled_rewards(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]
                 notes.append(
                     f"ppo.rewards: {each.url} reports no version, so ppo is recomputed even if a result is stored"
                 )
+        elif (column := getattr(each, "column", None)) and column not in config.data.reward_columns:
+            raise UserError(
+                f"ppo.rewards: {each.source}: data.reward_columns does not name the column {column!r}, so no prompt "
+                "would have its expected value. Add it there."
+            )
         elif isinstance(each, ModelReward):
             name, _ = reward_model(each, home)
             told = {"source": f"model:{name}"}
@@ -103,6 +109,8 @@ def reward_model(config: ModelReward, home: Path) -> tuple[str, Path]:
     field = "ppo.rewards: source"
     path = user_path(asked, field)
     if path.is_dir():
+        if not (path / "reward.json").is_file():
+            check_weights(path, f"{field} = {config.source}")
         return asked, path
     if is_hub_name(asked) and not path.exists():
         return hub_model(asked, home, field)

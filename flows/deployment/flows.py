@@ -26,6 +26,7 @@ from flows.environment import check_packages, prepare_environment, tether_home
 from flows.launch.begin import Launch, new_run, rerun
 from flows.launch.computing import compute_in_flow
 from flows.launch.labels import scoring
+from tasks.allowed import refuse_path
 from tasks.execution import logs
 from tasks.execution.dispatch import FLOW, Order, receive
 from tasks.execution.progress import StageProgress, say
@@ -113,6 +114,7 @@ def human_eval(
     """Score people's labels, and finish the run that awaits them."""
 
     def begin(home: Path) -> Launch:
+        refuse_path("sheet", sheet, home)
         user = form.person("scored_by", scored_by, starter(str(runtime.flow_run.id)))
         return scoring(home, run, Path(sheet), user=user)
 

@@ -18,11 +18,12 @@ from flows.data.reward_sources import has_unversioned, settled_rewards
 from flows.launch.reports import write_reports
 from flows.people.sheets import with_guidelines
 from flows.sources import Sources, find_sources, kept_sft
+from tasks.allowed import refuse_outside
 from tasks.execution.attempts import Attempts
 from tasks.execution.context import RunContext, refreshed
 from tasks.runs.label import UNNAMED, Label
 from tasks.runs.status import load_status, run_of_flow
-from tasks.stages import OPTIONAL, PIPELINE, STAGES
+from tasks.stages import OPTIONAL, PIPELINE, STAGES, reaches
 from tasks.tracking.client import check_access
 
 MOST = 8
@@ -69,17 +70,21 @@ def new_run(
             before a stage of `refresh`; or MLflow refuses access.
     """
     check_stages("--refresh", refresh)
+    refuse_outside(config, home)
     ends = _ends_after(until, refresh)
     check_kl_is_judged(config, profile)
     config, notes = _settled(with_guidelines(config), home)
-    config, told = settled_rewards(settled_gates(settled_readers(config)), home)
-    notes = [*notes, *told]
+    config = settled_gates(settled_readers(config))
+    if reaches("ppo", until):
+        config, told = settled_rewards(config, home)
+        notes = [*notes, *told]
     _check_judge("--refresh", refresh, config)
     kept = kept_sft(config, home)
-    sources = find_sources(config, home, taken=kept, again=run_of_flow(home, flow_run) if flow_run else None)
+    again = run_of_flow(home, flow_run) if flow_run else None
+    sources = find_sources(config, home, taken=kept, again=again, until=until)
     origin = round_of(config) | ({"flow_run": flow_run} if flow_run else {}) | ends
     origin |= resolved_reference(config, sources.data)
-    never_hit = ("ppo",) if has_unversioned(config) else ()
+    never_hit = ("ppo",) if reaches("ppo", until) and has_unversioned(config) else ()
     options = {"refresh": refreshed([*refresh, *never_hit]), "pinned": kept, **ends, **by_user(user)}
     ctx = begin_run(home, profile, config, origin, label, waivers, **options)
     return Launch(ctx, config, sources, notes + off_gates(config))
@@ -118,6 +123,8 @@ def rerun(
     ends = _ends_after(until, [stage, *refresh])
     if early := [name for name in refresh if STAGES[name].shown in before]:
         raise UserError(f"--refresh {early[0]}: it comes before {stage}. Rerun from there: `tether rerun {early[0]}`.")
+    if config is not None:
+        refuse_outside(config, home)
     config, chosen = (None, []) if config is None else _settled(settled_readers(config), home)
     if config is not None and "ppo" in before:  # the earlier run's config holds what these sources were at the time
         config, _ = settled_rewards(config, home)
@@ -143,10 +150,11 @@ def rerun(
                 f"{field}=...`."
             )
     check_kl_is_judged(config, f"run {base.run}")
+    refuse_outside(config, home)
     config = settled_gates(config if "validate" in before else settled_readers(config))
     config, chosen = _settled(with_guidelines(config).resolved(), home)
     notes += chosen
-    if "ppo" not in before:
+    if "ppo" not in before and reaches("ppo", until):
         config, told = settled_rewards(config, home)
         notes += told
     if base.config.seed != config.seed and before:
@@ -155,7 +163,7 @@ def rerun(
         )
     pinned = base.records if "sft" in base.records or stage == "sft" else base.records | kept_sft(config, home)
     _check_judge("rerun", [stage, *refresh], config)
-    sources = find_sources(config, home, taken=pinned, again=tried or base.run)
+    sources = find_sources(config, home, taken=pinned, again=tried or base.run, until=until)
     origin = round_of(config) | {"stage": stage, "from": base.run} | ({"flow_run": flow_run} if flow_run else {}) | ends
     origin |= resolved_reference(config, sources.data)
     never_hit = ("ppo",) if "ppo" not in before and has_unversioned(config) else ()

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import dropwhile
 
 from components.base.errors import TetherError
 from components.base.files import write_whole
 from components.base.settings import Settings
+from components.models.runtime import check_machine
 from flows.config.run_config import RunConfig
 from flows.launch.begin import Launch
 from flows.people.progress import begin_waiting
@@ -16,7 +18,8 @@ from tasks.execution.context import RunContext
 from tasks.execution.runner import peek, run_stage
 from tasks.result import Given, StageResult
 from tasks.runs.status import load_status
-from tasks.stages import PIPELINE, Stage
+from tasks.stages import COMPARISON as COMPARED
+from tasks.stages import OPTIONAL, PIPELINE, STAGES, Stage
 
 COMPARISON = "comparison.md"
 """The result of a comparison of models, in a run's folder."""
@@ -29,8 +32,8 @@ def compute(launch: Launch) -> StageResult | None:
         The result of human_eval, or of the stage that `until` names; None if the run waits for labels.
 
     Raises:
-        UserError: a stage's runner is a pool, and there is no server or deployment for it. Errors of a stage are passed
-            on unchanged.
+        UserError: a stage's runner is a pool, and there is no server or deployment for it; or this machine cannot
+            compute a stage. Errors of a stage are passed on unchanged.
     """
     ctx, config, sources, _ = launch
     if not everything_is_stored(config, sources, ctx):
@@ -38,6 +41,7 @@ def compute(launch: Launch) -> StageResult | None:
 
         end_orphans(ctx.home / "prefect" / "embedded")
         try:
+            _check_machine(launch)
             ends = PIPELINE.index(ctx.until or PIPELINE[-1])
             pools = {stage: pool for stage, pool in config.pools.items() if PIPELINE.index(stage) <= ends}
             check_server(needed_for={stage: pool for stage, pool in pools.items() if stage not in ctx.pinned})
@@ -60,8 +64,13 @@ def compute_in_flow(launch: Launch, flow_run: str) -> StageResult | None:
 
     ctx = launch.ctx
     show_in(ctx, flow_run)
+
+    def work() -> StageResult | None:
+        _check_machine(launch)
+        return pipeline(launch.config, launch.sources, prefect_runner(ctx), ctx.until)
+
     try:
-        return _go(launch, lambda: pipeline(launch.config, launch.sources, prefect_runner(ctx), ctx.until))
+        return _go(launch, work)
     finally:
         show_report(ctx)
 
@@ -95,21 +104,42 @@ def _write_comparison(ctx: RunContext) -> None:
         write_whole(ctx.folder / COMPARISON, told)
 
 
+def _check_machine(launch: Launch) -> None:
+    """Check that this machine can compute the stages that are not stored and not a pool's, before the first begins.
+
+    Raises:
+        MachineMismatch: it cannot.
+    """
+    ctx, config, sources, _ = launch
+    first = _first_to_compute(config, sources, ctx)
+    stages = (COMPARED if sources.compared else STAGES).values()
+    for stage in dropwhile(lambda each: each.name != first, stages):
+        asked = stage.name not in OPTIONAL or config.data.has_judge
+        runtime = getattr(config.stage_job(stage), "runtime", None) if "torch" in stage.libraries else None
+        if runtime is not None and asked and stage.name not in ctx.pinned and stage.shown not in config.pools:
+            check_machine(runtime)
+        if stage.final and stage.shown == ctx.until:
+            return
+
+
 class _Enough(Exception):
-    """Ends the look into the store. The argument says whether everything needed is stored."""
+    """Ends the look into the store. The argument is the stage to compute, None if everything needed is stored."""
 
 
 def everything_is_stored(config: RunConfig, sources: Sources, ctx: RunContext) -> bool:
     """Return whether this run has nothing to compute, up to its end or to the first failed gate."""
+    return _first_to_compute(config, sources, ctx) is None
 
+
+def _first_to_compute(config: RunConfig, sources: Sources, ctx: RunContext) -> str | None:
     def look(stage: Stage, job: Settings, inputs: Given) -> StageResult:
         found = peek(stage, job, inputs, ctx)
         if found is None or found.state == "gate_failed":
-            raise _Enough(found is not None)
+            raise _Enough(stage.name if found is None else None)
         return found
 
     try:
         pipeline(config, sources, look, ctx.until)
     except _Enough as enough:
-        return bool(enough.args[0])
-    return True
+        return enough.args[0]
+    return None

@@ -227,7 +227,7 @@ def find_subject(home: Path, asked: str, graph: Graph, registered: Iterable[Vers
         return Subject(kind, digest[:16], (digest,))
     path = user_path(asked, "lineage")
     if path.exists():
-        digest = Input.of(path).digest
+        digest = Input.named(path).digest
         if not graph.node(digest).names:
             raise UserError(f"{asked}: no run here has read its current content (sha256 {digest[:16]}).")
         return Subject("source", str(path), (digest,))

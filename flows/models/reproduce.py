@@ -220,7 +220,7 @@ def _sources(
             raise UserError(f"input {name}: this home does not record where it was read{lost}. {again}")
         if not path.exists():
             raise UserError(f"input {name}: {path} no longer exists. {again}")
-        if (here := Input.of(path).digest) != digest:
+        if (here := Input.named(path).digest) != digest:
             raise UserError(f"input {name}: {path} has changed since it was read (its sha256 is {here[:16]}). {again}")
         found[digest] = path
     return found
@@ -241,7 +241,7 @@ def _given(
     for asked, path in data:
         name, _, begin = asked.partition("@")
         fitting = sorted(digest for other, digest in wanted if other == name and digest.startswith(begin))
-        if len(fitting) > 1 and path.exists() and (here := Input.of(path).digest) in fitting:
+        if len(fitting) > 1 and path.exists() and (here := Input.named(path).digest) in fitting:
             fitting = [here]
         if not fitting:
             known = sorted({other for other, _ in wanted})

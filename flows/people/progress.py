@@ -70,14 +70,15 @@ def of_page(found: "ReviewProgress") -> LabelProgress:
 
 
 def labels_progress(home: Path, run: str, sheets: Path | Sequence[Path] | None = None) -> LabelProgress:
-    """Return the progress of a run's labels from its review page if it has more answers, else from the raters' files.
+    """Return the progress of a run's labels from its review page if it has more answers, else from the raters' files
+    (`sheets`, if given).
 
     Arguments and errors are those of `progress_of_files`.
     """
     from flows.review.progress import progress_of_run  # SQLAlchemy
 
     files = progress_of_files(home, run, sheets)
-    page = None if sheets else progress_of_run(home, run)
+    page = progress_of_run(home, run)
     return of_page(page) if page is not None and page.answered > files.answered else files
 
 

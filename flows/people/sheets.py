@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from components.base.errors import UserError
 from components.base.files import make_folder, replacing, write_whole
-from components.base.paths import user_path
+from components.base.paths import read_regular, user_path
 from components.human_eval.config import HumanEvalConfig
 from components.human_eval.labels import Sample
 from components.human_eval.results.seconds import as_cells, read_seconds
@@ -34,7 +34,7 @@ def with_guidelines(config: RunConfig) -> RunConfig:
         return config
     path = user_path(given, field)
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = read_regular(path).decode("utf-8-sig")
     except OSError as error:
         raise UserError(
             f"{field} = {given}: the file can't be read: {error.strerror}. Name a text or Markdown file."

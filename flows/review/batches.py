@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from components.base.errors import UserError
 from components.base.hashing import digest_json
-from components.base.jsonl import Message, read_rows
+from components.base.jsonl import Message, json_line, read_rows
 from components.base.paths import user_path
 from components.data.formats.pairs import detect, parse_pairs
 from components.data.formats.transcripts import as_messages
@@ -115,8 +115,10 @@ def _of_path(path: Path, overlap: int | None, guidelines: str | None) -> BatchSo
             )
     try:
         rows = read_rows(file)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise UserError(f"{file}: can't be read as JSON Lines ({error}).") from error
+    for number, row in enumerate(rows, 1):
+        _refuse_half_characters(row, f"{file}, row {number}")
     if not rows or not all(isinstance(row, dict) for row in rows):
         raise UserError(f"{file} has no pairs. Give pairs.jsonl of `tether data candidates`, or a review.jsonl.")
     kind: Kind = "review" if "data" in rows[0] else "candidates"
@@ -127,6 +129,17 @@ def _of_path(path: Path, overlap: int | None, guidelines: str | None) -> BatchSo
     name = f"{(path if path.is_dir() else path.parent).name}-{digest[:8]}"
     batch = _batch(name, kind, file, pairs, guidelines or GUIDELINES, list(MEANINGS), [], overlap or _PER_ITEM[kind])
     return batch._replace(prompts={pair.name: prompt for pair, prompt in found})
+
+
+def _refuse_half_characters(row: Any, where: str) -> None:
+    for name, value in row.items() if isinstance(row, dict) else ():
+        try:
+            json_line({name: value})
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"{where}: `{name}` holds {error.object[error.start]!a}, half of a character (a lone surrogate), "
+                "which no file in UTF-8 can hold. Correct the text."
+            ) from None
 
 
 def _candidates(rows: Sequence[Mapping[str, object]], file: Path) -> Iterator[tuple[str, Messages, str, str]]:

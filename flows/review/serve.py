@@ -10,11 +10,13 @@ import uvicorn
 from sqlalchemy import update
 
 from components.base.errors import UserError
+from components.base.paths import read_regular
 from flows.review.batches import BatchSource
 from flows.review.database.connect import writing
 from flows.review.database.tables import batch
 from flows.review.export import export
 from flows.review.page.app import OnComplete, make_app
+from flows.review.page.guard import PromptRequests
 from flows.review.progress import ReviewProgress, progress_of
 from flows.review.votes import Voting
 
@@ -52,7 +54,7 @@ def serve(
         app = make_app(voting, on_complete, secure=shown.startswith("https:"))
         config = uvicorn.Config(
             app, timeout_keep_alive=KEEP_ALIVE_S, access_log=False, log_level="warning", server_header=False,
-            lifespan="off", proxy_headers=False,
+            lifespan="off", proxy_headers=False, http=PromptRequests,
         )  # fmt: skip
         ready(shown)
         app.state.finish()  # a server that died may not have finished the batch
@@ -119,7 +121,7 @@ def read_guidelines(file: Path | None) -> str | None:
     if file is None:
         return None
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        text = read_regular(file).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--guidelines {file}: the file can't be read as UTF-8 text ({error}).") from error
     if not text.strip():

@@ -24,6 +24,7 @@ from flows.stack.parts import part_names, stack_parts
 from flows.stack.prepare import prepare
 from flows.stack.secrets import authorities, read_passwords
 from flows.stack.state import Adopted, StackState, read_state, runs
+from tasks.allowed import VARIABLE as ALLOWED
 
 UP_SECONDS = 600.0
 """How long all parts together may take to answer; on two cores with a load of 11 the first start took 170 s."""
@@ -59,7 +60,7 @@ def up(stack: Stack, config: Path, say: Say) -> list[Answer]:
 
 
 def _start_keeper(stack: Stack, config: Path) -> None:
-    environment = {name: text for name, text in os.environ.items() if not name.startswith(_OURS)}
+    environment = {name: text for name, text in os.environ.items() if not name.startswith(_OURS) or name == ALLOWED}
     with (stack.logs / "keeper.log").open("ab") as log:
         keeper = subprocess.Popen(
             [sys.executable, "-m", "flows.stack.keeper", str(config.absolute())], cwd=ROOT, stdin=subprocess.DEVNULL,

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from components.base.errors import UserError
 from components.base.files import write_whole
+from components.base.paths import read_regular
 from components.base.process import Process, is_alive, this_process
 from flows.stack.config import Stack
 
@@ -47,7 +48,7 @@ def read_state(stack: Stack) -> StackState | None:
         UserError: the file is damaged, or the stack is running on another machine.
     """
     try:
-        state = StackState.model_validate_json(stack.state.read_bytes())
+        state = StackState.model_validate_json(read_regular(stack.state))
     except FileNotFoundError:
         return None
     except ValueError as error:

@@ -28,6 +28,7 @@ from components.keys.changes import KeyParts, changes, in_a_line
 from components.models.runtime import Runtime
 from components.store.place import VARIABLE as STORE_VARIABLE
 from components.store.store import ArtifactStore, Miss, Record
+from tasks.allowed import refuse_outside, refuse_path
 from tasks.execution.away import Server
 from tasks.execution.computing import POINTS, Show, Work, compute_once
 from tasks.execution.keying import key_of
@@ -268,6 +269,10 @@ def receive(order: Order, store: ArtifactStore, show: Show, say: Say) -> Record:
     stage = KNOWN[order.stage]
     job = stage.load_job().model_validate(order.job)
     _check_machine(getattr(job, "runtime", None))
+    refuse_outside(job, store.home)
+    for name, given in order.inputs.items():
+        if not given.stored:
+            refuse_path(name, str(given.path), store.home)
     inputs = {name: _found(given, store, order.store) for name, given in order.inputs.items()}
     key, parts = key_of(stage, job, inputs)
     if key != order.key:

@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from components.base.errors import UserError
+from components.base.paths import read_regular
 from components.base.process import Process, describe_process, is_alive, this_process
 from components.base.redaction import redacted
 from tasks.runs.journal import write_model
@@ -225,7 +226,7 @@ def end_orphans(folder: Path) -> list[int]:
     ended = []
     for path in sorted(folder.glob("*.json")):
         try:
-            note = _Note.model_validate_json(path.read_bytes())
+            note = _Note.model_validate_json(read_regular(path))
         except (OSError, ValueError):
             logger.warning("%s is damaged and was removed; a Prefect server that it named may still run", path)
         else:

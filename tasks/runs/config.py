@@ -9,6 +9,7 @@ from pydantic import JsonValue, TypeAdapter
 
 from components.base.errors import UserError
 from components.base.files import write_whole
+from components.base.paths import read_regular
 
 CONFIG = "config.yaml"
 DEEPEST = 20
@@ -30,7 +31,7 @@ def run_values(home: Path, run: str) -> dict[str, JsonValue]:
     """
     path = home / "runs" / run / CONFIG
     try:
-        return _load(path.read_text(encoding="utf-8"))
+        return _load(read_regular(path).decode())
     except (OSError, ValueError) as error:
         raise UserError(
             f"{path} is damaged ({str(error).splitlines()[0]}). Restore the file, or move the folder {path.parent} out "

@@ -21,6 +21,7 @@ from components.base.errors import UserError
 from components.base.files import make_folder, write_whole
 from components.base.hashing import digest_json
 from components.base.nested import group
+from components.base.paths import read_regular
 from components.base.text import line
 from components.gates.judging import Verdict
 from components.keys.code_version import CodeVersion
@@ -158,7 +159,7 @@ def readable_done(folder: Path) -> tuple[list[Done], list[UserError]]:
     found, damaged = [], []
     for path in sorted((folder / "done").glob("[!.]*.json")):
         try:
-            found.append(Done.model_validate_json(path.read_bytes()))
+            found.append(Done.model_validate_json(read_regular(path)))
         except (OSError, ValueError) as error:
             damaged.append(
                 UserError(
@@ -219,7 +220,7 @@ class Sent(BaseModel):
         if path is None:
             return cls()
         try:
-            return cls.model_validate_json(path.read_bytes())
+            return cls.model_validate_json(read_regular(path))
         except (OSError, ValueError) as error:
             logger.warning("%s is damaged (%s): MLflow is asked what it has of this run", path, _first_line(error))
             project: object = ""

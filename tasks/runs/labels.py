@@ -8,6 +8,7 @@ from typing import NamedTuple
 from pydantic import BaseModel, ValidationError
 
 from components.base.files import write_whole
+from components.base.paths import read_regular
 
 PROGRESS = "labels.json"
 """The file's name in a run's folder."""
@@ -57,7 +58,7 @@ def write_progress(folder: Path, progress: LabelProgress) -> None:
 def read_progress(folder: Path) -> LabelProgress | None:
     """Return the progress stored in a run's folder; None if there is none or it can't be read."""
     try:
-        kept = _Kept.model_validate_json((folder / PROGRESS).read_bytes())
+        kept = _Kept.model_validate_json(read_regular(folder / PROGRESS))
     except (OSError, ValidationError):
         return None
     return LabelProgress(kept.answered, kept.asked, kept.address, kept.raters)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from components.base.errors import UserError
 from components.base.files import make_folder, write_whole
-from components.store.folder import open_regular
+from components.base.paths import open_regular
 
 logger = logging.getLogger(__name__)
 

@@ -19,10 +19,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 
 from components.base.errors import TetherError, UserError
 from components.base.files import make_folder
+from components.base.paths import read_regular
 from components.base.process import Process, is_alive, this_process
 from components.gates.judging import Verdict, Waiver
 from components.gates.table import GATES
-from components.store.folder import open_regular
 from tasks.result import State
 from tasks.runs.explained import Explanation
 from tasks.runs.journal import Sent, current_user, write_model
@@ -423,8 +423,7 @@ def run_of_flow(home: Path, flow_run: str) -> str | None:
 def read_file(folder: Path) -> RunFile:
     """Return the run.json in `folder`. Raises UserError if this version of Tether can't read it."""
     try:
-        with open_regular(folder / RUN_FILE) as file:
-            data = file.read()
+        data = read_regular(folder / RUN_FILE)
         if (number := written_by_newer(data)) is not None:
             raise newer(folder / RUN_FILE, "run", number, RUN_SCHEMA)
         found = RunFile.model_validate_json(data)

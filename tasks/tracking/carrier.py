@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from components.base.errors import UserError
+from components.base.paths import read_regular
 from components.keys.code_version import code_version
 from tasks.runs.journal import SENT, Sent, code_tags, held
 from tasks.runs.status import RUN_FILE, read_file
@@ -279,7 +280,7 @@ def left_behind(home: Path) -> list[Path]:
 def _is_sent(folder: Path) -> bool:
     """Return whether MLflow has all of a run, from two values and without checking the files: a home has many runs."""
     try:
-        run, sent = (json.loads((folder / name).read_bytes()) for name in (RUN_FILE, SENT))
+        run, sent = (json.loads(read_regular(folder / name)) for name in (RUN_FILE, SENT))
         return bool(sent["whole"]) and sent["whole"] == run["updated"]
     except (OSError, ValueError, LookupError, TypeError):
         return False

@@ -1,6 +1,7 @@
 """What a run starts from, data in one file or several and an earlier run's reward model; what of it enters the key."""
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -249,3 +250,64 @@ def test_a_suite_is_a_file_and_never_asked_of_the_hub(tmp_path: Path) -> None:
     config = load_config("tiny", [parse_override("data.suite=owner/name")]).resolved()
     with pytest.raises(UserError, match=r"data\.suite: there is no file .*owner/name\. Give the path of the file\."):
         find_sources(config, tmp_path)
+
+
+@pytest.mark.parametrize("option", ["data.preferences", "data.demonstrations", "data.decontaminate", "data.suite",
+                                    "sft.base", "reward.suites.mine"])  # fmt: skip
+def test_a_folder_that_nobody_reads_is_refused_undigested(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`sft.base=/usr/share` was digested for minutes, and refused by the second stage."""
+
+    def digested(path: Path) -> str:
+        raise AssertionError(f"{path} was digested")
+
+    monkeypatch.setattr("components.store.store.digest_file", digested)
+    (folder := tmp_path / "share").mkdir()
+    (folder / "large.jsonl").write_text("{}")
+    with pytest.raises(UserError, match=re.escape(option)) as told:
+        find_sources(load_config("tiny", [parse_override(f"{option}={folder}")]), tmp_path)
+    assert str(folder) in str(told.value)
+    with pytest.raises(UserError, match="neither a model"):
+        Input.named(folder)
+
+
+def test_only_the_files_of_a_model_that_are_read_are_digested(tmp_path: Path) -> None:
+    (folder := tmp_path / "model").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_text(name)
+    flat = Input.of(folder).digest
+    (folder / ".git").mkdir()
+    (folder / ".git" / "large").write_text("history")
+    (folder / "checkpoint-500").mkdir()
+    (folder / "checkpoint-500" / "all").symlink_to("/")
+    assert Input.of(folder).digest == flat
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tools.jinja").write_text("{{ messages }}")
+    assert Input.of(folder).digest != flat
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "additional_chat_templates/tools.jinja"])
+def test_a_pipe_inside_a_model_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    (folder := tmp_path / "base").mkdir()
+    for each in ("config.json", "model.safetensors"):
+        (folder / each).write_text("{}")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).parent.mkdir(exist_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(UserError, match=rf"sft\.base: .*{re.escape(name)} is a device, a pipe or a socket"):
+        find_sources(load_config("tiny", [parse_override(f"sft.base={folder}")]), tmp_path)
+
+
+def test_a_pipe_inside_a_saved_dataset_is_refused_by_name(tmp_path: Path) -> None:
+    (folder := tmp_path / "saved").mkdir()
+    os.mkfifo(folder / "state.json")
+    with pytest.raises(UserError, match=r"data\.preferences: .*state\.json is a device, a pipe or a socket"):
+        find_sources(load_config("tiny", [parse_override(f"data.preferences={folder}")]), tmp_path)
+
+
+def test_what_only_later_stages_read_may_be_absent(tmp_path: Path) -> None:
+    config = load_config("tiny", [parse_override("reward.suites.mine=absent.jsonl")])
+    assert find_sources(config, tmp_path, until="sft").suites == {}
+    with pytest.raises(UserError, match="absent"):
+        find_sources(config, tmp_path, until="reward")

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple, Self
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-from components.base.errors import UserError
+from components.base.errors import UserError, about
+from components.base.paths import files_read
 from components.data.rows import Message
 from components.models.batching import encode_prompt, encode_response, length_buckets, pad
 from components.models.chat.rendering import rendered_conversation
@@ -53,6 +54,8 @@ class RewardScorer:
             UserError: the folder holds neither, or a classifier with several labels or without a chat template.
         """
         if (folder / "reward.json").is_file():
+            with about(named_by):
+                files_read(folder)
             return cls(*load_scorer(folder, runtime), runtime, ScoreScale.read(folder).temperature)
         return cls(*_classifier(folder, runtime, named_by), runtime, ours=False)
 

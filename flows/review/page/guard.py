@@ -1,15 +1,23 @@
-"""Protect the page: security headers on every response, a limit on request bodies, and only same-origin posts."""
+"""Protect the page: security headers on every response, limits on requests, and only same-origin posts."""
 
+import asyncio
 from collections.abc import MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
+import h11
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 LARGEST_BODY = 64 * 2**10
 """The largest form in bytes; a comment has a few thousand."""
+REQUEST_S = 20.0
+"""Seconds in which a whole request must arrive."""
+MOST_HALF = 200
+"""Most connections whose request has not arrived. The oldest is closed for a further one."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
     "img-src data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -22,6 +30,38 @@ HEADERS = {
 }
 """With `no-referrer`, browsers would send `Origin: null` with the page's own forms. `same-origin` also hides the
 address from other sites."""
+
+
+class PromptRequests(H11Protocol):
+    """uvicorn's HTTP protocol, which closes a connection whose request does not arrive in `REQUEST_S`."""
+
+    _half: dict["PromptRequests", asyncio.TimerHandle] = {}  # noqa: RUF012 (of all connections, the oldest first)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._time()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._time()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if (timer := self._half.pop(self, None)) is not None:
+            timer.cancel()
+        super().connection_lost(exc)
+
+    def _time(self) -> None:
+        """Start the timer when a request begins, and stop it when all of it is here."""
+        begun = self.cycle is None or bool(self.conn.trailing_data[0])
+        if self.conn.their_state is h11.SEND_BODY or (self.conn.their_state is h11.IDLE and begun):
+            if self not in self._half:
+                self._half[self] = self.loop.call_later(REQUEST_S, self.transport.close)
+            if len(self._half) > MOST_HALF:
+                oldest = next(iter(self._half))
+                self._half.pop(oldest).cancel()
+                oldest.transport.close()
+        elif (timer := self._half.pop(self, None)) is not None:
+            timer.cancel()
 
 
 class _TooLarge(Exception):
@@ -66,6 +106,8 @@ class Guard:
             return
         try:
             await self.app(scope, limited, guarded)
+        except ClientDisconnect:  # half of a form: nobody is left to answer
+            return
         except _TooLarge:
             if not started:
                 await _plain(413, "This form is too large.")(scope, receive, guarded)

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from components.base.errors import naming
 from components.base.files import make_folder, sync
+from components.base.paths import open_regular
 from components.base.text import counted
-from components.store.folder import open_regular
 from components.store.place import Entry, Place
 from components.store.records import ATTEMPT, SHA
 from flows.stack.keeping.manifest import CHUNK, BackedUpFile

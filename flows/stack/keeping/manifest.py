@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, ValidationError
 from components.base.errors import TetherError, UserError
 from components.base.files import write_whole
 from components.base.hashing import digest_json
-from components.store.folder import open_regular
+from components.base.paths import open_regular, read_regular
 from components.store.records import check_names
 from tasks.runs.schema import newer
 
@@ -19,6 +19,8 @@ MANIFEST = "manifest.json"
 BACKUP_SCHEMA = 1
 """The number of the backup folder's format."""
 CHUNK = 1 << 20
+LARGEST_MANIFEST = 512 << 20
+"""Bytes of the largest manifest that is read. A file takes about 250 in it, so two million files fit."""
 
 
 class BackedUpFile(BaseModel):
@@ -74,8 +76,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        with open_regular(path) as file:
-            document = json.loads(file.read())
+        document = json.loads(read_regular(path, LARGEST_MANIFEST))
         body = document["backup"]
         if digest_json(body) != document["sha256"]:
             raise ValueError("its own SHA-256 does not match")

@@ -228,3 +228,18 @@ def test_a_run_reads_rewards_and_is_stopped_by_plug_ins(tether: Any, site: Path,
     shown = json.loads(tether("status", "--json", home=tmp_path / "home").stdout)
     (gate,) = [each for each in shown["stages"][3]["gates"] if each["name"] == "ppo.silence"]
     assert gate["value"] == 0 and gate["passed"] is False and shown["stages"][4]["state"] == "not_run"
+
+
+def test_a_plug_in_that_exits_is_the_users_mistake(site: Path, tmp_path: Path) -> None:
+    """It ended the whole command with its own exit code, and without a message."""
+    module = site / "tether_example" / "readers.py"
+    (data := tmp_path / "d.chat").write_text("a\n")
+    reader = {".chat": ReaderPlugin(plugin="chat_log")}
+    text = module.read_text()
+    module.write_text("import sys\nsys.exit(0)\n" + text)
+    with pytest.raises(UserError, match=r"chat_log .*can't be imported: SystemExit: 0"):
+        list(read_source(data, readers=reader))
+    forget()
+    module.write_text(text + "\n\ndef read(path):\n    raise SystemExit(0)\n")
+    with pytest.raises(UserError, match=r"chat_log .* raises SystemExit: 0, after row 0"):
+        list(read_source(data, readers=reader))

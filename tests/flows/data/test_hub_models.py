@@ -300,3 +300,15 @@ def test_a_reward_model_that_the_hub_does_not_give_is_named_by_its_option(
     with pytest.raises(UserError, match=r"^ppo\.rewards: source = lab/tiny@main: HF_HUB_OFFLINE is set"):
         new_run(tmp_path / "home", "tiny", config(JUDGED_BY_HUB))
     assert not (tmp_path / "home" / "runs").exists()
+
+
+@pytest.mark.parametrize("asked", [f"lab/tiny@{SECOND}", "lab/tiny"])
+def test_a_hub_that_answers_another_commit_is_refused(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    def other(*_: object, **__: object) -> str:
+        return str(tmp_path / "snapshots" / FIRST)  # the files' own commit is another, so this folder is not there
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", other)
+    with pytest.raises(UserError, match=rf"sft\.base = {asked}: the hub answered with another commit \({FIRST}"):
+        hub_model(asked, tmp_path / "home")

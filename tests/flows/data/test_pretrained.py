@@ -82,6 +82,11 @@ def test_a_base_without_a_chat_template_is_refused_before_the_run_begins(tmp_pat
     (tmp_path / "p.jsonl").write_text('{"prompt": "how deep is it", "chosen": "very deep", "rejected": "no"}\n')
     base, home = tmp_path / "base", tmp_path / "home"
     base.mkdir()
+    (base / "model.safetensors").write_bytes(b"weights")
+    (base / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"sft\.base: .*base holds weights and no config\.json"):
+        find_sources(load_config("tiny", [parse_override(f"sft.base={base}")]), home)
+    (base / "config.json").write_text("{}")
     (settings := base / "tokenizer_config.json").write_text('{"chat_template": null}')
 
     def find(*options: str) -> None:

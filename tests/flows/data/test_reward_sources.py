@@ -58,6 +58,9 @@ def test_a_reward_models_folder_is_an_input_of_ppo_and_one_that_is_not_there_is_
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     asked = config({"source": f"model:{folder}", "name": "theirs"})
+    with pytest.raises(UserError, match=r"holds no model\.safetensors"):
+        settled_rewards(asked, tmp_path)
+    (folder / "model.safetensors").write_bytes(b"weights")
     found, _ = settled_rewards(asked, tmp_path)
     before = find_sources(found, tmp_path).rewards["rewards/theirs"].digest
     (folder / "config.json").write_text('{"a": 1}')
@@ -65,3 +68,11 @@ def test_a_reward_models_folder_is_an_input_of_ppo_and_one_that_is_not_there_is_
     assert str(folder) not in json.dumps(keyed_values(found.ppo))
     with pytest.raises(UserError, match="there is no such folder"):
         settled_rewards(config({"source": "model:./absent"}), tmp_path)
+
+
+def test_a_verifiers_unread_column_is_refused_at_once(tmp_path: Path) -> None:
+    asked = config({"source": "verifier:exact", "column": "answer"})
+    with pytest.raises(UserError, match=r"data\.reward_columns does not name the column 'answer'"):
+        settled_rewards(asked, tmp_path)
+    data = asked.data.model_copy(update={"reward_columns": ("answer",)})
+    assert settled_rewards(asked.model_copy(update={"data": data}), tmp_path)[1] == []

@@ -1,6 +1,7 @@
 """What a run goes on from: the newest or a named run's config and records, never a mix of its own making."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from components.base.settings import Settings, keyed_values
 from components.gates.judging import Verdict
 from components.gates.table import GATES
 from components.human_eval.sheet import SIMULATED
+from components.models.runtime import Gpus
 from flows.config.profiles import parse_override
 from flows.config.run_config import check_config, load_config, to_values
 from flows.launch.begin import Launch, new_run, rerun
@@ -323,6 +325,7 @@ def pretrained(tmp_path: Path) -> Path:
     folder = tmp_path / "pretrained"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"weights")
     return folder
 
 
@@ -338,8 +341,7 @@ def test_a_data_file_that_is_gone_is_needed_only_where_it_is_read_again(
     assert stored_stages(sft) == ["validate"]
     with pytest.raises(UserError, match=r"pairs\.jsonl"):
         rerun(home, "validate", run)
-    (pretrained / "config.json").unlink()
-    pretrained.rmdir()
+    shutil.rmtree(pretrained)
     assert stored_stages(rerun(home, "ppo", run)) == ["validate", "sft", "reward"]
     with pytest.raises(UserError, match=r"sft\.base"):
         rerun(home, "sft", run)
@@ -528,3 +530,26 @@ def test_what_every_run_begins_with_imports_neither_pandas_nor_a_framework() -> 
     told = f"import sys, flows.launch.begin; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_run_for_a_gpu_is_refused_before_its_first_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was refused by SFT, after validate had read all data."""
+    monkeypatch.setattr("components.models.runtime.usable_gpus", lambda: Gpus((), "none", "no driver"))
+    launch = begin(tmp_path, "runtime.device=cuda")
+    with pytest.raises(UserError, match=r"runtime\.device is cuda, and no GPU can be used here: no driver"):
+        compute(launch)
+    assert not own_runs(tmp_path)
+    monkeypatch.setattr("flows.launch.computing._go", lambda launch, work: None)
+    monkeypatch.setattr("flows.launch.computing.rlhf", lambda *_: None)
+    pools = [f"runners.{stage}=gpu" for stage in ("sft", "reward", "ppo", "human_eval")]
+    monkeypatch.setattr("tasks.prefect_flow.server.check_server", lambda **_: None)
+    compute(begin(tmp_path, "runtime.device=cuda", *pools))  # its workers may have one
+    validate = load_config("tiny", [parse_override("runtime.device=cuda")]).resolved()
+    compute(new_run(tmp_path, "tiny", validate, until="validate"))
+
+
+def test_a_run_that_ends_before_ppo_needs_no_reward_source(tmp_path: Path) -> None:
+    config = load_config("tiny", [parse_override("ppo.rewards=[{source: 'function:absent:score'}]")]).resolved()
+    assert end(new_run(tmp_path, "tiny", config, until="reward"))
+    with pytest.raises(UserError, match="there is no module absent"):
+        new_run(tmp_path, "tiny", config, until="ppo")

@@ -15,6 +15,7 @@ from components.human_eval.selection import Chosen
 from components.store.store import ArtifactStore
 from flows.people.progress import begin_waiting, progress_of_files, show_progress, subprocess, when_complete
 from flows.people.sheets import give_out
+from flows.review.progress import ReviewProgress
 from tasks.runs.labels import LabelProgress, read_progress
 from tests.stored_run import stored_run
 
@@ -140,3 +141,16 @@ def test_a_run_that_is_being_scored_is_not_scored_at_the_same_time(
     path.write_text(json.dumps(document))
     assert "can't be scored now" in when_complete(tmp_path, waiting, tmp_path)
     assert not started.commands
+
+
+def test_a_look_at_another_sheet_counts_the_page_and_writes_nothing(
+    tmp_path: Path, waiting: str, tether_here: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    show_progress(tmp_path, waiting, LabelProgress(7, 9, "https://page"), lambda _: None)
+    other = tmp_path / "runs" / waiting / "raters" / "rater_1.csv"
+    before = read_progress(tmp_path / "runs" / waiting)
+    page = ReviewProgress(3, 9, 1, False, "https://page")
+    monkeypatch.setattr("flows.review.progress.progress_of_run", lambda home, run: page)
+    done = tether_here("human-eval", "status", waiting, "--json", "--sheet", str(other), home=tmp_path)
+    assert json.loads(done.stdout)["answered"] == 3
+    assert read_progress(tmp_path / "runs" / waiting) == before

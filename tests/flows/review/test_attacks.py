@@ -1,17 +1,24 @@
 """Attacks on the page: nothing is read or written without the secret of a link."""
 
-from collections.abc import Callable
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 import pytest
+import uvicorn
 from sqlalchemy import func, select
 
 from flows.review.database.tables import metadata, rater, vote
+from flows.review.page import guard
 from flows.review.page.guard import LARGEST_BODY
 from flows.review.votes import AskedPair, ReviewRater, Voting
 from tests.flows.review.conftest import ORIGIN, TICKET, Site, answer
+from tests.waiting import until
 
 SECRETS = ("left 1", "right 1", "question 1", "person 2", "Be fair")
 """What stands in the database."""
@@ -201,3 +208,76 @@ def test_no_token_stands_in_the_database_in_a_page_or_in_what_is_logged(
     assert len(rows) > 10
     assert not [token for token in tokens if token in shown or token in "".join(rows) or token in caplog.text]
     assert not [row for row in rows if "policy" in row], "nor a word on who wrote what"
+
+
+def test_a_link_replaces_a_login_only_if_its_form_is_sent(page: Site) -> None:
+    """A link sent to a rater would make their further answers another person's."""
+    client = page.browser(page.links[0])
+    there = f"/r/{page.links[1].token}"
+    asked = client.get(there)
+    assert asked.status_code == 200 and "set-cookie" not in asked.headers and page.links[1].token not in asked.text
+    assert "In this browser person 1 answers" in asked.text and "This link is person 2" in asked.text
+    assert client.post("/vote", data=form(page)).status_code == 200, "still the first person"
+    assert client.post(there, headers={"Origin": "http://evil.example"}).status_code == 403
+    assert client.post(there, follow_redirects=False).status_code == 303
+    assert client.get(f"/r/{page.links[1].token}", follow_redirects=False).status_code == 303, "their own link again"
+    assert client.post(f"/r/{'x' * 43}", follow_redirects=False).status_code == 404
+
+
+@pytest.fixture
+def port(page: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The port of a real server, which gives a request half a second."""
+    monkeypatch.setattr(guard, "REQUEST_S", 0.5)
+    config = uvicorn.Config(page.app, log_level="warning", lifespan="off", http=guard.PromptRequests)
+    server = uvicorn.Server(config)
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        yield listener.getsockname()[1]
+        server.should_exit = True
+        thread.join(10)
+    assert not thread.is_alive()
+
+
+HALF = {
+    "nothing": b"",
+    "half a head": b"GET / HTTP/1.1\r\nHost: x\r\n",
+    "half a form": b"POST /vote HTTP/1.1\r\nHost: x\r\nOrigin: http://x\r\nContent-Length: 99\r\n"
+    b"Content-Type: application/x-www-form-urlencoded\r\nCookie: COOKIE\r\n\r\na=",
+    "a second half": b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /",
+}
+
+
+@pytest.mark.parametrize("half", HALF)
+def test_half_a_request_is_closed_in_time(
+    page: Site, port: int, half: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    cookie = next(f"{each.name}={each.value}" for each in page.browser(page.links[0]).cookies.jar)
+    with socket.create_connection(("127.0.0.1", port), 10) as client:
+        client.sendall(HALF[half].replace(b"COOKIE", cookie.encode()))
+        answered, begun = b"", time.monotonic()
+        with suppress(ConnectionError):
+            while time.monotonic() < begun + 8:
+                client.settimeout(0.1)
+                with suppress(TimeoutError):
+                    if not (got := client.recv(1 << 16)):
+                        break
+                    answered += got
+                if half != "nothing":
+                    client.sendall(b"b")  # bytes that drip do not prolong it
+        assert 0.3 < time.monotonic() - begun < 6
+        assert (b"200 OK" in answered) == (half == "a second half")
+    assert httpx.get(f"http://127.0.0.1:{port}/health").text == "ok\n"
+    assert not guard.PromptRequests._half and "Traceback" not in caplog.text
+
+
+def test_more_halves_than_allowed_push_out_the_oldest(
+    page: Site, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "REQUEST_S", 60)
+    monkeypatch.setattr(guard, "MOST_HALF", 3)
+    with ExitStack() as stack:
+        halves = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 10)) for _ in range(5)]
+        assert halves[0].recv(1) == b"" and halves[1].recv(1) == b""
+        assert httpx.get(f"http://127.0.0.1:{port}/health").text == "ok\n"
+    until("all connections to end", lambda: not guard.PromptRequests._half, 10)

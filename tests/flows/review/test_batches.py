@@ -1,6 +1,7 @@
 """What the page takes as a batch, what it writes back, and that scoring takes that."""
 
 import csv
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -327,3 +328,12 @@ def test_texts_that_no_database_takes_are_kept_as_the_page_shows_them(database: 
             select(item_table.c.prompt, item_table.c.a, item_table.c.b).where(item_table.c.batch == number)
         ).one()
     assert tuple(kept) == ("a⟨U+0000⟩b⟨U+D83D⟩", "a⟨U+0000⟩b⟨U+D83D⟩", "right 1")
+
+
+@pytest.mark.parametrize("field", ["a", "prompt", "id"])
+def test_half_a_character_is_refused_by_row_and_field(tmp_path: Path, field: str) -> None:
+    row = {"id": "1", "prompt": "q", "a": "x", "b": "y"}
+    file = tmp_path / "pairs.jsonl"
+    file.write_text(json.dumps(row) + "\n" + json.dumps(row | {"id": "2"} | {field: "\ud83d"}) + "\n")
+    with pytest.raises(UserError, match=rf"pairs\.jsonl, row 2: `{field}` holds '\\ud83d', half of a character"):
+        batches.find_batch(tmp_path, str(file))

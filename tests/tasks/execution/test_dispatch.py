@@ -16,6 +16,7 @@ from components.base.errors import (
     StageTimeout,
     TetherError,
     Unreachable,
+    UserError,
     WorkerDied,
 )
 from components.keys.fingerprint import stage_key
@@ -232,3 +233,11 @@ def test_what_a_worker_ended_as_says_whether_it_is_ordered_again(state, error, a
     with pytest.raises(error) as caught:
         dispatch._raise_unless_completed(FlowRun(id=uuid4(), flow_id=uuid4(), state=state), work)
     assert type(caught.value) is error and is_breakdown(caught.value) is again
+
+
+def test_a_worker_refuses_an_order_of_files_that_it_does_not_allow(
+    source: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TETHER_ALLOWED_FOLDERS", str(tmp_path / "other"))
+    with pytest.raises(UserError, match=r"pairs\.jsonl is outside the folders that TETHER_ALLOWED_FOLDERS allows"):
+        receive(order(source), ArtifactStore(tmp_path / "home"), never, never)

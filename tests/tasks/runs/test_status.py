@@ -265,3 +265,12 @@ def test_a_status_without_its_process_is_of_a_run_that_died(begin, tmp_path):
     del document["process"]["pid"], document["updated"]
     path.write_text(json.dumps(document))
     assert load_status(tmp_path, "r1").state == "interrupted"
+
+
+def test_a_run_json_of_any_size_is_not_read_whole(begin, tmp_path):
+    begin("r1").finish()
+    begin("r2").finish()
+    os.truncate(tmp_path / "runs" / "r1" / "run.json", 1 << 40)
+    assert list_runs(tmp_path) == ["r2"]
+    with pytest.raises(UserError, match=r"r1/run\.json is damaged .*more than 67,108,864 bytes"):
+        load_status(tmp_path, "r1")

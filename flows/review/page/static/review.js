@@ -50,6 +50,7 @@
   }
 
   document.addEventListener("submit", (event) => {
+    if (!event.target.getAttribute("action")) return;  // another person's link: a page of its own
     event.preventDefault();
     if (busy) return;
     const form = event.target, body = new URLSearchParams(new FormData(form, event.submitter));

@@ -13,6 +13,7 @@ import pytest
 
 from components.base.errors import UserError
 from components.base.hashing import digest_json
+from flows.stack.keeping.manifest import read_manifest
 from tasks.runs.schema import HOME_SCHEMA
 from tasks.runs.status import load_status
 from tests.forks import Forked
@@ -145,3 +146,10 @@ def test_a_backup_that_names_files_outside_of_itself_is_refused(home: Path, tmp_
     path.write_text(json.dumps({"backup": body, "sha256": digest_json(body)}))
     with pytest.raises(UserError, match=r"manifest\.json is damaged"):
         restored(tmp_path / "backup", tmp_path / "again")
+
+
+def test_a_manifest_of_any_size_is_not_read_whole(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    os.truncate(tmp_path / "manifest.json", 1 << 40)
+    with pytest.raises(UserError, match=r"is damaged .*more than 536,870,912 bytes"):
+        read_manifest(tmp_path)
