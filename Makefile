@@ -9,7 +9,7 @@ TOOLS := $(VENV)/tools
 # The test files that have a mark, unless ARGS names files: collecting all of them takes half a minute.
 marked = $(if $(filter tests/%,$(ARGS)),,$(shell grep -rlE --include='test_*.py' 'mark\.($(1))' tests))
 
-.PHONY: demo test test-servers test-core core-sample test-stack test-containers bench-stack bench-review bench-gpu test-browser test-ranks test-simulator test-label-studio test-architectures architectures-sample faults faults-sample fuzz test-slow check reference lessons docs mutants bench serve stack install lock audit clean
+.PHONY: demo test test-servers test-core core-sample test-stack test-containers bench-stack bench-review bench-alarms bench-gpu test-browser test-ranks test-simulator test-label-studio test-architectures architectures-sample faults faults-sample fuzz test-slow check reference lessons docs mutants bench serve stack install lock audit clean
 
 # Threads that wait for others sleep, as in every command of ours: beside a second test on two cores they took the other's time.
 export OMP_WAIT_POLICY ?= PASSIVE
@@ -161,6 +161,11 @@ bench-gpu: $(INSTALLED)
 bench-review: $(INSTALLED)
 	sh infra/stack.sh $(BIN)/python $(STACK)
 	$(BIN)/python -m tests.bench.review $(ARGS)
+
+# False alarms where one feature is the score, and how early a planted reward is named. An hour.
+bench-alarms: $(INSTALLED)
+	$(BIN)/python -m tests.bench.alarm_nulls --jobs 2 $(ARGS)
+	$(BIN)/python -m tests.bench.alarm_simulation
 
 # The pages of MLflow and Prefect, on loopback.
 serve: $(INSTALLED)

@@ -282,7 +282,7 @@ def alarms() -> str:
         "# When PPO raises an alarm\n",
         "Each batch is compared with SFT's own responses. An alarm is raised once the share of responses that show "
         "something is certainly above SFT's share by more than the margin, or once that something explains most of "
-        "the score's gain and is certainly more frequent, or explains most of the variance of the scores. It is a "
+        "the score's gain and is certainly more frequent. It is a "
         "warning, unless `ppo.monitors.stop_on` names it: then it stops the run. "
         "[How the alarms work](../training.md#alarms)\n",
     ]

@@ -451,7 +451,7 @@ ALARM_ADVICE: dict[str, AlarmAdvice] = {
         "responses with one 4-gram that SFT seldom writes", "tether rerun ppo --set ppo.entropy_coefficient=0.01"
     ),
     "length_score": AlarmAdvice(
-        "no responses: the correlation of length and score in the batch",
+        "no responses: the rank correlation of length and score in the batch",
         "tether rerun ppo --set ppo.score.length_penalty=0.01",
     ),
     "entropy": AlarmAdvice(

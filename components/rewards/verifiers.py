@@ -10,7 +10,12 @@ from components.base.errors import UserError
 from components.rewards.config import VerifierReward
 from components.rewards.source import Replies, named
 
-_NUMBER = re.compile(r"[-+−]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+−]?\.\d+")
+_SIGN = r"(?<![^\W_])(?<![%)\]])(?<!\d[$€£¥])([-+\u2212\u2013\uff0d])[$€£¥]?"
+"""A minus or plus that follows no letter, digit, % or bracket: there it is a hyphen, a dash or an operation."""
+_THOUSANDS = "(?:,|\\{,\\}|\\\\,|[\u00a0\u2009\u202f'’])"
+_NUMBER = re.compile(
+    rf"(?:{_SIGN})?(\d{{1,3}}(?:{_THOUSANDS}\d{{3}})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|(?<![\d.])\.\d+)(?:[eE]([-+−]?\d+))?"
+)
 _FENCE = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
 
 
@@ -59,9 +64,18 @@ class Verifier:
 
 
 def last_number(text: str) -> float | None:
-    """Return the last number in a text, with or without commas between thousands; None if there is none."""
+    """Return the last number in a text; None if there is none.
+
+    The end of a range (12-15) or a date is positive. Thousands may have commas, apostrophes, LaTeX's commas and
+    thin spaces, or spaces that do not break.
+    """
     found = _NUMBER.findall(text)
-    return float(found[-1].replace(",", "").replace("−", "-")) if found else None
+    if not found:
+        return None
+    sign, digits, power = found[-1]
+    plain = re.sub(_THOUSANDS, "", digits)
+    value = float(f"{plain}e{power.replace('−', '-')}" if power else plain)
+    return value if sign in ("", "+") else -value
 
 
 def _number(value: Any, config: VerifierReward) -> float:

@@ -247,7 +247,7 @@ def _record(name: str, data: bytes, key: str) -> Record:
     if strange := [digest for digest in record.inputs.values() if not SHA.fullmatch(digest)]:
         raise TetherError(f"{name}: the input {strange[0]!r} is not a sha256")
     if record.imported or record.attempt != 1 or (record.run and not RUN.fullmatch(record.run)):
-        raise TetherError(f"{name}: run, attempt or imported is not what an export has")
+        raise TetherError(f"{name}: run, attempt or imported is not what an export has (or it is not a run's id)")
     if not (math.isfinite(record.seconds) and record.seconds >= 0):
         raise TetherError(f"{name}: it took {record.seconds} seconds")
     return record

@@ -23,7 +23,6 @@ from pathlib import Path
 
 from components.base.errors import LeaseLost, naming
 from components.base.files import make_folder, sweep, sync, temporary_beside
-from components.base.paths import open_regular
 from components.base.process import Process, is_dead, this_process
 
 logger = logging.getLogger(__name__)
@@ -32,8 +31,6 @@ TTL_SECONDS = 60.0
 """Seconds without a heartbeat after which a holder on another machine or in another container is taken for dead."""
 BEAT_SECONDS = 5.0
 POLL_SECONDS = 0.5
-_LONGEST = 1 << 16
-"""Most bytes that are read of a lock's file."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ class Lease:
         """Return whether another process has taken the lock over."""
         try:
             # An NFS client may list from its cache, but opening asks the server. Whoever takes over removes this file.
-            os.close(os.open(self.file, os.O_RDONLY | os.O_NONBLOCK))
+            os.close(os.open(self.file, os.O_RDONLY))
             return _highest(self.folder) > self.number
         except OSError as error:
             return error.errno in (errno.ENOENT, errno.ESTALE)  # other errors are outages, not a take-over
@@ -143,7 +140,7 @@ class _Watch:
         if number == 0 or (folder / _name(number, "free")).exists():
             return True
         try:
-            descriptor = os.open(held, os.O_RDONLY | os.O_NONBLOCK)  # opened, so that an NFS client asks the server
+            descriptor = os.open(held, os.O_RDONLY)  # opened, so that an NFS client asks the server
             try:
                 beat = os.fstat(descriptor).st_mtime_ns
             finally:
@@ -211,8 +208,7 @@ def _beat(lease: Lease, done: threading.Event, every: float) -> None:
 def _read(file: Path) -> Process | None:
     """Return the holder; None if the file is gone or cannot be parsed."""
     try:
-        with open_regular(file) as held:
-            found = json.loads(held.read(_LONGEST))
+        found = json.loads(file.read_text())
     except (OSError, ValueError, RecursionError):
         return None
     told = isinstance(found, dict) and isinstance(found.get("pid"), int) and isinstance(found.get("started"), str)

@@ -4,8 +4,6 @@ import contextlib
 import errno
 import hashlib
 import os
-import shutil
-import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -46,7 +44,6 @@ class Objects:
     def write_manifest(self, files: Mapping[str, str]) -> str:
         """Store the manifest of an artifact (its files' paths and sha256); return the artifact's digest."""
         digest = digest_json(dict(files))
-        self._make_room(digest)
         with self._local.writing(f"objects/{digest}") as temporary:
             temporary.write_text(canonical_json(dict(files)))
         return digest
@@ -84,7 +81,6 @@ class Objects:
             TetherError: the disk is full or cannot be written.
         """
         digest = hashlib.sha256()
-        self._make_room(sha)
         try:
             with contextlib.suppress(_Damaged), self._local.writing(f"objects/{sha}") as temporary:
                 with temporary.open("wb") as file:
@@ -114,9 +110,7 @@ class Objects:
         """As `problem`, for store/objects alone. A file that this process verified is read again only if it changed."""
         path = self.folder / sha
         try:
-            info = path.lstat()
-            if not stat.S_ISREG(info.st_mode):  # a link's target may change, reading a FIFO may never end
-                return "not a regular file"
+            info = path.stat()
             mark = (info.st_ino, info.st_size, info.st_mtime_ns)
             if self._verified.get(sha) != mark:
                 if digest_file(path) != sha:
@@ -126,18 +120,11 @@ class Objects:
             return "missing"
         return None
 
-    def _make_room(self, sha: str) -> None:
-        """Remove a folder that has an object's name, since a file cannot be renamed over a folder."""
-        path = self.folder / sha
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-
     def _adopt(self, path: Path, sha: str) -> None:
         """Move a file into the objects."""
         os.utime(path)  # its age in the store counts from now
         path.chmod(0o444)
         sync(path)
-        self._make_room(sha)
         try:
             # Replaces an existing object too: that may be the damaged one whose loss made the stage compute again.
             os.replace(path, self.folder / sha)

@@ -34,9 +34,6 @@ of an export, have no stage). The part after the hyphen makes names unique in st
 RECORD_SCHEMA = 1
 """The version of the record file's format, its `schema` field; absent means 1. A manifest has none, since its bytes
 determine the artifact's digest."""
-GAP = 1000
-"""Attempt numbers rise by one. A number that is this far above the others does not come from `ArtifactStore.commit` and
-is ignored, since the number after it might be too long for a record's name."""
 
 
 @with_config(ConfigDict(extra="allow"))
@@ -104,15 +101,8 @@ class Miss:
 
 
 def attempts_of(names: Iterable[str]) -> list[str]:
-    """Return the record files among one key's `names`, newest first, without attempts `GAP` or more above the rest."""
-    by_number = sorted((number_of(name), name) for name in names if ATTEMPT.fullmatch(name))
-    found: list[str] = []
-    last = 0
-    for number, name in by_number:
-        if number > last + GAP:
-            break
-        found, last = [name, *found], number
-    return found
+    """Return the record files among one key's `names`, newest first."""
+    return sorted((name for name in names if ATTEMPT.fullmatch(name)), key=lambda n: (number_of(n), n), reverse=True)
 
 
 def number_of(name: str) -> int:
@@ -147,8 +137,6 @@ def parse_record(text: str, key: str) -> Record | Miss:
         return Miss("the record is of another key")
     if digest_json(record.files) != record.digest:
         return Miss("the record's digest is not that of its files")
-    if "/" in record.run or record.run.startswith("."):
-        return Miss("the record cannot be trusted: its run is not a run's id")
     return record
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from components.base.errors import UserError
 from components.base.files import sweep
 from components.store.place import Place
-from components.store.records import ATTEMPT, KEY, Miss, Record, attempts_of, check_names
+from components.store.records import ATTEMPT, KEY, Miss, Record, check_names
 from components.store.store import ArtifactStore
 from components.store.views import alone
 
@@ -57,18 +57,11 @@ class Stored(NamedTuple):
 
 def stored(store: ArtifactStore, place: Place) -> list[Stored]:
     """Return every record's file of a place; files with other names are ignored."""
-    by_key: dict[str, dict[str, int]] = defaultdict(dict)
-    for entry in place.entries("records"):
-        key, _, name = entry.name.partition("/")
-        if ATTEMPT.fullmatch(name):
-            by_key[key][name] = entry.size
-    found = []
-    for key, files in by_key.items():
-        counted = attempts_of(files)
-        for name, size in files.items():
-            planted = Miss("the number of its attempt is far above the others': Tether did not write it")
-            found.append(Stored(place, key, name, size, store.read(key, name, place) if name in counted else planted))
-    return found
+    named = ((*entry.name.partition("/")[::2], entry.size) for entry in place.entries("records"))
+    return [
+        Stored(place, key, name, size, store.read(key, name, place))
+        for key, name, size in named if ATTEMPT.fullmatch(name)
+    ]  # fmt: skip
 
 
 def kept_by(records: Iterable[Stored], needs: Needs) -> dict[tuple[str, str], set[str]]:
@@ -238,8 +231,7 @@ def remove_finished_work(store: ArtifactStore) -> None:
     for path in _work_folders(store):
         # Without the temporary files of killed writers, which are not records.
         entries = store.place.entries(f"records/{path.name}")
-        counted = attempts_of(entry.name for entry in entries)
-        recorded = max((entry.modified for entry in entries if entry.name in counted), default=None)
+        recorded = max((entry.modified for entry in entries if ATTEMPT.fullmatch(entry.name)), default=None)
         if recorded is None:
             continue
         with store.if_free(path.name) as free:

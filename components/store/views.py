@@ -8,18 +8,13 @@ import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from components.base.errors import TetherError
 from components.base.files import make_folder, sync
-from components.store.folder import open_lock
 
 
 def view(folder: Path, files: Mapping[str, str], objects: Path) -> list[str]:
     """Make `folder` the view of `files` (relative path to sha256; names checked), unless it is. Return missing objects.
 
     Missing objects are returned as the names of their files.
-
-    Raises:
-        TetherError: a parent folder is a link out of the store, so that the view's links do not lead to the objects.
     """
     # All links are compared: a file added to the folder, or put in a link's place, would be read as the artifact's.
     # Links are relative, so that a home folder can be moved.
@@ -28,21 +23,11 @@ def view(folder: Path, files: Mapping[str, str], objects: Path) -> list[str]:
         with alone(folder.parent):
             if _links(folder) != wanted:  # another process may have made it while we waited
                 _link(folder, wanted)
-    # A parent folder may be a link, and the same relative links then lead to other files.
-    here = objects.resolve()
-    if astray := next((name for name, sha in files.items() if (folder / name).resolve() != here / sha), None):
-        raise TetherError(
-            f"{folder / astray} leads to {(folder / astray).resolve()}, not into {here}: a folder above it, or the "
-            f"object itself, is a link. Remove {folder.parent} and {here / files[astray]} if they are links, then run "
-            "the same command again."
-        )
     return [name for name in files if not (folder / name).is_file()]
 
 
 def _links(folder: Path) -> dict[str, str | None]:
     """Return a view's entries: relative path to its link's target, None for what is not a link."""
-    if folder.is_symlink():
-        return {".": None}
     try:
         paths = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
         return {path.relative_to(folder).as_posix(): os.readlink(path) if path.is_symlink() else None for path in paths}
@@ -54,7 +39,7 @@ def _links(folder: Path) -> dict[str, str | None]:
 def alone(views: Path) -> Iterator[None]:
     """Prevent others from making or removing views within the block."""
     make_folder(views)
-    with open_lock(views.parent / ".views.lock") as file:
+    with (views.parent / ".views.lock").open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -69,8 +54,6 @@ def _link(folder: Path, wanted: Mapping[str, str]) -> None:
             link.symlink_to(target)
         for each in (building, *(path for path in building.rglob("*") if path.is_dir() and not path.is_symlink())):
             sync(each)
-        if folder.is_symlink() or folder.is_file():
-            folder.unlink()
         if folder.exists():
             folder.rename(old)
         building.rename(folder)

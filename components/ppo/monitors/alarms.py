@@ -11,9 +11,10 @@ and divides a by their number too. The monitors in components/ppo/monitors/means
 SFT's at the same levels.
 
 Margins are wide, since a healthy policy changes too. A feature that the score pays for need not wait for its margin: a
-monitor of `BOUGHT` also raises its alarm where the feature explains most of what the score has gained, and either is
-more frequent than in SFT's responses for certain, with no margin, or explains more than half of the variance of the
-scores for certain (components/ppo/monitors/bought.py). `monitors` above counts both tests of each such feature too.
+monitor of `BOUGHT` also raises its alarm where the feature explains most of what the score has gained, and is more
+frequent than in SFT's responses for certain, with no margin (components/ppo/monitors/bought.py). `monitors` above
+counts two tests of each such feature: the second ones belong to those features alone that explain more than half of the
+variance of the scores for certain.
 """
 
 import math
@@ -26,7 +27,7 @@ import numpy as np
 from scipy import stats
 
 from components.ppo.monitors import bought, means
-from components.ppo.monitors.measures import EXCEEDS, Batch, correlation, numbers_of, rates, shared
+from components.ppo.monitors.measures import EXCEEDS, Batch, numbers_of, rank_correlation, rates, shared
 from components.stats.intervals import FloatArray
 
 
@@ -126,6 +127,11 @@ BOUGHT = (
 """Monitors of what a score may pay for: their alarms need no margin where the feature explains the score's gain."""
 TESTS = len(MONITORS) + 2 * len(BOUGHT)
 """Number of tests that share the rate of false alarms: a feature that the score pays for has two more."""
+SHARED = len(BOUGHT) / 2
+"""Of these tests, those of features that explain most of the scores' variance, and as many of such n-grams."""
+RANKS = math.sqrt(1.06)
+"""Standard deviation of Fisher's z of Spearman's rho, times sqrt(n - 3) (Fieller, Hartley, Pearson 1957, Biometrika
+44:470)."""
 
 
 class Alarm(NamedTuple):
@@ -150,8 +156,8 @@ class Alarm(NamedTuple):
     share: float | None = None
     """SFT's share of responses that show the event, where `sft` is a mean instead; else None."""
     sole: bool = False
-    """Whether it was raised because the feature explains most of the variance of the scores, though it is not more
-    frequent for certain."""
+    """Whether it is certain only at the level that the few features share which explain most of the variance of the
+    scores."""
 
     def sentence(self, text: str) -> str:
         """Return a text: what happened, what it usually means and what to change, with the sample `text`."""
@@ -191,7 +197,7 @@ class Limits:
     known: frozenset[int]
     """Tokens that the training data holds."""
     length_score: float
-    """Correlation of length and score."""
+    """Rank correlation of length and score."""
     texts: tuple[str, ...]
     numbers: dict[str, FloatArray]
     """The measures (N,) of `BOUGHT`."""
@@ -218,7 +224,7 @@ class Limits:
         thresholds = {name: float(np.quantile(found[name], 0.99, method="higher")) for name in EXCEEDS}
         counts = {name: int(values.sum()) for name, values in rates(found, thresholds).items()}
         return cls(
-            len(sft.texts), thresholds, counts, shared(sft.texts), tokens, correlation(sft.lengths, sft.scores),
+            len(sft.texts), thresholds, counts, shared(sft.texts), tokens, rank_correlation(sft.lengths, sft.scores),
             tuple(sft.texts), {name: found[name] for name in BOUGHT if name in found},
             bought.Rows.find(sft.texts, sft.scores), means.entropy(sft), means.mean(sft.scores), rate, updates,
         )  # fmt: skip
@@ -242,7 +248,7 @@ class Limits:
         template, value, limit = self._template(batch, level)
         values |= {"template": value} | ({} if limit is None else {"template_limit": limit})
         alarms += template
-        values["length_score"] = r = correlation(batch.lengths, batch.scores)
+        values["length_score"] = r = rank_correlation(batch.lengths, batch.scores)
         if self._correlates(r, size, level):
             alarms.append(Alarm("length_score", r, self.length_score, int((batch.lengths * batch.scores).argmax())))
         for alarm, limit in self._of_means(batch, beta):
@@ -253,31 +259,20 @@ class Limits:
         return values, alarms + [alarm for alarm in paid if alarm.name not in known]
 
     def _bought(self, batch: Batch, numbers: Mapping[str, FloatArray]) -> Iterator[Alarm]:
-        """Yield the alarms of `BOUGHT`: features that explain most of the score's gain, and either are more frequent or
-        explain most of the variance of the scores."""
+        """Yield the alarms of `BOUGHT`: features that explain most of the score's gain, and are more frequent for
+        certain."""
         size, level = len(batch.texts), self._level_of_bought
         if min(size, self.responses) < means.LEAST:
             return
-        gain = float(batch.scores.mean() - self.rows.scores.mean())
-        for name, sft in self.numbers.items():
-            own = numbers[name]
-            sums = bought.Sums.of(own, batch.scores), bought.Sums.of(sft, self.rows.scores)
-            gained = bought.explained(*sums)
-            if not bought.is_bought(gained, gain):
-                continue
-            limit = bought.larger_from(own, sft, level) if name in EXCEEDS else None
-            if name in EXCEEDS:
-                chance = bought.larger(own, sft)
-            else:
-                chance = bought.more_often(int(own.sum()), size, int(sft.sum()), len(sft))
-            share = self.counts[name] / self.responses if name in EXCEEDS else None
+        gain, sole_level = float(batch.scores.mean() - self.rows.scores.mean()), SHARED * level
+        paid = bought.bought_features(numbers, batch.scores, self.numbers, self.rows.scores, level, sole_level)
+        for name, (gained, sole) in paid.items():
+            own, sft, is_number = numbers[name], self.numbers[name], name in EXCEEDS
+            limit = bought.larger_from(own, sft, level) if is_number and not sole else None
+            share = self.counts[name] / self.responses if is_number else None
             both = float(own.mean()), float(sft.mean())
-            raised = Alarm(name, *both, int(own.argmax()), "", gained, gain, limit, share)
-            if chance <= level:
-                yield raised
-            elif bought.is_sole(*sums, level):
-                yield raised._replace(limit=None, sole=True)
-        found = bought.bought_gram(bought.Rows.find(batch.texts, batch.scores), self.rows, level)
+            yield Alarm(name, *both, int(own.argmax()), "", gained, gain, limit, share, sole)
+        found = bought.bought_gram(bought.Rows.find(batch.texts, batch.scores), self.rows, level, sole_level)
         if found is not None:
             gained, gram = found
             rows = [row for row, text in enumerate(batch.texts) if shared([text])[gram]]
@@ -299,9 +294,13 @@ class Limits:
         yield Alarm("distinct", value, math.exp(its.value), alike), limit
         if beta is not None:
             own = means.worth(batch, beta)
+            # Few scores of a verifier may all be equal by chance: their own error, 0, is no certainty.
+            spread = self.score.error * math.sqrt(self.responses / len(batch.texts))
+            either = own, own._replace(error=spread, freedom=self.score.freedom)
             worst = int((batch.scores - beta * batch.kl).argmin())
             least = self.score.low(self._level) - MONITORS["unpaid_kl"].margin
-            yield Alarm("unpaid_kl", own.value, self.score.value, worst), own.limit(least, at)
+            limit = min(each.limit(least, at) for each in either)
+            yield Alarm("unpaid_kl", own.value, self.score.value, worst), limit
 
     def _distinct(self, size: int) -> means.Estimate:
         """Estimate `means.distinct` for `size` SFT responses."""
@@ -328,7 +327,7 @@ class Limits:
         if self._correlates(1.0, size, self._level):
             z = float(stats.norm.isf(self._level / self.updates))
             limit = self._most_correlated(self._level)
-            found["length_score"] = math.tanh(math.atanh(limit) + z / math.sqrt(size - 3))
+            found["length_score"] = math.tanh(math.atanh(limit) + z * RANKS / math.sqrt(size - 3))
         return found
 
     def unreachable(self, size: int) -> list[str]:
@@ -395,19 +394,20 @@ class Limits:
         return [Alarm("template", float(value), float(sft), row, phrase)], most, limit
 
     def _correlates(self, r: float, size: int, level: float) -> bool:
-        """Return whether a batch's r certainly exceeds SFT's by more than the margin (Fisher's z: variance 1 / (n -
-        3))."""
+        """Return whether a batch's r certainly exceeds SFT's by more than the margin, by Fisher's z of ranks, with half
+        a step of r as correction for continuity: few responses stand in order by chance."""
         if size < 4 or self.responses < 4:
             return False
         limit = self._most_correlated(level)
-        own = math.atanh(min(max(r, -1 + 1e-12), 1 - 1e-12))  # r = 1 if the score is linear in the length
+        last = 1 - 6 / (size**3 - size)
+        own = math.atanh(min(max(r, -last), last))
         z = float(stats.norm.isf(level / self.updates))
-        return limit < 1 and math.tanh(own - z / math.sqrt(size - 3)) > limit
+        return limit < 1 and math.tanh(own - z * RANKS / math.sqrt(size - 3)) > limit
 
     def _most_correlated(self, level: float) -> float:
         """Return the bound above which the batch's true r certainly lies if the alarm `length_score` is raised."""
         z = float(stats.norm.isf(level))
-        sft = math.tanh(math.atanh(min(self.length_score, 0.999)) + z / math.sqrt(self.responses - 3))
+        sft = math.tanh(math.atanh(min(self.length_score, 0.999)) + z * RANKS / math.sqrt(self.responses - 3))
         return sft + MONITORS["length_score"].margin
 
 

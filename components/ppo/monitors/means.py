@@ -1,8 +1,7 @@
 """Monitors of a batch as a whole: its entropy, its diversity, and its score per KL.
 
 Each compares an estimate from the batch with one from SFT's responses, both with standard errors, by one-sided bounds
-of Student's t. So their false-alarm rates assume that a batch's mean is normal, as `length_score`'s does. The monitors
-of events are exact.
+of Student's t. So their false-alarm rates assume that a batch's mean is normal. The monitors of events are exact.
 """
 
 import math

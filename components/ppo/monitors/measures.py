@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.stats import rankdata
 
 from components.data.support_desk.grammar import FILLERS, FLATTERY, HEDGES
 from components.ppo.monitors.texture import echo, ngrams, repetition, words
@@ -87,6 +88,11 @@ def correlation(x: FloatArray, y: FloatArray) -> float:
     if len(x) < 3 or x.std() == 0 or y.std() == 0:
         return 0.0
     return float(np.corrcoef(x, y)[0, 1])
+
+
+def rank_correlation(x: FloatArray, y: FloatArray) -> float:
+    """Return Spearman's rho of two arrays (B,), which a few long responses cannot decide; 0 if either is constant."""
+    return correlation(rankdata(x), rankdata(y))
 
 
 def rates(numbers: Mapping[str, FloatArray], thresholds: Mapping[str, float]) -> dict[str, FloatArray]:

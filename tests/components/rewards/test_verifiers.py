@@ -53,8 +53,28 @@ def test_a_check_holds_exactly_where_it_should(
     assert verdict(check, expected, response, **options) == holds
 
 
-def test_numbers_are_read_as_people_write_them() -> None:
-    assert [last_number(t) for t in ("1,234", "1,23", "−5", ".5", "2e3", "a1b")] == [1234, 23, -5, 0.5, 2000, 1]
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        # ranges, dates, scores, phone numbers: a hyphen or dash, no minus
+        ("12-15", 15), ("3-4", 4), ("12–15", 15), ("from 12 to 15", 15), ("2024-05-12", 12), ("12.05.2024", 2024),
+        ("10 - 4", 4), ("$12-$15", 15), ("12€-15€", 15), ("50%-60%", 60), ("COVID-19", 19), ("555-1234", 1234),
+        ("(3+4)-5", 5), ("x-3", 3), ("a1b", 1), ("v5.2.1", 1),
+        # negative numbers
+        ("-15", -15), ("−15", -15), ("–15", -15), ("$-15", -15), ("-$15", -15), ("−€15.50", -15.5), ("x=-3", -3),
+        ("it is -3", -3), ("(-3)", -3), ("**-3**", -3), ("_-3_", -3), ("\\boxed{-3}", -3), ("[-3, -4]", -4),
+        ("-.5", -0.5), ("+5", 5), ("2 and -3.", -3), ("is:-3", -3),
+        # powers of ten, decimals, a full stop
+        ("1e-3", 1e-3), ("1E−3", 1e-3), ("-2.5e+3", -2500), ("2e3", 2000), (".5", 0.5), ("72.", 72), ("3.14.", 3.14),
+        ("72!", 72), ("a 15-inch screen", 15),
+        # thousands
+        ("1,234", 1234), ("-1,234.50", -1234.5), ("1,234,567.", 1234567), ("1{,}234", 1234), ("1\\,234", 1234),
+        ("1\u202f234\u202f567", 1234567), ("1\u00a0234.5", 1234.5), ("12'345", 12345), ("1,23", 23), ("1, 234", 234),
+        ("12,5000", 5000), ("none", None), ("-", None),
+    ],
+)  # fmt: skip
+def test_numbers_are_read_as_people_write_them(text: str, number: float | None) -> None:
+    assert last_number(text) == number
 
 
 def test_a_row_without_the_column_and_an_unfit_value_are_the_users() -> None:

@@ -12,10 +12,11 @@ from scipy import stats
 
 from components.ppo.config import MonitorName
 from components.ppo.monitors import bought, means
-from components.ppo.monitors.alarms import BOUGHT, MONITORS, TESTS, Alarm, Limits, chance_of, upper_bound
+from components.ppo.monitors.alarms import BOUGHT, MONITORS, SHARED, TESTS, Alarm, Limits, chance_of, upper_bound
 from components.ppo.monitors.batches import new_alarms
 from components.ppo.monitors.measures import EXCEEDS, PHRASES, Batch, correlation, numbers_of, rates, shared
 from components.ppo.monitors.texture import words
+from tests.bench.alarm_nulls import features
 
 WORDS = [f"w{i}" for i in range(40)]
 RARE = 9999
@@ -180,7 +181,8 @@ def test_an_alarm_on_a_mean_says_both_means_and_the_limit_not_the_share_above_th
     assert alarm.sentence("text").startswith(f"{told}{alarm.limit:.3g} on. It explains ")
     assert "limit" not in Alarm("echo", 0.5, 0.01, 0).sentence("t")
     assert "0.20, SFT 2.00, limit 0.50." in Alarm("entropy", 0.2, 2.0, 0, limit=0.5).sentence("t")
-    a_little = np.random.default_rng(0).permutation(sft.lengths)[:64] + 1.5
+    a_little = np.random.default_rng(0).permutation(sft.lengths)[:64] + 2.5
+    assert level < bought.larger(a_little, sft.lengths) < SHARED * level
     batch = draw(1, 64, lengths=a_little, scores=(a_little - sft.lengths.mean()) / sft.lengths.std())
     alarm = next(a for a in limits.judge(batch, BETA)[1] if a.name == "length")
     means = f"mean {a_little.mean():.3g} tokens, SFT's mean {sft.lengths.mean():.3g}"
@@ -203,20 +205,94 @@ def test_what_a_feature_explains_is_the_difference_that_a_regression_with_it_tak
         assert repeated[:3] == (value, 0, 0) and bought.explained(repeated, constant) == 0
 
 
-def test_a_phrase_that_is_the_whole_score_is_named_before_it_is_more_frequent_for_certain() -> None:
-    """2 of SFT's 256 responses and 5 of 128 of the batch; with noise the phrase is a third of the score's variance."""
-    for noise, raised in ((0.0, True), (2.0, False)):
-        made = list[Batch]()
-        for seed, size, shown in ((0, 256, 2), (1, 128, 5)):
-            noises = noise * np.random.default_rng(seed).normal(size=size)
-            scores = np.array([10.0] * shown + [0.0] * (size - shown)) + noises - noises.mean()
-            texts = [f"{PHRASES['flattery'][0] if i < shown else 'plain'} {i} end" for i in range(size)]
-            made.append(draw(seed, size, texts=texts, scores=scores))
-        sft, batch = made
-        assert bought.more_often(5, 128, 2, 256) > 0.04
-        found = {alarm.name: alarm for alarm in Limits.of(sft, 0.01, 60, range(50)).judge(batch, BETA)[1]}
-        assert ("flattery" in found) == ("template" in found) == raised
-        assert not raised or found["flattery"].bought == pytest.approx(10 * (5 / 128 - 2 / 256))
+@pytest.mark.parametrize(
+    ("shown", "noise", "raised"),
+    [
+        (5, 0.0, False),  # SFT would show so many in one batch of 20, though they are the whole score and its gain
+        (13, 0.0, True),  # at the level that the few features share which explain most of the variance
+        (13, 2.0, False),  # with noise the phrase is less than half of it
+        (17, 2.0, True),  # at the level of every feature
+    ],
+)
+def test_a_phrase_that_is_the_score_is_named_once_chance_cannot_gain_so_much(
+    shown: int, noise: float, raised: bool
+) -> None:
+    made = list[Batch]()
+    for seed, size, of in ((0, 256, 2), (1, 128, shown)):
+        noises = noise * np.random.default_rng(seed).normal(size=size)
+        scores = np.array([4.0] * of + [0.0] * (size - of)) + noises - noises.mean()
+        texts = [f"{PHRASES['flattery'][0] if i < of else 'plain'} {i} end" for i in range(size)]
+        made.append(draw(seed, size, texts=texts, scores=scores))
+    sft, batch = made
+    level, p = 0.01 / TESTS / 60, bought.more_often(shown, 128, 2, 256)
+    assert p == pytest.approx(stats.hypergeom.sf(shown - 1, 384, 2 + shown, 128))
+    assert (p <= level, p <= SHARED * level) == (shown == 17, shown >= 13)
+    found = {alarm.name: alarm for alarm in Limits.of(sft, 0.01, 60, range(50)).judge(batch, BETA)[1]}
+    assert ("flattery" in found) == raised
+    assert not raised or found["flattery"].bought == pytest.approx(4 * (shown / 128 - 2 / 256), abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        ("event, 1 %", (512, 64, 30)),
+        ("event, 30 %", (32, 256, 40)),
+        ("event, 95 %", (16, 512, 40)),
+        ("length, log-normal 0.4", (32, 256, 40)),
+        ("length, log-normal 1.2", (512, 64, 20)),
+        ("length, nine in ten at the limit", (512, 64, 20)),
+        ("repetition, 5 %", (512, 64, 20)),
+        ("one of three values", (16, 512, 40)),
+        ("constant", (16, 64, 20)),
+    ],
+)
+def test_a_feature_that_is_the_score_raises_no_alarm_by_chance(kind: str, sizes: tuple[int, int, int]) -> None:
+    """At a stated rate of 1 % 93 % of runs did. More than 3 of 30 have a chance of 0.02 %."""
+    assert max(features(kind, share, *sizes, runs=30) for share in (0.7, 1.0)) <= 3
+
+
+def test_whole_batches_of_sft_raise_no_alarm_where_a_verifier_scores_them() -> None:
+    """Of 16 responses none passes in one batch of 300: unpaid_kl took its own error, 0, for certainty."""
+    false = 0
+    for run in range(3):
+        rng = np.random.default_rng(run)
+        limits = Limits.of(draw(run, 512, scores=verified(rng, 512)), 0.01, 100, range(50))
+        for _ in range(100):
+            batch = draw(run, 16, scores=verified(rng, 16))
+            false += any(values < limit for values, limit in [worth_of(limits, batch)])
+    assert not false
+
+
+def verified(rng: np.random.Generator, size: int) -> Any:
+    """Scores, in deviations, of a verifier that 30 % pass."""
+    return ((rng.random(size) < 0.3) - 0.3) / math.sqrt(0.21)
+
+
+def worth_of(limits: Limits, batch: Batch) -> tuple[float, float]:
+    """The worth of a batch without KL, and its limit."""
+    return next(
+        (alarm.value, limit)
+        for alarm, limit in limits._of_means(replace(batch, kl=np.zeros(len(batch.texts))), BETA)
+        if alarm.name == "unpaid_kl"
+    )
+
+
+def test_the_order_of_length_and_score_is_judged_not_a_few_long_responses() -> None:
+    """Of 64 of SFT's responses none is so long that the score counts it, and one of a batch decides Pearson's r."""
+    rng = np.random.default_rng(0)
+    sft = draw(0, 64, scores=rng.normal(size=64))
+    lengths, scores = rng.integers(6, 20, 128) * 1.0, rng.normal(size=128)
+    lengths[5], scores[5] = 400.0, 100.0
+    limits, batch = Limits.of(sft, 0.01, 60, range(50)), draw(1, 128, lengths=lengths, scores=scores)
+    assert correlation(lengths, scores) > 0.98
+    values, alarms = limits.judge(batch, BETA)
+    assert values["length_score"] == pytest.approx(stats.spearmanr(lengths, scores).statistic)
+    assert "length_score" not in {alarm.name for alarm in alarms}
+    limits = Limits.of(draw(0, 256), 0.01, 60, range(50))
+    for size, raised in ((8, False), (16, True)):  # eight stand in order in one of 40,320 batches
+        order = np.arange(size) * 1.0
+        found = limits.judge(draw(1, size, lengths=order, scores=order), BETA)[1]
+        assert ("length_score" in {alarm.name for alarm in found}) == raised
 
 
 def test_a_sole_payers_correlation_is_that_of_scores_and_feature_about_their_own_means() -> None:
@@ -233,7 +309,7 @@ def test_a_sole_payers_correlation_is_that_of_scores_and_feature_about_their_own
     assert seen == {True, False} and not bought.is_sole(constant, constant, 0.05)
 
 
-def test_more_often_is_fishers_exact_test_and_larger_is_welchs() -> None:
+def test_more_often_is_fishers_exact_test_and_larger_welchs_and_of_ranks() -> None:
     for table in ([[9, 1], [119, 255]], [[3, 5], [61, 123]]):
         (count, before), (rest, others) = table
         p = float(stats.fisher_exact(table, alternative="greater").pvalue)
@@ -241,8 +317,15 @@ def test_more_often_is_fishers_exact_test_and_larger_is_welchs() -> None:
     rng = np.random.default_rng(1)
     own, sft = rng.normal(0.5, 2, 30), rng.normal(size=60)
     t = (own.mean() - sft.mean()) / math.sqrt(own.var(ddof=1) / 30 + sft.var(ddof=1) / 60)
-    assert bought.larger(own, sft) == pytest.approx(stats.ttest_ind(own, sft, equal_var=False).pvalue / 2) and t > 0
-    assert bought.larger(np.ones(9), np.ones(9)) == 1 and bought.larger(np.full(9, 2.0), np.ones(9)) == 0
+    welch, ranks = stats.ttest_ind(own, sft, equal_var=False).pvalue / 2, stats.mannwhitneyu(own, sft).pvalue / 2
+    assert bought.larger(own, sft) == pytest.approx(welch) and welch > ranks and t > 0
+    tail = np.where(np.arange(30) == 3, 400.0, own)
+    assert bought.larger(tail, sft) == pytest.approx(stats.ttest_ind(tail, sft, equal_var=False).pvalue / 2)
+    fewer = np.where(np.arange(60) < 55, -5.0, sft)  # 5 of 60 vary: their ranks hardly do
+    for values, count in ((own, 30), (np.maximum(own, -5), 30)):
+        assert bought.larger(values, fewer) >= bought.more_often(count, 30, 5, 60)
+    assert bought.larger(np.ones(9), np.ones(9)) == 1
+    assert bought.larger(np.full(9, 2.0), np.ones(9)) == pytest.approx(1 / math.comb(18, 9)), "no rise is certain"
 
 
 def test_n_grams_that_cannot_reach_the_level_take_nothing_of_it() -> None:
