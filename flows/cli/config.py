@@ -65,7 +65,7 @@ def plan(
     from components.planning.advice import Machine
     from components.planning.shape import read_shape
     from flows.data.pretrained import find_base
-    from flows.reports.sizes.memory import MemoryPlan, parse_size, planned_run, sharding_of
+    from flows.reports.memory import MemoryPlan, parse_size, planned_run, sharding_of
 
     size = None if memory is None else parse_size(memory)
     config = config_of(profile, set_)

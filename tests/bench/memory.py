@@ -144,7 +144,7 @@ def planned(configuration: Configuration, home: Path) -> tuple[str, int, dict[st
     from components.planning.memory import phases
     from components.planning.models import Ranks
     from flows.data.pretrained import find_base
-    from flows.reports.sizes.memory import planned_run
+    from flows.reports.memory import planned_run
 
     config = config_of(configuration)
     run = planned_run(config, find_base(SMOLLM2, home) if config.sft.base else None)

@@ -1,6 +1,6 @@
 """Write the tables of docs/scaling.md with the arithmetic of `tether plan`.
 
-python -m flows.reports.sizes.scaling          # updates the page; --check exits 1 if it is stale
+python -m tests.scaling          # updates the page; --check exits 1 if it is stale
 """
 
 import re
@@ -9,15 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from components.planning.advice import Machine, StagePlan, plan_stages
-from components.planning.cost import forward, ppo_update, step_traffic
 from components.planning.memory import PlannedRun
-from components.planning.models import Ranks
 from components.planning.shape import KNOWN
 from flows.config.profiles import parse_override
 from flows.config.run_config import load_config
-from flows.reports.sizes.memory import planned_run
+from flows.reports.memory import planned_run
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "scaling.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "scaling.md"
 MODELS = ("smollm2-135m", "llama-3.2-1b", "llama-3.1-8b")
 CARD = 80 * 10**9
 SETTING = (
@@ -84,68 +82,17 @@ def parts() -> str:
     return "\n".join(lines)
 
 
-def operations() -> str:
-    """Return the table of operations per PPO update by phase, for full training of each model."""
-    lines = [
-        "| model | sampling | frozen pass | updates | all, PFLOP | forward pass of a token, GFLOP |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
-    for model in MODELS:
-        run = planned(model)
-        found = ppo_update(run)
-        cells = [f"{each / 1e15:.2f}" for each in (*found.values(), sum(found.values()))]
-        token = forward(run.shape, 1, run.length, run.length) / run.length
-        lines.append(f"| {model} | {' | '.join(cells)} | {token / 1e9:.2f} |")
-    return "\n".join(lines)
-
-
-def growth() -> str:
-    """Return the table of how operations and memory grow if one size doubles, at 1 B."""
-    base = planned("llama-3.2-1b")
-    doubled = {
-        "prompts an update (`ppo.batch_size`)": planned("llama-3.2-1b", "ppo.batch_size=256", "ppo.minibatch_size=128"),
-        "epochs (`ppo.epochs`)": planned("llama-3.2-1b", f"ppo.epochs={2 * base.ppo.epochs}"),
-        "response (`generation.max_new_tokens`)": planned("llama-3.2-1b", "generation.max_new_tokens=1024"),
-        "prompt (`generation.max_prompt_tokens`)": planned("llama-3.2-1b", "generation.max_prompt_tokens=1024"),
-        "both lengths": planned("llama-3.2-1b", "generation.max_new_tokens=1024", "generation.max_prompt_tokens=1024"),
-        "blocks (parameters of the matrices)": base._replace(shape=base.shape.model_copy(update={"layers": 32})),
-    }
-    lines = ["| twice the | operations an update | peak of ppo, GB |", "|---|---:|---:|"]
-    lines.append(f"| (none) | × 1 | {_peak(base):.1f} |")
-    once = sum(ppo_update(base).values())
-    for what, run in doubled.items():
-        lines.append(f"| {what} | × {sum(ppo_update(run).values()) / once:.2f} | {_peak(run):.1f} |")
-    return "\n".join(lines)
-
-
-def _peak(run: PlannedRun) -> float:
-    return plan_stages(run, Machine(1, CARD))[-1].worst.bytes / 1e9
-
-
 def rank_table() -> str:
-    """Return the table of PPO at 8 B with full training on 1 to 32 ranks: memory, operations and bytes sent per
-    rank."""
+    """Return the table of the memory of PPO at 8 B with full training on 1 to 32 ranks."""
     run = planned("llama-3.1-8b")
-    micros = -(-run.ppo.minibatch_size // run.ppo.micro_batch_size)
-    operations = sum(ppo_update(run).values())
-    lines = [
-        "| GPUs | ZeRO-2: ppo, GB | sent a step, GB | ZeRO-3: ppo, GB | sent a step, GB | PFLOP a GPU and update |",
-        "|---:|---:|---:|---:|---:|---:|",
-    ]
+    lines = ["| GPUs | ZeRO-2: ppo, GB | ZeRO-3: ppo, GB |", "|---:|---:|---:|"]
     for gpus in (1, 2, 4, 8, 16, 32):
-        cells = []
-        for sharding in ("zero2", "zero3"):
-            stage = plan_stages(run, Machine(gpus, CARD, sharding))[-1]
-            sent = step_traffic(run.shape, Ranks(gpus, sharding), max(1, micros // gpus))
-            cells += [_cell(stage), f"{sent / 1e9:.0f}"]
-        lines.append(f"| {gpus} | {' | '.join(cells)} | {operations / gpus / 1e15:.1f} |")
+        cells = [_cell(plan_stages(run, Machine(gpus, CARD, sharding))[-1]) for sharding in ("zero2", "zero3")]
+        lines.append(f"| {gpus} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-TABLES = {
-    "setting": setting, "memory": memory, "parts": parts, "operations": operations, "growth": growth,
-    "ranks": rank_table,
-}  # fmt: skip
+TABLES = {"setting": setting, "memory": memory, "parts": parts, "ranks": rank_table}
 
 
 def refreshed(page: str) -> str:
@@ -169,7 +116,7 @@ def main() -> None:
     page = PAGE.read_text(encoding="utf-8")
     if "--check" in sys.argv[1:]:
         if found := list(stale(page)):
-            sys.exit(f"{PAGE} is stale ({', '.join(found)}): python -m flows.reports.sizes.scaling")
+            sys.exit(f"{PAGE} is stale ({', '.join(found)}): python -m tests.scaling")
         return
     PAGE.write_text(refreshed(page), encoding="utf-8")
 
