@@ -11,44 +11,24 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from components.base.errors import UserError
 from components.data.config import DataConfig
 from components.data.formats import demonstrations, pairs
-from components.data.formats.labels import KTO, KTO_FLAGS, NUMBERS, WORDS
-from components.data.formats.public import TWO_RESPONSES, Shape, reads, shape_of
-from components.data.formats.public_fields import TEXTS, ReadingOptions, prompt_fields
-from components.data.formats.transcripts import ABOUT, SYSTEMS, is_transcript
+from components.data.formats.labels import KTO, NUMBERS, WORDS
+from components.data.formats.public import TWO_RESPONSES, Shape, shape_of
+from components.data.formats.public_fields import TEXTS, ReadingOptions
+from components.data.formats.transcripts import ABOUT, is_transcript
+from components.data.formats.unread import used_by
 from components.data.readers import read_source
 from components.data.rows import RawRow
 from components.data.words import label_key
 from components.human_eval.batch.reading import looks_like_sheet
 from data_contracts.rows.gather import DETECT_ON, RowSource, options_of, renamed
 from data_contracts.rows.schemas import SourceReading
-
-_EARLIER = " ".join(("history", *SYSTEMS))
-_SCORES = " ".join(chain(*pairs.SIDE_SCORES))
-_OF_PAIRS = f"category source margin {_SCORES} votes votes_chosen votes_rejected {_EARLIER}"
-_OF_VOTES = "prompt stance a b votes votes_a votes_b votes_equal votes_tie votes_both_bad label vote judged_in"
-_SINGLE = "prompt response completion output instruction input context instances messages conversations"
-_FIELDS = {
-    "transcripts": f"prompt chosen rejected {_OF_PAIRS}",
-    "strings": f"prompt chosen rejected {_OF_PAIRS}",
-    "conversational": f"prompt chosen rejected {_OF_PAIRS}",
-    "votes": f"{_OF_VOTES} model_a model_b {_OF_PAIRS}",
-    pairs.SINGLE_VOTES: f"{_OF_VOTES} model_a model_b annotator {_OF_PAIRS}",
-    "ranking": f"prompt responses ranks scores {_OF_PAIRS}",
-    "response": f"prompt response completion output {_EARLIER}",
-    "instruction": f"instruction input context instances response completion output {_EARLIER}",
-    "conversation": f"messages conversations {_EARLIER}",
-    "transcript": "text",
-    KTO: f"{_SINGLE} text label kto_tag {' '.join(KTO_FLAGS)} {_EARLIER}",
-    "prompts": f"prompt stance category {_EARLIER}",
-}
-"""The fields that each format reads. Pairs also read fields that start with `votes_`; labelling needs `id`."""
 
 _BETTER = {"chosen": "rejected", "better": "worse", "best": "worst", "good": "bad", "winner": "loser", "win": "lose",
            "preferred": "dispreferred", "accepted": "rejected", "positive": "negative", "pos": "neg"}  # fmt: skip
@@ -165,16 +145,16 @@ def reading_of(path: Path, data: DataConfig) -> FileReading:
 
     for rows in readings("preferences"):
         if shape := shape_of(rows, options_of(data)):
-            ignored = _unread(rows, shape, options_of(data))
+            ignored = _ignored(rows, "preferences", shape.format, shape, options_of(data))
             names = _annotator_of(rows, ignored) if shape.name == TWO_RESPONSES else {}
             return FileReading("preferences", shape.name, ignored, names, False)
     for name, detect in (("preferences", pairs.detect), ("demonstrations", demonstrations.detect)):
         for rows in readings(name):
             with suppress(UserError):
-                return _reading(name, detect(rows, path), rows)
+                return _reading(name, detect(rows, path), rows, data)
     for rows in readings("prompts"):
         if any("prompt" in row.data for row in rows):
-            return _reading("prompts", "prompts", rows)
+            return _reading("prompts", "prompts", rows, data)
     pairs.detect(first, path)
     raise AssertionError("unreachable: no format was found")
 
@@ -214,32 +194,19 @@ def refuse_unblinded(rows: Iterable[RawRow], path: Path) -> None:
         )
 
 
-def _unread(rows: Sequence[RawRow], shape: Shape, options: ReadingOptions) -> list[str]:
-    asked = {name for row in rows if row.problem is None for name in prompt_fields(row.data)}
-    ignored = [column for column in _columns(rows) if not reads(shape, column, options, asked)]
-    return _without_ties(rows, ignored) if shape.format == "strings" else ignored
-
-
-def _without_ties(rows: Sequence[RawRow], ignored: Sequence[str]) -> list[str]:
-    """Return `ignored` without the columns by which rows with `chosen` and `rejected` say that they are ties."""
-    told = {pairs.tied_by(row.data) for row in rows if row.problem is None}
-    return [column for column in ignored if column not in told]
-
-
 def _columns(rows: Sequence[RawRow]) -> list[str]:
     return list(dict.fromkeys(str(column) for row in rows if row.problem is None for column in row.data))
 
 
-def _reading(kind: str, name: str, rows: Sequence[RawRow]) -> FileReading:
+def _ignored(rows: Sequence[RawRow], kind: str, name: str, shape: Shape | None, options: ReadingOptions) -> list[str]:
+    used = used_by(rows, kind, name, shape, options)
+    return [column for column in _columns(rows) if not used(column)]
+
+
+def _reading(kind: str, name: str, rows: Sequence[RawRow], data: DataConfig) -> FileReading:
     columns = _columns(rows)
-    known = set(_FIELDS[name].split())
-    ignored = [
-        column
-        for column in columns
-        if column not in known and not (kind == "preferences" and column.startswith("votes_"))
-    ]
+    ignored = _ignored(rows, kind, name, None, options_of(data))
     if kind == "preferences":
-        ignored = ignored if name == "votes" else _without_ties(rows, ignored)
         by = _annotator_of(rows, ignored) if name == "votes" else {}
         names = _misspelt(["prompt"], columns, ignored) | _asked(rows, ignored) | by
         return FileReading(kind, name, ignored, names, False, doubled=_doubled(rows))

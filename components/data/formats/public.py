@@ -70,7 +70,7 @@ from components.data.formats.public_votes import (
     summaries,
     two_responses,
 )
-from components.data.formats.transcripts import SYSTEMS, as_messages, earlier_turns
+from components.data.formats.transcripts import SYSTEMS, as_messages, earlier_turns, refuse_parts
 from components.data.rows import BadRow, RawRow, listed, most_common_format, shown
 
 
@@ -110,6 +110,7 @@ def standard_rows(rows: Iterable[RawRow], shape: Shape | None, options: ReadingO
                 if shape is not None and not gathered and not shape.has(row.data, options):
                     text = f"the row lacks what most rows have ({shape.name}); its fields are {listed(list(row.data))}"
                     raise BadRow("fields_present", text)
+                refuse_parts(row.data)
                 data = row.data if shape is None else shape.standard(row.data, options)
                 row = row._replace(data=_labelled(data, options.label_values))
             except BadRow as bad:
@@ -159,10 +160,7 @@ def _is_openai(data: Data, options: ReadingOptions) -> bool:
 def _openai(data: Data, options: ReadingOptions) -> dict[str, Any]:
     asked = data["input"]
     if isinstance(asked, dict):
-        if asked.get("tools"):
-            raise BadRow(
-                "turns_valid", "`input.tools` belong to the prompt, and only text is learned; leave the row out"
-            )
+        refuse_parts(asked, "input.")
         asked = asked.get("messages")
     sides = {side: response_of(data, f"{name}_output") for side, name in _OPENAI.items()}
     return {**kept_fields(data), "prompt": earlier_turns(data, as_messages(asked, "input.messages")), **sides}

@@ -16,7 +16,7 @@ from components.data.formats.public_fields import (
     response_of,
     sides_of,
 )
-from components.data.formats.transcripts import SYSTEMS, as_messages, earlier_turns
+from components.data.formats.transcripts import SYSTEMS, as_messages, earlier_turns, refuse_parts
 from components.data.rows import BadRow, RawRow
 
 _ULTRA_SCORES = ("fine-grained_score", "overall_score")
@@ -140,6 +140,7 @@ def gathered_by_prompt(rows: Iterable[RawRow], options: ReadingOptions) -> Itera
     for row in rows:
         if row.problem is None:
             try:
+                refuse_parts(row.data)
                 scored = text_field(row.data, "response"), number_field(row.data.get(score), score)
                 key = json.dumps([row.data.get(name) for name in _PROMPT], sort_keys=True, default=str)
                 first, responses, others = prompts.setdefault(key, (row, [], []))

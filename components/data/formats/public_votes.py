@@ -17,7 +17,7 @@ from components.data.formats.public_fields import (
     sides_of,
     votes_of_columns,
 )
-from components.data.formats.transcripts import split_messages
+from components.data.formats.transcripts import role_of, split_messages
 from components.data.rows import BadRow, Message, blank, shown
 
 
@@ -38,15 +38,11 @@ def _judged_turn(data: Data, name: str) -> tuple[list[Message], str]:
     """Return the messages before the judged response, and that response: the last one, or that of `turn` (from 1)."""
     value, turn = data[name], data.get("turn")
     if isinstance(value, list) and isinstance(turn, int) and not isinstance(turn, bool):
-        answers = [i for i, message in enumerate(value) if _role(message) in ("assistant", "gpt")]
+        answers = [i for i, each in enumerate(value) if isinstance(each, dict) and role_of(each) == "assistant"]
         if not 1 <= turn <= len(answers):
             raise BadRow("turns_valid", f"`turn` is {turn}, and `{name}` has {len(answers)} responses")
         value = value[: answers[turn - 1] + 1]
     return split_messages(value, name)
-
-
-def _role(message: Any) -> object:
-    return message.get("role", message.get("from")) if isinstance(message, dict) else None
 
 
 def _voted(

@@ -379,3 +379,16 @@ def test_a_check_of_one_file_applies_its_own_cap_of_a_profile_and_refuses_what_n
     wrong = load_config("tiny", [parse_override("data.sources={preferences: {}, b.jsonl: {weight: 2}}")])
     with pytest.raises(UserError, match=r"names 'b\.jsonl'.*the only one is called preferences"):
         own_entry(wrong, tmp_path / "a.jsonl")
+
+
+def test_fields_that_are_not_read_are_named_with_their_rows(tether_here, tmp_path: Path) -> None:
+    def row(i: int) -> dict[str, object]:
+        asked = [{"role": "user", "content": f"question {i}"} | ({"name": "ann"} if i < 12 else {})]
+        answers = ({"role": "assistant", "content": text} for text in (f"good {i}", f"bad {i}"))
+        return dict(zip(("prompt", "chosen", "rejected", "topic"), (asked, *([a] for a in answers), "t"), strict=True))
+
+    write_rows(tmp_path / "pairs.jsonl", [row(i) for i in range(40)])
+    done = check(tether_here, tmp_path, "pairs.jsonl")
+    assert "Columns that are not used: topic, prompt[].name (12 rows).\n" in done.stdout
+    report = json.loads(check(tether_here, tmp_path, "pairs.jsonl", "--json").stdout)
+    assert report["unread"] == {"preferences": {"topic": 40, "prompt[].name": 12}}
