@@ -267,6 +267,8 @@ def print_check(report: "FileReport", out: Path | None) -> None:
         table.add_row(Text("ok", "green") if check["passed"] else bad, *map(cell, cells))
     if found:
         console.print(table)
+    for check in found:
+        say(line(f"{check['name']}: {check['description']}"))
     say(
         f"{counted(len(report['checks']) - len(found), 'other check')} found nothing. "
         f"{counted(report['rows'], 'row')}, {counted(report['pairs'], 'pair')} kept, "

@@ -1,12 +1,17 @@
 """Shapes of public preference data, converted row by row to the project's own formats before parsing.
 
+ms-swift pairs        `messages` with `rejected_messages` or `rejected_response`; `query` with `response` and
+                      `rejected_response`
+named pairs           `chosen_response`, `rejected_response`; `response_j`, `response_k`; `pos_answer`, `neg_answer`,
+                      with a prompt under any of its names
 LLaMA-Factory pairs   `conversations` or `messages` (or `prompt`) with `chosen`, `rejected` as one message each;
                       Alpaca's `instruction`, `input`, `system`, `history` with `chosen`, `rejected` as texts
 OpenAI preferences    `input` (an object with `messages`), `preferred_output`, `non_preferred_output`
 MT-Bench, Arena       `conversation_a`, `conversation_b`, `winner`, perhaps `model_a`, `model_b`, `judge`, `turn`
 two responses         two of `output_1`/`output_2`, `response1`/`response2`, `response_1`/`response_2`,
                       `response_a`/`response_b` with `label`, `preference` or `winner` (LLMBar, AlpacaEval), columns
-                      `annotator1`, `annotator2`, ... (PandaLM), or `winner_model_a`, `winner_model_b`, `winner_tie`
+                      `annotator1`, `annotator2`, ... (PandaLM), `NAME.responses` (Argilla), or
+                      `winner_model_a`, `winner_model_b`, `winner_tie`
 HelpSteer preferences the same with `preference_strength` or `overall_preference`, -3 (the first is much better) to 3
 SHP                   `history`, `human_ref_A`, `human_ref_B`, `score_A`, `score_B`; `labels` must agree with the scores
 PKU-SafeRLHF          `prompt`, `response_0`, `response_1`, `better_response_id` (0 or 1)
@@ -26,13 +31,15 @@ If a data set alone uses a field's name, the field means what that set's documen
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, combinations
 from typing import Any, NamedTuple
 
 from components.data.formats.labels import meant
-from components.data.formats.pairs import SIDE_SCORES, format_of, text_field, tied_by
+from components.data.formats.pairs import SIDE_SCORES, agreed, format_of, text_field, tied_by
 from components.data.formats.public_fields import (
     ANNOTATOR,
+    ARGILLA,
     KEPT,
     LISTS,
     ONE_HOT,
@@ -45,7 +52,6 @@ from components.data.formats.public_fields import (
     ReadingOptions,
     kept_fields,
     prompt_of,
-    response_of,
 )
 from components.data.formats.public_scores import (
     gathered_by_prompt,
@@ -70,7 +76,7 @@ from components.data.formats.public_votes import (
     summaries,
     two_responses,
 )
-from components.data.formats.transcripts import SYSTEMS, as_messages, earlier_turns, refuse_parts
+from components.data.formats.transcripts import SYSTEMS, earlier_turns, refuse_parts, split_answer
 from components.data.rows import BadRow, RawRow, listed, most_common_format, shown
 
 
@@ -139,31 +145,42 @@ def _labelled(data: Data, meanings: Mapping[str, str]) -> Data:
 def _is_llama_factory(data: Data, options: ReadingOptions) -> bool:
     if not {"chosen", "rejected"} <= data.keys():
         return False
-    if isinstance(data["chosen"], dict) and isinstance(data["rejected"], dict):
-        return True
-    texts = isinstance(data["chosen"], str) and "\n\nAssistant:" not in data["chosen"]
+    sides = data["chosen"], data["rejected"]
     asked = {*LISTS, "instruction", "question", "input", "query"}
-    return texts and data.get("prompt") is None and bool(data.keys() & asked)
+    if all(isinstance(side, dict) for side in sides):
+        return True
+    return data.get("prompt") is None and bool(data.keys() & asked) and all(map(_is_answer, sides))
 
 
-def _llama_factory(data: Data, options: ReadingOptions) -> dict[str, Any]:
+def _is_answer(value: object) -> bool:
+    """Return whether a response is by itself, without the turns before it."""
+    if isinstance(value, list):
+        return len(value) == 1 and isinstance(value[0], dict)
+    return not (isinstance(value, str) and "\n\nAssistant:" in value)
+
+
+def _has_pair(better: str, worse: str, data: Data, options: ReadingOptions) -> bool:
+    return {better, worse} <= data.keys() and not {"chosen", "rejected"} <= data.keys()
+
+
+def _pair(better: str, worse: str, data: Data, options: ReadingOptions) -> dict[str, Any]:
+    """Return a row of two responses, of which the first may follow its prompt in one list of messages."""
     told = ("margin", *chain(*SIDE_SCORES), *filter(None, [tied_by(data)]))
     more = {name: data[name] for name in told if name in data}
-    sides = {side: response_of(data, side) for side in ("chosen", "rejected")}
-    return {**kept_fields(data), **more, "prompt": prompt_of(data), **sides}
-
-
-def _is_openai(data: Data, options: ReadingOptions) -> bool:
-    return {"input", "preferred_output", "non_preferred_output"} <= data.keys()
-
-
-def _openai(data: Data, options: ReadingOptions) -> dict[str, Any]:
-    asked = data["input"]
-    if isinstance(asked, dict):
+    (before, chosen), (other, rejected) = (split_answer(data.get(side), side) for side in (better, worse))
+    if isinstance(asked := data.get("input"), dict):
         refuse_parts(asked, "input.")
-        asked = asked.get("messages")
-    sides = {side: response_of(data, f"{name}_output") for side, name in _OPENAI.items()}
-    return {**kept_fields(data), "prompt": earlier_turns(data, as_messages(asked, "input.messages")), **sides}
+        data = {**data, "input": asked.get("messages")}
+    turns = agreed(before or other, other or before)
+    prompt = earlier_turns(data, turns) if turns else prompt_of(data)
+    return {**kept_fields(data), **more, "prompt": prompt, "chosen": chosen, "rejected": rejected}
+
+
+def _of_pairs(name: str, better: str, worse: str) -> Shape:
+    """Return the shape of rows with a better and a worse response, under these names."""
+    fields = f"{_PROMPT_FIELDS},{better},{worse},margin,{','.join(chain(*SIDE_SCORES))}"
+    has = _is_llama_factory if better == "chosen" else partial(_has_pair, better, worse)
+    return Shape(name, "strings", fields, has, partial(_pair, better, worse))
 
 
 # Rankings
@@ -245,7 +262,6 @@ def _fine_grained(data: Data, options: ReadingOptions) -> dict[str, Any]:
     return {**kept_fields(data), "prompt": prompt, "pairs": pairs}
 
 
-_OPENAI = {"chosen": "preferred", "rejected": "non_preferred"}
 HELPSTEER = "HelpSteer"
 TWO_RESPONSES = "two responses"
 _PROMPT_FIELDS = ",".join((*PROMPTS, *LISTS, *SYSTEMS))
@@ -269,11 +285,17 @@ SHAPES = (
           strength),
     Shape(TWO_RESPONSES, "votes", f"{_PROMPT_FIELDS},{_TWO_FIELDS},{','.join(VERDICTS)},{','.join(ONE_HOT)},"
           "annotator,model_a,model_b,generator_1,generator_2", is_two_responses, two_responses),
-    Shape("OpenAI preferences", "strings", f"{_PROMPT_FIELDS},preferred_output,non_preferred_output",
-          _is_openai, _openai),
+    *(_of_pairs(*names) for names in (
+        ("OpenAI preferences", "preferred_output", "non_preferred_output"),
+        ("ms-swift conversations", "messages", "rejected_messages"),
+        ("ms-swift messages", "messages", "rejected_response"),
+        ("ms-swift queries", "response", "rejected_response"),
+        ("chosen and rejected responses", "chosen_response", "rejected_response"),
+        ("Stack Exchange pairs", "response_j", "response_k"),
+        ("positive and negative answers", "pos_answer", "neg_answer"),
+        ("LLaMA-Factory pairs", "chosen", "rejected"),
+    )),
     Shape("UltraFeedback", "comparisons", f"{_PROMPT_FIELDS},completions", is_ultrafeedback, ultrafeedback),
-    Shape("LLaMA-Factory pairs", "strings", f"{_PROMPT_FIELDS},chosen,rejected,margin,{','.join(chain(*SIDE_SCORES))}",
-          _is_llama_factory, _llama_factory),
     Shape(HELPSTEER, "comparisons", f"prompt,history,{','.join(SYSTEMS)},response,helpfulness", is_helpsteer,
           helpsteer),
 )  # fmt: skip
@@ -284,5 +306,5 @@ def reads(shape: Shape, column: str, options: ReadingOptions, asked: Collection[
     if column in (*PROMPTS, *LISTS) and column not in (*asked, "history"):
         return False
     return column in shape.fields.split(",") or column in KEPT or column == options.score or bool(
-        shape.name == TWO_RESPONSES and ANNOTATOR.fullmatch(column)
+        shape.name == TWO_RESPONSES and (ANNOTATOR.fullmatch(column) or ARGILLA.match(column))
     )  # fmt: skip

@@ -16,8 +16,9 @@ from components.data.formats.public_fields import (
     response_of,
     sides_of,
 )
-from components.data.formats.transcripts import SYSTEMS, as_messages, earlier_turns, refuse_parts
+from components.data.formats.transcripts import SYSTEMS, as_messages, earlier_turns, is_empty, refuse_parts
 from components.data.rows import BadRow, RawRow
+from components.data.words import seen
 
 _ULTRA_SCORES = ("fine-grained_score", "overall_score")
 _PROMPT = ("prompt", "history", *SYSTEMS)
@@ -101,7 +102,7 @@ def ultrafeedback(data: Data, options: ReadingOptions) -> dict[str, Any]:
 
 def _rating(completion: Data, name: str) -> object:
     """Return a score of a completion, or the `Rating` of an aspect in its `annotations`."""
-    if completion.get(name) is not None:
+    if not is_empty(completion.get(name)):
         return completion[name]
     annotations = completion.get("annotations")
     aspect = annotations.get(name) if isinstance(annotations, dict) else None
@@ -142,7 +143,8 @@ def gathered_by_prompt(rows: Iterable[RawRow], options: ReadingOptions) -> Itera
             try:
                 refuse_parts(row.data)
                 scored = text_field(row.data, "response"), number_field(row.data.get(score), score)
-                key = json.dumps([row.data.get(name) for name in _PROMPT], sort_keys=True, default=str)
+                asked = [row.data.get(name) for name in _PROMPT]
+                key = seen(json.dumps(asked, sort_keys=True, default=str, ensure_ascii=False))
                 first, responses, others = prompts.setdefault(key, (row, [], []))
                 responses.append(scored)
                 others += [row.number] if row is not first else []

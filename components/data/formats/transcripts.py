@@ -109,6 +109,13 @@ def split_messages(value: Any, name: str) -> tuple[list[Message], str]:
     return before, last["content"]
 
 
+def split_answer(value: Any, name: str) -> tuple[list[Message], str]:
+    """Return the turns before a response, and its text; it is a text, a message, or the last of a list of messages."""
+    if isinstance(value, str):
+        return [], value
+    return split_messages([value] if isinstance(value, dict) else value, name)
+
+
 def message_text(value: Any, name: str) -> str:
     """Return the text of a response that is one message or a list of one, as in TRL and LLaMA-Factory."""
     messages = as_messages(value if isinstance(value, list) else [value], name)

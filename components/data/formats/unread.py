@@ -33,7 +33,7 @@ _FIELDS = {
 """The fields that each format reads. Pairs also read fields that start with `votes_`; labelling needs `id`."""
 _INSIDE = frozenset(
     "role from content value text parts type weight response answer rank messages post article subreddit title "
-    "full_text annotator label vote input output".split()
+    "full_text annotator label vote input output user_id status".split()
 )
 """The fields of objects inside of columns that a format reads."""
 

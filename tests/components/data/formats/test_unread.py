@@ -106,7 +106,7 @@ def test_fields_that_are_not_read_are_counted_at_every_depth(tmp_path: Path) -> 
          ["completions[].annotations.honesty.Rationale"]),
     ],
 )  # fmt: skip
-def test_the_fields_inside_public_sets_are_named_unless_read(tmp_path: Path, row: Any, options: Any, names: Any) -> None:
+def test_the_fields_inside_public_sets_are_named_unless_read(tmp_path: Path, row: Any, options: Any, names: Any):
     given = source(tmp_path, row, **options)
     assert not [p for found in judged_rows(given, 1000) for p in found.problems]
     assert sorted(given.unread or {}) == names
