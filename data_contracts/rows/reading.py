@@ -96,9 +96,7 @@ class FileReading(NamedTuple):
 
     def as_json(self, path: Path) -> SourceReading:
         """Return it as JSON, with advice."""
-        columns = "demonstration_columns" if "response" in self.names else "columns"
-        names = ", ".join(f"{ours}: {_in_yaml(name)}" for ours, name in self.names.items())
-        hint = f"To use them, name them: --set 'data.{columns}={{{names}}}'." if self.names else None
+        hint = _mapping(self.names) if self.names else None
         if self.format == KTO and hint is None:
             hint = "Rows that are labelled undesirable are kept out (check `desirable`): SFT must not imitate them."
         if self.rated:
@@ -178,8 +176,21 @@ def reading_of(path: Path, data: DataConfig) -> FileReading:
     for rows in readings("prompts"):
         if any("prompt" in row.data for row in rows):
             return _reading("prompts", "prompts", rows, data)
-    pairs.detect(first, path)
+    try:
+        pairs.detect(first, path)
+    except UserError as error:
+        names = preference_columns(first, _columns(first))
+        if not names:
+            raise
+        raise UserError(f"{error} {_mapping(_asked(first, _texts(first, _columns(first))) | names)}") from error
     raise AssertionError("unreachable: no format was found")
+
+
+def _mapping(names: Columns) -> str:
+    """Return the advice to map columns."""
+    option = "demonstration_columns" if "response" in names else "columns"
+    listed = ", ".join(f"{ours}: {_in_yaml(name)}" for ours, name in names.items())
+    return f"To use them, name them: --set 'data.{option}={{{listed}}}'."
 
 
 def is_sheet(rows: Iterable[RawRow]) -> bool:
