@@ -443,10 +443,10 @@ class Examination:
     def unread(self) -> dict[str, dict[str, int]]:
         """Return for each kind of data the fields that are not read, with the number of rows in which they hold
         something, the most frequent first."""
-        counts = {kind: Counter[str]() for kind in self.sources}
-        for kind, examined in self.sources.items():
-            for source in examined.sources:
-                counts[kind].update(source.unread or {})
+        counts = {
+            kind: sum((source.unread or Counter() for source in examined.sources), Counter[str]())
+            for kind, examined in self.sources.items()
+        }
         return {kind: dict(sorted(c.items(), key=lambda each: (-each[1], each[0]))) for kind, c in counts.items() if c}
 
     @cached_property

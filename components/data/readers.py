@@ -38,8 +38,6 @@ _PACKED = {
     b"\x28\xb5\x2f\xfd": ("packed by Zstandard", "Unpack it with `zstd -d {name}` and give the result."),
     b"BZh": ("packed by bzip2", "Unpack it with `bunzip2 -k {name}` and give the result."),
     b"\xfd7zXZ\0": ("packed by xz", "Unpack it with `unxz -k {name}` and give the result."),
-    b"\x04\x22\x4d\x18": ("packed by LZ4", "Unpack it with `lz4 -d {name}` and give the result."),
-    b"7z\xbc\xaf\x27\x1c": ("a 7z archive", "Unpack it with `7z x {name}` and give a file of it."),
     b"PK\3\4": (
         "a ZIP archive or a workbook", "Unpack it with `unzip {name}` and give a file of it, or save the sheet as CSV."
     ),

@@ -39,6 +39,7 @@ REMEDIES = {
     "votes_valid": "Correct the votes, or say what their values mean with data.label_values.",
     "decided": "Give more votes, lower data.decision.minimum or data.decision.margin, or have experts decide.",
     "text_clean": "Remove these characters. If the file is in another encoding, save it again in UTF-8.",
+    "no_placeholder": "Sample these again; where they are right, set data.checks.no_placeholder.severity=warn.",
     "differ_truncated": "Raise generation.max_new_tokens, or give shorter responses.",
 }
 """Maps a check to advice, where fixing rows or mapping column names is not the right advice."""

@@ -1,32 +1,8 @@
 """Shapes of public preference data, converted row by row to the project's own formats before parsing.
 
-ms-swift pairs        `messages` with `rejected_messages` or `rejected_response`; `query` with `response` and
-                      `rejected_response`
-named pairs           `chosen_response`, `rejected_response`; `response_j`, `response_k`; `pos_answer`, `neg_answer`,
-                      with a prompt under any of its names
-LLaMA-Factory pairs   `conversations` or `messages` (or `prompt`) with `chosen`, `rejected` as one message each;
-                      Alpaca's `instruction`, `input`, `system`, `history` with `chosen`, `rejected` as texts
-OpenAI preferences    `input` (an object with `messages`), `preferred_output`, `non_preferred_output`
-MT-Bench, Arena       `conversation_a`, `conversation_b`, `winner`, perhaps `model_a`, `model_b`, `judge`, `turn`
-two responses         two of `output_1`/`output_2`, `response1`/`response2`, `response_1`/`response_2`,
-                      `response_a`/`response_b` with `label`, `preference` or `winner` (LLMBar, AlpacaEval), columns
-                      `annotator1`, `annotator2`, ... (PandaLM), `NAME.responses` (Argilla), or
-                      `winner_model_a`, `winner_model_b`, `winner_tie`
-HelpSteer preferences the same with `preference_strength` or `overall_preference`, -3 (the first is much better) to 3
-SHP                   `history`, `human_ref_A`, `human_ref_B`, `score_A`, `score_B`; `labels` must agree with the scores
-PKU-SafeRLHF          `prompt`, `response_0`, `response_1`, `better_response_id` (0 or 1)
-Learning to summarize `info` (`post` or `article`), two `summaries`, `choice` (0 or 1), `worker`
-WebGPT comparisons    `question`, `answer_0`, `answer_1`, `score_0`, `score_1`
-Nectar                `prompt`, `answers` (`answer` and `rank`, 1 is best)
-RewardBench 2         `prompt`, `chosen`, `rejected`: lists of texts, of which each chosen one is better than each other
-scored texts          `completions` (or `candidates`, `generations`, `outputs`, `answers`): texts, each with a number in
-                      `scores` (the highest is best) or `ranks` (1 is best)
-UltraFeedback         `instruction`, `completions` (`response` and scores)
-HelpSteer             a row per response: `prompt`, `response`, `helpfulness` (or the score that is named)
-FineGrained           `question`, `passages`, `prediction 1` to `prediction 4`, `preference` (1, 2, 0 of every two)
-
-If a data set alone uses a field's name, the field means what that set's documentation says. If others use the name too
-(`label` 1), `data.label_values` must give the meaning.
+`docs/guide/formats.md` shows a row of each; `SHAPES` lists their fields. If a data set alone uses a field's name, the
+field means what that set's documentation says. If others use the name too (`label` 1), `data.label_values` must give
+the meaning.
 """
 
 import re
@@ -57,10 +33,8 @@ from components.data.formats.public_scores import (
     gathered_by_prompt,
     helpsteer,
     is_helpsteer,
-    is_shp,
     is_strength,
     is_ultrafeedback,
-    is_webgpt,
     shp,
     strength,
     ultrafeedback,
@@ -68,9 +42,6 @@ from components.data.formats.public_scores import (
 )
 from components.data.formats.public_votes import (
     arena,
-    is_arena,
-    is_safe_rlhf,
-    is_summaries,
     is_two_responses,
     safe_rlhf,
     summaries,
@@ -137,6 +108,12 @@ def _labelled(data: Data, meanings: Mapping[str, str]) -> Data:
     if isinstance(votes, dict):
         out["votes"] = {str(meant(name, meanings)): count for name, count in votes.items()}
     return out
+
+
+def _set(name: str, needs: str, more: str, standard: Callable[[Data, ReadingOptions], dict[str, Any]]) -> Shape:
+    """Return the shape of votes in rows that have all fields `needs`, and perhaps `more` that are read."""
+    wanted = set(needs.split(","))
+    return Shape(name, "votes", f"{needs},{more}", lambda data, options: data.keys() >= wanted, standard)
 
 
 # Pairs
@@ -270,13 +247,12 @@ _PREDICTIONS = ",".join(f"prediction {n}" for n in range(1, 5))
 SHAPES = (
     Shape("FineGrained feedback", "comparisons", f"question,passages,preference,{_PREDICTIONS}",
           _is_fine_grained, _fine_grained),
-    Shape("SHP", "votes", "history,human_ref_A,human_ref_B,labels,score_A,score_B", is_shp, shp),
-    Shape("MT-Bench and Chatbot Arena votes", "votes",
-          "conversation_a,conversation_b,winner,judge,turn,model_a,model_b", is_arena, arena),
-    Shape("PKU-SafeRLHF", "votes", f"{_PROMPT_FIELDS},response_0,response_1,better_response_id", is_safe_rlhf,
-          safe_rlhf),
-    Shape("Learning to summarize comparisons", "votes", "info,summaries,choice,worker", is_summaries, summaries),
-    Shape("WebGPT comparisons", "votes", "question,answer_0,answer_1,score_0,score_1", is_webgpt, webgpt),
+    _set("SHP", "history,human_ref_A,human_ref_B,score_A,score_B", "labels", shp),
+    _set("MT-Bench and Chatbot Arena votes", "conversation_a,conversation_b,winner", "judge,turn,model_a,model_b",
+         arena),
+    _set("PKU-SafeRLHF", "prompt,response_0,response_1,better_response_id", _PROMPT_FIELDS, safe_rlhf),
+    _set("Learning to summarize comparisons", "info,summaries,choice", "worker", summaries),
+    _set("WebGPT comparisons", "question,answer_0,answer_1,score_0,score_1", "", webgpt),
     Shape("Nectar", "ranking", f"{_PROMPT_FIELDS},answers", _is_nectar, _nectar),
     Shape("RewardBench 2", "ranking", f"{_PROMPT_FIELDS},chosen,rejected", _is_several, _several),
     Shape("scored texts", "ranking", f"{_PROMPT_FIELDS},{','.join(TEXTS)},scores,ranks", _is_scored_texts,

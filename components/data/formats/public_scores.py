@@ -51,11 +51,6 @@ def strength(data: Data, options: ReadingOptions) -> dict[str, Any]:
     return _signed(data, first, second, -number_field(data.get(name), name))
 
 
-def is_shp(data: Data, options: ReadingOptions) -> bool:
-    """Tell whether a row has the fields of SHP."""
-    return {"history", "human_ref_A", "human_ref_B", "score_A", "score_B"} <= data.keys()
-
-
 def shp(data: Data, options: ReadingOptions) -> dict[str, Any]:
     """Return a row of SHP as one of the format `votes`."""
     difference = number_field(data.get("score_A"), "score_A") - number_field(data.get("score_B"), "score_B")
@@ -64,11 +59,6 @@ def shp(data: Data, options: ReadingOptions) -> dict[str, Any]:
         if label not in (0, 1) or (label == 1) != (difference > 0):
             raise BadRow("votes_valid", f"`labels` is {label:g}, and score_A - score_B is {difference:g} (1 prefers A)")
     return _signed(data, text_field(data, "human_ref_A"), text_field(data, "human_ref_B"), difference)
-
-
-def is_webgpt(data: Data, options: ReadingOptions) -> bool:
-    """Tell whether a row has the fields of WebGPT's comparisons."""
-    return {"question", "answer_0", "answer_1", "score_0", "score_1"} <= data.keys()
 
 
 def webgpt(data: Data, options: ReadingOptions) -> dict[str, Any]:

@@ -22,11 +22,6 @@ from components.data.formats.transcripts import role_of, split_messages
 from components.data.rows import BadRow, Message, blank, shown
 
 
-def is_arena(data: Data, options: ReadingOptions) -> bool:
-    """Tell whether a row has the fields of MT-Bench and Chatbot Arena."""
-    return {"conversation_a", "conversation_b", "winner"} <= data.keys()
-
-
 def arena(data: Data, options: ReadingOptions) -> dict[str, Any]:
     """Return a row of MT-Bench or Chatbot Arena as one of the format `votes`."""
     (one, a), (other, b) = (_judged_turn(data, f"conversation_{side}") for side in "ab")
@@ -141,20 +136,10 @@ def _turns(value: Any, name: str) -> list[str]:
     return turns
 
 
-def is_safe_rlhf(data: Data, options: ReadingOptions) -> bool:
-    """Tell whether a row has the fields of PKU-SafeRLHF."""
-    return {"prompt", "response_0", "response_1", "better_response_id"} <= data.keys()
-
-
 def safe_rlhf(data: Data, options: ReadingOptions) -> dict[str, Any]:
     """Return a row of PKU-SafeRLHF as one of the format `votes`: the more helpful response is the better one."""
     a, b = (response_of(data, side) for side in ("response_0", "response_1"))
     return {**kept_fields(data), "prompt": prompt_of(data), "a": a, "b": b, "label": _index(data, "better_response_id")}
-
-
-def is_summaries(data: Data, options: ReadingOptions) -> bool:
-    """Tell whether a row is a comparison of OpenAI's summaries."""
-    return {"info", "summaries", "choice"} <= data.keys()
 
 
 def summaries(data: Data, options: ReadingOptions) -> dict[str, Any]:
