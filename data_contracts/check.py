@@ -75,6 +75,7 @@ def _report(found: Examination, checks: Sequence[JudgedCheck], quarantined: int)
         "longer_wins": None,
         "passed": not found.nothing and all(check["passed"] for check in checks if check["severity"] == "error"),
         "reasons": list(found.nothing.values()),
+        "unread": found.unread,
     }
     if found.pairs is not None:
         words = found.pairs.ledger.facts["words"]

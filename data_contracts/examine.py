@@ -2,6 +2,7 @@
 
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -126,6 +127,8 @@ class FileReport(AgreementReport):
     """Names of a user's expectations that judged no value: they need a tokenizer, or their column has no value."""
     read: NotRequired[list[SourceReading]]
     """How each file was read."""
+    unread: NotRequired[dict[str, dict[str, int]]]
+    """For each kind of data, the number of rows with something in a field that is not read (`prompt[].name`)."""
     annotators: NotRequired[list[AnnotatorRow]]
     pairwise: NotRequired[list[PairwiseRow]]
     """Agreement of each pair of annotators with enough rows in common, lowest agreement first."""
@@ -435,6 +438,16 @@ class Examination:
         wins = frames.longer_wins(facts["words"])
         counted = ~np.isnan(wins)
         return clustered_proportion(wins[counted], facts["prompt"][counted]) if counted.any() else None
+
+    @cached_property
+    def unread(self) -> dict[str, dict[str, int]]:
+        """Return for each kind of data the fields that are not read, with the number of rows in which they hold
+        something, the most frequent first."""
+        counts = {
+            kind: sum((source.unread or Counter() for source in examined.sources), Counter[str]())
+            for kind, examined in self.sources.items()
+        }
+        return {kind: dict(sorted(c.items(), key=lambda each: (-each[1], each[0]))) for kind, c in counts.items() if c}
 
     @cached_property
     def standing(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:

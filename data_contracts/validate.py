@@ -21,7 +21,7 @@ from components.base.jsonl import write_json
 from components.base.observe import Observe
 from components.base.text import counted
 from components.data.inputs import of_kind
-from components.data.rows import OF_MODEL
+from components.data.rows import OF_MODEL, listed
 from components.data.splits import SPLITS
 from components.gates.table import OF_SOURCE
 from data_contracts.config import ValidateJob
@@ -94,6 +94,7 @@ def publish(
         "pairs kept": f"{final['data/pairs']:.0f}",
         "rows quarantined": f"{final['data/quarantined']:.0f}",
         **{f"pairs of {each['source']}": count_text(each) for each in counts},
+        **{f"not read in {kind}": unread_text(fields) for kind, fields in found.unread.items()},
     }
     write_data_docs(context, out / "attachments" / "data_docs", checks, shown)
     for name in FOR_PEOPLE:
@@ -104,6 +105,8 @@ def publish(
         if check["severity"] == "error" and not check["passed"]:
             rows = f"{counted(check['rows'], 'row')} ({first_rows(check)})" if check["rows"] else "the data as a whole"
             logger.warning("the contract fails: %s: %s: %s", check["name"], check["description"].rstrip("."), rows)
+    for kind, fields in found.unread.items():
+        logger.warning("%s: fields that are not read: %s", kind, unread_text(fields))
     for each in counts:
         if each.get("left_out"):
             logger.info("%s: %s", each["source"], count_text(each))
@@ -160,6 +163,7 @@ def metrics(found: Examination, checks: Sequence[JudgedCheck], quarantined: int)
         "data/leaked_prompts": (found.standing[1] > 1).sum(),
         "data/contract": all(check["passed"] for check in checks if check["severity"] == "error"),
     }
+    values |= {"data/unread_fields": sum(map(len, found.unread.values()))} if found.unread else {}
     contaminated = [check["rows"] for check in checks if check["name"] == "uncontaminated"]
     values |= {"data/contaminated": sum(contaminated)} if contaminated else {}
     noise = found.label_noise
@@ -244,6 +248,11 @@ def count_text(counts: SourceCounts) -> str:
     """Return a file's counts for people."""
     left_out = f", {counted(counts['left_out'], 'valid pair')} left out by max_pairs" if counts.get("left_out") else ""
     return f"{counts['pairs']} of {counted(counts['rows'], 'row')}{left_out}"
+
+
+def unread_text(fields: Mapping[str, int]) -> str:
+    """Return the names of fields that are not read, with their numbers of rows, for people."""
+    return listed([f"{name} ({counted(rows, 'row')})" for name, rows in fields.items()])
 
 
 def source_counts(found: Examination) -> list[SourceCounts]:

@@ -67,7 +67,7 @@ def twice(names: Iterable[str]) -> str:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise BadJson(f"{name} is not a JSON value")
+    raise BadJson(f"{name} is not a JSON value: write null")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

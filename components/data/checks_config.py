@@ -114,6 +114,9 @@ class RowChecks(_Checks):
     """No other row prefers the same two responses the other way."""
     no_markers: CheckConfig = _quarantine(0.05)
     """No special token of the tokenizer and no marker of a chat template stands in a text."""
+    no_placeholder: CheckConfig = _quarantine(0.05)
+    """No response is a missing value written as text (nan, None, #NAME?), or an error of a program or an API. Where
+    these are right answers, set the severity to warn."""
     differ_truncated: CheckConfig = _quarantine(0.05)
     """The two responses still differ once cut to generation.max_new_tokens."""
     length_within: CheckConfig = _quarantine(0.05)

@@ -11,6 +11,7 @@ import gzip
 import io
 import json
 import re
+import shlex
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,8 +34,20 @@ _SUFFIXES = {
     ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv",
     ".parquet": "parquet", ".pq": "parquet",
 }  # fmt: skip
+_PACKED = {
+    b"\x28\xb5\x2f\xfd": ("packed by Zstandard", "Unpack it with `zstd -d {name}` and give the result."),
+    b"BZh": ("packed by bzip2", "Unpack it with `bunzip2 -k {name}` and give the result."),
+    b"\xfd7zXZ\0": ("packed by xz", "Unpack it with `unxz -k {name}` and give the result."),
+    b"PK\3\4": (
+        "a ZIP archive or a workbook", "Unpack it with `unzip {name}` and give a file of it, or save the sheet as CSV."
+    ),
+    b"ARROW1": ("an Arrow file", "Write it as Parquet: `pyarrow.parquet.write_table`."),
+}
+"""Maps the first bytes of a file to what it is and to what to do."""
 _PYTHON_LIST = re.compile(r"\[\{'(?:role|content|from|value)': ")
 """How messages start that pandas wrote into a cell."""
+_SEPARATOR = re.compile(r'"?sep=(.)"?[;,\t]*\r?\n')
+"""The first line by which Excel is told the delimiter; it shows no row for it."""
 _UNQUOTED = (
     "a quotation mark is not closed, or text follows one that closes a cell: write a quotation mark inside a quoted "
     "cell twice"
@@ -92,6 +105,7 @@ def read_source(
     elif path.suffix.lower() in readers:
         rows = _plugged(path, readers[path.suffix.lower()])
     else:
+        _refuse_packed(path)
         if (kind := _kind(path)) != "parquet":
             _refuse_utf16(path)
         rows = _READERS[kind](path, position)
@@ -137,6 +151,16 @@ def _kind(path: Path) -> str:
         f"{path} is not in a format that Tether reads. Give its name the suffix of its format ({KINDS}), or name a "
         "plug-in that reads it in data.readers."
     )
+
+
+def _refuse_packed(path: Path) -> None:
+    """Refuse a file that another program packed, with the way to unpack it."""
+    with path.open("rb") as file:
+        start = file.read(8)
+    for magic, (what, advice) in _PACKED.items():
+        if start.startswith(magic):
+            name = shlex.quote(str(path))
+            raise UserError(f"{path} is {what}, and Tether reads {KINDS}. {advice.format(name=name)}")
 
 
 def _refuse_utf16(path: Path) -> None:
@@ -251,10 +275,10 @@ def _read_jsonl(path: Path, position: Position) -> Iterator[RawRow]:
     if first is not None and first.problem and not readable:
         raise UserError(
             f"No line of {path} is a JSON object; line {first.number}: {first.problem.text}. "
-            "JSON Lines has one object on each line. If the file has another format, give its name that suffix ("
-            + KINDS
-            + ")."
-        )
+            "JSON Lines has one object on each line. "
+            + ("Correct its lines." if str(first.data["raw"]).startswith("{") else
+               f"If the file has another format, give its name that suffix ({KINDS}).")
+        )  # fmt: skip
 
 
 def _parse(number: int, line: bytes) -> RawRow:
@@ -313,10 +337,17 @@ def _read_csv(path: Path, position: Position) -> Iterator[RawRow]:
         with io.TextIOWrapper(_open(path, position), "utf-8-sig", errors="surrogateescape", newline="") as text:
             lines = _lines(path, text)
             first = next(lines, "")
-            records = _records(chain([first], lines), _delimiter(path, first))
+            named = _SEPARATOR.fullmatch(first)
+            first = next(lines, "") if named else first
+            delimiter = named[1] if named else _delimiter(path, first)
+            second = next(lines, "")
+            mark = re.escape(delimiter)
+            blanks = _has_blanks(first, mark) or _has_blanks(second, f'{mark}(?= *"")')
+            records = _records(chain([first, second], lines), delimiter, blanks)
             header = next(records, [])
             if isinstance(header, str):
                 raise csv.Error(_UNQUOTED)
+            header = [name.strip() for name in header]
             number = 1
             if doubled := twice(filter(str.strip, header)):
                 raise UserError(f"The header of {path} names a column twice: {doubled}. Rename one.")
@@ -332,9 +363,16 @@ def _read_csv(path: Path, position: Position) -> Iterator[RawRow]:
         _broken(path, number, error)
 
 
-def _records(lines: Iterator[str], delimiter: str) -> Iterator[list[str] | str]:
+def _has_blanks(line: str, delimiter: str) -> bool:
+    """Return whether blanks follow each match of the pattern `delimiter` in a line, outside of its quotes."""
+    found = re.findall(f"{delimiter}( *)", re.sub(r'"[^"]*"', '""', line))
+    return bool(found) and all(found)
+
+
+def _records(lines: Iterator[str], delimiter: str, blanks: bool) -> Iterator[list[str] | str]:
     """Yield the cells of each record. Where the quotation marks of one are wrong, yield its first line as text and
-    continue with the next line: an open quotation mark would take all lines up to the next one into its cell."""
+    continue with the next line: an open quotation mark would take all lines up to the next one into its cell. `blanks`
+    after a delimiter are no part of a cell."""
     taken: list[str] = []
     again: deque[str] = deque()
 
@@ -345,7 +383,7 @@ def _records(lines: Iterator[str], delimiter: str) -> Iterator[list[str] | str]:
 
     while True:
         try:
-            for cells in csv.reader(given(), delimiter=delimiter, strict=True):
+            for cells in csv.reader(given(), delimiter=delimiter, skipinitialspace=blanks, strict=True):
                 taken.clear()
                 yield cells
             return
@@ -364,7 +402,7 @@ def _delimiter(path: Path, header: str) -> str:
     if any(s.lower() == ".tsv" for s in path.suffixes):
         return "\t"
     bare = re.sub(r'"[^"]*"', "", header)
-    return next((delimiter for delimiter in ",;\t" if delimiter in bare), ",")
+    return next((delimiter for delimiter in ",;\t|" if delimiter in bare), ",")
 
 
 def _csv_row(number: int, header: list[str], cells: list[str]) -> RawRow:

@@ -14,6 +14,7 @@ from typing_extensions import TypedDict  # pydantic takes typing's only from Pyt
 from components.base.errors import UserError
 from components.base.jsonl import Message
 from components.base.text import counted
+from components.data.words import seen
 
 Text = Annotated[str, StringConstraints(min_length=1)]
 
@@ -84,6 +85,18 @@ _MARKERS = re.compile(
 )
 _MESSAGES = re.compile(r"""\s*\[\s*\{\s*(['"])(?:role|content|from|value)\1\s*:.*\}\s*\]\s*\Z""", re.DOTALL)
 """A list of messages as JSON or as Python prints it."""
+_PLACEHOLDER = re.compile(
+    r"(?i:nan|none|null|n/a|<na>|undefined|\[(?:deleted|removed|object object)\])|NA|nil"
+    r"|#(?:N/A|NAME\?|VALUE!|REF!|DIV/0!|NULL!|NUM!|ERROR!|SPILL!|CALC!)|Err:\d{3}"
+    r"|(?i:(?:[\w.]*error|[\w.]*exception|error code|http error)\b[\s\d]*:).{0,500}"
+    r"|Traceback \(most recent call last\):(?s:.*)"
+    r"|(?:HTTP(?:/[\d.]+)? )?(?:4\d\d|5\d\d)(?: [A-Z]\w+){1,4}\.?"
+    r"|(?i:(?:rate limit|request timed out|connection (?:error|refused|reset|timed out)|internal server error"
+    r"|bad gateway|service unavailable|gateway time-?out|too many requests|insufficient_quota)\b).{0,200}"
+    r"""|\{\s*(['"])(?:error|errors|error_code|error_message|errorMessage)\1\s*:(?s:.*)\}"""
+    r"""|\{\s*(['"])(?:object|type|status)\2\s*:\s*(['"])error\3(?s:.*)\}"""
+)
+"""A response that is not one: what pandas, JavaScript, a spreadsheet or Reddit writes where nothing is, and errors."""
 _LABEL = re.compile(rf"{_INVISIBLE.pattern}(?:Human|Assistant):")
 
 
@@ -213,6 +226,11 @@ def marker(text: str) -> str | None:
     return found.group().strip() if found else None
 
 
+def is_placeholder(text: str) -> bool:
+    """Return whether the whole `text` is a missing value written as text, or an error of a program or an API."""
+    return _PLACEHOLDER.fullmatch(text.strip()) is not None
+
+
 def _suspicious(texts: str) -> bool:
     """Return whether any of several texts, in lines, may be `unclean` or have a `marker`. Asking once for all texts of
     a row takes half the time."""
@@ -251,8 +269,15 @@ def text_problems(prompt: list[Message], responses: dict[str, str], max_characte
         problems.append(Problem("texts_filled", "empty prompt turn"))
     empty = [name for name, text in responses.items() if blank(text)]
     problems += [Problem("texts_filled", f"empty response: {name}") for name in empty]
-    if len(responses) > 1 and not empty and len({text.strip() for text in responses.values()}) == 1:
-        problems.append(Problem("responses_differ", "identical responses"))
+    if len(responses) > 1 and not empty and len({seen(text).strip() for text in responses.values()}) == 1:
+        same = len({text.strip() for text in responses.values()}) == 1
+        text = "identical responses" if same else "the responses look the same; they differ in invisible characters"
+        problems.append(Problem("responses_differ", text))
+    problems += [
+        Problem("no_placeholder", f"{name} is {shown(text.strip())}, which is no response")
+        for name, text in responses.items()
+        if is_placeholder(text)
+    ]
     if named := next((name for name, text in _named(prompt, responses) if _MESSAGES.match(text)), None):
         text = (
             f"{named} is a list of messages written as text; write it as a list, which JSON Lines and Parquet can hold"

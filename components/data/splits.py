@@ -10,7 +10,7 @@ from typing import TypeVar
 from components.base.hashing import canonical_json
 from components.data.config import SplitConfig
 from components.data.rows import CanonicalRow, Message
-from components.data.words import folded
+from components.data.words import folded, seen
 
 T = TypeVar("T")
 
@@ -18,8 +18,8 @@ SPLITS = ("train", "calibration", "test")
 
 
 def prompt_key(prompt: Sequence[Message]) -> str:
-    """Return canonical JSON of a prompt's messages; two prompts with equal keys are the same prompt."""
-    return canonical_json(prompt)
+    """Return canonical JSON of a prompt's messages; two prompts with equal keys are the same prompt to a reader."""
+    return canonical_json([{**message, "content": seen(message["content"])} for message in prompt])
 
 
 def split_of(key: str, shares: SplitConfig) -> str:

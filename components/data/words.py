@@ -17,6 +17,9 @@ _FORMAT = re.compile("[\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064
 """Characters that nobody sees: soft hyphens, zero-width characters, and marks of a text's direction."""
 
 
+_UNSEEN = re.compile(_FORMAT.pattern[:-1] + "\u034f\u206a-\u206f\ufe00-\ufe0f]")
+"""These, joiners of marks, and the variants of a character."""
+_SPACE = re.compile(r"[^\S\n\t]")
 _WHOLE = re.compile(r"[+-]?\d+\.0+", re.ASCII)
 
 
@@ -28,6 +31,12 @@ def folded(text: str) -> str:
     if text.isascii():
         return text.casefold()
     return unicodedata.normalize("NFKC", _FORMAT.sub("", text).casefold())
+
+
+def seen(text: str) -> str:
+    """Return `text` as a reader sees it: in Unicode's form NFC, without invisible characters, all spaces alike."""
+    text = text.replace("\r\n", "\n")
+    return text if text.isascii() else _SPACE.sub(" ", unicodedata.normalize("NFC", _UNSEEN.sub("", text)))
 
 
 def words_of(text: str) -> list[str]:

@@ -10,6 +10,7 @@ from components.base.observe import Observe
 from components.data.splits import loose_key
 from components.data.support_desk.task import task_name
 from components.data.tables.published import has_split, read_split, rows_at
+from components.data.words import seen
 from components.human_eval.batch.attention import held_out_replies, with_attention
 from components.human_eval.batch.halves import JUDGED_IN
 from components.human_eval.blinding import Item, JudgedItem, blind, sealed_key, sheet_item
@@ -74,7 +75,7 @@ def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
         "human_eval/repeated": float(sum(item.repeat_of is not None for item in items)),
         "human_eval/attention_items": float(sum(item.known is not None for item in items)),
         "human_eval/strata": float(len({c.stratum for c in chosen})),
-        "human_eval/identical": sum(map(str.__eq__, texts["sft"], texts["policy"])) / len(chosen),
+        "human_eval/identical": sum(map(str.__eq__, map(seen, texts["sft"]), map(seen, texts["policy"]))) / len(chosen),
         "human_eval/sft_ended": sum(r["ended"] for r in responses["sft"]) / len(chosen),
         "human_eval/policy_ended": sum(r["ended"] for r in responses["policy"]) / len(chosen),
     }

@@ -17,7 +17,7 @@ PAIRS_ONLY = {
 }  # fmt: skip
 DEMONSTRATIONS_ONLY = {"desirable"}
 TOKENS_ONLY = {"differ_truncated", "template_takes", "template_agrees", "prompt_fits", "response_fits"}
-RESPONSES_ONLY = {"template_agrees", "response_fits"}
+RESPONSES_ONLY = {"no_placeholder", "template_agrees", "response_fits"}
 ROLES = "^s?a?(?:ua)*u$"
 """Allowed roles of a prompt, one letter for each message: an optional system message, then user and assistant
 alternate, and the last is the user's."""
@@ -63,6 +63,7 @@ def _table(
     yield "desirable", "ExpectColumnValuesToBeInSet", {"column": "desirable", "value_set": [1]}
     yield "votes_once", *_at_most("repeated_votes", 0)
     yield "no_markers", *_at_most("marked_texts", 0)
+    yield "no_placeholder", *_at_most("placeholder_responses", 0)
     yield "length_within", *_at_most("characters", data.max_characters)
     yield from (("decided", *each) for each in _decided(data))
     yield "consistent", *_at_most("contradictions", 0)

@@ -79,6 +79,8 @@ COLUMNS: dict[str, Column] = {
     "empty_texts": Column("read", "turns and responses in which a reader sees nothing", make=_fact("empty")),
     "unclean_texts": Column("read", "texts with a control or replacement character", make=_fact("unclean")),
     "marked_texts": Column("read", "turns and responses with a marker of a chat template", make=_fact("marked")),
+    "placeholder_responses": Column("read", "responses that are a missing value or an error written as text",
+                                    (PAIRS, DEMONSTRATIONS), make=_fact("placeholders")),
     "distinct_responses": Column("read", "distinct responses, 1 or 2", (PAIRS,),
                                  make=lambda ledger: _where(2 - ledger.facts["same"], ledger.facts["made"])),
     "chosen_words": Column("read", "words of the chosen response (characters of scripts without spaces)", (PAIRS,),

@@ -3,7 +3,7 @@
 import json
 import logging
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -22,6 +22,7 @@ from components.data.formats.public import shape_of, standard_rows
 from components.data.formats.public_fields import ReadingOptions, votes_of_columns
 from components.data.formats.public_scores import narrow
 from components.data.formats.single_votes import gather_votes
+from components.data.formats.unread import unread, used_by
 from components.data.readers import is_gzipped, read_source
 from components.data.rows import Position, Problem, RawRow, Row, listed
 from data_contracts.rows.decided import by_votes
@@ -38,6 +39,7 @@ REMEDIES = {
     "votes_valid": "Correct the votes, or say what their values mean with data.label_values.",
     "decided": "Give more votes, lower data.decision.minimum or data.decision.margin, or have experts decide.",
     "text_clean": "Remove these characters. If the file is in another encoding, save it again in UTF-8.",
+    "no_placeholder": "Sample these again; where they are right, set data.checks.no_placeholder.severity=warn.",
     "differ_truncated": "Raise generation.max_new_tokens, or give shorter responses.",
 }
 """Maps a check to advice, where fixing rows or mapping column names is not the right advice."""
@@ -70,6 +72,8 @@ class RowSource(NamedTuple):
     """Bytes of its file or folder; 0 if it has none."""
     position: Position = Position()
     """Where `rows` is read."""
+    unread: Counter[str] | None = None
+    """Counts the rows that say something in a field which is not read, by the field's name (`unread`)."""
 
     @classmethod
     def named(cls, name: str, path: Path, data: DataConfig, label: str = "") -> "RowSource":
@@ -88,6 +92,7 @@ class RowSource(NamedTuple):
             () if name == "preferences" and data.prompts is not None else data.reward_columns,
             size=bytes_of([path]),
             position=position,
+            unread=Counter(),
         )
 
     @property
@@ -155,25 +160,33 @@ def detected(source: RowSource) -> tuple[str, Iterable[RawRow]]:
     """
     raws = renamed(source)
     first = list(islice(raws, DETECT_ON))
-    every: Iterable[RawRow] = chain(first, raws)
-    shape = None
+    shape = shape_of(first, source.options) if source.name == "preferences" else None
     if source.name == "preferences":
-        shape = shape_of(first, source.options)
-        name, every = (shape.format if shape else ""), standard_rows(every, shape, source.options)
-        if shape is None:
-            name = pairs.detect(first, source.shown)
-        elif name == "votes":
+        name = shape.format if shape else pairs.detect(first, source.shown)
+    elif source.name == "demonstrations":
+        name = demonstrations.detect(first, source.shown)
+    else:
+        name = "prompts"
+    used = used_by(first, source.name, name, shape, source.options)
+    every: Iterable[RawRow] = _counting(chain(first, raws), source, used)
+    if source.name == "preferences":
+        every = standard_rows(every, shape, source.options)
+        if shape is not None and name == "votes":
             start = list(islice(every, DETECT_ON))
             every = chain(start, every)
             name = pairs.SINGLE_VOTES if any("annotator" in row.data for row in start) else name
         if name == pairs.SINGLE_VOTES:
             name, every = "votes", gather_votes(every)
-    elif source.name == "demonstrations":
-        name = demonstrations.detect(first, source.shown)
-    else:
-        name = "prompts"
     logger.info("%s: read as %s", source.shown, shape.name if shape else name)
     return name, every
+
+
+def _counting(rows: Iterable[RawRow], source: RowSource, used: Callable[[str], bool]) -> Iterator[RawRow]:
+    """Yield `rows`; count in `source.unread` what they say and is not read."""
+    for row in rows:
+        if row.problem is None and source.unread is not None:
+            source.unread.update(unread(row.data, used, source.options.score).difference(source.kept, source.extra))
+        yield row
 
 
 def parsed(raws: Iterable[RawRow], name: str, source: RowSource, max_characters: int) -> Iterator[Row]:

@@ -15,7 +15,7 @@ import orjson
 from components.data.config import SplitConfig
 from components.data.rows import Ballot, CanonicalRow, Row, is_model
 from components.data.splits import SPLITS, loose_key, prompt_key, split_of
-from components.data.words import words_of
+from components.data.words import seen, words_of
 from components.human_eval.batch.halves import may_train
 from data_contracts.rows.shards import write_shard
 
@@ -47,6 +47,7 @@ FACTS = np.dtype(
         ("empty", "i2"),  # number of texts without a visible character
         ("unclean", "i2"),  # number of texts with a control or replacement character
         ("marked", "i2"),  # number of texts with a marker of a chat template
+        ("placeholders", "i2"),  # number of responses that are a placeholder
         ("same", "i1"),  # the two responses are equal
         ("lead", "f8"),  # lead of the top answer over the next, as a share of votes; 0 for a tie, NaN without
         ("deciding", "i4"),  # number of votes that decide the pair; -1 if experts or a model of the annotators decide
@@ -68,7 +69,7 @@ FACTS = np.dtype(
         ("of_models", "i4"),  # votes that models cast
     ]
 )
-_COUNTED = {"texts_filled": "empty", "text_clean": "unclean", "no_markers": "marked"}
+_COUNTED = {"texts_filled": "empty", "text_clean": "unclean", "no_markers": "marked", "no_placeholder": "placeholders"}
 """Checks whose notes are counted, one for each text, and the fact with the count."""
 _RESPONSES: tuple[Literal["chosen", "rejected", "response"], ...] = ("chosen", "rejected", "response")
 _FILE = 40
@@ -257,8 +258,8 @@ def _facts(row: Row, noted: bool, file: int, how: Measuring, roles_of: _Codes) -
 
 def _hashes(item: CanonicalRow, how: Measuring) -> tuple[tuple[int, ...], int]:
     key = prompt_key(item["prompt"])
-    chosen: str = item.get("chosen") or item.get("response") or ""
-    rejected: str = item.get("rejected") or ""
+    chosen = seen(item.get("chosen") or item.get("response") or "")
+    rejected = seen(item.get("rejected") or "")
     rank = hash64(f"{how.seed} {key} {chosen} {rejected}") if how.ranked else 0
     hashes = hash64(key), hash64(loose_key(item["prompt"])), hash64(chosen), hash64(rejected), rank
     return hashes, SPLITS.index(split_of(key, how.split))

@@ -11,51 +11,49 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from components.base.errors import UserError
+from components.base.text import counted
 from components.data.config import DataConfig
 from components.data.formats import demonstrations, pairs
-from components.data.formats.labels import KTO, KTO_FLAGS, NUMBERS, WORDS
-from components.data.formats.public import TWO_RESPONSES, Shape, reads, shape_of
-from components.data.formats.public_fields import TEXTS, ReadingOptions, prompt_fields
-from components.data.formats.transcripts import ABOUT, SYSTEMS, is_transcript
+from components.data.formats.labels import KTO, NUMBERS, WORDS, is_side
+from components.data.formats.public import TWO_RESPONSES, Shape, shape_of
+from components.data.formats.public_fields import TEXTS, ReadingOptions
+from components.data.formats.public_votes import argilla_votes
+from components.data.formats.transcripts import ABOUT, is_empty, is_transcript
+from components.data.formats.unread import used_by
 from components.data.readers import read_source
-from components.data.rows import RawRow
+from components.data.rows import BadRow, RawRow
 from components.data.words import label_key
 from components.human_eval.batch.reading import looks_like_sheet
 from data_contracts.rows.gather import DETECT_ON, RowSource, options_of, renamed
 from data_contracts.rows.schemas import SourceReading
 
-_EARLIER = " ".join(("history", *SYSTEMS))
-_SCORES = " ".join(chain(*pairs.SIDE_SCORES))
-_OF_PAIRS = f"category source margin {_SCORES} votes votes_chosen votes_rejected {_EARLIER}"
-_OF_VOTES = "prompt stance a b votes votes_a votes_b votes_equal votes_tie votes_both_bad label vote judged_in"
-_SINGLE = "prompt response completion output instruction input context instances messages conversations"
-_FIELDS = {
-    "transcripts": f"prompt chosen rejected {_OF_PAIRS}",
-    "strings": f"prompt chosen rejected {_OF_PAIRS}",
-    "conversational": f"prompt chosen rejected {_OF_PAIRS}",
-    "votes": f"{_OF_VOTES} model_a model_b {_OF_PAIRS}",
-    pairs.SINGLE_VOTES: f"{_OF_VOTES} model_a model_b annotator {_OF_PAIRS}",
-    "ranking": f"prompt responses ranks scores {_OF_PAIRS}",
-    "response": f"prompt response completion output {_EARLIER}",
-    "instruction": f"instruction input context instances response completion output {_EARLIER}",
-    "conversation": f"messages conversations {_EARLIER}",
-    "transcript": "text",
-    KTO: f"{_SINGLE} text label kto_tag {' '.join(KTO_FLAGS)} {_EARLIER}",
-    "prompts": f"prompt stance category {_EARLIER}",
-}
-"""The fields that each format reads. Pairs also read fields that start with `votes_`; labelling needs `id`."""
-
 _BETTER = {"chosen": "rejected", "better": "worse", "best": "worst", "good": "bad", "winner": "loser", "win": "lose",
-           "preferred": "dispreferred", "accepted": "rejected", "positive": "negative", "pos": "neg"}  # fmt: skip
+           "preferred": "dispreferred", "accepted": "rejected", "positive": "negative", "pos": "neg",
+           "accept": "reject", "w": "l", "j": "k", "correct": "incorrect", "right": "wrong"}  # fmt: skip
+_WORSE = set(_BETTER.values())
+_ANSWERS = ("response", "output", "completion", "answer", "messages", "conversations")
+_RANKING = set("rank ranks ranking rankings order place places position positions".split())
+_FEW = 5
+"""Fewer rows do not show which values return."""
 _FIRST = {"a": "b", "1": "2", "0": "1", "first": "second", "left": "right", "one": "two"}
 _VERDICT = set("label vote choice winner preference preferred verdict judgment judgement decision selected selection "
                "better comparison".split())  # fmt: skip
-_ANNOTATOR = re.compile(r"(annotator|rater|worker|labell?er|judge|reviewer)(_?(id|name))?")
+_PERSON = "(annotator|rater|worker|labell?er|judge|reviewer)"
+_ANNOTATOR = re.compile(rf"{_PERSON}(_?(id|name))?")
+_VOTES_OF_ONE = re.compile(rf"{_PERSON}_?([a-z]|\d+)")
+"""A column with the votes of one annotator."""
+_ABOUT = set("id ids idx index uuid hash model models name type source score scores rating ratings reward rewards rank "
+             "length len tokens count time date timestamp by reason rationale confidence user annotator rater worker "
+             "labeler labeller reviewer url".split())  # fmt: skip
+"""Words in names of columns that say something about a prompt, a response or a verdict, and are none."""
+_SPLITS = set("train training test testing val valid validation dev eval evaluation heldout held_out holdout".split())
+_MOST_VERDICTS = 7
+"""Most distinct values of a column of verdicts: HelpSteer's -3 to 3."""
 _JUDGEMENT = set("safe unsafe harmful harmless toxic good bad correct incorrect wrong right helpful useful approved "
                  "accepted rejected flagged offensive biased liked disliked valid acceptable".split())  # fmt: skip
 _PROMPT = set("prompt instruction question query trajectory conversation dialogue dialog post".split())
@@ -86,6 +84,8 @@ class FileReading(NamedTuple):
     """The ignored column that may say which demonstrations are good, in words or as true and false; empty if there is
     none."""
 
+    note: str = ""
+    """What the values say that is not read; empty if nothing."""
     doubled: bool = False
     """Whether both responses of most pairs begin with their prompt."""
 
@@ -96,9 +96,7 @@ class FileReading(NamedTuple):
 
     def as_json(self, path: Path) -> SourceReading:
         """Return it as JSON, with advice."""
-        columns = "demonstration_columns" if "response" in self.names else "columns"
-        names = ", ".join(f"{ours}: {_in_yaml(name)}" for ours, name in self.names.items())
-        hint = f"To use them, name them: --set 'data.{columns}={{{names}}}'." if self.names else None
+        hint = _mapping(self.names) if self.names else None
         if self.format == KTO and hint is None:
             hint = "Rows that are labelled undesirable are kept out (check `desirable`): SFT must not imitate them."
         if self.rated:
@@ -118,8 +116,10 @@ class FileReading(NamedTuple):
                 "`scores` (the highest is best) or `ranks` (1 is best), a number for each response, and give the file "
                 "as data.preferences."
             )
-            if "scores" in self.names:
-                hint += f" If `{self.names['scores']}` has them, --set data.columns.scores={self.names['scores']}."
+            if numbers := next((name for name in ("scores", "ranks") if name in self.names), ""):
+                hint += f" If `{self.names[numbers]}` has them, --set data.columns.{numbers}={self.names[numbers]}."
+        if self.note:
+            hint = f"{hint} {self.note}" if hint else self.note
         if self.left and hint is None:
             hint = (
                 f"The column `{self.left}` is not read beside `prompt`. If the responses depend on it, write it into "
@@ -165,18 +165,32 @@ def reading_of(path: Path, data: DataConfig) -> FileReading:
 
     for rows in readings("preferences"):
         if shape := shape_of(rows, options_of(data)):
-            ignored = _unread(rows, shape, options_of(data))
+            ignored = _ignored(rows, "preferences", shape.format, shape, options_of(data))
             names = _annotator_of(rows, ignored) if shape.name == TWO_RESPONSES else {}
-            return FileReading("preferences", shape.name, ignored, names, False)
+            note = own_split(rows, ignored) or _drafts(rows)
+            return FileReading("preferences", shape.name, ignored, names, False, note=note)
     for name, detect in (("preferences", pairs.detect), ("demonstrations", demonstrations.detect)):
         for rows in readings(name):
             with suppress(UserError):
-                return _reading(name, detect(rows, path), rows)
+                return _reading(name, detect(rows, path), rows, data)
     for rows in readings("prompts"):
         if any("prompt" in row.data for row in rows):
-            return _reading("prompts", "prompts", rows)
-    pairs.detect(first, path)
+            return _reading("prompts", "prompts", rows, data)
+    try:
+        pairs.detect(first, path)
+    except UserError as error:
+        names = preference_columns(first, _columns(first))
+        if not names:
+            raise
+        raise UserError(f"{error} {_mapping(_asked(first, _texts(first, _columns(first))) | names)}") from error
     raise AssertionError("unreachable: no format was found")
+
+
+def _mapping(names: Columns) -> str:
+    """Return the advice to map columns."""
+    option = "demonstration_columns" if "response" in names else "columns"
+    listed = ", ".join(f"{ours}: {_in_yaml(name)}" for ours, name in names.items())
+    return f"To use them, name them: --set 'data.{option}={{{listed}}}'."
 
 
 def is_sheet(rows: Iterable[RawRow]) -> bool:
@@ -214,55 +228,46 @@ def refuse_unblinded(rows: Iterable[RawRow], path: Path) -> None:
         )
 
 
-def _unread(rows: Sequence[RawRow], shape: Shape, options: ReadingOptions) -> list[str]:
-    asked = {name for row in rows if row.problem is None for name in prompt_fields(row.data)}
-    ignored = [column for column in _columns(rows) if not reads(shape, column, options, asked)]
-    return _without_ties(rows, ignored) if shape.format == "strings" else ignored
-
-
-def _without_ties(rows: Sequence[RawRow], ignored: Sequence[str]) -> list[str]:
-    """Return `ignored` without the columns by which rows with `chosen` and `rejected` say that they are ties."""
-    told = {pairs.tied_by(row.data) for row in rows if row.problem is None}
-    return [column for column in ignored if column not in told]
-
-
 def _columns(rows: Sequence[RawRow]) -> list[str]:
     return list(dict.fromkeys(str(column) for row in rows if row.problem is None for column in row.data))
 
 
-def _reading(kind: str, name: str, rows: Sequence[RawRow]) -> FileReading:
+def _ignored(rows: Sequence[RawRow], kind: str, name: str, shape: Shape | None, options: ReadingOptions) -> list[str]:
+    used = used_by(rows, kind, name, shape, options)
+    return [column for column in _columns(rows) if not used(column)]
+
+
+def _reading(kind: str, name: str, rows: Sequence[RawRow], data: DataConfig) -> FileReading:
     columns = _columns(rows)
-    known = set(_FIELDS[name].split())
-    ignored = [
-        column
-        for column in columns
-        if column not in known and not (kind == "preferences" and column.startswith("votes_"))
-    ]
+    ignored = _ignored(rows, kind, name, None, options_of(data))
+    texts = _texts(rows, ignored)
     if kind == "preferences":
-        ignored = ignored if name == "votes" else _without_ties(rows, ignored)
         by = _annotator_of(rows, ignored) if name == "votes" else {}
-        names = _misspelt(["prompt"], columns, ignored) | _asked(rows, ignored) | by
-        return FileReading(kind, name, ignored, names, False, doubled=_doubled(rows))
-    names = preference_columns(ignored)
+        names = _misspelt(["prompt"], columns, texts) | _asked(rows, texts) | by
+        note = own_split(rows, ignored)
+        return FileReading(kind, name, ignored, names, False, note=note, doubled=_doubled(rows))
+    names = preference_columns(rows, ignored)
+    sides = None
     if not names and kind == "prompts":
-        names = _voted_columns(ignored)
-    if "a" in names and "prompt" not in columns:
-        names = _asked(rows, [*ignored, *columns]) | names
-    mistaken = bool(names) or "chosen" in columns or "rejected" in columns or {"a", "b"} <= set(columns)
+        sides = _sides_in(texts)
+        names = _voted_columns(rows, ignored, sides)
+    if names and "prompt" not in columns:
+        names = _asked(rows, [*texts, *_texts(rows, columns)]) | names
+    mistaken = bool(names or sides) or "chosen" in columns or "rejected" in columns or {"a", "b"} <= set(columns)
     if kind == "prompts" and not mistaken and (several := _several_texts(rows, ignored)):
         listed: Columns = {"responses": several}
         if scores := next((column for column in ignored if column != several and _numbers(rows, column)), None):
-            listed["scores"] = scores
+            listed["ranks" if _RANKING & set(_plain(scores).split("_")) else "scores"] = scores
         return FileReading(kind, name, ignored, listed, True)
     if mistaken and not names:
-        names = _misspelt(["chosen", "rejected"], columns, ignored)
+        names = _misspelt(["chosen", "rejected"], columns, texts)
     if not names and not mistaken and kind == "prompts":
-        answer = next((column for column in ignored if _plain(column) in _ANSWER), None)
+        answer = next((column for column in texts if _plain(column) in _ANSWER), None)
         if answer:
             names = {"response": answer}
     taught = kind == "demonstrations" and not mistaken
     rated, judged = (next(found(rows, ignored), "") if taught else "" for found in (_ratings, _judgements))
-    return FileReading(kind, name, ignored, names, mistaken, rated, judged)
+    return FileReading(kind, name, ignored, names, mistaken, rated, judged, own_split(rows, ignored))
 
 
 def _doubled(rows: Sequence[RawRow]) -> bool:
@@ -280,8 +285,66 @@ def _annotator_of(rows: Sequence[RawRow], ignored: Sequence[str]) -> Columns:
     """Map `annotator` to an ignored column with the name of one, if rows of votes do not name their annotators."""
     if any("annotator" in row.data or "votes" in row.data for row in rows):
         return {}
-    annotator = next((column for column in ignored if _ANNOTATOR.fullmatch(_plain(column))), None)
+    annotator = _annotator_in(rows, ignored)
     return {"annotator": annotator} if annotator else {}
+
+
+def _annotator_in(rows: Sequence[RawRow], columns: Sequence[str]) -> str | None:
+    """Return the column with an annotator's name for each row: short values, of which some return."""
+    for column in columns:
+        values = [str(value) for value in _values(rows, column)]
+        returns = len(set(values)) < len(values) or len(values) < _FEW
+        if _ANNOTATOR.fullmatch(_plain(column)) and returns and all(len(value) <= 64 for value in values):
+            return column
+    return None
+
+
+def _values(rows: Sequence[RawRow], column: str) -> list[Any]:
+    return [value for row in rows if row.problem is None and not is_empty(value := row.data.get(column))]
+
+
+def _texts(rows: Sequence[RawRow], columns: Sequence[str]) -> list[str]:
+    """Return the columns that may hold prompts or responses: texts or messages, under no name of something else."""
+    found = []
+    for column in columns:
+        values, words = _values(rows, column), set(_plain(column).split("_"))
+        numbers = all(_NUMBER.fullmatch(str(value).strip()) for value in values) and not words & _RESPONSE
+        texts = all(isinstance(value, str | list | dict) for value in values)
+        if values and texts and not numbers and not words & _ABOUT:
+            found.append(column)
+    return found
+
+
+def _are_verdicts(rows: Sequence[RawRow], columns: Sequence[str], known: bool = False) -> bool:
+    """Return whether columns hold verdicts: few short words or small numbers; `known`: only words of sides."""
+    found = {label_key(value) for column in columns for value in _values(rows, column)}
+    numbers = {value for value in found if _NUMBER.fullmatch(value)}
+    return 0 < len(found) <= _MOST_VERDICTS and all(
+        abs(float(value)) <= 3 if value in numbers else len(value) <= 20 and (is_side(value) or not known)
+        for value in found
+    )
+
+
+def own_split(rows: Sequence[RawRow], columns: Sequence[str]) -> str:
+    """Return what to do about a column that divides the rows into splits; empty if there is none."""
+    for column in columns:
+        said = [label_key(value) for value in _values(rows, column)]
+        others = [value for value in said if not value.startswith("train")]
+        if others and set(said) <= _SPLITS:
+            return (
+                f"The column `{column}` says {others[0]} in {counted(len(others), 'row')} of the first {len(rows)}. "
+                "Tether divides the prompts itself, so a run trains on some of these rows too. To keep them apart, "
+                "write them into a file of their own, and name it in data.decontaminate."
+            )
+    return ""
+
+
+def _drafts(rows: Sequence[RawRow]) -> str:
+    """Return how many votes of Argilla's records are not submitted; empty if all are."""
+    with suppress(BadRow):
+        drafts = sum(len(argilla_votes(row.data, drafts=True) or ()) for row in rows if row.problem is None)
+        return f"{counted(drafts, 'vote')} of Argilla's records are not submitted, and do not count." if drafts else ""
+    return ""
 
 
 def _asked(rows: Sequence[RawRow], columns: Sequence[str]) -> Columns:
@@ -294,15 +357,20 @@ def _asked(rows: Sequence[RawRow], columns: Sequence[str]) -> Columns:
     return {"prompt": asked} if asked else {}
 
 
-def _voted_columns(columns: Sequence[str]) -> Columns:
-    """Map `a`, `b` and `votes` to columns of two responses, and of an annotator's vote each."""
+def _sides_in(columns: Sequence[str]) -> tuple[str, str] | None:
+    """Return two columns of responses that no verdict parts."""
     plain = {_plain(column): column for column in columns}
-    responses = {name: column for name, column in plain.items() if _RESPONSE & set(re.findall("[a-z]+", name))}
-    sides = _two(responses, _FIRST)
-    if sides is None:
-        return {}
-    votes = [column for name, column in plain.items() if re.fullmatch(rf"{_ANNOTATOR.pattern}_?[a-z0-9]?\d*", name)]
-    return dict(zip(("a", "b"), sides, strict=True)) | ({"votes": votes} if votes else {})
+    return _two({name: c for name, c in plain.items() if _RESPONSE & set(re.findall("[a-z]+", name))}, _FIRST)
+
+
+def _voted_columns(rows: Sequence[RawRow], columns: Sequence[str], sides: tuple[str, str] | None) -> Columns:
+    """Map `a`, `b` and `votes` to columns of two responses, and of an annotator's vote each, by names and values."""
+    votes = [column for column in columns if _VOTES_OF_ONE.fullmatch(_plain(column))]
+    told = [{label_key(value) for value in _values(rows, column)} for column in votes]
+    constant = len(rows) >= _FEW and all(len(values) == 1 for values in told) and len(set().union(*told)) > 1
+    if sides is None or not votes or constant or not _are_verdicts(rows, votes, known=True):
+        return {}  # ids of annotators are no votes
+    return {"a": sides[0], "b": sides[1], "votes": votes}
 
 
 def _numbers(rows: Sequence[RawRow], column: str) -> bool:
@@ -353,18 +421,36 @@ def _judgements(rows: Sequence[RawRow], columns: Sequence[str]) -> Iterator[str]
             yield column
 
 
-def preference_columns(columns: Sequence[str]) -> Columns:
-    """Map standard fields to columns whose names suggest them; empty unless there are two responses and a verdict."""
-    plain = {_plain(column): column for column in columns}
-    if sides := _two(plain, _BETTER):
+def preference_columns(rows: Sequence[RawRow], columns: Sequence[str]) -> Columns:
+    """Map standard fields to columns whose names and values suggest them; empty unless there are two responses and a
+    verdict."""
+    plain = {_plain(column): column for column in _texts(rows, columns)}
+    if sides := _two(plain, _BETTER) or _one_worse(rows, plain):
         return dict(zip(("chosen", "rejected"), sides, strict=True))
-    verdict = next((column for name, column in plain.items() if _VERDICT & set(name.split("_"))), None)
+    verdict = next(
+        (c for c in columns if (words := set(_plain(c).split("_"))) & _VERDICT and not words & _ABOUT
+         and _are_verdicts(rows, [c])), None
+    )  # fmt: skip
     sides = _two(plain, _FIRST)
     if verdict is None or sides is None:
         return {}
-    annotator = next((column for name, column in plain.items() if _ANNOTATOR.fullmatch(name)), None)
+    annotator = _annotator_in(rows, columns)
     names: Columns = {"a": sides[0], "b": sides[1], "label": verdict}
     return names | ({"annotator": annotator} if annotator and annotator != "annotator" else {})
+
+
+def _one_worse(rows: Sequence[RawRow], plain: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return a column of responses and one whose name says that it is the worse (`rejected_answer` of `answer`)."""
+    names = {_plain(column): column for column in _columns(rows)}
+    for name, column in plain.items():
+        words = name.split("_")
+        for word in words:
+            if word in _WORSE:
+                rest = "_".join(each for each in words if each != word)
+                better = names.get(rest) if rest else next((names[n] for n in _ANSWERS if n in names), None)
+                if better is not None and better != column:
+                    return better, column
+    return None
 
 
 def _two(plain: Mapping[str, str], words: Mapping[str, str]) -> tuple[str, str] | None:

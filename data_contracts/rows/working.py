@@ -62,8 +62,9 @@ def read_sources(
                 name, raws = detected(source._replace(extra=tuple(extra)))
                 options = source.options._replace(label_values=dict(source.options.label_values))
                 bare = source._replace(
-                    rows=(), columns=dict(source.columns), options=options, extra=tuple(extra), position=Position()
-                )
+                    rows=(), columns=dict(source.columns), options=options, extra=tuple(extra), position=Position(),
+                    unread=None,
+                )  # fmt: skip
                 taken = 0
                 for some in _in_parts(iter(raws)):
                     taken += sum(1 + len(raw.others) for raw in some)

@@ -113,6 +113,8 @@ def check_file(
     }
     reading = reading._replace(ignored=[column for column in reading.ignored if column not in used])
     report["read"] = [reading.as_json(path)]
+    unread = report.get("unread", {})
+    report["unread"] = {kind: {n: c for n, c in of.items() if n not in used} for kind, of in unread.items()}
     contradicting = sum(check["rows"] or 0 for check in report["checks"] if check["name"] == "consistent")
     if contradicting and reading.format in ("votes", "two responses") and "annotator" not in reading.names:
         report["read"][0]["hint"] = (
@@ -215,8 +217,14 @@ def _read_as(report: "FileReport") -> Iterator[str]:
                 f"Score it with `tether human-eval score {read['file']} --run RUN`, which also checks that its texts "
                 "are the exported ones."
             )
-        if read["ignored"]:
-            yield f"Columns that are not used: {listed(read['ignored'])}."
+        counts = report.get("unread", {}).get(read["source"], {})
+        if names := list(dict.fromkeys([*read["ignored"], *counts])):
+            some = {  # a name alone is that of a column with something in every row
+                name: f" ({counted(n, 'row')})"
+                for name, n in counts.items()
+                if n != report["rows"] or name not in read["ignored"]
+            }
+            yield f"Columns that are not used: {listed([name + some.get(name, '') for name in names])}."
         if read["hint"]:
             yield read["hint"]
 
@@ -259,6 +267,8 @@ def print_check(report: "FileReport", out: Path | None) -> None:
         table.add_row(Text("ok", "green") if check["passed"] else bad, *map(cell, cells))
     if found:
         console.print(table)
+    for check in found:
+        say(line(f"{check['name']}: {check['description']}"))
     say(
         f"{counted(len(report['checks']) - len(found), 'other check')} found nothing. "
         f"{counted(report['rows'], 'row')}, {counted(report['pairs'], 'pair')} kept, "

@@ -86,6 +86,7 @@ FAULTS = {
     "text_clean": lambda row, rows: row | {"a": row["a"] + "\x07"},
     "votes_valid": lambda row, rows: votes(row, "a", "c"),
     "no_markers": lambda row, rows: row | {"b": row["b"] + " <|im_start|> " + row["a"]},
+    "no_placeholder": lambda row, rows: row | {"a": "#NAME?"},
     "differ_truncated": lambda row, rows: row | {"a": longest(80), "b": longest(80) + " garden"},
     "length_within": lambda row, rows: row | {"a": row["a"] + " x" * 10_000},
     "unique": lambda row, rows: rows[0],

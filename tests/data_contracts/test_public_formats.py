@@ -133,6 +133,26 @@ SHAPED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ranked generations": ({"question": "q", "generations": ["y", "x"], "ranks": [2, 1]}, {}),
     "numbers in a cell of CSV": ({"prompt": "q", "responses": ["y", "x"], "scores": "[1.5, 4]"}, {}),
     "query": ({"query": "q", "chosen": "x", "rejected": "y"}, {}),
+    "swift": ({"messages": turns("q", "x"), "rejected_response": "y"}, {}),
+    "swift, a message": ({"messages": turns("q", "x"), "rejected_response": turns("q", "y")[1:]}, {}),
+    "swift, conversations": ({"messages": turns("q", "x"), "rejected_messages": turns("q", "y")}, {}),
+    "swift, a query": ({"query": "q", "response": "x", "rejected_response": "y", "history": []}, {}),
+    "argilla.io": ({"instruction": "q", "chosen_response": "x", "rejected_response": "y"}, {}),
+    "stack exchange": ({"question": "q", "response_j": "x", "response_k": "y"}, {}),
+    "pos and neg answers": ({"query": "q", "pos_answer": "x", "neg_answer": "y"}, {}),
+    "llama-factory, lists": ({"conversations": turns("q"), "chosen": turns("q", "x")[1:],
+                              "rejected": turns("q", "y")[1:]}, {}),
+    "a message and a list": ({"prompt": "q", "chosen": turns("q", "x")[1], "rejected": turns("q", "y")[1:]}, {}),
+    "gemini": ({"chosen": [{"role": "user", "parts": [{"text": "q"}]}, {"role": "model", "parts": [{"text": "x"}]}],
+                "rejected": [{"role": "user", "parts": [{"text": "q"}]}, {"role": "model", "parts": [{"text": "y"}]}]},
+               {}),
+    "argilla's records": ({"prompt": "q", "response_a": "y", "response_b": "x",
+                           "preference.responses": ["response_b", "response_a", "response_a"],
+                           "preference.responses.users": ["u", "v", "w"],
+                           "preference.responses.status": ["submitted", "draft", "discarded"]}, {}),
+    "argilla's older records": ({"prompt": "q", "response_1": "x", "response_2": "y", "preference": [
+        {"user_id": "u", "value": "response_1", "status": "submitted"},
+        {"user_id": "v", "value": "response_2", "status": "draft"}]}, {}),
     "shp": ({"history": "q", "human_ref_A": "y", "human_ref_B": "x", "labels": 0, "score_A": 3, "score_B": 9}, {}),
 }  # fmt: skip
 
@@ -279,6 +299,64 @@ def test_scores_of_the_two_responses_under_any_of_their_names_are_the_margin_or_
     assert pair(right) == PAIR and right.item is not None and right.item["margin"] == 1.5
     assert [problem.check for problem in wrong.problems] == ["votes_valid"]
     assert reading_of(tmp_path / "rows.jsonl", DataConfig()).ignored == []
+
+
+@pytest.mark.parametrize(
+    ("row", "options"),
+    [
+        ({"prompt": "q", "chosen": "x", "rejected": "y", "score_chosen": 4, "score_rejected": "4.0"}, {}),
+        ({"question": "q", "chosen": "x", "rejected": "y", "chosen-rating": 4.0, "rejected-rating": 4}, {}),
+        ({"chosen": turns("q", "x"), "rejected": turns("q", "y"), "rating_chosen": 1, "rating_rejected": 1}, {}),
+        ({"messages": turns("q", "x"), "rejected_response": "y", "chosen_score": 2, "rejected_score": 2}, {}),
+        ({"prompt": "q", "chosen": "x", "rejected": "y", "margin": 0}, {}),
+        ({"prompt": "q", "responses": ["x", "y"], "scores": [1, 1.0]}, {}),
+        ({"prompt": "q", "completions": ["x", "y"], "ranks": ["1", 1]}, {}),
+        ({"instruction": "q", "completions": [{"response": "x", "overall_score": 4},
+                                              {"response": "y", "overall_score": "4.0"}]}, {}),
+        ({"prompt": "q", "response_1": "x", "response_2": "y", "preference_strength": 0}, {}),
+        ({"history": "q", "human_ref_A": "x", "human_ref_B": "y", "labels": 1, "score_A": 3, "score_B": 3.0}, {}),
+        ({"question": "q", "answer_0": "x", "answer_1": "y", "score_0": 0, "score_1": "0"}, {}),
+        ({"prompt": "q", "response_a": "x", "response_b": "y", "winner": "Draw"}, {}),
+    ],
+)  # fmt: skip
+def test_equal_scores_are_a_tie_in_every_format(tmp_path: Path, row: dict[str, Any], options: dict[str, Any]) -> None:
+    (found,) = read(tmp_path, row, **options)
+    assert [problem.check for problem in found.problems] == ["decided"] and "tie" in found.problems[0].text
+
+
+@pytest.mark.parametrize("missing", [None, "nan", "N/A"])
+@pytest.mark.parametrize("names", ["score_chosen", "chosen-rating"])
+def test_a_missing_score_is_no_score_however_it_is_written(tmp_path: Path, names: str, missing: object) -> None:
+    row = {"prompt": "q", "chosen": "x", "rejected": "y", names: missing, names.replace("chosen", "rejected"): 6.0}
+    (found,) = read(tmp_path, row)
+    assert pair(found) == PAIR and found.item is not None and found.item["margin"] is None
+
+
+def test_a_record_with_drafts_alone_has_no_votes_and_the_drafts_are_told(tmp_path: Path) -> None:
+    row = {"prompt": "q", "response_a": "x", "response_b": "y", "best.responses": ["response_a"],
+           "best.responses.users": ["u"], "best.responses.status": ["draft"]}  # fmt: skip
+    (found,) = read(tmp_path, row)
+    assert [problem.check for problem in found.problems] == ["votes_valid"]
+    path = tmp_path / "rows.jsonl"
+    assert "1 vote of Argilla's records are not submitted" in str(reading_of(path, DataConfig()).as_json(path)["hint"])
+
+
+def test_look_alike_texts_are_duplicates_and_one_pair_of_votes(job: Any, tmp_path: Path) -> None:
+    one, other = "Für Änderungen: é", "Fu\u0308r A\u0308nderungen: e\u0301"
+    rows = [{"prompt": f"q {i}", "chosen": one, "rejected": "n"} for i in range(40)]
+    rows += [{"prompt": "q 3", "chosen": other, "rejected": "n\u200b"}]
+    _, checks, _ = judged(job, tmp_path, rows)
+    assert checks["unique"]["row_numbers"] == [41]
+    votes = [{"prompt": "q", "a": a, "b": "n", "annotator": who, "label": "a"} for a, who in ((one, "u"), (other, "v"))]
+    (found,) = read(tmp_path, *votes)
+    assert found.ballot == Ballot(2, 0, 0)
+
+
+def test_placeholders_are_a_finding_with_their_rows(job: Any, tmp_path: Path) -> None:
+    rows = [{"prompt": f"q {i}", "chosen": f"good {i}", "rejected": f"bad {i}"} for i in range(40)]
+    rows[3]["rejected"], rows[7]["chosen"] = "nan", '{"error": {"message": "Rate limit"}}'
+    _, checks, report = judged(job, tmp_path, rows)
+    assert checks["no_placeholder"]["row_numbers"] == [4, 8] and report["pairs"] == 38
 
 
 @pytest.mark.parametrize("asked", ["prompt", "question"])

@@ -117,7 +117,8 @@ def _parse(data: Mapping[str, object], name: str) -> tuple[list[Message], str]:
             raise BadRow("turns_valid", "no turn before the response")
         return earlier_turns(data, prompt), response
     if name == "transcript":
-        return split_transcript(text_field(data, "text"))
+        prompt, response = split_transcript(text_field(data, "text"))
+        return earlier_turns(data, prompt), response
     if name == "instruction":
         return _instruction(data)
     return earlier_turns(data, as_messages(data.get("prompt"), "prompt")), _answer(data)

@@ -31,7 +31,8 @@ NUMBERS = frozenset(("true", "false", "0", "1", "-1", "+", "-"))
 _SIDES = {
     **dict.fromkeys(("a", "a1", "model_a", "response_a", "assistant_a", "first"), "first"),
     **dict.fromkeys(("b", "a2", "model_b", "response_b", "assistant_b", "second"), "second"),
-    **dict.fromkeys(("equal", "tie", "both_bad", "tie (bothbad)", "bothbad", "both bad"), "equal"),
+    **dict.fromkeys(("equal", "tie", "tied", "draw", "both_good", "both_bad"), "equal"),
+    **dict.fromkeys(("tie (bothbad)", "bothbad", "both bad"), "equal"),
 }
 _SINGLE = {"true": True, "desirable": True, "false": False, "undesirable": False}
 
@@ -47,6 +48,11 @@ def side_of(label: Any) -> str:
         text = f"vote {shown(label)}, expected a, b (also model_a, first and the like), tie or both_bad"
         raise BadRow("votes_valid", f"{text}; say what others mean with data.label_values, as {{'1': a, '2': b}}")
     return side
+
+
+def is_side(label: Any) -> bool:
+    """Return whether a label is one of those that say which of two responses is better, or left and the like."""
+    return label_key(label) in {*_SIDES, "left", "right", "same", "neither", "both", "one", "two"}
 
 
 def is_tie(label: Any) -> bool:

@@ -32,9 +32,10 @@ from components.data.formats.transcripts import (
     as_messages,
     before_response,
     earlier_turns,
+    is_empty,
     is_transcript,
     kind,
-    split_messages,
+    split_answer,
     transcript_messages,
 )
 from components.data.rows import (
@@ -54,6 +55,7 @@ from components.data.rows import (
     text_problems,
     unclean,
 )
+from components.data.splits import prompt_key
 
 COMPARISONS = "comparisons"
 """The format of rows that hold several pairs (`pairs`, each with `chosen` and `rejected`), as public.py makes them."""
@@ -124,7 +126,7 @@ def detect(rows: Sequence[RawRow], path: object) -> str:
 def format_of(data: Mapping[str, object]) -> str | None:
     """Return the name of the pair format that a row's fields match; None if they match none."""
     if "chosen" in data and "rejected" in data:
-        if isinstance(data["chosen"], list) or isinstance(data["rejected"], list):
+        if any(isinstance(data[side], list | dict) for side in ("chosen", "rejected")):
             return "conversational"
         whole = is_transcript(data["chosen"]) and is_transcript(data["rejected"])
         return "strings" if data.get("prompt") is not None and not whole else "transcripts"
@@ -248,6 +250,9 @@ def parse_pair(raw: RawRow, name: str, source: str, max_characters: int) -> Row:
         ):
             row.problems.append(Problem("decided", "tie"))
             row.lead = 0.0
+        elif name != "votes" and row.item["margin"] == 0:
+            row.problems.append(Problem("decided", "tie: both responses have the same score, or `margin` is 0"))
+            row.lead = 0.0
     except BadRow as bad:
         row.problems = [bad.problem]
     if row.problems:
@@ -320,7 +325,7 @@ def _transcripts(data: Mapping[str, object]) -> Parsed:
     prompt = transcript_messages(before)
     other, rejected = before_response(text_field(data, "rejected"))
     if other != before:
-        prompt = _agreed(prompt, transcript_messages(other))
+        prompt = agreed(prompt, transcript_messages(other))
     if data.get("prompt") is not None and not _holds(prompt, as_messages(data["prompt"], "prompt")):
         raise BadRow("prompts_agree", "`prompt` is not in the transcripts")
     return Parsed(earlier_turns(data, prompt), chosen, rejected)
@@ -332,8 +337,9 @@ def _strings(data: Mapping[str, object]) -> Parsed:
 
 
 def _conversational(data: Mapping[str, object]) -> Parsed:
-    (before, chosen), (other, rejected) = (split_messages(data.get(side), side) for side in ("chosen", "rejected"))
-    prompt = _agreed(before, other)
+    (before, chosen), (other, rejected) = (split_answer(data.get(side), side) for side in ("chosen", "rejected"))
+    lists = all(isinstance(data[side], list) for side in ("chosen", "rejected"))
+    prompt = agreed(before, other) if lists else before or other
     if data.get("prompt") is not None:
         given = as_messages(data["prompt"], "prompt")
         if not _holds(prompt, given):
@@ -443,7 +449,7 @@ def _count(value: Any, name: str) -> int:
 
 
 def _margin(data: Mapping[str, object]) -> float | None:
-    if data.get("margin") is not None:
+    if not _unscored(data.get("margin")):
         margin, what = number_field(data["margin"], "margin"), "`margin`"
     elif (names := _side_scores(data)) is None:
         return None
@@ -460,9 +466,14 @@ def _side_scores(data: Mapping[str, object]) -> tuple[str, str] | None:
     is no score."""
     for names in SIDE_SCORES:
         both = [data.get(name) for name in names]
-        if None not in both and (names == SIDE_SCORES[0] or all(map(_is_number, both))):
+        if not any(map(_unscored, both)) and (names == SIDE_SCORES[0] or all(map(_is_number, both))):
             return names
     return None
+
+
+def _unscored(value: object) -> bool:
+    """Return whether a value says that there is no score."""
+    return is_empty(value) or str(value).strip().lower() in ("nan", "none", "n/a")
 
 
 def tied_by(data: Mapping[str, object]) -> str | None:
@@ -492,8 +503,9 @@ def text_field(data: Mapping[str, object], name: str) -> str:
     raise BadRow("fields_present", f"`{name}` is {kind(value)}, expected text")
 
 
-def _agreed(prompt: list[Message], other: list[Message]) -> list[Message]:
-    if prompt != other:
+def agreed(prompt: list[Message], other: list[Message]) -> list[Message]:
+    """Return the prompt of two responses. Raises BadRow if they answer prompts that look different."""
+    if prompt != other and prompt_key(prompt) != prompt_key(other):
         raise BadRow("prompts_agree", "prompts differ")
     return prompt
 

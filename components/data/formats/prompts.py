@@ -8,7 +8,7 @@ from components.base.errors import UserError
 from components.base.text import counted
 from components.data.checks_config import RowChecks
 from components.data.formats.pairs import detect, parse_pair
-from components.data.formats.transcripts import SYSTEMS
+from components.data.formats.transcripts import PROMPT_PARTS, SYSTEMS
 from components.data.readers import read_source
 from components.data.rows import Message, RawRow, Row, text_problems
 from components.data.splits import prompt_key
@@ -75,7 +75,8 @@ def parse_prompt(raw: RawRow, max_characters: int) -> Row:
         parsed = parse_pair(raw, "transcripts" if raw.problem else detect([raw], "the file"), "prompts", max_characters)
     else:
         # Responses and label are not needed and are filled in; a `stance` and earlier turns are part of the prompt.
-        told = {name: raw.data[name] for name in ("prompt", "stance", "history", *SYSTEMS) if name in raw.data}
+        names = ("prompt", "stance", "history", *SYSTEMS, *PROMPT_PARTS)
+        told = {name: raw.data[name] for name in names if name in raw.data}
         parsed = parse_pair(raw._replace(data=told | _STAND_IN), "votes", "prompts", max_characters)
     row = Row("prompts", raw.number, problems=parsed.problems)
     if parsed.item is not None:

@@ -1,38 +1,21 @@
 """Shapes of public preference data, converted row by row to the project's own formats before parsing.
 
-LLaMA-Factory pairs   `conversations` or `messages` (or `prompt`) with `chosen`, `rejected` as one message each;
-                      Alpaca's `instruction`, `input`, `system`, `history` with `chosen`, `rejected` as texts
-OpenAI preferences    `input` (an object with `messages`), `preferred_output`, `non_preferred_output`
-MT-Bench, Arena       `conversation_a`, `conversation_b`, `winner`, perhaps `model_a`, `model_b`, `judge`, `turn`
-two responses         two of `output_1`/`output_2`, `response1`/`response2`, `response_1`/`response_2`,
-                      `response_a`/`response_b` with `label`, `preference` or `winner` (LLMBar, AlpacaEval), columns
-                      `annotator1`, `annotator2`, ... (PandaLM), or `winner_model_a`, `winner_model_b`, `winner_tie`
-HelpSteer preferences the same with `preference_strength` or `overall_preference`, -3 (the first is much better) to 3
-SHP                   `history`, `human_ref_A`, `human_ref_B`, `score_A`, `score_B`; `labels` must agree with the scores
-PKU-SafeRLHF          `prompt`, `response_0`, `response_1`, `better_response_id` (0 or 1)
-Learning to summarize `info` (`post` or `article`), two `summaries`, `choice` (0 or 1), `worker`
-WebGPT comparisons    `question`, `answer_0`, `answer_1`, `score_0`, `score_1`
-Nectar                `prompt`, `answers` (`answer` and `rank`, 1 is best)
-RewardBench 2         `prompt`, `chosen`, `rejected`: lists of texts, of which each chosen one is better than each other
-scored texts          `completions` (or `candidates`, `generations`, `outputs`, `answers`): texts, each with a number in
-                      `scores` (the highest is best) or `ranks` (1 is best)
-UltraFeedback         `instruction`, `completions` (`response` and scores)
-HelpSteer             a row per response: `prompt`, `response`, `helpfulness` (or the score that is named)
-FineGrained           `question`, `passages`, `prediction 1` to `prediction 4`, `preference` (1, 2, 0 of every two)
-
-If a data set alone uses a field's name, the field means what that set's documentation says. If others use the name too
-(`label` 1), `data.label_values` must give the meaning.
+`docs/guide/formats.md` shows a row of each; `SHAPES` lists their fields. If a data set alone uses a field's name, the
+field means what that set's documentation says. If others use the name too (`label` 1), `data.label_values` must give
+the meaning.
 """
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, combinations
 from typing import Any, NamedTuple
 
 from components.data.formats.labels import meant
-from components.data.formats.pairs import SIDE_SCORES, format_of, text_field, tied_by
+from components.data.formats.pairs import SIDE_SCORES, agreed, format_of, text_field, tied_by
 from components.data.formats.public_fields import (
     ANNOTATOR,
+    ARGILLA,
     KEPT,
     LISTS,
     ONE_HOT,
@@ -45,16 +28,13 @@ from components.data.formats.public_fields import (
     ReadingOptions,
     kept_fields,
     prompt_of,
-    response_of,
 )
 from components.data.formats.public_scores import (
     gathered_by_prompt,
     helpsteer,
     is_helpsteer,
-    is_shp,
     is_strength,
     is_ultrafeedback,
-    is_webgpt,
     shp,
     strength,
     ultrafeedback,
@@ -62,15 +42,12 @@ from components.data.formats.public_scores import (
 )
 from components.data.formats.public_votes import (
     arena,
-    is_arena,
-    is_safe_rlhf,
-    is_summaries,
     is_two_responses,
     safe_rlhf,
     summaries,
     two_responses,
 )
-from components.data.formats.transcripts import SYSTEMS, as_messages, earlier_turns
+from components.data.formats.transcripts import SYSTEMS, earlier_turns, refuse_parts, split_answer
 from components.data.rows import BadRow, RawRow, listed, most_common_format, shown
 
 
@@ -110,6 +87,7 @@ def standard_rows(rows: Iterable[RawRow], shape: Shape | None, options: ReadingO
                 if shape is not None and not gathered and not shape.has(row.data, options):
                     text = f"the row lacks what most rows have ({shape.name}); its fields are {listed(list(row.data))}"
                     raise BadRow("fields_present", text)
+                refuse_parts(row.data)
                 data = row.data if shape is None else shape.standard(row.data, options)
                 row = row._replace(data=_labelled(data, options.label_values))
             except BadRow as bad:
@@ -132,40 +110,54 @@ def _labelled(data: Data, meanings: Mapping[str, str]) -> Data:
     return out
 
 
+def _set(name: str, needs: str, more: str, standard: Callable[[Data, ReadingOptions], dict[str, Any]]) -> Shape:
+    """Return the shape of votes in rows that have all fields `needs`, and perhaps `more` that are read."""
+    wanted = set(needs.split(","))
+    return Shape(name, "votes", f"{needs},{more}", lambda data, options: data.keys() >= wanted, standard)
+
+
 # Pairs
 
 
 def _is_llama_factory(data: Data, options: ReadingOptions) -> bool:
     if not {"chosen", "rejected"} <= data.keys():
         return False
-    if isinstance(data["chosen"], dict) and isinstance(data["rejected"], dict):
-        return True
-    texts = isinstance(data["chosen"], str) and "\n\nAssistant:" not in data["chosen"]
+    sides = data["chosen"], data["rejected"]
     asked = {*LISTS, "instruction", "question", "input", "query"}
-    return texts and data.get("prompt") is None and bool(data.keys() & asked)
+    if all(isinstance(side, dict) for side in sides):
+        return True
+    return data.get("prompt") is None and bool(data.keys() & asked) and all(map(_is_answer, sides))
 
 
-def _llama_factory(data: Data, options: ReadingOptions) -> dict[str, Any]:
+def _is_answer(value: object) -> bool:
+    """Return whether a response is by itself, without the turns before it."""
+    if isinstance(value, list):
+        return len(value) == 1 and isinstance(value[0], dict)
+    return not (isinstance(value, str) and "\n\nAssistant:" in value)
+
+
+def _has_pair(better: str, worse: str, data: Data, options: ReadingOptions) -> bool:
+    return {better, worse} <= data.keys() and not {"chosen", "rejected"} <= data.keys()
+
+
+def _pair(better: str, worse: str, data: Data, options: ReadingOptions) -> dict[str, Any]:
+    """Return a row of two responses, of which the first may follow its prompt in one list of messages."""
     told = ("margin", *chain(*SIDE_SCORES), *filter(None, [tied_by(data)]))
     more = {name: data[name] for name in told if name in data}
-    sides = {side: response_of(data, side) for side in ("chosen", "rejected")}
-    return {**kept_fields(data), **more, "prompt": prompt_of(data), **sides}
+    (before, chosen), (other, rejected) = (split_answer(data.get(side), side) for side in (better, worse))
+    if isinstance(asked := data.get("input"), dict):
+        refuse_parts(asked, "input.")
+        data = {**data, "input": asked.get("messages")}
+    turns = agreed(before or other, other or before)
+    prompt = earlier_turns(data, turns) if turns else prompt_of(data)
+    return {**kept_fields(data), **more, "prompt": prompt, "chosen": chosen, "rejected": rejected}
 
 
-def _is_openai(data: Data, options: ReadingOptions) -> bool:
-    return {"input", "preferred_output", "non_preferred_output"} <= data.keys()
-
-
-def _openai(data: Data, options: ReadingOptions) -> dict[str, Any]:
-    asked = data["input"]
-    if isinstance(asked, dict):
-        if asked.get("tools"):
-            raise BadRow(
-                "turns_valid", "`input.tools` belong to the prompt, and only text is learned; leave the row out"
-            )
-        asked = asked.get("messages")
-    sides = {side: response_of(data, f"{name}_output") for side, name in _OPENAI.items()}
-    return {**kept_fields(data), "prompt": earlier_turns(data, as_messages(asked, "input.messages")), **sides}
+def _of_pairs(name: str, better: str, worse: str) -> Shape:
+    """Return the shape of rows with a better and a worse response, under these names."""
+    fields = f"{_PROMPT_FIELDS},{better},{worse},margin,{','.join(chain(*SIDE_SCORES))}"
+    has = _is_llama_factory if better == "chosen" else partial(_has_pair, better, worse)
+    return Shape(name, "strings", fields, has, partial(_pair, better, worse))
 
 
 # Rankings
@@ -247,7 +239,6 @@ def _fine_grained(data: Data, options: ReadingOptions) -> dict[str, Any]:
     return {**kept_fields(data), "prompt": prompt, "pairs": pairs}
 
 
-_OPENAI = {"chosen": "preferred", "rejected": "non_preferred"}
 HELPSTEER = "HelpSteer"
 TWO_RESPONSES = "two responses"
 _PROMPT_FIELDS = ",".join((*PROMPTS, *LISTS, *SYSTEMS))
@@ -256,13 +247,12 @@ _PREDICTIONS = ",".join(f"prediction {n}" for n in range(1, 5))
 SHAPES = (
     Shape("FineGrained feedback", "comparisons", f"question,passages,preference,{_PREDICTIONS}",
           _is_fine_grained, _fine_grained),
-    Shape("SHP", "votes", "history,human_ref_A,human_ref_B,labels,score_A,score_B", is_shp, shp),
-    Shape("MT-Bench and Chatbot Arena votes", "votes",
-          "conversation_a,conversation_b,winner,judge,turn,model_a,model_b", is_arena, arena),
-    Shape("PKU-SafeRLHF", "votes", f"{_PROMPT_FIELDS},response_0,response_1,better_response_id", is_safe_rlhf,
-          safe_rlhf),
-    Shape("Learning to summarize comparisons", "votes", "info,summaries,choice,worker", is_summaries, summaries),
-    Shape("WebGPT comparisons", "votes", "question,answer_0,answer_1,score_0,score_1", is_webgpt, webgpt),
+    _set("SHP", "history,human_ref_A,human_ref_B,score_A,score_B", "labels", shp),
+    _set("MT-Bench and Chatbot Arena votes", "conversation_a,conversation_b,winner", "judge,turn,model_a,model_b",
+         arena),
+    _set("PKU-SafeRLHF", "prompt,response_0,response_1,better_response_id", _PROMPT_FIELDS, safe_rlhf),
+    _set("Learning to summarize comparisons", "info,summaries,choice", "worker", summaries),
+    _set("WebGPT comparisons", "question,answer_0,answer_1,score_0,score_1", "", webgpt),
     Shape("Nectar", "ranking", f"{_PROMPT_FIELDS},answers", _is_nectar, _nectar),
     Shape("RewardBench 2", "ranking", f"{_PROMPT_FIELDS},chosen,rejected", _is_several, _several),
     Shape("scored texts", "ranking", f"{_PROMPT_FIELDS},{','.join(TEXTS)},scores,ranks", _is_scored_texts,
@@ -271,11 +261,17 @@ SHAPES = (
           strength),
     Shape(TWO_RESPONSES, "votes", f"{_PROMPT_FIELDS},{_TWO_FIELDS},{','.join(VERDICTS)},{','.join(ONE_HOT)},"
           "annotator,model_a,model_b,generator_1,generator_2", is_two_responses, two_responses),
-    Shape("OpenAI preferences", "strings", f"{_PROMPT_FIELDS},preferred_output,non_preferred_output",
-          _is_openai, _openai),
+    *(_of_pairs(*names) for names in (
+        ("OpenAI preferences", "preferred_output", "non_preferred_output"),
+        ("ms-swift conversations", "messages", "rejected_messages"),
+        ("ms-swift messages", "messages", "rejected_response"),
+        ("ms-swift queries", "response", "rejected_response"),
+        ("chosen and rejected responses", "chosen_response", "rejected_response"),
+        ("Stack Exchange pairs", "response_j", "response_k"),
+        ("positive and negative answers", "pos_answer", "neg_answer"),
+        ("LLaMA-Factory pairs", "chosen", "rejected"),
+    )),
     Shape("UltraFeedback", "comparisons", f"{_PROMPT_FIELDS},completions", is_ultrafeedback, ultrafeedback),
-    Shape("LLaMA-Factory pairs", "strings", f"{_PROMPT_FIELDS},chosen,rejected,margin,{','.join(chain(*SIDE_SCORES))}",
-          _is_llama_factory, _llama_factory),
     Shape(HELPSTEER, "comparisons", f"prompt,history,{','.join(SYSTEMS)},response,helpfulness", is_helpsteer,
           helpsteer),
 )  # fmt: skip
@@ -286,5 +282,5 @@ def reads(shape: Shape, column: str, options: ReadingOptions, asked: Collection[
     if column in (*PROMPTS, *LISTS) and column not in (*asked, "history"):
         return False
     return column in shape.fields.split(",") or column in KEPT or column == options.score or bool(
-        shape.name == TWO_RESPONSES and ANNOTATOR.fullmatch(column)
+        shape.name == TWO_RESPONSES and (ANNOTATOR.fullmatch(column) or ARGILLA.match(column))
     )  # fmt: skip

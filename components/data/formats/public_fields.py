@@ -41,6 +41,8 @@ VERDICTS = ("label", "preference", "winner")
 ONE_HOT = {"winner_model_a": "a", "winner_model_b": "b", "winner_tie": "tie"}
 STRENGTHS = ("preference_strength", "overall_preference")
 ANNOTATOR = re.compile(r"annotator_?\d+")
+ARGILLA = re.compile(r".+\.responses(\.users|\.status)?\Z")
+"""Columns with the votes of Argilla's records."""
 
 
 def prompt_fields(data: Data) -> list[str]:

@@ -16,8 +16,9 @@ from components.data.formats.public_fields import (
     response_of,
     sides_of,
 )
-from components.data.formats.transcripts import SYSTEMS, as_messages, earlier_turns
+from components.data.formats.transcripts import SYSTEMS, as_messages, earlier_turns, is_empty, refuse_parts
 from components.data.rows import BadRow, RawRow
+from components.data.words import seen
 
 _ULTRA_SCORES = ("fine-grained_score", "overall_score")
 _PROMPT = ("prompt", "history", *SYSTEMS)
@@ -50,11 +51,6 @@ def strength(data: Data, options: ReadingOptions) -> dict[str, Any]:
     return _signed(data, first, second, -number_field(data.get(name), name))
 
 
-def is_shp(data: Data, options: ReadingOptions) -> bool:
-    """Tell whether a row has the fields of SHP."""
-    return {"history", "human_ref_A", "human_ref_B", "score_A", "score_B"} <= data.keys()
-
-
 def shp(data: Data, options: ReadingOptions) -> dict[str, Any]:
     """Return a row of SHP as one of the format `votes`."""
     difference = number_field(data.get("score_A"), "score_A") - number_field(data.get("score_B"), "score_B")
@@ -63,11 +59,6 @@ def shp(data: Data, options: ReadingOptions) -> dict[str, Any]:
         if label not in (0, 1) or (label == 1) != (difference > 0):
             raise BadRow("votes_valid", f"`labels` is {label:g}, and score_A - score_B is {difference:g} (1 prefers A)")
     return _signed(data, text_field(data, "human_ref_A"), text_field(data, "human_ref_B"), difference)
-
-
-def is_webgpt(data: Data, options: ReadingOptions) -> bool:
-    """Tell whether a row has the fields of WebGPT's comparisons."""
-    return {"question", "answer_0", "answer_1", "score_0", "score_1"} <= data.keys()
 
 
 def webgpt(data: Data, options: ReadingOptions) -> dict[str, Any]:
@@ -101,7 +92,7 @@ def ultrafeedback(data: Data, options: ReadingOptions) -> dict[str, Any]:
 
 def _rating(completion: Data, name: str) -> object:
     """Return a score of a completion, or the `Rating` of an aspect in its `annotations`."""
-    if completion.get(name) is not None:
+    if not is_empty(completion.get(name)):
         return completion[name]
     annotations = completion.get("annotations")
     aspect = annotations.get(name) if isinstance(annotations, dict) else None
@@ -140,8 +131,10 @@ def gathered_by_prompt(rows: Iterable[RawRow], options: ReadingOptions) -> Itera
     for row in rows:
         if row.problem is None:
             try:
+                refuse_parts(row.data)
                 scored = text_field(row.data, "response"), number_field(row.data.get(score), score)
-                key = json.dumps([row.data.get(name) for name in _PROMPT], sort_keys=True, default=str)
+                asked = [row.data.get(name) for name in _PROMPT]
+                key = seen(json.dumps(asked, sort_keys=True, default=str, ensure_ascii=False))
                 first, responses, others = prompts.setdefault(key, (row, [], []))
                 responses.append(scored)
                 others += [row.number] if row is not first else []

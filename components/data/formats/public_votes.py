@@ -5,6 +5,7 @@ from typing import Any
 
 from components.data.formats.pairs import text_field
 from components.data.formats.public_fields import (
+    ARGILLA,
     ONE_HOT,
     PROMPTS,
     VERDICTS,
@@ -17,13 +18,8 @@ from components.data.formats.public_fields import (
     sides_of,
     votes_of_columns,
 )
-from components.data.formats.transcripts import split_messages
+from components.data.formats.transcripts import role_of, split_messages
 from components.data.rows import BadRow, Message, blank, shown
-
-
-def is_arena(data: Data, options: ReadingOptions) -> bool:
-    """Tell whether a row has the fields of MT-Bench and Chatbot Arena."""
-    return {"conversation_a", "conversation_b", "winner"} <= data.keys()
 
 
 def arena(data: Data, options: ReadingOptions) -> dict[str, Any]:
@@ -38,15 +34,11 @@ def _judged_turn(data: Data, name: str) -> tuple[list[Message], str]:
     """Return the messages before the judged response, and that response: the last one, or that of `turn` (from 1)."""
     value, turn = data[name], data.get("turn")
     if isinstance(value, list) and isinstance(turn, int) and not isinstance(turn, bool):
-        answers = [i for i, message in enumerate(value) if _role(message) in ("assistant", "gpt")]
+        answers = [i for i, each in enumerate(value) if isinstance(each, dict) and role_of(each) == "assistant"]
         if not 1 <= turn <= len(answers):
             raise BadRow("turns_valid", f"`turn` is {turn}, and `{name}` has {len(answers)} responses")
         value = value[: answers[turn - 1] + 1]
     return split_messages(value, name)
-
-
-def _role(message: Any) -> object:
-    return message.get("role", message.get("from")) if isinstance(message, dict) else None
 
 
 def _voted(
@@ -65,7 +57,7 @@ def is_two_responses(data: Data, options: ReadingOptions) -> bool:
     """Tell whether a row has two responses and a verdict on them."""
     if sides_of(data) is None or "item" in data or not data.keys() & set(PROMPTS):
         return False
-    return bool(data.keys() & {*VERDICTS, "winner_model_a"}) or bool(annotators_of(data))
+    return bool(data.keys() & {*VERDICTS, "winner_model_a"} or annotators_of(data) or any(map(ARGILLA.match, data)))
 
 
 def two_responses(data: Data, options: ReadingOptions) -> dict[str, Any]:
@@ -79,10 +71,38 @@ def two_responses(data: Data, options: ReadingOptions) -> dict[str, Any]:
     models = next((two for two in (("model_a", "model_b"), ("generator_1", "generator_2")) if two[0] in data), ("", ""))
     label = next((data[name] for name in VERDICTS if data.get(name) is not None), None)
     row = _voted(data, prompt_of(data), a, b, label, data.get("annotator"), models)
-    if columns := annotators_of(data):
-        del row["label"]
-        row["votes"] = votes_of_columns(data, columns)
-    return row
+    votes = argilla_votes(data)
+    if votes is None and (columns := annotators_of(data)):
+        votes = votes_of_columns(data, columns)
+    if votes is None:
+        return row | {"label": _side_named(label, sides)} if label in sides else row
+    del row["label"]
+    return row | {"votes": [vote | {"label": _side_named(vote["label"], sides)} for vote in votes]}
+
+
+def _side_named(label: Any, sides: tuple[str, str]) -> Any:
+    """Return a label; that of a response's column becomes its side."""
+    return "ab"[sides.index(label)] if label in sides else label
+
+
+def argilla_votes(data: Data, drafts: bool = False) -> list[dict[str, Any]] | None:
+    """Return the submitted votes of one of Argilla's records (`drafts`: those that are not submitted); None if a row
+    has none of its columns: `NAME.responses` with `.users` and `.status`, or lists of `value`, `user_id` and `status`.
+    """
+    found: list[tuple[Any, ...]] | None = None
+    for name, said in data.items():
+        if name in VERDICTS and isinstance(said, list) and all(isinstance(each, dict) for each in said):
+            found = [(each.get("value"), each.get("user_id"), each.get("status")) for each in said]
+        elif name.endswith(".responses") and f"{name}.status" in data:
+            columns = [data.get(f"{name}{part}") or [] for part in ("", ".users", ".status")]
+            if len({len(column) for column in columns}) > 1:
+                raise BadRow("votes_valid", f"`{name}`, its users and its status are not of one length")
+            found = list(zip(*columns, strict=True))
+    if found is None:
+        return None
+    return [
+        {"annotator": who, "label": label} for label, who, status in found if (status == "submitted") is not drafts
+    ]
 
 
 def _one_hot(data: Data, sides: tuple[str, str]) -> dict[str, Any]:
@@ -116,20 +136,10 @@ def _turns(value: Any, name: str) -> list[str]:
     return turns
 
 
-def is_safe_rlhf(data: Data, options: ReadingOptions) -> bool:
-    """Tell whether a row has the fields of PKU-SafeRLHF."""
-    return {"prompt", "response_0", "response_1", "better_response_id"} <= data.keys()
-
-
 def safe_rlhf(data: Data, options: ReadingOptions) -> dict[str, Any]:
     """Return a row of PKU-SafeRLHF as one of the format `votes`: the more helpful response is the better one."""
     a, b = (response_of(data, side) for side in ("response_0", "response_1"))
     return {**kept_fields(data), "prompt": prompt_of(data), "a": a, "b": b, "label": _index(data, "better_response_id")}
-
-
-def is_summaries(data: Data, options: ReadingOptions) -> bool:
-    """Tell whether a row is a comparison of OpenAI's summaries."""
-    return {"info", "summaries", "choice"} <= data.keys()
 
 
 def summaries(data: Data, options: ReadingOptions) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from components.data.formats.labels import side_of
 from components.data.formats.transcripts import SYSTEMS
 from components.data.rows import BadRow, RawRow, blank, shown
+from components.data.words import seen
 
 _OWN = ("annotator", "label", "vote")
 _AS_SHOWN = {"first": "a", "second": "b", "equal": "equal"}
@@ -53,7 +54,7 @@ def _take(row: RawRow, pairs: dict[str, _Pair]) -> None:
     known = pairs.get(key)
     votes: list[dict[str, object]] = []
     pair = known or _Pair(row._replace(data=data | {"votes": votes}), votes, [], {})
-    swapped = data.get("a") != pair.first.data.get("a")
+    swapped = _as_seen(data.get("a")) != _as_seen(pair.first.data.get("a"))
     label, annotator = (row.data.get(name) for name in ("label", "annotator"))
     label = row.data.get("vote") if label is None else label
     if label is not None and not blank(str(label)):
@@ -73,6 +74,9 @@ def _take(row: RawRow, pairs: dict[str, _Pair]) -> None:
 
 def _key(data: Mapping[str, object]) -> str:
     """Return a key that is equal for the same prompt and responses, in either order."""
-    sides = sorted(json.dumps(data.get(side), sort_keys=True, default=str) for side in ("a", "b"))
-    before = [data.get(name) for name in ("prompt", "stance", "history", *SYSTEMS)]
-    return json.dumps([before, sides], sort_keys=True, default=str)
+    sides = sorted(_as_seen(data.get(side)) for side in ("a", "b"))
+    return _as_seen([[data.get(name) for name in ("prompt", "stance", "history", *SYSTEMS)], sides])
+
+
+def _as_seen(value: object) -> str:
+    return seen(json.dumps(value, sort_keys=True, default=str, ensure_ascii=False))

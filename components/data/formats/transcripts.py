@@ -17,9 +17,17 @@ SYSTEMS = ("system", "system_prompt", "system_message")
 ABOUT = ("input", "context")
 """Fields with what an instruction or a question is about, which is part of the prompt."""
 _CALLS = ("tool_calls", "function_call")
-_MEDIA = ("image", "images", "video", "videos", "audio", "audios")
-"""Fields of what a prompt shows, in LLaMA-Factory's sets and those of TRL."""
-_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+_ANSWER = ("reasoning_content", "reasoning", "thinking", "refusal")
+"""Fields of a message, beside `content`, with a part of the assistant's answer."""
+PROMPT_PARTS = ("tools", "functions", "documents", "image", "images", "video", "videos", "audio", "audios")
+"""Fields of what a prompt offers or shows, which templates write into it."""
+_TEXT_PARTS = (None, "text", "input_text", "output_text")
+"""Types of the parts of a content that are its text."""
+_ROLES = {
+    **dict.fromkeys(("user", "human", "prompter"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "model", "bot", "ai", "chatbot"), "assistant"),
+    **dict.fromkeys(("system", "developer"), "system"),
+}
 
 
 def split_transcript(text: str) -> tuple[list[Message], str]:
@@ -101,6 +109,13 @@ def split_messages(value: Any, name: str) -> tuple[list[Message], str]:
     return before, last["content"]
 
 
+def split_answer(value: Any, name: str) -> tuple[list[Message], str]:
+    """Return the turns before a response, and its text; it is a text, a message, or the last of a list of messages."""
+    if isinstance(value, str):
+        return [], value
+    return split_messages([value] if isinstance(value, dict) else value, name)
+
+
 def message_text(value: Any, name: str) -> str:
     """Return the text of a response that is one message or a list of one, as in TRL and LLaMA-Factory."""
     messages = as_messages(value if isinstance(value, list) else [value], name)
@@ -128,16 +143,34 @@ def earlier_turns(data: Mapping[str, object], prompt: list[Message]) -> list[Mes
     pairs of an instruction and its answer. A system message that the prompt has already is not repeated.
 
     Raises:
-        BadRow: one of these has another type, or the row has images, audio or video.
+        BadRow: one of these has another type, or the row has `PROMPT_PARTS`.
     """
-    if media := next((name for name in _MEDIA if data.get(name)), None):
-        raise BadRow("turns_valid", f"`{media}` belongs to the prompt, and only text is learned; leave the row out")
+    refuse_parts(data)
     name = next((name for name in SYSTEMS if data.get(name) is not None), SYSTEMS[0])
     system = data.get(name)
     if system is not None and not isinstance(system, str):
         raise BadRow("fields_present", f"`{name}` is {kind(system)}, expected text")
     first: list[Message] = [{"role": "system", "content": system.strip()}] if system and system.strip() else []
     return [*([] if prompt[:1] == first else first), *_history(data.get("history")), *prompt]
+
+
+def refuse_parts(data: Mapping[str, object], where: str = "") -> None:
+    """Raise an error if a row, or an object in its field `where` (`input.`), has something in `PROMPT_PARTS`, or an
+    answer's `reasoning_content`.
+
+    Raises:
+        BadRow: it has.
+    """
+    for name in (*PROMPT_PARTS, _ANSWER[0]):
+        if name in data and not is_empty(data[name]):
+            of = "answer" if name in _ANSWER else "prompt"
+            text = f"`{where}{name}` belongs to the {of}, and only its text is learned; leave the row out, or the field"
+            raise BadRow("turns_valid", f"{text} if the {of} is whole without it")
+
+
+def is_empty(value: object) -> bool:
+    """Return whether a field says nothing: null, NaN, or an empty text, list or object, also as JSON."""
+    return value in (None, "", [], {}, "[]", "{}", "null") or value != value
 
 
 def _history(value: object) -> list[Message]:
@@ -167,19 +200,30 @@ def kind(value: Any) -> str:
     return {**names, "list": "a list", "dict": "an object"}.get(type(value).__name__, type(value).__name__)
 
 
+def role_of(message: Any) -> str | None:
+    """Return the role that a message says under any of its names; None if it says none that is known."""
+    said = next((message[key] for key in ("role", "from") if message.get(key) is not None), None)
+    return _ROLES.get(said.lower()) if isinstance(said, str) else None
+
+
 def _message(value: Any, name: str) -> Message:
     if not isinstance(value, dict):
         raise BadRow("fields_present", f"`{name}` is {kind(value)}, expected an object with role and content")
-    role, content = value.get("role", value.get("from")), value.get("content", value.get("value"))
-    if not isinstance(role, str) or role.lower() not in _ROLES:
-        raise BadRow("fields_present", f"`{name}` has role {shown(role)}, expected user, assistant or system")
+    role = role_of(value)
+    if role is None:
+        own = shown(value.get("role", value.get("from")))
+        text = f"`{name}` has role {own}, expected user (or human), assistant (or gpt, model, bot, ai) or system"
+        raise BadRow("fields_present", f"{text} (or developer); write one of these, or leave the row out")
+    content = next((value[key] for key in ("content", "value", "parts", "text") if value.get(key) is not None), None)
     if called := next((call for call in _CALLS if value.get(call)), None):
         raise BadRow("turns_valid", f"`{name}` calls a tool (`{called}`), and only text is learned; leave the row out")
+    if part := next((part for part in _ANSWER if not is_empty(value.get(part))), None):
+        text = f"`{name}.{part}` is part of the answer, and only `content` is learned"
+        raise BadRow("turns_valid", f"{text}; write it into `content`, or leave it or the row out")
     if isinstance(content, list) and content:
         content = _joined(content, name)
     if not isinstance(content, str):
         raise BadRow("fields_present", f"content of `{name}` is {kind(content)}, expected text")
-    role = _ROLES[role.lower()]
     return {"role": role, "content": content if role == "assistant" else content.strip()}
 
 
@@ -189,9 +233,13 @@ def _joined(parts: list[Any], name: str) -> str:
     Raises:
         BadRow: a part is no text, such as an image.
     """
+    texts = []
     for part in parts:
-        if not isinstance(part, dict) or not isinstance(part.get("text"), str):
-            what = part.get("type") if isinstance(part, dict) else None
-            text = f"content of `{name}` has a part that is not text ({shown(what or part)}); leave the row out"
-            raise BadRow("fields_present", text)
-    return "\n".join(part["text"] for part in parts)
+        typed = isinstance(part, dict) and part.get("type") in _TEXT_PARTS
+        text = part.get("text", part.get("value")) if typed else part
+        if not isinstance(text, str):
+            what = part.get("type") if isinstance(part, dict) and not typed else part
+            said = f"content of `{name}` has a part that is not text ({shown(what)}); leave the row out"
+            raise BadRow("fields_present", said)
+        texts.append(text)
+    return "\n".join(texts)

@@ -20,6 +20,7 @@ from components.base.hashing import digest_json
 from components.base.jsonl import Message, write_json, write_rows
 from components.data.formats.prompts import Prompts
 from components.data.splits import prompt_key
+from components.data.words import seen
 from components.human_eval.candidates.config import CandidatesJob
 from components.human_eval.candidates.labelling import PromptCandidates, make_pairs, write_pairs
 from components.models.runtime import activate
@@ -245,10 +246,10 @@ def _generate(
 
 
 def _candidate(prompt: list[Message], responses: Sequence[Drawn]) -> PromptCandidates:
-    """Return a prompt's row. Responses that are equal up to outer white space are listed once, under the first
+    """Return a prompt's row. Responses that look the same, up to outer white space, are listed once, under the first
     author."""
-    drawn = Counter(each.text.strip() for each in responses)
-    first = {each.text.strip(): each for each in reversed(responses)}
+    drawn = Counter(seen(each.text).strip() for each in responses)
+    first = {seen(each.text).strip(): each for each in reversed(responses)}
     name = digest_json(prompt)[:16]
     return {
         "id": name,

@@ -10,6 +10,7 @@ from components.base.errors import UserError
 from components.base.jsonl import write_json, write_rows
 from components.base.observe import Observe
 from components.data.tables.published import read_split
+from components.data.words import seen
 from components.human_eval.blinding import blind, sealed_key
 from components.human_eval.comparison.pairs import MODELS, ComparedItem, model_inputs
 from components.human_eval.config import SampleJob
@@ -73,7 +74,7 @@ def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
         "human_eval/prompts": float(len(chosen)),
         "human_eval/repeated": float(len(items) - len(pairs)),
         "human_eval/models": float(len(names)),
-        "human_eval/identical": sum(map(str.__eq__, first, second)) / len(pairs),
+        "human_eval/identical": sum(map(str.__eq__, map(seen, first), map(seen, second))) / len(pairs),
         **{f"human_eval/{name}_ended": sum(r["ended"] for r in responses[name]) / len(chosen) for name in names},
     }
 

@@ -22,6 +22,7 @@ from components.data.rows import CanonicalRow
 from components.data.splits import SPLITS, loose_key, prompt_key
 from components.data.tables.joined import JoinedRows, JsonlRows, keys_of
 from components.data.tables.published import read_split, rows_at
+from components.data.words import seen
 from components.reward.config import RefreshConfig, RewardJob
 from components.reward.evaluation.probes import ProbeTexts
 from components.reward.loading import load_scorer
@@ -219,7 +220,7 @@ whichever won."""
 def _key(kind: str, row: CanonicalRow) -> bytes:
     if kind == LOOSE:
         return hash8(loose_key(row["prompt"]))
-    return hash8("\0".join((prompt_key(row["prompt"]), *sorted((row["chosen"], row["rejected"])))))
+    return hash8("\0".join((prompt_key(row["prompt"]), *sorted(map(seen, (row["chosen"], row["rejected"]))))))
 
 
 def _keys(rows: Sequence[Any], kind: str) -> NDArray[np.uint64]:

@@ -13,6 +13,7 @@ from components.base.observe import Observe
 from components.data.rows import CanonicalRow
 from components.data.splits import SPLITS, loose_key, prompt_key
 from components.data.tables.published import read_split
+from components.data.words import seen
 from components.reward.config import JudgeJob
 from components.reward.pairs import PreferencePair, check_votes
 from components.reward.refresh.compare import old_pairs
@@ -94,7 +95,7 @@ def own_pairs(
 
 def _judged(row: CanonicalRow) -> bytes:
     """Return an identifier that is equal for pairs of the same prompt and the same two responses, in either order."""
-    return hash8("\0".join((prompt_key(row["prompt"]), *sorted((row["chosen"], row["rejected"])))))
+    return hash8("\0".join((prompt_key(row["prompt"]), *sorted(map(seen, (row["chosen"], row["rejected"]))))))
 
 
 def judge_metrics(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -269,3 +269,50 @@ def test_a_comma_in_a_quoted_name_of_a_column_is_not_taken_for_the_delimiter(tmp
     delimiter = header[len('"prompt, asked"')]
     (tmp_path / "x.csv").write_text(f"{header}\n" + delimiter.join(["q, please", "x", "y"]) + "\n")
     assert contents(tmp_path / "x.csv") == [(2, {"prompt, asked": "q, please", "chosen": "x", "rejected": "y"})]
+
+
+@pytest.mark.parametrize("first", ["sep=;", '"sep=;"', "\ufeffsep=;"])
+def test_the_line_that_names_excels_delimiter_is_no_header(tmp_path, first):
+    path = tmp_path / "rows.csv"
+    path.write_bytes(f"{first}\r\nprompt;chosen;rejected\r\np, q;a;b\r\n".encode())
+    assert contents(path) == [(2, {"prompt": "p, q", "chosen": "a", "rejected": "b"})]
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["prompt, chosen, rejected", '"prompt", "chosen", "rejected"', "prompt,chosen,rejected"],
+)
+def test_blanks_after_commas_are_no_part_of_a_cell(tmp_path, header):
+    path = tmp_path / "rows.csv"
+    path.write_text(f'{header}\n"p, q", "a, b", "c"\n"r", "d", "e"\n')
+    assert contents(path)[0] == (2, {"prompt": "p, q", "chosen": "a, b", "rejected": "c"})
+    path.write_text("prompt,chosen,rejected\np, a,b\n")
+    assert contents(path) == [(2, {"prompt": "p", "chosen": " a", "rejected": "b"})]
+
+
+def test_bars_between_cells_are_a_delimiter(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("prompt|chosen|rejected\np|a, b|c\n")
+    assert contents(path) == [(2, {"prompt": "p", "chosen": "a, b", "rejected": "c"})]
+
+
+@pytest.mark.parametrize(
+    ("start", "command"),
+    [
+        (b"\x28\xb5\x2f\xfd", "zstd -d"), (b"BZh9", "bunzip2 -k"), (b"\xfd7zXZ\0", "unxz -k"),
+        (b"PK\3\4", "unzip"), (b"ARROW1\0\0", "Write it as Parquet"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["rows.jsonl.zst", "my rows.jsonl", "rows.csv", "rows"])
+def test_a_packed_file_is_refused_with_the_command_that_unpacks_it(tmp_path, start, command, name):
+    (tmp_path / name).write_bytes(start + bytes(40))
+    with pytest.raises(UserError, match=command) as error:
+        contents(tmp_path / name)
+    assert name in str(error.value)
+
+
+def test_nan_in_json_is_refused_with_what_to_write_for_it(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "p", "score_chosen": NaN}\n')
+    with pytest.raises(UserError, match=r"NaN is not a JSON value: write null.*Correct its lines") as error:
+        contents(tmp_path / "rows.jsonl")
+    assert "suffix" not in str(error.value)

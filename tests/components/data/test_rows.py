@@ -2,7 +2,7 @@
 
 import pytest
 
-from components.data.rows import marker, text_problems, unclean
+from components.data.rows import is_placeholder, marker, text_problems, unclean
 
 FORBIDDEN = [
     "Human: hi", " \n\u200bAssistant: hi", "a\n\nHuman: b", "<|im_start|>", "</s>", "[INST]", "<<SYS>>",
@@ -29,3 +29,47 @@ def test_texts_that_are_allowed_by_themselves_are_allowed_together(text, other):
     assert not (unclean(text) or marker(text))
     found = text_problems([{"role": "user", "content": text}], {"chosen": other, "rejected": "b"}, 1000)
     assert not [each for each in found if each.check in ("text_clean", "no_markers")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nan", "NaN", " None\n", "NULL", "N/A", "NA", "<NA>", "#NAME?", "#N/A", "#DIV/0!", "#REF!", "Err:502",
+        "undefined", "[deleted]", "[object Object]", "Error: Rate limit reached for requests", "ERROR: timeout",
+        "error code: 1020",
+        "openai.RateLimitError: Error code: 429 - {'error': {'message': 'Rate limit'}}", "Internal Server Error",
+        "Error code: 500", "429 Too Many Requests", "HTTP/1.1 503 Service Unavailable", "Request timed out.",
+        "Connection error.", '{"error": {"message": "quota", "type": "insufficient_quota"}}', "{'error': 'x'}",
+        '{"object": "error", "message": "m"}', "Traceback (most recent call last):\n  File 1\nValueError: x",
+    ],
+)  # fmt: skip
+def test_a_missing_value_or_an_error_as_a_response_is_found(text):
+    assert is_placeholder(text)
+    found = text_problems([{"role": "user", "content": "q"}], {"chosen": "a", "rejected": text}, 1000)
+    assert [each.check for each in found] == ["no_placeholder"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "None of these.", "No", "Na", "A naan bread.", "Nothing", "null and void", "The error: you forgot a bracket.",
+        "An error occurred because the list is empty.", '{"errors_found": 0}', '{"answer": 4}', "404", "Not available",
+        "500 Internal organs", "errors", "Rate your day.",
+    ],
+)  # fmt: skip
+def test_an_answer_that_speaks_of_errors_is_a_response(text):
+    assert not is_placeholder(text)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("F\u00fcr \u00e9", "Fu\u0308r e\u0301"), ("Hold it", "Hold\u200b it"), ("Hold it", "\ufeffHold it"),
+        ("Hold it", "Hold\u00a0it"), ("Hold it", "Ho\u00adld it"), ("a\nb", "a\r\nb"), ("\u2764", "\u2764\ufe0f"),
+        ("Hold it", "Hold it\u2060"), ("\ud55c", "\u1112\u1161\u11ab"),
+    ],
+)  # fmt: skip
+def test_responses_that_look_the_same_are_not_a_pair(one, other):
+    prompt = [{"role": "user", "content": "q"}]
+    assert [p.check for p in text_problems(prompt, {"chosen": one, "rejected": other}, 99)] == ["responses_differ"]
+    assert not text_problems(prompt, {"chosen": one, "rejected": f"{other}!"}, 99)

@@ -98,3 +98,9 @@ def test_a_path_is_no_part_of_a_key():
     here, there = (DataConfig(preferences=f"/{where}/a.jsonl", demonstrations=where) for where in ("here", "there"))
     assert keyed_values(here) == keyed_values(there)
     assert "max_pairs" in keyed_values(here) and "preferences" not in keyed_values(here)
+
+
+@pytest.mark.parametrize("other", ["Cafe\u0301 T?", "Caf\u00e9\u00a0T?", "Caf\u00e9\u200b T?"])
+def test_prompts_that_look_the_same_are_in_one_split(other):
+    one, two = ([{"role": "user", "content": text}] for text in ("Caf\u00e9 T?", other))
+    assert prompt_key(one) == prompt_key(two) != prompt_key([{"role": "user", "content": "Cafe T?"}])

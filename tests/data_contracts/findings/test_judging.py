@@ -72,6 +72,7 @@ PLANTED = {
     ("reading", "votes_broken"): stopped("votes_broken"), ("reading", "second_vote"): stopped("second_vote"),
     "roles": fact(roles=1), "empty_texts": fact(empty=1), "distinct_responses": fact(same=1),
     "unclean_texts": fact(unclean=2), "desirable": fact(undesirable=1), "repeated_votes": fact(repeated=1),
+    "placeholder_responses": fact(placeholders=1),
     "marked_texts": fact(marked=1), "characters": fact(characters=20_001), "lead": fact(lead=0.0),
     "deciding_votes": fact(given_out=True, deciding=2), "margin": fact(margin=0.5),
     "contradictions": measured("contradictions", 1), "copies_before": measured("copies_before", 1),

@@ -39,6 +39,7 @@ def test_a_bad_row_is_named_by_number_in_the_json_the_table_and_the_folder(tethe
     shown = check(tether_here, tmp_path, "pairs.jsonl").stdout
     line = next(line for line in shown.splitlines() if "texts_filled" in line)
     assert line.split()[-1] == "8" and "The contract holds." in shown
+    assert "texts_filled: No response and no prompt turn is empty, or holds nothing that a reader would" in shown
     assert "1 row quarantined:\n  row 8: empty response: chosen\n" in shown
     assert not (tmp_path / "home" / "runs").exists()
 
@@ -379,3 +380,38 @@ def test_a_check_of_one_file_applies_its_own_cap_of_a_profile_and_refuses_what_n
     wrong = load_config("tiny", [parse_override("data.sources={preferences: {}, b.jsonl: {weight: 2}}")])
     with pytest.raises(UserError, match=r"names 'b\.jsonl'.*the only one is called preferences"):
         own_entry(wrong, tmp_path / "a.jsonl")
+
+
+def test_fields_that_are_not_read_are_named_with_their_rows(tether_here, tmp_path: Path) -> None:
+    def row(i: int) -> dict[str, object]:
+        asked = [{"role": "user", "content": f"question {i}"} | ({"name": "ann"} if i < 12 else {})]
+        answers = ({"role": "assistant", "content": text} for text in (f"good {i}", f"bad {i}"))
+        return dict(zip(("prompt", "chosen", "rejected", "topic"), (asked, *([a] for a in answers), "t"), strict=True))
+
+    write_rows(tmp_path / "pairs.jsonl", [row(i) for i in range(40)])
+    done = check(tether_here, tmp_path, "pairs.jsonl")
+    assert "Columns that are not used: topic, prompt[].name (12 rows).\n" in done.stdout
+    report = json.loads(check(tether_here, tmp_path, "pairs.jsonl", "--json").stdout)
+    assert report["unread"] == {"preferences": {"topic": 40, "prompt[].name": 12}}
+
+
+CASES = Path("/work/shared/cases/data")
+
+
+@pytest.mark.skipif(not CASES.is_dir(), reason="the cases lie beside the repository")
+@pytest.mark.parametrize(
+    ("name", "code", "said"),
+    [
+        ("d01d_swift_query.jsonl", 3, "40 pairs kept, 0 rows quarantined"),
+        ("d04b_tools_json.jsonl", 3, "row 1: `tools` belongs to the prompt"),
+        ("d06f_names.jsonl", 0, "Columns that are not used: prompt[].name (20 rows)."),
+        ("d07b_score_nan.jsonl", 2, "write null"),
+        ("d14b_argilla_v2.jsonl", 3, "40 votes of Argilla's records are not submitted, and do not count."),
+        ("d17_nfd.jsonl", 3, "the responses look the same"),
+        ("d09h_na.csv", 3, "no_placeholder: No response is a missing value written as text"),
+        ("d25_split_col.jsonl", 3, "The column `split` says test in 8 rows of the first 40."),
+    ],
+)
+def test_a_file_of_the_cases_is_read_or_refused_rightly(tether_here, tmp_path: Path, name, code, said: str) -> None:
+    done = check(tether_here, tmp_path, str(CASES / name))
+    assert done.returncode == code and said in done.stdout + done.stderr

@@ -66,3 +66,40 @@ def test_a_prompt_of_another_type_is_a_bad_row_that_names_the_field(value):
 def test_a_conversation_that_ends_with_the_user_is_a_bad_row():
     with pytest.raises(BadRow, match="doesn't end with an assistant turn"):
         split_messages([{"role": "user", "content": "a"}], "chosen")
+
+
+@pytest.mark.parametrize(
+    ("user", "assistant", "system"),
+    [
+        ("human", "bot", "system"), ("user", "model", "developer"), ("Human", "AI", "System"),
+        ("prompter", "gpt", "system"),
+    ],
+)  # fmt: skip
+def test_roles_of_other_makers_are_the_three_that_are_known(user, assistant, system):
+    said = [{"role": role, "content": role} for role in (system, user, assistant)]
+    before, response = split_messages(said, "m")
+    assert ([m["role"] for m in before], response) == (["system", "user"], assistant)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [{"type": "text", "value": "a"}, {"type": "text", "text": "b"}], ["a", "b"],
+        [{"type": "input_text", "text": "a"}, {"text": "b"}],
+    ],
+)  # fmt: skip
+def test_parts_of_text_are_read_under_any_of_their_keys(content):
+    assert as_messages([{"role": "user", "content": content}], "m") == [{"role": "user", "content": "a\nb"}]
+    assert as_messages([{"role": "user", "parts": content}], "m") == [{"role": "user", "content": "a\nb"}]
+
+
+@pytest.mark.parametrize("part", [{"type": "thinking", "text": "Hm."}, {"type": "image_url"}, {"type": "text"}, 1])
+def test_a_part_that_is_not_the_text_is_refused(part):
+    with pytest.raises(BadRow, match="has a part that is not text"):
+        as_messages([{"role": "user", "content": [{"type": "text", "text": "a"}, part]}], "m")
+
+
+@pytest.mark.parametrize("role", ["tool", "narrator", None])
+def test_an_unknown_role_is_refused_with_those_that_are_known(role):
+    with pytest.raises(BadRow, match=r"expected user \(or human\), assistant \(or gpt, model, bot, ai\) or system"):
+        as_messages([{"role": role, "content": "a"}], "m")
