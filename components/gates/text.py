@@ -36,7 +36,7 @@ def rule(verdict: Verdict) -> str:
     """
     threshold = verdict.threshold
     if threshold is None:
-        return "off"
+        return "off" if verdict.within is None else "too few pairs to judge"
     first = _ends(threshold) if isinstance(threshold, tuple) else f"{verdict.op} {number(threshold)}"
     if verdict.name in GATES and GATES[verdict.name].ends:
         first = f"interval within {first}"

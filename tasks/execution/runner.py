@@ -236,7 +236,7 @@ def _end(result: StageResult, ctx: RunContext, seconds: float) -> None:
         ctx.say(f"  {line(reason)}")
     for verdict in result.verdicts:
         word = gate_text.outcome(verdict)
-        if word not in ("PASS", "OFF"):
+        if word not in ("PASS", "OFF") or (word == "OFF" and verdict.within is not None):
             because = f", waived by {verdict.user}: {verdict.reason}" if verdict.waived else ""
             ctx.say(f"  {line(f'{word} {verdict.name}: {verdict.text}{because}')}")
 

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -9,7 +10,8 @@ from components.base.errors import UserError
 from components.gates.judging import GatesConfig, Waiver, check_waivers, failure
 from components.gates.judging import judge as judge_by
 from components.gates.table import GATES
-from components.gates.text import outcome
+from components.gates.text import outcome, rule
+from components.stats.calibration.measure import calibration
 from components.stats.intervals import paired_gain
 
 PROBES = ("filler", "flattery", "hedge", "repetition", "whitespace", "exclamations", "dots")
@@ -169,6 +171,55 @@ def test_a_slope_may_be_outside_its_band_only_within_its_null(slope, low, high, 
             "must be between [0.8, 1.25] or within reward/slope_null_low to reward/slope_null_high [0.65, 1.5]"
             in found.text
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "metrics", "judged", "passes"),
+    [
+        ("reward.ece", {"reward/ece": 0.14, "reward/ece_null_95": 0.15}, True, True),
+        ("reward.ece", {"reward/ece": 0.14, "reward/ece_null_95": 0.16}, False, True),
+        ("reward.ece", {"reward/ece": 0.17, "reward/ece_null_95": 0.16}, True, False),
+        ("reward.ece", {"reward/ece": 0.04, "reward/ece_null_95": 0.16}, True, True),
+        ("reward.ece_width", {"reward/ece_width": 0.2, "reward/ece_width_null_95": 0.3}, False, True),
+        ("reward.judge_ece", {"reward/judge_ece": 0.2, "reward/judge_ece_null_95": 0.3}, False, True),
+        ("human_eval.reward_ece", {"human_eval/reward_ece": 0.2, "human_eval/reward_ece_null_95": 0.3}, False, True),
+        ("reward.calibration_slope", {"reward/calibration_slope": 0.55, "reward/slope_null_low": 0.5,
+                                      "reward/slope_null_high": 2}, True, True),
+        ("reward.calibration_slope", {"reward/calibration_slope": 0.55, "reward/slope_null_low": 0.49,
+                                      "reward/slope_null_high": 2}, False, True),
+        ("reward.calibration_slope", {"reward/calibration_slope": 0.4, "reward/slope_null_low": 0.49,
+                                      "reward/slope_null_high": 2}, True, False),
+        ("reward.judge_calibration_slope", {"reward/judge_calibration_slope": 2.05, "reward/judge_slope_null_low": 0.5,
+                                            "reward/judge_slope_null_high": 2.1}, False, True),
+    ],
+)  # fmt: skip
+def test_a_null_that_anything_is_within_lets_no_gate_pass(
+    name: str, metrics: dict[str, float], judged: bool, passes: bool
+) -> None:
+    stage = name.partition(".")[0]
+    short = name.partition(".")[2]
+    gates = GatesConfig.model_validate({stage: {short: [0.8, 1.25] if "slope" in short else 0.05}})
+    (found,) = (each for each in judge_by(stage, metrics, gates) if each.name == name)
+    assert (found.threshold is not None, found.passed) == (judged, passes)
+    assert ("not judged" in found.text) == (not judged)
+    if not judged:
+        assert outcome(found) == "OFF" and rule(found) == "too few pairs to judge" and found.within is not None
+
+
+@pytest.mark.parametrize(("pairs", "judged"), [(100, True), (20, False)])
+def test_a_gate_that_is_judged_within_its_null_rejects_a_model_that_is_far_too_sure(pairs: int, judged: bool) -> None:
+    rng, gates = np.random.default_rng(pairs), GatesConfig.model_validate({"reward": {"ece": 0.05}})
+    passed, off = 0, 0
+    for run in range(40):
+        margins = np.abs(rng.normal(size=pairs) * 2)
+        right = rng.random(pairs) < np.maximum(1 / (1 + np.exp(-margins)) - 0.2, 0)
+        found = calibration(np.where(right, margins, -margins), range(pairs), 1.0, run, draws=200).numbers
+        metrics = {f"reward/{name}": float(found[name] or 0) for name in ("ece", "ece_null_95")}
+        (verdict,) = (each for each in judge_by("reward", metrics, gates) if each.name == "reward.ece")
+        passed += verdict.passed and verdict.threshold is not None
+        off += verdict.threshold is None
+    assert passed <= 8, f"{passed} of 40 pass"
+    assert judged == (off < 8), f"{off} of 40 are not judged"
 
 
 def test_a_verdict_keeps_the_bound_of_its_null_and_one_without_a_null_has_none():
