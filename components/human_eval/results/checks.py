@@ -86,7 +86,8 @@ def attention_check(
     counts = every.sum(axis=1) + 1.0
     counts[:2] = counts[:2].mean(axis=0)
     shares = counts / counts.sum(axis=0)
-    right, rated = (checks & _one_hot([[sample.attention[item]] for item in known])).any(axis=0), checks.any(axis=0)
+    rated: NDArray[np.bool_] = checks.any(axis=0)
+    right: NDArray[np.bool_] = (checks & _one_hot([[sample.attention[item]] for item in known])).any(axis=0)
     chance = np.where(rated, (checks * shares[:, None]).sum(axis=0), 1.0)
     nats = np.where(rated, np.log(GUESSES + (1 - GUESSES) * right / chance), 0).sum(axis=0)
     flipped = np.array([item in sample.repeat_of for item in ratings or ()], bool)[:, None]
@@ -196,8 +197,7 @@ def _agreement(
 ) -> tuple[FloatArray, NDArray[np.int64]]:
     """Return by how many nats (R,) each rater's `answers` (V, I, R) speak against random ones (`attention_check`), and
     how many have other answers to the same pair of replies; `pairs` (I,)."""
-    of_pair = np.zeros((len(answers), len(pairs)))
-    np.add.at(of_pair, (slice(None), pairs), answers.sum(axis=2))
+    of_pair = np.stack([np.bincount(pairs, weights=votes, minlength=len(pairs)) for votes in answers.sum(axis=2)])
     votes = of_pair[:, pairs, None]
     compared = answers.any(axis=0) & (votes.sum(axis=0) > 1)
     among = (votes - answers) / np.maximum(votes.sum(axis=0) - 1, 1)
