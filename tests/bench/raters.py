@@ -24,7 +24,6 @@ from scipy.optimize import brentq
 from components.gates.judging import GatesConfig, judge
 from components.human_eval.labels import Labels, Sample
 from components.human_eval.results.checks import attention_check, rater_checks
-from components.human_eval.score import _check_metrics as check_metrics
 from components.stats.betting import always_valid_low, always_valid_low_of_people
 from components.stats.raters import crossed_proportion, power, too_few_raters
 from flows.config.run_config import load_config
@@ -236,7 +235,7 @@ def failing_gates(study: Study, seeds: Iterable[int], helper: bool = False) -> C
             first = next(iter(known))
             known = {item: (*row, sample.attention[item] if item == first else "") for item, row in known.items()}
         attention = attention_check(sample, known, ratings=labels)
-        metrics = check_metrics(rater_checks(sample, labels))
+        metrics = rater_checks(sample, labels).metrics()
         metrics |= attention.lowest.metrics("human_eval/attention") if attention else {}
         found = [v.name.split(".")[1] for v in judge("human_eval", metrics, gates) if not v.passed]
         own = [name for name in found if name in OF_RATERS]

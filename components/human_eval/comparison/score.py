@@ -15,7 +15,6 @@ from components.human_eval.config import ScoreJob
 from components.human_eval.labels import Labels, Sample, asked, given
 from components.human_eval.results.checks import TIES, named_raters, prompt_of, rater_checks
 from components.human_eval.results.summary import per_rater, rating_score
-from components.human_eval.score import _check_metrics as check_metrics
 from components.human_eval.score import judged_by
 from components.human_eval.sheet import rating_columns
 from components.stats.intervals import Numbers
@@ -121,7 +120,7 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
         "human_eval/labels_complete": given(labels, sample.raters) / asked(labels, sample.raters),
         "human_eval/ties": every.count("tie") / len(every),
         "human_eval/both_bad": every.count("both_bad") / len(every),
-        **check_metrics(checks),
+        **checks.metrics(),
         **kappa.metrics("human_eval/fleiss_kappa"),
     }
     for row in pairs:

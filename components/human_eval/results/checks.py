@@ -20,7 +20,7 @@ from components.stats.intervals import LEVEL, FloatArray, Interval, cluster_code
 TIES = ("tie", "both_bad")
 """Ratings that count 1/2 in the win rate."""
 OTHER_SIDE = {"a": "b", "b": "a"}
-LEAST_RATINGS, LEAST_KNOWN, LEAST_COMPARED = 20, 7, 25
+LEAST_RATINGS, LEAST_KNOWN, LEAST_COMPARED = 20, 7, 33
 """Enough: ratings for a side, or a pair's common answers; attention checks, or three beside answers that others gave
 too."""
 SIDE_LEVEL, COPY_LEVEL = 0.001, 0.005
@@ -54,14 +54,23 @@ class RaterChecks(NamedTuple):
     sides: Check
     copies: Check
 
+    def metrics(self) -> dict[str, float]:
+        """Return what could be measured, as `group/name`; a gate on a missing metric fails."""
+        found = {"human_eval/raters_not_judged": float(len({*self.sides.too_few, *self.copies.too_few}))}
+        if self.position_bias is not None:
+            found["human_eval/position_bias"], found["human_eval/position_bias_high"] = self.position_bias
+        if self.self_agreement is not None:
+            found["human_eval/self_agreement"] = self.self_agreement.value
+            found["human_eval/self_agreement_low"] = self.self_agreement.low
+        return found | ({} if self.alike is None else {"human_eval/raters_alike": self.alike})
+
 
 class AttentionCheck(NamedTuple):
-    """Shares of right answers to the attention checks."""
+    """Shares of right answers to the attention checks; `of` maps a rater (from 0) to the share."""
 
     lowest: Interval
     """Of the named rater whose interval begins lowest (Wilson's over items); else three times the share of all."""
     of: dict[int, float]
-    """Maps a rater (from 0) to the share."""
     careless: Check
 
 
@@ -73,7 +82,8 @@ def attention_check(
     Answered at random, an item gets answer v with the rater's share s_v of it (`a` and `b` averaged), else with
     (1 - k) s_v + k f_v. For an attention check f_v is 1 for the right answer and k is 1 - `GUESSES`. For other items
     f_v is the share of v among all other answers to the pair of replies, and k the raters' median agreement beyond
-    chance. Of m raters, those are named for whom random answers are more than m `ODDS` times as likely.
+    chance. Of m raters, those are named for whom random answers are more than m `ODDS` times as likely, and who missed
+    an attention check.
 
     Args:
         known: the ratings of the items in `sample.attention`.
@@ -95,18 +105,18 @@ def attention_check(
     agreeing, compared = _agreement(np.where(flipped, others[[1, 0, 2, 3]], others), pairs, shares)
     n = rated.sum(axis=0)
     groups, too_few = _groups(np.where((compared >= LEAST_COMPARED) & (n > 2), LEAST_KNOWN, n), LEAST_KNOWN)
-    named: dict[Group, Interval] = {}
+    share = float(right.sum() / max(1, n.sum()))
+    lowest = [Interval(share, share, share)]
     words: dict[Group, str] = {}
     for group in groups:
         odds = len(groups) * (ODDS if compared[[*group]].sum() >= LEAST_COMPARED else ODDS_ALONE)
-        if nats[[*group]].sum() + max(-MOST_AGAINST, agreeing[[*group]].sum()) < -math.log(odds):
-            values = right[:, group][rated[:, group]].astype(float)
-            named[group] = clustered_proportion(values, range(len(values)), level)
+        values = right[:, group][rated[:, group]].astype(float)
+        evidence = nats[[*group]].sum() + max(-MOST_AGAINST, agreeing[[*group]].sum())
+        if evidence < -math.log(odds) and not values.all():
+            lowest.append(clustered_proportion(values, range(len(values)), level))
             words[group] = f"{values.sum():.0f} of {len(values)} attention checks are right"
-    share = float(right.sum() / max(1, n.sum()))
-    lowest = min(named.values(), key=lambda interval: interval.low, default=Interval(share, share, share))
     of = {r: float(right[:, r].sum() / own) for r, own in enumerate(n) if own}
-    return AttentionCheck(lowest, of, Check(words, too_few))
+    return AttentionCheck(min(lowest[1:] or lowest, key=lambda interval: interval.low), of, Check(words, too_few))
 
 
 def rater_checks(sample: Sample, labels: Labels, level: float = LEVEL) -> RaterChecks:
