@@ -96,8 +96,8 @@ def attention_check(
     counts = every.sum(axis=1) + 1.0
     counts[:2] = counts[:2].mean(axis=0)
     shares = counts / counts.sum(axis=0)
-    rated: NDArray[np.bool_] = checks.any(axis=0)
-    right: NDArray[np.bool_] = (checks & _one_hot([[sample.attention[item]] for item in known])).any(axis=0)
+    rated = np.asarray(checks.any(axis=0))
+    right = np.asarray((checks & _one_hot([[sample.attention[item]] for item in known])).any(axis=0))
     chance = np.where(rated, (checks * shares[:, None]).sum(axis=0), 1.0)
     nats = np.where(rated, np.log(GUESSES + (1 - GUESSES) * right / chance), 0).sum(axis=0)
     flipped = np.array([item in sample.repeat_of for item in ratings or ()], bool)[:, None]
