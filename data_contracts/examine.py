@@ -28,7 +28,7 @@ from components.data.inputs import (
 )
 from components.data.readers import read_source
 from components.data.rows import CanonicalRow, RawRow, Row
-from components.data.splits import SPLITS
+from components.data.splits import SPLITS, prompt_key
 from components.data.support_desk.desk import generate
 from components.human_eval.batch.halves import JUDGED, PREFERENCES
 from components.models.tokenizers import Demonstration, TrainingTexts, load_tokenizer, train_tokenizer
@@ -54,6 +54,7 @@ from data_contracts.findings.beside import (
     forbidden_prompts,
     held_out_prompts,
     mark_forbidden,
+    one_a_prompt,
     sampled_pairs,
     sampled_prompts,
 )
@@ -160,10 +161,11 @@ class Examined:
         return self.ledger.facts[self.kept]
 
     def token_lengths(self, split: int, others: bool = False) -> NDArray[np.int32]:
-        """Return the token counts of the longer response of each kept row in a split (`others`: in all other
-        splits)."""
+        """Return the token counts of the longer response of one kept row of each prompt in a split (`others`: in all
+        other splits)."""
         index = self.texts.index
         here = self.kept[index] & ((self.ledger.facts["split"][index] == split) != others)
+        here = first_of_each(here, self.ledger.facts["prompt"][index])
         return self.texts.tokens[here, 1:].max(1, initial=-1)
 
 
@@ -370,7 +372,8 @@ class Examination:
         rows, splits = pairs.texts.samples, range(len(SPLITS))
         sampled = [item for split in splits for item in rows.get(split, [])]
         sides = [[row[side] for row in sampled] for side in ("chosen", "rejected")]
-        self._label_noise = Beside(self.apart, label_noise, *sides, self.job.seed)
+        prompts = [prompt_key(row["prompt"]) for row in sampled]
+        self._label_noise = Beside(self.apart, label_noise, *sides, self.job.seed, prompts)
         said = [self._said(pairs, (TRAIN,)), self._said(pairs, range(TRAIN + 1, len(SPLITS)))]
         self._language_drift = Beside(self.apart, drift.language_drift, *said, self.job.seed)
 
@@ -512,7 +515,7 @@ class Examination:
         return random.Random(f"rows {self.job.seed}").sample(rows, min(SAMPLE, len(rows)))
 
     def _said(self, pairs: Examined, splits: Iterable[int]) -> list[str]:
-        return [f"{item['chosen']} {item['rejected']}" for item in self._sample(pairs, splits)]
+        return [f"{item['chosen']} {item['rejected']}" for item in one_a_prompt(self._sample(pairs, splits))]
 
 
 def _judged(sources: Iterable[RowSource], max_characters: int) -> Iterator[Row]:

@@ -63,6 +63,7 @@ RESULTS: dict[str, Any] = {
     "interval_over": "prompts and raters", "too_few_raters": None, "always_valid_low": 0.512,
     "always_valid_low_of_people": 0.487, "both_bad": 0.03,
     "raters": [_RATER | {"rater": "rating_1", "seconds": 21.5}, _RATER | {"rater": "rating_2", "seconds": None}],
+    "named_raters": ["Raters 1, 2 are named for copied answers: 48 of 48 answers are equal."],
     "strata": [
         {"stratum": "short", "n": 24, "win_rate": 0.7, "low": 0.51, "high": 0.84},
         {"stratum": "long", "n": 24, "win_rate": 0.6, "low": 0.4, "high": 0.77},

@@ -383,7 +383,8 @@ ADVICE: dict[str, Advice] = {
         "tether rerun human_eval --set human_eval.guidelines=FILE.md",
     ),
     "human_eval.position_bias": Advice(
-        "A rater prefers one side, whichever reply it shows. The report names the rater.",
+        "A rater certainly prefers one side, whichever reply it shows, or all raters together do. The report names the "
+        "rater.",
         "Ask that rater again, or replace them. `human_eval.repeats` shows pairs again with sides exchanged, which "
         "makes the habit visible.",
         "tether rerun human_eval --set human_eval.repeats=0.25",
@@ -395,13 +396,14 @@ ADVICE: dict[str, Advice] = {
         "tether rerun human_eval --set human_eval.repeats=0.25",
     ),
     "human_eval.raters_alike": Advice(
-        "Two raters gave almost the same answers. One column may be a copy of the other.",
+        "Two raters gave almost the same answers, more of them than chance explains. One column may be a copy of the "
+        "other. The report names them.",
         "Ask the two raters. The answers count once if they are one person's: have somebody else rate.",
         "tether review status RUN",
     ),
     "human_eval.attention_low": Advice(
-        "A rater is wrong on items whose right answer is known, and may not read the replies. With few such items a "
-        "single slip can fail the gate.",
+        "A rater answers as if at random: wrong on items whose right answer is known, and hardly ever as the others "
+        "do. The report names the rater.",
         "Replace the rater's answers, or raise `human_eval.attention` so that there are more such items.",
         "tether rerun human_eval --set human_eval.attention=0.2",
     ),

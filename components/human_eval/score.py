@@ -12,21 +12,11 @@ from components.data.spreadsheet import write_csv
 from components.human_eval.batch.halves import JUDGED, JUDGED_IN, PREFERENCES, may_train
 from components.human_eval.config import ScoreJob
 from components.human_eval.labels import Labels, Sample, asked, given, rated_columns
+from components.human_eval.results.checks import TIES, attention_check, named_raters, prompt_of, rater_checks
 from components.human_eval.results.outcomes import equal_length, outcomes, rating_outcomes
 from components.human_eval.results.reward_model import reward_agreement, reward_metrics
 from components.human_eval.results.seconds import read_seconds
-from components.human_eval.results.summary import (
-    TIES,
-    RaterChecks,
-    attention_check,
-    by_stratum,
-    item_score,
-    per_rater,
-    prompt_of,
-    rater_checks,
-    rating_score,
-    rating_scores,
-)
+from components.human_eval.results.summary import by_stratum, item_score, per_rater, rating_score, rating_scores
 from components.human_eval.sheet import SIMULATED
 from components.stats.betting import always_valid_low, always_valid_low_of_people
 from components.stats.intervals import Interval
@@ -73,7 +63,7 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
     each_rater = [rating_scores(rated[item], sample.policy_side[item]) for item in order]
     of_people = always_valid_low_of_people(each_rater, (1 - level) / 2)
     checks = rater_checks(sample, labels, level)
-    attention = attention_check(sample, answers.attention, level)
+    attention = attention_check(sample, answers.attention, level, labels)
     criteria = {name: _criterion(sample, own, level) for name, own in answers.criteria.items()}
     even = equal_length(sample, scores, [prompt_of(sample, item) for item in scores], job.seed, level)
     seconds = read_seconds([inputs["sheet"]], sample.raters)
@@ -95,7 +85,7 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
         "human_eval/items_won": float(of_items["wins"]),
         "human_eval/items_tied": float(of_items["ties"]),
         "human_eval/items_lost": float(of_items["losses"]),
-        **_check_metrics(checks),
+        **checks.metrics(),
         **({} if attention is None else attention.lowest.metrics("human_eval/attention")),
         **_criterion_metrics(criteria),
         **reward_metrics(reward),
@@ -133,6 +123,7 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
         "attention": attention and {"items": len(sample.attention), **attention.lowest._asdict()},
         "criteria": criteria,
         "raters": list(per_rater(sample, labels, level, seconds, attention)),
+        "named_raters": named_raters(checks, attention),
         "strata": by_stratum(sample, scores, level),
         "key_sha256": sample.about["key_sha256"],
         "guidelines_sha256": sample.about.get("guidelines_sha256"),
@@ -173,19 +164,6 @@ def _criterion_metrics(criteria: Mapping[str, CriterionSummary]) -> dict[str, fl
         if own["win_rate"] is not None:
             win = Interval(own["win_rate"], own["win_rate_low"] or 0.0, own["win_rate_high"] or 0.0)
             found |= win.metrics(f"human_eval/{name}_win_rate")
-    return found
-
-
-def _check_metrics(checks: RaterChecks) -> dict[str, float]:
-    """Return the metrics of the raters that could be measured; a gate on a missing one fails."""
-    found: dict[str, float] = {}
-    if checks.position_bias is not None:
-        found["human_eval/position_bias"], found["human_eval/position_bias_high"] = checks.position_bias
-    if checks.self_agreement is not None:
-        found["human_eval/self_agreement"] = checks.self_agreement.value
-        found["human_eval/self_agreement_low"] = checks.self_agreement.low
-    if checks.alike is not None:
-        found["human_eval/raters_alike"] = checks.alike
     return found
 
 

@@ -15,7 +15,7 @@ from components.data.config import DataConfig, NearDuplicateConfig
 from components.data.formats.public_fields import prompt_of
 from components.data.inputs import label_of
 from components.data.rows import BadRow, CanonicalRow, Message, Problem, RawRow
-from components.data.splits import SPLITS, loose_key
+from components.data.splits import SPLITS, loose_key, prompt_key
 from components.data.tables.published import read_split, rows_at
 from components.data.words import words_of
 from data_contracts.findings.drift import (
@@ -192,10 +192,16 @@ def sampled_prompts(path: Path, data: DataConfig, seed: int) -> list[CanonicalRo
     return kept
 
 
+def one_a_prompt(rows: Sequence[CanonicalRow]) -> list[CanonicalRow]:
+    """Return one row of each prompt: what chance alone reaches is computed as if rows were independent."""
+    return list({prompt_key(row["prompt"]): row for row in rows}.values())
+
+
 def compared_prompts(
     ours: Sequence[CanonicalRow], theirs: Sequence[CanonicalRow], seed: int
 ) -> dict[str, DriftMeasure]:
     """Return how far the preferences' prompts (`ours`) differ from deployment prompts, by check of `data.checks`."""
+    ours = one_a_prompt(ours)
     texts = [["\n".join(m["content"] for m in row["prompt"]) for row in rows] for rows in (ours, theirs)]
     lengths = [np.array([len(words_of(text)) for text in side]) for side in texts]
     categories = [[row["category"] for row in rows if row.get("category")] for rows in (ours, theirs)]
@@ -224,6 +230,7 @@ def sampled_pairs(reference: Path, seed: int) -> list[CanonicalRow]:
 
 def compared_pairs(ours: Sequence[CanonicalRow], theirs: Sequence[CanonicalRow], seed: int) -> dict[str, DriftMeasure]:
     """Return how far the pairs (`ours`) differ from those of earlier data, by check of `data.checks`."""
+    ours, theirs = one_a_prompt(ours), one_a_prompt(theirs)
     prompts = [["\n".join(m["content"] for m in row["prompt"]) for row in rows] for rows in (ours, theirs)]
     said = [[f"{row['chosen']} {row['rejected']}" for row in rows] for rows in (ours, theirs)]
     words = [

@@ -13,8 +13,8 @@ from components.data.spreadsheet import write_csv
 from components.human_eval.comparison.pairs import RESULT, input_name, models_of
 from components.human_eval.config import ScoreJob
 from components.human_eval.labels import Labels, Sample, asked, given
-from components.human_eval.results.summary import TIES, per_rater, prompt_of, rater_checks, rating_score
-from components.human_eval.score import _check_metrics as check_metrics
+from components.human_eval.results.checks import TIES, named_raters, prompt_of, rater_checks
+from components.human_eval.results.summary import per_rater, rating_score
 from components.human_eval.score import judged_by
 from components.human_eval.sheet import rating_columns
 from components.stats.intervals import Numbers
@@ -71,6 +71,7 @@ class ComparisonResult(Fitted):
     baseline: str
     pairs: list[PairRow]
     per_rater: list[dict[str, object]]
+    named_raters: list[str]
     key_sha256: str
 
 
@@ -107,6 +108,7 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
         **_strengths(sample, rated, models, of, raters >= FEWEST_RATERS, level, job.seed),
         "pairs": pairs,
         "per_rater": [dict(each) for each in per_rater(sample, labels, level)],
+        "named_raters": named_raters(checks, None),
         "key_sha256": sample.about["key_sha256"],
     }
     write_json(out / "artifact" / RESULT, result)
@@ -118,7 +120,7 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
         "human_eval/labels_complete": given(labels, sample.raters) / asked(labels, sample.raters),
         "human_eval/ties": every.count("tie") / len(every),
         "human_eval/both_bad": every.count("both_bad") / len(every),
-        **check_metrics(checks),
+        **checks.metrics(),
         **kappa.metrics("human_eval/fleiss_kappa"),
     }
     for row in pairs:

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 from scipy.special import expit
 
 from components.human_eval.labels import Labels, Sample
-from components.human_eval.results.summary import TIES
+from components.human_eval.results.checks import TIES
 from components.stats.intervals import FloatArray, Interval, cluster_codes
 
 _STEPS, _LONGEST_STEP = 50, 2.0

@@ -1,21 +1,18 @@
-"""Checks of the raters: position bias, agreement with themselves and others, attention, and copied answers."""
+"""Scores of ratings, and summaries by rater and by stratum."""
 
-import itertools
 import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple, TypedDict
+from typing import TypedDict
 
-from components.base.hashing import canonical_json
 from components.human_eval.labels import Labels, Sample, rated_columns
+from components.human_eval.results.checks import TIES, AttentionCheck, prompt_of, side_a, with_themselves
+from components.human_eval.results.checks import attention_check as attention_check
+from components.human_eval.results.checks import rater_checks as rater_checks
 from components.human_eval.results.seconds import Seconds
-from components.stats.intervals import LEVEL, Interval, clustered_proportion
-
-TIES = ("tie", "both_bad")
-"""Ratings that count 1/2 in the win rate."""
-_OTHER = {"a": "b", "b": "a"}
+from components.stats.intervals import LEVEL, clustered_proportion
 
 
 class SideShare(TypedDict):
@@ -60,43 +57,6 @@ class StratumSummary(TypedDict):
     high: float
 
 
-class RaterChecks(NamedTuple):
-    """The checks of all raters together that gates judge; None if there is nothing to measure."""
-
-    position_bias: tuple[float, float] | None
-    """The largest distance of a rater's share of `a` from a half, and the largest upper end of one."""
-    self_agreement: Interval | None
-    """Share of repeated items with the same answer, over all raters; the interval is over prompts."""
-    alike: float | None
-    """The largest share of equal ratings between two raters, on the items that both rated."""
-
-
-class AttentionCheck(NamedTuple):
-    """Shares of right answers to the attention checks."""
-
-    lowest: Interval
-    """The share of the rater whose interval begins lowest; the interval is Wilson's over that rater's items."""
-    of: dict[int, float]
-    """Maps a rater (from 0) to the share."""
-
-
-def attention_check(sample: Sample, labels: Labels, level: float = LEVEL) -> AttentionCheck | None:
-    """Measure how attentively each rater read; None without attention checks, 0 if nobody rated one.
-
-    Args:
-        labels: the ratings of the items in `sample.attention`.
-    """
-    if not labels:
-        return None
-    found: dict[int, Interval] = {}
-    for rater in range(len(rated_columns(labels))):
-        right = [float(each[rater] == sample.attention[item]) for item, each in labels.items() if each[rater]]
-        if right:
-            found[rater] = clustered_proportion(right, range(len(right)), level)
-    lowest = min(found.values(), key=lambda each: each.low, default=Interval(0.0, 0.0, 1.0))
-    return AttentionCheck(lowest, {rater: each.value for rater, each in found.items()})
-
-
 def item_score(ratings: Sequence[str], policy_side: str) -> float:
     """Return an item's mean `rating_score` over its given ratings."""
     values = [rating_score(rating, policy_side) for rating in ratings if rating]
@@ -111,11 +71,6 @@ def rating_scores(ratings: Sequence[str], policy_side: str) -> list[float]:
 def rating_score(rating: str, policy_side: str) -> float:
     """Return 1 if the policy's side is preferred, 1/2 for a tie or `both_bad`, else 0."""
     return 0.5 if rating in TIES else float(rating == policy_side)
-
-
-def prompt_of(sample: Sample, item: str) -> str:
-    """Return an item's prompt as the key by which intervals are clustered."""
-    return canonical_json(sample.responses[item]["prompt"])
 
 
 def per_rater(
@@ -134,8 +89,8 @@ def per_rater(
             first[item] == other for item in first for i, other in enumerate(labels[item]) if i != index and other
         ]
         wins = [item_score([rating], sample.policy_side[item]) for item, rating in first.items()]
-        alike = list(_with_themselves(sample, own).values())
-        side = _side_a(sample, own, level)
+        alike = list(with_themselves(sample, own).values())
+        side = side_a(sample, own.items(), level)
         yield {
             "rater": column,
             "n": len(first),
@@ -152,28 +107,6 @@ def per_rater(
         }
 
 
-def rater_checks(sample: Sample, labels: Labels, level: float = LEVEL) -> RaterChecks:
-    """Compute the checks of all raters together."""
-    columns = [
-        {item: given[i] for item, given in labels.items() if given[i]} for i in range(len(rated_columns(labels)))
-    ]
-    sides = [side for own in columns if (side := _side_a(sample, own, level)) is not None]
-    bias = [(abs(s.value - 0.5), max(0.5 - s.low, s.high - 0.5)) for s in sides]
-    again = [pair for own in columns for pair in _with_themselves(sample, own).items()]
-    shares = [
-        sum(one[item] == other[item] for item in both) / len(both)
-        for one, other in itertools.combinations(columns, 2)
-        if (both := one.keys() & other.keys())
-    ]
-    return RaterChecks(
-        (max(value for value, _ in bias), max(high for _, high in bias)) if bias else None,
-        clustered_proportion([float(v) for _, v in again], [prompt_of(sample, item) for item, _ in again], level)
-        if again
-        else None,
-        max(shares, default=None),
-    )
-
-
 def by_stratum(sample: Sample, scores: Mapping[str, float], level: float = LEVEL) -> list[StratumSummary]:
     """Return the win rate of each stratum."""
     found: dict[str, list[str]] = {}
@@ -184,23 +117,6 @@ def by_stratum(sample: Sample, scores: Mapping[str, float], level: float = LEVEL
         win = clustered_proportion([scores[i] for i in items], [prompt_of(sample, i) for i in items], level)
         rows.append({"stratum": name, "n": len(items), "win_rate": win.value, "low": win.low, "high": win.high})
     return rows
-
-
-def _side_a(sample: Sample, own: Mapping[str, str], level: float) -> Interval | None:
-    """Return a rater's share of `a` among the ratings for a side."""
-    decided = {item: float(rating == "a") for item, rating in own.items() if rating not in TIES}
-    if not decided:
-        return None
-    return clustered_proportion(list(decided.values()), [prompt_of(sample, item) for item in decided], level)
-
-
-def _with_themselves(sample: Sample, own: Mapping[str, str]) -> dict[str, bool]:
-    """Return for each repeated item whether the rater gave the same answer, given that sides are exchanged there."""
-    return {
-        again: own[again] == _OTHER.get(own[item], own[item])
-        for again, item in sample.repeat_of.items()
-        if again in own and item in own
-    }
 
 
 def _median(values: Sequence[float]) -> float | None:

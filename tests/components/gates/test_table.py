@@ -61,7 +61,7 @@ def test_only_these_gates_warn_take_a_stand_in_or_are_off_where_nothing_was_meas
         "reward.judge_calibration_slope", "reward.judge_length_gain_low",
         "reward.refresh_gain_low", "reward.suite_accuracy_low", "ppo.stopped", "ppo.beta_drift_below_target",
         "ppo.proxy_rise_at_level_kl", "ppo.replaced_max", "ppo.rule_violations_excess", "ppo.judge_gain_low",
-        "human_eval.attention_low",
+        "human_eval.raters_alike", "human_eval.attention_low",
     ]  # fmt: skip
     assert {g.name: g.or_within for g in GATES.values() if g.or_within} == {
         "reward.ece": "reward/ece_null_95", "reward.ece_width": "reward/ece_width_null_95",

@@ -177,9 +177,9 @@ def watched(make_case: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> A
     return make_case(items=24, attention=0.5)
 
 
-def test_attention_is_judged_by_the_worst_rater_and_moves_no_win_rate(watched: Any) -> None:
+def test_attention_is_judged_by_who_guesses_and_moves_no_win_rate(watched: Any) -> None:
     right = json.loads((watched.sample / "key.json").read_text())["attention"]
-    slips = sorted(right)[:3]
+    slips = sorted(right)[:6]
     drawn = random.Random(2)
 
     def rate(row: Any) -> tuple[str, ...]:
@@ -191,12 +191,15 @@ def test_attention_is_judged_by_the_worst_rater_and_moves_no_win_rate(watched: A
 
     sheet = watched.fill(rate)
     metrics, result = watched.score(sheet)
-    assert [each["attention"] for each in result["raters"]] == [1.0, 1.0, 0.75]
-    n, share, z2 = 12, 0.75, float(student.ppf(0.975, 11)) ** 2
-    effective = share * (1 - share) / (12 / 11 * (3 * 0.75**2 + 9 * 0.25**2) / n**2)
+    assert [each["attention"] for each in result["raters"]] == [1.0, 1.0, 0.5]
+    n, share, z2 = 12, 0.5, float(student.ppf(0.975, 11)) ** 2
+    effective = share * (1 - share) / (12 / 11 * (12 * 0.5**2) / n**2)
     half = (z2 / effective * (share * (1 - share) + z2 / (4 * effective))) ** 0.5
     low = (share + z2 / (2 * effective) - half) / (1 + z2 / effective)
     assert metrics["human_eval/attention_low"] == pytest.approx(low) and metrics["human_eval/attention"] == share
+    assert result["named_raters"][0] == (
+        "Rater 3 is named for answering as if at random: 6 of 12 attention checks are right."
+    )
     assert result["items"] == 24 and metrics["human_eval/labels_complete"] == 1.0
     rows = [read_rows(watched.root / "scored" / "artifact" / name) for name in ("preferences.jsonl", "judged.jsonl")]
     assert sum(map(len, rows)) == 24, "and none is learned from"

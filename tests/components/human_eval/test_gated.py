@@ -33,20 +33,6 @@ def kappa(given: list[list[str]]) -> float:
     return (observed - chance) / (1 - chance)
 
 
-def side_bias(rows: dict[str, list[str]], prompts: dict[str, str], rater: int) -> float:
-    """How far from a half the farther end of a rater's share of `a` is, clustered by prompt."""
-    sides = {item: float(r[rater] == "a") for item, r in rows.items() if r[rater] in ("a", "b")}
-    share = sum(sides.values()) / len(sides)
-    moved: dict[str, float] = defaultdict(float)
-    for item, side in sides.items():
-        moved[prompts[item]] += (side - share) / len(sides)
-    clusters = len(moved)
-    effective = share * (1 - share) / (clusters / (clusters - 1) * sum(d * d for d in moved.values()))
-    z = student.ppf((1 + LEVEL) / 2, clusters - 1)
-    off = lambda x: (share - x) ** 2 - z * z * x * (1 - x) / effective  # noqa: E731
-    return max(0.5 - brentq(off, 1e-12, share), brentq(off, share, 1 - 1e-12) - 0.5)
-
-
 def agreement_low(votes: dict[str, list[float]], leads: dict[str, float], prompts: dict[str, str]) -> float:
     """The lower end of the agreement with majorities, over prompts and raters, each rater left out in turn."""
 
@@ -159,6 +145,7 @@ def test_the_gated_numbers_are_those_of_the_filled_sheet(make_case: Callable[...
     margins = [leads[item] * (1 if scores[item] > 0.5 else -1) for item in decided]
     right = [float(margin > 0) for margin in margins]
     assert 0 < sum(right) < len(right) == len(decided) < len(enough) < len(given)
+    every = [rating for ratings in given.values() for rating in ratings]  # no rater has enough ratings to be named
     expected = {
         "human_eval/win_rate_low": low,
         "human_eval/reward_agreement_low": agreement_low(votes, leads, prompts),
@@ -166,11 +153,11 @@ def test_the_gated_numbers_are_those_of_the_filled_sheet(make_case: Callable[...
         "human_eval/fleiss_kappa_low": kappa(list(given.values())) - z * spread,
         "human_eval/items": float(n),
         "human_eval/labels_complete": sum(len(ratings) for ratings in given.values()) / (36 * 4),
-        "human_eval/position_bias_high": max(side_bias(rows, prompts, rater) for rater in range(4)),
-        "human_eval/raters_alike": max(
-            sum(r[i] == r[j] for r in rows.values() if r[i] and r[j]) / sum(bool(r[i] and r[j]) for r in rows.values())
-            for i, j in itertools.combinations(range(4), 2)
-        ),
+        "human_eval/position_bias_high": abs(every.count("a") / (every.count("a") + every.count("b")) - 0.5),
+        "human_eval/raters_alike": sum(
+            r[i] == r[j] for r in rows.values() for i, j in itertools.combinations(range(4), 2) if r[i] and r[j]
+        )
+        / sum(bool(r[i] and r[j]) for r in rows.values() for i, j in itertools.combinations(range(4), 2)),
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-9)
     assert 0 < expected["human_eval/labels_complete"] < 1 and metrics["human_eval/fleiss_kappa"] == pytest.approx(

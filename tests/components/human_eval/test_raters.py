@@ -1,23 +1,30 @@
 """What answers say of the raters: leaning to a side, disagreeing with oneself, copying, and being too few."""
 
 import json
+import math
 import random
 from collections.abc import Callable
 from operator import attrgetter, itemgetter
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy.optimize import brentq
+from scipy.stats import t as student
 
 from components.base.jsonl import read_rows
 from components.data.formats.pairs import parse_pair
 from components.data.rows import RawRow
 from components.gates.judging import GatesConfig, judge
+from components.gates.table import GATES
 from components.human_eval.batch.halves import may_train
 from components.human_eval.blinding import blind, home_seal
+from components.human_eval.results.checks import rater_checks
 from components.human_eval.selection import Chosen
 from components.human_eval.sheet import SheetRow
 from components.stats.betting import always_valid_low
 from flows.config.run_config import load_config
+from tests.bench.raters import Study, failing_gates, simulated_study
 
 Rate = Callable[[SheetRow], tuple[str, ...]]
 
@@ -66,11 +73,55 @@ def test_a_rater_who_always_writes_a_fails_position_and_self_agreement(case: Any
     assert metrics["human_eval/self_agreement"] == pytest.approx(2 / 3)
 
 
+def test_the_position_bias_is_the_named_raters_upper_end(case: Any) -> None:
+    """Wilson's interval over prompts: 40 items, 10 of which are shown again."""
+    key = json.loads((case.sample / "key.json").read_text())
+
+    def rate(row: SheetRow) -> tuple[str, ...]:
+        return (honest(row, 0, 0.95), honest(row, 1, 0.95), "b" if row.item[:5] in ("q0003", "q0011", "q0019") else "a")
+
+    metrics, result = scored(case, rate)
+    sides: dict[str, list[float]] = {}
+    for row in case.rows():
+        item = row.item.split("-")[0]
+        sides.setdefault(key["repeat_of"].get(item, item), []).append(float(rate(row)[2] == "a"))
+    n, share = 50, 47 / 50
+    moved = sum(sum(value - share for value in each) ** 2 for each in sides.values())
+    effective, z = share * (1 - share) / (40 / 39 * moved / n**2), student.ppf(0.975, 39)
+    high = brentq(lambda x: x - share - z * math.sqrt(x * (1 - x) / effective), share, 1)
+    assert metrics["human_eval/position_bias"] == pytest.approx(0.44)
+    assert metrics["human_eval/position_bias_high"] == pytest.approx(high - 0.5)
+    assert "Rater 3 is named for preferring a side, whichever reply it shows: 47 of 50 ratings for a side are `a`." in (
+        result["named_raters"]
+    )
+
+
+def test_a_helper_with_three_answers_is_not_judged_alone() -> None:
+    """Three full raters and a helper: position_bias_high was 0.5, raters_alike 1.0."""
+    found = failing_gates(Study(48, 3, 3), seeds=range(10), helper=True)
+    assert not sum(found.values())
+
+
+def test_raters_who_never_share_an_item_are_not_compared() -> None:
+    """The gate `raters_alike` failed where each item has one rater."""
+    sample, labels, _ = simulated_study(Study(48, 4, 1), np.random.default_rng(0))
+    assert rater_checks(sample, labels).alike is None and GATES["human_eval.raters_alike"].if_measured
+
+
+def test_two_who_nearly_always_say_tie_are_not_called_copies() -> None:
+    """What is equal by the raters' own shares of answers is chance."""
+    sample, labels, _ = simulated_study(Study(128, 3, 3), np.random.default_rng(1))
+    ties = {item: ("tie", "tie", row[2]) for item, row in labels.items()}
+    assert not rater_checks(sample, ties).copies.named
+    assert (0, 1) in rater_checks(sample, {i: (row[0], row[0], row[2]) for i, row in labels.items()}).copies.named
+
+
 def test_copied_columns_fail_though_their_kappa_is_perfect(case: Any) -> None:
     """Defect 7: three copied columns gave kappa 1.0."""
     metrics, result = scored(case, lambda row: (honest(row, 0),) * 3)
     assert metrics["human_eval/fleiss_kappa"] == metrics["human_eval/raters_alike"] == 1.0
     assert failed(metrics) & {"raters_alike"} and result["fleiss_kappa_low"] < 1
+    assert "Raters 1, 3 are named for copied answers: 50 of 50 answers are equal." in result["named_raters"]
 
 
 def test_kappa_is_judged_by_its_lower_end_and_stands_with_its_interval(case: Any) -> None:

@@ -12,6 +12,7 @@ from scipy.optimize import minimize
 from scipy.special import expit
 
 from data_contracts.findings.noise import LEAST_PAIRS, LabelNoise, flip_rate, label_noise
+from tests.bench.noise import estimates, judged_pairs
 
 DATA = Path(os.environ.get("TETHER_DATA", Path(__file__).parents[3] / ".." / "shared" / "data"))
 
@@ -27,7 +28,7 @@ def scores(flips, n=4000, seed=0, scale=1.7):
 @pytest.mark.parametrize("flips", [0.0, 0.1, 0.3])
 def test_the_fit_is_that_of_a_free_search_and_its_interval_holds_the_planted_share(flips):
     found = scores(flips)
-    value, low, high = flip_rate(found)
+    value, low, high = flip_rate(found, np.arange(len(found)))
 
     def loss(at):
         share = expit(at[0]) / 2
@@ -49,6 +50,43 @@ def test_too_few_pairs_and_scores_that_say_nothing_give_no_estimate():
     assert label_noise(texts[: LEAST_PAIRS - 1], texts[LEAST_PAIRS : 2 * LEAST_PAIRS - 1], 0) is None
     accuracy = label_noise(texts[:LEAST_PAIRS], texts[LEAST_PAIRS:], 0)
     assert isinstance(accuracy, float) and 0.4 < accuracy < 0.6
+
+
+def test_copies_of_every_pair_widen_the_interval_as_fewer_pairs_do():
+    """Four copies of 2,000 scores say what 2,000 do: taken for 8,000 pairs, the interval would be half as wide."""
+    once = scores(0.2, n=2000)
+    value, low, high = flip_rate(once, np.arange(2000))
+    copies = flip_rate(np.repeat(once, 4), np.repeat(np.arange(2000), 4))
+    assert copies == pytest.approx((value, low, high), abs=0.009)
+    taken_for_single = flip_rate(np.repeat(once, 4), np.arange(8000))
+    assert taken_for_single[2] - taken_for_single[1] < 0.7 * (high - low)
+
+
+@pytest.mark.parametrize("with_prompts", [True, False], ids=["by prompt", "by shared response"])
+def test_rankings_that_are_reversed_whole_are_found(with_prompts):
+    """Read 0.00 [0.00, 0.02] while a ranking's pairs stood in several folds."""
+    (found,) = estimates("rankings, whole", 0.2, [0], with_prompts=with_prompts)
+    assert found.low <= 0.2 <= found.high and found.value > 0.1
+    (clean,) = estimates("rankings, whole", 0.0, [0], with_prompts=with_prompts)
+    assert clean.value < 0.03 and clean.low == 0.0
+
+
+def test_a_file_of_reversed_rankings_is_reported_with_its_noise(validate, tmp_path):
+    judged = judged_pairs("rankings, whole", 1800, 0.2, np.random.default_rng(3))
+    rows = [{"prompt": f"Question {prompt} of the day?", "chosen": chosen, "rejected": rejected}
+            for chosen, rejected, prompt in zip(*judged, strict=True)]  # fmt: skip
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    metrics = validate(tmp_path / "out", {"preferences": file})
+    by_prompt = label_noise(judged.chosen, judged.rejected, 0, judged.prompts)
+    assert isinstance(by_prompt, LabelNoise) and by_prompt.low <= 0.2 <= by_prompt.high
+    assert metrics["data/label_noise_low"] <= 0.2 <= metrics["data/label_noise_high"]
+    assert metrics["data/label_noise"] > 0.1
+
+
+def test_a_single_prompt_gives_no_estimate():
+    judged = judged_pairs("single pairs", LEAST_PAIRS, 0.2, np.random.default_rng(0))
+    assert label_noise(judged.chosen, judged.rejected, 0, ["the only one"] * len(judged.chosen)) is None
 
 
 @pytest.mark.real_data

@@ -9,7 +9,7 @@ import pytest
 from components.data.checks_config import SetChecks
 from components.data.splits import SPLITS
 from components.data.tables.published import read_split
-from data_contracts.findings.beside import compared_pairs
+from data_contracts.findings.beside import compared_pairs, compared_prompts
 from data_contracts.findings.drift import difference
 
 WORDS = "river garden window letter market bridge winter summer forest kitchen teacher doctor village station".split()
@@ -54,6 +54,16 @@ def validated(validate, tmp_path):
         return {check["name"]: check for check in report}, artifact
 
     return validated
+
+
+def test_rankings_show_no_more_drift_than_their_prompts_do():
+    """Six pairs of a prompt are one draw: taken for six, chance alone exceeded the level that chance reaches."""
+    ours, theirs = (
+        [row | {"prompt": [{"role": "user", "content": row["prompt"]}]} for row in pairs(40, seed)] for seed in (1, 2)
+    )
+    six = [row for row in ours for _ in range(6)]
+    assert compared_pairs(six, theirs, 0) == compared_pairs(ours, theirs, 0)
+    assert compared_prompts(six, theirs, 0) == compared_prompts(ours, theirs, 0)
 
 
 def test_data_of_one_kind_pass_and_each_drift_is_found_by_its_own_check():

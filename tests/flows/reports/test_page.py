@@ -269,6 +269,7 @@ def test_results_say_who_won_at_what_length_who_judged_how_and_whether_the_rewar
     assert "its win rate would be 0.6123 (0.5321 to 0.6987); they are 14 characters longer on average" in text
     header = "rater n win rate a b tie both bad agree with others with themselves a among a and b seconds an item"
     assert f"{header} rater 1 48 0.66 0.44 0.46 0.1 0 0.71 0.9 0.489 (0.35 to 0.63) 21.5 rater 2" in text
+    assert "Raters 1, 2 are named for copied answers: 48 of 48 answers are equal." in text
     assert "short 24 0.7 (0.51 to 0.84) long 24 0.6 (0.4 to 0.77)" in text
     assert "that people decided, the reward model prefers what they prefer in 0.6905 (0.5312 to 0.8145)" in text
     assert "-0.5 to 0.75 24 0.5625 (0.37 to 0.74) 0.875 to 4.5 24 0.4375 (0.26 to 0.63) Pairs in four groups" in text

@@ -1,0 +1,237 @@
+"""Checks of the raters that gates judge: who prefers a side, who copies another, and who answers at random.
+
+A rater or a pair with enough answers is judged alone, raters with fewer together as one. A check names those of whom it
+is certain, given how many it judges, and measures these; if it names nobody, it measures all raters together.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from components.base.hashing import canonical_json
+from components.human_eval.labels import Labels, Sample
+from components.stats.intervals import LEVEL, FloatArray, Interval, cluster_codes, clustered_proportion
+
+TIES = ("tie", "both_bad")
+"""Ratings that count 1/2 in the win rate."""
+OTHER_SIDE = {"a": "b", "b": "a"}
+LEAST_RATINGS, LEAST_KNOWN, LEAST_COMPARED = 20, 7, 33
+"""Enough: ratings for a side, or a pair's common answers; attention checks, or three beside answers that others gave
+too."""
+SIDE_LEVEL, COPY_LEVEL = 0.001, 0.005
+"""Probability with which the check names any of all raters by chance (Bonferroni)."""
+MOST_ALIKE, SAME = 0.85, 0.95
+"""Largest share of equal answers that two people are expected to have; smallest of a pair that is named."""
+GUESSES, ODDS, ODDS_ALONE, MOST_AGAINST = 0.06, 2.0, 8.0, 4.0
+"""Of `attention_check`: share that an attentive rater guesses; odds, and odds where attention checks decide alone; most
+nats that other preferences may count."""
+
+Group = tuple[int, ...]
+"""Raters (from 0) who are judged as one."""
+
+
+class Check(NamedTuple):
+    """Maps those whom a check names to what it counted; raters with too few answers to be judged alone."""
+
+    named: dict[Group, str]
+    too_few: list[int]
+
+
+class RaterChecks(NamedTuple):
+    """The checks of all raters together that gates judge; None if there is nothing to measure."""
+
+    position_bias: tuple[float, float] | None
+    """The largest distance of a named rater's share of `a` from a half, and the largest upper end; else that of all."""
+    self_agreement: Interval | None
+    """Share of repeated items with the same answer, over all raters; the interval is over prompts."""
+    alike: float | None
+    """The largest share of equal answers of a named pair; else that of all pairs together."""
+    sides: Check
+    copies: Check
+
+    def metrics(self) -> dict[str, float]:
+        """Return what could be measured, as `group/name`; a gate on a missing metric fails."""
+        found = {"human_eval/raters_not_judged": float(len({*self.sides.too_few, *self.copies.too_few}))}
+        if self.position_bias is not None:
+            found["human_eval/position_bias"], found["human_eval/position_bias_high"] = self.position_bias
+        if self.self_agreement is not None:
+            found["human_eval/self_agreement"] = self.self_agreement.value
+            found["human_eval/self_agreement_low"] = self.self_agreement.low
+        return found | ({} if self.alike is None else {"human_eval/raters_alike": self.alike})
+
+
+class AttentionCheck(NamedTuple):
+    """Shares of right answers to the attention checks; `of` maps a rater (from 0) to the share."""
+
+    lowest: Interval
+    """Of the named rater whose interval begins lowest (Wilson's over items); else three times the share of all."""
+    of: dict[int, float]
+    careless: Check
+
+
+def attention_check(
+    sample: Sample, known: Labels, level: float = LEVEL, ratings: Labels | None = None
+) -> AttentionCheck | None:
+    """Measure how attentively each rater read; None without attention checks, 0 if nobody rated one.
+
+    Answered at random, an item gets answer v with the rater's share s_v of it (`a` and `b` averaged), else with
+    (1 - k) s_v + k f_v. For an attention check f_v is 1 for the right answer and k is 1 - `GUESSES`. For other items
+    f_v is the share of v among all other answers to the pair of replies, and k the raters' median agreement beyond
+    chance. Of m raters, those are named for whom random answers are more than m `ODDS` times as likely, and who missed
+    an attention check.
+
+    Args:
+        known: the ratings of the items in `sample.attention`.
+        ratings: those of the other items; without them the attention checks decide alone.
+    """
+    if not known:
+        return None
+    every = _one_hot([*known.values(), *(ratings or {}).values()])
+    checks, others = every[:, : len(known)], every[:, len(known) :]
+    counts = every.sum(axis=1) + 1.0
+    counts[:2] = counts[:2].mean(axis=0)
+    shares = counts / counts.sum(axis=0)
+    rated = np.asarray(checks.any(axis=0))
+    right = np.asarray((checks & _one_hot([[sample.attention[item]] for item in known])).any(axis=0))
+    chance = np.where(rated, (checks * shares[:, None]).sum(axis=0), 1.0)
+    nats = np.where(rated, np.log(GUESSES + (1 - GUESSES) * right / chance), 0).sum(axis=0)
+    flipped = np.array([item in sample.repeat_of for item in ratings or ()], bool)[:, None]
+    pairs = cluster_codes(sample.repeat_of.get(item, item) for item in ratings or ())
+    agreeing, compared = _agreement(np.where(flipped, others[[1, 0, 2, 3]], others), pairs, shares)
+    n = rated.sum(axis=0)
+    groups, too_few = _groups(np.where((compared >= LEAST_COMPARED) & (n > 2), LEAST_KNOWN, n), LEAST_KNOWN)
+    share = float(right.sum() / max(1, n.sum()))
+    lowest = [Interval(share, share, share)]
+    words: dict[Group, str] = {}
+    for group in groups:
+        odds = len(groups) * (ODDS if compared[[*group]].sum() >= LEAST_COMPARED else ODDS_ALONE)
+        values = right[:, group][rated[:, group]].astype(float)
+        evidence = nats[[*group]].sum() + max(-MOST_AGAINST, agreeing[[*group]].sum())
+        if evidence < -math.log(odds) and not values.all():
+            lowest.append(clustered_proportion(values, range(len(values)), level))
+            words[group] = f"{values.sum():.0f} of {len(values)} attention checks are right"
+    of = {r: float(right[:, r].sum() / own) for r, own in enumerate(n) if own}
+    return AttentionCheck(min(lowest[1:] or lowest, key=lambda interval: interval.low), of, Check(words, too_few))
+
+
+def rater_checks(sample: Sample, labels: Labels, level: float = LEVEL) -> RaterChecks:
+    """Compute the checks of all raters together."""
+    columns = [{i: v for i, v in zip(labels, own, strict=True) if v} for own in zip(*labels.values(), strict=True)]
+    again = [pair for own in columns for pair in with_themselves(sample, own).items()]
+    prompts = [prompt_of(sample, item) for item, _ in again]
+    same = clustered_proportion([float(value) for _, value in again], prompts, level) if again else None
+    (bias, sides), (alike, copies) = _sides(sample, columns, level), _alike(_one_hot(labels.values()))
+    return RaterChecks(bias, same, alike, sides, copies)
+
+
+def named_raters(checks: RaterChecks, attention: AttentionCheck | None) -> list[str]:
+    """Return sentences: whom each check names, then whom it could not judge alone."""
+    every = [(checks.sides, "preferring a side, whichever reply it shows"), (checks.copies, "copied answers")]
+    every += [(attention.careless, "answering as if at random")] if attention else []
+    found = [f"{_are(raters)} named for {what}: {of}." for check, what in every for raters, of in check.named.items()]
+    few = [f"{_are(check.too_few)} not judged alone for {what}: too few answers." for check, what in every
+           if check.too_few]  # fmt: skip
+    return found + few
+
+
+def prompt_of(sample: Sample, item: str) -> str:
+    """Return an item's prompt as the key by which intervals are clustered."""
+    return canonical_json(sample.responses[item]["prompt"])
+
+
+def side_a(sample: Sample, ratings: Iterable[tuple[str, str]], level: float) -> Interval | None:
+    """Return the share of `a` among the ratings for a side, of pairs of item and rating."""
+    decided = [(prompt_of(sample, item), float(rating == "a")) for item, rating in ratings if rating not in TIES]
+    return clustered_proportion([a for _, a in decided], [prompt for prompt, _ in decided], level) if decided else None
+
+
+def with_themselves(sample: Sample, own: Mapping[str, str]) -> dict[str, bool]:
+    """Return for each repeated item whether the rater gave the same answer, given that sides are exchanged there."""
+    return {
+        again: own[again] == OTHER_SIDE.get(own[item], own[item])
+        for again, item in sample.repeat_of.items()
+        if again in own and item in own
+    }
+
+
+def _sides(
+    sample: Sample, columns: Sequence[Mapping[str, str]], level: float
+) -> tuple[tuple[float, float] | None, Check]:
+    decided = [[(item, rating) for item, rating in own.items() if rating not in TIES] for own in columns]
+    groups, too_few = _groups(map(len, decided), LEAST_RATINGS)
+    named: dict[Group, str] = {}
+    bias: list[tuple[float, float]] = []
+    for group in groups:
+        own = [each for r in group for each in decided[r]]
+        certain, shown = (side_a(sample, own, each) for each in (1 - SIDE_LEVEL / len(groups), level))
+        if certain and shown and not certain.low <= 0.5 <= certain.high:
+            bias.append((abs(shown.value - 0.5), max(0.5 - shown.low, shown.high - 0.5)))
+            named[group] = f"{sum(v == 'a' for _, v in own)} of {len(own)} ratings for a side are `a`"
+    every = side_a(sample, itertools.chain(*decided), level)
+    bias = bias or ([(abs(every.value - 0.5),) * 2] if every else [])
+    return (max(v for v, _ in bias), max(high for _, high in bias)) if bias else None, Check(named, too_few)
+
+
+def _alike(answers: NDArray[np.bool_]) -> tuple[float | None, Check]:
+    """Return the share of equal answers, and the pairs that have more of them than chance gives.
+
+    The number of a pair's equal answers is compared with a binomial one. Its chance is what the two raters' own shares
+    of each answer give, sum_v s_v t_v, or their share of equal answers with all others, up to `MOST_ALIKE`, if larger.
+
+    Args:
+        answers: (V, I, R) whether rater r gave answer v to item i.
+    """
+    votes, rated = answers.astype(float), answers.any(axis=0).astype(float)
+    given = votes.transpose(0, 2, 1) @ rated  # (V, R, R): rater r's answers v to items that rater s rated too
+    apart = 1 - np.eye(rated.shape[1])
+    common, equal = rated.T @ rated * apart, np.einsum("vir,vis->rs", votes, votes) * apart
+    n, same = (table.sum(0)[:, None] + table.sum(0) - 2 * table for table in (common, equal))
+    beside = np.where(n > 0, same / np.maximum(n, 1), 1).clip(max=MOST_ALIKE)
+    chance = np.maximum(beside, np.einsum("vrs,vsr->rs", given, given) / np.maximum(common, 1) ** 2)
+    judged = np.triu(common >= LEAST_RATINGS)
+    tail = stats.binom.sf(equal - 1, common, chance)
+    pairs = np.argwhere(judged & (equal > SAME * common) & (tail < COPY_LEVEL / max(1, judged.sum()))).tolist()
+    named: dict[Group, str] = {(i, j): f"{equal[i, j]:.0f} of {common[i, j]:.0f} answers are equal" for i, j in pairs}
+    every = float(equal.sum() / common.sum()) if common.sum() >= 2 * LEAST_RATINGS else None
+    too_few = np.flatnonzero(rated.any(axis=0) & ~(judged | judged.T).any(axis=0)).tolist()
+    return max((float(equal[i, j] / common[i, j]) for i, j in pairs), default=every), Check(named, too_few)
+
+
+def _agreement(
+    answers: NDArray[np.bool_], pairs: NDArray[np.int64], shares: FloatArray
+) -> tuple[FloatArray, NDArray[np.int64]]:
+    """Return by how many nats (R,) each rater's `answers` (V, I, R) speak against random ones (`attention_check`), and
+    how many have other answers to the same pair of replies; `pairs` (I,)."""
+    of_pair = np.stack([np.bincount(pairs, weights=votes, minlength=len(pairs)) for votes in answers.sum(axis=2)])
+    votes = of_pair[:, pairs, None]
+    compared = answers.any(axis=0) & (votes.sum(axis=0) > 1)
+    among = (votes - answers) / np.maximum(votes.sum(axis=0) - 1, 1)
+    beside = (answers * (among / shares[:, None] - 1)).sum(axis=0) * compared
+    grid = np.linspace(0, 0.9, 19)
+    strengths = grid[np.array([np.log1p(k * beside).sum(axis=0) for k in grid]).argmax(axis=0)]
+    typical = np.median(strengths[compared.any(axis=0)]) if compared.any() else 0.0
+    return np.log1p(typical * beside).sum(axis=0), compared.sum(axis=0)
+
+
+def _one_hot(rows: Iterable[Sequence[str]]) -> NDArray[np.bool_]:
+    """Return whether rater r gave answer v to item i, (V, I, R)."""
+    table = np.array(list(rows))
+    return np.array([table == answer for answer in ("a", "b", *TIES)])
+
+
+def _groups(counts: Iterable[int], least: int) -> tuple[list[Group], list[int]]:
+    """Return each rater with `least` answers, then the others as one if they have as many; and these others."""
+    numbers = [int(n) for n in counts]
+    few = [r for r, n in enumerate(numbers) if 0 < n < least]
+    alone: list[Group] = [(r,) for r, n in enumerate(numbers) if n >= least]
+    return [*alone, *([tuple(few)] if sum(numbers[r] for r in few) >= least else [])], few
+
+
+def _are(raters: Sequence[int]) -> str:
+    numbers = ", ".join(str(r + 1) for r in raters)
+    return f"Raters {numbers} are" if len(raters) > 1 else f"Rater {numbers} is"
