@@ -51,24 +51,28 @@ def check_weights(folder: Path, named_by: str) -> None:
         UserError: it has no such weights, or refers to others, or its config names an attention kernel of the hub.
     """
     files = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if not any(name.endswith((".safetensors", ".gguf")) for name in files):
-        pickles = sorted(name for name in files if name.endswith((".bin", ".pt", ".pth", ".pkl", ".ckpt")))
+    weights = sorted(name for name in files if name.endswith((".safetensors", ".gguf")))
+    pickles = sorted(name for name in files if name.endswith((".bin", ".pt", ".pth", ".pkl", ".ckpt")))
+    if "adapter_config.json" in files:
+        alone = not any(name for name in (*weights, *pickles) if not name.startswith("adapter_model"))
+        raise UserError(f"{named_by}: {folder} holds an adapter {_of_adapter(folder) if alone else _BESIDE}")
+    for index in sorted(name for name in files if name.endswith(".index.json")):
+        for shard in _shards(folder / index, named_by) if weights or "safetensors" in index else ():
+            if not shard.endswith(".safetensors") or Path(shard).name != shard:
+                raise UserError(
+                    f"{named_by}: {folder / index} names {shard!r}, which is not a safetensors file in this folder. "
+                    f"Convert the model to safetensors, or remove the index if the folder has safetensors of it."
+                )
+            if not (folder / shard).is_file():
+                raise UserError(
+                    f"{named_by}: {folder} lacks the file {shard}, which {index} names: the model was copied or "
+                    "downloaded in part. Download this file again."
+                )
+    if not weights:
         only = (
             f", only {', '.join(pickles)}, which may run code when read. Convert it to safetensors" if pickles else ""
         )
         raise UserError(f"{named_by}: {folder} holds no model.safetensors{only}.")
-    if "adapter_config.json" in files:
-        raise UserError(
-            f"{named_by}: {folder} holds an adapter beside the model, which transformers would load with it. Merge it "
-            f"into the model (peft: merge_and_unload), or remove adapter_config.json."
-        )
-    for index in sorted(name for name in files if name.endswith(".index.json")):
-        for shard in _shards(folder / index, named_by):
-            if shard not in files or not shard.endswith(".safetensors"):
-                raise UserError(
-                    f"{named_by}: {folder / index} names {shard!r}, which is not a safetensors file in this folder. "
-                    f"Convert the model to safetensors."
-                )
     if "config.json" in files:
         with refusing(folder / "config.json", named_by, "is not a model's config"):
             config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -189,6 +193,24 @@ def refusing(path: Path, named_by: str, what: str) -> Iterator[None]:
     except BaseException as error:  # a panic in Rust is not an Exception
         cause = " ".join(str(error).split())[:400]
         raise UserError(f"{named_by}: {path} {what} ({type(error).__name__}): {cause}") from error
+
+
+_BESIDE = (
+    "beside the model, which transformers would load with it. Merge it into the model (peft: merge_and_unload), or "
+    "remove adapter_config.json."
+)
+
+
+def _of_adapter(folder: Path) -> str:
+    """Return what is wrong with a folder that holds an adapter alone."""
+    base = ""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        base = f", {config.get('base_model_name_or_path') or 'which it does not name'}"
+    return (
+        f"without the model that it changes{base}. Merge it into that model (peft: merge_and_unload) and give the "
+        "merged folder, or give that model itself."
+    )
 
 
 def _check_attention(config: Any, folder: Path, named_by: str) -> None:
