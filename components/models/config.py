@@ -37,6 +37,10 @@ class ChatTemplateConfig(Settings):
     drops system messages."""
 
 
+GivenTemplate = str | ChatTemplateConfig | None
+"""A chat template's name or text, all its options, or the tokenizer's own."""
+
+
 class ScratchModel(Settings):
     """Shape of the Llama that is built if no pretrained base is named."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from components.base.errors import UserError
-from components.models.chat.endings import endings_of, set_endings
+from components.models.chat.endings import endings_of, set_endings, special_tokens
 from components.models.chat.rendering import rendered_prompt
 from components.models.chat.templates import (
     CHAT_TEMPLATES,
@@ -22,7 +22,7 @@ from components.models.chat.templates import (
     turn_end,
 )
 from components.models.chat.trial import failure_of
-from components.models.config import ChatTemplateConfig
+from components.models.config import ChatTemplateConfig, GivenTemplate
 from components.models.weights import as_folder, load_from, refusing
 
 PAD, UNKNOWN, END = "<|pad|>", "<|unknown|>", "<|end|>"
@@ -113,7 +113,7 @@ def gguf_file(folder: Path) -> str | None:
 
 
 def load_tokenizer(
-    folder: Path, field: str = "sft.base", template: str | ChatTemplateConfig | None = None, stop: Sequence[str] = ()
+    folder: Path, field: str = "sft.base", template: GivenTemplate = None, stop: Sequence[str] = ()
 ) -> Any:
     """Load the tokenizer of a pretrained model's folder, with a separate pad token.
 
@@ -125,7 +125,7 @@ def load_tokenizer(
     Args:
         folder: the folder, or a GGUF file.
         field: the config key or option that names the folder, for the error.
-        template: one of `CHAT_TEMPLATES`, a template's text, or further options. It replaces the tokenizer's own.
+        template: one of `CHAT_TEMPLATES`, a template's text, or all its options. It replaces the tokenizer's own.
             Markers that it writes, such as <|im_start|>, are added if the tokenizer lacks them.
         stop: strings that end a response too (`generation.stop`). If empty, those saved with the tokenizer.
 
@@ -137,7 +137,7 @@ def load_tokenizer(
 
 
 def load_with_new_tokens(
-    folder: Path, field: str, template: str | ChatTemplateConfig | None, stop: Sequence[str]
+    folder: Path, field: str, template: GivenTemplate, stop: Sequence[str]
 ) -> tuple[Any, list[str]]:
     """As `load_tokenizer`, for a folder; also return the tokens that were added, which the model may lack."""
     from transformers import AutoTokenizer
@@ -155,7 +155,8 @@ def load_with_new_tokens(
     added = [] if options.chat_template is None else add_markers(tokenizer)
     before = tokenizer.eos_token
     try:
-        tokenizer.eos_token = turn_end(tokenizer) or before
+        if (end := turn_end(tokenizer)) not in (None, before):
+            tokenizer.eos_token = end
         tokenizer.chat_template = completed_template(tokenizer)
     except ValueError as error:
         raise _unusable(folder, source, error) from error
@@ -219,14 +220,6 @@ def _unusable(folder: Path, field: str, reason: object) -> UserError:
     return UserError(
         f"{field}: the chat template of the tokenizer in {folder} can't be used: {reason}. Correct the template{other}."
     )
-
-
-def special_tokens(tokenizer: Any) -> dict[int, str]:
-    """Return every token that the tokenizer marks as special, by id; often more than have a role (SmolLM2: 17, and
-    3)."""
-    marked = {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-    named = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
-    return marked | {i: str(token) for i, token in named}
 
 
 def visible_text(tokenizer: Any, ids: Sequence[int]) -> str:

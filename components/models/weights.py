@@ -54,14 +54,23 @@ def check_weights(folder: Path, named_by: str) -> None:
     weights = sorted(name for name in files if name.endswith((".safetensors", ".gguf")))
     pickles = sorted(name for name in files if name.endswith((".bin", ".pt", ".pth", ".pkl", ".ckpt")))
     if "adapter_config.json" in files:
-        alone = not any(name for name in (*weights, *pickles) if not name.startswith("adapter_model"))
-        raise UserError(f"{named_by}: {folder} holds an adapter {_of_adapter(folder) if alone else _BESIDE}")
+        if any(not name.startswith("adapter_model") for name in (*weights, *pickles)):
+            raise UserError(
+                f"{named_by}: {folder} holds an adapter beside the model, which transformers would load with it. Merge "
+                f"it into the model (peft: merge_and_unload), or remove adapter_config.json."
+            )
+        with refusing(folder / "adapter_config.json", named_by, "is not an adapter's config"):
+            base = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
+        raise UserError(
+            f"{named_by}: {folder} holds an adapter without the model that it changes ({base or 'it names none'}). "
+            "Merge it into that model (peft: merge_and_unload) and give the merged folder, or give that model itself."
+        )
     for index in sorted(name for name in files if name.endswith(".index.json")):
         for shard in _shards(folder / index, named_by) if weights or "safetensors" in index else ():
             if not shard.endswith(".safetensors") or Path(shard).name != shard:
                 raise UserError(
                     f"{named_by}: {folder / index} names {shard!r}, which is not a safetensors file in this folder. "
-                    f"Convert the model to safetensors, or remove the index if the folder has safetensors of it."
+                    f"Convert the model to safetensors."
                 )
             if not (folder / shard).is_file():
                 raise UserError(
@@ -193,24 +202,6 @@ def refusing(path: Path, named_by: str, what: str) -> Iterator[None]:
     except BaseException as error:  # a panic in Rust is not an Exception
         cause = " ".join(str(error).split())[:400]
         raise UserError(f"{named_by}: {path} {what} ({type(error).__name__}): {cause}") from error
-
-
-_BESIDE = (
-    "beside the model, which transformers would load with it. Merge it into the model (peft: merge_and_unload), or "
-    "remove adapter_config.json."
-)
-
-
-def _of_adapter(folder: Path) -> str:
-    """Return what is wrong with a folder that holds an adapter alone."""
-    base = ""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-        base = f", {config.get('base_model_name_or_path') or 'which it does not name'}"
-    return (
-        f"without the model that it changes{base}. Merge it into that model (peft: merge_and_unload) and give the "
-        "merged folder, or give that model itself."
-    )
 
 
 def _check_attention(config: Any, folder: Path, named_by: str) -> None:

@@ -7,10 +7,11 @@ same conversation as training, whoever loads it.
 
 import re
 from datetime import datetime
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 from components.base.errors import UserError
+from components.models.chat.endings import special_tokens
 from components.models.config import ChatTemplateConfig
 
 CHAT_TEMPLATES = {
@@ -69,9 +70,8 @@ def fixed_template(template: str, options: ChatTemplateConfig) -> str:
     before = [f"{{%- set {name} = {name} | default({value!r}) %}}\n" for name, value in defaults.items()]
     if "strftime_now" in names:
         formats = sorted({text[1:-1] for kind, text in tokens if kind == "string" and "%" in text})
-        dates = {each: _DAY.strftime(each) for each in formats}
-        before.append(f"{{%- macro strftime_now(format) %}}{{{{ {dates}.get(format, {FIXED['date_string']!r}) }}}}")
-        before[-1] += "{% endmacro %}\n"
+        date = f"{ {text: _DAY.strftime(text) for text in formats} }.get(format, {FIXED['date_string']!r})"
+        before.append(f"{{%- macro strftime_now(format) %}}{{{{ {date} }}}}{{% endmacro %}}\n")
     if "lipsum" in names:
         before.append("{%- macro lipsum(n, html, min, max) %}{% endmacro %}\n")
     if options.system_in_question:
@@ -93,40 +93,37 @@ _CONVERSATIONS = (
     [{"role": "user", "content": "Who is there? " * 300}, {"role": "assistant", "content": _EARLIER}, *QUESTION],
 )
 _ANSWERS = ("Good day.", "No")
-_MARKER = re.compile(r"<\|[A-Za-z0-9_]{2,40}\|>")
+_MARKER = re.compile(r"<[|\uff5c][^<>|\uff5c\s]{2,40}[|\uff5c]>|<(?:start|end)_of_turn>")
 
 
 class _Rendered(NamedTuple):
-    """A question and its answer as the template writes them."""
+    """A question and its answer in the template: `prompt` has a generation prompt, `asked` none; in the whole
+    conversation, `before` and `after` stand around the answer."""
 
     prompt: str
-    """The question with a generation prompt."""
     asked: str
-    """The question without one."""
     before: str
-    """Of the whole conversation, what stands before the answer."""
     after: str
 
 
 def renderings(tokenizer: Any) -> list[_Rendered]:
     """Return each probe that the template accepts and in which its answer stands unchanged."""
-    found = []
-    for messages in _CONVERSATIONS:
-        for answer in _ANSWERS:
-            whole = [*messages, {"role": "assistant", "content": answer}]
-            try:
-                prompt, asked, answered = (
-                    str(tokenizer.apply_chat_template(each, tokenize=False, add_generation_prompt=asking, **FIXED))
-                    for each, asking in ((messages, True), (messages, False), (whole, False))
-                )
-            except MemoryError:
-                raise
-            except Exception:  # it may raise anything; the data contract counts refused conversations
-                continue
-            before, answer_there, after = answered.rpartition(answer)
-            if answer_there:
-                found.append(_Rendered(prompt, asked, before, after))
-    return found
+    probes = []
+    for messages, answer in product(_CONVERSATIONS, _ANSWERS):
+        whole = [*messages, {"role": "assistant", "content": answer}]
+        try:
+            prompt, asked, answered = (
+                str(tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=asking, **FIXED))
+                for talk, asking in ((messages, True), (messages, False), (whole, False))
+            )
+        except MemoryError:
+            raise
+        except Exception:  # it may raise anything; the data contract counts refused conversations
+            continue
+        before, separator, after = answered.rpartition(answer)
+        if separator:
+            probes.append(_Rendered(prompt, asked, before, after))
+    return probes
 
 
 def add_markers(tokenizer: Any) -> list[str]:
@@ -134,10 +131,10 @@ def add_markers(tokenizer: Any) -> list[str]:
 
     Returns those added. A marker that the tokenizer has as an ordinary token becomes special.
     """
-    texts = [text for rendered in renderings(tokenizer) for text in rendered]
+    texts = [text for probe in renderings(tokenizer) for text in probe]
     markers = list(dict.fromkeys(marker for text in texts for marker in _MARKER.findall(text)))
     known = set(tokenizer.get_vocab())
-    special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    special = special_tokens(tokenizer).values()
     if wanted := [marker for marker in markers if marker not in special]:
         tokenizer.add_special_tokens({"extra_special_tokens": wanted}, replace_extra_special_tokens=False)
     return [marker for marker in wanted if marker not in known]
@@ -152,25 +149,17 @@ def turn_end(tokenizer: Any) -> str | None:
     Raises:
         ValueError: the template writes such a token after an answer.
     """
-    special = {str(token) for token in tokenizer.all_special_tokens}
-    special |= {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
-    rendered = renderings(tokenizer)
-    if not special or not rendered:
-        return None
-    either = "|".join(map(re.escape, sorted(special, key=len, reverse=True)))
-    whole, (_, _, before, after) = [each.before for each in rendered], rendered[0]
-    eos = str(tokenizer.eos_token)
-    first = re.match(rf"\s*({either})", after)
-    end = eos if after.lstrip().startswith(eos) else first and first[1]
+    probes, special = renderings(tokenizer), sorted(special_tokens(tokenizer).values(), key=len, reverse=True)
+    either = "|".join(map(re.escape, special))
+    end = re.match(rf"\s*({either})", probes[0].after) if probes and special else None
     if end is None:
         return None
-    head, _, between = before.partition(QUESTION[0]["content"])
-    begins = re.match(rf"(\s|{either})*", head.removeprefix(str(tokenizer.bos_token)))
-    earlier = next((text.partition(_EARLIER)[2] for text in whole if _EARLIER in text), "")
-    closes = re.search(either, earlier)
-    if (begins and end in begins[0]) or (end in between and closes and closes[0] != end):
-        raise ValueError(f"after a response it writes {end}, which begins a turn")
-    return end
+    head, _, between = probes[0].before.partition(QUESTION[0]["content"])
+    begin = re.match(rf"(\s|{either})*", head.removeprefix(str(tokenizer.bos_token)))
+    earlier = re.search(either, probes[-1].before.partition(_EARLIER)[2])
+    if (begin and end[1] in begin[0]) or (end[1] in between and earlier and earlier[0] != end[1]):
+        raise ValueError(f"after a response it writes {end[1]}, which begins a turn")
+    return end[1]
 
 
 def completed_template(tokenizer: Any) -> str:
@@ -183,29 +172,20 @@ def completed_template(tokenizer: Any) -> str:
     Raises:
         ValueError: what stands before an answer depends on the conversation.
     """
-    template, rendered = str(tokenizer.get_chat_template()), renderings(tokenizer)
-    own = {_rest(each.before, each.prompt) for each in rendered}
-    derived = {_rest(each.before, each.asked) for each in rendered}
-    gaps, asks = (derived, "generation_prompt_asked") if None in own else (own, "add_generation_prompt")
+    probes, asks, before, after = renderings(tokenizer), "add_generation_prompt", "", ""
+    gaps = {_rest(probe.before, probe.prompt) for probe in probes}
     if None in gaps:
-        raise ValueError("it writes a prompt otherwise where an answer follows")
-    if len(gaps) > 1:
-        texts = ", ".join(sorted(repr(gap) for gap in gaps))
-        raise ValueError(f"what it writes between prompt and answer depends on the conversation: {texts}")
-    before = after = ""
-    for gap in gaps:
-        if gap and (gap.strip(" ") or gaps is derived):
-            after += f"{{%+ if {asks} %}}{{{{ {gap!r} }}}}{{% endif %}}"
-        if gaps is derived:
-            before = (
-                f"{{%- set {asks} = add_generation_prompt | default(false) %}}\n"
-                "{%- set add_generation_prompt = false %}\n"
-            )
-    if tokenizer.eos_token and rendered and not any(each.after.strip() for each in rendered):
-        after += (
-            "{%+ if messages[-1]['role'] == 'assistant' and not " + asks + " %}"
-            f"{{{{ {str(tokenizer.eos_token)!r} }}}}{{% endif %}}"
-        )
+        gaps, asks = {_rest(probe.before, probe.asked) for probe in probes}, "generation_prompt_asked"
+        before = f"{{%- set {asks} = add_generation_prompt %}}\n{{%- set add_generation_prompt = false %}}\n"
+    if None in gaps or len(gaps) > 1:
+        texts = ", ".join(sorted(map(repr, gaps - {None}))) or "a prompt changes where an answer follows"
+        raise ValueError(f"what it writes between prompt and answer depends on the conversation ({texts})")
+    if any(gap and gap.strip(" ") for gap in gaps):
+        after = f"{{%+ if {asks} %}}{{{{ {gaps.pop()!r} }}}}{{% endif %}}"
+    if tokenizer.eos_token and probes and not any(probe.after.strip() for probe in probes):
+        last = f"{{%+ if messages[-1]['role'] == 'assistant' and not {asks} %}}"
+        after += f"{last}{{{{ {str(tokenizer.eos_token)!r} }}}}{{% endif %}}"
+    template = str(tokenizer.get_chat_template())
     return before + (template.removesuffix("\n") if after else template) + after
 
 

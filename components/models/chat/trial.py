@@ -8,9 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 MEMORY = 2 << 30
-"""Bytes that the function may allocate."""
-_WALL_SECONDS = 300
-"""Seconds after which a process ends that waits, for a lock that another thread held when it was forked."""
+"""Bytes that the function may allocate, on Linux."""
 
 
 def failure_of(function: Callable[[], object], seconds: int) -> str | None:
@@ -25,7 +23,12 @@ def failure_of(function: Callable[[], object], seconds: int) -> str | None:
         child = os.fork()
     if not child:
         try:
-            _limit(seconds)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(60 * seconds)  # it may wait for a lock that another thread held
+            resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+            if (statm := Path("/proc/self/statm")).exists():
+                most = int(statm.read_text().split()[0]) * resource.getpagesize() + MEMORY
+                resource.setrlimit(resource.RLIMIT_AS, (most, most))
             function()
         except BaseException as error:
             os.write(writing, f"{type(error).__name__}: {error}"[:400].encode(errors="replace"))
@@ -34,17 +37,6 @@ def failure_of(function: Callable[[], object], seconds: int) -> str | None:
     os.close(writing)
     with open(reading, "rb") as pipe:
         reason = pipe.read().decode(errors="replace")
-    killed = os.waitpid(child, 0)[1] != 0
-    if killed or reason.startswith("MemoryError"):
+    if os.waitpid(child, 0)[1] or reason.startswith("MemoryError"):
         return f"it takes more than {seconds} s or {MEMORY >> 30} GiB"
     return reason or None
-
-
-def _limit(seconds: int) -> None:
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(_WALL_SECONDS)
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-    statm = Path("/proc/self/statm")
-    if statm.exists():
-        most = int(statm.read_text().split()[0]) * resource.getpagesize() + MEMORY
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))

@@ -1,5 +1,4 @@
 """Chat templates in the form of each family that the guide lists: ends, what stands before an answer, dates."""
-# ruff: noqa: RUF001
 
 import random
 import re
@@ -13,95 +12,22 @@ from components.models.chat import templates
 from components.models.chat.rendering import rendered_conversation, rendered_prompt
 from components.models.tokenizers import load_tokenizer
 from data_contracts.findings.texts import rendered_and_judged
-from tests.chat_templates import loaded, table, tokenizer_of
+from tests.chat_templates import (
+    CHATML,
+    COHERE,
+    FORMS,
+    GEMMA,
+    LLAMA3,
+    MISTRAL,
+    PHI3,
+    QWEN3,
+    THOUGHT,
+    TURNS,
+    loaded,
+    table,
+    tokenizer_of,
+)
 
-TURN = "<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
-TURNS = "{% for m in messages %}" + TURN + "{% endfor %}"
-ASK = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-CHATML = TURNS + ASK
-LAST = "{% if m.role == 'assistant' and loop.last %}"
-LLAMA3 = (
-    "{{ bos_token }}{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
-    "<|start_header_id|>system<|end_header_id|>\n\nToday Date: {{ date_string }}\n\n<|eot_id|>"
-    "{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n{{ m['content'] | trim }}<|eot_id|>"
-    "{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
-)
-GEMMA = (
-    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}"
-    "{% endif %}{% for m in messages %}{% if m['role'] == 'assistant' %}{% set role = 'model' %}"
-    "{% else %}{% set role = m['role'] %}{% endif %}"
-    "{{ '<start_of_turn>' + role + '\n' + m['content'] | trim + '<end_of_turn>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
-)
-MISTRAL = (
-    "{{ bos_token }}{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
-    "{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + ' [/INST]' }}{% else %}{{ m['content'] + eos_token }}"
-    "{% endif %}{% endfor %}"
-)
-PHI3 = (
-    "{% for m in messages %}{{ '<|' + m['role'] + '|>\n' + m['content'] + '<|end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}"
-)
-QWEN3 = (
-    "{% for m in messages %}" + LAST + "<|im_start|>assistant\n<think>\n\n</think>\n\n{{ m.content }}<|im_end|>\n"
-    "{% else %}" + TURN + "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
-    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
-)
-GLM = (
-    "[gMASK]<sop>{% for m in messages %}<|{{ m.role }}|>\n{% if m.role == 'assistant' %}<think></think>\n{% endif %}"
-    "{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
-    "{# <|system|> <|user|> #}"
-)
-DEEPSEEK = (
-    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}<｜User｜>{{ m.content }}"
-    "{% elif m.role == 'assistant' %}<｜Assistant｜>{{ m.content.split('</think>')[-1] }}<｜end▁of▁sentence｜>"
-    "{% else %}{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}<｜Assistant｜><think>\n{% endif %}"
-)
-NEMOTRON = (
-    "{% for m in messages %}{% if m.role == 'assistant' %}<|im_start|>assistant\n<think></think>"
-    "{{ m.content }}<|im_end|>\n"
-    "{% else %}" + TURN + "{% endif %}{% endfor %}" + ASK.replace("{% endif", "<think>\n{% endif")
-)
-COHERE = (
-    "{{ bos_token }}{% for m in messages %}<|START_OF_TURN_TOKEN|>{% if m.role == 'user' %}<|USER_TOKEN|>"
-    "{% elif m.role == 'system' %}<|SYSTEM_TOKEN|>{% else %}<|CHATBOT_TOKEN|>{% endif %}{{ m.content }}"
-    "<|END_OF_TURN_TOKEN|>{% endfor %}"
-    "{% if add_generation_prompt %}<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>{% endif %}"
-)
-GPT_OSS = (
-    "{% for m in messages %}{% if m.role == 'assistant' %}<|start|>assistant<|channel|>final<|message|>{{ m.content }}"
-    "{% if loop.last %}<|return|>{% else %}<|end|>{% endif %}{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}"
-    "<|end|>{% endif %}{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
-)
-THOUGHT = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
-FORMS: dict[str, tuple[str, str, str]] = {
-    "Llama": (LLAMA3, "<|eot_id|>", "<|start_header_id|>assistant<|end_header_id|>\n\n"),
-    "Qwen2": (CHATML, "<|im_end|>", "<|im_start|>assistant\n"),
-    "Qwen3": (QWEN3, "<|im_end|>", THOUGHT),
-    "GPT-2": ("{% for m in messages %}{{ m.content }}\n{% endfor %}", "</s>", "?\n"),
-    "Gemma": (GEMMA, "<end_of_turn>", "<start_of_turn>model\n"),
-    "Gemma 2": (GEMMA, "<end_of_turn>", "<start_of_turn>model\n"),
-    "Gemma 3": (GEMMA, "<end_of_turn>", "<start_of_turn>model\n"),
-    "Mistral": (MISTRAL, "</s>", "[INST] Where? [/INST]"),
-    "Mistral 0.1": (MISTRAL.replace("m['content'] + eos", "' ' + m['content'] + eos"), "</s>", "Where? [/INST]"),
-    "Phi": (CHATML, "<|im_end|>", "<|im_start|>assistant\n"),
-    "Phi 3": (PHI3, "<|end|>", "<|end|>\n<|assistant|>\n"),
-    "SmolLM3": (QWEN3, "<|im_end|>", THOUGHT),
-    "GLM-4.5": (GLM, "</s>", "<|assistant|>\n<think></think>\n"),
-    "DeepSeek-V3": (DEEPSEEK, "<｜end▁of▁sentence｜>", "Where?<｜Assistant｜>"),
-    "Nemotron 3": (NEMOTRON, "<|im_end|>", "<|im_start|>assistant\n<think></think>"),
-    "Cohere": (COHERE, "<|END_OF_TURN_TOKEN|>", "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>"),
-    "gpt-oss": (GPT_OSS, "<|return|>", "<|start|>assistant<|channel|>final<|message|>"),
-    "without a generation prompt": (TURNS, "<|im_end|>", "<|im_end|>\n<|im_start|>assistant\n"),
-    "always with a generation prompt": (TURNS + "<|im_start|>assistant\n", "<|im_end|>", "<|im_start|>assistant\n"),
-    "SmolLM2": (
-        "{% if messages[0].role != 'system' %}<|im_start|>system\nHelp.<|im_end|>\n{% endif %}" + CHATML,
-        "<|im_end|>", "<|im_start|>assistant\n",
-    ),
-}  # fmt: skip
-"""A family's form of template, the token that closes its answers, and the end of its prompts. The architectures of
-docs/guide/models.md and the families of public reports (trl 1.12.0, `trl/chat_templates`)."""
 Q, A = [{"role": "user", "content": "Where?"}], "Good day."
 LONGER = [*Q, {"role": "assistant", "content": "Here."}, {"role": "user", "content": "Really?"}]
 
@@ -133,10 +59,10 @@ def test_a_token_that_begins_a_turn_never_becomes_eos(closing: str, token: str) 
 
 
 @pytest.mark.parametrize(("template", "reason"), [
-    (CHATML.replace("<|im_start|>{{", "{{ messages | length }}<|im_start|>{{"), "writes a prompt otherwise"),
-    (TURNS.replace("\n{{ m['content']", "{{ messages | length }}\n{{ m['content']"), "writes a prompt otherwise"),
+    (CHATML.replace("<|im_start|>{{", "{{ messages | length }}<|im_start|>{{"), "changes where an answer follows"),
+    (TURNS.replace("\n{{ m['content']", "{{ messages | length }}\n{{ m['content']"), "changes where an answer follows"),
     ("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% else %}{{ loop.index }}: {{ m.content }}"
-     "<|im_end|>{% endif %}{% endfor %}", "depends on the conversation: '2: ', '3: ', '4: '"),
+     "<|im_end|>{% endif %}{% endfor %}", r"depends on the conversation \(.2: ., .3: ., .4: .\)"),
 ])  # fmt: skip
 def test_what_stands_before_an_answer_is_constant_or_refused(template: str, reason: str) -> None:
     with pytest.raises(UserError, match=rf"{reason}.* give another one as sft\.chat_template=FILE"):
