@@ -143,8 +143,8 @@ def add_markers(tokenizer: Any) -> list[str]:
 def turn_end(tokenizer: Any) -> str | None:
     """Return the special token that closes an answer (it may be EOS); None if the template writes none after it.
 
-    A token that begins a turn closes nothing, even if the template writes it after an answer: one with which the
-    conversation begins, or one that stands before an answer and is not the first after an earlier one.
+    A token that begins a turn closes nothing, even if the template writes it after an answer: one of the first special
+    tokens of the conversation, or one that stands before an answer and is not the first after an earlier one.
 
     Raises:
         ValueError: the template writes such a token after an answer.
@@ -155,9 +155,10 @@ def turn_end(tokenizer: Any) -> str | None:
     if end is None:
         return None
     head, _, between = probes[0].before.partition(QUESTION[0]["content"])
-    begin = re.match(rf"(\s|{either})*", head.removeprefix(str(tokenizer.bos_token)))
+    begin = re.search(rf"({either})(\s|{either})*", head.removeprefix(str(tokenizer.bos_token)))
     earlier = re.search(either, probes[-1].before.partition(_EARLIER)[2])
-    if (begin and end[1] in begin[0]) or (end[1] in between and earlier and earlier[0] != end[1]):
+    begins = (begin and end[1] in begin[0]) or (end[1] in between and earlier and earlier[0] != end[1])
+    if begins and end[1] != tokenizer.eos_token:
         raise ValueError(f"after a response it writes {end[1]}, which begins a turn")
     return end[1]
 

@@ -50,9 +50,11 @@ def test_a_prompt_and_an_answer_are_the_conversation(family: str, tmp_path: Path
     assert load_tokenizer(tmp_path).chat_template == tokenizer.chat_template, "loaded again, nothing is added twice"
 
 
-@pytest.mark.parametrize(("closing", "token"), [("<|user|>", "<|user|>"), ("<|assistant|>", "<|assistant|>")])
-def test_a_token_that_begins_a_turn_never_becomes_eos(closing: str, token: str) -> None:
-    template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}{# <|user|><|assistant|> #}" + closing
+@pytest.mark.parametrize("start", ["", "<s>", "[BEGIN]", "<sop>"])
+@pytest.mark.parametrize("token", ["<|user|>", "<|assistant|>"])
+def test_a_token_that_begins_a_turn_never_becomes_eos(token: str, start: str) -> None:
+    turns = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}{# <|user|><|assistant|> #}"
+    template = start + turns + token
     refusal = re.escape(f"writes {token}, which begins a turn") + ".*sft.chat_template=FILE"
     with pytest.raises(UserError, match=refusal):
         loaded(template)
