@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pydantic import JsonValue
 
 from components.base.nested import group
-from components.base.text import words
+from components.base.text import markdown as words
 from flows.models.facts import SHOWN, ModelFacts
 from tasks.tracking.links import JUDGE
 
