@@ -82,6 +82,12 @@ test-architectures: $(INSTALLED)
 architectures-sample: export TETHER_ARCHITECTURES_SAMPLE ?= $(shell git rev-parse HEAD 2>/dev/null || date +%F)
 architectures-sample: test-architectures
 
+# How the chat templates of model families in TRL's wheel are read: the table of docs/guide/models.md. A minute.
+chat-templates: $(INSTALLED)
+	test -d $(TRL)/trl || $(PIP) --no-deps --target $(TRL) trl==1.12.0
+	$(BIN)/python -m tests.chat_templates $(TRL)/trl/chat_templates
+	$(BIN)/python -m pytest tests/components/models/chat/test_families.py
+
 # 5,000 damaged files for each reader of files from outside; `make test` tries some, others for each commit.
 # ARGS="--seed TEXT pairs.parquet" repeats those of one reader.
 fuzz: $(INSTALLED)

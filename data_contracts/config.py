@@ -18,18 +18,16 @@ from components.data.config import (
 )
 from components.data.inputs import DECONTAMINATE, JUDGE
 from components.data.support_desk.desk import SupportDeskConfig
-from components.models.config import GenerationConfig
+from components.models.config import ChatTemplateConfig, GenerationConfig
 
 
-class TokenizerConfig(Settings):
+class TokenizerConfig(ChatTemplateConfig):
     """The options that the run's tokenizer depends on when no pretrained tokenizer is used."""
 
     vocabulary: int
     """Largest size of the vocabulary."""
     max_demonstrations: int | None
     """Number of training demonstrations that the tokenizer is trained on; null for all."""
-    chat_template: str | None = None
-    """A name or the text of a chat template that replaces the pretrained one's."""
 
 
 def _tokenizer_part(given: Any) -> Any:
@@ -37,7 +35,7 @@ def _tokenizer_part(given: Any) -> Any:
     if not scratch:
         return given
     made = {"vocabulary": scratch.vocabulary, "max_demonstrations": given.max_demonstrations}
-    return made | {"chat_template": given.chat_template}
+    return made | {name: getattr(given, name) for name in ChatTemplateConfig.model_fields}
 
 
 class ValidateJob(Settings):

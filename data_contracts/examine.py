@@ -337,8 +337,7 @@ class Examination:
         Rows that `max_pairs` or the text checks drop later are included.
         """
         if "base" in self.inputs:
-            template, stop = self.job.sft.chat_template, self.job.generation.stop
-            return load_tokenizer(self.inputs["base"], template=template, stop=stop)
+            return load_tokenizer(self.inputs["base"], template=self.job.sft, stop=self.job.generation.stop)
         taught = self.sources.get("demonstrations") or self.pairs
         if taught is None:
             return None

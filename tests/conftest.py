@@ -111,24 +111,6 @@ def server_of_events() -> Iterator[None]:
     yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def templates_tried_once() -> Iterator[None]:
-    """Try a chat template that works in a process of its own once, not at each load: half a second each."""
-    from components.models import tokenizers
-
-    tried, real = set[str](), tokenizers.try_template
-
-    def once(tokenizer: Any, folder: Path, field: str) -> None:
-        asked = repr((tokenizer.chat_template, tokenizer.special_tokens_map))
-        if asked not in tried:
-            real(tokenizer, folder, field)
-            tried.add(asked)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenizers, "try_template", once)
-        yield
-
-
 @pytest.fixture(scope="session")
 def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The environment of a command that uses a Prefect server of the tests: an embedded one takes 13 s a command."""

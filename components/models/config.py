@@ -23,6 +23,24 @@ class GenerationConfig(Settings):
     EOS."""
 
 
+class ChatTemplateConfig(Settings):
+    """What changes in the chat template of a pretrained base. The exported model's template contains these changes."""
+
+    chat_template: str | None = Field(None, min_length=1, max_length=100_000)
+    """The chat template, which replaces that of the tokenizer of `base`: `chatml`, `llama3`, `plain`, a file with a
+    Jinja template, or the template's text, which the run's config then contains. Markers that it writes, such as
+    <|im_start|>, become tokens if the tokenizer lacks them; the one that closes a response becomes EOS."""
+    template_variables: dict[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], bool | int | float | str] = Field({})
+    """Values of variables that the chat template reads, such as `enable_thinking: false`."""
+    system_in_question: bool = False
+    """Put a system message before the first question, with an empty line between, for a chat template that refuses or
+    drops system messages."""
+
+
+GivenTemplate = str | ChatTemplateConfig | None
+"""A chat template's name or text, all its options, or the tokenizer's own."""
+
+
 class ScratchModel(Settings):
     """Shape of the Llama that is built if no pretrained base is named."""
 

@@ -27,7 +27,7 @@ from components.base.jsonl import write_json
 from components.base.text import counted
 from components.models.adapters import AdapterView
 from components.models.chat.endings import endings_of
-from components.models.config import ScratchModel
+from components.models.config import GivenTemplate, ScratchModel
 from components.models.matrices.kernels import by_onednn
 from components.models.runtime import Runtime
 from components.models.tokenizers import gguf_file, load_with_new_tokens
@@ -66,7 +66,7 @@ def build_causal_lm(config: ScratchModel, tokenizer: Any, max_positions: int, se
 
 
 def load_base(
-    folder: Path, named_by: str = "sft.base", template: str | None = None, stop: Sequence[str] = ()
+    folder: Path, named_by: str = "sft.base", template: GivenTemplate = None, stop: Sequence[str] = ()
 ) -> tuple[Any, Any]:
     """Load a pretrained model and its tokenizer from a Hugging Face folder, a GGUF file or a folder with one.
 
@@ -82,7 +82,7 @@ def load_base(
         return _load_base(found, named_by, template, stop)
 
 
-def _load_base(folder: Path, named_by: str, template: str | None, stop: Sequence[str]) -> tuple[Any, Any]:
+def _load_base(folder: Path, named_by: str, template: GivenTemplate, stop: Sequence[str]) -> tuple[Any, Any]:
     check_weights(folder, named_by)
     tokenizer, added = load_with_new_tokens(folder, named_by, template, stop)
     gguf = gguf_file(folder)

@@ -20,14 +20,14 @@ from components.distributed import ranks, sharding
 from components.models.adapters import AdapterView
 from components.models.batching import Messages, encode_prompt, onto, pad
 from components.models.cache import open_context
-from components.models.chat.endings import before_stop, endings_of
+from components.models.chat.endings import before_stop, endings_of, special_tokens
 from components.models.config import GenerationConfig
 from components.models.folders import autocast
 from components.models.logprobs import vocabulary_logits
 from components.models.matrices.kernels import packed_weights
 from components.models.matrices.quantized import is_four_bit
 from components.models.runtime import Runtime
-from components.models.tokenizers import StopFinder, special_tokens, token_of_character, visible_text
+from components.models.tokenizers import StopFinder, token_of_character, visible_text
 
 LEAVE_EVERY = {"cpu": 1, "cuda": 8}
 """Number of tokens between checks of which rows have ended, by device type. A check makes the host wait for a GPU."""

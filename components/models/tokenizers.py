@@ -3,17 +3,26 @@
 import bisect
 import contextlib
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypedDict
 
 from components.base.errors import UserError
-from components.models.chat.endings import endings_of, set_endings
-from components.models.chat.rendering import FIXED
-from components.models.chat.templates import CHAT_TEMPLATES, add_markers, lacking, turn_end
+from components.models.chat.endings import endings_of, set_endings, special_tokens
+from components.models.chat.rendering import rendered_prompt
+from components.models.chat.templates import (
+    CHAT_TEMPLATES,
+    QUESTION,
+    add_markers,
+    completed_template,
+    fixed_template,
+    lacking,
+    renderings,
+    turn_end,
+)
+from components.models.chat.trial import failure_of
+from components.models.config import ChatTemplateConfig, GivenTemplate
 from components.models.weights import as_folder, load_from, refusing
 
 PAD, UNKNOWN, END = "<|pad|>", "<|unknown|>", "<|end|>"
@@ -103,18 +112,21 @@ def gguf_file(folder: Path) -> str | None:
     return next((path.name for path in sorted(folder.glob("*.gguf"))), None)
 
 
-def load_tokenizer(folder: Path, field: str = "sft.base", template: str | None = None, stop: Sequence[str] = ()) -> Any:
+def load_tokenizer(
+    folder: Path, field: str = "sft.base", template: GivenTemplate = None, stop: Sequence[str] = ()
+) -> Any:
     """Load the tokenizer of a pretrained model's folder, with a separate pad token.
 
-    (If pad were eos, Hugging Face's classifiers would read the score before EOS.) Its EOS is the token that its chat
-    template writes after a response, if there is one. Its former EOS and those that the model's generation_config.json
-    lists end a response too (`endings_of`).
+    (If pad were eos, Hugging Face's classifiers would read the score before EOS.) Its EOS is the token with which its
+    chat template closes a response, if there is one. Its former EOS and those that the model's generation_config.json
+    lists end a response too (`endings_of`). Its chat template renders the same text on each day, and its prompts end
+    where the response begins (`completed_template`).
 
     Args:
         folder: the folder, or a GGUF file.
         field: the config key or option that names the folder, for the error.
-        template: one of `CHAT_TEMPLATES`, or a template's text; it replaces the tokenizer's own. Markers that it
-            writes, such as <|im_start|>, are added if the tokenizer lacks them.
+        template: one of `CHAT_TEMPLATES`, a template's text, or all its options. It replaces the tokenizer's own.
+            Markers that it writes, such as <|im_start|>, are added if the tokenizer lacks them.
         stop: strings that end a response too (`generation.stop`). If empty, those saved with the tokenizer.
 
     Raises:
@@ -124,24 +136,32 @@ def load_tokenizer(folder: Path, field: str = "sft.base", template: str | None =
         return load_with_new_tokens(found, field, template, stop)[0]
 
 
-def load_with_new_tokens(folder: Path, field: str, template: str | None, stop: Sequence[str]) -> tuple[Any, list[str]]:
+def load_with_new_tokens(
+    folder: Path, field: str, template: GivenTemplate, stop: Sequence[str]
+) -> tuple[Any, list[str]]:
     """As `load_tokenizer`, for a folder; also return the tokens that were added, which the model may lack."""
     from transformers import AutoTokenizer
 
+    options = template if isinstance(template, ChatTemplateConfig) else ChatTemplateConfig(chat_template=template)
     gguf = gguf_file(folder)
     tokenizer = load_from(AutoTokenizer, folder, field, **({"gguf_file": gguf} if gguf else {}))
     by_option = " Or set sft.chat_template, as in --set sft.chat_template=chatml." if field == "sft.base" else ""
-    if template is not None:
-        tokenizer.chat_template = CHAT_TEMPLATES.get(template, template)
+    source = field if options.chat_template is None else "sft.chat_template"
+    if options.chat_template is not None:
+        tokenizer.chat_template = CHAT_TEMPLATES.get(options.chat_template, options.chat_template)
     elif tokenizer.chat_template is None:
         raise UserError(lacking(folder, field))
-    try_template(tokenizer, folder, field if template is None else "sft.chat_template")
-    added = [] if template is None else add_markers(tokenizer, FIXED)
-    before, end = tokenizer.eos_token, turn_end(tokenizer, FIXED)
-    if before is None and end is None:
+    try_template(tokenizer, folder, source, options)
+    added = [] if options.chat_template is None else add_markers(tokenizer)
+    before = tokenizer.eos_token
+    try:
+        if (end := turn_end(tokenizer)) not in (None, before):
+            tokenizer.eos_token = end
+        tokenizer.chat_template = completed_template(tokenizer)
+    except ValueError as error:
+        raise _unusable(folder, source, error) from error
+    if tokenizer.eos_token is None:
         raise UserError(f"{field}: the tokenizer in {folder} has no EOS token; add one to it.{by_option}")
-    if end is not None and end != before:
-        tokenizer.eos_token = end
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
         if "<|endoftext|>" in tokenizer.get_vocab() and tokenizer.eos_token != "<|endoftext|>":
             tokenizer.pad_token = "<|endoftext|>"
@@ -165,72 +185,41 @@ def _listed_ends(folder: Path) -> list[int]:
     return []
 
 
-_PROBES = (
-    [{"role": "user", "content": "Hello."}],
-    [{"role": "user", "content": "a" * 4000}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}],
-)
 TEMPLATE_SECONDS = 5
 """Seconds of processor time that a chat template may take."""
-_RENDER = """
-import datetime, json, random, resource, sys
-resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[1]), int(sys.argv[1])))
-resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
-from transformers.utils import chat_template_utils
-asked = json.load(sys.stdin)
-
-def rendered(probe, day):
-    class Clock(datetime.datetime):
-        @classmethod
-        def now(cls, tz=None):
-            return cls(2001 + 7 * day, 1 + day, 1 + day, 2 * day, tzinfo=tz)
-    chat_template_utils.datetime = Clock
-    random.seed(day)
-    return chat_template_utils.render_jinja_template([probe], add_generation_prompt=True, **asked)
-
-for number, probe in enumerate(asked.pop("probes")):
-    try:
-        if len({str(rendered(probe, day)) for day in range(9)}) > 1:
-            sys.exit("it renders the same question differently each time (strftime_now or random), so the same "
-                     "configuration would not give the same model again")
-    except Exception as error:
-        if number == 0 or isinstance(error, MemoryError):
-            sys.exit(f"{type(error).__name__}: {error}"[:400])
-"""
 
 
-def try_template(tokenizer: Any, folder: Path, field: str) -> None:
-    """Render a question with the chat template, which is untrusted code, in a process of limited time and memory.
+def try_template(tokenizer: Any, folder: Path, field: str, options: ChatTemplateConfig | None = None) -> None:
+    """Fix date and chance in the chat template, apply `options`, and render with it in a limited process.
 
-    The template may refuse a conversation of several turns (the data contract counts these), but not a single question.
-    It is rendered on nine dates with nine random seeds, and must give the same text each time.
+    It is untrusted code. It may refuse a conversation of several turns (the data contract counts these), but not a
+    single question.
 
     Raises:
-        UserError: it fails, takes more than `TEMPLATE_SECONDS` or 2 GiB, or depends on the date or on random numbers.
+        UserError: it fails, takes more than `TEMPLATE_SECONDS` or 2 GiB, or does not read a variable of `options`.
     """
+    from jinja2 import TemplateSyntaxError
+
     with refusing(folder, field, "holds a tokenizer without one chat template"):
-        asked = {
-            "chat_template": tokenizer.get_chat_template(),
-            "probes": _PROBES,
-            **FIXED,
-            **tokenizer.special_tokens_map,
-        }
-    command, text = [sys.executable, "-c", _RENDER, str(TEMPLATE_SECONDS)], json.dumps(asked, default=str)
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-    if done.returncode:
-        limited = done.returncode < 0 or "MemoryError" in done.stderr
-        by_limit = f"it takes more than {TEMPLATE_SECONDS} s or 2 GiB" if limited else ""
-        reason = by_limit or (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise UserError(
-            f"{field}: the chat template of the tokenizer in {folder} can't be used: {reason}. Correct the template."
-        )
+        template = tokenizer.get_chat_template()
+    try:
+        tokenizer.chat_template = fixed_template(template, options or ChatTemplateConfig())
+    except (TemplateSyntaxError, ValueError) as error:
+        raise _unusable(folder, field, f"{type(error).__name__}: {error}") from error
+
+    def render() -> None:
+        rendered_prompt(tokenizer, QUESTION)
+        renderings(tokenizer)
+
+    if reason := failure_of(render, TEMPLATE_SECONDS):
+        raise _unusable(folder, field, reason)
 
 
-def special_tokens(tokenizer: Any) -> dict[int, str]:
-    """Return every token that the tokenizer marks as special, by id; often more than have a role (SmolLM2: 17, and
-    3)."""
-    marked = {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-    named = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
-    return marked | {i: str(token) for i, token in named}
+def _unusable(folder: Path, field: str, reason: object) -> UserError:
+    other = " or give another one as sft.chat_template=FILE" if field.startswith("sft.") else ""
+    return UserError(
+        f"{field}: the chat template of the tokenizer in {folder} can't be used: {reason}. Correct the template{other}."
+    )
 
 
 def visible_text(tokenizer: Any, ids: Sequence[int]) -> str:

@@ -52,26 +52,39 @@ def check_weights(folder: Path, named_by: str) -> None:
         UserError: it has no such weights, or refers to others, or its config names an attention kernel of the hub.
     """
     files = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if not any(name.endswith((".safetensors", ".gguf")) for name in files):
-        pickles = sorted(name for name in files if name.endswith((".bin", ".pt", ".pth", ".pkl", ".ckpt")))
-        only = (
-            f", only {', '.join(pickles)}, which may run code when read. Convert it to safetensors" if pickles else ""
-        )
-        raise UserError(f"{named_by}: {folder} holds no model.safetensors{only}.")
     with about(named_by):
         files_read(folder)
+    weights = sorted(name for name in files if name.endswith((".safetensors", ".gguf")))
+    pickles = sorted(name for name in files if name.endswith((".bin", ".pt", ".pth", ".pkl", ".ckpt")))
     if "adapter_config.json" in files:
+        if any(not name.startswith("adapter_model") for name in (*weights, *pickles)):
+            raise UserError(
+                f"{named_by}: {folder} holds an adapter beside the model, which transformers would load with it. Merge "
+                f"it into the model (peft: merge_and_unload), or remove adapter_config.json."
+            )
+        with refusing(folder / "adapter_config.json", named_by, "is not an adapter's config"):
+            base = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
         raise UserError(
-            f"{named_by}: {folder} holds an adapter beside the model, which transformers would load with it. Merge it "
-            f"into the model (peft: merge_and_unload), or remove adapter_config.json."
+            f"{named_by}: {folder} holds an adapter without the model that it changes ({base or 'it names none'}). "
+            "Merge it into that model (peft: merge_and_unload) and give the merged folder, or give that model itself."
         )
     for index in sorted(name for name in files if name.endswith(".index.json")):
-        for shard in _shards(folder / index, named_by):
-            if shard not in files or not shard.endswith(".safetensors"):
+        for shard in _shards(folder / index, named_by) if weights or "safetensors" in index else ():
+            if not shard.endswith(".safetensors") or Path(shard).name != shard:
                 raise UserError(
                     f"{named_by}: {folder / index} names {shard!r}, which is not a safetensors file in this folder. "
                     f"Convert the model to safetensors."
                 )
+            if not (folder / shard).is_file():
+                raise UserError(
+                    f"{named_by}: {folder} lacks the file {shard}, which {index} names: the model was copied or "
+                    "downloaded in part. Download this file again."
+                )
+    if not weights:
+        only = (
+            f", only {', '.join(pickles)}, which may run code when read. Convert it to safetensors" if pickles else ""
+        )
+        raise UserError(f"{named_by}: {folder} holds no model.safetensors{only}.")
     if "config.json" in files:
         with refusing(folder / "config.json", named_by, "is not a model's config"):
             config = json.loads(read_regular(folder / "config.json"))

@@ -5,21 +5,17 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from components.base.settings import Settings, unkeyed
-from components.models.config import GenerationConfig, ScratchModel
+from components.models.config import ChatTemplateConfig, GenerationConfig, ScratchModel
 from components.models.runtime import Runtime
 from components.training.optim import FitConfig
 
 
-class SftConfig(FitConfig):
+class SftConfig(ChatTemplateConfig, FitConfig):
     """Supervised fine-tuning: cross-entropy on the response's tokens, including EOS; the prompt is masked."""
 
     base: str | None = unkeyed(None)
     """A pretrained model: its folder (Hugging Face), a GGUF file or a folder with one, or `org/name@revision` on the
     hub, whose commit is looked up once, when the run begins. Null: build the model `scratch` with random weights."""
-    chat_template: str | None = Field(None, min_length=1, max_length=100_000)
-    """The chat template, which replaces that of the tokenizer of `base`: `chatml`, `llama3`, `plain`, a file with a
-    Jinja template, or the template's text, which the run's config then contains. Markers that it writes, such as
-    <|im_start|>, become tokens if the tokenizer lacks them; the one after a response becomes EOS."""
     keep: str | None = unkeyed(None)
     """A run of this home whose SFT model, with its data, this run reuses. So all rounds of `tether iterate` have the
     same SFT model as reference. Null trains one on this run's data."""
@@ -49,10 +45,11 @@ class SftConfig(FitConfig):
 
     @model_validator(mode="after")
     def _a_template_is_of_a_base(self) -> Self:
-        if self.chat_template is not None and self.base is None and self.keep is None:
+        changed = [name for name in ChatTemplateConfig.model_fields if getattr(self, name) not in (None, {}, False)]
+        if changed and self.base is None and self.keep is None:
             raise ValueError(
-                "sft.chat_template is for the tokenizer of a pretrained model, and sft.base is null: set sft.base, or "
-                "leave sft.chat_template out, since a model from nothing has a template of its own"
+                f"sft.{changed[0]} is for the tokenizer of a pretrained model, and sft.base is null: set sft.base, or "
+                f"leave sft.{changed[0]} out, since a model from nothing has a template of its own"
             )
         return self
 

@@ -57,7 +57,7 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     heldout: Sequence[Demonstration] = read_split(inputs["data"] / "demonstrations.heldout")
     heldout, unjudged = shared_out(heldout, job.sft)
     if "base" in inputs:
-        model, tokenizer = load_base(inputs["base"], template=job.sft.chat_template, stop=job.generation.stop)
+        model, tokenizer = load_base(inputs["base"], template=job.sft, stop=job.generation.stop)
     else:
         train = train[: job.sft.max_demonstrations]
         tokenizer = train_tokenizer(texts_of(train), job.sft.scratch.vocabulary, job.generation.stop)

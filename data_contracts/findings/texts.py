@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 
 from components.data.config import NearDuplicateConfig
 from components.data.rows import CanonicalRow, Problem
-from components.models.chat.endings import Endings, before_any, endings_of
+from components.models.chat.endings import Endings, before_any, endings_of, special_tokens
 from components.models.chat.rendering import ManyRendered, rendered_conversation, rendered_prompt
 from components.models.config import GenerationConfig
-from components.models.tokenizers import special_tokens
 from data_contracts.findings.drift import language_of
 from data_contracts.findings.encoding import Encoded, Encoder
 from data_contracts.findings.near import PERMUTATIONS, Sketches, SketchFile, runs_of_words, signatures

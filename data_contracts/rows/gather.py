@@ -32,10 +32,15 @@ from data_contracts.rows.schemas import schema_problems
 logger = logging.getLogger(__name__)
 
 DETECT_ON = 1000
-_TEMPLATE = "Give sft.base a tokenizer whose chat template takes such conversations and renders them unchanged."
 REMEDIES = {
-    "template_takes": _TEMPLATE,
-    "template_agrees": _TEMPLATE,
+    "template_takes": (
+        "If it refuses system messages, put them before the first question with sft.system_in_question=true. Otherwise "
+        "give a chat template that takes such conversations as sft.chat_template."
+    ),
+    "template_agrees": (
+        "Give a chat template that renders such conversations unchanged as sft.chat_template. If it ends a response "
+        "with plain text, name that text in generation.stop."
+    ),
     "votes_valid": "Correct the votes, or say what their values mean with data.label_values.",
     "decided": "Give more votes, lower data.decision.minimum or data.decision.margin, or have experts decide.",
     "text_clean": "Remove these characters. If the file is in another encoding, save it again in UTF-8.",

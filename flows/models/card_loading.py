@@ -1,11 +1,13 @@
 """The section of a model card that shows how to load the folder that `tether export` writes."""
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 
 from pydantic import JsonValue
 
 from components.base.nested import group
+from components.base.text import markdown as words
 from flows.models.facts import SHOWN, ModelFacts
 from tasks.tracking.links import JUDGE
 
@@ -23,6 +25,7 @@ def loading(facts: ModelFacts) -> Iterator[str]:
     # to find stop strings, transformers needs the tokenizer
     tokenizer = ", tokenizer=tokenizer" if group(facts.record.job, "generation").get("stop") else ""
     yield from ("```python", template.format(**_scale(facts), tokenizer=tokenizer), "```", "")
+    yield from _about_template(facts)
     if scores:
         yield from _about_scores(facts)
     if group(facts.record.job, SHOWN.get(facts.record.stage, facts.record.stage)).get("lora"):
@@ -49,6 +52,16 @@ def _scale(facts: ModelFacts) -> dict[str, float | list[JsonValue]]:
     prefix = "reward/judge_" if facts.kind == JUDGE else "reward/"
     found = {name: metrics.get(f"{prefix}{name}", math.nan) for name in ("shift", "scale", "temperature")}
     return {**found, "weights": list(_weights(facts).values())}
+
+
+def _about_template(facts: ModelFacts) -> Iterator[str]:
+    options = next((group(record.job, "sft") for record in facts.made if record.stage == "sft"), {})
+    variables = group(options, "template_variables").items()
+    told = [f"`{name}` is {words(json.dumps(value))} unless you pass another value" for name, value in variables]
+    if options.get("system_in_question"):
+        told.append("a system message is put before the first question")
+    if told:
+        yield from (f"In its chat template, {', and '.join(told)}.", "")
 
 
 def _about_scores(facts: ModelFacts) -> Iterator[str]:

@@ -19,13 +19,20 @@ class Endings(NamedTuple):
     """Stop strings: a sampled response ends when one is complete, and its text ends before that string."""
 
 
+def special_tokens(tokenizer: Any) -> dict[int, str]:
+    """Return every token that the tokenizer marks as special, by id; often more than have a role (SmolLM2: 17, and
+    3)."""
+    marked = {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    named = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
+    return marked | {i: str(token) for i, token in named}
+
+
 def set_endings(tokenizer: Any, tokens: Sequence[str] = (), strings: Sequence[str] = ()) -> None:
     """Let responses also end with `tokens` and at `strings`. A string that is a special token is treated as a token.
 
     Tokens that the tokenizer lacks are ignored, and so is its pad token, which is never sampled.
     """
-    special = {str(token) for token in tokenizer.all_special_tokens}
-    special |= {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    special = set(special_tokens(tokenizer).values())
     known = tokenizer.get_vocab()
     wanted = [*tokens, *(text for text in strings if text in special)]
     own = (tokenizer.eos_token, tokenizer.pad_token)

@@ -9,11 +9,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from components.models.chat.templates import FIXED
+
 logger = logging.getLogger(__name__)
-
-FIXED = {"date_string": "26 Jul 2024"}
-"""The date that Llama 3's chat templates write instead of today's; it is the one to which they fall back."""
-
 
 def rendered_prompt(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> str:
     """Return a prompt in the tokenizer's chat template, ending where the response begins."""

@@ -39,6 +39,7 @@ from components.models.tokenizers import texts_of, train_tokenizer
 from components.reward.loading import load_scorer
 from components.reward.scoring import score_sequences
 from components.sft.demonstrations import check_packing
+from tests.chat_templates import FORMS
 
 LIKE_LLAMA: dict[str, Any] = {
     "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -90,7 +91,8 @@ def whole_run(stages: Any, base: Path, lora: bool, out: Path) -> dict[str, dict[
     def silent(*_: Any, **__: Any) -> None:
         pass
 
-    job = stages.job("sft", base=str(base), max_demonstrations=64, epochs=1)
+    template = FORMS[base.name][0]
+    job = stages.job("sft", base=str(base), max_demonstrations=64, epochs=1, chat_template=template)
     found = {"sft": sft.run(job, {"data": stages.inputs["data"], "base": base}, out / "sft", silent)}
     ours = type(stages)({"data": stages.inputs["data"], "sft": out / "sft" / "artifact"})
     adapters: dict[str, Any] = {"lora": {"rank": 2}} if lora else {}

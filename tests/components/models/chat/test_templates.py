@@ -9,7 +9,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast
 
 from components.base.errors import UserError
-from components.models import tokenizers
 from components.models.batching import encode_prompt, encode_response
 from components.models.chat.endings import endings_of
 from components.models.chat.rendering import rendered_conversation
@@ -39,12 +38,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The template is not tried in a process of its own first, which takes a second."""
-    monkeypatch.setattr(tokenizers, "try_template", lambda *_: None)
-
-
 def test_chatml_gives_a_base_markers_embeddings_and_an_end_that_is_trained(base: Path) -> None:
     with pytest.raises(UserError, match=r"no chat template.*sft\.chat_template=chatml"):
         load_tokenizer(base)
@@ -66,13 +59,13 @@ def test_chatml_gives_a_base_markers_embeddings_and_an_end_that_is_trained(base:
 
 
 @pytest.mark.parametrize("name", sorted(CHAT_TEMPLATES))
-def test_every_named_template_renders_prompt_response_and_eos(trusted: None, base: Path, name: str) -> None:
+def test_every_named_template_renders_prompt_response_and_eos(base: Path, name: str) -> None:
     tokenizer = load_tokenizer(base, template=name)
     assert rendered_and_judged(tokenizer, ASKED, ["On its way.", "b"])[1] is None
 
 
 def test_the_same_template_gives_the_same_model_and_what_is_saved_is_loaded_again(
-    trusted: None, base: Path, tmp_path: Path
+    base: Path, tmp_path: Path
 ) -> None:
     for name in ("one", "two"):
         save_model(*load_base(base, template="chatml", stop=("###",)), tmp_path / name)
@@ -89,7 +82,7 @@ def test_the_same_template_gives_the_same_model_and_what_is_saved_is_loaded_agai
 
 
 def test_a_models_list_of_eos_ids_ends_responses_and_its_templates_end_comes_first(
-    trusted: None, base: Path, tmp_path: Path
+    base: Path, tmp_path: Path
 ) -> None:
     """As Llama 3's: EOS is <|end_of_text|>, and turns end with <|eot_id|>, which generation_config lists."""
     model, tokenizer = load_base(base, template="plain")
@@ -102,7 +95,7 @@ def test_a_models_list_of_eos_ids_ends_responses_and_its_templates_end_comes_fir
     assert rendered_and_judged(tokenizer, ASKED, ["b"])[1] is None
 
 
-def test_a_template_without_an_end_agrees_only_where_a_stop_string_is_its_end(trusted: None, base: Path) -> None:
+def test_a_template_without_an_end_agrees_only_where_a_stop_string_is_its_end(base: Path) -> None:
     text = CHAT_TEMPLATES["plain"].replace("{{ eos_token }}", "{{ '\\n###' }}")
     for stop, agrees in (((), False), (("\n###",), True), (("###",), True), (("##!",), False)):
         tokenizer = load_tokenizer(base, template=text, stop=stop)
@@ -120,7 +113,7 @@ def test_a_template_that_cannot_be_used_is_named_by_its_option(base: Path, text:
 
 
 def test_sft_on_a_template_trains_responses_to_end_with_its_end(
-    trusted: None, base: Path, stages: Any, tmp_path: Path, runtime: Any
+    base: Path, stages: Any, tmp_path: Path, runtime: Any
 ) -> None:
     from components.models.config import GenerationConfig
     from components.sft import stage as sft

@@ -1,0 +1,30 @@
+"""A trial has no effect here, says why it fails, and is killed beyond its limits."""
+
+import os
+import time
+
+import pytest
+
+from components.models.chat.trial import failure_of
+
+
+def test_a_function_that_returns_has_no_effect_and_no_failure() -> None:
+    calls: list[int] = []
+    assert failure_of(lambda: calls.append(1), 5) is None and calls == []
+
+
+def test_a_failure_is_named() -> None:
+    def fail() -> None:
+        raise KeyError("role\ud800")
+
+    assert failure_of(fail, 5) == "KeyError: 'role\\ud800'"
+
+
+@pytest.mark.parametrize("function", [lambda: 9**9**9, lambda: "a" * (5 << 30), lambda: os.kill(os.getpid(), 9)])
+def test_a_function_beyond_its_limits_is_killed(function: object) -> None:
+    assert failure_of(function, 1) == "it takes more than 1 s or 2 GiB"
+
+
+def test_a_wait_is_not_processor_time() -> None:
+    """A slow host refused every template."""
+    assert failure_of(lambda: time.sleep(1.2), 1) is None
