@@ -131,8 +131,30 @@ def load_whole(auto: Any, folder: Path, named_by: str, *, fresh_head: bool = Fal
         missing -= {"score.weight"}
         unexpected = {name for name in unexpected if f".{model.base_model_prefix}." in f".{name}"}
     check_names(folder, named_by, missing, unexpected, {str(name[0]) for name in info["mismatched_keys"]})
+    _check_tied(model, folder, named_by)
     check_finite(folder, named_by, model.state_dict())
     return model.eval()
+
+
+def _check_tied(model: Any, folder: Path, named_by: str) -> None:
+    """Check that the output layer is the input embeddings if the config says so.
+
+    transformers 5 uses another layer that the files hold, and so unties them; vLLM and transformers 4 leave it out.
+
+    Raises:
+        UserError: the files hold another layer.
+    """
+    layer, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    if layer is None or not model.config.tie_word_embeddings or layer.weight is embeddings.weight:
+        return
+    name = next(name for name, weight in model.named_parameters() if weight is layer.weight)
+    if name in (model._tied_weights_keys or ()):
+        raise UserError(
+            f"{named_by}: {folder} holds two models. Its config ties the output layer to the input embeddings "
+            f"(tie_word_embeddings), which vLLM and others do; its weights hold another output layer ({name}), which "
+            "transformers would use. To use the stored layer, set tie_word_embeddings to false in config.json; to use "
+            f"the embeddings, remove {name} from the weights."
+        )
 
 
 def load_from(auto: Any, folder: Path, named_by: str = "the artifact", **options: Any) -> Any:

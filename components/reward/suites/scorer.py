@@ -11,8 +11,7 @@ from components.base.errors import UserError
 from components.data.rows import Message
 from components.models.batching import encode_prompt, encode_response, length_buckets, pad
 from components.models.chat.rendering import rendered_conversation
-from components.models.folders import autocast
-from components.models.runtime import Runtime
+from components.models.runtime import Runtime, autocast
 from components.models.tokenizers import try_template
 from components.models.weights import load_from, load_whole
 from components.reward.loading import load_scorer
