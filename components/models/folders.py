@@ -40,11 +40,9 @@ from components.models.weights import as_folder, check_weights, load_from, load_
 transformers_logging.disable_progress_bar()
 transformers_logging.set_verbosity_error()
 
-CHECKED_PROMPTS, CHECKED_STEPS = (3,) * 5 + (5,) * 4, 2
-"""Lengths of the prompts on which a loaded model is checked, sorted, and the number of decoding steps. The sampler
-reads nine prompts in pairs, one of which is then padded."""
-CHECKED_TOLERANCE = 1e-4
-"""Largest difference between logits, as a share of their range. Rounding gives up to 1e-5."""
+CHECKED_PROMPTS, CHECKED_STEPS, CHECKED_TOLERANCE = (3,) * 5 + (5,) * 4, 2, 1e-4
+"""Sorted lengths of the prompts on which a loaded model is checked (the sampler reads nine in pairs, of which one is
+padded), decoding steps, and the largest difference of logits as a share of their range. Rounding gives up to 1e-5."""
 
 
 def build_causal_lm(config: ScratchModel, tokenizer: Any, max_positions: int, seed: int) -> LlamaForCausalLM:
@@ -81,8 +79,8 @@ def load_base(
         trained: a reward model will be made from it too.
 
     Raises:
-        UserError: the folder has no loadable model, or its tokenizer has no chat template or EOS, or the model's logits
-            are not those that Tether computes, or transformers has no reward model of its kind.
+        UserError: the folder has no loadable model, its tokenizer has no chat template or EOS, Tether computes other
+            logits than the model, or there is no reward model of its kind.
     """
     with as_folder(folder) as found:
         return _load_base(found, named_by, template, stop, trained)
@@ -124,15 +122,13 @@ def _load_base(
 
 @torch.no_grad()
 def _check_logits(model: Any, tokens: Sequence[int], folder: Path, named_by: str) -> None:
-    """Check on random texts that Tether computes the logits of the model's own forward pass.
+    """Check on random texts that Tether computes the logits of the model's own forward pass, with padding on the right
+    (as SFT does), on the left (as PPO does), and with a cache (as the sampler does).
 
-    Texts are padded on the right (as SFT does), on the left (as PPO does), and decoded with a cache (as the sampler
-    does). A class whose attention counts distances by the mask and not by `position_ids`, as ALiBi does, differs or
-    fails.
+    With ALiBi, or another distance that `position_ids` do not set, they differ, or the sampler fails.
     """
-    pad_id, draw = model.config.pad_token_id, random.Random(0)
+    pad_id, draw, back = model.config.pad_token_id, random.Random(0), -1 - CHECKED_STEPS
     texts = [draw.choices(tokens, k=length + CHECKED_STEPS) for length in CHECKED_PROMPTS]
-    prompts, _ = pad([text[:-CHECKED_STEPS] for text in texts], pad_id, side="left")
     with refusing(folder, named_by, "holds a model that cannot compute a few tokens"):
         own = [row for _, same in groupby(texts, len) for row in model(input_ids=torch.tensor(list(same))).logits]
     span = float(torch.cat(own).max() - torch.cat(own).min())
@@ -153,13 +149,11 @@ def _check_logits(model: Any, tokens: Sequence[int], folder: Path, named_by: str
         for side in sides:
             ids, mask = pad(texts, pad_id, side=side)
             check(f"in texts padded on the {side}", last_hidden(model, ids, mask, side)[mask], own)
+        prompts, _ = pad([text[:-CHECKED_STEPS] for text in texts], pad_id, side="left")
         context = open_context(model, prompts, CHECKED_PROMPTS, CHECKED_STEPS)
-        hidden = context.read_prompts()
-        for step in range(CHECKED_STEPS + 1):
-            if step:
-                hidden = context.append(torch.tensor([text[step - 1 - CHECKED_STEPS] for text in texts]))
-            last = [row[[step - 1 - CHECKED_STEPS]] for row in own]
-            check(f"after prompts padded on the left and {counted(step, 'decoding step')}", hidden, last)
+        for at in range(back, 0):
+            hidden = context.read_prompts() if at == back else context.append(torch.tensor([t[at] for t in texts]))
+            check(f"after padded prompts and {counted(at - back, 'decoding step')}", hidden, [row[[at]] for row in own])
 
 
 def _check_reward_class(model: Any, folder: Path, named_by: str) -> None:

@@ -137,23 +137,17 @@ def load_whole(auto: Any, folder: Path, named_by: str, *, fresh_head: bool = Fal
 
 
 def _check_tied(model: Any, folder: Path, named_by: str) -> None:
-    """Check that the output layer is the input embeddings if the config says so.
-
-    transformers 5 uses another layer that the files hold, and so unties them; vLLM and transformers 4 leave it out.
-
-    Raises:
-        UserError: the files hold another layer.
-    """
-    layer, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
-    if layer is None or not model.config.tie_word_embeddings or layer.weight is embeddings.weight:
+    """Raise a UserError if the config ties the output layer to the embeddings, and the files hold another one."""
+    layer = model.get_output_embeddings()
+    if layer is None or not model.config.tie_word_embeddings or layer.weight is model.get_input_embeddings().weight:
         return
     name = next(name for name, weight in model.named_parameters() if weight is layer.weight)
     if name in (model._tied_weights_keys or ()):
         raise UserError(
-            f"{named_by}: {folder} holds two models. Its config ties the output layer to the input embeddings "
-            f"(tie_word_embeddings), which vLLM and others do; its weights hold another output layer ({name}), which "
-            "transformers would use. To use the stored layer, set tie_word_embeddings to false in config.json; to use "
-            f"the embeddings, remove {name} from the weights."
+            f"{named_by}: {folder} holds two models: its config ties the output layer to the input embeddings "
+            f"(tie_word_embeddings), as vLLM and transformers 4 read it, and its weights hold another one ({name}), "
+            "which transformers 5 uses. Set tie_word_embeddings to false in config.json to use the stored layer, or "
+            f"remove {name} from the weights to use the embeddings."
         )
 
 
