@@ -3,15 +3,16 @@
 Weights are float32; `autocast` runs matrix products in the runtime's format. No pickle is read and no remote code run.
 """
 
-import contextlib
 import json
 import math
+import random
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -26,8 +27,11 @@ from components.base.errors import UserError, naming
 from components.base.jsonl import write_json
 from components.base.text import counted
 from components.models.adapters import AdapterView
-from components.models.chat.endings import endings_of
+from components.models.batching import pad
+from components.models.cache import open_context
+from components.models.chat.endings import endings_of, special_tokens
 from components.models.config import GivenTemplate, ScratchModel
+from components.models.logprobs import Side, last_hidden, vocabulary_logits
 from components.models.matrices.kernels import by_onednn
 from components.models.runtime import Runtime
 from components.models.tokenizers import gguf_file, load_with_new_tokens
@@ -36,12 +40,9 @@ from components.models.weights import as_folder, check_weights, load_from, load_
 transformers_logging.disable_progress_bar()
 transformers_logging.set_verbosity_error()
 
-
-def autocast(runtime: Runtime) -> contextlib.AbstractContextManager[Any]:
-    """Compute matrix products in bfloat16 within the block, if that is the runtime's dtype."""
-    if runtime.dtype == "float32":
-        return contextlib.nullcontext()
-    return torch.autocast(runtime.device, dtype=torch.bfloat16)
+CHECKED_PROMPTS, CHECKED_STEPS, CHECKED_TOLERANCE = (3,) * 5 + (5,) * 4, 2, 1e-4
+"""Sorted lengths of the prompts on which a loaded model is checked (the sampler reads nine in pairs, of which one is
+padded), decoding steps, and the largest difference of logits as a share of their range. Rounding gives up to 1e-5."""
 
 
 def build_causal_lm(config: ScratchModel, tokenizer: Any, max_positions: int, seed: int) -> LlamaForCausalLM:
@@ -66,23 +67,28 @@ def build_causal_lm(config: ScratchModel, tokenizer: Any, max_positions: int, se
 
 
 def load_base(
-    folder: Path, named_by: str = "sft.base", template: GivenTemplate = None, stop: Sequence[str] = ()
-) -> tuple[Any, Any]:
+    folder: Path, named_by: str = "sft.base", template: GivenTemplate = None, stop: Sequence[str] = (),
+    trained: bool = True,
+) -> tuple[Any, Any]:  # fmt: skip
     """Load a pretrained model and its tokenizer from a Hugging Face folder, a GGUF file or a folder with one.
 
     Args:
         folder: the folder, or the GGUF file.
         named_by: the option that names it, for the error.
         template, stop: as for `load_tokenizer`. Tokens added to the tokenizer get random embeddings from seed 0.
+        trained: a reward model will be made from it too.
 
     Raises:
-        UserError: the folder has no loadable model, or its tokenizer has no chat template or EOS.
+        UserError: the folder has no loadable model, its tokenizer has no chat template or EOS, Tether computes other
+            logits than the model, or there is no reward model of its kind.
     """
     with as_folder(folder) as found:
-        return _load_base(found, named_by, template, stop)
+        return _load_base(found, named_by, template, stop, trained)
 
 
-def _load_base(folder: Path, named_by: str, template: GivenTemplate, stop: Sequence[str]) -> tuple[Any, Any]:
+def _load_base(
+    folder: Path, named_by: str, template: GivenTemplate, stop: Sequence[str], trained: bool
+) -> tuple[Any, Any]:
     check_weights(folder, named_by)
     tokenizer, added = load_with_new_tokens(folder, named_by, template, stop)
     gguf = gguf_file(folder)
@@ -107,14 +113,50 @@ def _load_base(folder: Path, named_by: str, template: GivenTemplate, stop: Seque
     ends = endings_of(tokenizer).ids
     if len({*ends, *listed}) > 1:
         model.generation_config.eos_token_id = list(dict.fromkeys([*ends, *listed]))
-    _check_use(model, folder, named_by)
+    if trained:
+        _check_reward_class(model, folder, named_by)
+    plain = set(tokenizer.get_vocab().values()) - {*special_tokens(tokenizer), tokenizer.pad_token_id}
+    _check_logits(model, sorted(plain), folder, named_by)
     return model, tokenizer
 
 
-def _check_use(model: Any, folder: Path, named_by: str) -> None:
-    """Check on one token that the model runs and that a reward model can be made from it."""
-    with refusing(folder, named_by, "holds a model that cannot compute a single token"), torch.no_grad():
-        model(input_ids=torch.tensor([[model.config.eos_token_id]]), use_cache=True)
+@torch.no_grad()
+def _check_logits(model: Any, tokens: Sequence[int], folder: Path, named_by: str) -> None:
+    """Check on random texts that Tether computes the logits of the model's own forward pass, with padding on the right
+    (as SFT does), on the left (as PPO does), and with a cache (as the sampler does).
+
+    With ALiBi, or another distance that `position_ids` do not set, they differ, or the sampler fails.
+    """
+    pad_id, draw, back = model.config.pad_token_id, random.Random(0), -1 - CHECKED_STEPS
+    texts = [draw.choices(tokens, k=length + CHECKED_STEPS) for length in CHECKED_PROMPTS]
+    with refusing(folder, named_by, "holds a model that cannot compute a few tokens"):
+        own = [row for _, same in groupby(texts, len) for row in model(input_ids=torch.tensor(list(same))).logits]
+    span = float(torch.cat(own).max() - torch.cat(own).min())
+
+    def check(how: str, hidden: Tensor, expected: Sequence[Tensor]) -> None:
+        wrong = vocabulary_logits(model, hidden) - torch.cat(list(expected)).float()
+        wrong.select(-1, pad_id).fill_(0)
+        if not (most := float(wrong.abs().max())) <= CHECKED_TOLERANCE * span:
+            raise UserError(
+                f"{named_by}: {folder} holds a {model.config.model_type} model ({type(model).__name__}) whose logits "
+                f"Tether does not compute as its class does: {how}, they differ by up to {most:.2g}, of a range of "
+                f"{span:.2g}. Tether would train and sample from another model than the one that it publishes. Use an "
+                "architecture that docs/guide/models.md lists."
+            )
+
+    with refusing(folder, named_by, f"holds a {model.config.model_type} model that Tether cannot train or sample"):
+        sides: tuple[Side, ...] = ("right", "left")
+        for side in sides:
+            ids, mask = pad(texts, pad_id, side=side)
+            check(f"in texts padded on the {side}", last_hidden(model, ids, mask, side)[mask], own)
+        prompts, _ = pad([text[:-CHECKED_STEPS] for text in texts], pad_id, side="left")
+        context = open_context(model, prompts, CHECKED_PROMPTS, CHECKED_STEPS)
+        for at in range(back, 0):
+            hidden = context.read_prompts() if at == back else context.append(torch.tensor([t[at] for t in texts]))
+            check(f"after padded prompts and {counted(at - back, 'decoding step')}", hidden, [row[[at]] for row in own])
+
+
+def _check_reward_class(model: Any, folder: Path, named_by: str) -> None:
     with (
         refusing(folder, named_by, "holds a model that transformers has no reward-model class for"),
         torch.device("meta"),

@@ -5,20 +5,23 @@ from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Categorical
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
 
 from components.distributed.sharding import through
+from components.models.adapters import AdapterView
 from components.models.batching import onto, position_ids
-from components.models.folders import autocast
-from components.models.runtime import Runtime
+from components.models.runtime import Runtime, autocast
 
 NEVER = -1e9
 """The logit that stands for probability 0. It is finite, so that the entropy is finite too."""
 
 
+_ONLY_A_LAYER = "_tether_only_applies_its_layer"
 LOGITS_AT_ONCE = 2**26
 """Largest number of float32 logits in memory at a time (256 MiB); more tokens are processed in chunks."""
 
@@ -36,11 +39,63 @@ class TokenStats(NamedTuple):
     """(K,) entropy of each token's distribution, nats; None if it was not asked for."""
 
 
+class _Output(BaseModelOutput):
+    """A backbone's output with only hidden states; any other field is None."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+class _Precomputed:
+    """Stands for a backbone, or a decoder in one (OPT), and returns hidden states (1, K, D) computed before."""
+
+    def __init__(self, backbone: nn.Module, hidden: Tensor) -> None:
+        self._backbone, self._hidden = backbone, hidden
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._backbone, name)
+        return _Precomputed(found, self._hidden) if isinstance(found, PreTrainedModel) else found
+
+    def __call__(self, *_: Any, **__: Any) -> _Output:
+        return _Output(last_hidden_state=self._hidden)
+
+
 def vocabulary_logits(model: Any, hidden: Tensor) -> Tensor:
-    """Return float32 logits (..., V) from last hidden states (..., D). The pad token gets probability 0."""
-    logits = model.get_output_embeddings()(hidden).float()
-    logits.select(-1, model.config.pad_token_id).fill_(NEVER)
-    return logits
+    """Return float32 logits (..., V) from last hidden states (..., D). The pad token gets probability 0.
+
+    They come from the forward pass of the model's class, with `hidden` instead of its backbone's output: it may
+    also cap logits (Gemma 2) or scale them (Granite, MiniCPM 3). A class that does not is not called, to save time.
+    """
+    whole = model.backbone.model if isinstance(model, AdapterView) else model
+    if (only := getattr(whole, _ONLY_A_LAYER, None)) is None:
+        only = _only_applies_its_layer(whole, hidden)
+        setattr(whole, _ONLY_A_LAYER, only)
+    rows, pad_id = hidden.reshape(-1, hidden.shape[-1]), model.config.pad_token_id
+    if only:
+        logits = whole.get_output_embeddings()(rows).float()
+        logits.select(-1, pad_id).fill_(NEVER)
+    else:
+        found = _by_own_forward(whole, rows.unsqueeze(0)).float()
+        logits = found.select_scatter(found.new_full(found.shape[:-1], NEVER), -1, pad_id)  # `found` may be a view
+    return logits.reshape(*hidden.shape[:-1], -1)
+
+
+@torch.no_grad()
+def _only_applies_its_layer(model: Any, hidden: Tensor) -> bool:
+    """Return whether the model's class computes the same as its output layer, also of a state far outside any cap."""
+    layer = model.get_output_embeddings()
+    if not isinstance(model, PreTrainedModel) or not isinstance(layer, nn.Module):
+        return True  # a view of a model, which has no class
+    state = 1e4 * hidden.detach().reshape(1, -1, hidden.shape[-1])[:, :1]
+    return torch.equal(layer(state).float(), _by_own_forward(model, state).float())
+
+
+def _by_own_forward(model: Any, hidden: Tensor) -> Tensor:
+    """Return logits (1, K, V) of hidden states (1, K, D) by the forward pass of the model's class."""
+    head, name = object.__new__(type(model)), model.base_model_prefix
+    backbone = _Precomputed(model._modules[name], hidden)
+    head.__dict__.update(model.__dict__, _modules={**model._modules, name: backbone})  # the model itself is unchanged
+    return head.forward(inputs_embeds=hidden, use_cache=False, return_dict=True).logits
 
 
 Side = Literal["left", "right"]

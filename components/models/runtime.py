@@ -3,6 +3,7 @@
 Importable without torch.
 """
 
+import contextlib
 import ctypes
 import functools
 import importlib.util
@@ -13,7 +14,7 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -256,6 +257,15 @@ def peak_memory_gb(device: str) -> float:
 
         return torch.cuda.max_memory_allocated() / 1e9
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+
+
+def autocast(runtime: Runtime) -> contextlib.AbstractContextManager[Any]:
+    """Compute matrix products in bfloat16 within the block, if that is the runtime's dtype."""
+    if runtime.dtype == "float32":
+        return contextlib.nullcontext()
+    import torch
+
+    return torch.autocast(runtime.device, dtype=torch.bfloat16)
 
 
 def check_machine(runtime: Runtime) -> None:

@@ -22,11 +22,10 @@ from components.models.batching import Messages, encode_prompt, onto, pad
 from components.models.cache import open_context
 from components.models.chat.endings import before_stop, endings_of, special_tokens
 from components.models.config import GenerationConfig
-from components.models.folders import autocast
 from components.models.logprobs import vocabulary_logits
 from components.models.matrices.kernels import packed_weights
 from components.models.matrices.quantized import is_four_bit
-from components.models.runtime import Runtime
+from components.models.runtime import Runtime, autocast
 from components.models.tokenizers import StopFinder, token_of_character, visible_text
 
 LEAVE_EVERY = {"cpu": 1, "cuda": 8}
@@ -219,6 +218,7 @@ def sample(
     sound = torch.ones(1, dtype=torch.bool, device=device)
     end_ids = torch.tensor(endings.ids, device=device)
     stopped: dict[int, int] = {}
+    over: set[int] = set()
     looked = 0
     context = open_context(model, prompt_ids[rows], [len(prompts[row]) for row in by_length], cap, graphs)
     hidden = context.read_prompts()
@@ -240,9 +240,11 @@ def sample(
             if not fine:
                 raise _no_distribution(model, t + 1)
             if finder is not None:
-                found_now = _stops(finder, response, rows.tolist(), still, looked, t + 1)
-                stopped, looked = found_now | stopped, t + 1
-                still = [on and row not in stopped for on, row in zip(still, rows.tolist(), strict=True)]
+                present = rows.tolist()
+                # Also in rows that reached EOS since the last check: a stop string may precede it.
+                stopped |= _stops(finder, response, [row for row in present if row not in over], looked, t + 1)
+                looked, still = t + 1, [on and row not in stopped for on, row in zip(still, present, strict=True)]
+                over.update(row for on, row in zip(still, present, strict=True) if not on)
             kept = _closed_up(still)
             if t + 1 == cap or not kept:
                 break
@@ -266,17 +268,13 @@ def sample(
     return Samples(prompt_ids, prompt_mask, response, mask, found["logprobs"], ended, seen)
 
 
-def _stops(
-    finder: StopFinder, response: Tensor, rows: Sequence[int], still: Sequence[bool], looked: int, done: int
-) -> dict[int, int]:
-    """Return the unfinished rows with a stop string in their tokens from `looked` to `done`, with their new lengths."""
+def _stops(finder: StopFinder, response: Tensor, rows: Sequence[int], looked: int, done: int) -> dict[int, int]:
+    """Return those of `rows` with a stop string that is complete at a token from `looked` to `done`, with their
+    lengths up to that token."""
     start = max(0, looked - finder.window)
     recent = response[:, start:done].tolist()  # waits for the GPU: strings are decoded on the host
-    found = {}
-    for row, on in zip(rows, still, strict=True):
-        if on and (end := finder.first(recent[row], looked - start)) is not None:
-            found[row] = start + end
-    return found
+    ends = ((row, finder.first(recent[row], looked - start)) for row in rows)
+    return {row: start + end for row, end in ends if end is not None}
 
 
 def with_endings(samples: Samples, tokenizer: Any) -> Samples:

@@ -147,8 +147,24 @@ def load_whole(auto: Any, folder: Path, named_by: str, *, fresh_head: bool = Fal
         missing -= {"score.weight"}
         unexpected = {name for name in unexpected if f".{model.base_model_prefix}." in f".{name}"}
     check_names(folder, named_by, missing, unexpected, {str(name[0]) for name in info["mismatched_keys"]})
+    _check_tied(model, folder, named_by)
     check_finite(folder, named_by, model.state_dict())
     return model.eval()
+
+
+def _check_tied(model: Any, folder: Path, named_by: str) -> None:
+    """Raise a UserError if the config ties the output layer to the embeddings, and the files hold another one."""
+    layer = model.get_output_embeddings()
+    if layer is None or not model.config.tie_word_embeddings or layer.weight is model.get_input_embeddings().weight:
+        return
+    name = next(name for name, weight in model.named_parameters() if weight is layer.weight)
+    if name in (model._tied_weights_keys or ()):
+        raise UserError(
+            f"{named_by}: {folder} holds two models: its config ties the output layer to the input embeddings "
+            f"(tie_word_embeddings), as vLLM and transformers 4 read it, and its weights hold another one ({name}), "
+            "which transformers 5 uses. Set tie_word_embeddings to false in config.json to use the stored layer, or "
+            f"remove {name} from the weights to use the embeddings."
+        )
 
 
 def load_from(auto: Any, folder: Path, named_by: str = "the artifact", **options: Any) -> Any:

@@ -324,7 +324,7 @@ def respond(
         kl = kl_estimates(found["policy"], found["sft"], mask).k1.sum(1)
         texts, raw, of_sources = samples.texts(models.tokenizer), found["raw_scores"], dict[str, torch.Tensor]()
         if models.rewards is not None:
-            raw, of_sources, _ = models.rewards.score(raw, batch, texts, judging)
+            raw, of_sources, _ = models.rewards.score(raw, batch, texts, judging, ended=samples.ended.tolist())
         counts = models.rules.count(batch, texts) if judging and models.rules is not None else None
         by_source = {name: each.tolist() for name, each in of_sources.items()}
         scores = models.scale(raw)
@@ -357,13 +357,15 @@ def _scaled(models: Models, raw: torch.Tensor) -> list[float | None]:
     return list(models.judge_scale(raw).tolist())
 
 
-def sft_responses(models: Models, prompts: Sequence[Any], job: PpoJob) -> tuple[list[str], torch.Tensor]:
-    """Sample an SFT response to each prompt; return the texts and the pipeline's own raw scores (n,) of them."""
-    texts, raw = list[str](), list[torch.Tensor]()
+def sft_responses(models: Models, prompts: Sequence[Any], job: PpoJob) -> tuple[list[str], list[bool], torch.Tensor]:
+    """Sample an SFT response to each prompt; return the texts, whether each ended, and the pipeline's own raw scores
+    (n,) of them."""
+    texts, ended, raw = list[str](), list[bool](), list[torch.Tensor]()
     for _, samples, found in sampled_batches(models, models.sft, prompts, job, "scales of rewards"):
         raw.append(found["raw_scores"])
         texts += samples.texts(models.tokenizer)
-    return texts, torch.cat(raw)
+        ended += samples.ended.tolist()
+    return texts, ended, torch.cat(raw)
 
 
 def _forgetting(models: Models, job: PpoJob, data: Path) -> dict[str, float]:

@@ -172,7 +172,8 @@ def gather_experience(
     raw, of_sources, parts = found["raw_scores"], dict[str, Tensor](), None
     if models.rewards is not None:
         place, texts = functools.partial(placed, models.tokenizer, samples.said), samples.texts(models.tokenizer)
-        raw, of_sources, parts = models.rewards.score(raw, prompts, texts, place=place, tokens=mask.shape[1])
+        ended = samples.ended.tolist()
+        raw, of_sources, parts = models.rewards.score(raw, prompts, texts, False, place, mask.shape[1], ended)
     scores = rewarded_scores(raw, samples, models.scale, config.score, job.generation.max_new_tokens)
     judged = models.scale(raw)
     in_reward = config.kl.form == "reward"

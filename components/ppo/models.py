@@ -15,9 +15,9 @@ from components.distributed.sharding import gathered, spread, through, whole
 from components.models.adapters import AdapterView, Backbone, load_adapter, tensors_digest
 from components.models.batching import even_runs, onto
 from components.models.config import AdapterConfig
-from components.models.folders import autocast, frozen, load_causal_lm, load_reward_model
+from components.models.folders import frozen, load_causal_lm, load_reward_model
 from components.models.logprobs import TokenStats, last_hidden, positions, predicting, token_stats
-from components.models.runtime import Runtime
+from components.models.runtime import Runtime, autocast
 from components.models.sampling import Samples
 from components.ppo.config import PpoJob
 from components.reward.config import EnsembleConfig

@@ -178,8 +178,9 @@ def with_sources(models: Models, job: PpoJob, inputs: Mapping[str, Path], out: P
     rows = read_split(inputs["data"] / "prompts.calibration")[: models.scale.responses]
     kept = out / "checkpoint" / "scores"
     with Rewards.open(job.ppo.rewards, inputs, job.runtime, models.tokenizer, kept) as rewards:
-        texts, pipeline = sft_responses(models, [row["prompt"] for row in rows], job)
-        models.scale = rewards.measure(pipeline, [row["prompt"] for row in rows], texts, models.scale)
+        prompts = [row["prompt"] for row in rows]
+        texts, ended, pipeline = sft_responses(models, prompts, job)
+        models.scale = rewards.measure(pipeline, prompts, texts, models.scale, ended)
         models.rewards = rewards
         units = {name: {"shift": shift, "scale": scale} for name, (shift, scale) in rewards.units.items()}
         written = {"sources": units, "sum": models.scale.model_dump(exclude_defaults=True)}

@@ -17,8 +17,7 @@ from torch import Tensor
 from components.base.errors import CheckFailed
 from components.distributed.sharding import passes_must_match, through
 from components.models.batching import even_runs, onto, pad
-from components.models.folders import autocast
-from components.models.runtime import Runtime
+from components.models.runtime import Runtime, autocast
 from components.reward.pairs import Pair
 from components.reward.scoring import head_scores
 

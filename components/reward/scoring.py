@@ -13,9 +13,8 @@ from components.base.errors import CheckFailed
 from components.base.settings import Settings
 from components.distributed.sharding import through
 from components.models.batching import length_buckets, onto, pad
-from components.models.folders import autocast
 from components.models.logprobs import Side, last_hidden
-from components.models.runtime import Runtime
+from components.models.runtime import Runtime, autocast
 from components.reward.config import EnsembleConfig
 from components.training.loop import seeded
 from components.training.tokens import lengths_of

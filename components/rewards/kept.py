@@ -27,12 +27,12 @@ class KeptScores:
         """Return scores, and ask the source only for those that are not known."""
         keys = [
             digest_json({"prompt": prompt, "response": response, "row": dict(row)})
-            for prompt, response, row in zip(*replies, strict=True)
+            for prompt, response, row in zip(*replies[:3], strict=True)
         ]
         missing = {key: index for index, key in reversed(list(enumerate(keys))) if key not in self._known}
         asked = sorted(missing.values())
         if asked:
-            prompts, responses, rows = replies
+            prompts, responses, rows, _ = replies
             few = Replies([prompts[i] for i in asked], [responses[i] for i in asked], [rows[i] for i in asked])
             scores = self._source.score(few)
             found = {keys[i]: score for i, score in zip(asked, scores, strict=True)}

@@ -1,5 +1,6 @@
 """Another reward model as a source. It gets conversations as text and uses its own tokenizer and chat template."""
 
+import logging
 from pathlib import Path
 
 from components.base.errors import UserError
@@ -8,6 +9,8 @@ from components.reward.suites.scorer import RewardScorer
 from components.rewards.config import ModelReward
 from components.rewards.source import Replies
 
+logger = logging.getLogger(__name__)
+
 
 class ModelSource:
     """A reward model in a folder: an artifact of a reward stage, or a sequence classifier with one label."""
@@ -15,14 +18,28 @@ class ModelSource:
     def __init__(self, config: ModelReward, folder: Path, runtime: Runtime) -> None:
         """Load the model. Raises UserError if the folder holds neither."""
         self._config, self._scorer = config, RewardScorer.load(folder, runtime, f"ppo.rewards: {config.source}")
+        self._cut = self._scored = 0
 
     def score(self, replies: Replies) -> list[float]:
         """Return raw scores. Raises UserError if one is not finite."""
         said = zip(replies.prompts, replies.responses, strict=True)
-        found = self._scorer.score([[*prompt, {"role": "assistant", "content": text}] for prompt, text in said])
+        conversations = [[*prompt, {"role": "assistant", "content": text}] for prompt, text in said]
+        found = self._scorer.score(conversations, replies.ended)
+        if any(found.cut) and not self._cut:
+            self._warn("so it scores them without their oldest tokens", sum(found.cut), len(found.cut))
+        self._cut, self._scored = self._cut + sum(found.cut), self._scored + len(found.cut)
         if not found.scores.isfinite().all():
             raise UserError(f"ppo.rewards: {self._config.source}: a score is NaN or infinite. Use an undamaged model.")
         return found.scores.tolist()
 
     def close(self) -> None:
-        """Do nothing: nothing is open."""
+        """Say how many conversations were cut since the start; nothing is open."""
+        if self._cut:
+            self._warn("counting all since it was loaded", self._cut, self._scored)
+
+    def _warn(self, what: str, cut: int, scored: int) -> None:
+        logger.warning(
+            "ppo.rewards: %s: %d of %d conversations have more tokens than the model reads (%d), %s. Use a model that "
+            "reads more, or lower generation.max_prompt_tokens.",
+            self._config.source, cut, scored, self._scorer.longest, what,
+        )  # fmt: skip

@@ -20,6 +20,8 @@ class Replies(NamedTuple):
     """The responses without the final EOS. A special token inside is shown as ⟨name⟩."""
     rows: Sequence[Mapping[str, Any]]
     """The columns of each prompt's row that `data.reward_columns` names."""
+    ended: Sequence[bool] = ()
+    """Whether each response ended before the cap; empty if all did."""
 
 
 Parts = list[tuple[int, float]]

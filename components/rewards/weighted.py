@@ -107,8 +107,9 @@ class Rewards:
         return [each for each in self.configs if not each.judge]
 
     def measure(
-        self, pipeline: Tensor, prompts: Sequence[Sequence[Message]], responses: Sequence[str], unit: ScoreScale
-    ) -> ScoreScale:
+        self, pipeline: Tensor, prompts: Sequence[Sequence[Message]], responses: Sequence[str], unit: ScoreScale,
+        ended: Sequence[bool] = (),
+    ) -> ScoreScale:  # fmt: skip
         """Measure each source's shift and scale on SFT responses, and return the scale of the sources' weighted sum.
 
         If every scale is measured, the sum is scaled too, so that its standard deviation over SFT responses is 1. If
@@ -117,11 +118,12 @@ class Rewards:
         Args:
             pipeline: (n,) raw scores of the pipeline's own model.
             unit: the scale of the pipeline's own model.
+            ended: (n,) whether each response ended before the cap; empty if all did.
 
         Raises:
             UserError: a source gives every SFT response the same score.
         """
-        raw = self._raw(self.configs, pipeline, prompts, responses)[0].double()
+        raw = self._raw(self.configs, pipeline, prompts, responses, ended)[0].double()
         for config, scores in zip(self.configs, raw, strict=True):
             scale = float(scores.std()) if config.scale is None else config.scale
             if not scale > 0:
@@ -146,7 +148,7 @@ class Rewards:
 
     def score(
         self, pipeline: Tensor, prompts: Sequence[Sequence[Message]], responses: Sequence[str], judging: bool = False,
-        place: Place | None = None, tokens: int = 0,
+        place: Place | None = None, tokens: int = 0, ended: Sequence[bool] = (),
     ) -> WeightedScores:  # fmt: skip
         """Score responses, in float32 on the device of `pipeline`.
 
@@ -154,9 +156,10 @@ class Rewards:
 
         Args:
             place: finds the tokens of a score's parts, among T = `tokens` tokens; None returns no parts.
+            ended: as for `measure`.
         """
         asked = [each for each in self.configs if judging or not each.judge]
-        raw, given = self._raw(asked, pipeline, prompts, responses)
+        raw, given = self._raw(asked, pipeline, prompts, responses, ended)
         scaled = self._scaled(asked, raw)
         rewarded = [scores for config, scores in zip(asked, scaled, strict=True) if not config.judge]
         by_source = {config.name: scores for config, scores in zip(asked, scaled, strict=True)}
@@ -181,14 +184,14 @@ class Rewards:
 
     def _raw(
         self, configs: Sequence[RewardSource], pipeline: Tensor, prompts: Sequence[Sequence[Message]],
-        responses: Sequence[str],
+        responses: Sequence[str], ended: Sequence[bool],
     ) -> tuple[Tensor, dict[str, dict[int, Parts]]]:  # fmt: skip
         """Return raw scores (K, n) of these sources, float32 on the device of `pipeline`, equal on all ranks. On the
         first rank also return the scores' parts, by source and response."""
         found = torch.zeros(len(configs), len(responses))
         parts = dict[str, dict[int, Parts]]()
         if ranks.is_first():
-            replies = replies_of(self.columns, prompts, responses)
+            replies = replies_of(self.columns, prompts, responses)._replace(ended=ended)
             for place, config in enumerate(configs):
                 source = self.sources.get(config.name)
                 if source is None:

@@ -215,7 +215,7 @@ def _load(model: CandidateModel, job: CandidatesJob) -> tuple[Any, Any]:
     from components.models.matrices.kernels import by_onednn
 
     activate(job.runtime)
-    loaded, tokenizer = load_base(model.folder, f"--model {model.name}", stop=job.generation.stop)
+    loaded, tokenizer = load_base(model.folder, f"--model {model.name}", stop=job.generation.stop, trained=False)
     return by_onednn(loaded.to(job.runtime.device)), tokenizer
 
 

@@ -86,7 +86,7 @@ def limits_of_sft(models: Models, job: PpoJob, data: Path) -> Limits | None:
     for some, samples, found in sampled_batches(models, models.sft, prompts, job, STREAM):
         texts, raw = samples.texts(models.tokenizer), found["raw_scores"]
         if models.rewards is not None:
-            raw, *_ = models.rewards.score(raw, some, texts)
+            raw, *_ = models.rewards.score(raw, some, texts, ended=samples.ended.tolist())
         parts.append(batch_of(samples, some, texts, found, models.scale(raw), models.tokenizer, 1))
     known = known_tokens(data, models.tokenizer, job.generation.max_new_tokens)
     limits = Limits.of(_joined(parts), config.false_alarms, job.ppo.updates, known)

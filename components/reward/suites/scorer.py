@@ -12,8 +12,7 @@ from components.base.paths import files_read
 from components.data.rows import Message
 from components.models.batching import encode_prompt, encode_response, length_buckets, pad
 from components.models.chat.rendering import rendered_conversation
-from components.models.folders import autocast
-from components.models.runtime import Runtime
+from components.models.runtime import Runtime, autocast
 from components.models.tokenizers import try_template
 from components.models.weights import load_from, load_whole
 from components.reward.loading import load_scorer
@@ -44,7 +43,8 @@ class RewardScorer:
         self._model, self._tokenizer, self._runtime = model, tokenizer, runtime
         self.temperature, self.ours = temperature, ours
         one = model.members[0] if isinstance(model, RewardEnsemble) else model
-        self._most = getattr(one.config, "max_position_embeddings", None) or UNLIMITED
+        self.longest = getattr(one.config, "max_position_embeddings", None) or UNLIMITED
+        """Most tokens that the model reads."""
 
     @classmethod
     def load(cls, folder: Path, runtime: Runtime, named_by: str) -> Self:
@@ -60,25 +60,34 @@ class RewardScorer:
         return cls(*_classifier(folder, runtime, named_by), runtime, ours=False)
 
     @torch.no_grad()
-    def score(self, conversations: Sequence[Sequence[Message]]) -> Scored:
-        """Score conversations that end with a response. The order of the conversations does not affect the scores."""
-        ids, tokens = zip(*map(self._encoded, conversations), strict=True)
-        kept = [each[-self._most :] for each in ids]
-        cut = [len(each) > self._most for each in ids]
+    def score(self, conversations: Sequence[Sequence[Message]], ended: Sequence[bool] = ()) -> Scored:
+        """Score conversations that end with a response. The order of the conversations does not affect the scores.
+
+        Args:
+            ended: whether each response is complete; else it is read without what ends one. Empty if all are.
+        """
+        complete = ended or [True] * len(conversations)
+        ids, tokens = zip(*map(self._encoded, conversations, complete), strict=True)
+        kept = [each[-self.longest :] for each in ids]
+        cut = [len(each) > self.longest for each in ids]
         if self.ours:
             scores = score_sequences(self._model, self._tokenizer.pad_token_id, kept, self._runtime)
         else:
             scores = self._logits(kept)
         return Scored(scores, list(tokens), cut)
 
-    def _encoded(self, messages: Sequence[Message]) -> tuple[list[int], int]:
+    def _encoded(self, messages: Sequence[Message], ended: bool) -> tuple[list[int], int]:
         """Return the token ids of a conversation, and how many belong to the last response."""
         tokenizer = self._tokenizer
         if self.ours:  # as the stage encodes its pairs
-            response = encode_response(tokenizer, messages[-1]["content"], UNLIMITED)
+            response = encode_response(tokenizer, messages[-1]["content"], UNLIMITED)[: None if ended else -1]
             return encode_prompt(tokenizer, messages[:-1], UNLIMITED) + response, len(response)
         text = rendered_conversation(tokenizer, messages)
-        response = tokenizer(messages[-1]["content"], add_special_tokens=False)["input_ids"]
+        said = messages[-1]["content"]
+        if not ended and said.strip():  # drop what the template writes after a turn; a template may strip the turn
+            rest = text.rpartition(said)[2] if said in text else text.rpartition(said.strip())[2]
+            text = text.removesuffix(rest)
+        response = tokenizer(said, add_special_tokens=False)["input_ids"]
         return tokenizer(text, add_special_tokens=False)["input_ids"], len(response)
 
     def _logits(self, sequences: Sequence[Sequence[int]], batch_size: int = 16) -> torch.Tensor:

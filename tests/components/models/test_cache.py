@@ -1,6 +1,8 @@
 """The preallocated cache holds what transformers' own does without growing; other models keep transformers'."""
 
+import copy
 from bisect import bisect_right
+from collections import Counter
 from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +15,12 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, MistralConfig, Mis
 from components.models import cache, sampling
 from components.models.batching import pad
 from components.models.cache import DynamicContext, PreallocatedContext, open_context
+from components.models.chat.endings import set_endings
 from components.models.config import GenerationConfig
 from components.models.folders import frozen
 from components.models.logprobs import token_stats
 from components.models.runtime import Runtime
-from components.models.sampling import Samples, _closed_up, _inverse_cdf, sample
+from components.models.sampling import Samples, _closed_up, _inverse_cdf, sample, with_endings
 from components.ppo.models import Packed, scatter
 
 NEW = 6
@@ -180,6 +183,34 @@ def test_looking_rarely_at_who_has_ended_changes_nothing(language: Any, monkeypa
     assert len(set(often.response_mask.sum(1).tolist())) > 3
     assert torch.equal(often.response_mask, rarely.response_mask) and torch.equal(often.ended, rarely.ended)
     assert torch.equal(often.response_ids, rarely.response_ids)
+    torch.testing.assert_close(often.logprobs, rarely.logprobs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("every", [3, 8, 10**6])
+def test_a_stop_string_before_eos_counts_however_rarely_one_looks(
+    language: Any, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EOS, another token that ends, and a word that is a stop string each follow one another within a few tokens."""
+    tokenizer = copy.deepcopy(language.tokenizer)
+    token, other = next(each for each in sorted(tokenizer.get_vocab()) if each[1:].isalpha()), "<|user|>"
+    word = tokenizer.decode(tokenizer.convert_tokens_to_ids(token)).strip()
+    set_endings(tokenizer, tokens=(other,), strings=(word,))
+    ends = [tokenizer.eos_token_id, *tokenizer.convert_tokens_to_ids([other, token])]
+    model = SimpleNamespace(base_model=language.model.base_model, config=language.model.config)
+    head = language.model.get_output_embeddings()
+    bias = torch.zeros(head.weight.shape[0]).index_fill(0, torch.tensor(ends), 3.0)
+    model.get_output_embeddings = lambda: lambda hidden: head(hidden) + bias
+    ending, found = type(language)(language.model, tokenizer, language.prompts), []
+    for number in (1, every):
+        monkeypatch.setitem(sampling.LEAVE_EVERY, "cpu", number)
+        found.append(draw(model, ending, language.prompts * 20, GenerationConfig(max_new_tokens=20)))
+    often, rarely = (with_endings(each, tokenizer) for each in found)
+    of = Counter(ids[n - 1] if over else -1 for ids, n, over in zip(
+        often.response_ids.tolist(), often.response_lengths, often.ended.tolist(), strict=True
+    ))  # fmt: skip
+    assert min(of[each] for each in (*ends, -1)) >= 3 and often.otherwise == rarely.otherwise
+    assert torch.equal(often.response_ids, rarely.response_ids) and torch.equal(often.ended, rarely.ended)
+    assert not any(word in text for text in rarely.texts(tokenizer))
     torch.testing.assert_close(often.logprobs, rarely.logprobs, atol=1e-5, rtol=0)
 
 

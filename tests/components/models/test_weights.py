@@ -264,3 +264,30 @@ def test_a_chat_template_that_asks_for_the_date_writes_one_day_for_ever(saved: P
     folder = Path(shutil.copytree(saved / "policy", tmp_path / "model"))
     (folder / "chat_template.jinja").write_text(LLAMA + "{{ messages[0].content }}")
     assert rendered_prompt(load_tokenizer(folder), [{"role": "user", "content": "Hello."}]) == "26 Jul 2024 Hello."
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_another_head_in_a_tied_model_is_refused(tmp_path: Path, sharded: bool) -> None:
+    """transformers 5 would use it; vLLM and transformers 4 use the embeddings."""
+    tokenizer = train_tokenizer(["my order is late what can you do"], 300)
+    model = build_causal_lm(ScratchModel(hidden_size=16, layers=1, heads=2), tokenizer, 64, 0)
+    save_model(model, tokenizer, tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    copy = weights["model.embed_tokens.weight"].clone()
+    for head, tied in ((copy, True), (copy + 0.1, False)):
+        if sharded:
+            (tmp_path / "model.safetensors").unlink(missing_ok=True)
+            save_file({"lm_head.weight": head}, tmp_path / "b.safetensors", metadata={"format": "pt"})
+            save_file(weights, tmp_path / "a.safetensors", metadata={"format": "pt"})
+            at = dict.fromkeys(weights, "a.safetensors") | {"lm_head.weight": "b.safetensors"}
+            (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": at}))
+        else:
+            save_file(weights | {"lm_head.weight": head}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        if tied:
+            load_base(tmp_path)  # a copy of the embeddings, as some programs write it
+            continue
+        with pytest.raises(UserError, match=r"two models.*tie_word_embeddings.*lm_head\.weight.*to false in conf"):
+            load_base(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"tie_word_embeddings": False}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert torch.equal(load_base(tmp_path)[0].get_output_embeddings().weight, copy + 0.1)

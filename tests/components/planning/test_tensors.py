@@ -13,10 +13,9 @@ from transformers.cache_utils import Cache
 from components.models.adapters import Backbone
 from components.models.cache import PREFILL_PARTS, PreallocatedLayer, Window
 from components.models.config import AdapterConfig
-from components.models.folders import autocast
 from components.models.logprobs import LOGITS_AT_ONCE
 from components.models.matrices.kernels import by_onednn
-from components.models.runtime import Runtime
+from components.models.runtime import Runtime, autocast
 from components.models.sampling import generate_responses
 from components.planning import memory, models, tensors
 from components.planning.shape import ModelShape

@@ -17,7 +17,8 @@ from components.base.errors import UserError
 from components.base.jsonl import read_rows
 from components.data.tables.published import read_split
 from components.models.batching import encode_prompt, encode_response
-from components.models.folders import save_model
+from components.models.folders import load_reward_model, save_model
+from components.models.runtime import Runtime
 from components.ppo import stage
 from components.reward.scoring import ScoreScale, score_sequences
 from components.rewards.config import ModelReward
@@ -150,6 +151,34 @@ def test_our_reward_model_as_an_external_one_scores_512_texts_as_the_stage_does(
     assert (torch.tensor(found) - stage_scores).abs().max() < 1e-4
 
 
+def test_a_response_that_was_cut_is_scored_without_an_ending(stages: Any, runtime: Runtime) -> None:
+    """As the stage scores it by the pipeline's own model; another classifier's template ends turns too."""
+    prompts, texts = [[{"role": "user", "content": "my order is late"}]] * 2, ["it arrives", "it arrives"]
+    replies = Replies(prompts, texts, [{}] * 2, [True, False])
+    for folder in (stages.inputs["reward"], stages.inputs["reward"] / "model"):
+        model, tokenizer = load_reward_model(stages.inputs["reward"], runtime)
+        source = ModelSource(ModelReward(source="model:x"), folder, runtime)
+        found = source.score(replies)
+        ids = encode_prompt(tokenizer, prompts[0], 1 << 30) + encode_response(tokenizer, texts[0], 1 << 30)
+        assert ids[-1] == tokenizer.eos_token_id
+        expected = score_sequences(model, tokenizer.pad_token_id, [ids, ids[:-1]], runtime)
+        assert found == pytest.approx(expected.tolist(), abs=1e-5) and abs(found[0] - found[1]) > 1e-4
+
+
+def test_conversations_that_a_reward_model_cuts_are_counted_and_said(
+    stages: Any, runtime: Runtime, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = ModelSource(ModelReward(source="model:x"), stages.inputs["reward"], runtime)
+    source._scorer.longest = 20
+    prompts = [[{"role": "user", "content": "late " * number}] for number in (1, 30, 30)]
+    for _ in range(2):
+        source.score(Replies(prompts, ["it arrives"] * 3, [{}] * 3))
+    source.close()
+    first, last = (record.getMessage() for record in caplog.records)
+    assert "model:x: 2 of 3 conversations have more tokens than the model reads (20)" in first
+    assert "model:x: 4 of 6 conversations" in last
+
+
 def test_a_reward_model_with_a_tokenizer_of_its_own_rewards_ppo_as_its_own_forward_scores(
     stages: Any, tmp_path: Path
 ) -> None:
@@ -172,6 +201,8 @@ def test_a_reward_model_with_a_tokenizer_of_its_own_rewards_ppo_as_its_own_forwa
     for row in read_rows(tmp_path / "out" / "artifact" / "evaluation.jsonl"):
         said = [*row["prompt"], {"role": "assistant", "content": row["policy"]["response"]}]
         told = by_bytes.apply_chat_template(said, tokenize=False)
+        if not row["policy"]["ended"]:
+            told = told.removesuffix("<end>")  # nothing ended it
         with torch.no_grad():
             raw = float(theirs(torch.tensor([by_bytes(told, add_special_tokens=False)["input_ids"]])).logits)
         assert row["policy"]["reward_theirs"] * unit["scale"] + unit["shift"] == pytest.approx(raw, abs=1e-4)

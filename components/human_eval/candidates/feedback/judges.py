@@ -10,7 +10,7 @@ from components.base.errors import Unreachable, UserError, refuse_credentials
 from components.base.jsonl import Message
 from components.human_eval.candidates.feedback.config import EndpointConfig
 from components.human_eval.candidates.feedback.rubric import SIDES, verdict
-from components.models.runtime import Runtime, activate
+from components.models.runtime import Runtime, activate, autocast
 from components.rollouts.asking import ask_patiently, said
 
 TOKEN = "TETHER_JUDGE_TOKEN"
@@ -60,7 +60,7 @@ class FolderJudge:
         from components.models.matrices.kernels import by_onednn
 
         activate(runtime)
-        model, self._tokenizer = load_base(folder, "--judge")
+        model, self._tokenizer = load_base(folder, "--judge", trained=False)
         self._model, self._runtime = by_onednn(model.to(runtime.device)), runtime
         self._most = getattr(model.config, "max_position_embeddings", None) or 1 << 30
         tokens = [self._tokenizer(side, add_special_tokens=False)["input_ids"] for side in SIDES]
@@ -82,7 +82,6 @@ class FolderJudge:
         from jinja2 import TemplateError
 
         from components.models.chat.rendering import rendered_prompt
-        from components.models.folders import autocast
         from components.models.logprobs import last_hidden, vocabulary_logits
 
         try:
