@@ -309,9 +309,8 @@ ADVICE: dict[str, Advice] = {
     ),
     "ppo.kl_beyond_ceiling": Advice(
         "The mean KL hides responses that SFT would hardly ever give.",
-        "Read those of the highest KL in the report (`worst.jsonl`): they show what the reward model pays for. Lower "
-        "`ppo.kl.target`, or collect preferences in which they lose. If `ppo.kl.target` was raised, raise "
-        "`ppo.kl.response_ceiling` to about six times of it.",
+        "Read those of the highest KL in the report (`worst.jsonl`). Lower `ppo.kl.target`, or collect preferences in "
+        "which they lose. If the target was raised, set `ppo.kl.response_ceiling` to about six times of it.",
         "tether rerun ppo --set ppo.kl.target=2",
     ),
     "ppo.demonstration_perplexity_ratio": Advice(

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import compress
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +36,7 @@ from components.stats.intervals import (
     paired_gain,
 )
 
+Row = dict[str, Any]
 CEILING = KLConfig().response_ceiling
 WORST = 8
 """Number of prompts with the largest falls, and with the largest KL, in `worst.jsonl`."""
@@ -80,7 +82,7 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path, observe: Observ
     """Sample a response of each policy to held-out prompts, write `evaluation.jsonl`, and return the stage's metrics.
 
     If `evaluate_temperature` differs from the temperature of training, KL and entropy are measured on further
-    responses at that of training. `ppo/worse_prompts` and `ppo/kl_beyond_ceiling` are measured on several responses to a prompt (`repeats`).
+    responses at that of training. `ppo/worse_prompts` and `ppo/kl_beyond_ceiling` take several to a prompt (`repeats`).
     """
     prompts = [row["prompt"] for row in read_split(data / "prompts.test")[: job.ppo.evaluate]]
     asked = counted(len(prompts), "held-out prompt")
@@ -88,7 +90,7 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path, observe: Observ
         _answers(models, model, prompts, job, data, partial(observe, doing=f"evaluating {name} on {asked}"), True, True)
         for name, model in (("the policy", models.policy), ("SFT", models.sft))
     )
-    write_rows(out / "artifact" / "evaluation.jsonl", _side_by_side(prompts, policy, sft))
+    write_rows(out / "artifact" / "evaluation.jsonl", _rows(prompts, policy, sft))
     clusters = [str(p) for p in prompts]
     observe(0, {}, doing="measuring diversity and the perplexity of demonstrations")
     metrics = {
@@ -131,9 +133,7 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path, observe: Observ
     return metrics | (best_of(models, prompts, job, data, job.ppo.best_of, observe) if job.ppo.best_of else {})
 
 
-def _side_by_side(
-    prompts: Sequence[Any], policy: Sequence[Answered], sft: Sequence[Answered]
-) -> Iterator[dict[str, object]]:
+def _rows(prompts: Sequence[Any], policy: Sequence[Answered], sft: Sequence[Answered]) -> Iterator[Row]:
     return ({"prompt": p, "policy": a.row(), "sft": b.row()} for p, a, b in zip(prompts, policy, sft, strict=True))
 
 
@@ -151,17 +151,26 @@ def _by_prompt(
         _answers(models, model, again, job, data, partial(observe, doing=doing), stream="evaluation samples")
         for model, doing in ((models.policy, "sampling the policy again"), (models.sft, "sampling SFT again"))
     )
-    write_rows(out / "artifact" / "evaluation_samples.jsonl", _side_by_side(again, more, more_sft))
-    mine, its, repeated = [*policy[: len(first)], *more], [*sft[: len(first)], *more_sft], [*first, *again]
-    fall = [b.score - a.score for a, b in zip(mine, its, strict=True)]
-    rows, asked = [*drawn, *more_drawn], [*prompts, *again]
-    worst = (
-        *_worst("fall", np.mean, fall, mine, its, repeated),
-        *_worst("kl", np.max, [r.kl for r in rows], rows, [*sft, *more_sft], asked),
-    )
-    write_rows(out / "artifact" / "worst.jsonl", worst)
+    write_rows(out / "artifact" / "evaluation_samples.jsonl", _rows(again, more, more_sft))
+    repeated, asked, rows = [*first, *again], [*prompts, *again], [*drawn, *more_drawn]
+    mine, its = ([*rows[: len(first)], *further] for rows, further in ((policy, more), (sft, more_sft)))
+    falls = _worst("fall", fmean, lambda r: r["sft"]["score"] - r["policy"]["score"], _rows(repeated, mine, its))
+    nats = _worst("kl", max, lambda r: r["policy"]["kl"], _rows(asked, rows, [*sft, *more_sft]))
+    write_rows(out / "artifact" / "worst.jsonl", [*falls, *nats])
     beyond = _beyond_ceiling(rows, [str(p) for p in asked], "ppo/kl", job.ppo.kl.response_ceiling)
     return beyond | _worse_prompts(mine, its, [str(p) for p in repeated])
+
+
+def _worst(
+    reason: str, summary: Callable[[list[float]], float], measure: Callable[[Row], float], rows: Iterable[Row]
+) -> list[Row]:
+    """Return the row with the largest `measure` of each of the `WORST` prompts whose `summary` of it is largest."""
+    by_prompt: dict[str, list[Row]] = {}
+    for row in rows:
+        by_prompt.setdefault(str(row["prompt"]), []).append(row)
+    worst = [(summary([measure(r) for r in samples]), max(samples, key=measure)) for samples in by_prompt.values()]
+    worst = sorted(worst, key=lambda each: -each[0])[:WORST]
+    return [{"reason": reason, "value": value} | row for value, row in worst if value > 0]
 
 
 def _above(
@@ -229,44 +238,17 @@ def _beyond_ceiling(rows: Sequence[Answered], clusters: Sequence[str], name: str
 
 
 def _worse_prompts(policy: Sequence[Answered], sft: Sequence[Answered], clusters: Sequence[str]) -> dict[str, float]:
-    """Return the share of prompts on which the policy's mean score is below SFT's, and what it exceeds chance by.
+    """Return the share of prompts on which the policy's mean score is below SFT's, and that share less chance.
 
-    The lists hold as many responses of each model to a prompt, in any number. Between two draws of SFT of this size a
-    prompt's mean falls as often as it rises, whatever the distribution of scores and however often both draws are
-    equal. So of the prompts whose mean changes half fall by chance, and with F the share that falls and R the share
-    that rises
-
-        excess = F - (F + R) / 2 = (F - R) / 2,
-
-    0 for a policy that is SFT, -1/2 where every prompt rises. (The sign test's statistic; Dixon and Mood 1946, JASA
-    41:557.)
+    Both lists hold the same number of responses to a prompt. Two draws of SFT of that size are exchangeable: a mean
+    falls as often as it rises. So of the prompts whose mean changes half fall by chance, and the excess is
+    (falls - rises) / 2: 0 for SFT itself, -1/2 if every prompt rises (the sign test: Dixon and Mood 1946, JASA 41:557).
     """
     codes = cluster_codes(clusters)
     change = np.bincount(codes, [a.score - b.score for a, b in zip(policy, sft, strict=True)])
-    falls, each = change < 0, range(len(change))
-    excess = gain_in_shares(falls, change > 0, each)
-    return {
-        **clustered_proportion(falls, each).metrics("ppo/worse_prompts"),
-        **Interval(*(end / 2 for end in excess)).metrics("ppo/worse_prompts_excess"),
-    }
-
-
-def _worst(
-    reason: str, summary: Callable[[Any], Any], values: Sequence[float],
-    policy: Sequence[Answered], sft: Sequence[Answered], prompts: Sequence[Any],
-) -> Iterator[dict[str, object]]:  # fmt: skip
-    """Yield the prompts with the largest `summary` of their samples' `values` above 0, largest first.
-
-    Each with the responses of the sample that has the largest value.
-    """
-    numbers, codes = np.array(values), cluster_codes(str(p) for p in prompts)
-    samples = [np.flatnonzero(codes == code) for code in range(codes.max() + 1)]
-    summaries = np.array([summary(numbers[rows]) for rows in samples])
-    for code in np.argsort(-summaries, kind="stable")[:WORST]:
-        if summaries[code] > 0:
-            i = samples[code][numbers[samples[code]].argmax()]
-            worst = {"reason": reason, "value": float(summaries[code]), "prompt": prompts[i]}
-            yield worst | {"policy": policy[i].row(), "sft": sft[i].row()}
+    share = clustered_proportion(change < 0, range(len(change)))
+    excess = Interval(*(end / 2 for end in gain_in_shares(change < 0, change > 0, range(len(change)))))
+    return share.metrics("ppo/worse_prompts") | excess.metrics("ppo/worse_prompts_excess")
 
 
 def _judged(policy: Sequence[Answered], sft: Sequence[Answered], clusters: Sequence[str]) -> dict[str, float]:

@@ -450,22 +450,17 @@ def _on_the_sheet(human_eval: StageFacts) -> Collection[str]:
     return {canonical_json(row["prompt"]) for row in human_eval.rows("responses.jsonl")}
 
 
-_REASONS = {"fall": "mean score falls by {:.3g} SFT deviations", "kl": "KL of {:.3g} nats"}
-"""Maps `reason` of a row of `worst.jsonl` to what the page says of its `value`."""
-
-
 def _policy(stage: StageFacts, config: Mapping[str, Any], hidden: Collection[str] = ()) -> PolicyFacts:
     computed: Mapping[str, Any] = group(stage.record.job if stage.record is not None else {}, "ppo") or config
     tether = {"target": None, "unit": "response", "stop_above": None, **computed.get("kl", {"control": "unknown"})}
     rows = stage.rows("evaluation.jsonl")
     carriers = stage.rows("kl_carriers.jsonl")
     raised = (stage.document("metadata.json") or {}).get("alarms", [])
-    worst = [
-        ShownSample(row, 0, [_REASONS[row["reason"]].format(row["value"])])
-        for row in stage.rows("worst.jsonl") if canonical_json(row["prompt"]) not in hidden
-    ]  # fmt: skip
+    why = {"fall": "mean score falls by {:.3g} SFT deviations", "kl": "KL of {:.3g} nats"}
+    worst = [(row, why[row["reason"]].format(row["value"])) for row in stage.rows("worst.jsonl")]
+    shown = [ShownSample(row, 0, [text]) for row, text in worst if canonical_json(row["prompt"]) not in hidden]
     return PolicyFacts(
-        tether, len(rows), _samples(rows, hidden), worst, stage.choice, raised, carriers[-1] if carriers else None
+        tether, len(rows), _samples(rows, hidden), shown, stage.choice, raised, carriers[-1] if carriers else None
     )
 
 

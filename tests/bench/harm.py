@@ -1,11 +1,11 @@
-"""Stored policies judged prompt by prompt: how many prompts get worse, and how many responses are beyond the KL ceiling.
+"""Stored policies prompt by prompt: how many prompts get worse, how many responses are beyond the KL ceiling.
 
-    python -m tests.bench.harm --home HOME --seeds 20-29 --choose 20-22
+    python -m tests.bench.harm --home HOME --seeds 20-29
 
 `HOME/seed-N` is the TETHER_HOME of a seed's run, as `tests.bench.seeds` leaves it. Policy, SFT policy, reward model and
 prompts come from its store, and the stage's own `evaluate` samples them, so this needs no training after a change of
-what is measured. The seeds of `--choose` imply thresholds (`tests.bench.thresholds`); the others are judged by the
-profile's. The seconds are those of the further samples, beside those of the whole evaluation.
+what is measured. Metrics that the run recorded come out the same, or the bench stops. The seconds are those of the
+further samples, beside those of the whole evaluation.
 """
 
 import argparse
@@ -92,7 +92,6 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--home", type=Path, default=Path(".tether-bench"))
     options.add_argument("--seeds", type=seed_range, default="20-29")
-    options.add_argument("--choose", type=seed_range, default="20-22")
     options.add_argument("--profile", default="demo")
     options.add_argument("--out", type=Path, default=Path(".tether/bench/harm"))
     given = options.parse_args()

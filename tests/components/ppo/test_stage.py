@@ -42,6 +42,8 @@ def test_the_artifact_holds_what_the_design_names(undisturbed: tuple[Path, dict[
         "kl_carriers.jsonl",
         "samples.jsonl",
         "evaluation.jsonl",
+        "evaluation_samples.jsonl",
+        "worst.jsonl",
         "metrics.json",
         "metadata.json",
     }
@@ -54,6 +56,8 @@ def test_the_artifact_holds_what_the_design_names(undisturbed: tuple[Path, dict[
     evaluation = read_rows(artifact / "evaluation.jsonl")
     assert len(evaluation) == metrics["ppo/evaluated"] == 8
     assert evaluation[0].keys() == {"prompt", "policy", "sft"}
+    again = read_rows(artifact / "evaluation_samples.jsonl")
+    assert [row["prompt"] for row in again] == [row["prompt"] for row in evaluation for _ in range(3)]
     assert json.loads((artifact / "metrics.json").read_text()) == metrics
     names = (
         "kl kl_high kl_per_token proxy_reward reward_gain reward_gain_low demonstration_perplexity_ratio repetition "
