@@ -217,6 +217,26 @@ def test_the_rows_gated_numbers_are_those_of_the_policy_and_not_of_sft(ppo: Eval
     assert {gate.metric for gate in GATES.values() if gate.stage == "ppo"} == expected.keys() | elsewhere
 
 
+@pytest.mark.parametrize(("reason", "summary"), [("fall", mean), ("kl", max)])
+def test_the_worst_prompts_are_found_among_all_samples(
+    ppo: Evaluated, reason: str, summary: Callable[[list[float]], float]
+) -> None:
+    rows = [*(ppo.rows[:40] if reason == "fall" else ppo.rows), *ppo.further]
+    measured: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        value = row["policy"]["kl"] if reason == "kl" else row["sft"]["score"] - row["policy"]["score"]
+        measured[row["prompt"][-1]["content"]].append(value)
+    expected = sorted((summary(values) for values in measured.values()), reverse=True)[:8]
+    worst = [row for row in read_rows(ppo.artifact / "worst.jsonl") if row["reason"] == reason]
+    assert [row["value"] for row in worst] == pytest.approx([value for value in expected if value > 0]) and worst
+    for row in worst:
+        shown = {name: row[name] for name in ("prompt", "policy", "sft")}
+        values = measured[row["prompt"][-1]["content"]]
+        assert summary(values) == pytest.approx(row["value"])
+        own = row["policy"]["kl"] if reason == "kl" else row["sft"]["score"] - row["policy"]["score"]
+        assert own == max(values) and shown in rows
+
+
 def test_rows_in_which_every_number_differs_between_the_policies_are_judged_alike(
     stages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

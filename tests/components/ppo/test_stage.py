@@ -69,6 +69,12 @@ def test_the_artifact_holds_what_the_design_names(undisturbed: tuple[Path, dict[
     assert all(torch.isfinite(torch.tensor(v)) for v in metrics.values())
 
 
+def test_one_sample_a_prompt_is_judged_without_further_ones(stages: Any, tmp_path: Path) -> None:
+    metrics = stages.run("ppo", tmp_path, updates=1, repeats={"samples": 1})
+    assert (tmp_path / "artifact" / "evaluation_samples.jsonl").read_bytes() == b""
+    assert {"ppo/worse_prompts_excess_high", "ppo/kl_beyond_ceiling_high"} <= metrics.keys()
+
+
 def test_the_proxy_reward_of_an_update_is_the_judged_score_and_samples_show_it_beside_the_rewarded_one(
     undisturbed: tuple[Path, dict[str, float]],
 ) -> None:
