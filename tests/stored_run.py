@@ -126,6 +126,9 @@ def _files(stage: str, out: Path) -> None:
         write_json(out / "calibration.json", {"bins": BINS})
     if stage == "ppo":
         write_rows(out / "evaluation.jsonl", evaluation())
+        (_, first, second, *_) = rows = evaluation()
+        worst = {"reason": "fall", "value": 1.25, **first}, {"reason": "kl", "value": 61.5, **second}
+        write_rows(out / "worst.jsonl", [*worst, {"reason": "kl", "value": 33.0, **rows[0]}])
         steps = [{name: values[i] for name, values in CURVES["ppo"].items()} for i in range(3)]
         write_rows(out / "history.jsonl", [{"update": i, **row} for i, row in enumerate(steps, 1)])
     if stage == "human_eval":

@@ -301,6 +301,18 @@ ADVICE: dict[str, Advice] = {
         "interval is wide.",
         "tether rerun ppo --set ppo.updates=100",
     ),
+    "ppo.worse_prompts": Advice(
+        "The mean gain hides prompts on which the policy scores lower than SFT: others pay for them.",
+        "Read the worst prompts in the report (`worst.jsonl`). Collect preferences on prompts like these, or lower "
+        "`ppo.kl.target`. If the policy has hardly learned, see `ppo.reward_gain_low`.",
+        "tether rerun ppo --set ppo.kl.target=2",
+    ),
+    "ppo.kl_beyond_ceiling": Advice(
+        "The mean KL hides responses that SFT would hardly ever give.",
+        "Read those of the highest KL in the report (`worst.jsonl`). Lower `ppo.kl.target`, or collect preferences in "
+        "which they lose. If the target was raised, set `ppo.kl.response_ceiling` to about six times of it.",
+        "tether rerun ppo --set ppo.kl.target=2",
+    ),
     "ppo.demonstration_perplexity_ratio": Advice(
         "The policy finds the demonstrations much less likely than SFT does: it forgets what SFT taught.",
         "Set `ppo.ptx.coefficient`, which adds SFT's loss, or lower `ppo.kl.target`.",

@@ -114,7 +114,7 @@ _LONGER = OptionChange("generation.max_new_tokens", _times(1.5))
 _SEVERAL = (OptionChange("reward.members", _at_least(3)),)
 
 _EXPLOITED = ("repetition", "echo", "special_tokens", "violations_excess", "distinct", "dissimilarity", "entropy_ratio",
-              "length_ratio")  # fmt: skip
+              "length_ratio", "worse_prompts", "kl_beyond_ceiling")  # fmt: skip
 _PROBES = ("filler", "flattery", "hedge", "repetition", "whitespace", "exclamations", "dots")
 _SHORTCUTS = ("length_gain_low", "majority_gain_low", "balanced_length_accuracy_low", "slice_accuracy_low",
               "temperature_at_end", "accuracy_low", "suite_accuracy_low")  # fmt: skip

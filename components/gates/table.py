@@ -115,6 +115,10 @@ _GATES = (
     Gate("ppo.score_spread_min", ">", "smallest spread of scores within an update, SFT deviations"),
     Gate("ppo.evaluated", ">=", "held-out prompts that PPO's gates are measured on"),
     Gate("ppo.reward_gain_low", ">", "gain in the reward model's score over SFT on held-out prompts, lower end"),
+    Gate("ppo.worse_prompts", "<=", "share of prompts whose mean score falls, less what two draws of SFT give, upper "
+         "end", "ppo/worse_prompts_excess_high"),
+    Gate("ppo.kl_beyond_ceiling", "<=", "share of held-out responses whose KL to SFT is above ppo.kl.response_ceiling, "
+         "upper end", "ppo/kl_beyond_ceiling_high"),
     Gate("ppo.demonstration_perplexity_ratio", "<=", "perplexity of demonstrations against SFT's (capability kept), "
          "upper end", "ppo/demonstration_perplexity_ratio_high"),
     Gate("ppo.repetition", "<=", "repetition in responses, upper end", "ppo/repetition_high"),
@@ -204,6 +208,8 @@ MAIN_METRICS: dict[str, tuple[MainMetric, ...]] = {
         MainMetric("ppo/kl", "KL to the SFT model", "nats a response", brief=True),
         MainMetric("ppo/kl_per_token", "KL to the SFT model", "nats a token", brief=True),
         MainMetric("ppo/reward_gain", "reward model's score over the SFT model's", "in its standard deviations"),
+        MainMetric("ppo/worse_prompts", "share of prompts whose mean score is below the SFT model's"),
+        MainMetric("ppo/kl_beyond_ceiling", "share of responses whose KL is above ppo.kl.response_ceiling"),
         MainMetric("ppo/reward_gain_ended", "the same where both responses ended", "in its standard deviations"),
         MainMetric(
             "ppo/judge_gain",

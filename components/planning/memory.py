@@ -212,9 +212,9 @@ class _Planner:
             whole_again["weights"] = FLOAT * models
         else:
             whole_again["weights"] = still["weights"]
-        yield self._sampling(
-            "ppo", whole_again, min(config.evaluate, config.batch_size), config.lora, "evaluation", judged=judged
-        )  # rank 0, alone
+        again = min(config.evaluate, config.repeats.prompts) * (config.repeats.samples - 1)
+        rows = min(max(config.evaluate, again), config.batch_size)
+        yield self._sampling("ppo", whole_again, rows, config.lora, "evaluation", judged=judged)  # rank 0, alone
         refreshed = self._reference() if config.kl.refresh_every else 0
         yield self._saving(
             "ppo", still | best, config.checkpoint_whole, still.get("average", 0), refreshed, self._best_on_host()

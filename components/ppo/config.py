@@ -50,6 +50,10 @@ class KLConfig(Settings):
     one batch's KL (the lower end of its 95 % interval) is above three times it. Set it to twice the target or more:
     KL that swings around its target by 30 % (lag-1 autocorrelation 0.5) stays five batches in a row above 1.2 times the
     target in 46 % of runs of 100 updates, above 1.5 times in 3 %, and above twice in none of 1,000."""
+    response_ceiling: float = Field(18.0, gt=0)
+    """Nats. Responses whose KL to SFT (k1 summed over the tokens) is above this are counted in the final evaluation,
+    for the gate `ppo.kl_beyond_ceiling`: a mean hides a few prompts on which the policy is far from SFT. A single
+    response swings more than a batch's mean, so set it to about six times the target."""
     refresh_every: int | None = Field(None, ge=1)
     """Number of updates after which the policy becomes the new reference; null keeps SFT. Only the penalty's reference
     is replaced: the KL that is logged, compared with the ceiling and gated stays the one to SFT."""
@@ -197,6 +201,16 @@ class MonitorConfig(Settings):
         return self
 
 
+class RepeatsConfig(Settings):
+    """Several responses of policy and SFT to a held-out prompt. The gate `ppo.worse_prompts` judges a prompt's mean
+    score, and `ppo.kl_beyond_ceiling` every response. All other gates judge the first response to each prompt."""
+
+    prompts: int = Field(256, ge=2)
+    """Number of prompts that are answered several times: the first ones of the final evaluation."""
+    samples: int = Field(4, ge=1)
+    """Responses of each model to each of them, the first included. With fewer than 4, chance hides small falls."""
+
+
 class PpoConfig(OptimizerConfig):
     """PPO (Schulman et al. 2017) for language models, after Ziegler et al. 2019 and Stiennon et al. 2020."""
 
@@ -288,6 +302,8 @@ class PpoConfig(OptimizerConfig):
     evaluate: int = Field(512, ge=2)
     """Number of held-out prompts in the final evaluation. Fewer than 256 are for trials only: intervals are wide, and
     the gate `ppo.evaluated` fails."""
+    repeats: RepeatsConfig = RepeatsConfig()
+    """Further responses in the final evaluation."""
     evaluate_every: int | None = Field(4, ge=1)
     """Updates between evaluations on prompts of the calibration split. If they find a checkpoint that is certainly
     better than the last policy, or the last is outside `watch.kl_high`, the best one is published. There are none

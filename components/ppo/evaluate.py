@@ -1,10 +1,11 @@
 """Compare the policy with the SFT policy on held-out prompts; the gates judge these metrics."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import compress
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from components.base.observe import Observe, unobserved
 from components.base.text import counted
 from components.data.support_desk.task import task_scores
 from components.data.tables.published import read_split
-from components.ppo.config import PpoJob
+from components.ppo.config import KLConfig, PpoJob
 from components.ppo.experience import rewarded_scores, sampled_batches
 from components.ppo.maths import kl_estimates
 from components.ppo.models import Models
@@ -26,12 +27,19 @@ from components.rewards.weighted import source_metrics
 from components.sft.demonstrations import choose_demonstrations, perplexity_ratio, response_losses
 from components.stats.intervals import (
     Interval,
+    cluster_codes,
     clustered_mean,
     clustered_proportion,
     clustered_ratio,
+    gain_in_shares,
     jackknifed_ratio,
     paired_gain,
 )
+
+Row = dict[str, Any]
+CEILING = KLConfig().response_ceiling
+WORST = 8
+"""Number of prompts with the largest falls, and with the largest KL, in `worst.jsonl`."""
 
 
 class Answered(NamedTuple):
@@ -74,7 +82,7 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path, observe: Observ
     """Sample a response of each policy to held-out prompts, write `evaluation.jsonl`, and return the stage's metrics.
 
     If `evaluate_temperature` differs from the temperature of training, KL and entropy are measured on further
-    responses at that of training.
+    responses at that of training. `ppo/worse_prompts` and `ppo/kl_beyond_ceiling` take several to a prompt (`repeats`).
     """
     prompts = [row["prompt"] for row in read_split(data / "prompts.test")[: job.ppo.evaluate]]
     asked = counted(len(prompts), "held-out prompt")
@@ -82,10 +90,7 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path, observe: Observ
         _answers(models, model, prompts, job, data, partial(observe, doing=f"evaluating {name} on {asked}"), True, True)
         for name, model in (("the policy", models.policy), ("SFT", models.sft))
     )
-    write_rows(
-        out / "artifact" / "evaluation.jsonl",
-        ({"prompt": p, "policy": a.row(), "sft": b.row()} for p, a, b in zip(prompts, policy, sft, strict=True)),
-    )
+    write_rows(out / "artifact" / "evaluation.jsonl", _rows(prompts, policy, sft))
     clusters = [str(p) for p in prompts]
     observe(0, {}, doing="measuring diversity and the perplexity of demonstrations")
     metrics = {
@@ -103,6 +108,7 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path, observe: Observ
         "ppo/response_tokens": _mean(r.tokens for r in policy),
         "ppo/sft_special_tokens": _mean(r.special_tokens > 0 for r in sft),
         **_by_source(models, policy, sft, clusters),
+        **_by_prompt(models, job, data, out, prompts, policy, sft, drawn, observe),
     }
     if policy[0].truth:
         gold, violations = (
@@ -127,6 +133,46 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path, observe: Observ
     return metrics | (best_of(models, prompts, job, data, job.ppo.best_of, observe) if job.ppo.best_of else {})
 
 
+def _rows(prompts: Sequence[Any], policy: Sequence[Answered], sft: Sequence[Answered]) -> Iterator[Row]:
+    return ({"prompt": p, "policy": a.row(), "sft": b.row()} for p, a, b in zip(prompts, policy, sft, strict=True))
+
+
+def _by_prompt(
+    models: Models, job: PpoJob, data: Path, out: Path, prompts: Sequence[Any],
+    policy: Sequence[Answered], sft: Sequence[Answered], drawn: Sequence[Answered], observe: Observe,
+) -> dict[str, float]:  # fmt: skip
+    """Sample the first prompts again, as `ppo.repeats` says, and return what a mean over all prompts hides.
+
+    Writes the further responses to `evaluation_samples.jsonl`, and the worst prompts to `worst.jsonl`.
+    """
+    first = prompts[: job.ppo.repeats.prompts]
+    again = [p for p in first for _ in range(job.ppo.repeats.samples - 1)]
+    (more, more_drawn), (more_sft, _) = (
+        _answers(models, model, again, job, data, partial(observe, doing=doing), stream="evaluation samples")
+        for model, doing in ((models.policy, "sampling the policy again"), (models.sft, "sampling SFT again"))
+    )
+    write_rows(out / "artifact" / "evaluation_samples.jsonl", _rows(again, more, more_sft))
+    repeated, asked, rows = [*first, *again], [*prompts, *again], [*drawn, *more_drawn]
+    mine, its = ([*rows[: len(first)], *further] for rows, further in ((policy, more), (sft, more_sft)))
+    falls = _worst("fall", fmean, lambda r: r["sft"]["score"] - r["policy"]["score"], _rows(repeated, mine, its))
+    nats = _worst("kl", max, lambda r: r["policy"]["kl"], _rows(asked, rows, [*sft, *more_sft]))
+    write_rows(out / "artifact" / "worst.jsonl", [*falls, *nats])
+    beyond = _beyond_ceiling(rows, [str(p) for p in asked], "ppo/kl", job.ppo.kl.response_ceiling)
+    return beyond | _worse_prompts(mine, its, [str(p) for p in repeated])
+
+
+def _worst(
+    reason: str, summary: Callable[[list[float]], float], measure: Callable[[Row], float], rows: Iterable[Row]
+) -> list[Row]:
+    """Return the row with the largest `measure` of each of the `WORST` prompts whose `summary` of it is largest."""
+    by_prompt: dict[str, list[Row]] = {}
+    for row in rows:
+        by_prompt.setdefault(str(row["prompt"]), []).append(row)
+    worst = [(summary([measure(r) for r in samples]), max(samples, key=measure)) for samples in by_prompt.values()]
+    worst = sorted(worst, key=lambda each: -each[0])[:WORST]
+    return [{"reason": reason, "value": value} | row for value, row in worst if value > 0]
+
+
 def _above(
     policy: Sequence[Mapping[str, float]], sft: Sequence[Mapping[str, float]], clusters: Sequence[str], name: str
 ) -> Interval:
@@ -149,7 +195,8 @@ def evaluate_last(
     rows, drawn = _answers(models, models.policy, prompts, job, data, told, judged=True)
     write_rows(out / "artifact" / "last.jsonl", ({"prompt": p} | r.row() for p, r in zip(prompts, rows, strict=True)))
     clusters = [str(p) for p in prompts]
-    found = _kl(drawn, clusters, "ppo/last_kl") | {"ppo/last_entropy": _mean(r.entropy for r in drawn)}
+    found = _kl(drawn, clusters, "ppo/last_kl", job.ppo.kl.response_ceiling)
+    found |= {"ppo/last_entropy": _mean(r.entropy for r in drawn)}
     if models.judge is not None:
         told = partial(observe, doing=f"evaluating SFT on {asked}")
         sft, _ = _answers(models, models.sft, prompts, job, data, told, judged=True)
@@ -165,22 +212,43 @@ def evaluate_last(
 
 def _answers(
     models: Models, model: Any, prompts: Sequence[Any], job: PpoJob, data: Path, told: Observe,
-    judging: bool = False, judged: bool = False,
+    judging: bool = False, judged: bool = False, stream: str = "evaluation",
 ) -> tuple[list[Answered], list[Answered]]:  # fmt: skip
     """Return responses of `model` at the evaluation's temperature, and at the temperature of training."""
     at = job.ppo.evaluate_temperature
+    sampled = partial(respond, models, model, prompts, job, data, stream, told=told)
     if at is None or at == job.generation.temperature:
-        drawn = respond(models, model, prompts, job, data, told=told, judging=judging, judged=judged)
+        drawn = sampled(judging=judging, judged=judged)
         return drawn, drawn
-    drawn = respond(models, model, prompts, job, data, told=told)
-    return respond(models, model, prompts, job, data, told=told, judging=judging, judged=judged, temperature=at), drawn
+    drawn = sampled()
+    return sampled(judging=judging, judged=judged, temperature=at), drawn
 
 
-def _kl(rows: Sequence[Answered], clusters: Sequence[str], name: str) -> dict[str, float]:
-    """Return KL to SFT in nats per response and nats per token, with intervals."""
+def _kl(rows: Sequence[Answered], clusters: Sequence[str], name: str, ceiling: float = CEILING) -> dict[str, float]:
+    """Return KL to SFT in nats per response and nats per token, and the share beyond `ceiling`, with intervals."""
     a_response = clustered_mean([r.kl for r in rows], clusters)
     a_token = clustered_ratio([r.kl for r in rows], [r.tokens for r in rows], clusters)
-    return a_response.metrics(name) | a_token.metrics(f"{name}_per_token")
+    beyond = _beyond_ceiling(rows, clusters, name, ceiling)
+    return a_response.metrics(name) | a_token.metrics(f"{name}_per_token") | beyond
+
+
+def _beyond_ceiling(rows: Sequence[Answered], clusters: Sequence[str], name: str, ceiling: float) -> dict[str, float]:
+    """Return the share of responses whose KL to SFT (k1 summed over tokens, nats) exceeds `ceiling`, with interval."""
+    return clustered_proportion([r.kl > ceiling for r in rows], clusters).metrics(f"{name}_beyond_ceiling")
+
+
+def _worse_prompts(policy: Sequence[Answered], sft: Sequence[Answered], clusters: Sequence[str]) -> dict[str, float]:
+    """Return the share of prompts on which the policy's mean score is below SFT's, and that share less chance.
+
+    Both lists hold the same number of responses to a prompt. Two draws of SFT of that size are exchangeable: a mean
+    falls as often as it rises. So of the prompts whose mean changes half fall by chance, and the excess is
+    (falls - rises) / 2: 0 for SFT itself, -1/2 if every prompt rises (the sign test: Dixon and Mood 1946, JASA 41:557).
+    """
+    codes = cluster_codes(clusters)
+    change = np.bincount(codes, [a.score - b.score for a, b in zip(policy, sft, strict=True)])
+    share = clustered_proportion(change < 0, range(len(change)))
+    excess = Interval(*(end / 2 for end in gain_in_shares(change < 0, change > 0, range(len(change)))))
+    return share.metrics("ppo/worse_prompts") | excess.metrics("ppo/worse_prompts_excess")
 
 
 def _judged(policy: Sequence[Answered], sft: Sequence[Answered], clusters: Sequence[str]) -> dict[str, float]:
@@ -203,7 +271,7 @@ def _judged(policy: Sequence[Answered], sft: Sequence[Answered], clusters: Seque
     if any(both):
         ended = clustered_mean(list(compress(gain, both)), compress(clusters, both))
         metrics |= ended.metrics("ppo/reward_gain_ended")
-    return metrics
+    return metrics | _worse_prompts(policy, sft, clusters)
 
 
 def _by_source(

@@ -228,7 +228,7 @@ class ShownSample(NamedTuple):
 
     row: Document
     number: int
-    """Its number, from 1."""
+    """Its number, from 1; 0 for a row of `worst.jsonl`."""
     picked: list[str]
     """Reasons for picking it; empty for a row shown in the original order."""
 
@@ -240,6 +240,8 @@ class PolicyFacts(NamedTuple):
     """`ppo.kl` of the config."""
     evaluated: int
     samples: list[ShownSample]
+    worst: list[ShownSample]
+    """The prompts whose mean score falls most, and those with the largest KL of a response; empty for older runs."""
     choice: str
     """Which checkpoint is published and why; empty if the artifact does not say."""
     alarms: list[Document]
@@ -457,8 +459,11 @@ def _policy(stage: StageFacts, config: Mapping[str, Any], hidden: Collection[str
     rows = stage.rows("evaluation.jsonl")
     carriers = stage.rows("kl_carriers.jsonl")
     raised = (stage.document("metadata.json") or {}).get("alarms", [])
+    why = {"fall": "mean score falls by {:.3g} SFT deviations", "kl": "KL of {:.3g} nats"}
+    worst = [(row, why[row["reason"]].format(row["value"])) for row in stage.rows("worst.jsonl")]
+    shown = [ShownSample(row, 0, [text]) for row, text in worst if canonical_json(row["prompt"]) not in hidden]
     return PolicyFacts(
-        tether, len(rows), _samples(rows, hidden), stage.choice, raised, carriers[-1] if carriers else None
+        tether, len(rows), _samples(rows, hidden), shown, stage.choice, raised, carriers[-1] if carriers else None
     )
 
 

@@ -33,7 +33,7 @@ from tasks.tracking.promotion import Versions
 from tasks.tracking.weights import Weights, wanted
 
 TABLE_ROWS = 200
-TABLES = ("samples.jsonl", "evaluation.jsonl")
+TABLES = ("samples.jsonl", "evaluation.jsonl", "worst.jsonl")
 """Files of an artifact that MLflow shows as tables."""
 WATCHED = "watched.json"
 """The table of the samples that a stage shows while it computes."""

@@ -27,7 +27,7 @@ from components.models.config import GenerationConfig
 from components.ppo import evaluate
 from components.ppo.models import Models
 
-CAP, TEMPERATURE = 32, 0.25
+CAP, TEMPERATURE, CEILING = 32, 0.25, 1.5
 
 
 class Evaluated(NamedTuple):
@@ -36,6 +36,8 @@ class Evaluated(NamedTuple):
     artifact: Path
     metrics: dict[str, float]
     rows: list[dict[str, Any]]
+    further: list[dict[str, Any]]
+    """The responses of `evaluation_samples.jsonl`, in the same form."""
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +50,13 @@ def ppo(stages: Any, tmp_path_factory: pytest.TempPathFactory) -> Evaluated:
     several = type(stages)({**stages.inputs, "data": data})
     score = {"missing_eos": "replace", "clip": 2.0, "length_penalty": 0.01}
     options = {"updates": 8, "learning_rate": 1e-2, "score": score, "batch_size": 16, "evaluate": 512,
-               "rules": {"patterns": {"letter": "a", "digit": "[0-9]"}}}  # fmt: skip
+               "rules": {"patterns": {"letter": "a", "digit": "[0-9]"}}, "repeats": {"prompts": 40, "samples": 3},
+               "kl": {"control": "fixed", "coefficient": 0.1, "response_ceiling": CEILING}}  # fmt: skip
     generation = GenerationConfig(max_prompt_tokens=64, max_new_tokens=CAP, temperature=TEMPERATURE)
     metrics = several.run("ppo", folder / "out", generation=generation, **options)
-    return Evaluated(folder / "out" / "artifact", metrics, read_rows(folder / "out" / "artifact" / "evaluation.jsonl"))
+    artifact = folder / "out" / "artifact"
+    files = ("evaluation.jsonl", "evaluation_samples.jsonl")
+    return Evaluated(artifact, metrics, *(read_rows(artifact / name) for name in files))
 
 
 def mean(values: Iterable[float]) -> float:
@@ -170,6 +175,24 @@ def gated(rows: list[dict[str, Any]]) -> dict[str, float]:
     }
 
 
+def hidden_by_means(rows: list[dict[str, Any]], further: list[dict[str, Any]], first: int) -> dict[str, float]:
+    """What the gates on single prompts and responses judge, if the first `first` prompts were sampled again."""
+    gains: dict[str, list[float]] = defaultdict(list)
+    for row in [*rows[:first], *further]:
+        gains[row["prompt"][-1]["content"]].append(row["policy"]["score"] - row["sft"]["score"])
+    prompts = [{"prompt": [{"content": prompt}]} for prompt in gains]
+    falls, rises = ([float(sign * mean(gain) > 0) for gain in gains.values()] for sign in (-1, 1))
+    excess = [(a - b) / 2 for a, b in zip(falls, rises, strict=True)]
+    widest = math.hypot(wilson(falls, prompts)[1] - mean(falls), mean(rises) - wilson(rises, prompts)[0]) / 2
+    everyone = [*rows, *further]
+    beyond = [float(row["policy"]["kl"] > CEILING) for row in everyone]
+    assert 0 < mean(beyond) < 1 and 0 < mean(falls) < 1, "else these shares tell nothing apart"
+    return {
+        "ppo/worse_prompts_excess_high": max(ends(excess, prompts)[1], mean(excess) + widest),
+        "ppo/kl_beyond_ceiling_high": wilson(beyond, everyone)[1],
+    }
+
+
 def beside(rows: list[dict[str, Any]]) -> dict[str, float]:
     """What stands beside the gated numbers: both ends of a ratio, and the gain where both responses ended."""
     tokens = [[row[side]["tokens"] for row in rows] for side in ("policy", "sft")]
@@ -182,7 +205,7 @@ def beside(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 def test_the_rows_gated_numbers_are_those_of_the_policy_and_not_of_sft(ppo: Evaluated) -> None:
     assert max(Counter(row["prompt"][-1]["content"] for row in ppo.rows).values()) == 3
-    expected = gated(ppo.rows)
+    expected = gated(ppo.rows) | hidden_by_means(ppo.rows, ppo.further, 40)
     assert {name: ppo.metrics[name] for name in expected} == pytest.approx(expected, rel=1e-6)
     assert {name: ppo.metrics[name] for name in beside(ppo.rows)} == pytest.approx(beside(ppo.rows), rel=1e-9)
     elsewhere = {"ppo/stopped", "ppo/demonstration_perplexity_ratio_high"}
@@ -194,21 +217,41 @@ def test_the_rows_gated_numbers_are_those_of_the_policy_and_not_of_sft(ppo: Eval
     assert {gate.metric for gate in GATES.values() if gate.stage == "ppo"} == expected.keys() | elsewhere
 
 
+@pytest.mark.parametrize(("reason", "summary"), [("fall", mean), ("kl", max)])
+def test_the_worst_prompts_are_found_among_all_samples(
+    ppo: Evaluated, reason: str, summary: Callable[[list[float]], float]
+) -> None:
+    rows = [*(ppo.rows[:40] if reason == "fall" else ppo.rows), *ppo.further]
+    measured: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        value = row["policy"]["kl"] if reason == "kl" else row["sft"]["score"] - row["policy"]["score"]
+        measured[row["prompt"][-1]["content"]].append(value)
+    expected = sorted((summary(values) for values in measured.values()), reverse=True)[:8]
+    worst = [row for row in read_rows(ppo.artifact / "worst.jsonl") if row["reason"] == reason]
+    assert [row["value"] for row in worst] == pytest.approx([value for value in expected if value > 0]) and worst
+    for row in worst:
+        shown = {name: row[name] for name in ("prompt", "policy", "sft")}
+        values = measured[row["prompt"][-1]["content"]]
+        assert summary(values) == pytest.approx(row["value"])
+        own = row["policy"]["kl"] if reason == "kl" else row["sft"]["score"] - row["policy"]["score"]
+        assert own == max(values) and shown in rows
+
+
 def test_rows_in_which_every_number_differs_between_the_policies_are_judged_alike(
     stages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chance, sides = np.random.default_rng(0), iter((1.0, 2.0))
+    chance, sides = np.random.default_rng(0), itertools.cycle((1.0, 2.0))
     data = Path(shutil.copytree(stages.inputs["data"], tmp_path / "data"))
     prompts = read_split(data / "prompts.test")
     write_split(data / "prompts.test", [*prompts, *prompts[:12], *prompts[:6]])
 
-    def respond(*_: Any, **__: Any) -> list[evaluate.Answered]:
+    def respond(_: Any, __: Any, asked: list[Any], *___: Any, **____: Any) -> list[evaluate.Answered]:
         high = next(sides)
-        numbers = high * chance.random((48, 8))
+        numbers = high * chance.random((len(asked), 8))
         return [
             evaluate.Answered(
                 response=" ".join(str(int(high + 9 * x)) for x in n[: 2 + int(4 * n[0])]), score=n[1], reward=n[7],
-                kl=n[2], tokens=int(high + 10 * n[3]), entropy=n[4], ended=bool(n[5] > 0.7),
+                kl=2 * n[2], tokens=int(high + 10 * n[3]), entropy=n[4], ended=bool(n[5] > 0.7),
                 special_tokens=int(n[6] > 0.8), repetition=n[5] / 2, echo=n[6] / 2,
                 truth={"gold": n[0], "violations": n[4], "echoes": n[5]},
                 rules={"violations": n[2]},
@@ -219,9 +262,11 @@ def test_rows_in_which_every_number_differs_between_the_policies_are_judged_alik
     monkeypatch.setattr(evaluate, "respond", respond)
     monkeypatch.setattr(evaluate, "_forgetting", lambda *_: {"ppo/demonstration_perplexity_ratio": 1.25})
     neither = Models(None, None, None, None, None, None)  # type: ignore[arg-type]
-    metrics = evaluate.evaluate(neither, stages.job("ppo", evaluate=512), data, tmp_path)
-    rows = read_rows(tmp_path / "artifact" / "evaluation.jsonl")
-    expected = gated(rows) | beside(rows)
+    kl = {"control": "fixed", "response_ceiling": CEILING}
+    job = stages.job("ppo", evaluate=512, kl=kl, repeats={"prompts": 40})
+    metrics = evaluate.evaluate(neither, job, data, tmp_path)
+    rows, further = (read_rows(tmp_path / "artifact" / f"evaluation{name}.jsonl") for name in ("", "_samples"))
+    expected = gated(rows) | beside(rows) | hidden_by_means(rows, further, 40)
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-6)
     assert metrics["ppo/demonstration_perplexity_ratio"] == 1.25
 

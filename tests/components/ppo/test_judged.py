@@ -38,7 +38,8 @@ def evaluated(language: Any, runtime: Any, tmp_path: Path, monkeypatch: pytest.M
     _, pairs = generate(5, SupportDeskConfig(demonstrations=100, pairs=PROMPTS))
     write_json(tmp_path / "task.json", {"name": "none"})
     write_split(tmp_path / "prompts.test", ({"prompt": row["prompt"]} for row in pairs))
-    job = PpoJob(seed=0, runtime=runtime, generation=GenerationConfig(), ppo=PpoConfig(evaluate=PROMPTS))
+    config = PpoConfig(evaluate=PROMPTS, repeats={"samples": 1})
+    job = PpoJob(seed=0, runtime=runtime, generation=GenerationConfig(), ppo=config)
     models = Models("policy", "sft", None, None, language.tokenizer, SCALE)
 
     @contextmanager
@@ -140,6 +141,7 @@ def test_equal_policies_pass_the_gate_on_violations_and_one_that_breaks_the_marg
     demo, rng = load_config("demo").gates, np.random.default_rng(0)
     monkeypatch.setattr(evaluate, "_forgetting", lambda *_: {})
     monkeypatch.setattr(evaluate, "_diversity", lambda *_: {})
+    monkeypatch.setattr(evaluate, "_by_prompt", lambda *_: {})
     monkeypatch.setattr(evaluate, "write_rows", lambda *_: None)
 
     def passes(rate: float) -> float:
@@ -180,6 +182,75 @@ def test_a_point_estimate_within_its_threshold_fails_where_its_interval_crosses_
         point = metrics[re.sub("_(low|high)$", "", found.metric)]
         assert point >= bound if found.op == ">=" else point <= bound
         assert found.passed is passes
+
+
+def responses(scores: Any, nats: Any = 0.0) -> list[evaluate.Answered]:
+    """Responses with these scores (prompts, samples) and KL, those to a prompt one after the other."""
+    plain = rows_of(np.random.default_rng(0), 0.0)[0]
+    scores, nats = np.asarray(scores).ravel(), np.broadcast_to(nats, np.shape(scores)).ravel()
+    return [plain._replace(score=float(s), kl=float(k)) for s, k in zip(scores, nats, strict=True)]
+
+
+GATED = [load_config(name).gates for name in ("demo", "hh-smollm2", "gpu")]
+"""The gates of each profile that judges single prompts and responses."""
+
+
+def failing(policy: list[evaluate.Answered], sft: list[evaluate.Answered], samples: int) -> list[set[str]]:
+    """Which gates on single prompts and responses, and on the gain, fail in each profile."""
+    prompts = [str(i // samples) for i in range(len(policy))]
+    metrics = evaluate._judged(policy, sft, prompts) | evaluate._kl(policy, prompts, "ppo/kl")
+    names = ("ppo.worse_prompts", "ppo.kl_beyond_ceiling", "ppo.reward_gain_low")
+    return [{name for name in names if not verdict(name, metrics, gates).passed} for gates in GATED]
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+@pytest.mark.parametrize(("share", "nats"), [(0.03, 30), (0.06, 60), (0.1, 100)])
+def test_a_policy_that_abuses_a_few_prompts_fails(samples: int, share: float, nats: float) -> None:
+    """The other prompts gain a deviation, so that the gates on means pass as long as `nats` hardly moves KL's."""
+    rng, prompts = np.random.default_rng(2), round(512 / samples)
+    abused = (np.arange(prompts) < share * prompts)[:, None]
+    scores = rng.normal(1 + 13 * abused, 1, (prompts, samples))
+    policy = responses(scores, np.where(abused, rng.normal(nats, 5, scores.shape), rng.normal(0.3, 0.5, scores.shape)))
+    sft = responses(rng.normal(0, 1, scores.shape))
+    assert failing(policy, sft, samples) == [{"ppo.kl_beyond_ceiling"}] * 3
+
+
+@pytest.mark.parametrize(("samples", "coupled"), [(1, True), (1, False), (4, False)])
+@pytest.mark.parametrize("share", [0.6, 0.75, 0.8])
+def test_a_policy_that_harms_most_prompts_a_little_fails(samples: int, coupled: bool, share: float) -> None:
+    """`coupled`: the policy's responses are SFT's own with another score, as in the issue's case."""
+    rng = np.random.default_rng(3)
+    base = rng.normal(0, 1, (512, samples))
+    shift = np.where(np.arange(512) < share * 512, -0.5, 7.0)[:, None]
+    policy = responses((base if coupled else rng.normal(0, 1, base.shape)) + shift, 3.0)
+    assert failing(policy, responses(base), samples) == [{"ppo.worse_prompts"}] * 3
+
+
+@pytest.mark.parametrize(("prompts", "samples", "gain"), [(512, 1, 1.0), (256, 4, 0.7)])
+def test_a_policy_that_gains_on_every_prompt_passes(prompts: int, samples: int, gain: float) -> None:
+    """Two responses to a prompt differ by a deviation or more: of 40 such policies none fails."""
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        mine, base = rng.normal(gain, 1, (prompts, samples)), rng.normal(0, 1, (prompts, samples))
+        policy = responses(mine, rng.normal(3, 2.5, mine.shape))
+        assert failing(policy, responses(base), samples) == [set()] * 3
+
+
+def test_chance_is_what_two_draws_of_sft_give_however_often_they_tie() -> None:
+    rng, means = np.random.default_rng(4), []
+    for _ in range(40):
+        draws = rng.exponential(1, (2, 256, 4))  # skewed, and a prompt in three has one response only
+        draws[:, ::3] = 1.0
+        metrics = evaluate._judged(*map(responses, draws), [str(i // 4) for i in range(1024)])
+        means.append(metrics["ppo/worse_prompts_excess"])
+        assert metrics["ppo/worse_prompts"] == pytest.approx(1 / 3, abs=0.12)
+    assert np.mean(means) == pytest.approx(0, abs=3 * 0.5 * np.sqrt(2 / 3 / 256 / 40))
+
+
+def test_the_mean_of_a_prompts_samples_falls_and_not_each() -> None:
+    policy, sft = responses([[0, 0, 0, 9], [1, 1, 1, -9]]), responses(np.zeros((2, 4)))
+    metrics = evaluate._judged(policy, sft, list("aaaabbbb"))
+    assert (metrics["ppo/worse_prompts"], metrics["ppo/worse_prompts_excess"]) == (0.5, 0.0)
 
 
 def test_a_policy_that_collapses_to_a_few_answers_fails_every_gate_on_diversity() -> None:

@@ -42,6 +42,8 @@ def test_the_artifact_holds_what_the_design_names(undisturbed: tuple[Path, dict[
         "kl_carriers.jsonl",
         "samples.jsonl",
         "evaluation.jsonl",
+        "evaluation_samples.jsonl",
+        "worst.jsonl",
         "metrics.json",
         "metadata.json",
     }
@@ -54,6 +56,8 @@ def test_the_artifact_holds_what_the_design_names(undisturbed: tuple[Path, dict[
     evaluation = read_rows(artifact / "evaluation.jsonl")
     assert len(evaluation) == metrics["ppo/evaluated"] == 8
     assert evaluation[0].keys() == {"prompt", "policy", "sft"}
+    again = read_rows(artifact / "evaluation_samples.jsonl")
+    assert [row["prompt"] for row in again] == [row["prompt"] for row in evaluation for _ in range(3)]
     assert json.loads((artifact / "metrics.json").read_text()) == metrics
     names = (
         "kl kl_high kl_per_token proxy_reward reward_gain reward_gain_low demonstration_perplexity_ratio repetition "
@@ -63,6 +67,12 @@ def test_the_artifact_holds_what_the_design_names(undisturbed: tuple[Path, dict[
     )
     assert {f"ppo/{name}" for name in names.split()} <= metrics.keys()
     assert all(torch.isfinite(torch.tensor(v)) for v in metrics.values())
+
+
+def test_one_sample_a_prompt_is_judged_without_further_ones(stages: Any, tmp_path: Path) -> None:
+    metrics = stages.run("ppo", tmp_path, updates=1, repeats={"samples": 1})
+    assert (tmp_path / "artifact" / "evaluation_samples.jsonl").read_bytes() == b""
+    assert {"ppo/worse_prompts_excess_high", "ppo/kl_beyond_ceiling_high"} <= metrics.keys()
 
 
 def test_the_proxy_reward_of_an_update_is_the_judged_score_and_samples_show_it_beside_the_rewarded_one(

@@ -63,6 +63,15 @@ def test_the_worst_kl_and_the_highest_reward_are_picked_out_and_others_come_in_o
     assert [each.number for each in ppo.samples[2:]] == [1, 2, 3, 5, 6, 7]
 
 
+def test_the_worst_prompts_stand_in_the_order_of_their_file(tmp_path: Path) -> None:
+    stored_run(tmp_path)
+    worst = run_facts(tmp_path).policy.worst
+    assert [(each.row["prompt"][0]["content"], each.picked) for each in worst] == [
+        ("asked 2", ["mean score falls by 1.25 SFT deviations"]), ("asked 3", ["KL of 61.5 nats"]),
+        ("asked 1", ["KL of 33 nats"]),
+    ]  # fmt: skip
+
+
 def test_a_response_with_a_line_separator_of_unicode_is_one_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

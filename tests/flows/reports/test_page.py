@@ -68,6 +68,7 @@ def test_the_stored_numbers_are_on_the_page(tmp_path: Path) -> None:
         "preferences: unique PASS 2 are quarantined The row repeats no other. 17, 230", "loss, nats per token 0.4321",
         "0.8123 (0.7712 to 0.8467), on 200 pairs", "100 0.85 0.8334 0.7512 0.8923", "2.345, upper end 2.789",
         "Prompt 4 the worst KL user: asked 4", "score 0.04 · KL 9.75 nats · 4 tokens", "Prompt 8 the highest reward",
+        "mean score falls by 1.25 SFT deviations user: asked 2 SFT sft says 2", "KL of 61.5 nats user: asked 3",
         "Win rate against SFT 0.6543, 95 % interval 0.5987 to 0.7056, n = 48 items, judged by people.",
         "1 of ", "ppo. updates 7 changed 3", "0.1.0, commit c0ffeec0ffee", "torch 2.13.0",
     ):  # fmt: skip
@@ -328,8 +329,8 @@ def test_what_models_and_data_wrote_is_text_and_never_markup(tmp_path: Path) -> 
     stored_run(tmp_path, changes=["gates.ppo.kl=2.5", f"project={'p' * 20}"], waive={"ppo.kl": HOSTILE})
     source = page(run_facts(tmp_path))
     found = Text(source)
-    # The waiver, a response, and two quarantined rows with a reason each.
-    assert found.text.count(HOSTILE) == 6
+    # The waiver, a response among the samples and the worst prompts, and two quarantined rows with a reason each.
+    assert found.text.count(HOSTILE) == 7
     assert not found.tags & {"script", "svg", "iframe", "object", "embed", "link", "base", "form"}
     assert not {name for name in found.attributes if name.startswith("on") or name == "style"}
     assert found.sources and all(each.startswith("data:image/svg+xml;base64,") for each in found.sources)
