@@ -121,7 +121,7 @@ def whole_run(stages: Any, base: Path, lora: bool, out: Path) -> dict[str, dict[
     shared = {"shared_prompts": False} if base.name in WINDOWED else {}
     found["reward"] = ours.run("reward", out / "reward", max_pairs=32, probe_texts=8, **adapters, **shared)
     ours.inputs["reward"] = out / "reward" / "artifact"
-    found["ppo"] = ours.run("ppo", out / "ppo", updates=1, evaluate_temperature=0, **adapters)
+    found["ppo"] = ours.run("ppo", out / "ppo", updates=1, evaluate_temperature=0, repeats={"samples": 1}, **adapters)
     return found
 
 
