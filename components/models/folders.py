@@ -31,7 +31,7 @@ from components.models.batching import pad
 from components.models.cache import open_context
 from components.models.chat.endings import endings_of, special_tokens
 from components.models.config import GivenTemplate, ScratchModel
-from components.models.logprobs import Side, last_hidden, vocabulary_logits
+from components.models.logprobs import Side, last_hidden, only_applies_its_layer, vocabulary_logits
 from components.models.matrices.kernels import by_onednn
 from components.models.runtime import Runtime
 from components.models.tokenizers import gguf_file, load_with_new_tokens
@@ -63,6 +63,7 @@ def build_causal_lm(config: ScratchModel, tokenizer: Any, max_positions: int, se
             initializer_range=0.06,
         )
     )
+    only_applies_its_layer(model, torch.ones(1, config.hidden_size))
     return model.eval()
 
 
@@ -173,6 +174,7 @@ def load_causal_lm(folder: Path, runtime: Runtime) -> tuple[Any, Any]:
     """
     folder = folder / "model" if (folder / "model").is_dir() else folder
     model = load_whole(AutoModelForCausalLM, folder, "the artifact")
+    only_applies_its_layer(model, torch.ones(1, model.get_output_embeddings().weight.shape[-1]))
     return by_onednn(model.to(runtime.device)), load_from(AutoTokenizer, folder)
 
 

@@ -67,9 +67,7 @@ def vocabulary_logits(model: Any, hidden: Tensor) -> Tensor:
     also cap logits (Gemma 2) or scale them (Granite, MiniCPM 3). A class that does not is not called, to save time.
     """
     whole = model.backbone.model if isinstance(model, AdapterView) else model
-    if (only := getattr(whole, _ONLY_A_LAYER, None)) is None:
-        only = _only_applies_its_layer(whole, hidden)
-        setattr(whole, _ONLY_A_LAYER, only)
+    only = only_applies_its_layer(whole, hidden)
     rows, pad_id = hidden.reshape(-1, hidden.shape[-1]), model.config.pad_token_id
     if only:
         logits = whole.get_output_embeddings()(rows).float()
@@ -81,13 +79,16 @@ def vocabulary_logits(model: Any, hidden: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _only_applies_its_layer(model: Any, hidden: Tensor) -> bool:
-    """Return whether the model's class computes the same as its output layer, also of a state far outside any cap."""
-    layer = model.get_output_embeddings()
-    if not isinstance(model, PreTrainedModel) or not isinstance(layer, nn.Module):
-        return True  # a view of a model, which has no class
-    state = 1e4 * hidden.detach().reshape(1, -1, hidden.shape[-1])[:, :1]
-    return torch.equal(layer(state).float(), _by_own_forward(model, state).float())
+def only_applies_its_layer(model: Any, hidden: Tensor) -> bool:
+    """Return whether the model's class computes the same as its output layer, also from states (..., D) far outside
+    any cap. The answer stays with the model; the host waits for it on a GPU, so it is found when a model is loaded."""
+    if (known := getattr(model, _ONLY_A_LAYER, None)) is not None:
+        return bool(known)
+    layer, state = model.get_output_embeddings(), 1e4 * hidden.detach().reshape(1, -1, hidden.shape[-1])[:, :1]
+    a_view = not isinstance(model, PreTrainedModel) or not isinstance(layer, nn.Module)  # has no class
+    only = a_view or torch.equal(layer(state).float(), _by_own_forward(model, state).float())
+    setattr(model, _ONLY_A_LAYER, only)
+    return only
 
 
 def _by_own_forward(model: Any, hidden: Tensor) -> Tensor:
