@@ -314,7 +314,7 @@ def test_what_the_runs_own_template_or_tokenizer_misreads_is_named(examined, pre
 
 
 def test_a_template_that_reads_no_row_right_is_the_users_error_with_the_reason(examined, pretrained):
-    with pytest.raises(UserError, match=r"no valid.*in 600 rows.*doesn't render.*600 rows.*row 1\)\. Give sft\.base"):
+    with pytest.raises(UserError, match=r"no valid.*600 rows.*doesn't render.*600 rows.*row 1\)\. Give a chat"):
         examined(clean(), base=pretrained("{% for m in messages %}{{ m['content'] }}{% endfor %}"))
 
 

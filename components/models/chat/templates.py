@@ -168,7 +168,8 @@ def completed_template(tokenizer: Any) -> str:
 
     What the template writes between prompt and answer, such as an empty thought, is put at the end of prompts. If its
     generation prompt is not what stands before an answer, as in DeepSeek-V3's <think>, it is replaced. (Spaces alone
-    belong to the answer's first token.) EOS is put behind the last answer if the template writes nothing there.
+    belong to the answer's first token.) EOS is put behind the last answer if the template writes nothing there
+    but separates question and answer.
 
     Raises:
         ValueError: what stands before an answer depends on the conversation.
@@ -183,7 +184,8 @@ def completed_template(tokenizer: Any) -> str:
         raise ValueError(f"what it writes between prompt and answer depends on the conversation ({texts})")
     if any(gap and gap.strip(" ") for gap in gaps):
         after = f"{{%+ if {asks} %}}{{{{ {gaps.pop()!r} }}}}{{% endif %}}"
-    if tokenizer.eos_token and probes and not any(probe.after.strip() for probe in probes):
+    separates = probes and not probes[0].before.endswith(QUESTION[0]["content"])
+    if tokenizer.eos_token and separates and not any(probe.after.strip() for probe in probes):
         last = f"{{%+ if messages[-1]['role'] == 'assistant' and not {asks} %}}"
         after += f"{last}{{{{ {str(tokenizer.eos_token)!r} }}}}{{% endif %}}"
     template = str(tokenizer.get_chat_template())

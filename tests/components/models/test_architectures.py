@@ -114,7 +114,8 @@ def whole_run(stages: Any, base: Path, lora: bool, out: Path) -> dict[str, dict[
         pass
 
     template = FORMS[base.name][0]
-    job = stages.job("sft", base=str(base), max_demonstrations=64, epochs=1, chat_template=template)
+    form = {"chat_template": template, "system_in_question": "raise_exception" in template}
+    job = stages.job("sft", base=str(base), max_demonstrations=64, epochs=1, **form)
     found = {"sft": sft.run(job, {"data": stages.inputs["data"], "base": base}, out / "sft", silent)}
     ours = type(stages)({"data": stages.inputs["data"], "sft": out / "sft" / "artifact"})
     adapters: dict[str, Any] = {"lora": {"rank": 2}} if lora else {}
