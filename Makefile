@@ -157,11 +157,12 @@ bench-stack: $(INSTALLED)
 	sh infra/stack.sh $(BIN)/python $(STACK)
 	$(BIN)/python -m tests.bench.stack $(ARGS)
 
-# How often the gates on raters fail where everybody is honest, and whom they name. Ten minutes.
+# How often the gates on raters fail where everybody is honest, and whom they name. About an hour
+# (estimated); ARGS="--simulations 200" takes a tenth.
 bench-raters: $(INSTALLED)
 	$(BIN)/python -m tests.bench.raters --part checks --part offenders $(ARGS)
 
-# The estimated share of flipped labels against planted ones, in single pairs and in rankings. Ten minutes.
+# The estimated share of flipped labels against planted ones, in single pairs and in rankings. About ten minutes (estimated).
 bench-noise: $(INSTALLED)
 	$(BIN)/python -m tests.bench.noise $(ARGS)
 

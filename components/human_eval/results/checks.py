@@ -20,7 +20,7 @@ from components.stats.intervals import LEVEL, FloatArray, Interval, cluster_code
 TIES = ("tie", "both_bad")
 """Ratings that count 1/2 in the win rate."""
 OTHER_SIDE = {"a": "b", "b": "a"}
-LEAST_RATINGS, LEAST_KNOWN, LEAST_COMPARED = 20, 7, 33
+LEAST_RATINGS, LEAST_KNOWN, LEAST_COMPARED = 20, 5, 33
 """Enough: ratings for a side, or a pair's common answers; attention checks, or three beside answers that others gave
 too."""
 SIDE_LEVEL, COPY_LEVEL = 0.001, 0.005
