@@ -213,7 +213,7 @@ def _wait_for(process: subprocess.Popen[Any], url: str, log: Path, seconds: floa
         if process.poll() is not None:
             said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
             raise NoServer(
-                redacted(said[-1].strip()[:300]) if said else f"it ended with exit code {process.returncode}"
+                redacted(said[-1].strip())[:300] if said else f"it ended with exit code {process.returncode}"
             )
         if time.monotonic() > deadline:
             raise NoServer(f"no answer within {seconds:.0f} s")
