@@ -60,12 +60,12 @@ def prepare_streams() -> None:
 def exit_code(call: Callable[[], object]) -> int:
     """Return the exit code of the command line `call`, whatever becomes of its output: 141 if its reader ended, 2 if
     its disk is full, unless the command itself failed."""
-    code, lost = 0, None  # the error of writing standard output
+    code, lost = 0, None
     try:
         call()
     except SystemExit as ended:
-        code, lost = int(ended.code or 0), ended.__context__  # Typer and Rich make 1 of a broken pipe
-        lost = lost if isinstance(lost, OSError) else None
+        cause = ended.__context__  # Typer and Rich make 1 of a broken pipe
+        code, lost = int(ended.code or 0), cause if isinstance(cause, OSError) else None
     except OSError as error:  # while printing help, a version or a mistyped option
         lost, code = error, getattr(error.__context__, "exit_code", 0)
     for stream in (sys.stdout, sys.stderr):
