@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, Self
 
 from components.base.errors import UserError
-from components.base.redaction import redacted
 from components.base.strict_json import BadJson, parse_json
 
 FIRST_WAIT, LONGEST_WAIT = 1.0, 15.0
@@ -165,8 +164,8 @@ def ask_patiently(
 
 def said(text: str) -> str:
     """Return an answer's text for a message: on one line, shortened."""
-    text = " ".join(redacted(text[:10_000]).split())
-    return text if len(text) <= 300 else f"{text[:297]}..."
+    text = " ".join(text.split())
+    return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def _asked_wait(header: str | None) -> float:
