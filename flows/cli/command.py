@@ -9,7 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, cast
 
 import typer
 
@@ -60,12 +60,13 @@ def prepare_streams() -> None:
 def exit_code(call: Callable[[], object]) -> int:
     """Return the exit code of the command line `call`, whatever becomes of its output: 141 if its reader ended, 2 if
     its disk is full, unless the command itself failed."""
-    code, lost = 0, None
+    code, lost = 0, cast(OSError | None, None)
     try:
         call()
     except SystemExit as ended:
-        cause = ended.__context__  # Typer and Rich make 1 of a broken pipe
-        code, lost = int(ended.code or 0), cause if isinstance(cause, OSError) else None
+        code = int(ended.code or 0)
+        if isinstance(ended.__context__, BrokenPipeError):  # Typer and Rich make 1 of it
+            code, lost = 0, ended.__context__
     except OSError as error:  # while printing help, a version or a mistyped option
         lost, code = error, getattr(error.__context__, "exit_code", 0)
     for stream in (sys.stdout, sys.stderr):
@@ -74,7 +75,7 @@ def exit_code(call: Callable[[], object]) -> int:
         except OSError as error:
             lost = lost or (error if stream is sys.stdout else None)
             drop_output(stream)
-    if isinstance(lost, BrokenPipeError) and code in (0, 1):
+    if isinstance(lost, BrokenPipeError) and not code:
         return SIGNALLED + signal.SIGPIPE
     if lost is not None and not code:
         echo(f"tether: what it prints can't be written ({lost.strerror}). Print to another place.", err=True)
