@@ -96,6 +96,13 @@ def test_doctor_names_credentials_that_are_missing_or_wrong(look: Say, server: G
     assert {"/api/flows/filter", "/api/2.0/mlflow/experiments/search"} <= set(server.asked), "it has asked"
 
 
+@pytest.mark.parametrize("variable", ["MLFLOW_TRACKING_URI", "PREFECT_API_URL"])
+@pytest.mark.parametrize("url", ["http://me:kT/9pQ==@127.0.0.1:9/api", "postgresql://me:a#b/kT?9pQ@db:5432/x"])
+def test_doctor_shows_no_password_whatever_its_characters(look: Say, variable: str, url: str) -> None:
+    told = str(look(**{variable: url}))
+    assert "9pQ" not in told and "kT" not in told and ("127.0.0.1:9" in told or "db:5432" in told)
+
+
 def test_a_401_is_the_users_to_mend_in_one_line(tether_here: Tether, server: Guarded, tmp_path: Path) -> None:
     """It was a stack trace, and said to be Tether's mistake."""
     done = tether_here("deploy", "tiny", home=tmp_path / "home", PREFECT_API_URL=f"{server.url}/api")

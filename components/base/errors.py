@@ -150,7 +150,13 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
         raise
 
 
+_SQLITE = {"database or disk is full": errno.ENOSPC, "attempt to write a readonly database": errno.EROFS}
+
+
 def _number_in(error: BaseException) -> int | None:
+    for text, number in _SQLITE.items():
+        if text in str(error):
+            return number
     told = re.search(r"\(os error (\d+)\)", str(error))
     return int(told[1]) if told else None
 

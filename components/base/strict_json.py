@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 DEEPEST = 100
@@ -20,14 +20,20 @@ class BadJson(ValueError):
         self.text, self.line, self.more = text, line, more
 
 
-def parse_json(text: str) -> Any:
+def _no_constant(name: str) -> NoReturn:
+    raise BadJson(f"{name} is not a JSON value: write null")
+
+
+def parse_json(text: str, constants: Callable[[str], Any] = _no_constant) -> Any:
     """Return the value of a JSON text. Refuse NaN, repeated keys, and numbers or nesting that other readers can't take.
+
+    `constants` makes a value of the text `NaN`, `Infinity` or `-Infinity` in place of refusing it.
 
     Raises:
         BadJson: the text is not such JSON.
     """
     try:
-        value = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_object)
+        value = json.loads(text, parse_constant=constants, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         raise BadJson(error.msg, error.lineno, error.pos + 1, error.msg == "Extra data") from error
     except RecursionError as error:
@@ -64,10 +70,6 @@ _TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[][{},]', re.DOTALL)
 def twice(names: Iterable[str]) -> str:
     """Return the repeated names, in quotes; empty if none is repeated."""
     return ", ".join(repr(name) for name, count in Counter(names).items() if count > 1)
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise BadJson(f"{name} is not a JSON value: write null")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

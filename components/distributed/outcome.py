@@ -13,6 +13,7 @@ from pathlib import Path
 from components.base import errors
 from components.base.errors import TetherError, WorkerDied, disk_error
 from components.base.files import replacing
+from components.base.redaction import redacted
 
 _OF_RANKS = re.compile(r"gloo/|ProcessGroup|NCCL|c10d|TCPStore|Connection reset by peer", re.IGNORECASE)
 _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
@@ -113,7 +114,7 @@ def _with_trace(ended: Ended, what: str) -> WorkerDied:
 
 
 def _short(message: str) -> str:
-    return message.strip().splitlines()[0].rstrip(".")[:300] if message.strip() else "no message"
+    return redacted(message.strip().splitlines()[0].rstrip("."))[:300] if message.strip() else "no message"
 
 
 def _raised(stage: str, ended: Ended) -> Exception:

@@ -7,7 +7,6 @@
 GET at the same address answers {"version": "..."}; an answer to POST may name its `version` too.
 """
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +16,7 @@ from components.base.jsonl import Message
 from components.base.text import counted
 from components.rewards.config import HttpReward
 from components.rewards.source import Replies, Score, checked_scores
-from components.rollouts.asking import ask_patiently, said
+from components.rollouts.asking import HttpAnswer, HttpClient, ask_patiently, said
 
 NO_VERSION = "none"
 """The version of a scorer that reports none."""
@@ -29,15 +28,9 @@ class HttpSource:
 
     def __init__(self, config: HttpReward, render: Render | None = None) -> None:
         """`render` formats a prompt in the policy's chat template; the shape `openrlhf` needs it."""
-        import httpx
-
         self._config, self._render = config, render
         self._left = config.patience
-        token = os.environ.get("TETHER_REWARD_TOKEN")
-        self._http = httpx.Client(
-            headers={"Authorization": f"Bearer {token}"} if token else {},
-            timeout=httpx.Timeout(config.timeout, connect=min(10.0, config.timeout)),
-        )
+        self._http = HttpClient(config.timeout, self._error, "TETHER_REWARD_TOKEN")
 
     def close(self) -> None:
         """Close the connections."""
@@ -51,10 +44,7 @@ class HttpSource:
         """
         self._left = self._config.patience
         found = self._ask("GET", None)
-        try:
-            answer = found.json() if found.status_code < 300 else None
-        except ValueError:
-            answer = None
+        answer = found.parsed()[0] if found.status_code < 300 else None
         version = answer.get("version") if isinstance(answer, dict) else None
         return str(version) if isinstance(version, str | int | float) and str(version) else NO_VERSION
 
@@ -78,15 +68,12 @@ class HttpSource:
             raise self._error(
                 f"it refuses ({found.status_code}): {said(found.text)}. Check its log, and the option shape."
             )
-        try:
-            answer = found.json()
-        except ValueError:
-            answer = None
+        answer, problem = found.parsed()
         field = "scores" if self._config.shape == "tether" else "rewards"
         scores = answer.get(field) if isinstance(answer, dict) else None
         if not isinstance(answer, dict) or not isinstance(scores, list):
             raise self._error(
-                f"it answers {said(found.text)!r}; with shape {self._config.shape} it must answer "
+                f"it answers {said(found.text)!r}{problem}; with shape {self._config.shape} it must answer "
                 f'{{"{field}": [...]}}. Check the address, and the option shape.'
             )
         told = answer.get("version")
@@ -112,23 +99,18 @@ class HttpSource:
         queries = [prompt + response for prompt, response in zip(prompts, replies.responses, strict=True)]
         return {"query": queries, "prompts": prompts, "labels": [row.get("label") for row in replies.rows]}
 
-    def _ask(self, method: str, body: object) -> Any:
+    def _ask(self, method: str, body: object) -> HttpAnswer:
         """Return the answer to a request. Retries while the scorer is unreachable; raises Unreachable after what is
         left of `patience`."""
-        import httpx
-
         began = sent = time.monotonic()
 
-        def send() -> Any:
+        def send() -> HttpAnswer:
             nonlocal sent
             sent = time.monotonic()
             return self._http.request(method, self._config.url, json=body)
 
         final = (501,) if method == "GET" else ()  # the answer of Python's http.server without do_GET
-        try:
-            found = ask_patiently(send, self._left, self._unreachable, final)
-        except httpx.InvalidURL as error:
-            raise self._error(f"this is not an address: {error}") from None
+        found = ask_patiently(send, self._left, self._unreachable, final)
         self._left = max(0.0, self._left - (sent - began))  # waited until the request that was answered
         return found
 

@@ -13,11 +13,11 @@ from typing import Any, Self
 from packaging.version import InvalidVersion, Version
 
 from components.base.errors import Unreachable, UserError, refuse_credentials
+from components.rollouts.asking import HttpAnswer, HttpClient, said
 from components.rollouts.config import RolloutConfig
 
 FIRST_WAIT = 1.0
 """Seconds before the first retry; the wait doubles for each further one."""
-CONNECT_SECONDS = 10.0
 OLDEST = (0, 29)
 """The first vLLM version whose server reports a version of its weights (`/weight_info`)."""
 DEV_ROUTES = "start it with VLLM_SERVER_DEV_MODE=1 (docs/guide/rollouts.md has the command)"
@@ -55,13 +55,11 @@ class VllmClient:
             )
         refuse_credentials("TETHER_VLLM_URL", url)
         self.config, self.url = config, url.rstrip("/")
-        key = os.environ.get("VLLM_API_KEY")
-        self._http = httpx.Client(
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=httpx.Timeout(config.timeout, connect=min(CONNECT_SECONDS, config.timeout)),
+        self._http = HttpClient(
+            config.timeout, lambda reason: UserError(f"ppo.rollout.url: {self.url}: {reason}"), "VLLM_API_KEY",
             limits=httpx.Limits(max_connections=config.concurrency, max_keepalive_connections=config.concurrency),
             trust_env=False,  # the server is asked directly, never through a proxy of the environment
-        )
+        )  # fmt: skip
 
     def __enter__(self) -> Self:
         return self
@@ -98,10 +96,8 @@ class VllmClient:
             except httpx.TransportError as error:
                 problem = str(error) or type(error).__name__
                 continue
-            except httpx.InvalidURL as error:
-                raise UserError(f"ppo.rollout.url: {self.url} is not a server's address: {error}.") from None
             if found.status_code >= 500 or found.status_code == 429:
-                problem = f"it answers {found.status_code}: {_said(found.text)}"
+                problem = f"it answers {found.status_code}: {said(found.text)}"
                 continue
             return self._object(route, found)
         raise Unreachable(
@@ -109,23 +105,20 @@ class VllmClient:
             "ppo.rollout.url is its address, then run the same command again: it continues from the checkpoint."
         )
 
-    def _object(self, route: str, found: Any) -> dict[str, Any]:
+    def _object(self, route: str, found: HttpAnswer) -> dict[str, Any]:
         if found.status_code == 404 and not route.startswith("/v1/"):
             raise UserError(f"{self.url}{route}: no such route. If this is a vLLM server, {DEV_ROUTES}.")
         if found.status_code >= 300:
-            raise UserError(f"{self.url}{route}: the server refuses ({found.status_code}): {_said(found.text)}")
-        try:
-            answer = found.json() if found.content else {}
-        except ValueError:
-            answer = None
+            raise UserError(f"{self.url}{route}: the server refuses ({found.status_code}): {said(found.text)}")
+        answer, problem = found.parsed() if found.content else ({}, "")
         if not isinstance(answer, dict):
-            raise self.something_else(route, found.text)
+            raise self.something_else(route, found.text, problem)
         return answer
 
-    def something_else(self, route: str, answer: object) -> UserError:
+    def something_else(self, route: str, answer: object, problem: str = "") -> UserError:
         """Return the error for an answer that no vLLM server gives."""
         return UserError(
-            f"{self.url}{route} answers {_said(str(answer))!r}, which no vLLM server known to Tether does. "
+            f"{self.url}{route} answers {said(str(answer))!r}{problem}, which no vLLM server known to Tether does. "
             "Check ppo.rollout.url, and the server's version."
         )
 
@@ -250,11 +243,6 @@ class VllmClient:
     def is_asleep(self) -> bool:
         """Return whether the server is asleep."""
         return self.get("/is_sleeping").get("is_sleeping") is True
-
-
-def _said(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= 300 else f"{text[:297]}..."
 
 
 def resolve_rollout(config: RolloutConfig) -> RolloutConfig:

@@ -100,7 +100,18 @@ class Held:
         self._before = {}
 
 
-def drop_output() -> None:
-    """Discard the rest of standard output, so that the interpreter does not fail to flush it at exit."""
+def drop_output(stream: Any = None) -> None:
+    """Discard the rest of a stream (standard output), so that the interpreter does not fail to flush it at exit."""
     with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), (stream or sys.stdout).fileno())
+
+
+@contextlib.contextmanager
+def unread_is_fine() -> Iterator[None]:
+    """Ignore that standard output can't be written in this block, which prints what has been finished and stored."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        drop_output()

@@ -5,15 +5,17 @@ import gc
 import importlib.metadata
 import json
 import os
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from components.base.errors import GateFailed, TetherError, UserError
+from components.base.errors import GateFailed, TetherError, UserError, disk_error, naming
+from components.training.stopping import unread_is_fine
 from flows.cli import completion
-from flows.cli.command import Json, command, echo
+from flows.cli.command import Json, command, echo, exit_code, prepare_streams
 from flows.cli.config import Profile, Set, config_commands, config_of
 from flows.cli.data import data
 from flows.cli.keeping import keeping_commands
@@ -343,6 +345,7 @@ def sync(
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
     from tasks.runs.journal import left_by_earlier
     from tasks.tracking.carrier import sync as carry
+    from tasks.tracking.client import database_file, in_short
 
     for folder in filter(left_by_earlier, sorted((tether_home() / "runs").glob("*/"))):
         echo(
@@ -352,13 +355,17 @@ def sync(
         )
     refused: dict[str, Exception] = {}
     try:
-        for run, error in carry(tether_home(), wait, partial(echo, err=True)):
-            echo(f"{run}: {'is in MLflow' if error is None else error}")
-            refused |= {run: error} if error is not None else {}
+        with naming(database_file(tether_home()) or tether_home()):
+            for run, error in carry(tether_home(), wait, partial(echo, err=True)):
+                echo(f"{run}: {'is in MLflow' if error is None else error}")
+                refused |= {run: error} if error is not None else {}
     except UserError:
         raise
     except Exception as error:  # any exception of MLflow and its transports
-        raise TetherError(f"MLflow does not answer: {error}. Nothing is lost; try again when it does.") from error
+        if disk_error(error):
+            raise
+        told = f"MLflow does not answer: {in_short(error)}. Nothing is lost; try again when it does."
+        raise TetherError(told) from error
     if refused and all(isinstance(error, UserError) for error in refused.values()):
         raise UserError(f"{', '.join(refused)}: not sent to MLflow, because a file of the run is damaged (see above).")
     if refused:
@@ -484,30 +491,33 @@ def _go(launch: "Launch") -> None:
     document = load_status(ctx.home, ctx.run)
     # With JSON log lines the console is the log, but the result still belongs on standard output.
     console = Output() if as_json() else ctx.console
-    print_run(console, document, what_is_simulated(ctx.home, ctx.run), what_ppo_watched(ctx.home, document))
-    echo(f"report: {ctx.folder / REPORT}")
-    show_comparison(ctx.folder)
-    if all(stage.cached for stage in document.stages if stage.state != "not_run"):
-        echo("Nothing was computed: every stage was found in the store.")
-    verdict = run_verdict(document, run_values(ctx.home, ctx.run))
-    if failed is not None:
-        print_steps(console, verdict)
-        raise failed
-    if result is not None:
-        echo(verdict.sentence)
-        if decision := Sent.load(ctx.folder).decision:
-            echo(decision)
-    if result is None:
-        from flows.reports.plan import waiting
+    with unread_is_fine():
+        print_run(console, document, what_is_simulated(ctx.home, ctx.run), what_ppo_watched(ctx.home, document))
+        echo(f"report: {ctx.folder / REPORT}")
+        show_comparison(ctx.folder)
+        if all(stage.cached for stage in document.stages if stage.state != "not_run"):
+            echo("Nothing was computed: every stage was found in the store.")
+        verdict = run_verdict(document, run_values(ctx.home, ctx.run))
+        if failed is not None:
+            print_steps(console, verdict)
+        elif result is not None and not launch.sources.compared:
+            echo(verdict.sentence)
+            if decision := Sent.load(ctx.folder).decision:
+                echo(decision)
+        elif result is None:
+            from flows.reports.plan import waiting
 
-        echo(waiting(ctx.folder, ctx.store.path(ctx.status.stage("human_eval").digest or "")))
+            echo(waiting(ctx.folder, ctx.store.path(ctx.status.stage("human_eval").digest or "")))
+    if failed is not None:
+        raise failed
 
 
 def main() -> None:
     """Run the console script."""
+    prepare_streams()
     gc.set_threshold(10_000)  # imports make many objects and no garbage: it took a sixth of a short command's time
     try:
-        app(prog_name="tether")
+        sys.exit(exit_code(partial(app, prog_name="tether")))
     finally:
         gc.freeze()  # otherwise the interpreter's last collection visits all of torch and Prefect: 3 s
 

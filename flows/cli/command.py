@@ -1,15 +1,19 @@
 """Register commands so that an error becomes an exit code and one paragraph."""
 
+import contextlib
 import functools
+import io
+import locale
 import os
 import signal
+import sys
 import traceback
 from collections.abc import Callable
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, cast
 
 import typer
 
-from components.base.errors import Mistakes, TetherError, disk_error
+from components.base.errors import Mistakes, TetherError, UserError, disk_error
 from components.base.redaction import redacted
 from components.base.text import plain
 from components.training.stopping import Interrupted, drop_output, graceful
@@ -30,7 +34,53 @@ def echo(message: object, nl: bool = True, err: bool = False) -> None:
 
         logs.logger.error("%s", str(message).strip())
         return
-    typer.echo(plain(str(message)), nl=nl, err=err)
+    with contextlib.suppress(*[OSError] * err):  # where nobody reads the message, the exit code still counts
+        typer.echo(plain(str(message)), nl=nl, err=err)
+
+
+def prepare_streams() -> None:
+    """Open closed standard streams on /dev/null, where the next file would else take their place, and begin again in
+    UTF-8 mode if the locale has another encoding: paths, texts and output then have any character."""
+    closed = []
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            closed.append(os.open(os.devnull, os.O_RDWR))
+            os.set_inheritable(number, True)
+    if closed or (not sys.flags.utf8_mode and locale.getencoding().lower() != "utf-8"):
+        os.environ["PYTHONUTF8"] = "1"
+        with contextlib.suppress(OSError):
+            os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def exit_code(call: Callable[[], object]) -> int:
+    """Return the exit code of the command line `call`, whatever becomes of its output: 141 if its reader ended, 2 if
+    its disk is full, unless the command itself failed."""
+    code, lost = 0, cast(OSError | None, None)
+    try:
+        call()
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+        if isinstance(ended.__context__, BrokenPipeError):  # Typer and Rich make 1 of it
+            code, lost = 0, ended.__context__
+    except OSError as error:  # while printing help, a version or a mistyped option
+        lost, code = error, getattr(error.__context__, "exit_code", 0)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError as error:
+            lost = lost or (error if stream is sys.stdout else None)
+            drop_output(stream)
+    if isinstance(lost, BrokenPipeError) and not code:
+        return SIGNALLED + signal.SIGPIPE
+    if lost is not None and not code:
+        echo(f"tether: what it prints can't be written ({lost.strerror}). Print to another place.", err=True)
+        return UserError.exit_code
+    return code
 
 
 def _logs_json() -> bool:

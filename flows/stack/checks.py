@@ -1,17 +1,14 @@
 """Ask each server of a stack: a question without a password, and one that needs it."""
 
 import asyncio
-import base64
-import json
 import ssl
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple
 
 from components.base.redaction import redacted
 from components.base.text import line
+from components.rollouts.asking import HttpClient
 from flows.stack.config import LOOPBACK, Stack
 from flows.stack.parts import MLFLOW, POSTGRES, PREFECT, S3, TLS, part_names, worker_name, worker_part
 from flows.stack.secrets import ROLES, USER, access_key, authorities
@@ -36,6 +33,8 @@ class Wrong(Exception):
     """A server does not answer as it should; the message says how."""
 
     verdict: Verdict = "away"
+    status: int | None = None
+    """The answer's status, if there is an answer."""
 
 
 class Refused(Wrong):
@@ -74,25 +73,25 @@ def request(
         Refused: the server rejects the password.
         Wrong: it does not answer, or answers with an error.
     """
-    headers = {"Content-Type": "application/json"}
-    if user is not None:
-        headers["Authorization"] = f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
-    data = None if body is None else json.dumps(body).encode()
+    import httpx
+
     try:
-        asked = urllib.request.Request(url, data, headers)
-        with urllib.request.urlopen(asked, timeout=SECONDS, context=_trust(stack)) as answer:
-            text = answer.read().decode()
-    except urllib.error.HTTPError as error:
-        if error.code in (401, 403):
-            raise Refused(f"{url} rejects the password of user {user} ({error.code} {error.reason})") from error
-        behind = ": the server behind the TLS part does not answer" if error.code == 502 else ""
-        raise Wrong(f"{url} answers {error.code} {error.reason}{behind}") from error
-    except (OSError, ValueError) as error:
-        raise Wrong(f"{url} does not answer: {getattr(error, 'reason', error)}") from error
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+        with HttpClient(SECONDS, Wrong, verify=_trust(stack), follow_redirects=True) as client:
+            method, auth = "GET" if body is None else "POST", None if user is None else (user, password)
+            answer = client.request(method, url, json=body, auth=auth)
+    except (OSError, httpx.HTTPError) as error:
+        raise Wrong(f"{url} does not answer: {error or type(error).__name__}") from error
+    status = f"{answer.status_code} {httpx.codes.get_reason_phrase(answer.status_code)}"
+    if answer.status_code in (401, 403):
+        wrong: Wrong = Refused(f"{url} rejects the password of user {user} ({status})")
+    elif answer.status_code >= 300:
+        behind = ": the server behind the TLS part does not answer" if answer.status_code == 502 else ""
+        wrong = Wrong(f"{url} answers {status}{behind}")
+    else:
+        value, problem = answer.parsed()
+        return answer.text if problem else value
+    wrong.status = answer.status_code
+    raise wrong
 
 
 def _trust(stack: Stack) -> ssl.SSLContext:
@@ -177,7 +176,7 @@ def _ask_tls(stack: Stack) -> str:
         try:
             request(stack, stack.url(name))
         except Wrong as wrong:
-            if not isinstance(wrong.__cause__, urllib.error.HTTPError):  # an error status is an answer too
+            if wrong.status is None:  # an error status is an answer too
                 raise
     return "three certificates are valid"
 
@@ -223,7 +222,7 @@ def make_mlflow_user(stack: Stack, passwords: dict[str, str]) -> None:
     except Refused:
         raise
     except Wrong as wrong:
-        if not isinstance(wrong.__cause__, urllib.error.HTTPError) or wrong.__cause__.code != 404:
+        if wrong.status != 404:
             raise
         body = {"username": USER, "password": passwords["mlflow_tether"]}
         request(stack, f"{url}/create", "admin", passwords["mlflow_admin"], body)

@@ -9,10 +9,7 @@ import ssl
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,7 @@ from components.base.errors import UserError
 from components.base.paths import read_regular
 from components.base.process import Process, describe_process, is_alive, this_process
 from components.base.redaction import redacted
+from components.rollouts.asking import HttpClient
 from tasks.runs.journal import write_model
 
 logger = logging.getLogger(__name__)
@@ -89,24 +87,26 @@ def check_server(timeout: float = 20.0, needed_for: Mapping[str, str] | None = N
 
 def no_answer(url: str, timeout: float = 3.0) -> Exception | None:
     """Return why no HTTP server answers at `url` within `timeout` seconds; None if one answers, with any status."""
-    try:
-        with urlopen(url, timeout):
-            return None
-    except urllib.error.HTTPError:
-        return None  # it answers; the flow run will show whether it accepts us
-    except (OSError, ValueError) as error:
-        return error
+    found = _status(url, timeout)  # whatever the status is, the flow run will show whether it accepts us
+    return found if isinstance(found, Exception) else None
 
 
-def urlopen(url: str, timeout: float) -> AbstractContextManager[Any]:
-    """Open `url` as `urllib` does, trusting the certificates that Prefect's client trusts. A user in `url` is not sent.
+def _status(url: str, timeout: float) -> int | Exception:
+    """Return the status of the answer at `url`, or why there is none. A user in `url` is not sent.
 
-    Both read `SSL_CERT_FILE`; this also reads `PREFECT_API_SSL_CERT_FILE` and `PREFECT_API_TLS_INSECURE_SKIP_VERIFY`.
+    The certificates that Prefect's client trusts are trusted: it reads `SSL_CERT_FILE`, `PREFECT_API_SSL_CERT_FILE` and
+    `PREFECT_API_TLS_INSECURE_SKIP_VERIFY`.
     """
-    context = ssl.create_default_context(cafile=os.environ.get("PREFECT_API_SSL_CERT_FILE") or None)
-    if os.environ.get("PREFECT_API_TLS_INSECURE_SKIP_VERIFY", "").lower() in ("1", "true", "yes", "on"):
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return urllib.request.urlopen(redacted(url), timeout=timeout, context=context)
+    import httpx
+
+    try:
+        context = ssl.create_default_context(cafile=os.environ.get("PREFECT_API_SSL_CERT_FILE") or None)
+        if os.environ.get("PREFECT_API_TLS_INSECURE_SKIP_VERIFY", "").lower() in ("1", "true", "yes", "on"):
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        with HttpClient(timeout, UserError, verify=context, follow_redirects=True) as client:
+            return client.request("GET", redacted(url)).status_code
+    except (OSError, UserError, httpx.HTTPError) as error:
+        return error
 
 
 def is_untrusted(error: BaseException | None) -> bool:
@@ -135,13 +135,12 @@ def is_answering(patience: float = BUSY_SECONDS) -> bool:
 
 def _is_ready(url: str, timeout: float = 5.0) -> bool | None:
     """Return whether a server and its database answer; None if it may be busy."""
-    try:
-        with urlopen(f"{url}/ready", timeout):
-            return True
-    except urllib.error.HTTPError as error:
-        return True if error.code < 500 else None  # it answers; 503 means that its database is away
-    except (OSError, ValueError) as error:
-        return None if isinstance(getattr(error, "reason", error), TimeoutError) else False
+    import httpx
+
+    found = _status(f"{url}/ready", timeout)
+    if isinstance(found, int):
+        return True if found < 500 else None  # it answers; 503 means that its database is away
+    return None if isinstance(found, httpx.TimeoutException) else False
 
 
 class _Note(BaseModel):
@@ -214,7 +213,7 @@ def _wait_for(process: subprocess.Popen[Any], url: str, log: Path, seconds: floa
         if process.poll() is not None:
             said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
             raise NoServer(
-                redacted(said[-1].strip()[:300]) if said else f"it ended with exit code {process.returncode}"
+                redacted(said[-1].strip())[:300] if said else f"it ended with exit code {process.returncode}"
             )
         if time.monotonic() > deadline:
             raise NoServer(f"no answer within {seconds:.0f} s")

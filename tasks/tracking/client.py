@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from components.base.errors import UserError
+from components.base.errors import UserError, disk_error
 from components.base.files import replacing, sweep_drafts
 from components.base.redaction import redacted
 
@@ -62,6 +62,8 @@ def load_mlflow() -> Any:
     _trust_the_ca()
     import mlflow
 
+    # It prints the stack trace of each error of its database, which is raised as well, and reported in one line.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     return mlflow
 
 
@@ -212,8 +214,8 @@ def check_database(home: Path) -> None:
 
 
 def in_short(error: Exception) -> str:
-    """Return an error's type and the first line of its message; for a UserError the message."""
-    if isinstance(error, UserError):
+    """Return an error's type and the first line of its message; for a UserError, or a full disk, the message."""
+    if isinstance(error := disk_error(error) or error, UserError):
         return str(error)
     return f"{type(error).__name__}: {redacted((str(error).splitlines() or ['no reason given'])[0])[:300]}"
 

@@ -109,6 +109,15 @@ def test_a_deployments_environment_leaves_the_gpu_to_the_worker(
     assert "CUDA_VISIBLE_DEVICES" not in register._environment(tmp_path)
 
 
+@pytest.mark.parametrize("password", ["kT/9pQ==", "a#b", "a?b", "8/x", "p@ss/w"])
+def test_no_job_variable_holds_a_password(password: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MLFLOW_TRACKING_URI", "TETHER_STORE"):
+        monkeypatch.setenv(name, f"postgresql://me:{password}@db:5432/mlflow")
+    assert password not in str(register._environment(tmp_path))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000/a@b")
+    assert register._environment(tmp_path)["MLFLOW_TRACKING_URI"] == "http://127.0.0.1:5000/a@b"
+
+
 def test_a_pools_limit_for_all_machines_is_named_with_the_command_that_lifts_it() -> None:
     done = [register.Deployed("rlhf/x", "cpu", None), register.Deployed("compute/gpu", "gpu", None, limit=1)]
     lines = register.describe(done)

@@ -7,7 +7,9 @@ import signal
 import socket
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -381,3 +383,30 @@ def test_a_server_that_hangs_among_points_delays_nothing_and_has_them_all_once(
     time.sleep(2)
     carry(home)
     check_against_an_undisturbed_run(home, empty_mlflow, tmp_path, monkeypatch)
+
+
+def test_a_full_disk_under_mlflows_database_is_one_line(
+    empty_mlflow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """MLflow printed SQLAlchemy's stack trace. The database may not grow, as on a full disk."""
+    from sqlalchemy import Engine, event
+
+    from tasks.tracking.client import connect, experiment, in_short
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    shutil.copy(empty_mlflow, tmp_path / "mlflow.db")
+
+    def full(connection: Any, _: object) -> None:
+        connection.execute("pragma max_page_count = 1")  # no less than it has
+
+    event.listen(Engine, "connect", full)
+    try:
+        client = connect(tmp_path)
+        with pytest.raises(Exception, match="database or disk is full") as refused:
+            name = experiment(client, tmp_path, "x")
+            for _ in range(2000):
+                client.create_run(name, tags={"note": "x" * 5000})
+    finally:
+        event.remove(Engine, "connect", full)
+    assert in_short(refused.value).startswith("No space left on device. Make room there")
+    assert "Traceback" not in capfd.readouterr().err

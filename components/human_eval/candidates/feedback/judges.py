@@ -1,7 +1,5 @@
 """Models as judges: one in a folder, whose probabilities are read, or one behind an OpenAI-compatible endpoint."""
 
-import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NotRequired, Protocol, TypedDict
@@ -11,7 +9,7 @@ from components.base.jsonl import Message
 from components.human_eval.candidates.feedback.config import EndpointConfig
 from components.human_eval.candidates.feedback.rubric import SIDES, verdict
 from components.models.runtime import Runtime, activate, autocast
-from components.rollouts.asking import ask_patiently, said
+from components.rollouts.asking import HttpAnswer, HttpClient, ask_patiently, said
 
 TOKEN = "TETHER_JUDGE_TOKEN"
 """The environment variable with an endpoint's key."""
@@ -113,14 +111,9 @@ class EndpointJudge:
     """
 
     def __init__(self, config: EndpointConfig) -> None:
-        import httpx
-
         refuse_credentials("--judge", config.url)
-        self._config, token = config, os.environ.get(TOKEN)
-        self._http = httpx.Client(
-            headers={"Authorization": f"Bearer {token}"} if token else {},
-            timeout=httpx.Timeout(config.timeout, connect=min(10.0, config.timeout)),
-        )
+        self._config = config
+        self._http = HttpClient(config.timeout, self._error, TOKEN)
 
     def close(self) -> None:
         """Close its connections."""
@@ -132,25 +125,22 @@ class EndpointJudge:
         Raises:
             Unreachable: it does not answer for `patience` seconds. UserError: it refuses, or its answer is not valid.
         """
-        import httpx
-
         url = self._config.url.rstrip("/")
         url += "" if url.endswith(ROUTE) else ROUTE
         body: Mapping[str, Any] = {
             "model": self._config.model, "messages": list(messages), "max_tokens": self._config.max_tokens,
             "temperature": 0,
         }  # fmt: skip
-        try:
-            found = ask_patiently(lambda: self._http.post(url, json=body), self._config.patience, self._unreachable)
-        except httpx.InvalidURL as error:
-            raise self._error(f"this is not an address: {error}") from None
+        found = ask_patiently(
+            lambda: self._http.request("POST", url, json=body), self._config.patience, self._unreachable
+        )
         if found.status_code in (400, 413, 422) and any(words in found.text.lower() for words in _TOO_LONG):
             return {"first": None, "said": f"refused as too long: {said(found.text)}"}
         if found.status_code in (401, 403):
             raise self._error(f"it refuses the key ({found.status_code}). Set the environment variable {TOKEN}.")
         if found.status_code >= 300:
             raise self._error(f"it refuses ({found.status_code}): {said(found.text)}. Check the address and --model.")
-        text = _content(found.text)
+        text = _content(found)
         if text is None:
             raise self._error(
                 f"it answers {said(found.text)!r}, which is not a /v1{ROUTE} answer. Give the address up to /v1, as "
@@ -169,10 +159,10 @@ class EndpointJudge:
         return UserError(f"--judge {self._config.url}: {text}")
 
 
-def _content(body: str) -> str | None:
-    """Return the text of a chat completion; None if `body` is not one."""
+def _content(answer: HttpAnswer) -> str | None:
+    """Return the text of a chat completion; None if `answer` is not one."""
     try:
-        text = json.loads(body)["choices"][0]["message"]["content"]
-    except (ValueError, KeyError, IndexError, TypeError):
+        text = answer.parsed()[0]["choices"][0]["message"]["content"]
+    except (KeyError, IndexError, TypeError):
         return None
     return text if isinstance(text, str) else None
