@@ -110,7 +110,7 @@ def export(
     run: Run,
     to: Annotated[Path | None, typer.Option(metavar="FILE", help="The file to write (default: RUN.tar here).")] = None,
 ) -> None:
-    """Write every result that a run is based on into one file.
+    """Write the results that a run is based on into one file.
 
     It holds records and their objects, not the run's config or pages. The same run always gives the same bytes."""
     from tasks.retention.archive import export_run
@@ -121,7 +121,7 @@ def export(
 
 @command(store, "import")
 def import_(file: Annotated[Path, typer.Argument(help="A file that `tether store export` wrote.")]) -> None:
-    """Import the results in an exported file, so that runs here reuse them.
+    """Import exported results, so that runs here reuse them.
 
     Everything is verified before anything is written. A digest does not show who made the file."""
     from components.base.paths import user_path
