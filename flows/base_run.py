@@ -15,7 +15,7 @@ from components.rewards.config import FunctionReward, ModelReward
 from components.store.store import ArtifactStore, Miss, Record
 from flows.config.run_config import RunConfig, check_config
 from tasks.runs.config import run_values
-from tasks.runs.status import RunStatus, list_runs, load_status, own_runs
+from tasks.runs.status import RunStatus, list_runs, load_status
 from tasks.stages import PIPELINE, STAGES
 
 SOURCES = (*(f"data.{name}" for name in NAMED), "data.hub", "data.votes", "sft.base", "sft.keep")
@@ -46,7 +46,7 @@ def choose_base(home: Path, stage: str, run: str | None = None, config: RunConfi
     Args:
         home: the Tether home.
         stage: the first stage to recompute.
-        run: the only run to consider. An imported run is used only if it is named here.
+        run: the only run to consider.
         config: if given, the run's config must agree with it in everything that the stages before `stage` depend on.
 
     Raises:
@@ -57,10 +57,8 @@ def choose_base(home: Path, stage: str, run: str | None = None, config: RunConfi
     runs = [run] if run is not None else list_runs(home)
     if not runs:
         load_status(home)  # raises the error that explains how to start one
-    if run is None and not own_runs(home):
-        raise UserError(f"rerun {stage}: every run here was imported. Name the one that you trust with --from RUN.")
     unfit: dict[str, str] = {}
-    for name in [run] if run is not None else own_runs(home):  # an imported run must be named
+    for name in runs:
         status = load_status(home, name)
         try:
             values = run_values(home, name)

@@ -1,8 +1,8 @@
-"""A run as one file: an uncompressed tar of the run's files, the records that it depends on, and their objects.
+"""Results as one file: an uncompressed tar of records and their objects.
 
-The same run gives the same bytes: members are sorted, without times, owners or attempt numbers. A reader checks every
-name and every sha256 before it writes anything. These checks don't show who made the archive, so a record from one is
-marked as imported.
+The same records give the same bytes: members are sorted, without times, owners or attempt numbers. A reader checks
+every name and every sha256 before it writes anything. These checks don't show who made the archive, so a record from
+one is marked as imported.
 """
 
 import hashlib
@@ -28,9 +28,7 @@ from components.store.store import ArtifactStore
 RUN = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 """A valid run id in an archive."""
 LARGEST = {
-    re.compile(r"run/run\.json"): 4 << 20,
-    re.compile(r"run/config\.yaml"): 256 << 10,
-    re.compile(rf"run/metrics/{STAGE.pattern}\.jsonl"): 64 << 20,
+    re.compile(rf"run/(run\.json|config\.yaml|metrics/{STAGE.pattern}\.jsonl)"): None,  # earlier versions; not used
     re.compile(rf"records/{SHA.pattern}/1\.json"): 16 << 20,
     re.compile(rf"objects/{SHA.pattern}"): None,
 }
@@ -46,11 +44,11 @@ class Archive:
     """An archive that was read completely and passed every check."""
 
     path: Path
-    files: Mapping[str, bytes]
-    """The run's own files: relative path to bytes."""
     records: list[Record]
     objects: Mapping[str, tuple[int, int]]
     """Maps each object's sha256 to its offset and length in the file, in bytes."""
+    has_run: bool
+    """Whether it also holds a run's own files, as an earlier version wrote them. They are not read."""
 
     def chunks(self, sha: str) -> Iterator[bytes]:
         """Yield an object's bytes."""
@@ -60,15 +58,14 @@ class Archive:
             yield from _chunks(file, size)
 
 
-def write_archive(target: Path, store: ArtifactStore, files: Mapping[str, bytes], records: Iterable[Record]) -> None:
-    """Write `files` (the run's own) and `records` with their objects into a tar, atomically.
+def write_archive(target: Path, store: ArtifactStore, records: Iterable[Record]) -> None:
+    """Write `records` with their objects into a tar, atomically.
 
     Raises:
         TetherError: an object of a record is missing or damaged.
     """
     numbered = sorted(map(_as_exported, records), key=lambda record: record.key)
-    small = {f"run/{name}": data for name, data in files.items()}
-    small |= {f"records/{record.key}/1.json": record_text(record).encode() for record in numbered}
+    small = {f"records/{record.key}/1.json": record_text(record).encode() for record in numbered}
     objects = {sha: (record, name) for record in numbered for name, sha in record.objects.items()}
     sweep_drafts(target.absolute())
     with replacing(target) as temporary, tarfile.open(temporary, "w:", format=tarfile.GNU_FORMAT) as tar:
@@ -151,12 +148,13 @@ def _read(path: Path, file: BinaryIO, room: int | None) -> Archive:
     size = sum(member.size for member, _ in found)
     if room is not None and size > room:
         raise TetherError(f"it has {size} bytes, and there is room for {room}")
-    files: dict[str, bytes] = {}
     records: dict[str, Record] = {}
     objects: dict[str, tuple[int, int]] = {}
     for member, begin in found:
         file.seek(begin)
         folder, _, rest = member.name.partition("/")
+        if folder == "run":
+            continue
         if folder == "objects":
             digest = hashlib.sha256()
             for chunk in _chunks(file, member.size):
@@ -165,16 +163,13 @@ def _read(path: Path, file: BinaryIO, room: int | None) -> Archive:
                 raise TetherError(f"the object {rest[:12]} is damaged (its sha256 is {digest.hexdigest()[:12]})")
             objects[rest] = (begin, member.size)
             continue
-        data = b"".join(_chunks(file, member.size))
-        if folder == "run":
-            files[rest] = data
-        else:
-            key = rest.partition("/")[0]
-            records[key] = _record(member.name, data, key)
-    if not files and not records:
-        raise TetherError("it is empty")
+        key = rest.partition("/")[0]
+        records[key] = _record(member.name, b"".join(_chunks(file, member.size)), key)
+    if not records:
+        raise TetherError("it has no record")
     _check_complete(records.values(), objects)
-    return Archive(path, files, list(records.values()), objects)
+    has_run = any(member.name.startswith("run/") for member, _ in found)
+    return Archive(path, list(records.values()), objects, has_run)
 
 
 def _members(file: BinaryIO) -> Iterator[tuple[tarfile.TarInfo, int]]:

@@ -110,29 +110,30 @@ def export(
     run: Run,
     to: Annotated[Path | None, typer.Option(metavar="FILE", help="The file to write (default: RUN.tar here).")] = None,
 ) -> None:
-    """Write a run and every artifact it needs into one file.
+    """Write the results that a run is based on into one file.
 
-    The same run always gives the same bytes."""
+    It holds records and their objects, not the run's config or pages. The same run always gives the same bytes."""
     from tasks.retention.archive import export_run
 
-    name, target = export_run(_store(), run, to)
-    echo(f"run {name} is in {target} ({_size(target.stat().st_size)}); `tether store import` imports it.")
+    target = export_run(_store(), run, to)
+    echo(f"The results of run {run} are in {target} ({_size(target.stat().st_size)}); `tether store import` reads it.")
 
 
 @command(store, "import")
 def import_(file: Annotated[Path, typer.Argument(help="A file that `tether store export` wrote.")]) -> None:
-    """Import an exported run.
+    """Import exported results, so that runs here reuse them.
 
     Everything is verified before anything is written. A digest does not show who made the file."""
     from components.base.paths import user_path
-    from tasks.retention.archive import import_run
+    from tasks.retention.archive import import_results
 
-    done = import_run(_store(), user_path(str(file), "import"))
+    done = import_results(_store(), user_path(str(file), "import"))
     echo(
-        f"run {done.run} {'has been imported' if done.new_run else 'was here already, and is unchanged'}: "
-        f"{counted(done.records, 'record')} ({done.new_records} new), {counted(done.objects, 'object')}. See `tether "
-        f"status {done.run}`."
+        f"Imported {counted(done.records, 'record')} ({done.new_records} new) and {counted(done.objects, 'object')}. "
+        "`tether run PROFILE` reuses them if config, code, libraries and machine are the same."
     )
+    if done.has_run:
+        echo("An earlier version wrote this file: its run.json, config.yaml and metrics by step are left out.")
     echo(
         "Every digest matches. That does not show who made the file: check its signature if it came from elsewhere. No "
         "run promotes a model that is based on it; `tether promote` does."

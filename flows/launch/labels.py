@@ -107,8 +107,7 @@ def scoring(
         home,
         status.run,
         config.gates,
-        # Waivers of this run still apply, unless the run was imported: then nobody here gave them.
-        waivers=[*([] if status.imported else status.waivers), *waivers],
+        waivers=[*status.waivers, *waivers],
         profile=status.profile,
         project=config.project,
         pinned=records,

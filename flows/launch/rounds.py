@@ -80,7 +80,7 @@ def judged_run(home: Path, run: str | None) -> RunStatus:
     """
     if run is None:
         readable = sorted(load_readable(home)[0], key=lambda each: each.started, reverse=True)
-        run = next((each.run for each in readable if not each.imported and _votes(home, each)), None)
+        run = next((each.run for each in readable if _votes(home, each)), None)
         if run is None:
             load_status(home)  # raises the error that explains how to start one
             raise UserError(

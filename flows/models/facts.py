@@ -15,7 +15,7 @@ from components.store.store import ArtifactStore, Record
 from flows.models.lineage import ChangedOption, changed_options, find_subject, own_records
 from tasks.runs.config import run_values
 from tasks.runs.journal import recorded_paths
-from tasks.runs.status import RunStatus, StageStatus, has_run, list_runs, load_status, own_runs
+from tasks.runs.status import RunStatus, StageStatus, has_run, list_runs, load_status
 from tasks.tracking.links import JUDGE, MODELS, model_name
 from tasks.tracking.registry import Version, versions
 
@@ -196,13 +196,7 @@ def _judging_run(home: Path, digest: str, registered: Iterable[Version]) -> str 
         if each.promoted and has_run(home, run := each.promoted.get("run", "")):
             return run
     newest = None
-    ours = own_runs(home)
-    for run in [
-        *ours,
-        *(each for each in list_runs(home) if each not in ours),
-    ]:  # runs of this home before imported ones
-        if newest in ours and run not in ours:
-            return newest
+    for run in list_runs(home):
         for stage in load_status(home, run).stages:
             if digest in (stage.digest, *(part.digest for part in stage.parts.values())):
                 newest = newest or run

@@ -103,7 +103,7 @@ def _differing(one: Mapping[str, V | None], other: Mapping[str, V | None]) -> Di
 def text(found: RunDiff) -> str:
     """Return the differences as text."""
     lines = [
-        f"{run.run}  {line(run.profile)}, {run.state}, {run.seconds:.0f} s{', imported' if run.imported else ''}"
+        f"{run.run}  {line(run.profile)}, {run.state}, {run.seconds:.0f} s"
         for run in found.runs
     ]
     if found.options:

@@ -376,10 +376,10 @@ def taken_record(store: ArtifactStore, stage: StageStatus) -> Record | None:
 
 
 def rests_on_import(home: Path, run: str) -> bool:
-    """Return whether a run, or the record of one of its stages, was imported."""
+    """Return whether the record of one of a run's stages was imported."""
     status, store = load_status(home, run), ArtifactStore(home)
     records = (taken_record(store, stage) for stage in status.stages)
-    return bool(status.imported) or any(record is not None and record.imported for record in records)
+    return any(record is not None and record.imported for record in records)
 
 
 def code_name(code: CodeVersion) -> str:

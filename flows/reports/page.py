@@ -27,7 +27,7 @@ from flows.reports.diff import Overlay, overlay_of
 from flows.reports.facts import Curve, RunFacts, StageFacts, code_name, rests_on_import, run_facts
 from flows.reports.links import elsewhere
 from flows.reports.rounds import COLUMNS, rounds_chart
-from flows.reports.terminal import IMPORTED, by_another, cost, ends_after, model_votes_of, simulated_note
+from flows.reports.terminal import by_another, cost, ends_after, model_votes_of, simulated_note
 from tasks.execution.drawing import thin
 from tasks.lineage.picture import in_two_widths
 from tasks.runs.status import StageStatus
@@ -96,7 +96,6 @@ def page(facts: RunFacts, overlay: Overlay | None = None) -> str:
         written_by=code_version(),
         simulated_note=simulated_note(facts.simulated, facts.people_judge),
         model_votes_note=model_votes_of(facts.status),
-        imported_note=IMPORTED,
     )
 
 

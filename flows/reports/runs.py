@@ -40,16 +40,13 @@ class ListedRun(NamedTuple):
     saved: float | None = None
     """What recomputing its reused results would have cost."""
     currency: str = ""
-    imported: str = ""
-    """When it was imported (ISO 8601, UTC); empty for a run of this home."""
     failed_gates: Sequence[str] = ()
     """Names of the gates that stopped it."""
 
     def as_json(self) -> dict[str, object]:
-        """Return the fields; cost and currency only if the run has a price, `imported` only if it was imported,
-        `failed_gates` only if a gate stopped it."""
-        left = {*(("cost", "saved", "currency") if self.cost is None else ())}
-        left |= {name for name in ("imported", "failed_gates") if not getattr(self, name)}
+        """Return the fields; costs only if the run has a price, `failed_gates` only if a gate stopped it."""
+        left = {"cost", "saved", "currency"} if self.cost is None else set()
+        left |= set() if self.failed_gates else {"failed_gates"}
         return {name: value for name, value in self._asdict().items() if name not in left}
 
 
@@ -69,7 +66,7 @@ def _listed(status: RunStatus) -> ListedRun:
     told = (status.run, status.name, status.profile, status.state, status.started, status.seconds)
     failed = [gate.name for stage in status.stages for gate in stage.gates if gate.stops]
     cost = (status.cost, status.saved, status.currency)
-    return ListedRun(*told, kl, win_rate, status.tags, *cost, status.imported, failed)
+    return ListedRun(*told, kl, win_rate, status.tags, *cost, failed)
 
 
 def selected(
@@ -102,10 +99,7 @@ def print_runs(console: Console, runs: Sequence[ListedRun], limit: int, of: int,
     now = datetime.now().astimezone()
     columns = {
         "run": [cell(each.run) for each in runs[:limit]],
-        "state": [
-            cell(f"{each.state}{', imported' if each.imported else ''}", STYLES.get(each.state, "red"))
-            for each in runs[:limit]
-        ],
+        "state": [cell(each.state, STYLES.get(each.state, "red")) for each in runs[:limit]],
         "when": [cell(_when(each.started, now)) for each in runs[:limit]],
         "failed gates": [cell(", ".join(each.failed_gates)) for each in runs[:limit]],
         "name": [cell(each.name) for each in runs[:limit]],

@@ -23,7 +23,6 @@ STYLES = {
     "running": "cyan", "passed": "green", "cached": "green", "skipped": "yellow", "not_run": "dim",
 }  # fmt: skip
 SIMULATED_DATA = "Votes, gold scores and violations come from the built-in task and are simulated. People judge."
-IMPORTED = "This run was imported: another home computed it and wrote its numbers. A digest does not show who that was."
 NAMED = 8
 """The largest number of gates that the line of gates that are off names."""
 _OUTCOMES = {"FAIL": "red", "WARN": "yellow", "WAIVED": "yellow", "SKIPPED": "yellow", "PASS": "green", "OFF": "dim"}
@@ -74,8 +73,6 @@ def print_run(
         console.print(simulated, style="dim")
     if voted := model_votes_of(status):
         console.print(cell(voted, "yellow"), highlight=False)
-    if status.imported:
-        console.print(IMPORTED, style="yellow", highlight=False)
     if status.user:
         console.print(cell(f"Started by {status.user}.", "dim"), highlight=False)
     if until := ends_after(status):
@@ -94,7 +91,6 @@ def markdown(status: RunStatus, simulated: str = "", links: Mapping[str, Sequenc
         + f"{', ' + cost(status, status.currency) if priced else ''}"
         f"{', started by ' + words(status.user) if status.user else ''}.{' ' + simulated if simulated else ''}"
         + f"{' ' + words(voted) if (voted := model_votes_of(status)) else ''}"
-        + f"{' ' + IMPORTED if status.imported else ''}"
         + f"{' ' + words(ends_after(status)) if status.until else ''}",
         "",
         *([f"This run: {_pages(links[''])}", ""] if links.get("") else []),

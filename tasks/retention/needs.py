@@ -39,9 +39,7 @@ def needs(store: ArtifactStore, keep_runs: int = KEPT_RUNS) -> dict[str, set[str
             f"{store.home / 'runs' / min(damaged) / RUN_FILE} is damaged, so Tether cannot tell what that run needs. "
             f"Restore it, or remove the run's folder."
         )
-    # Imported runs are counted separately, so that they do not displace this home's own.
-    kinds = [[each for each in statuses if bool(each.imported) is imported] for imported in (False, True)]
-    newest = {each.run for kind in kinds for each in kind[:keep_runs]}
+    newest = {each.run for each in statuses[:keep_runs]}
     for status in statuses:
         run, wanted = status.run, status.needs
         # A worker continues to compute even if the run that ordered it has died.

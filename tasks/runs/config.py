@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import shorten
 
 import yaml
 from pydantic import JsonValue, TypeAdapter
@@ -12,7 +13,6 @@ from components.base.files import write_whole
 from components.base.paths import read_regular
 
 CONFIG = "config.yaml"
-DEEPEST = 20
 _OF_TAGS = (LookupError, AttributeError, TypeError)
 """Errors that YAML's constructors raise for `!!bool maybe`, `!!int` without a number and `!!timestamp soon`."""
 _VALUES = TypeAdapter(dict[str, JsonValue])
@@ -31,45 +31,15 @@ def run_values(home: Path, run: str) -> dict[str, JsonValue]:
     """
     path = home / "runs" / run / CONFIG
     try:
-        return _load(read_regular(path).decode())
-    except (OSError, ValueError) as error:
+        return _VALUES.validate_python(_parsed(read_regular(path).decode()))
+    except (OSError, ValueError, yaml.YAMLError, *_OF_TAGS, RecursionError) as error:
         raise UserError(
-            f"{path} is damaged ({str(error).splitlines()[0]}). Restore the file, or move the folder {path.parent} out "
+            f"{path} is damaged ({shorten(str(error), 300)}). Restore the file, or move the folder {path.parent} out "
             f"of {path.parent.parent}."
         ) from error
-
-
-def parse_values(text: str) -> dict[str, JsonValue]:
-    """Return the values of a config from another home.
-
-    Raises:
-        ValueError: it is not a mapping of JSON values, is nested deeper than any config, or refers to parts of itself.
-    """
-    depth = 0
-    try:
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > DEEPEST:
-                raise ValueError(f"it is nested more than {DEEPEST} deep")
-            if isinstance(event, yaml.AliasEvent):  # a few aliases could expand to gigabytes
-                raise ValueError("it refers to parts of itself")
-    except yaml.YAMLError as error:
-        raise _unreadable(error) from error
-    return _load(text)
-
-
-def _load(text: str) -> dict[str, JsonValue]:
-    try:
-        return _VALUES.validate_python(_parsed(text))
-    except (yaml.YAMLError, *_OF_TAGS, RecursionError) as error:
-        raise _unreadable(error) from error
 
 
 @functools.lru_cache(maxsize=4)
 def _parsed(text: str) -> object:
     """Read YAML, which takes a twentieth of a second; a run reads its config seven times. Callers copy the result."""
     return yaml.safe_load(text)
-
-
-def _unreadable(error: Exception) -> ValueError:
-    return ValueError(f"it is not readable as YAML: {' '.join(str(error).split())}")

@@ -82,7 +82,7 @@ def choice_of(artifact: Path) -> str:
     try:
         found = json.loads((artifact / "metadata.json").read_text(encoding="utf-8"))
         return str(found["reason"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # of an older version, or imported
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # of an older version
         return ""
 
 

@@ -150,8 +150,6 @@ class _Run(BaseModel):
     user: str = ""
     """The user who started it."""
     started: Annotated[Stamp, Field(min_length=1)]
-    imported: Stamp = ""
-    """When it was imported from another home, which computed it; empty for a run of this home."""
     currency: str = ""
     """Currency of the stages' costs."""
     origin: dict[str, str] = Field(default_factory=dict)
@@ -365,7 +363,7 @@ def load_status(home: Path, run_id: str | None = None) -> RunStatus:
         UserError: there is no such run, or its file is damaged.
     """
     if run_id is None:
-        runs = own_runs(home) or list_runs(home)
+        runs = list_runs(home)
         if not runs:
             raise UserError(f"there is no run in {home / 'runs'} yet; start one with `tether run demo`.")
         run_id = runs[0]
@@ -393,20 +391,11 @@ def load_readable(home: Path) -> tuple[list[RunStatus], dict[str, float]]:
 
 
 def list_runs(home: Path) -> list[str]:
-    """Return every run's id, newest first. Runs that can't be read are logged."""
-    return [each.run for each in _readable(home)]
-
-
-def own_runs(home: Path) -> list[str]:
-    """Return the ids of runs that were not imported, newest first. Commands without a run use the first."""
-    return [each.run for each in _readable(home) if not each.imported]
-
-
-def _readable(home: Path) -> list[RunFile]:
+    """Return every run's id, newest first; commands without a run use the first. Runs that can't be read are logged."""
     found, damaged = _files(home)
     for error in damaged.values():
         logger.warning("%s It is left out.", error)
-    return found
+    return [each.run for each in found]
 
 
 def has_run(home: Path, run: str) -> bool:
@@ -416,8 +405,7 @@ def has_run(home: Path, run: str) -> bool:
 
 def run_of_flow(home: Path, flow_run: str) -> str | None:
     """Return the run that a Prefect flow run began, if Prefect retries it; None on its first attempt."""
-    ours = (each for each in _files(home)[0] if not each.imported)
-    return next((each.run for each in ours if each.origin.get("flow_run") == flow_run), None)
+    return next((each.run for each in _files(home)[0] if each.origin.get("flow_run") == flow_run), None)
 
 
 def read_file(folder: Path) -> RunFile:
@@ -450,20 +438,6 @@ def end_elsewhere(folder: Path) -> None:
     if document.finished is None:
         process: Process = {**document.process, "host": socket.gethostname(), "boot": "before it was restored"}
         write_file(folder, document.model_copy(update={"process": process}))
-
-
-def finished_file(folder: Path) -> RunFile:
-    """Return the run.json in `folder` for another home: ended, without process, flow run and server pages."""
-    document = read_file(folder)
-    if document.died:
-        _count_killed(folder, document.stages, document.updated)
-    if document.finished is None:
-        _interrupt(document.stages)
-    origin = {name: value for name, value in document.origin.items() if name != "flow_run"}
-    finished = document.finished or document.updated
-    stages = [stage.model_copy(update={"prefect": ""}) for stage in document.stages]
-    fields = {"process": {}, "origin": origin, "finished": finished, "imported": "", "prefect": "", "stages": stages}
-    return document.model_copy(update=fields)
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:

@@ -13,12 +13,7 @@ from tests.fuzz.readers import Reader
 CONFIG = b"seed: 0\ngates: {ppo: {kl: 8.0}}\n"
 POINT = b'{"step": 1, "time": 5, "metrics": {"ppo/kl": 0.5}}\n'
 KL = {"name": "ppo.kl", "metric": "ppo/kl_high", "value": 2.0, "op": "<=", "threshold": 8.0, "passed": True}
-FILES = {
-    "run.json": "run/run.json",
-    "config.yaml": "run/config.yaml",
-    "points.jsonl": "run/metrics/ppo.jsonl",
-    "record.json": "records/",
-}
+FILES = {"record.json": "records/", "manifest.json": "objects/"}
 """The members of an export that are changed alone, by the file that is changed."""
 
 
@@ -53,7 +48,7 @@ def exported(folder: Path) -> Path:
     from components.store.store import ArtifactStore
     from tasks.retention.archive import export_run
 
-    return export_run(ArtifactStore(home(folder)), "r1", folder / "run.tar")[1]
+    return export_run(ArtifactStore(home(folder)), "r1", folder / "run.tar")
 
 
 def member(name: str) -> Callable[[Path], Path]:
@@ -73,11 +68,11 @@ def member(name: str) -> Callable[[Path], Path]:
 def import_archive(path: Path) -> None:
     """As `tether store import`, into a home without anything."""
     from components.store.store import ArtifactStore
-    from tasks.retention.archive import import_run
+    from tasks.retention.archive import import_results
 
     target = path.parent / "home"
     try:
-        import_run(ArtifactStore(target), path)
+        import_results(ArtifactStore(target), path)
     finally:
         shutil.rmtree(target, ignore_errors=True)
 
@@ -120,7 +115,7 @@ def read_home(path: Path) -> None:
     for look in (
         lambda: status.load_status(place, "r1"),
         lambda: status.load_readable(place),
-        lambda: status.own_runs(place),
+        lambda: status.list_runs(place),
         lambda: run_values(place, "r1"),
         lambda: read_points(place / "runs" / "r1" / "metrics" / "ppo.jsonl"),
         lambda: [store.lookup(folder.name) for folder in (place / "store" / "records").iterdir()],

@@ -194,14 +194,15 @@ def test_a_report_of_an_imported_artifact_that_no_stage_writes_is_one_sentence(
     from flows.reports.facts import StageFacts
     from flows.reports.page import write_page
 
-    run = stored_run(tmp_path)
-    path = tmp_path / "runs" / run / "run.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"imported": "2026-01-01"}))
+    run, store = stored_run(tmp_path), ArtifactStore(tmp_path)
+    record = store.published(load_status(tmp_path, run).stage("validate").key or "")[0]
+    shutil.rmtree(store.local.root / "records" / record.key)
+    store.commit(record.model_copy(update={"imported": "2026-01-01"}))
     monkeypatch.setattr(StageFacts, "text", lambda self, name: change if name == "report.json" else None)
     with pytest.raises(UserError, match="an imported artifact of run"):
         write_page(tmp_path, run)
     monkeypatch.undo()
-    assert "This run was imported" in write_page(tmp_path, run).read_text()
+    assert ", imported<br>" in write_page(tmp_path, run).read_text()
 
 
 def sources() -> list[Path]:

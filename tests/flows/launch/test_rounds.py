@@ -1,5 +1,6 @@
 """The next round of a run: what it takes from it, and what it refuses."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from flows.launch.begin import new_run, rerun
 from flows.launch.rounds import held, next_round
 from flows.reports.rounds import Round, all_rounds, rounds_chart, rounds_up_to
 from tasks.execution.context import RunContext
-from tasks.retention.archive import export_run, import_run
+from tasks.retention.archive import export_run, import_results
 from tasks.runs.status import load_status
 from tests.stored_run import stored_run
 from tests.waiting import PATIENCE
@@ -127,7 +128,7 @@ def test_rounds_stand_side_by_side_from_the_first_on_and_other_runs_are_left_out
 
 
 @pytest.mark.timeout(PATIENCE * 60)
-def test_two_imported_runs_that_name_each_other_do_not_hang_what_shows_rounds(tmp_path: Path) -> None:
+def test_two_runs_that_name_each_other_do_not_hang_what_shows_rounds(tmp_path: Path) -> None:
     judged(tmp_path, round="2", votes=SECOND)
     judged(tmp_path, SECOND, round="1", votes=FIRST)
     assert {each.run for each in rounds_up_to(tmp_path, load_status(tmp_path, SECOND))} == {FIRST, SECOND}
@@ -156,21 +157,15 @@ def test_a_rerun_of_a_round_still_says_whose_votes_it_rests_on(tmp_path: Path) -
     assert origin == {"round": "1", "votes": FIRST, "stage": "validate", "from": one.ctx.run}
 
 
-def test_an_imported_round_keeps_its_origin_and_the_next_one_asks_for_the_runs_that_it_rests_on(tmp_path: Path) -> None:
+def test_a_round_that_rests_on_imported_results_is_marked_so(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     judged(here)
     judged(here, SECOND, round="1", votes=FIRST)
-    files = {run: export_run(ArtifactStore(here), run, tmp_path / f"{run}.tar")[1] for run in (FIRST, SECOND)}
-    import_run(ArtifactStore(there), files[SECOND])
-    status = load_status(there, SECOND)
-    assert status.origin == {"round": "1", "votes": FIRST} and status.imported
-    assert [(each.run, each.round) for each in rounds_up_to(there, status)] == [(SECOND, 1)]
-    assert [[each.run for each in group] for group in all_rounds(there)] == [[SECOND]]
-    with pytest.raises(UserError, match="no run here has a policy that people judged"):
-        next_round(there)  # what others computed is taken by name alone
-
-    import_run(ArtifactStore(there), files[FIRST])
-    assert [each.run for each in rounds_up_to(there, status)] == [FIRST, SECOND]
+    for run in (FIRST, SECOND):
+        import_results(ArtifactStore(there), export_run(ArtifactStore(here), run, tmp_path / f"{run}.tar"))
+    assert all_rounds(there) == [] and not (there / "runs").exists()
+    shutil.copytree(here / "runs", there / "runs")  # as docs/guide/commands.md says
+    assert [each.run for each in rounds_up_to(there, load_status(there, SECOND))] == [FIRST, SECOND]
     launch = next_round(there, SECOND)
     assert launch.config.data.votes == (SECOND,) and launch.sources.data["votes/1"].imported
     assert launch.sources.previous["previous_reward"].imported

@@ -9,7 +9,7 @@ from flows.reports.facts import run_facts
 from flows.reports.page import page
 from flows.reports.terminal import markdown
 from tasks.runs.journal import Sent
-from tasks.runs.status import StatusFile, finished_file, load_status
+from tasks.runs.status import StatusFile
 from tests.stored_run import stored_run
 
 BEGUN = ("validate", "sft", "reward", "ppo")
@@ -51,11 +51,6 @@ def test_every_stage_links_to_both_servers_in_the_page_and_in_the_markdown(tmp_p
 def test_a_page_in_a_run_file_that_is_no_address_of_a_server_is_no_link(tmp_path: Path, run: str) -> None:
     StatusFile.resume(tmp_path / "runs" / run).update("sft", prefect="javascript:alert(1)")
     assert "javascript" not in page(run_facts(tmp_path))
-
-
-def test_an_exported_run_names_no_page_of_this_homes_servers(tmp_path: Path, run: str) -> None:
-    assert PAGES in load_status(tmp_path, run).model_dump_json()
-    assert PAGES not in finished_file(tmp_path / "runs" / run).model_dump_json()
 
 
 def test_without_servers_there_are_no_links_and_no_column_for_them(tmp_path: Path) -> None:
