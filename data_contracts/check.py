@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from components.base.errors import UserError
-from components.data.config import DataConfig
 from data_contracts.config import ValidateJob
 from data_contracts.examine import Examination, FileReport, KeptOut, Progress
 from data_contracts.expectations.pages import write_data_docs
@@ -16,7 +15,6 @@ from data_contracts.expectations.suites import JudgedCheck
 from data_contracts.findings.agreement import pairwise_table
 from data_contracts.findings.strengths import model_table
 from data_contracts.rows.frames import length_preference
-from data_contracts.rows.reading import reading_of
 from data_contracts.validate import write_quarantine
 
 SHOWN = 10
@@ -105,11 +103,6 @@ def _first_kept_out(path: Path) -> list[KeptOut]:
     with path.open(encoding="ascii") as lines:
         rows = [json.loads(line) for line in islice(lines, SHOWN)]
     return [KeptOut(file=row["file"], row=row["row"], reasons=row["reasons"]) for row in rows]
-
-
-def kind_of(path: Path, data: DataConfig) -> str:
-    """Return the kind of a file: `preferences`, `demonstrations`, `prompts` or a rating `sheet` (see `reading_of`)."""
-    return reading_of(path, data).kind
 
 
 def threshold_text(check: JudgedCheck) -> str:

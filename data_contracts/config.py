@@ -30,31 +30,30 @@ class TokenizerConfig(ChatTemplateConfig):
     """Number of training demonstrations that the tokenizer is trained on; null for all."""
 
 
-def _tokenizer_part(given: Any) -> Any:
-    scratch = getattr(given, "scratch", None)  # not SftConfig, whose other options are not part of the key
-    if not scratch:
-        return given
-    made = {"vocabulary": scratch.vocabulary, "max_demonstrations": given.max_demonstrations}
-    return made | {name: getattr(given, name) for name in ChatTemplateConfig.model_fields}
-
-
-class ValidateJob(Settings):
-    """The options that the validate stage's output depends on, in addition to its input files and pretrained
-    tokenizer."""
-
-    seed: int
-    """Seed of the generator, of samples, and of the choice of `max_pairs`."""
+class _ReadingJob(Settings):
     generation: GenerationConfig
     """Token limits to which prompts and responses are truncated."""
-    data: DataConfig
-    """Sources, formats, splits, checks and limits."""
     sft: TokenizerConfig
     """The options of SFT from which the tokenizer is made."""
 
     @field_validator("sft", mode="before")
     @classmethod
     def _of_sft(cls, given: Any) -> Any:
-        return _tokenizer_part(given)
+        scratch = getattr(given, "scratch", None)  # not SftConfig, whose other options are not part of the key
+        if not scratch:
+            return given
+        made = {"vocabulary": scratch.vocabulary, "max_demonstrations": given.max_demonstrations}
+        return made | {name: getattr(given, name) for name in ChatTemplateConfig.model_fields}
+
+
+class ValidateJob(_ReadingJob):
+    """The options that the validate stage's output depends on, in addition to its input files and pretrained
+    tokenizer."""
+
+    seed: int
+    """Seed of the generator, of samples, and of the choice of `max_pairs`."""
+    data: DataConfig
+    """Sources, formats, splits, checks and limits."""
 
 
 class GeneratedJudgePairs(Settings):
@@ -95,27 +94,18 @@ class JudgeData(Settings):
         return DataConfig.model_validate(own | {"generator": SupportDeskConfig(**self.generator.model_dump())})
 
 
-class ValidateJudgeJob(Settings):
+class ValidateJudgeJob(_ReadingJob):
     """The options that a judge's pairs depend on, in addition to their files and the pretrained tokenizer."""
 
     seed: int
     """Seed of the generator and of samples."""
-    generation: GenerationConfig
-    """Token limits to which prompts and responses are truncated."""
     data: JudgeData
     """Formats, splits and checks."""
-    sft: TokenizerConfig
-    """The options of SFT from which the tokenizer is made."""
 
     @field_validator("data", mode="before")
     @classmethod
     def _of_data(cls, given: Any) -> Any:
         return JudgeData.of(given) if isinstance(given, DataConfig) else given
-
-    @field_validator("sft", mode="before")
-    @classmethod
-    def _of_sft(cls, given: Any) -> Any:
-        return _tokenizer_part(given)
 
     def as_validation(self) -> ValidateJob:
         """Return the `validate` job that reads these pairs as its preferences."""

@@ -49,12 +49,6 @@ def splits_beside(found: Examination, artifact: Path) -> Iterator[dict[str, floa
         raise
 
 
-def write_splits(found: Examination, artifact: Path) -> dict[str, float]:
-    """Write the splits as `splits_beside` and return its metrics."""
-    with splits_beside(found, artifact) as sizes:
-        return sizes
-
-
 class _Published(NamedTuple):
     """The rows of one kind that are published, and what to add to them."""
 

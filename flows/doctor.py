@@ -62,9 +62,10 @@ def diagnose(home: Path) -> list[Finding]:
         *_versions(),
         *breaking(),
         *servers(home),
-        _packages(),
+        Finding("ok", "packages", f"all four from {Path(__file__).resolve().parent.parent}"),
         *_plugins(),
-        *_models(home),
+        _hub(),
+        *_fetched(home),
     ]
 
 
@@ -227,10 +228,6 @@ def _certificates() -> list[Finding]:
     ]
 
 
-def _packages() -> Finding:
-    return Finding("ok", "packages", f"all four from {Path(__file__).resolve().parent.parent}")
-
-
 def _plugins() -> list[Finding]:
     """List the plug-ins that installed distributions offer for rewards, gates and data files."""
     found = []
@@ -244,10 +241,6 @@ def _plugins() -> list[Finding]:
         if there:
             found.append(Finding("ok", "plug-ins", f"{kind}: {', '.join(there)}"))
     return found or [Finding("ok", "plug-ins", f"none installed (entry points {', '.join(GROUPS)})")]
-
-
-def _models(home: Path) -> list[Finding]:
-    return [_hub(), *_fetched(home)]
 
 
 def _hub() -> Finding:

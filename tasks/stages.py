@@ -12,6 +12,7 @@ from components.base.observe import Observe
 from components.base.settings import Settings
 
 TORCH = ("torch", "transformers")
+PEFT = (*TORCH, "peft")
 CONTRACT = ("pandas", "great-expectations", "transformers", "tokenizers", "rensa", "py3langid", "datasets", "pyarrow")
 
 
@@ -57,48 +58,21 @@ def _stage(
 STAGES: dict[str, Stage] = {
     stage.name: stage
     for stage in (
-        _stage(
-            "validate.judge",
-            "data_contracts.judge",
-            "data_contracts.config:ValidateJudgeJob",
-            CONTRACT,
-            shown="validate",
-            final=False,
-        ),
+        _stage("validate.judge", "data_contracts.judge", "data_contracts.config:ValidateJudgeJob", CONTRACT,
+               shown="validate", final=False),
         _stage("validate", "data_contracts.validate", "data_contracts.config:ValidateJob", CONTRACT),
         _stage("sft", "components.sft.stage", "components.sft.config:SftJob", TORCH, spreads=True),
-        _stage(
-            "reward.judge",
-            "components.reward.substages.judge",
-            "components.reward.config:JudgeJob",
-            (*TORCH, "peft"),
-            shown="reward",
-            final=False,
-            spreads=True,
-        ),
-        _stage(
-            "reward", "components.reward.stage", "components.reward.config:RewardJob", (*TORCH, "peft"), spreads=True
-        ),
-        _stage("ppo", "components.ppo.stage", "components.ppo.config:PpoJob", (*TORCH, "peft"), spreads=True),
-        _stage(
-            "human_eval.sample",
-            "components.human_eval.sample",
-            "components.human_eval.config:SampleJob",
-            TORCH,
-            shown="human_eval",
-            final=False,
-        ),
-        _stage(
-            "human_eval.reward",
-            "components.reward.substages.judged",
-            "components.reward.config:JudgedJob",
-            (*TORCH, "peft"),
-            shown="human_eval",
-            final=False,
-        ),
+        _stage("reward.judge", "components.reward.substages.judge", "components.reward.config:JudgeJob", PEFT,
+               shown="reward", final=False, spreads=True),
+        _stage("reward", "components.reward.stage", "components.reward.config:RewardJob", PEFT, spreads=True),
+        _stage("ppo", "components.ppo.stage", "components.ppo.config:PpoJob", PEFT, spreads=True),
+        _stage("human_eval.sample", "components.human_eval.sample", "components.human_eval.config:SampleJob", TORCH,
+               shown="human_eval", final=False),
+        _stage("human_eval.reward", "components.reward.substages.judged", "components.reward.config:JudgedJob", PEFT,
+               shown="human_eval", final=False),
         _stage("human_eval", "components.human_eval.score", "components.human_eval.config:ScoreJob", ("pandas",)),
     )
-}
+}  # fmt: skip
 """Every stage by name, in the order in which `flows/rlhf.py` runs them. Those in `OPTIONAL` run only if configured."""
 
 OPTIONAL = ("validate.judge", "reward.judge")
@@ -107,23 +81,12 @@ OPTIONAL = ("validate.judge", "reward.judge")
 COMPARISON: dict[str, Stage] = {
     stage.name: stage
     for stage in (
-        _stage(
-            "human_eval.compare",
-            "components.human_eval.comparison.sample",
-            "components.human_eval.config:SampleJob",
-            TORCH,
-            shown="human_eval",
-            final=False,
-        ),
-        _stage(
-            "human_eval.compared",
-            "components.human_eval.comparison.score",
-            "components.human_eval.config:ScoreJob",
-            ("pandas",),
-            shown="human_eval",
-        ),
+        _stage("human_eval.compare", "components.human_eval.comparison.sample",
+               "components.human_eval.config:SampleJob", TORCH, shown="human_eval", final=False),
+        _stage("human_eval.compared", "components.human_eval.comparison.score",
+               "components.human_eval.config:ScoreJob", ("pandas",), shown="human_eval"),
     )
-}
+}  # fmt: skip
 """The stages of a run that compares existing models, by name. Such a run has none of `STAGES`."""
 
 KNOWN = STAGES | COMPARISON

@@ -15,7 +15,7 @@ _MARKDOWN = re.compile(
 
 def plain(text: str) -> str:
     r"""Return `text` for a terminal: each character that could control it is shown as its escape (`\x1b`)."""
-    return _COMMANDS.sub(lambda found: _escape(found[0]), text.replace("\r\n", "\n"))
+    return _COMMANDS.sub(lambda found: found[0].encode("unicode_escape").decode(), text.replace("\r\n", "\n"))
 
 
 def line(text: str) -> str:
@@ -42,7 +42,3 @@ def markdown_code(text: str) -> str:
 def mermaid(text: str) -> str:
     """Return `text` as a label of Mermaid, quoted (https://mermaid.js.org/syntax/flowchart.html#entity-codes)."""
     return '"' + re.sub(r"[^\w .,:/()=+-]", lambda found: f"#{ord(found[0])};", line(text)) + '"'
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode()

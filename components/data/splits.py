@@ -3,13 +3,13 @@
 import hashlib
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TypeVar
 
 from components.base.hashing import canonical_json
 from components.data.config import SplitConfig
-from components.data.rows import CanonicalRow, Message
+from components.data.rows import Message
 from components.data.words import folded, seen
 
 T = TypeVar("T")
@@ -30,15 +30,6 @@ def split_of(key: str, shares: SplitConfig) -> str:
     if u < shares.train:
         return "train"
     return "calibration" if u < shares.train + shares.calibration else "test"
-
-
-def standing(groups: Mapping[str, Iterable[CanonicalRow]]) -> dict[str, set[str]]:
-    """Return for each prompt's key the names of the groups of rows in which it occurs; several splits are a leak."""
-    out: dict[str, set[str]] = {}
-    for name, items in groups.items():
-        for item in items:
-            out.setdefault(prompt_key(item["prompt"]), set()).add(name)
-    return out
 
 
 _ASCII_WORD = re.compile(r"\w+")

@@ -35,7 +35,7 @@ def spread(model: Any, sharding: str) -> Any:
         return model
     if getattr(model, "backbone", None) is not None:
         return model
-    skeleton = _skeleton(model)
+    skeleton = copy.deepcopy(model, _emptied(model))  # tied parameters stay tied
     mesh = init_device_mesh(model.device.type, (size(),))
     model.through = types.MethodType(lambda self, function, *args, **kwargs: function(self, *args, **kwargs), model)
     again = sharding == "zero3"
@@ -48,11 +48,6 @@ def spread(model: Any, sharding: str) -> Any:
     register_fsdp_forward_method(model, "through")
     object.__setattr__(model, _SKELETON, (skeleton, again))
     return model
-
-
-def _skeleton(model: nn.Module) -> nn.Module:
-    """Return a copy of `model` whose parameters have no data; tied parameters stay tied."""
-    return copy.deepcopy(model, dict(_emptied(model)))
 
 
 def _emptied(model: nn.Module) -> dict[int, nn.Parameter]:

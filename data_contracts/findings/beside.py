@@ -108,7 +108,8 @@ def _forbidden(
     for file, (_, prompts) in enumerate(files):
         rows = iter(prompts)
         while chunk := list(islice(rows, _CHUNK)):
-            sketched.append(signatures([_runs(prompt, near) for _, prompt in chunk]))
+            texts = (" ".join(m["content"] for m in prompt) for _, prompt in chunk)
+            sketched.append(signatures([runs_of_words(text, near.words) for text in texts]))
             for number, prompt in chunk:
                 loose.append(hash64(loose_key(prompt)))
                 places.extend((file, number))
@@ -247,7 +248,3 @@ def compared_pairs(ours: Sequence[CanonicalRow], theirs: Sequence[CanonicalRow],
     if all(categories):
         found["reference_category"] = distance(categories[0], categories[1], seed)
     return {name: measured for name, measured in found.items() if measured is not None}
-
-
-def _runs(prompt: Sequence[Message], near: NearDuplicateConfig) -> list[str]:
-    return runs_of_words(" ".join(m["content"] for m in prompt), near.words)

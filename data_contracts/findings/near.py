@@ -120,7 +120,8 @@ def near_earlier(
     for band in _bands(found, band_rows(jaccard), places):
         other = first_equal(band)
         open_ = np.flatnonzero((other < before) & (earlier < 0))
-        for some in _parts(open_):
+        for start in range(0, len(open_), AT_ONCE):
+            some = open_[start : start + AT_ONCE]
             alike = (found[places[some]] == found[places[other[some]]]).mean(1) >= jaccard
             earlier[some[alike]] = other[some[alike]]
     return earlier
@@ -140,10 +141,6 @@ def first_equal(values: NDArray[np.uint64]) -> NDArray[np.int64]:
     out = np.empty_like(order)
     out[order] = order[first]
     return out
-
-
-def _parts(places: NDArray[np.int64]) -> Iterable[NDArray[np.int64]]:
-    return (places[start : start + AT_ONCE] for start in range(0, len(places), AT_ONCE))
 
 
 def _bands(found: "Signatures | Sketches", rows: int, places: NDArray[np.int64]) -> Iterable[NDArray[np.uint64]]:

@@ -52,28 +52,16 @@ def _words(side: int) -> "Callable[[_Some], Any]":
     return lambda ledger: _where(ledger.facts["words"][:, side], ledger.facts["words"][:, side] >= 0)
 
 
-def _deciding(votes: NDArray[Any]) -> Any:
-    return _where(votes, votes >= 0)
-
-
-def _votes(ledger: "_Some") -> Any:
-    return _where(ledger.facts["ballot"].sum(1), ledger.facts["voted"])
-
-
 def _named(codes: NDArray[Any], names: Iterable[str]) -> Any:
     """Return a categorical column of `names` from codes (n,); -1 means missing."""
     return pd.Categorical.from_codes(codes.astype(np.int64), pd.Index(list(names)))
-
-
-def _roles(ledger: "_Some") -> Any:
-    return _named(ledger.facts["roles"], ledger.roles)
 
 
 COLUMNS: dict[str, Column] = {
     "reading": Column("read", f"how far the row was read: {', '.join(READINGS)}", category=True,
                       make=lambda ledger: _named(ledger.facts["reading"], READINGS)),
     "roles": Column("read", "roles of the prompt's turns, a letter each (sua: system, user, assistant)", category=True,
-                    make=_roles),
+                    make=lambda ledger: _named(ledger.facts["roles"], ledger.roles)),
     "turns": Column("read", "turns of the prompt, a system message among them", make=_fact("turns")),
     "characters": Column("read", "characters of the prompt and of the longer response", make=_fact("characters")),
     "empty_texts": Column("read", "turns and responses in which a reader sees nothing", make=_fact("empty")),
@@ -86,13 +74,15 @@ COLUMNS: dict[str, Column] = {
     "chosen_words": Column("read", "words of the chosen response (characters of scripts without spaces)", (PAIRS,),
                            make=_words(0)),
     "rejected_words": Column("read", "words of the rejected response", (PAIRS,), make=_words(1)),
-    "votes": Column("read", "votes on the pair", (PAIRS,), make=_votes),
+    "votes": Column("read", "votes on the pair", (PAIRS,),
+                    make=lambda ledger: _where(ledger.facts["ballot"].sum(1), ledger.facts["voted"])),
     "votes_for_neither": Column("read", "votes that say neither response is better", (PAIRS,),
                                 make=lambda ledger: _where(ledger.facts["ballot"][:, 2], ledger.facts["voted"])),
     "lead": Column("read", "lead of the most frequent answer over the next, a share of the votes; 0 is a tie",
                    (PAIRS,), make=lambda ledger: ledger.facts["lead"]),
     "deciding_votes": Column("read", "votes that decide the pair; missing where experts or data.labels decide",
-                             (PAIRS,), make=lambda ledger: _deciding(ledger.facts["deciding"])),
+                             (PAIRS,),
+                             make=lambda ledger: _where(ledger.facts["deciding"], ledger.facts["deciding"] >= 0)),
     "given_out": Column("read", "1 where Tether gave the pair out to label", (PAIRS,), make=_fact("given_out")),
     "repeated_votes": Column("read", "1 where an annotator voted twice on the pair", (PAIRS,), make=_fact("repeated")),
     "margin": Column("read", "how much better the chosen response is, in the source's units", (PAIRS,),

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from components.data.checks_config import RowChecks
 from components.data.config import SplitConfig
 from components.data.rows import CanonicalRow, Problem, Row
 from data_contracts.rows.measuring import (
@@ -36,7 +35,6 @@ from data_contracts.rows.measuring import (
 )
 from data_contracts.rows.shards import FactColumns, Shard, Shards, value_at
 
-ROW_CHECKS = tuple(RowChecks.model_fields)
 SHARD_ROWS = 10_000
 """Largest number of source rows in a shard."""
 _IN_MEMORY = ("noted", "made", "split", "half")

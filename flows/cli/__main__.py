@@ -16,7 +16,7 @@ from components.base.errors import GateFailed, TetherError, UserError, disk_erro
 from components.training.stopping import unread_is_fine
 from flows.cli import completion
 from flows.cli.command import Json, command, echo, exit_code, prepare_streams
-from flows.cli.config import Profile, Set, config_commands, config_of
+from flows.cli.config import Profile, Set, config_commands, config_of, overrides_of
 from flows.cli.data import data
 from flows.cli.keeping import keeping_commands
 from flows.cli.models import model_commands
@@ -47,28 +47,16 @@ Waive = Annotated[
     typer.Option("--waive", metavar="GATE", help="Let this gate fail in this run.", autocompletion=completion.gates),
 ]
 Because = Annotated[str, typer.Option("--because", metavar="TEXT", help="Why it may fail; recorded with your name.")]
+_run_option = partial(typer.Option, metavar="RUN", autocompletion=completion.runs)
+_stage_option = partial(typer.Option, metavar="STAGE", autocompletion=completion.stages)
 FromRun = Annotated[
     str | None,
-    typer.Option(
-        "--from",
-        metavar="RUN",
-        help="The earlier run (default: the newest one that has every result before the stage).",
-        autocompletion=completion.runs,
-    ),
+    _run_option("--from", help="The earlier run (default: the newest one that has every result before the stage)."),
 ]
 Refresh = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--refresh",
-        metavar="STAGE",
-        help="Recompute this stage even if a result is stored.",
-        autocompletion=completion.stages,
-    ),
+    list[str] | None, _stage_option("--refresh", help="Recompute this stage even if a result is stored.")
 ]
-Until = Annotated[
-    str | None,
-    typer.Option("--until", metavar="STAGE", help="End after this stage.", autocompletion=completion.stages),
-]
+Until = Annotated[str | None, _stage_option("--until", help="End after this stage.")]
 Name = Annotated[str | None, typer.Option("--name", metavar="TEXT", help="A name for the run, shown on its pages.")]
 Tag = Annotated[
     list[str] | None,
@@ -137,46 +125,37 @@ def rerun(
 
     Later stages are recomputed too if its result differs."""
     _begin_early()
-    from flows.config.profiles import parse_override
     from flows.launch.begin import rerun as again
     from tasks.runs.label import Label
 
-    label = Label.of(name, tag or [])
-    overrides = [parse_override(text) for text in set_ or []]
-    waivers = _waivers(waive, because)
-    launch = again(
+    label, overrides, waivers = Label.of(name, tag or []), overrides_of(set_), _waivers(waive, because)
+    _go(again(
         tether_home(), stage, from_run, overrides, waivers=waivers, refresh=refresh or [], label=label, until=until
-    )
-    _go(launch)
+    ))  # fmt: skip
 
 
 @command(app, "iterate")
 def iterate(
     judged: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[RUN]",
-            help="The run whose policy people judged (default: the newest).",
-            autocompletion=completion.runs,
-        ),
+        typer.Argument(metavar="[RUN]", help="The run whose policy people judged (default: the newest).",
+                       autocompletion=completion.runs),
     ] = None,
     set_: Set = None,
     waive: Waive = None,
     because: Because = "",
     name: Name = None,
     tag: Tag = None,
-) -> None:
+) -> None:  # fmt: skip
     """Start the next round: train on people's votes on a policy.
 
     The votes refresh the reward model, PPO runs again from SFT, and a new sample waits for people."""
     _begin_early()
-    from flows.config.profiles import parse_override
     from flows.launch.rounds import next_round
     from tasks.runs.label import Label
 
     label = Label.of(name, tag or [])
-    overrides = [parse_override(text) for text in set_ or []]
-    _go(next_round(tether_home(), judged, overrides, _waivers(waive, because), label))
+    _go(next_round(tether_home(), judged, overrides_of(set_), _waivers(waive, because), label))
 
 
 @command(human_eval, "score")
@@ -184,12 +163,7 @@ def score(
     sheets: Annotated[
         list[Path], typer.Argument(help="The filled sheet, or raters' own files, or a folder of them (CSV or JSONL).")
     ],
-    run: Annotated[
-        str | None,
-        typer.Option(
-            "--run", metavar="RUN", help="The run to score (default: the newest).", autocompletion=completion.runs
-        ),
-    ] = None,
+    run: Annotated[str | None, _run_option("--run", help="The run to score (default: the newest).")] = None,
     waive: Waive = None,
     because: Because = "",
 ) -> None:
@@ -197,8 +171,7 @@ def score(
     _begin_early()
     from flows.launch.labels import scoring
 
-    launch = scoring(tether_home(), run, sheets, _waivers(waive, because))
-    _go(launch)
+    _go(scoring(tether_home(), run, sheets, _waivers(waive, because)))
 
 
 @command(human_eval, "compare")
@@ -213,11 +186,8 @@ def compare(
     ],
     from_run: Annotated[
         str | None,
-        typer.Option(
-            "--from",
-            metavar="RUN",
-            help="The run whose held-out prompts and options are used (default: the newest with data).",
-            autocompletion=completion.runs,
+        _run_option(
+            "--from", help="The run whose held-out prompts and options are used (default: the newest with data)."
         ),
     ] = None,
     set_: Set = None,
@@ -227,13 +197,11 @@ def compare(
     tag: Tag = None,
 ) -> None:
     """Let people compare any models, blind."""
-    from flows.config.profiles import parse_override
     from flows.launch.labels import compare as begin
     from tasks.runs.label import Label
 
-    overrides, label = [parse_override(text) for text in set_ or []], Label.of(name, tag or [])
-    launch = begin(tether_home(), models, from_run, overrides, _waivers(waive, because), label)
-    _go(launch)
+    label = Label.of(name, tag or [])
+    _go(begin(tether_home(), models, from_run, overrides_of(set_), _waivers(waive, because), label))
 
 
 @command(app, "status")
@@ -313,14 +281,7 @@ def _rounds(as_json: bool, others: dict[str, object]) -> None:
 @command(app, "report")
 def report(
     run: Run = None,
-    against: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RUN",
-            help="A run to compare with (default: the champion's).",
-            autocompletion=completion.runs,
-        ),
-    ] = None,
+    against: Annotated[str | None, _run_option(help="A run to compare with (default: the champion's).")] = None,
 ) -> None:
     """Write a run's report.html again from stored data.
 

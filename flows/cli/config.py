@@ -10,6 +10,7 @@ from flows.cli.command import Json, command, echo
 from flows.environment import tether_home
 
 if TYPE_CHECKING:
+    from flows.config.profiles import Override
     from flows.config.run_config import RunConfig
 
 config_commands = typer.Typer()
@@ -22,12 +23,18 @@ Set = Annotated[
 ]
 
 
+def overrides_of(set_: list[str] | None) -> "list[Override]":
+    """Return the overrides of `--set`. Raises UserError as `parse_override` does."""
+    from flows.config.profiles import parse_override
+
+    return [parse_override(text) for text in set_ or []]
+
+
 def config_of(profile: str, set_: list[str] | None) -> "RunConfig":
     """Return the config of a profile with its `--set` overrides. Raises UserError as `load_config` does."""
-    from flows.config.profiles import parse_override
     from flows.config.run_config import load_config
 
-    return load_config(profile, [parse_override(text) for text in set_ or []])
+    return load_config(profile, overrides_of(set_))
 
 
 @command(config_commands, "show-config")

@@ -10,6 +10,7 @@ import typer
 from components.base.text import counted
 from flows.cli import completion
 from flows.cli.command import Json, command, echo
+from flows.cli.config import overrides_of
 from flows.environment import tether_home
 
 if TYPE_CHECKING:
@@ -28,11 +29,8 @@ def check(
     file: Annotated[str, typer.Argument(help="Pairs, votes, rankings, demonstrations, prompts or a rating sheet.")],
     profile: Annotated[
         str | None,
-        typer.Option(
-            metavar="PROFILE",
-            help="Check with this profile's tokenizer, lengths and options.",
-            autocompletion=completion.profiles,
-        ),
+        typer.Option(metavar="PROFILE", help="Check with this profile's tokenizer, lengths and options.",
+                     autocompletion=completion.profiles),
     ] = None,
     set_: Annotated[
         list[str] | None,
@@ -44,13 +42,12 @@ def check(
         Path | None, typer.Option(metavar="DIR", help="Write quarantined rows, rows for review and Data Docs here.")
     ] = None,
     as_json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Check a data file against the data contract. Exit code 3 if it fails."""
-    from flows.config.profiles import parse_override
     from flows.data.check import FAILED, check_file, print_check
 
     others = {"demonstrations": demonstrations, "prompts": prompts}
-    report = check_file(tether_home(), file, others, profile, [parse_override(text) for text in set_ or []], out)
+    report = check_file(tether_home(), file, others, profile, overrides_of(set_), out)
     if as_json:
         echo(json.dumps(report))
     else:
@@ -72,10 +69,9 @@ def suite(
     """Draft a suite of expectations from a good file.
 
     Edit the draft, then name it as data.suite."""
-    from flows.config.profiles import parse_override
     from flows.data.suite import draft_suite
 
-    text = draft_suite(tether_home(), from_, [parse_override(each) for each in set_ or []], out)
+    text = draft_suite(tether_home(), from_, overrides_of(set_), out)
     echo(text.rstrip() if out is None else f"Written to {out}. Edit it, then give it with --set data.suite={out}.")
 
 
@@ -164,7 +160,6 @@ def label(
     from rich.console import Console
 
     from components.base.errors import UserError
-    from flows.config.profiles import parse_override
     from flows.data.label import VOTES, LabelOptions, label_file, report_text
     from tasks.execution.progress import StageProgress
 
@@ -177,7 +172,7 @@ def label(
     )  # fmt: skip
     with StageProgress(Console(stderr=True), "label") as progress:
         found = label_file(
-            tether_home(), file, judge, out, [parse_override(text) for text in set_ or []], options,
+            tether_home(), file, judge, out, overrides_of(set_), options,
             lambda done, total: progress.show({"step": done, "metrics": {}, "total": total}),
             lambda: echo("another process is labelling into the same folder; waiting for it", err=True),
         )  # fmt: skip

@@ -81,16 +81,13 @@ def _failed(failed: Sequence[tuple[StageStatus, Verdict]]) -> str:
     if not failed:
         return "Stopped by a gate."
     stage, first = failed[0]
-    what = f"{first.metric} is {number(first.value)} and must be {_bound(first)}"
+    bound = rule(first).replace("<=", "≤").replace(">=", "≥")
+    what = f"{first.metric} is {number(first.value)} and must be {bound}"
     apart = margin(first, stage.metrics).text
     several = (
         f"{len(failed)} gates failed. The first, {first.name}" if len(failed) > 1 else f"the gate {first.name} failed"
     )
     return f"Stopped at {stage.name}: {several}: {what}; it is {apart}."
-
-
-def _bound(verdict: Verdict) -> str:
-    return rule(verdict).replace("<=", "≤").replace(">=", "≥")
 
 
 def _after_gates(status: RunStatus, gates: Sequence[Verdict], options: Mapping[str, JsonValue]) -> list[Step]:

@@ -9,7 +9,7 @@ from components.data.config import DecisionConfig
 from components.data.tables.published import read_split
 from components.human_eval.batch.halves import may_train
 from data_contracts.examine import Examination
-from data_contracts.splits import write_splits
+from tests.splits import write_splits
 
 SPLITS = ("train", "calibration", "test")
 

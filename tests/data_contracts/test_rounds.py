@@ -28,8 +28,8 @@ from components.models.config import GenerationConfig
 from components.models.runtime import Runtime
 from components.store.store import digest_folder
 from data_contracts.examine import Examination
-from data_contracts.splits import write_splits
 from data_contracts.validate import write_quarantine
+from tests.splits import write_splits
 
 SPLITS = ("train", "calibration", "test")
 SHOWN = ("{}", "{}!", "  {}", "{} ?")

@@ -12,8 +12,8 @@ from components.base.jsonl import json_line
 from components.data.tables.published import read_split
 from components.reward.evaluation.slices import Pairs, slices_of
 from data_contracts.examine import Examination
-from data_contracts.splits import write_splits
 from data_contracts.validate import source_counts, write_quarantine
+from tests.splits import write_splits
 
 
 def pairs(start, stop, **more):

@@ -17,8 +17,9 @@ from data_contracts.rows import ledger
 from data_contracts.rows.gather import RowSource, judged_rows
 from data_contracts.rows.ledger import Ledger
 from data_contracts.rows.measuring import hash64, places
-from data_contracts.splits import weights_of_sources, write_splits
+from data_contracts.splits import weights_of_sources
 from data_contracts.validate import count_text, source_counts, write_quarantine
+from tests.splits import write_splits
 
 SPLITS = ("train", "calibration", "test")
 

@@ -4,7 +4,7 @@ import json
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,11 +29,7 @@ class JsonlRows(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._offsets)
 
-    @overload
-    def __getitem__(self, which: int) -> Any: ...
-    @overload
-    def __getitem__(self, which: slice) -> "JsonlRows": ...
-    def __getitem__(self, which: int | slice) -> Any:
+    def __getitem__(self, which: Any) -> Any:
         if isinstance(which, slice):
             return JsonlRows(self.path, self._offsets[which])
         return next(iter(JsonlRows(self.path, self._offsets[[which]])))
@@ -69,11 +65,7 @@ class JoinedRows(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._places)
 
-    @overload
-    def __getitem__(self, which: int) -> Any: ...
-    @overload
-    def __getitem__(self, which: slice) -> "JoinedRows": ...
-    def __getitem__(self, which: int | slice) -> Any:
+    def __getitem__(self, which: Any) -> Any:
         if isinstance(which, slice):
             return self.choose(np.arange(len(self))[which])
         place = self._places[which]

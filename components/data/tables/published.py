@@ -9,7 +9,7 @@ import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -191,11 +191,7 @@ class SplitRows(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._places)
 
-    @overload
-    def __getitem__(self, which: int) -> Any: ...
-    @overload
-    def __getitem__(self, which: slice) -> "SplitRows": ...
-    def __getitem__(self, which: int | slice) -> Any:
+    def __getitem__(self, which: Any) -> Any:
         if isinstance(which, slice):
             return SplitRows(self.dataset, self._places[which])
         return _row(self._arrow[int(self._places[which])].to_pylist()[0])

@@ -1,6 +1,7 @@
 """Accuracy, calibration and influence of length on a suite's pairs, by subset. Needs numpy and scipy only."""
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -38,16 +39,12 @@ def suite_report(
         no such pair. `mean_of_subsets` is the unweighted mean of the subsets' accuracies.
     """
     names = np.array(subsets)
-    found = {
-        name: _of(scores[:, names == name], tokens[:, names == name], _where(clusters, names == name), temperature)
-        for name in dict.fromkeys(subsets)
-    }
+    found = {}
+    for name in dict.fromkeys(subsets):
+        inside = names == name
+        found[name] = _of(scores[:, inside], tokens[:, inside], list(compress(clusters, inside)), temperature)
     mean = float(np.mean([each["accuracy"] for each in found.values()]))
     return {"overall": _of(scores, tokens, clusters, temperature), "mean_of_subsets": mean, "subsets": found}
-
-
-def _where(values: Sequence[str], inside: NDArray[np.bool_]) -> list[str]:
-    return [value for value, here in zip(values, inside, strict=True) if here]
 
 
 def _of(scores: FloatArray, tokens: NDArray[np.int64], clusters: Sequence[str], temperature: float) -> dict[str, Any]:

@@ -105,9 +105,7 @@ vote = Table(
     Column("flags", Text, nullable=False),  # JSON
     Column("comment", Text, nullable=False),
     Column("seconds", Float),
-    Column(
-        "late", Boolean, nullable=False
-    ),  # true if the slot had gone to somebody else, so that the vote does not count
+    Column("late", Boolean, nullable=False),  # true if the slot had gone to somebody else: the vote does not count
     Column("at", Float, nullable=False),
     CheckConstraint("shown IN ('ab', 'ba')", name="shown"),
     Index(None, "rater", "item"),

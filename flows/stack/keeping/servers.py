@@ -19,7 +19,7 @@ from components.store.place import Entry, Place
 from components.store.records import check_names
 from components.store.url import UrlPlace
 from flows.deployment.supervision import Supervised
-from flows.stack.checks import Answer, Wrong, ask_all, make_buckets, s3_options
+from flows.stack.checks import Wrong, ask_all, make_buckets, s3_options
 from flows.stack.config import LOOPBACK, Stack
 from flows.stack.keeper import end_in_order
 from flows.stack.keeping.copying import Copier, Steps, files_below
@@ -45,17 +45,13 @@ def check_up(stack: Stack) -> None:
     Raises:
         UserError: one of them does not answer.
     """
-    answers = {each.part: each for each in _asked(stack)}
+    answers = {each.part: each for each in ask_all(stack, read_passwords(stack))}
     wrong = [answers[part] for part in (POSTGRES, S3) if answers[part].verdict != "ok"]
     if wrong:
         raise UserError(
             f"backup: the stack in {stack.folder} does not answer ({wrong[0].part}: {wrong[0].told}). Its databases "
             f"and buckets are copied from its servers: start it with `tether stack up`, then back up."
         )
-
-
-def _asked(stack: Stack) -> list[Answer]:
-    return ask_all(stack, read_passwords(stack))
 
 
 def store_of(stack: Stack) -> UrlPlace:

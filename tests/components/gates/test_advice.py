@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from components.gates.advice import ADVICE, ALARM_ADVICE
+from components.gates.advice import ADVICE
 from components.gates.table import GATES
 from components.ppo.monitors.alarms import MONITORS
 from tests.documented import Typed, check_settings, parse
-from tests.reference import option_names
+from tests.reference import ALARM_ADVICE, option_names
 
 COMMANDS = {name: each.command for name, each in {**ADVICE, **ALARM_ADVICE}.items()}
 

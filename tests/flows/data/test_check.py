@@ -10,7 +10,6 @@ from components.base.errors import UserError
 from components.base.jsonl import read_rows, write_rows
 from components.data.config import DataConfig
 from components.human_eval.sheet import SheetRow, write_raters_files
-from data_contracts.check import kind_of
 from data_contracts.rows.reading import reading_of, refuse_ratings
 from flows.config.profiles import parse_override
 from flows.config.run_config import load_config
@@ -243,7 +242,7 @@ def test_a_file_is_told_by_the_names_that_the_config_has_for_its_columns(
 ) -> None:
     write_rows(tmp_path / "rows.jsonl", [{name: f"{text} {i}" for name, text in row.items()} for i in range(9)])
     data = load_config("demo", [parse_override(setting)]).data
-    assert kind_of(tmp_path / "rows.jsonl", data) == source
+    assert reading_of(tmp_path / "rows.jsonl", data).kind == source
 
 
 def test_renamed_pairs_are_judged_as_pairs_and_a_column_they_lack_is_no_reason_to_call_them_prompts(

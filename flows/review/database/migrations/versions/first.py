@@ -1,5 +1,7 @@
 """Create the first tables."""
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -7,20 +9,18 @@ revision = "0001"
 down_revision = None
 
 
+def _required(kind: type[sa.types.TypeEngine[Any]], *names: str) -> list[sa.Column[Any]]:
+    return [sa.Column(name, kind, nullable=False) for name in names]
+
+
 def upgrade() -> None:
     """Create the tables."""
     op.create_table(
         "batch",
         sa.Column("id", sa.Integer, nullable=False),
-        sa.Column("name", sa.Text, nullable=False),
-        sa.Column("kind", sa.Text, nullable=False),
-        sa.Column("digest", sa.Text, nullable=False),
-        sa.Column("guidelines", sa.Text, nullable=False),
-        sa.Column("ratings", sa.Text, nullable=False),
-        sa.Column("criteria", sa.Text, nullable=False),
+        *_required(sa.Text, "name", "kind", "digest", "guidelines", "ratings", "criteria"),
         sa.Column("overlap", sa.Integer, nullable=False),
-        sa.Column("secret", sa.Text, nullable=False),
-        sa.Column("admin_hash", sa.Text, nullable=False),
+        *_required(sa.Text, "secret", "admin_hash"),
         sa.Column("address", sa.Text, nullable=False, server_default=""),
         sa.Column("created", sa.Float, nullable=False),
         sa.Column("completed", sa.Float),
@@ -31,13 +31,8 @@ def upgrade() -> None:
     )
     op.create_table(
         "item",
-        sa.Column("id", sa.Integer, nullable=False),
-        sa.Column("batch", sa.Integer, nullable=False),
-        sa.Column("place", sa.Integer, nullable=False),
-        sa.Column("name", sa.Text, nullable=False),
-        sa.Column("prompt", sa.Text, nullable=False),
-        sa.Column("a", sa.Text, nullable=False),
-        sa.Column("b", sa.Text, nullable=False),
+        *_required(sa.Integer, "id", "batch", "place"),
+        *_required(sa.Text, "name", "prompt", "a", "b"),
         sa.Column("repeats", sa.Integer),
         sa.PrimaryKeyConstraint("id", name="pk_item"),
         sa.ForeignKeyConstraint(["batch"], ["batch.id"], name="fk_item_batch"),
@@ -47,11 +42,8 @@ def upgrade() -> None:
     )
     op.create_table(
         "rater",
-        sa.Column("id", sa.Integer, nullable=False),
-        sa.Column("batch", sa.Integer, nullable=False),
-        sa.Column("number", sa.Integer, nullable=False),
-        sa.Column("name", sa.Text, nullable=False),
-        sa.Column("token_hash", sa.Text, nullable=False),
+        *_required(sa.Integer, "id", "batch", "number"),
+        *_required(sa.Text, "name", "token_hash"),
         sa.Column("created", sa.Float, nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_rater"),
         sa.ForeignKeyConstraint(["batch"], ["batch.id"], name="fk_rater_batch"),
@@ -61,15 +53,10 @@ def upgrade() -> None:
     )
     op.create_table(
         "vote",
-        sa.Column("id", sa.Integer, nullable=False),
-        sa.Column("item", sa.Integer, nullable=False),
-        sa.Column("rater", sa.Integer, nullable=False),
+        *_required(sa.Integer, "id", "item", "rater"),
         sa.Column("nonce", sa.Text, nullable=False),
         sa.Column("answer", sa.Text),
-        sa.Column("shown", sa.Text, nullable=False),
-        sa.Column("criteria", sa.Text, nullable=False),
-        sa.Column("flags", sa.Text, nullable=False),
-        sa.Column("comment", sa.Text, nullable=False),
+        *_required(sa.Text, "shown", "criteria", "flags", "comment"),
         sa.Column("seconds", sa.Float),
         sa.Column("late", sa.Boolean, nullable=False),
         sa.Column("at", sa.Float, nullable=False),
@@ -82,11 +69,7 @@ def upgrade() -> None:
     op.create_index("ix_vote_rater_item", "vote", ["rater", "item"])
     op.create_table(
         "slot",
-        sa.Column("id", sa.Integer, nullable=False),
-        sa.Column("batch", sa.Integer, nullable=False),
-        sa.Column("item", sa.Integer, nullable=False),
-        sa.Column("place", sa.Integer, nullable=False),
-        sa.Column("copy", sa.Integer, nullable=False),
+        *_required(sa.Integer, "id", "batch", "item", "place", "copy"),
         sa.Column("rater", sa.Integer),
         sa.Column("claimed", sa.Float),
         sa.Column("vote", sa.Integer),
