@@ -190,7 +190,9 @@ def _after(
         steps.append(Step(f"In MLflow's registry, {decision}"))
     elif why := why_no_alias(values, _measured(status)):
         steps.append(Step(f"Its policy is not a candidate for promotion: {why}."))
-    elif status.imported or any(gate.waived or gate.withheld for stage in status.stages for gate in stage.gates):
+    elif status.imported or any(
+        gate.withheld or (gate.waived and not gate.skipped) for stage in status.stages for gate in stage.gates
+    ):
         steps.append(Step("It does not become champion by itself. To promote it:", f"tether promote {name}/VERSION"))
     else:
         steps.append(Step(f"Its policy becomes champion if there is none or if it beats {name}@champion."))
