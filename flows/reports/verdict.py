@@ -161,9 +161,10 @@ def _ended(status: RunStatus, values: Mapping[str, JsonValue]) -> str:
 
 def _not_judged(status: RunStatus, values: Mapping[str, JsonValue]) -> str:
     """Return the gates that are off, in words: first what a candidate for promotion has to be judged on."""
-    off = [gate.name for stage in status.stages for gate in stage.gates if gate.threshold is None]
+    unset = [gate for stage in status.stages for gate in stage.gates if gate.threshold is None]
+    off = [gate.name for gate in unset if not gate.within]
     lacking = unjudged(values, _measured(status))
-    words = [each.what for each in lacking]
+    words = [each.what for each in lacking] + [f"{gate.name} ({rule(gate)})" for gate in unset if gate.within]
     others = [name for name in off if not any(name in each.gates for each in lacking)]
     if others:
         words.append(f"{counted(len(others), 'gate')} that are off" if len(others) > 3 else ", ".join(others))
