@@ -33,6 +33,8 @@ def promoted(home: Path, asked: str, by: str, because: str) -> str:
     shown = f"{found.name}/{found.version}"
     if not found.name.endswith("-policy"):
         raise UserError(f"promote {asked}: {shown} is not a policy, and only a policy can be champion.")
+    if why := withheld_reason(found.tags):
+        raise UserError(f"promote {asked}: {shown} gets no alias: {why}.")
     judged = human_eval(found.tags)
     if judged.get("state") != "passed":
         why = f"was {judged['state']} in run {judged['run']}" if judged else "has not happened"
@@ -40,8 +42,6 @@ def promoted(home: Path, asked: str, by: str, because: str) -> str:
             f"promote {asked}: the human evaluation of {shown} {why}, and only a policy that passed its gates is "
             f"promoted. Finish it with `tether human-eval score SHEET`, or rerun human_eval."
         )
-    if why := withheld_reason(found.tags):
-        raise UserError(f"promote {asked}: {shown} gets no alias: {why}.")
     client = connect(home)
     moving = Versions(client, Weights(client, home, wanted(home, judged["run"])))
     with permitted(f"promote {shown}"):

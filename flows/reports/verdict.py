@@ -158,9 +158,10 @@ def _ended(status: RunStatus, values: Mapping[str, JsonValue]) -> str:
 
 def _not_judged(status: RunStatus, values: Mapping[str, JsonValue]) -> str:
     """Return the gates that are off, in words: first what a candidate for promotion has to be judged on."""
-    off = [gate.name for stage in status.stages for gate in stage.gates if gate.threshold is None]
+    unset = [gate for stage in status.stages for gate in stage.gates if gate.threshold is None]
+    off = [gate.name for gate in unset if not gate.within]
     lacking = unjudged(values, _measured(status))
-    words = [each.what for each in lacking]
+    words = [each.what for each in lacking] + [f"{gate.name} ({rule(gate)})" for gate in unset if gate.within]
     others = [name for name in off if not any(name in each.gates for each in lacking)]
     if others:
         words.append(f"{counted(len(others), 'gate')} that are off" if len(others) > 3 else ", ".join(others))
@@ -187,7 +188,7 @@ def _after(
         steps.append(Step(f"In MLflow's registry, {decision}"))
     elif why := why_no_alias(values, _measured(status)):
         steps.append(Step(f"Its policy is not a candidate for promotion: {why}."))
-    elif any(gate.waived or gate.withheld for stage in status.stages for gate in stage.gates):
+    elif any(gate.withheld or (gate.waived and not gate.skipped) for each in status.stages for gate in each.gates):
         steps.append(Step("It does not become champion by itself. To promote it:", f"tether promote {name}/VERSION"))
     else:
         steps.append(Step(f"Its policy becomes champion if there is none or if it beats {name}@champion."))

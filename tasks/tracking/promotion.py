@@ -18,7 +18,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -105,14 +105,17 @@ class Versions:
         return self._decide(name, version, decision)
 
     def judge(
-        self, done: Done, name: str, waivers: Mapping[str, Any], withheld: str = "", shown_by: str = ""
-    ) -> str:
+        self, done: Done, name: str, waivers: Mapping[str, Any], withheld: str = "", shown_by: str = "",
+        waived: Collection[str] = (),
+    ) -> str:  # fmt: skip
         """Record a human evaluation on the policy that it judged, and decide whether it becomes champion.
 
         It does if every gate passed without a waiver and it beats the present champion (`_against_champion`). If an
-        imported record is in its lineage, only a person can promote it; if aliases are `withheld`, nobody can.
+        imported record is in its lineage or gates were `waived`, only a person can promote it; if aliases are
+        `withheld`, nobody can, and the evaluation replaces none.
 
         Args:
+            waived: waived gates of this stage and earlier ones, other than those of a skipped stage.
             shown_by: the MLflow run with a picture of the policy's lineage that includes this evaluation.
 
         Returns:
@@ -124,10 +127,11 @@ class Versions:
             return ""
         version = str(found.version)
         stops = any(verdict.stops for verdict in done.verdicts)
-        state = "gate_failed" if stops else "waived" if done.waived else "passed"
+        state = "gate_failed" if stops else "waived" if done.waived else "incomplete" if withheld else "passed"
         measured = finite({short: done.record.metrics.get(f"human_eval/{short}", math.nan) for short in _MEASURED})
         judged = {"run": done.run, "state": state, "judges": done.judges, **measured, "at": _utc(done.time)}
-        self._set(name, version, "tether.human_eval", judged)
+        if not withheld or "tether.human_eval" not in found.tags:
+            self._set(name, version, "tether.human_eval", judged)
         if shown_by:
             self._client.set_model_version_tag(name, version, "tether.picture", shown_by)
         self._waive(name, version, found.tags, done.run, waivers)
@@ -136,9 +140,15 @@ class Versions:
             return self._decide(name, version, f"has no new alias: {problem}")
         if state != "passed":
             return self._decide(name, version, f"does not become champion: its human evaluation was {state}")
+        if waived:
+            why = f"waived: {', '.join(waived)}. Only a person promotes it (`tether promote {name}/{version}`)"
+            return self._decide(name, version, f"does not become champion: {why}")
         if done.time < self._pointed(name, CHAMPION):
             return self._decide(name, version, "does not become champion: a later decision stands")
         beats, how = self._against_champion(name, version)
+        if beats:
+            self.bring_weights(name, version)
+            beats, how = self._against_champion(name, version)  # while weights are copied, another may be promoted
         if not beats:
             return self._decide(name, version, f"does not become champion: {how}")
         # First, so that a call that is repeated after a kill, when the version is champion, finds it.

@@ -381,7 +381,9 @@ class _Stage:
         done, lineage, versions = self._done, self._lineage, Versions(self._client, self._weights)
         if done.shown == "human_eval":
             name = lineage.model_name("ppo")
-            self._sent.decision = versions.judge(done, name, self._waivers, self._withheld, self._run)
+            trained = [gate for one in self._so_far for gate in one.verdicts if not gate.skipped]
+            waived = [gate.name for gate in trained if gate.waived]
+            self._sent.decision = versions.judge(done, name, self._waivers, self._withheld, self._run, waived)
         elif model is not None and not any(verdict.stops or verdict.withheld for verdict in done.verdicts):
             name = lineage.model_name(done.shown)
             self._sent.decision = versions.register(

@@ -56,13 +56,23 @@ def test_a_passed_run_names_its_tightest_gate_and_what_follows(tmp_path: Path) -
     stored_run(tmp_path)
     found = told(tmp_path)
     tightest = "ppo.length_ratio, inside the range by 17 % of its width"  # (1.0 - 0.2) / (5 - 0.2)
-    off = "reward accuracy, gain in reward, win rate, 55 gates that are off"
+    off = "reward accuracy, gain in reward, win rate, 57 gates that are off"
     assert found.sentence == f"Passed: all 16 judged gates hold; not judged: {off}. The tightest is {tightest}."
     assert commands(found)[:2] == [
         f"tether rerun human_eval --from {RUN} --set human_eval.judges=people",
         f"tether export {RUN} FOLDER",
     ]
     assert any("not a candidate for promotion: its profile is for trying things" in step.text for step in found.steps)
+
+
+def test_gates_with_too_few_pairs_are_named_beside_those_that_are_off(tmp_path: Path) -> None:
+    stored_run(tmp_path)
+    status = load_status(tmp_path)
+    reward = status.stage("reward")
+    few = [gate.model_copy(update={"threshold": None, "within": 0.2}) for gate in reward.gates
+           if gate.name == "reward.ece"]  # fmt: skip
+    reward.gates = [gate for gate in reward.gates if gate.name != "reward.ece"] + few
+    assert "win rate, reward.ece (too few pairs to judge), " in run_verdict(status, run_values(tmp_path, RUN)).sentence
 
 
 def test_a_waived_run_is_not_called_champion(tmp_path: Path) -> None:

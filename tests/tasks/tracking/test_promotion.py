@@ -132,6 +132,48 @@ def test_what_people_did_not_let_through_is_not_promoted_by_hand_either(pipeline
     assert aliases(client()) == {"candidate": 1}
 
 
+def test_thresholds_turned_off_afterwards_let_nobody_promote(pipeline, kit, client, home):
+    with pytest.raises(GateFailed):
+        pipeline(win=0.45)
+    pipeline(win=0.45, judged=kit.judged | {"human_eval": {}})  # tether rerun human_eval --set gates...=null
+    assert aliases(client()) == {"candidate": 1}
+    with pytest.raises(UserError, match="the human evaluation of tether-policy/1 was gate_failed in run"):
+        promoted(home, f"{POLICY}/1", "ada", "I like it")
+
+
+def test_a_run_that_judges_less_takes_no_passed_evaluation_away(pipeline, kit, client, home):
+    pipeline(value=1)
+    pipeline(value=2, win=0.61)  # no gain beyond chance
+    pipeline(value=2, win=0.61, judged=kit.judged | {"human_eval": {}})
+    assert promoted(home, f"{POLICY}/2", "ada", "people like it").startswith("tether-policy/2 is champion now")
+
+
+def test_a_policy_whose_gate_was_waived_is_promoted_only_by_hand(pipeline, client, home):
+    waiver = Waiver(gate="ppo.kl", user="ada", reason="close enough")
+    ctx, results = pipeline(metrics="9", waivers=[waiver])
+    assert results["ppo"].state == "waived" and aliases(client()) == {"candidate": 1}
+    assert "does not become champion: waived: ppo.kl." in Sent.load(ctx.folder).decision
+    assert promoted(home, f"{POLICY}/1", "bo", "we know") == "tether-policy/1 is champion now."
+
+
+def test_a_champion_of_another_run_meanwhile_has_to_be_beaten_too(pipeline, client, monkeypatch):
+    pipeline(value=1)
+    pipeline(value=2, win=0.61)  # no gain beyond chance
+    mlflow = client()
+
+    def copy(versions, name, version):  # takes minutes for real weights
+        if aliases(mlflow)["champion"] == 1:
+            mlflow.set_model_version_tag(POLICY, "2", "tether.human_eval", json.dumps(better))
+            mlflow.set_registered_model_alias(POLICY, "champion", "2")
+        return ""
+
+    better = {**json.loads(mlflow.get_model_version(POLICY, "2").tags["tether.human_eval"]), "win_rate": 0.8,
+              "win_rate_low": 0.75, "win_rate_high": 0.85}  # fmt: skip
+    monkeypatch.setattr(Versions, "bring_weights", copy)
+    pipeline(value=3, win=0.75)
+    assert aliases(mlflow)["champion"] == 2
+
+
 def test_a_policy_on_a_skipped_sft_is_promoted_only_where_its_gates_are_waived(pipeline, kit, client, home, said):
     gates = kit.thresholds(ppo={"kl": 8.0}, sft={"loss": 9.0, "ended": 0.1})
     ctx, results = pipeline(gates, train=False)
