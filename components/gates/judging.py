@@ -173,11 +173,7 @@ def stage_metrics(final: Mapping[str, float], parts: Iterable[Mapping[str, float
 
 
 def judge(
-    stage: str,
-    metrics: Mapping[str, float],
-    gates: GatesConfig,
-    waivers: Sequence[Waiver] = (),
-    skipped: bool = False,
+    stage: str, metrics: Mapping[str, float], gates: GatesConfig, waivers: Sequence[Waiver] = (), skipped: bool = False
 ) -> list[Verdict]:
     """Judge a stage's final metrics by every gate of the stage; `waivers` may be of any stage.
 

@@ -76,10 +76,7 @@ def _codes(values: Any, name: str, low: int, end: int, dtype: type) -> NDArray[A
 
 
 def fleiss_kappa_interval(
-    counts: ArrayLike,
-    clusters: Iterable[Hashable] | None = None,
-    symmetric: bool = False,
-    level: float = LEVEL,
+    counts: ArrayLike, clusters: Iterable[Hashable] | None = None, symmetric: bool = False, level: float = LEVEL
 ) -> Interval:
     """Return `fleiss_kappa` of `counts` (I, K) with an interval by the delete-one jackknife.
 

@@ -18,14 +18,7 @@ from components.data.rows import BadRow, CanonicalRow, Message, Problem, RawRow
 from components.data.splits import SPLITS, loose_key, prompt_key
 from components.data.tables.published import read_split, rows_at
 from components.data.words import words_of
-from data_contracts.findings.drift import (
-    DriftMeasure,
-    difference,
-    distance,
-    language_drift,
-    length_drift,
-    told_apart,
-)
+from data_contracts.findings.drift import DriftMeasure, difference, distance, language_drift, length_drift, told_apart
 from data_contracts.findings.near import AT_ONCE, Sketches, SketchFile, near_earlier, runs_of_words, signatures
 from data_contracts.findings.texts import SAMPLE, RowTexts
 from data_contracts.findings.whole import TRAIN

@@ -105,12 +105,7 @@ class _Measured:
         self.columns.setdefault(column, []).append(values)
 
 
-def read_texts(
-    ledger: Ledger,
-    how: TextReading,
-    progress: Callable[[int], None],
-    processes: int = 1,
-) -> RowTexts:
+def read_texts(ledger: Ledger, how: TextReading, progress: Callable[[int], None], processes: int = 1) -> RowTexts:
     """Read the texts of the good rows of `ledger`, and record there what the tokenizer makes of them.
 
     Complete shards from an earlier attempt are reused.

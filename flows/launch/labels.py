@@ -67,11 +67,7 @@ def compare(
 
 
 def scoring(
-    home: Path,
-    run: str | None,
-    sheets: Path | Sequence[Path],
-    waivers: Sequence[Waiver] = (),
-    user: str | None = None,
+    home: Path, run: str | None, sheets: Path | Sequence[Path], waivers: Sequence[Waiver] = (), user: str | None = None
 ) -> Launch:
     """Continue the run `run` (None: the newest) to score the labels that people wrote into `sheets`.
 

@@ -154,8 +154,7 @@ class Versions:
         # First, so that a call that is repeated after a kill, when the version is champion, finds it.
         decision = self._decide(name, version, f"is {CHAMPION}{how and f': {how}'}")
         because = f"human_eval passed in run {done.run}{how and f', {how}'}"
-        self._promote(name, version, done.user, because, done.time, done.run)
-        self.describe(name, version)
+        self.promote(name, version, done.user, because, done.time, done.run)
         return decision
 
     def _decide(self, name: str, version: str, text: str) -> str:
@@ -201,10 +200,6 @@ class Versions:
 
         The caller has checked its human evaluation. MLflow gets its weights before it becomes champion.
         """
-        self._promote(name, version, by, because, time, run)
-        self.describe(name, version)
-
-    def _promote(self, name: str, version: str, by: str, because: str, time: int, run: str) -> None:
         if time < self._pointed(name, CHAMPION):
             return
         self.bring_weights(name, version)
@@ -223,6 +218,7 @@ class Versions:
         if "tether.demoted" in tags:
             self._client.delete_model_version_tag(name, version, "tether.demoted")
         self._point(name, CHAMPION, version, time)
+        self.describe(name, version)
 
     def demote(self, name: str, version: str, by: str, because: str, time: int) -> None:
         """Remove every alias from a version and record why. Its history stays, and no run sets an alias to it again."""

@@ -7,6 +7,7 @@ existing params and outputs are left alone.
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -243,28 +244,25 @@ class Recorder:
                 self._client.delete_run(found.info.run_id)
 
 
+@dataclass
 class _Stage:
     """Records a finished stage in its MLflow run: params, final metrics, lineage, gates, tables and plots."""
 
-    def __init__(
-        self,
-        client: Any,
-        runs: Path,
-        sent: Sent,
-        done: Done,
-        so_far: Sequence[Done],
-        waivers: Mapping[str, Any],
-        withheld: str,
-        prefect: str,
-        weights: Weights,
-        lineage: Lineage,
-    ) -> None:
-        assert sent.experiment is not None and sent.parent is not None
-        self._prefect, self._weights = prefect, weights
-        self._runs, self._sent, self._so_far = runs, sent, so_far
-        self._client, self._done, self._waivers, self._withheld = client, done, waivers, withheld
-        self._experiment, self._parent, self._run = sent.experiment, sent.parent, sent.stages[done.shown]
-        self._lineage = lineage
+    _client: Any
+    _runs: Path
+    _sent: Sent
+    _done: Done
+    _so_far: Sequence[Done]
+    _waivers: Mapping[str, Any]
+    _withheld: str
+    _prefect: str
+    _weights: Weights
+    _lineage: Lineage
+
+    def __post_init__(self) -> None:
+        assert self._sent.experiment is not None and self._sent.parent is not None
+        self._experiment, self._parent = self._sent.experiment, self._sent.parent
+        self._run = self._sent.stages[self._done.shown]
 
     def record(self) -> None:
         done = self._done
@@ -386,9 +384,7 @@ class _Stage:
             self._sent.decision = versions.judge(done, name, self._waivers, self._withheld, self._run, waived)
         elif model is not None and not any(verdict.stops or verdict.withheld for verdict in done.verdicts):
             name = lineage.model_name(done.shown)
-            self._sent.decision = versions.register(
-                done, name, model, run, self._waivers, self._withheld, self._run
-            )
+            self._sent.decision = versions.register(done, name, model, run, self._waivers, self._withheld, self._run)
 
 
 def log_picture(client: Any, run: str, sent: Sent, done: Sequence[Done]) -> None:

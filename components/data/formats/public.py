@@ -40,13 +40,7 @@ from components.data.formats.public_scores import (
     ultrafeedback,
     webgpt,
 )
-from components.data.formats.public_votes import (
-    arena,
-    is_two_responses,
-    safe_rlhf,
-    summaries,
-    two_responses,
-)
+from components.data.formats.public_votes import arena, is_two_responses, safe_rlhf, summaries, two_responses
 from components.data.formats.transcripts import SYSTEMS, earlier_turns, refuse_parts, split_answer
 from components.data.rows import BadRow, RawRow, listed, most_common_format, shown
 
