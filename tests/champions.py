@@ -6,13 +6,15 @@ from pathlib import Path
 from tasks.runs.journal import current_user
 from tasks.tracking.client import connect
 from tasks.tracking.promotion import Versions
-from tasks.tracking.weights import Weights
+from tasks.tracking.weights import Weights, Which
 
 
-def make_champion(home: Path, version: str = "1", name: str = "tether-policy", run: str = "") -> None:
+def make_champion(
+    home: Path, version: str = "1", name: str = "tether-policy", run: str = "", weights: Which = "champion"
+) -> None:
     """Promote a version as a run of a profile with all thresholds would have done; `run`: that run."""
     client = connect(home)
     if "tether.withheld" in client.get_model_version(name, version).tags:
         client.delete_model_version_tag(name, version, "tether.withheld")
-    versions, now = Versions(client, Weights(client, home, "champion")), time.time_ns() // 1_000_000
+    versions, now = Versions(client, Weights(client, home, weights)), time.time_ns() // 1_000_000
     versions.promote(name, version, current_user(), "a test", now, run)

@@ -86,7 +86,7 @@ def only_applies_its_layer(model: Any, hidden: Tensor) -> bool:
         return bool(known)
     layer, state = model.get_output_embeddings(), 1e4 * hidden.detach().reshape(1, -1, hidden.shape[-1])[:, :1]
     a_view = not isinstance(model, PreTrainedModel) or not isinstance(layer, nn.Module)  # has no class
-    only = a_view or torch.equal(layer(state).float(), _by_own_forward(model, state).float())
+    only = a_view or state.is_meta or torch.equal(layer(state).float(), _by_own_forward(model, state).float())
     setattr(model, _ONLY_A_LAYER, only)
     return only
 

@@ -33,6 +33,7 @@ from tasks.execution.runner import run_stage
 from tasks.result import Given, Input, StageResult
 from tasks.runs.status import list_runs
 from tasks.stages import Stage
+from tests.champions import make_champion
 
 SFT, REWARD = 25, 10
 """Runs that share one; all share the data."""
@@ -96,6 +97,7 @@ def write_home(home: Path, runs: int, written: int = WRITTEN) -> None:
     for number in range(there, min(runs, written)):
         write_run(home, number)
         print(f"run {number + 1}", file=sys.stderr)
+        make_champion(home, weights="none")
     if runs >= 2 * written:
         names = [run for run in list_runs(home) if Copy.IDS.fullmatch(run)]  # a copy's id is longer
         found = [each.record for each in stored(ArtifactStore(home), ArtifactStore(home).place)]

@@ -35,7 +35,7 @@ Group = tuple[int, ...]
 """Raters (from 0) who are judged as one."""
 
 
-class Check(NamedTuple):
+class RaterCheck(NamedTuple):
     """Maps those whom a check names to what it counted; raters with too few answers to be judged alone."""
 
     named: dict[Group, str]
@@ -51,8 +51,8 @@ class RaterChecks(NamedTuple):
     """Share of repeated items with the same answer, over all raters; the interval is over prompts."""
     alike: float | None
     """The largest share of equal answers of a named pair; else that of all pairs together."""
-    sides: Check
-    copies: Check
+    sides: RaterCheck
+    copies: RaterCheck
 
     def metrics(self) -> dict[str, float]:
         """Return what could be measured, as `group/name`; a gate on a missing metric fails."""
@@ -71,7 +71,7 @@ class AttentionCheck(NamedTuple):
     lowest: Interval
     """Of the named rater whose interval begins lowest (Wilson's over items); else three times the share of all."""
     of: dict[int, float]
-    careless: Check
+    careless: RaterCheck
 
 
 def attention_check(
@@ -116,7 +116,7 @@ def attention_check(
             lowest.append(clustered_proportion(values, range(len(values)), level))
             words[group] = f"{values.sum():.0f} of {len(values)} attention checks are right"
     of = {r: float(right[:, r].sum() / own) for r, own in enumerate(n) if own}
-    return AttentionCheck(min(lowest[1:] or lowest, key=lambda interval: interval.low), of, Check(words, too_few))
+    return AttentionCheck(min(lowest[1:] or lowest, key=lambda interval: interval.low), of, RaterCheck(words, too_few))
 
 
 def rater_checks(sample: Sample, labels: Labels, level: float = LEVEL) -> RaterChecks:
@@ -161,7 +161,7 @@ def with_themselves(sample: Sample, own: Mapping[str, str]) -> dict[str, bool]:
 
 def _sides(
     sample: Sample, columns: Sequence[Mapping[str, str]], level: float
-) -> tuple[tuple[float, float] | None, Check]:
+) -> tuple[tuple[float, float] | None, RaterCheck]:
     decided = [[(item, rating) for item, rating in own.items() if rating not in TIES] for own in columns]
     groups, too_few = _groups(map(len, decided), LEAST_RATINGS)
     named: dict[Group, str] = {}
@@ -174,10 +174,10 @@ def _sides(
             named[group] = f"{sum(v == 'a' for _, v in own)} of {len(own)} ratings for a side are `a`"
     every = side_a(sample, itertools.chain(*decided), level)
     bias = bias or ([(abs(every.value - 0.5),) * 2] if every else [])
-    return (max(v for v, _ in bias), max(high for _, high in bias)) if bias else None, Check(named, too_few)
+    return (max(v for v, _ in bias), max(high for _, high in bias)) if bias else None, RaterCheck(named, too_few)
 
 
-def _alike(answers: NDArray[np.bool_]) -> tuple[float | None, Check]:
+def _alike(answers: NDArray[np.bool_]) -> tuple[float | None, RaterCheck]:
     """Return the share of equal answers, and the pairs that have more of them than chance gives.
 
     The number of a pair's equal answers is compared with a binomial one. Its chance is what the two raters' own shares
@@ -199,7 +199,7 @@ def _alike(answers: NDArray[np.bool_]) -> tuple[float | None, Check]:
     named: dict[Group, str] = {(i, j): f"{equal[i, j]:.0f} of {common[i, j]:.0f} answers are equal" for i, j in pairs}
     every = float(equal.sum() / common.sum()) if common.sum() >= 2 * LEAST_RATINGS else None
     too_few = np.flatnonzero(rated.any(axis=0) & ~(judged | judged.T).any(axis=0)).tolist()
-    return max((float(equal[i, j] / common[i, j]) for i, j in pairs), default=every), Check(named, too_few)
+    return max((float(equal[i, j] / common[i, j]) for i, j in pairs), default=every), RaterCheck(named, too_few)
 
 
 def _agreement(

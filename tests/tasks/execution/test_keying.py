@@ -157,6 +157,7 @@ def test_no_stage_goes_on_after_an_error_of_ours_whose_text_no_key_holds(modules
     allowed = {
         "data_contracts.findings.texts",  # around a chat template, which raises none of ours
         "components.models.chat.templates",  # the same
+        "components.models.chat.trial",  # a process of its own, whose reason ends in a UserError
         "components.human_eval.labels",  # collects them, to raise all at once
         "components.rewards.function_worker",  # a process of its own, which imports nothing of ours
         "components.human_eval.batch.reading",  # asks whether a file is a sheet, before any stage
