@@ -15,7 +15,7 @@ import shlex
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any, AnyStr, NoReturn, cast
@@ -35,9 +35,11 @@ _SUFFIXES = {
     ".parquet": "parquet", ".pq": "parquet",
 }  # fmt: skip
 _PACKED = {
-    b"\x28\xb5\x2f\xfd": ("packed by Zstandard", "Unpack it with `zstd -d {name}` and give the result."),
-    b"BZh": ("packed by bzip2", "Unpack it with `bunzip2 -k {name}` and give the result."),
-    b"\xfd7zXZ\0": ("packed by xz", "Unpack it with `unxz -k {name}` and give the result."),
+    b"\x28\xb5\x2f\xfd": ("packed by Zstandard", "Unpack it with `zstd -dc < {name} > FILE` and give FILE."),
+    b"BZh": ("packed by bzip2", "Unpack it with `bunzip2 -c < {name} > FILE` and give FILE."),
+    b"\xfd7zXZ\0": ("packed by xz", "Unpack it with `unxz -c < {name} > FILE` and give FILE."),
+    b"\x04\x22M\x18": ("packed by LZ4", "Unpack it with `lz4 -dc < {name} > FILE` and give FILE."),
+    b"7z\xbc\xaf": ("a 7z archive", "Unpack it with `7z x {name}` and give a file of it."),
     b"PK\3\4": (
         "a ZIP archive or a workbook", "Unpack it with `unzip {name}` and give a file of it, or save the sheet as CSV."
     ),
@@ -46,7 +48,7 @@ _PACKED = {
 """Maps the first bytes of a file to what it is and to what to do."""
 _PYTHON_LIST = re.compile(r"\[\{'(?:role|content|from|value)': ")
 """How messages start that pandas wrote into a cell."""
-_SEPARATOR = re.compile(r'"?sep=(.)"?[;,\t]*\r?\n')
+_SEPARATOR = re.compile(r'"?sep=(.)"?[;,\t]*\r?\n', re.IGNORECASE)
 """The first line by which Excel is told the delimiter; it shows no row for it."""
 _UNQUOTED = (
     "a quotation mark is not closed, or text follows one that closes a cell: write a quotation mark inside a quoted "
@@ -147,6 +149,9 @@ def _kind(path: Path) -> str:
         return "parquet"
     if start.startswith((b"{", b"[")):
         return "jsonl" if start.startswith(b"{") else "json"
+    if start[257:262] == b"ustar":
+        name = shlex.quote(str(path))
+        raise UserError(f"{path} is a tar archive. Unpack it with `tar -xf {name}` and give a file of it.")
     raise UserError(
         f"{path} is not in a format that Tether reads. Give its name the suffix of its format ({KINDS}), or name a "
         "plug-in that reads it in data.readers."
@@ -340,10 +345,10 @@ def _read_csv(path: Path, position: Position) -> Iterator[RawRow]:
             named = _SEPARATOR.fullmatch(first)
             first = next(lines, "") if named else first
             delimiter = named[1] if named else _delimiter(path, first)
-            second = next(lines, "")
+            some = list(islice(lines, 20))
             mark = re.escape(delimiter)
-            blanks = _has_blanks(first, mark) or _has_blanks(second, f'{mark}(?= *"")')
-            records = _records(chain([first, second], lines), delimiter, blanks)
+            blanks = _has_blanks(first, mark) or _has_blanks("".join(some), f'{mark}(?= *"")')
+            records = _records(chain([first, *some], lines), delimiter, blanks)
             header = next(records, [])
             if isinstance(header, str):
                 raise csv.Error(_UNQUOTED)

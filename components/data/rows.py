@@ -86,13 +86,15 @@ _MARKERS = re.compile(
 _MESSAGES = re.compile(r"""\s*\[\s*\{\s*(['"])(?:role|content|from|value)\1\s*:.*\}\s*\]\s*\Z""", re.DOTALL)
 """A list of messages as JSON or as Python prints it."""
 _PLACEHOLDER = re.compile(
-    r"(?i:nan|none|null|n/a|<na>|undefined|\[(?:deleted|removed|object object)\])|NA|nil"
-    r"|#(?:N/A|NAME\?|VALUE!|REF!|DIV/0!|NULL!|NUM!|ERROR!|SPILL!|CALC!)|Err:\d{3}"
+    r"(?i:nan|none|null|n/a|<na>|[<(](?:null|nil)[>)]|undefined|\[(?:deleted|removed)(?: by \w+)?\]|\[object object\])"
+    r"|NA|NaT|nil|\\N|ERROR|#(?:N/A|NAME\?|(?:VALUE|REF|DIV/0|NULL|NUM|ERROR|SPILL|CALC|FIELD|BUSY)!)|Err:\d{3}"
     r"|(?i:(?:[\w.]*error|[\w.]*exception|error code|http error)\b[\s\d]*:).{0,500}"
     r"|Traceback \(most recent call last\):(?s:.*)"
-    r"|(?:HTTP(?:/[\d.]+)? )?(?:4\d\d|5\d\d)(?: [A-Z]\w+){1,4}\.?"
+    r"|(?:HTTP(?:/[\d.]+)? )?[45]\d\d (?:Bad (?:Request|Gateway)|Unauthorized|Forbidden|Not Found|Too Many Requests"
+    r"|(?:Internal )?Server Error|Service (?:Temporarily )?Unavailable|(?:Request|Gateway) Time-?[Oo]ut)\.?"
     r"|(?i:(?:rate limit|request timed out|connection (?:error|refused|reset|timed out)|internal server error"
-    r"|bad gateway|service unavailable|gateway time-?out|too many requests|insufficient_quota)\b).{0,200}"
+    r"|bad gateway|service unavailable|gateway time-?out|too many requests|insufficient_quota)"
+    r"(?:\Z|[.!:;,(]| (?:reached|exceeded|hit|for|by|after|while|error|try|please)\b)).{0,200}"
     r"""|\{\s*(['"])(?:error|errors|error_code|error_message|errorMessage)\1\s*:(?s:.*)\}"""
     r"""|\{\s*(['"])(?:object|type|status)\2\s*:\s*(['"])error\3(?s:.*)\}"""
 )

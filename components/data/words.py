@@ -35,7 +35,7 @@ def folded(text: str) -> str:
 
 def seen(text: str) -> str:
     """Return `text` as a reader sees it: in Unicode's form NFC, without invisible characters, all spaces alike."""
-    text = text.replace("\r\n", "\n")
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
     return text if text.isascii() else _SPACE.sub(" ", unicodedata.normalize("NFC", _UNSEEN.sub("", text)))
 
 

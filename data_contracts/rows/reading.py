@@ -9,6 +9,7 @@ kind.
 import difflib
 import json
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -23,7 +24,7 @@ from components.data.formats.labels import KTO, NUMBERS, WORDS, is_side
 from components.data.formats.public import TWO_RESPONSES, Shape, shape_of
 from components.data.formats.public_fields import TEXTS, ReadingOptions
 from components.data.formats.public_votes import argilla_votes
-from components.data.formats.transcripts import ABOUT, is_empty, is_transcript
+from components.data.formats.transcripts import ABOUT, SYSTEMS, is_empty, is_transcript
 from components.data.formats.unread import used_by
 from components.data.readers import read_source
 from components.data.rows import BadRow, RawRow
@@ -37,7 +38,6 @@ _BETTER = {"chosen": "rejected", "better": "worse", "best": "worst", "good": "ba
            "accept": "reject", "w": "l", "j": "k", "correct": "incorrect", "right": "wrong"}  # fmt: skip
 _WORSE = set(_BETTER.values())
 _ANSWERS = ("response", "output", "completion", "answer", "messages", "conversations")
-_RANKING = set("rank ranks ranking rankings order place places position positions".split())
 _FEW = 5
 """Fewer rows do not show which values return."""
 _FIRST = {"a": "b", "1": "2", "0": "1", "first": "second", "left": "right", "one": "two"}
@@ -51,7 +51,7 @@ _ABOUT = set("id ids idx index uuid hash model models name type source score sco
              "length len tokens count time date timestamp by reason rationale confidence user annotator rater worker "
              "labeler labeller reviewer url".split())  # fmt: skip
 """Words in names of columns that say something about a prompt, a response or a verdict, and are none."""
-_SPLITS = set("train training test testing val valid validation dev eval evaluation heldout held_out holdout".split())
+_SPLITS = set("train training test testing val valid validation dev eval evaluation held heldout holdout".split())
 _MOST_VERDICTS = 7
 """Most distinct values of a column of verdicts: HelpSteer's -3 to 3."""
 _JUDGEMENT = set("safe unsafe harmful harmless toxic good bad correct incorrect wrong right helpful useful approved "
@@ -190,7 +190,7 @@ def _mapping(names: Columns) -> str:
     """Return the advice to map columns."""
     option = "demonstration_columns" if "response" in names else "columns"
     listed = ", ".join(f"{ours}: {_in_yaml(name)}" for ours, name in names.items())
-    return f"To use them, name them: --set 'data.{option}={{{listed}}}'."
+    return f"To use them, name them: --set {shlex.quote(f'data.{option}={{{listed}}}')}."
 
 
 def is_sheet(rows: Iterable[RawRow]) -> bool:
@@ -257,7 +257,7 @@ def _reading(kind: str, name: str, rows: Sequence[RawRow], data: DataConfig) -> 
     if kind == "prompts" and not mistaken and (several := _several_texts(rows, ignored)):
         listed: Columns = {"responses": several}
         if scores := next((column for column in ignored if column != several and _numbers(rows, column)), None):
-            listed["ranks" if _RANKING & set(_plain(scores).split("_")) else "scores"] = scores
+            listed["ranks" if pairs.RANKING & set(_plain(scores).split("_")) else "scores"] = scores
         return FileReading(kind, name, ignored, listed, True)
     if mistaken and not names:
         names = _misspelt(["chosen", "rejected"], columns, texts)
@@ -310,7 +310,8 @@ def _texts(rows: Sequence[RawRow], columns: Sequence[str]) -> list[str]:
         values, words = _values(rows, column), set(_plain(column).split("_"))
         numbers = all(_NUMBER.fullmatch(str(value).strip()) for value in values) and not words & _RESPONSE
         texts = all(isinstance(value, str | list | dict) for value in values)
-        if values and texts and not numbers and not words & _ABOUT:
+        *_, last = [word for word in _plain(column).split("_") if len(word) > 1 and not word.isdigit()] or [""]
+        if values and texts and not numbers and (last in _PROMPT | _RESPONSE or not words & _ABOUT):
             found.append(column)
     return found
 
@@ -330,7 +331,7 @@ def own_split(rows: Sequence[RawRow], columns: Sequence[str]) -> str:
     for column in columns:
         said = [label_key(value) for value in _values(rows, column)]
         others = [value for value in said if not value.startswith("train")]
-        if others and set(said) <= _SPLITS:
+        if others and {re.split("[^a-z]", value)[0] for value in said} <= _SPLITS:
             return (
                 f"The column `{column}` says {others[0]} in {counted(len(others), 'row')} of the first {len(rows)}. "
                 "Tether divides the prompts itself, so a run trains on some of these rows too. To keep them apart, "
@@ -353,7 +354,7 @@ def _asked(rows: Sequence[RawRow], columns: Sequence[str]) -> Columns:
         texts = [row.data.get(side) for side in ("chosen", "rejected")]
         if "prompt" in row.data or any(isinstance(each, list) or is_transcript(each) for each in texts):
             return {}
-    asked = next((column for column in columns if _PROMPT & set(_plain(column).split("_"))), None)
+    asked = next((c for c in columns if c not in SYSTEMS and _PROMPT & set(_plain(c).split("_"))), None)
     return {"prompt": asked} if asked else {}
 
 
@@ -367,8 +368,11 @@ def _voted_columns(rows: Sequence[RawRow], columns: Sequence[str], sides: tuple[
     """Map `a`, `b` and `votes` to columns of two responses, and of an annotator's vote each, by names and values."""
     votes = [column for column in columns if _VOTES_OF_ONE.fullmatch(_plain(column))]
     told = [{label_key(value) for value in _values(rows, column)} for column in votes]
-    constant = len(rows) >= _FEW and all(len(values) == 1 for values in told) and len(set().union(*told)) > 1
-    if sides is None or not votes or constant or not _are_verdicts(rows, votes, known=True):
+    said = [[label_key(row.data.get(column)) for column in votes] for row in rows if row.problem is None]
+    differ = len(votes) > 1 and all(len(set(row)) == len(row) for row in said)  # nobody judges a pair twice
+    constant = all(len(values) == 1 for values in told) and len(set().union(*told)) > 1
+    ids = len(rows) >= _FEW and (constant or differ)
+    if sides is None or not votes or ids or not _are_verdicts(rows, votes, known=True):
         return {}  # ids of annotators are no votes
     return {"a": sides[0], "b": sides[1], "votes": votes}
 

@@ -308,6 +308,9 @@ def test_scores_of_the_two_responses_under_any_of_their_names_are_the_margin_or_
         ({"question": "q", "chosen": "x", "rejected": "y", "chosen-rating": 4.0, "rejected-rating": 4}, {}),
         ({"chosen": turns("q", "x"), "rejected": turns("q", "y"), "rating_chosen": 1, "rating_rejected": 1}, {}),
         ({"messages": turns("q", "x"), "rejected_response": "y", "chosen_score": 2, "rejected_score": 2}, {}),
+        ({"prompt": "q", "chosen": "x", "rejected": "y", "chosen_avg_rating": 2, "rejected_avg_rating": 2.0}, {}),
+        ({"prompt": "q", "chosen": "x", "rejected": "y", "rating": [9, 9.0]}, {}),
+        ({"chosen": turns("q", "x"), "rejected": turns("q", "y"), "scores": "[3, 3]"}, {}),
         ({"prompt": "q", "chosen": "x", "rejected": "y", "margin": 0}, {}),
         ({"prompt": "q", "responses": ["x", "y"], "scores": [1, 1.0]}, {}),
         ({"prompt": "q", "completions": ["x", "y"], "ranks": ["1", 1]}, {}),
@@ -336,9 +339,58 @@ def test_a_record_with_drafts_alone_has_no_votes_and_the_drafts_are_told(tmp_pat
     row = {"prompt": "q", "response_a": "x", "response_b": "y", "best.responses": ["response_a"],
            "best.responses.users": ["u"], "best.responses.status": ["draft"]}  # fmt: skip
     (found,) = read(tmp_path, row)
-    assert [problem.check for problem in found.problems] == ["votes_valid"]
+    assert [tuple(problem) for problem in found.problems] == [("votes_valid", "no annotator has submitted a vote")]
     path = tmp_path / "rows.jsonl"
     assert "1 vote of Argilla's records are not submitted" in str(reading_of(path, DataConfig()).as_json(path)["hint"])
+
+
+def test_a_record_that_answers_two_questions_is_refused(tmp_path: Path) -> None:
+    asked = {f"{name}.responses{part}": [value] for name in ("helpful", "safe")
+             for part, value in (("", "response_a"), (".users", "u"), (".status", "submitted"))}  # fmt: skip
+    (found,) = read(tmp_path, {"prompt": "q", "response_a": "x", "response_b": "y", **asked})
+    assert "`helpful.responses` and `safe.responses` answer two questions" in found.problems[0].text
+    one = {name: value for name, value in asked.items() if not name.startswith("safe")}
+    (found,) = read(tmp_path, {"prompt": "q", "response_a": "x", "response_b": "y", **one})
+    assert pair(found) == PAIR
+
+
+@pytest.mark.parametrize("annotators", [("ann", "bob"), (17, 23)])
+def test_annotators_names_beside_a_label_are_no_votes(tmp_path: Path, annotators: tuple[object, object]) -> None:
+    row = {"prompt": "q", "response_1": "x", "response_2": "y", "label": "a"}
+    (found,) = read(tmp_path, row | dict(zip(("annotator_1", "annotator_2"), annotators, strict=True)))
+    assert pair(found) == PAIR and found.ballot is None
+    (found,) = read(tmp_path, row | {"annotator_1": "b", "annotator_2": "b"})
+    assert found.ballot == Ballot(0, 2, 0)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": turns("e\u0301"), "chosen": turns("\u00e9", "x"), "rejected": turns("\u00e9", "y")},
+        {"conversation_a": turns("e\u0301", "x"), "conversation_b": turns("\u00e9", "y"), "winner": "model_a"},
+    ],
+)  # fmt: skip
+def test_prompts_that_look_the_same_are_one_prompt(tmp_path: Path, row: dict[str, Any]) -> None:
+    (found,) = read(tmp_path, row)
+    assert not found.problems and found.item is not None
+    assert (found.item["chosen"], found.item["rejected"]) == ("x", "y")
+
+
+@pytest.mark.parametrize(
+    ("row", "field"),
+    [
+        ({"prompt": "q", "answers": [{"answer": "x", "rank": 1}, {"answer": "y", "rank": 2, "reasoning_content": "z"}]},
+         "answers[1].reasoning_content"),
+        ({"instruction": "q", "completions": [{"response": "x", "overall_score": 4, "reasoning_content": "z"},
+                                              {"response": "y", "overall_score": 1}]},
+         "completions[0].reasoning_content"),
+        ({"prompt": [{"role": "user", "content": "q", "images": ["a"]}], "a": "x", "b": "y", "label": "a"},
+         "prompt[0].images"),
+    ],
+)  # fmt: skip
+def test_a_part_inside_a_list_is_refused_by_its_place(tmp_path: Path, row: dict[str, Any], field: str) -> None:
+    (found,) = read(tmp_path, row)
+    assert [problem.check for problem in found.problems] == ["turns_valid"] and f"`{field}`" in found.problems[0].text
 
 
 def test_look_alike_texts_are_duplicates_and_one_pair_of_votes(job: Any, tmp_path: Path) -> None:

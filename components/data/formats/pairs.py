@@ -56,6 +56,7 @@ from components.data.rows import (
     unclean,
 )
 from components.data.splits import prompt_key
+from components.data.words import seen
 
 COMPARISONS = "comparisons"
 """The format of rows that hold several pairs (`pairs`, each with `chosen` and `rejected`), as public.py makes them."""
@@ -71,14 +72,18 @@ _CHOICE = frozenset(
     "best better chosen preferred winner label choice preference selected selection verdict decision vote".split()
 )
 """Words in names of fields that may say which of several responses is better."""
+RANKING = frozenset("rank ranks ranking rankings order place places position positions".split())
+"""Words in names of fields in which 1 is best."""
 SIDE_SCORES = tuple(
     (form.format("chosen", word), form.format("rejected", word))
-    for word in ("score", "rating", "reward")
+    for word in ("score", "rating", "reward", "avg_rating", "avg-rating")
     for form in ("{1}_{0}", "{0}_{1}", "{0}-{1}", "{1}-{0}")
 )
 """Names of the two responses' scores, whose difference is the margin."""
 _OUTCOMES = ("status", "winner", "preference", "label")
 """Fields by which a row with `chosen` and `rejected` may say that it is a tie."""
+_OF_BOTH = ("score", "scores", "rating", "ratings")
+"""Fields that may hold a number for each of the two."""
 
 
 class Parsed(NamedTuple):
@@ -172,7 +177,8 @@ def _ranking(data: Mapping[str, object]) -> list[dict[str, object]]:
     if name is None and (other := _numbers(data, len(responses))):
         text = f"`{other}` has a number for each response, but neither `ranks` (1 is best) nor `scores` is there"
         plain = not any(isinstance(each, dict) for each in _listed(data[other]))
-        advice = f"say which it is, as --set data.columns.scores={other}" if plain else "write one of them"
+        ours = "ranks" if RANKING & set(re.split(r"[^a-z]+", other.lower())) else "scores"
+        advice = f"say which it is, as --set data.columns.{ours}={other}" if plain else "write one of them"
         raise BadRow("fields_present", f"{text}; {advice}")
     if name is None and (other := _choice(data, responses)):
         text = f"`{other}` is {shown(data[other])} and may say which response is better"
@@ -353,7 +359,8 @@ def _conversational(data: Mapping[str, object]) -> Parsed:
 
 def _holds(prompt: list[Message], given: list[Message]) -> bool:
     """Return whether the turns `given` stand in `prompt`, one after the other."""
-    return any(prompt[start : start + len(given)] == given for start in range(len(prompt) - len(given) + 1))
+    whole, part = ([(m["role"], seen(m["content"])) for m in messages] for messages in (prompt, given))
+    return any(whole[start : start + len(part)] == part for start in range(len(whole) - len(part) + 1))
 
 
 def _votes(data: Mapping[str, object]) -> Parsed:
@@ -478,7 +485,14 @@ def _unscored(value: object) -> bool:
 
 def tied_by(data: Mapping[str, object]) -> str | None:
     """Return the field by which a row with `chosen` and `rejected` says that neither response is better."""
-    return next((name for name in _OUTCOMES if name in data and is_tie(data[name])), None)
+    if name := next((name for name in _OUTCOMES if name in data and is_tie(data[name])), None):
+        return name
+    both = ((name, _listed(data[name])) for name in _OF_BOTH if name in data)
+    return next((name for name, two in both if isinstance(two, list) and len(two) == 2 and _are_equal(*two)), None)
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    return _is_number(one) and _is_number(other) and float(one) == float(other)
 
 
 def number_field(value: Any, name: str) -> float:

@@ -165,6 +165,8 @@ def _is_nectar(data: Data, options: ReadingOptions) -> bool:
 
 
 def _nectar(data: Data, options: ReadingOptions) -> dict[str, Any]:
+    for i, each in enumerate(data["answers"]):
+        refuse_parts(each, f"answers[{i}].")
     texts, ranks = ([each[name] for each in data["answers"]] for name in ("answer", "rank"))
     return {**kept_fields(data), "prompt": prompt_of(data), "responses": texts, "ranks": ranks}
 

@@ -84,6 +84,7 @@ def ultrafeedback(data: Data, options: ReadingOptions) -> dict[str, Any]:
     # One score for the whole row: the scales differ.
     name = max(names, key=lambda name: min(2, sum(_rating(each, name) is not None for each in completions)))
     for i, each in enumerate(completions):
+        refuse_parts(each, f"completions[{i}].")
         score = _rating(each, name)
         if score is not None and str(score).strip().upper() != "N/A":
             scored.append((text_field(each, "response"), number_field(score, f"completions[{i}]: score")))

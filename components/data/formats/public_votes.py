@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from components.data.formats.labels import is_side, meant
 from components.data.formats.pairs import text_field
 from components.data.formats.public_fields import (
     ARGILLA,
@@ -20,12 +21,13 @@ from components.data.formats.public_fields import (
 )
 from components.data.formats.transcripts import role_of, split_messages
 from components.data.rows import BadRow, Message, blank, shown
+from components.data.splits import prompt_key
 
 
 def arena(data: Data, options: ReadingOptions) -> dict[str, Any]:
     """Return a row of MT-Bench or Chatbot Arena as one of the format `votes`."""
     (one, a), (other, b) = (_judged_turn(data, f"conversation_{side}") for side in "ab")
-    if one != other:
+    if prompt_key(one) != prompt_key(other):
         raise BadRow("prompts_agree", "prompts differ: the two models' earlier responses are not the same")
     return _voted(data, one, a, b, data["winner"], data.get("judge"), ("model_a", "model_b"))
 
@@ -73,9 +75,12 @@ def two_responses(data: Data, options: ReadingOptions) -> dict[str, Any]:
     row = _voted(data, prompt_of(data), a, b, label, data.get("annotator"), models)
     votes = argilla_votes(data)
     if votes is None and (columns := annotators_of(data)):
-        votes = votes_of_columns(data, columns)
+        columns_vote = label is None or any(is_side(meant(data[name], options.label_values)) for name in columns)
+        votes = votes_of_columns(data, columns) if columns_vote else None
     if votes is None:
         return row | {"label": _side_named(label, sides)} if label in sides else row
+    if not votes:
+        raise BadRow("votes_valid", "no annotator has submitted a vote")
     del row["label"]
     return row | {"votes": [vote | {"label": _side_named(vote["label"], sides)} for vote in votes]}
 
@@ -90,10 +95,14 @@ def argilla_votes(data: Data, drafts: bool = False) -> list[dict[str, Any]] | No
     has none of its columns: `NAME.responses` with `.users` and `.status`, or lists of `value`, `user_id` and `status`.
     """
     found: list[tuple[Any, ...]] | None = None
+    questions = [name for name in data if name.endswith(".responses") and f"{name}.status" in data]
+    if len(questions) > 1:
+        text = f"`{questions[0]}` and `{questions[1]}` answer two questions, and which to learn is not said"
+        raise BadRow("votes_valid", f"{text}; leave the columns of one of them out")
     for name, said in data.items():
         if name in VERDICTS and isinstance(said, list) and all(isinstance(each, dict) for each in said):
             found = [(each.get("value"), each.get("user_id"), each.get("status")) for each in said]
-        elif name.endswith(".responses") and f"{name}.status" in data:
+        elif name in questions:
             columns = [data.get(f"{name}{part}") or [] for part in ("", ".users", ".status")]
             if len({len(column) for column in columns}) > 1:
                 raise BadRow("votes_valid", f"`{name}`, its users and its status are not of one length")

@@ -17,7 +17,7 @@ SYSTEMS = ("system", "system_prompt", "system_message")
 ABOUT = ("input", "context")
 """Fields with what an instruction or a question is about, which is part of the prompt."""
 _CALLS = ("tool_calls", "function_call")
-_ANSWER = ("reasoning_content", "reasoning", "thinking", "refusal")
+_ANSWER = ("reasoning_content", "reasoning", "reasoning_details", "thinking", "refusal")
 """Fields of a message, beside `content`, with a part of the assistant's answer."""
 PROMPT_PARTS = ("tools", "functions", "documents", "image", "images", "video", "videos", "audio", "audios")
 """Fields of what a prompt offers or shows, which templates write into it."""
@@ -169,8 +169,10 @@ def refuse_parts(data: Mapping[str, object], where: str = "") -> None:
 
 
 def is_empty(value: object) -> bool:
-    """Return whether a field says nothing: null, NaN, or an empty text, list or object, also as JSON."""
-    return value in (None, "", [], {}, "[]", "{}", "null") or value != value
+    """Return whether a field says nothing: null, NaN, an empty text, list or object, also as JSON, or only of these."""
+    if isinstance(value, list | dict):
+        return all(map(is_empty, value.values() if isinstance(value, dict) else value))
+    return value in (None, "", "[]", "{}", "null") or value != value
 
 
 def _history(value: object) -> list[Message]:
@@ -203,7 +205,7 @@ def kind(value: Any) -> str:
 def role_of(message: Any) -> str | None:
     """Return the role that a message says under any of its names; None if it says none that is known."""
     said = next((message[key] for key in ("role", "from") if message.get(key) is not None), None)
-    return _ROLES.get(said.lower()) if isinstance(said, str) else None
+    return _ROLES.get(said.strip().lower()) if isinstance(said, str) else None
 
 
 def _message(value: Any, name: str) -> Message:
@@ -220,6 +222,7 @@ def _message(value: Any, name: str) -> Message:
     if part := next((part for part in _ANSWER if not is_empty(value.get(part))), None):
         text = f"`{name}.{part}` is part of the answer, and only `content` is learned"
         raise BadRow("turns_valid", f"{text}; write it into `content`, or leave it or the row out")
+    refuse_parts(value, f"{name}.")
     if isinstance(content, list) and content:
         content = _joined(content, name)
     if not isinstance(content, str):

@@ -1,6 +1,7 @@
 import gzip
 import json
 import random
+import tarfile
 from itertools import islice
 
 import pytest
@@ -271,7 +272,7 @@ def test_a_comma_in_a_quoted_name_of_a_column_is_not_taken_for_the_delimiter(tmp
     assert contents(tmp_path / "x.csv") == [(2, {"prompt, asked": "q, please", "chosen": "x", "rejected": "y"})]
 
 
-@pytest.mark.parametrize("first", ["sep=;", '"sep=;"', "\ufeffsep=;"])
+@pytest.mark.parametrize("first", ["sep=;", '"sep=;"', "\ufeffsep=;", "SEP=;"])
 def test_the_line_that_names_excels_delimiter_is_no_header(tmp_path, first):
     path = tmp_path / "rows.csv"
     path.write_bytes(f"{first}\r\nprompt;chosen;rejected\r\np, q;a;b\r\n".encode())
@@ -286,6 +287,10 @@ def test_blanks_after_commas_are_no_part_of_a_cell(tmp_path, header):
     path = tmp_path / "rows.csv"
     path.write_text(f'{header}\n"p, q", "a, b", "c"\n"r", "d", "e"\n')
     assert contents(path)[0] == (2, {"prompt": "p, q", "chosen": "a, b", "rejected": "c"})
+    path.write_text(f'{header}\n"p\nq", "a", "b"\n')
+    assert contents(path) == [(2, {"prompt": "p\nq", "chosen": "a", "rejected": "b"})]
+    path.write_text(f'{header}\np,q,r\n"p", "a", "b"\n')
+    assert contents(path)[1] == (3, {"prompt": "p", "chosen": "a", "rejected": "b"})
     path.write_text("prompt,chosen,rejected\np, a,b\n")
     assert contents(path) == [(2, {"prompt": "p", "chosen": " a", "rejected": "b"})]
 
@@ -299,7 +304,8 @@ def test_bars_between_cells_are_a_delimiter(tmp_path):
 @pytest.mark.parametrize(
     ("start", "command"),
     [
-        (b"\x28\xb5\x2f\xfd", "zstd -d"), (b"BZh9", "bunzip2 -k"), (b"\xfd7zXZ\0", "unxz -k"),
+        (b"\x28\xb5\x2f\xfd", "zstd -dc <"), (b"BZh9", "bunzip2 -c <"), (b"\xfd7zXZ\0", "unxz -c <"),
+        (b"\x04\x22M\x18", "lz4 -dc <"), (b"7z\xbc\xaf", "7z x"),
         (b"PK\3\4", "unzip"), (b"ARROW1\0\0", "Write it as Parquet"),
     ],
 )  # fmt: skip
@@ -309,6 +315,15 @@ def test_a_packed_file_is_refused_with_the_command_that_unpacks_it(tmp_path, sta
     with pytest.raises(UserError, match=command) as error:
         contents(tmp_path / name)
     assert name in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["rows.tar", "rows.tar.gz", "rows.tgz"])
+def test_a_tar_archive_is_refused_with_the_command_that_unpacks_it(tmp_path, name):
+    (tmp_path / "rows.jsonl").write_text(LINES)
+    with tarfile.open(tmp_path / name, "w" if name == "rows.tar" else "w:gz") as archive:
+        archive.add(tmp_path / "rows.jsonl", "rows.jsonl")
+    with pytest.raises(UserError, match=rf"tar archive.*tar -xf .*{name}"):
+        contents(tmp_path / name)
 
 
 def test_nan_in_json_is_refused_with_what_to_write_for_it(tmp_path):

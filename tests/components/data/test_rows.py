@@ -40,6 +40,8 @@ def test_texts_that_are_allowed_by_themselves_are_allowed_together(text, other):
         "openai.RateLimitError: Error code: 429 - {'error': {'message': 'Rate limit'}}", "Internal Server Error",
         "Error code: 500", "429 Too Many Requests", "HTTP/1.1 503 Service Unavailable", "Request timed out.",
         "Connection error.", '{"error": {"message": "quota", "type": "insufficient_quota"}}', "{'error': 'x'}",
+        "[deleted by user]", "[Removed by Reddit]", "(null)", "<nil>", "NaT", "\\N", "#FIELD!", "ERROR",
+        "503 Service Temporarily Unavailable", "Too many requests, please try again later.", "Rate limit exceeded",
         '{"object": "error", "message": "m"}', "Traceback (most recent call last):\n  File 1\nValueError: x",
     ],
 )  # fmt: skip
@@ -54,7 +56,10 @@ def test_a_missing_value_or_an_error_as_a_response_is_found(text):
     [
         "None of these.", "No", "Na", "A naan bread.", "Nothing", "null and void", "The error: you forgot a bracket.",
         "An error occurred because the list is empty.", '{"errors_found": 0}', '{"answer": 4}', "404", "Not available",
-        "500 Internal organs", "errors", "Rate your day.",
+        "500 Internal organs", "errors", "Rate your day.", "500 Euros.", "450 Fifth Avenue", "500 Days Of Summer",
+        "Rate limit your API with a token bucket.", "Service unavailable means that the server is overloaded.",
+        "Too many requests were made, so wait a minute.", "Connection refused means that no process listens there.",
+        "Internal server error is HTTP status 500.", "[deleted scenes]", "Error bars show one standard deviation.",
     ],
 )  # fmt: skip
 def test_an_answer_that_speaks_of_errors_is_a_response(text):
@@ -65,7 +70,8 @@ def test_an_answer_that_speaks_of_errors_is_a_response(text):
     ("one", "other"),
     [
         ("F\u00fcr \u00e9", "Fu\u0308r e\u0301"), ("Hold it", "Hold\u200b it"), ("Hold it", "\ufeffHold it"),
-        ("Hold it", "Hold\u00a0it"), ("Hold it", "Ho\u00adld it"), ("a\nb", "a\r\nb"), ("\u2764", "\u2764\ufe0f"),
+        ("Hold it", "Hold\u00a0it"), ("Hold it", "Ho\u00adld it"), ("a\nb", "a\r\nb"), ("a\nb", "a\rb"),
+        ("\u2764", "\u2764\ufe0f"),
         ("Hold it", "Hold it\u2060"), ("\ud55c", "\u1112\u1161\u11ab"),
     ],
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """A hint is given for what the values are, and following hints to the end never makes a wrong pair."""
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from data_contracts.rows.gather import RowSource, judged_rows
 from data_contracts.rows.reading import reading_of
 
 TWO = {"response_a": "tea it is", "response_b": "coffee it is"}
-MAPPING = re.compile(r"--set '?data\.columns([.\w]*)=([^']*?)'?\.(?: |$)")
+OPTION = re.compile(r"--set (.*)\.$")
 
 
 def rows_of(row: dict[str, Any], **values: Any) -> list[dict[str, Any]]:
@@ -38,11 +39,12 @@ def followed(folder: Path, rows: list[dict[str, Any]]) -> tuple[str, dict[str, A
             kind, hint = reading.kind, str(reading.as_json(path)["hint"] or "")
         except UserError as error:
             hint = str(error)
-        told = MAPPING.search(hint)
+        told = OPTION.search(hint)
         if told is None:
             break
-        value = yaml.safe_load(told[2])
-        columns |= {told[1].removeprefix("."): value} if told[1] else value
+        (option,) = shlex.split(told[1])  # as the shell would
+        name, _, value = option.removeprefix("data.columns").partition("=")
+        columns |= {name.removeprefix("."): yaml.safe_load(value)} if name else yaml.safe_load(value)
     return kind, columns, hint
 
 
@@ -53,6 +55,7 @@ def followed(folder: Path, rows: list[dict[str, Any]]) -> tuple[str, dict[str, A
         {"worker": lambda i: f"w{i % 3}"},
         {"rater1": 17, "rater2": 23},
         {"rater1": 1, "rater2": 2},
+        {"rater_1": lambda i: 1 + i % 3, "rater_2": lambda i: 1 + (i + 1) % 3},
         {"judge_name": "m", "label_id": lambda i: i},
         {"vote_time": lambda i: 10.5 + i},
         {"preference_reason": lambda i: f"It is better in {i} ways."},
@@ -93,7 +96,7 @@ def test_columns_about_responses_are_not_suggested_as_them(tmp_path: Path, value
         ({"better": "good", "worse": "bad"}, {"chosen": "better", "rejected": "worse"}),
     ],
 )
-@pytest.mark.parametrize("asked", ["prompt", "question"])
+@pytest.mark.parametrize("asked", ["prompt", "question", "user_prompt", "user's question"])
 def test_a_pair_known_by_its_worse_column_gets_the_mapping(
     tmp_path: Path, row: dict[str, str], columns: dict[str, str], asked: str
 ) -> None:
@@ -108,6 +111,12 @@ def test_a_pair_known_by_its_worse_column_gets_the_mapping(
         )  # fmt: skip
 
 
+def test_a_system_prompt_is_not_suggested_as_the_prompt(tmp_path: Path) -> None:
+    rows = [{"system_prompt": "Be brief.", "user_prompt": row.pop("prompt")} | row
+            for row in rows_of({"better": "good", "worse": "bad"})]  # fmt: skip
+    assert followed(tmp_path, rows)[1]["prompt"] == "user_prompt"
+
+
 def test_ranks_are_not_suggested_as_scores(tmp_path: Path) -> None:
     rows = rows_of({}, generations=lambda i: [f"x {i}", f"y {i}"], ranking=[1, 2])
     write_rows(tmp_path / "rows.jsonl", rows)
@@ -116,7 +125,7 @@ def test_ranks_are_not_suggested_as_scores(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["split", "subset", "part"])
-@pytest.mark.parametrize("other", ["test", "validation", "DEV"])
+@pytest.mark.parametrize("other", ["test", "validation", "DEV", "test_prefs", "held-out"])
 def test_a_column_that_divides_the_rows_is_told(tmp_path: Path, name: str, other: str) -> None:
     rows = rows_of({"chosen": "yes", "rejected": "no"}, **{name: lambda i: other if i < 4 else "train"})
     path = tmp_path / "rows.jsonl"

@@ -166,6 +166,12 @@ def test_each_fault_of_a_row_is_named(data, reason):
     assert row.data == data
 
 
+@pytest.mark.parametrize(("name", "ours"), [("rankings", "ranks"), ("place_of", "ranks"), ("quality", "scores")])
+def test_numbers_without_a_name_are_mapped_by_what_they_say(name, ours):
+    (row,) = parse_pairs(RawRow(1, {"prompt": "q", "responses": ["x", "y"], name: [1, 2]}), "ranking", "s", 99)
+    assert f"--set data.columns.{ours}={name}" in row.problems[0].text
+
+
 def test_a_rank_of_400_digits_is_a_bad_row():
     (row,) = parse_pairs(
         RawRow(1, {"prompt": "hi", "responses": ["x", "y"], "ranks": [1, 10**400]}), "ranking", "preferences", 99

@@ -72,13 +72,24 @@ def test_a_conversation_that_ends_with_the_user_is_a_bad_row():
     ("user", "assistant", "system"),
     [
         ("human", "bot", "system"), ("user", "model", "developer"), ("Human", "AI", "System"),
-        ("prompter", "gpt", "system"),
+        ("prompter", "gpt", "system"), ("user ", " assistant", "system"),
     ],
 )  # fmt: skip
 def test_roles_of_other_makers_are_the_three_that_are_known(user, assistant, system):
     said = [{"role": role, "content": role} for role in (system, user, assistant)]
     before, response = split_messages(said, "m")
     assert ([m["role"] for m in before], response) == (["system", "user"], assistant)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("tools", [{"name": "f"}]), ("images", ["a.png"]), ("reasoning_details", [{"text": "Hm."}])],
+)
+def test_what_a_message_has_beside_its_text_is_refused(field, value):
+    with pytest.raises(BadRow, match=rf"`m\[0\]\.{field}`"):
+        as_messages([{"role": "system", "content": "a", field: value}], "m")
+    for nothing in (None, [], {}, "", [{}], {"name": None}):
+        assert as_messages([{"role": "system", "content": "a", field: nothing}], "m")
 
 
 @pytest.mark.parametrize(
