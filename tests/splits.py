@@ -1,9 +1,11 @@
 """Splits for tests, as validation publishes them."""
 
-from collections.abc import Iterable, Iterator
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from components.data.tables.published import SplitWriter
 from data_contracts.examine import Examination
 from data_contracts.splits import splits_beside
 
@@ -20,3 +22,12 @@ def write_splits(found: Examination, artifact: Path) -> dict[str, float]:
     """Write the splits as `splits_beside` and return its metrics."""
     with splits_beside(found, artifact) as sizes:
         return sizes
+
+
+def write_split(folder: Path, rows: Iterable[Mapping[str, Any]], weighted: bool = False) -> None:
+    """Write `rows` as the split `folder`, and replace an existing one. `weighted` and errors are as for
+    `SplitWriter`."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with SplitWriter(folder, weighted) as split:
+        for row in rows:
+            split.write(row)

@@ -158,7 +158,6 @@ def prepare(folder: Path, configuration: Configuration, home: Path) -> None:
     import torch
 
     from components.base.jsonl import write_json
-    from components.data.tables.published import write_split
     from components.models.adapters import Backbone, save_adapter
     from components.models.config import AdapterConfig, ScratchModel
     from components.models.folders import build_causal_lm, load_base, load_reward_model, save_model
@@ -166,6 +165,7 @@ def prepare(folder: Path, configuration: Configuration, home: Path) -> None:
     from components.models.tokenizers import texts_of, train_tokenizer
     from components.reward.scoring import ScoreScale
     from flows.data.pretrained import find_base
+    from tests.splits import write_split
 
     vocabulary = configuration.model["vocabulary"] if isinstance(configuration.model, dict) else 4000
     many, position = vocabulary - 60, 0

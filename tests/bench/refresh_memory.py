@@ -13,9 +13,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from components.data.splits import SPLITS
-from components.data.tables.published import read_split, write_split
+from components.data.tables.published import read_split
 from components.reward.config import RefreshConfig
 from components.reward.refresh import compare
+from tests.splits import write_split
 
 WORDS = [f"word{number}" for number in range(5000)]
 

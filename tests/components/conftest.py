@@ -11,13 +11,12 @@ import pytest
 
 from components.base.jsonl import write_json
 from components.data.support_desk.desk import SupportDeskConfig, generate
-from components.data.tables.published import write_split
 from components.models.config import GenerationConfig, ScratchModel
 from components.models.runtime import Runtime
 from components.ppo.config import PpoConfig, PpoJob
 from components.reward.config import RewardConfig, RewardJob
 from components.sft.config import SftConfig, SftJob
-from tests.splits import published
+from tests.splits import published, write_split
 
 TINY = ScratchModel(hidden_size=16, layers=1, heads=2)
 GENERATION = GenerationConfig(max_prompt_tokens=64, max_new_tokens=10)

@@ -21,7 +21,6 @@ from components.data.spreadsheet import write_csv
 from components.data.tables.published import read_split
 from components.human_eval import sample, score
 from components.human_eval.batch.halves import JUDGED, JUDGED_IN, PREFERENCES, may_train
-from components.human_eval.batch.reading import read_sheet
 from components.human_eval.config import HumanEvalConfig, SampleJob, ScoreJob
 from components.human_eval.sheet import as_record
 from components.models.config import GenerationConfig
@@ -29,6 +28,7 @@ from components.models.runtime import Runtime
 from components.store.store import digest_folder
 from data_contracts.examine import Examination
 from data_contracts.validate import write_quarantine
+from tests.sheets import read_sheet
 from tests.splits import write_splits
 
 SPLITS = ("train", "calibration", "test")

@@ -149,7 +149,7 @@ def read_data(path: Path) -> None:
 
 
 def read_rating_sheet(path: Path) -> None:
-    from components.human_eval.batch.reading import read_sheet
+    from tests.sheets import read_sheet
 
     read_sheet(path, 2, ("a", "b", "tie"))
 

@@ -25,7 +25,6 @@ import torch
 
 from components.base.jsonl import write_json
 from components.data.support_desk.desk import SupportDeskConfig, generate
-from components.data.tables.published import write_split
 from components.models import cache, sampling
 from components.models import runtime as machine
 from components.models.config import GenerationConfig, ScratchModel
@@ -33,7 +32,7 @@ from components.models.runtime import Runtime, activate
 from components.ppo.config import PpoConfig, PpoJob
 from components.reward.config import RewardConfig, RewardJob
 from components.sft.config import SftConfig, SftJob
-from tests.splits import published
+from tests.splits import published, write_split
 
 SHOWN = 12
 """Lines that wait most, of each case."""

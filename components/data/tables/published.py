@@ -6,8 +6,7 @@ the schema of each kind is fixed, and so are the rows of a batch and of a shard.
 """
 
 import json
-import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -165,15 +164,6 @@ def _unfit(row: Mapping[str, Any], name: str, error: Exception) -> UserError:
         what = f"has a character in {name} that UTF-8 cannot encode ({error.object[error.start]!a})"
         return UserError(f"{ascii(where)[1:-1]} {what}. Correct the text, or leave the row out.")
     return UserError(f"{where} has a number in {name} that does not fit in 64 bits. Correct it, or leave the row out.")
-
-
-def write_split(folder: Path, rows: Iterable[Mapping[str, Any]], weighted: bool = False) -> None:
-    """Write `rows` as the split `folder`, and replace an existing one. `weighted` and errors are as for
-    `SplitWriter`."""
-    shutil.rmtree(folder, ignore_errors=True)
-    with SplitWriter(folder, weighted) as split:
-        for row in rows:
-            split.write(row)
 
 
 class SplitRows(Sequence[Any]):

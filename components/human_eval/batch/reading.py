@@ -40,18 +40,6 @@ class ReturnedSheet(NamedTuple):
     """Number of people whose ratings its rows have: the sheet's raters, or the number in its column `raters`."""
 
 
-def read_sheet(path: Path, raters: int, valid: Sequence[str]) -> list[SheetRow]:
-    """Return the rows of a returned sheet.
-
-    Raises:
-        UserError: as for `parse_sheet`. Mistakes: all the mistakes in it.
-    """
-    found = parse_sheet(path, raters, valid)
-    if found.mistakes:
-        raise Mistakes(*found.mistakes)
-    return found.rows
-
-
 def parse_sheet(path: Path, raters: int, valid: Sequence[str], criteria: Sequence[str] = ()) -> ReturnedSheet:
     """Read a returned sheet: CSV (comma, semicolon or tab; UTF-8, UTF-16 or Windows-1252) or JSON (Lines or an array).
 

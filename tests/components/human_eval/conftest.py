@@ -9,13 +9,13 @@ import pytest
 
 from components.base.jsonl import write_json, write_rows
 from components.data.spreadsheet import write_csv
-from components.data.tables.published import write_split
 from components.human_eval import sample as sample_stage
-from components.human_eval.batch.reading import read_sheet
 from components.human_eval.config import HumanEvalConfig, SampleJob, ScoreJob
 from components.human_eval.sheet import SheetRow, as_record
 from components.models.config import GenerationConfig
 from components.models.runtime import Runtime
+from tests.sheets import read_sheet
+from tests.splits import write_split
 
 ITEMS, RATERS = 12, 3
 

@@ -13,13 +13,13 @@ from scipy.stats import t as student
 
 from components.base.errors import Mistakes, UserError
 from components.base.jsonl import read_rows
-from components.data.tables.published import write_split
 from components.human_eval.batch.attention import HeldOutReply, held_out_replies, with_attention
 from components.human_eval.blinding import blind, sealed_key
 from components.human_eval.config import HumanEvalConfig
 from components.human_eval.labels import Sample
 from components.human_eval.selection import Chosen
 from components.stats.raters import crossed_proportion
+from tests.splits import write_split
 
 Table = list[list[str]]
 

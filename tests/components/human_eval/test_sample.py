@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from components.base.errors import UserError
-from components.data.tables.published import write_split
 from components.human_eval import respond as respond_module
 from components.human_eval.config import HumanEvalConfig, SampleJob
 from components.human_eval.respond import respond
 from components.human_eval.sample import run
 from components.models.config import GenerationConfig
 from components.models.runtime import Runtime
+from tests.splits import write_split
 
 
 def sampled(job_options: dict[str, Any]) -> SampleJob:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from components.base.errors import UserError
 from components.base.jsonl import write_rows
 from components.data.spreadsheet import protect, unprotect, write_csv
-from components.human_eval.batch.reading import read_sheet
 from components.human_eval.sheet import SheetRow, as_record
+from tests.sheets import read_sheet
 
 VALID = ("a", "b", "tie")
 NASTY = st.text(max_size=40) | st.sampled_from(

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from components.data.support_desk.desk import SupportDeskConfig, generate
-from components.data.tables.published import write_split
 from components.human_eval import sample, score
 from components.human_eval.config import HumanEvalConfig, SampleJob, ScoreJob
 from components.human_eval.respond import SIDES
 from components.models.config import GenerationConfig
 from components.models.runtime import Runtime
+from tests.splits import write_split
 
 
 @pytest.fixture(scope="module")

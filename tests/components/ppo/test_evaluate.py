@@ -21,11 +21,12 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from components.base.jsonl import read_rows
 from components.data.support_desk import desk
-from components.data.tables.published import read_split, write_split
+from components.data.tables.published import read_split
 from components.gates.table import GATES
 from components.models.config import GenerationConfig
 from components.ppo import evaluate
 from components.ppo.models import Models
+from tests.splits import write_split
 
 CAP, TEMPERATURE, CEILING = 32, 0.25, 1.5
 

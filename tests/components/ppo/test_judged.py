@@ -14,7 +14,6 @@ import torch
 from components.base.errors import CheckFailed
 from components.base.jsonl import read_rows, write_json
 from components.data.support_desk.desk import SupportDeskConfig, generate
-from components.data.tables.published import write_split
 from components.gates.judging import GatesConfig, Verdict, judge
 from components.models.config import GenerationConfig
 from components.models.sampling import Samples
@@ -24,6 +23,7 @@ from components.ppo.models import Models
 from components.reward.scoring import ScoreScale
 from components.stats.intervals import paired_gain
 from flows.config.run_config import load_config
+from tests.splits import write_split
 
 PROMPTS = 256
 SCALE = ScoreScale(shift=3.0, scale=2.0, missing_eos_score=-2.3, temperature=1.0, responses=64)

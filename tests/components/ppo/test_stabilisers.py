@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from components.base.errors import UserError
 from components.base.jsonl import read_rows
-from components.data.tables.published import read_split, write_split
+from components.data.tables.published import read_split
 from components.models.batching import encode_prompt
 from components.models.config import GenerationConfig
 from components.models.folders import load_causal_lm
@@ -31,6 +31,7 @@ from components.sft.mixed import MixedDemonstrations
 from components.training.averaging import WeightAverage
 from tests.components.ppo.test_experience import SCALE, ended
 from tests.components.ppo.test_learner import ready
+from tests.splits import write_split
 
 Load = Callable[..., Any]
 FIXED = {"control": "fixed", "coefficient": 0.1}

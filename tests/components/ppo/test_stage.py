@@ -17,13 +17,14 @@ from torch import Tensor
 
 from components.base.errors import CheckFailed, UserError
 from components.base.jsonl import read_rows
-from components.data.tables.published import read_split, write_split
+from components.data.tables.published import read_split
 from components.ppo import experience, stage
 from components.ppo.learner import Learner
 from components.ppo.models import Models
 from components.ppo.stage import prompt_batch
 from components.training.stopping import Interrupted, graceful
 from tests.forks import Forked
+from tests.splits import write_split
 from tests.waiting import PATIENCE
 
 

@@ -8,7 +8,7 @@ import torch
 
 from components.base.jsonl import read_rows
 from components.data.support_desk.desk import SupportDeskConfig, generate_careful
-from components.data.tables.published import read_split, write_split
+from components.data.tables.published import read_split
 from components.models.chat.endings import endings_of, set_endings
 from components.models.sampling import sample, with_endings
 from components.ppo import models as ppo_models
@@ -19,7 +19,7 @@ from components.reward.loading import load_scorer
 from components.reward.scoring import ScoreScale, score_sequences
 from components.reward.substages.judge import run as train_judge
 from components.stats.intervals import paired_gain
-from tests.splits import published
+from tests.splits import published, write_split
 
 WATCHED: dict[str, Any] = {
     "updates": 2, "evaluate_every": 1, "watch": {"kl_high": None, "prompts": 8}, "stop_early": False, "evaluate": 16,

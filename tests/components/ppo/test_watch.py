@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from components.base.jsonl import read_rows
-from components.data.tables.published import read_split, write_split
+from components.data.tables.published import read_split
 from components.gates.judging import GatesConfig, judge
 from components.gates.text import outcome
 from components.ppo import watch as watching
@@ -20,6 +20,7 @@ from components.ppo.monitors.alarms import Alarm, Limits
 from components.ppo.monitors.measures import Batch
 from components.ppo.watch import Watch
 from components.training.loop import restore_state
+from tests.splits import write_split
 
 PROMPTS = [[{"role": "user", "content": str(i)}] for i in range(8)]
 CUT = {

@@ -28,13 +28,13 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from components.data.support_desk.desk import SupportDeskConfig, generate
 from components.data.support_desk.grammar import FILLERS, FLATTERY, HEDGES
-from components.data.tables.published import read_split, write_split
+from components.data.tables.published import read_split
 from components.gates.judging import GatesConfig, judge
 from components.gates.table import GATES
 from components.models.config import GenerationConfig
 from components.reward import stage
 from components.reward.evaluation import probes
-from tests.splits import published
+from tests.splits import published, write_split
 
 PROMPT, CAP, PROBED = 64, 48, 200
 SPLITS = ("train", "calibration", "test")

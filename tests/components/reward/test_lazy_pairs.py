@@ -5,13 +5,14 @@ import random
 import numpy as np
 import pytest
 
-from components.data.tables.published import characters_of, read_split, write_split
+from components.data.tables.published import characters_of, read_split
 from components.models.batching import RUN, LengthBuckets, length_buckets
 from components.models.config import GenerationConfig
 from components.reward.config import RewardConfig
 from components.reward.pair_scores import longer, packed_length
 from components.reward.pairs import LazyPairs, PairWeights, encode_pairs
 from components.reward.train import pair_lengths
+from tests.splits import write_split
 
 GENERATION = GenerationConfig(max_prompt_tokens=24, max_new_tokens=12)
 ROWS = [

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from components.base.errors import CheckFailed
-from components.data.tables.published import read_split, write_split
+from components.data.tables.published import read_split
 from components.models.adapters import Backbone, load_adapter
 from components.models.config import GenerationConfig
 from components.models.folders import load_causal_lm, load_reward_model
@@ -23,6 +23,7 @@ from components.reward.scoring import ScoreScale, member_folder, score_sequences
 from components.stats.calibration.measure import correctness, fit_temperature, log_loss
 from components.stats.intervals import clustered_mean, clustered_proportion
 from tests.components.conftest import of_steps
+from tests.splits import write_split
 
 
 def test_both_sides_of_a_pair_share_the_prompt_and_end_in_eos(language: Any) -> None:

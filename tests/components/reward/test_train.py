@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from transformers import AutoModelForSequenceClassification
 
 from components.base.errors import UserError
-from components.data.tables.published import read_split, write_split
+from components.data.tables.published import read_split
 from components.models.adapters import Backbone, load_adapter
 from components.models.batching import pad
 from components.models.folders import load_causal_lm, load_reward_model
@@ -27,6 +27,7 @@ from components.reward.scoring import ScoreScale, head_scores, read_sft_scores, 
 from components.reward.train import average, start_model
 from components.training import checkpoint
 from tests.components.conftest import of_steps
+from tests.splits import write_split
 
 LORA = {"lora": {"rank": 2}, "learning_rate": 1e-2}
 OBJECTIVES = {"objectives": {"shorter": 0.5, "longer": 2.0}}

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from components.base.errors import UserError
-from components.data.tables.published import write_split
 from components.rewards.config import RulesConfig
 from components.rewards.rules import Rules, rule_metrics
 from flows.config.run_config import check_config, load_config, to_values
@@ -15,6 +14,7 @@ from flows.data.reward_sources import read_rules, settled_rewards
 from flows.deployment.register import with_absolute_paths
 from tasks.execution.keying import key_of
 from tasks.stages import STAGES
+from tests.splits import write_split
 
 ASKED = [[{"role": "user", "content": text}] for text in ("Late?", "Broken?", "Both?")]
 SAID = ["We promise. WE PROMISE a refund.", "Fine.", "promise"]

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from components.base.errors import UserError
 from components.base.jsonl import read_rows
-from components.data.tables.published import read_split, write_split
+from components.data.tables.published import read_split
 from components.models.batching import encode_prompt, encode_response
 from components.models.config import GenerationConfig, ScratchModel
 from components.models.folders import load_causal_lm
@@ -23,6 +23,7 @@ from components.sft.config import SftConfig
 from components.sft.demonstrations import Examples, choose_demonstrations, response_losses, token_losses
 from components.sft.stage import fine_tune, shared_out, unigram_losses
 from components.training.loop import torch_seed
+from tests.splits import write_split
 
 
 def encoded(tokenizer: Any, rows: list[Any], generation: GenerationConfig) -> list[tuple[list[int], list[int]]]:

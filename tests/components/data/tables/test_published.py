@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from components.base.errors import UserError
 from components.base.jsonl import write_rows
 from components.data.tables import published
-from components.data.tables.published import SplitRows, SplitWriter, has_split, read_split, write_split
+from components.data.tables.published import SplitRows, SplitWriter, has_split, read_split
+from tests.splits import write_split
 
 OPTIONAL: dict[str, Any] = {
     "category": None, "margin": None, "objectives": None, "soft_label": None, "votes": None, "votes_chosen": None,
@@ -100,7 +101,7 @@ def test_shards_are_cut_by_rows_and_batches_by_characters_too(
 def test_another_process_with_another_hash_seed_writes_the_same_bytes(tmp_path: Path) -> None:
     write_split(tmp_path / "here" / "pairs.train", VARIED)
     (tmp_path / "rows.py").write_text(f"VARIED = {VARIED!r}")
-    code = "from rows import VARIED; from pathlib import Path; from components.data.tables.published import write_split"
+    code = "from rows import VARIED; from pathlib import Path; from tests.splits import write_split"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}; write_split(Path('there/pairs.train'), VARIED)"],
         cwd=tmp_path, env={"PYTHONHASHSEED": "5", "PYTHONPATH": f"{Path.cwd()}:{tmp_path}"}, capture_output=True,

@@ -11,8 +11,6 @@ import pytest
 
 from components.base.jsonl import read_rows
 from components.data.spreadsheet import write_csv
-from components.data.tables.published import write_split
-from components.human_eval.batch.reading import read_sheet
 from components.human_eval.comparison import sample, score
 from components.human_eval.comparison.pairs import models_of
 from components.human_eval.config import HumanEvalConfig, SampleJob, ScoreJob
@@ -20,6 +18,8 @@ from components.human_eval.sheet import SheetRow, as_record
 from components.models.config import GenerationConfig
 from components.models.runtime import Runtime
 from flows.models.compared import result_text
+from tests.sheets import read_sheet
+from tests.splits import write_split
 
 VOICES = ("Dear", "Hey", "Yo")
 TASTE = {"Dear": 0.0, "Hey": 1.5, "Yo": -1.0}

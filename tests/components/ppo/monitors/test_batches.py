@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from components.base.jsonl import read_rows
-from components.data.tables.published import read_split, write_split
+from components.data.tables.published import read_split
 from components.models.batching import encode_responses
 from components.ppo.monitors import batches
 from components.ppo.monitors.alarms import MONITORS, Alarm, Limits
 from components.ppo.monitors.batches import batch_of, limits_of_sft
 from components.ppo.monitors.carriers import carriers_sample, kl_carriers
 from tasks.runs.samples import block
+from tests.splits import write_split
 
 OPTIONS = {"updates": 3, "group_size": 2, "learning_rate": 1e-2, "checkpoint_every": 2, "evaluate": 4}
 

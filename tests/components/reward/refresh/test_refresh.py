@@ -14,7 +14,7 @@ import torch
 
 from components.base.errors import UserError
 from components.data.support_desk.desk import SupportDeskConfig, generate
-from components.data.tables.published import read_split, write_split
+from components.data.tables.published import read_split
 from components.gates.judging import GatesConfig, judge
 from components.models.folders import load_reward_model
 from components.models.runtime import Runtime
@@ -26,7 +26,7 @@ from components.reward.refresh.compare import Refresh, replayed, without_leaks
 from components.reward.refresh.previous import start_from
 from components.reward.scoring import ScoreScale, head_scores, member_folder, score_sequences
 from components.stats.calibration.measure import calibration
-from tests.splits import published
+from tests.splits import published, write_split
 
 LEARN = {"epochs": 12, "learning_rate": 1e-2, "checkpoint_every": 100}
 REFRESH = {"refresh": {"from_run": "any"}}

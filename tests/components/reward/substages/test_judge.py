@@ -10,7 +10,7 @@ from components.base.errors import UserError
 from components.base.jsonl import read_rows
 from components.data.splits import SPLITS
 from components.data.support_desk.desk import SupportDeskConfig, generate_careful, gold
-from components.data.tables.published import read_split, write_split
+from components.data.tables.published import read_split
 from components.models.folders import load_reward_model
 from components.models.runtime import Runtime
 from components.reward import stage
@@ -19,7 +19,7 @@ from components.reward.scoring import ScoreScale
 from components.reward.substages import judge
 from components.training.loop import torch_seed
 from tests.components.conftest import GENERATION, Interrupting
-from tests.splits import published
+from tests.splits import published, write_split
 
 
 def pair(prompt: str, chosen: str, rejected: str) -> dict[str, Any]:
