@@ -134,7 +134,7 @@ class RowChecks(_Checks):
     """The prompt of a row for training nearly repeats no held-out prompt of data.reference, on which models of both
     data are compared."""
     template_takes: CheckConfig = _error(0.05)
-    """The tokenizer's chat template takes the prompt: some refuse a system message."""
+    """The tokenizer's chat template takes the prompt: some refuse or leave out a system message."""
     template_agrees: CheckConfig = _error(0.05)
     """The chat template renders the conversation as its prompt, the response and EOS: some drop part of a text."""
     prompt_fits: CheckConfig = _warn(0.1)

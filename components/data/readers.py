@@ -38,8 +38,6 @@ _PACKED = {
     b"\x28\xb5\x2f\xfd": ("packed by Zstandard", "Unpack it with `zstd -dc < {name} > FILE` and give FILE."),
     b"BZh": ("packed by bzip2", "Unpack it with `bunzip2 -c < {name} > FILE` and give FILE."),
     b"\xfd7zXZ\0": ("packed by xz", "Unpack it with `unxz -c < {name} > FILE` and give FILE."),
-    b"\x04\x22M\x18": ("packed by LZ4", "Unpack it with `lz4 -dc < {name} > FILE` and give FILE."),
-    b"7z\xbc\xaf": ("a 7z archive", "Unpack it with `7z x {name}` and give a file of it."),
     b"PK\3\4": (
         "a ZIP archive or a workbook", "Unpack it with `unzip {name}` and give a file of it, or save the sheet as CSV."
     ),
@@ -149,12 +147,9 @@ def _kind(path: Path) -> str:
         return "parquet"
     if start.startswith((b"{", b"[")):
         return "jsonl" if start.startswith(b"{") else "json"
-    if start[257:262] == b"ustar":
-        name = shlex.quote(str(path))
-        raise UserError(f"{path} is a tar archive. Unpack it with `tar -xf {name}` and give a file of it.")
     raise UserError(
-        f"{path} is not in a format that Tether reads. Give its name the suffix of its format ({KINDS}), or name a "
-        "plug-in that reads it in data.readers."
+        f"{path} is not in a format that Tether reads. Unpack it if it is an archive; else give its name the suffix of "
+        f"its format ({KINDS}), or name a plug-in that reads it in data.readers."
     )
 
 

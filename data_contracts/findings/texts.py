@@ -294,7 +294,8 @@ def _all_rendered(
             ]
     except Exception:  # raised by one of the rows; rendered one by one, only that row fails
         return [rendered_and_judged(tokenizer, item["prompt"], [item[side] for side in sides]) for item in items]
-    return [(prompt, None if kept else Problem(*_CHANGED)) for prompt, kept in zip(prompts, agree, strict=True)]
+    read = zip(asked, prompts, agree, strict=True)
+    return [(prompt, _left_out(turns, prompt) if kept else Problem(*_CHANGED)) for turns, prompt, kept in read]
 
 
 _CHANGED = (
@@ -311,11 +312,17 @@ def rendered_and_judged(
     try:
         prompt = rendered_prompt(tokenizer, messages)
         if all(continues(tokenizer, prompt, messages, response) for response in responses):
-            return prompt, None
+            return prompt, _left_out(messages, prompt)
     except Exception as error:  # a template is third-party code and may raise anything
         if not prompt:
             return "", Problem("template_takes", f"the chat template refuses the prompt: {error}")
     return prompt, Problem(*_CHANGED)
+
+
+def _left_out(messages: list[dict[str, str]], prompt: str) -> Problem | None:
+    """Return the problem that a question or a system message is not in the rendered prompt; None if all are."""
+    role = next((m["role"] for m in messages if m["role"] != "assistant" and m["content"].strip() not in prompt), None)
+    return Problem("template_takes", f"the chat template leaves out the text of a {role} message") if role else None
 
 
 def continues(tokenizer: Any, prompt: str, messages: list[dict[str, str]], response: str) -> bool:
@@ -326,9 +333,10 @@ def continues(tokenizer: Any, prompt: str, messages: list[dict[str, str]], respo
 
 
 def _continued(whole: str, prompt: str, response: str, eos: str, strings: tuple[str, ...]) -> bool:
-    rest = whole.removeprefix(prompt).lstrip().removeprefix(response.strip())
+    said, response = whole.removeprefix(prompt).lstrip(), response.strip()
+    rest = said[len(response) :]
     ends = rest.lstrip().startswith((eos, *strings)) or rest.startswith(strings)
-    return whole.startswith(prompt) and ends
+    return whole.startswith(prompt) and said.startswith(response) and ends
 
 
 def _same_cut(one: Encoded, other: Encoded, cap: int) -> NDArray[np.bool_]:

@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 DETECT_ON = 1000
 REMEDIES = {
     "template_takes": (
-        "If it refuses system messages, put them before the first question with sft.system_in_question=true. Otherwise "
-        "give a chat template that takes such conversations as sft.chat_template."
+        "If it refuses or leaves out system messages, put them before the first question with "
+        "sft.system_in_question=true. Otherwise give a chat template that takes them as sft.chat_template."
     ),
     "template_agrees": (
         "Give a chat template that renders such conversations unchanged as sft.chat_template. If it ends a response "

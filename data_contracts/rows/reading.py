@@ -367,13 +367,10 @@ def _sides_in(columns: Sequence[str]) -> tuple[str, str] | None:
 def _voted_columns(rows: Sequence[RawRow], columns: Sequence[str], sides: tuple[str, str] | None) -> Columns:
     """Map `a`, `b` and `votes` to columns of two responses, and of an annotator's vote each, by names and values."""
     votes = [column for column in columns if _VOTES_OF_ONE.fullmatch(_plain(column))]
-    told = [{label_key(value) for value in _values(rows, column)} for column in votes]
     said = [[label_key(row.data.get(column)) for column in votes] for row in rows if row.problem is None]
-    differ = len(votes) > 1 and all(len(set(row)) == len(row) for row in said)  # nobody judges a pair twice
-    constant = all(len(values) == 1 for values in told) and len(set().union(*told)) > 1
-    ids = len(rows) >= _FEW and (constant or differ)
+    ids = len(said) >= _FEW and len(votes) > 1 and all(len(set(row)) == len(row) for row in said)
     if sides is None or not votes or ids or not _are_verdicts(rows, votes, known=True):
-        return {}  # ids of annotators are no votes
+        return {}  # ids of annotators, of whom none judges a pair twice, are no votes
     return {"a": sides[0], "b": sides[1], "votes": votes}
 
 

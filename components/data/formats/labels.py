@@ -56,7 +56,9 @@ def is_side(label: Any) -> bool:
 
 
 def is_tie(label: Any) -> bool:
-    """Return whether a label says that neither of two responses is better."""
+    """Return whether a label says that neither of two responses is better; it may be a list with a number for each."""
+    if isinstance(label, list):
+        return len(label) == 2 and isinstance(label[0], int | float) and label[0] == label[1]
     return _SIDES.get(label_key(label)) == "equal"
 
 

@@ -73,17 +73,14 @@ _CHOICE = frozenset(
 )
 """Words in names of fields that may say which of several responses is better."""
 RANKING = frozenset("rank ranks ranking rankings order place places position positions".split())
-"""Words in names of fields in which 1 is best."""
 SIDE_SCORES = tuple(
     (form.format("chosen", word), form.format("rejected", word))
     for word in ("score", "rating", "reward", "avg_rating", "avg-rating")
     for form in ("{1}_{0}", "{0}_{1}", "{0}-{1}", "{1}-{0}")
 )
 """Names of the two responses' scores, whose difference is the margin."""
-_OUTCOMES = ("status", "winner", "preference", "label")
-"""Fields by which a row with `chosen` and `rejected` may say that it is a tie."""
-_OF_BOTH = ("score", "scores", "rating", "ratings")
-"""Fields that may hold a number for each of the two."""
+_OUTCOMES = ("status", "winner", "preference", "label", "score", "scores", "rating", "ratings")
+"""Fields by which a row with `chosen` and `rejected` may say that it is a tie, also by two equal numbers."""
 
 
 class Parsed(NamedTuple):
@@ -485,14 +482,7 @@ def _unscored(value: object) -> bool:
 
 def tied_by(data: Mapping[str, object]) -> str | None:
     """Return the field by which a row with `chosen` and `rejected` says that neither response is better."""
-    if name := next((name for name in _OUTCOMES if name in data and is_tie(data[name])), None):
-        return name
-    both = ((name, _listed(data[name])) for name in _OF_BOTH if name in data)
-    return next((name for name, two in both if isinstance(two, list) and len(two) == 2 and _are_equal(*two)), None)
-
-
-def _are_equal(one: Any, other: Any) -> bool:
-    return _is_number(one) and _is_number(other) and float(one) == float(other)
+    return next((name for name in _OUTCOMES if name in data and is_tie(_listed(data[name]))), None)
 
 
 def number_field(value: Any, name: str) -> float:

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from components.data.formats.labels import is_side, meant
-from components.data.formats.pairs import text_field
+from components.data.formats.pairs import agreed, text_field
 from components.data.formats.public_fields import (
     ARGILLA,
     ONE_HOT,
@@ -21,15 +21,12 @@ from components.data.formats.public_fields import (
 )
 from components.data.formats.transcripts import role_of, split_messages
 from components.data.rows import BadRow, Message, blank, shown
-from components.data.splits import prompt_key
 
 
 def arena(data: Data, options: ReadingOptions) -> dict[str, Any]:
     """Return a row of MT-Bench or Chatbot Arena as one of the format `votes`."""
     (one, a), (other, b) = (_judged_turn(data, f"conversation_{side}") for side in "ab")
-    if prompt_key(one) != prompt_key(other):
-        raise BadRow("prompts_agree", "prompts differ: the two models' earlier responses are not the same")
-    return _voted(data, one, a, b, data["winner"], data.get("judge"), ("model_a", "model_b"))
+    return _voted(data, agreed(one, other), a, b, data["winner"], data.get("judge"), ("model_a", "model_b"))
 
 
 def _judged_turn(data: Data, name: str) -> tuple[list[Message], str]:
@@ -97,8 +94,7 @@ def argilla_votes(data: Data, drafts: bool = False) -> list[dict[str, Any]] | No
     found: list[tuple[Any, ...]] | None = None
     questions = [name for name in data if name.endswith(".responses") and f"{name}.status" in data]
     if len(questions) > 1:
-        text = f"`{questions[0]}` and `{questions[1]}` answer two questions, and which to learn is not said"
-        raise BadRow("votes_valid", f"{text}; leave the columns of one of them out")
+        raise BadRow("votes_valid", f"{' and '.join(questions)} answer several questions; leave out all but one")
     for name, said in data.items():
         if name in VERDICTS and isinstance(said, list) and all(isinstance(each, dict) for each in said):
             found = [(each.get("value"), each.get("user_id"), each.get("status")) for each in said]

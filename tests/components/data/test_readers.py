@@ -305,7 +305,6 @@ def test_bars_between_cells_are_a_delimiter(tmp_path):
     ("start", "command"),
     [
         (b"\x28\xb5\x2f\xfd", "zstd -dc <"), (b"BZh9", "bunzip2 -c <"), (b"\xfd7zXZ\0", "unxz -c <"),
-        (b"\x04\x22M\x18", "lz4 -dc <"), (b"7z\xbc\xaf", "7z x"),
         (b"PK\3\4", "unzip"), (b"ARROW1\0\0", "Write it as Parquet"),
     ],
 )  # fmt: skip
@@ -318,11 +317,11 @@ def test_a_packed_file_is_refused_with_the_command_that_unpacks_it(tmp_path, sta
 
 
 @pytest.mark.parametrize("name", ["rows.tar", "rows.tar.gz", "rows.tgz"])
-def test_a_tar_archive_is_refused_with_the_command_that_unpacks_it(tmp_path, name):
+def test_a_tar_archive_is_refused_with_what_to_do(tmp_path, name):
     (tmp_path / "rows.jsonl").write_text(LINES)
     with tarfile.open(tmp_path / name, "w" if name == "rows.tar" else "w:gz") as archive:
         archive.add(tmp_path / "rows.jsonl", "rows.jsonl")
-    with pytest.raises(UserError, match=rf"tar archive.*tar -xf .*{name}"):
+    with pytest.raises(UserError, match=rf"{name} is not in a format.*Unpack it if it is an archive"):
         contents(tmp_path / name)
 
 

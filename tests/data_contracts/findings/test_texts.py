@@ -21,6 +21,10 @@ CHANGING = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
+WITHOUT_SYSTEM = CHANGING.replace("in messages", "in messages if m['role'] != 'system'")
+WITHOUT_SYSTEM = WITHOUT_SYSTEM.replace(".split('</think>')[-1]", "")
+WITHOUT_TEXT = CHANGING.replace("m['content']", "''")
+
 
 def rows(count, rng):
     def text():
@@ -35,7 +39,10 @@ def rows(count, rng):
 
 @pytest.mark.parametrize(
     ("template", "expected"),
-    [(None, {None}), (REFUSING, {None, "template_takes"}), (CHANGING, {None, "template_agrees"})],
+    [
+        (None, {None}), (REFUSING, {None, "template_takes"}), (CHANGING, {None, "template_agrees"}),
+        (WITHOUT_SYSTEM, {None, "template_takes"}), (WITHOUT_TEXT, {"template_agrees"}),
+    ],
 )
 def test_rows_rendered_in_one_call_are_judged_as_each_by_itself(template, expected):
     tokenizer = train_tokenizer([" ".join(SAID)], 400)
