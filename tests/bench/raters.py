@@ -165,6 +165,10 @@ class Study(NamedTuple):
     per_item: int
     repeats: float = 0.25
     attention: float = 0.2
+    quality: tuple[float, float] = (0.75, 0.95)
+    """How often people prefer the better reply."""
+    care: tuple[float, float] = (0.95, 0.99)
+    """How often they are right in attention checks."""
 
 
 Offence = Literal["always a", "copies", "coin", "coin and ties", "any answer"]
@@ -191,7 +195,7 @@ def simulated_study(
     """The sample, ratings and answers to attention checks of people who differ: each prefers the better reply in 75 to
     95 %, says tie in 5 to 30 %, and is right in 95 to 99 % of attention checks. The first person may commit an offence.
     """
-    items, people, per_item, *_ = study
+    items, people, per_item = study[:3]
     again, known = round(study.repeats * items), round(study.attention * items)
     pairs = np.concatenate([np.arange(items), random.permutation(items)[:again]])
     side = random.integers(0, 2, items)
@@ -200,7 +204,7 @@ def simulated_study(
     right = np.concatenate([better, random.integers(0, 2, known)])
     checks = np.arange(len(right)) >= len(pairs)
     shape = (len(right), people)
-    care = np.where(checks[:, None], random.uniform(0.95, 0.99, people), random.uniform(0.75, 0.95, people))
+    care = np.where(checks[:, None], random.uniform(*study.care, people), random.uniform(*study.quality, people))
     given = np.where(random.random(shape) < care, right[:, None], 1 - right[:, None])
     given[(random.random(shape) < random.uniform(0.05, 0.3, people)) & ~checks[:, None]] = 2
     asked = random.permuted(np.tile(np.arange(people) < per_item, (len(right), 1)), axis=1)

@@ -36,3 +36,9 @@ def test_honest_people_who_share_the_items_pass_the_gates(study: Study) -> None:
 def test_who_does_not_rate_honestly_is_named(offence: Any) -> None:
     named, studies = names_the_offender(Study(128, 8, 3), offence, range(20))
     assert studies == 20 and named >= 18
+
+
+def test_people_who_err_in_seven_of_a_hundred_checks_pass_the_gates():
+    """Two in 120 of these studies failed where a check is guessed in 6 % and odds are 2 (seed 90 among them)."""
+    study = Study(128, 12, 3, quality=(0.7, 0.95), care=(0.93, 0.99))
+    assert not failing_gates(study, range(84, 96))["any"]

@@ -27,7 +27,7 @@ SIDE_LEVEL, COPY_LEVEL = 0.001, 0.005
 """Probability with which the check names any of all raters by chance (Bonferroni)."""
 MOST_ALIKE, SAME = 0.85, 0.95
 """Largest share of equal answers that two people are expected to have; smallest of a pair that is named."""
-GUESSES, ODDS, ODDS_ALONE, MOST_AGAINST = 0.06, 2.0, 8.0, 4.0
+GUESSES, ODDS, ODDS_ALONE, MOST_AGAINST = 0.07, 3.0, 8.0, 4.0
 """Of `attention_check`: share that an attentive rater guesses; odds, and odds where attention checks decide alone; most
 nats that other preferences may count."""
 
