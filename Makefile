@@ -9,7 +9,7 @@ TOOLS := $(VENV)/tools
 # The test files that have a mark, unless ARGS names files: collecting all of them takes half a minute.
 marked = $(if $(filter tests/%,$(ARGS)),,$(shell grep -rlE --include='test_*.py' 'mark\.($(1))' tests))
 
-.PHONY: demo test test-servers test-core core-sample test-stack test-containers bench-stack bench-review bench-raters bench-noise bench-alarms bench-gpu test-browser test-ranks test-simulator test-label-studio test-architectures architectures-sample faults faults-sample fuzz test-slow check reference lessons docs mutants bench serve stack install lock audit clean
+.PHONY: demo test chat-templates test-servers test-core core-sample test-stack test-containers bench-stack bench-review bench-raters bench-noise bench-alarms bench-gpu test-browser test-ranks test-simulator test-label-studio test-architectures architectures-sample faults faults-sample fuzz test-slow check reference lessons docs mutants bench serve stack install lock audit clean
 
 # Threads that wait for others sleep, as in every command of ours: beside a second test on two cores they took the other's time.
 export OMP_WAIT_POLICY ?= PASSIVE
