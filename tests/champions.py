@@ -1,5 +1,6 @@
 """Promotion of policies of `tiny`, which by themselves get no alias."""
 
+import json
 import time
 from pathlib import Path
 
@@ -14,7 +15,11 @@ def make_champion(
 ) -> None:
     """Promote a version as a run of a profile with all thresholds would have done; `run`: that run."""
     client = connect(home)
-    if "tether.withheld" in client.get_model_version(name, version).tags:
+    tags = client.get_model_version(name, version).tags
+    if "tether.withheld" in tags:
         client.delete_model_version_tag(name, version, "tether.withheld")
+    if "tether.human_eval" in tags:
+        judged = json.loads(tags["tether.human_eval"]) | {"state": "passed"}
+        client.set_model_version_tag(name, version, "tether.human_eval", json.dumps(judged))
     versions, now = Versions(client, Weights(client, home, weights)), time.time_ns() // 1_000_000
     versions.promote(name, version, current_user(), "a test", now, run)
