@@ -90,6 +90,7 @@ FORMS: dict[str, tuple[str, str, str]] = {
     "Gemma 3": (GEMMA, "<end_of_turn>", "<start_of_turn>model\n"),
     "Mistral": (MISTRAL, "</s>", "[INST] Where? [/INST]"),
     "Mistral 0.1": (MISTRAL.replace("m['content'] + eos", "' ' + m['content'] + eos"), "</s>", "Where? [/INST]"),
+    "MiniCPM 3": (CHATML, "<|im_end|>", "<|im_start|>assistant\n"),
     "Phi": (CHATML, "<|im_end|>", "<|im_start|>assistant\n"),
     "Phi 3": (PHI3, "<|end|>", "<|end|>\n<|assistant|>\n"),
     "SmolLM3": (QWEN3, "<|im_end|>", THOUGHT),
