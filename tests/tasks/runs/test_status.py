@@ -201,13 +201,13 @@ def test_a_run_of_an_earlier_version_keeps_its_warnings_and_the_ids_that_mlflow_
 
 def test_the_bound_of_a_null_is_in_the_json_of_the_gates_that_have_one_and_survives_run_json(begin, tmp_path):
     status = begin(stages=("reward",))
-    metrics = {"reward/ece": 0.1553, "reward/ece_null_95": 0.1732, "reward/accuracy_low": 0.9}
+    metrics = {"reward/ece": 0.0553, "reward/ece_null_95": 0.0732, "reward/accuracy_low": 0.9}
     gates = GatesConfig.model_validate({"reward": {"ece": 0.05, "accuracy_low": 0.5}})
     status.update("reward", state="passed", gates=judge("reward", metrics, gates))
     status.finish()
     (stage,) = load_status(tmp_path, "r1").as_json()["stages"]
     within = {gate["name"]: gate.get("within") for gate in stage["gates"] if gate["threshold"] is not None}
-    assert within == {"reward.ece": 0.1732, "reward.accuracy_low": None}
+    assert within == {"reward.ece": 0.0732, "reward.accuracy_low": None}
 
 
 @pytest.mark.parametrize(("sent", "left"), [(None, True), (3, True), (9, False)])
