@@ -24,7 +24,7 @@ def test_after_backup_destruction_and_restore_lineage_runs_and_registry_are_the_
         monkeypatch.delenv(name, raising=False)
     home = whole[0].copy(tmp_path / "home").path
     (run,) = (path.name for path in (home / "runs").iterdir())
-    asked = (("runs", "--json"), ("lineage", run, "--json"), ("lineage", "tether-policy@candidate", "--json"),
+    asked = (("runs", "--json"), ("lineage", run, "--json"), ("lineage", "tether-policy/1", "--json"),
              ("status", "--json"), ("explain", "--json"), ("store", "ls", "--json"), ("card", run))  # fmt: skip
 
     def told() -> list[Any]:

@@ -125,11 +125,9 @@ class HttpClient:
 
 
 def ask_patiently(
-    send: Callable[[], HttpAnswer],
-    patience: float,
-    unreachable: Callable[[str], Exception],
+    send: Callable[[], HttpAnswer], patience: float, unreachable: Callable[[str], Exception],
     final: Collection[int] = (),
-) -> HttpAnswer:
+) -> HttpAnswer:  # fmt: skip
     """Make the request `send` and return its answer.
 
     Retries if the connection fails or the status is 429 or 5xx. The waits double; a `Retry-After` in seconds replaces a

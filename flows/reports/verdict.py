@@ -37,12 +37,9 @@ class RunVerdict(NamedTuple):
 
 
 def run_verdict(
-    status: RunStatus,
-    values: Mapping[str, JsonValue],
-    labels: LabelProgress | None = None,
-    policy: str = "",
+    status: RunStatus, values: Mapping[str, JsonValue], labels: LabelProgress | None = None, policy: str = "",
     decision: str = "",
-) -> RunVerdict:
+) -> RunVerdict:  # fmt: skip
     """Return the verdict on a run.
 
     Args:

@@ -1,10 +1,13 @@
 """A trial has no effect here, says why it fails, and is killed beyond its limits."""
 
 import os
+import threading
 import time
 
 import pytest
 
+from components.base.errors import TetherError
+from components.models.chat import trial
 from components.models.chat.trial import failure_of
 
 
@@ -28,3 +31,24 @@ def test_a_function_beyond_its_limits_is_killed(function: object) -> None:
 def test_a_wait_is_not_processor_time() -> None:
     """A slow host refused every template."""
     assert failure_of(lambda: time.sleep(1.2), 1) is None
+
+
+def test_a_fork_that_waits_for_another_threads_lock_is_forked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load beside other threads never ended."""
+    monkeypatch.setattr(trial, "ASLEEP", 0.4)
+    lock, held = threading.Lock(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            time.sleep(0.2)
+
+    def take() -> None:
+        with lock:
+            pass
+
+    threading.Thread(target=hold).start()
+    held.wait()
+    assert failure_of(take, 5) is None
+    with lock, pytest.raises(TetherError, match="other threads held locks"):
+        failure_of(take, 5, attempts=2)
