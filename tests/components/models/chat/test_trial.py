@@ -1,8 +1,11 @@
 """A trial has no effect here, says why it fails, and is killed beyond its limits."""
 
 import os
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -52,3 +55,13 @@ def test_a_fork_that_waits_for_another_threads_lock_is_forked_again(monkeypatch:
     assert failure_of(take, 5) is None
     with lock, pytest.raises(TetherError, match="other threads held locks"):
         failure_of(take, 5, attempts=2)
+
+
+def test_a_thread_tries_a_function_too() -> None:
+    """In a process of its own: after a fork Python drops what other threads hold, and torch's groups block there."""
+    code = (
+        "from concurrent.futures import ThreadPoolExecutor; from components.models.chat.trial import failure_of\n"
+        "print(ThreadPoolExecutor(1).submit(failure_of, lambda: 9**9**9, 1).result())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[4])
+    assert done.stdout == "it takes more than 1 s or 2 GiB\n", done.stderr
