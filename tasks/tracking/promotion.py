@@ -4,7 +4,7 @@ Everything known about a version is in its tags, so its page shows it and one qu
 
 lineage.digest, lineage.NAME_digest   the artifact, and everything it was made from
 tether.waivers      gates waived for it: {gate: {user, reason, run}}
-tether.human_eval   its human evaluation: {run, state, judges, win_rate, win_rate_low, win_rate_high, items}
+tether.human_eval   its human evaluation: {run, state, judges, win_rate, win_rate_low, win_rate_high, items, withheld}
 tether.champion     its terms as champion: [{from, by, because, until, ended_by, ended_because}]; the last may be open
 tether.demoted      {at, by, because}: no run sets an alias to it again, only a person does
 tether.imported     the run that used it with an imported record in its lineage; the same applies
@@ -112,7 +112,7 @@ class Versions:
 
         It does if every gate passed without a waiver and it beats the present champion (`_against_champion`). If an
         imported record is in its lineage or gates were `waived`, only a person can promote it; if aliases are
-        `withheld`, nobody can, and the evaluation replaces none.
+        `withheld`, nobody can, and the evaluation replaces none of a run that judged all.
 
         Args:
             waived: waived gates of this stage and earlier ones, other than those of a skipped stage.
@@ -130,7 +130,8 @@ class Versions:
         state = "gate_failed" if stops else "waived" if done.waived else "incomplete" if withheld else "passed"
         measured = finite({short: done.record.metrics.get(f"human_eval/{short}", math.nan) for short in _MEASURED})
         judged = {"run": done.run, "state": state, "judges": done.judges, **measured, "at": _utc(done.time)}
-        if not withheld or "tether.human_eval" not in found.tags:
+        judged["withheld"] = bool(withheld)
+        if not withheld or human_eval(found.tags).get("withheld", not human_eval(found.tags)):
             self._set(name, version, "tether.human_eval", judged)
         if shown_by:
             self._client.set_model_version_tag(name, version, "tether.picture", shown_by)
