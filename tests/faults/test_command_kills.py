@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tasks.runs.journal import Sent
+from tests.champions import make_champion
 from tests.faults.homes import Home, Moment, tail
 from tests.faults.sample import SEED
 from tests.waiting import PATIENCE
@@ -64,6 +65,7 @@ def _collect(home: Home) -> tuple[str, ...]:
 
 
 def _promote(home: Home) -> tuple[str, ...]:
+    make_champion(home.path)
     assert home.tether("demote", "tether-policy/1", "--reason", "a test").code == 0
     return ("promote", "tether-policy/1", "--reason", "again")
 
