@@ -24,7 +24,7 @@ from components.store.url import UrlPlace
 from flows.config.run_config import load_config
 from flows.deployment.supervision import Supervised, end_processes
 from flows.launch.begin import new_run
-from flows.launch.computing import everything_is_stored
+from flows.launch.computing import first_to_compute
 from flows.models.promotion import demoted, promoted
 from flows.stack.checks import Refused, ask_all, request, s3_files
 from flows.stack.config import Stack
@@ -310,7 +310,7 @@ def test_after_the_stack_is_lost_a_restore_gives_the_same_and_a_rerun_hits(
         for name, value in _variables(stack, direct).items():
             monkeypatch.setenv(name, value)
         launch = new_run(home, "tiny", load_config("tiny").resolved())
-        assert everything_is_stored(launch.config, launch.sources, launch.ctx)
+        assert first_to_compute(launch.config, launch.sources, launch.ctx) is None
         launch.ctx.discard()
     finally:
         end_processes(processes, signal.SIGKILL)

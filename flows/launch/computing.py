@@ -36,12 +36,13 @@ def compute(launch: Launch) -> StageResult | None:
             compute a stage. Errors of a stage are passed on unchanged.
     """
     ctx, config, sources, _ = launch
-    if not everything_is_stored(config, sources, ctx):
+    first = first_to_compute(config, sources, ctx)
+    if first is not None:
         from tasks.prefect_flow.server import check_server, end_orphans
 
         end_orphans(ctx.home / "prefect" / "embedded")
         try:
-            _check_machine(launch)
+            _check_machine(launch, first)
             ends = PIPELINE.index(ctx.until or PIPELINE[-1])
             pools = {stage: pool for stage, pool in config.pools.items() if PIPELINE.index(stage) <= ends}
             check_server(needed_for={stage: pool for stage, pool in pools.items() if stage not in ctx.pinned})
@@ -66,7 +67,7 @@ def compute_in_flow(launch: Launch, flow_run: str) -> StageResult | None:
     show_in(ctx, flow_run)
 
     def work() -> StageResult | None:
-        _check_machine(launch)
+        _check_machine(launch, first_to_compute(launch.config, launch.sources, ctx))
         return pipeline(launch.config, launch.sources, prefect_runner(ctx), ctx.until)
 
     try:
@@ -104,14 +105,13 @@ def _write_comparison(ctx: RunContext) -> None:
         write_whole(ctx.folder / COMPARISON, told)
 
 
-def _check_machine(launch: Launch) -> None:
-    """Check that this machine can compute the stages that are not stored and not a pool's, before the first begins.
+def _check_machine(launch: Launch, first: str | None) -> None:
+    """Check that this machine can compute the stages from `first` on that are not a pool's, before that one begins.
 
     Raises:
         MachineMismatch: it cannot.
     """
     ctx, config, sources, _ = launch
-    first = _first_to_compute(config, sources, ctx)
     stages = (COMPARED if sources.compared else STAGES).values()
     for stage in dropwhile(lambda each: each.name != first, stages):
         asked = stage.name not in OPTIONAL or config.data.has_judge
@@ -126,12 +126,9 @@ class _Enough(Exception):
     """Ends the look into the store. The argument is the stage to compute, None if everything needed is stored."""
 
 
-def everything_is_stored(config: RunConfig, sources: Sources, ctx: RunContext) -> bool:
-    """Return whether this run has nothing to compute, up to its end or to the first failed gate."""
-    return _first_to_compute(config, sources, ctx) is None
+def first_to_compute(config: RunConfig, sources: Sources, ctx: RunContext) -> str | None:
+    """Return the first stage that is not stored, up to the run's end or the first failed gate; None if all are."""
 
-
-def _first_to_compute(config: RunConfig, sources: Sources, ctx: RunContext) -> str | None:
     def look(stage: Stage, job: Settings, inputs: Given) -> StageResult:
         found = peek(stage, job, inputs, ctx)
         if found is None or found.state == "gate_failed":

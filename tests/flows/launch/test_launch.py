@@ -18,7 +18,7 @@ from components.models.runtime import Gpus
 from flows.config.profiles import parse_override
 from flows.config.run_config import check_config, load_config, to_values
 from flows.launch.begin import Launch, new_run, rerun
-from flows.launch.computing import compute, everything_is_stored
+from flows.launch.computing import compute, first_to_compute
 from flows.launch.labels import scoring
 from flows.launch.reports import what_is_simulated
 from flows.rlhf import pipeline
@@ -125,12 +125,12 @@ def test_a_run_until_a_stage_looks_no_further_and_says_where_it_ends(tmp_path: P
     config = load_config("tiny", settings(*(f"gates.{name}=null" for name in GATES))).resolved()
 
     launch = begun("reward")
-    assert not everything_is_stored(launch.config, launch.sources, launch.ctx)
+    assert first_to_compute(launch.config, launch.sources, launch.ctx) is not None
     half = finish(launch, upto="reward")
     again = begun("reward")
-    assert everything_is_stored(again.config, again.sources, again.ctx)
+    assert first_to_compute(again.config, again.sources, again.ctx) is None
     whole = begun("human_eval")
-    assert not everything_is_stored(whole.config, whole.sources, whole.ctx) and whole.ctx.until == ""
+    assert first_to_compute(whole.config, whole.sources, whole.ctx) is not None and whole.ctx.until == ""
     status = load_status(tmp_path, again.ctx.run)
     assert (status.until, status.as_json()["until"]) == ("reward", "reward")
     assert "until" not in load_status(tmp_path, whole.ctx.run).as_json()
@@ -225,7 +225,7 @@ def test_a_worker_is_asked_for_only_where_it_is_to_compute(tmp_path: Path, monke
         raise UserError("no server")
 
     monkeypatch.setattr("tasks.prefect_flow.server.check_server", no_server)
-    monkeypatch.setattr("flows.launch.computing.everything_is_stored", lambda *_: False)
+    monkeypatch.setattr("flows.launch.computing.first_to_compute", lambda *_: "validate")
     finish(begin(tmp_path, "runners.ppo=gpu"))
     for stage in ("ppo", "human_eval"):
         with pytest.raises(UserError, match="no server"):
@@ -481,7 +481,7 @@ def test_a_run_that_died_before_its_sample_can_not_be_scored(tmp_path: Path) -> 
 
 def test_nothing_is_stored_in_a_fresh_home(tmp_path: Path) -> None:
     launch = begin(tmp_path)
-    assert not everything_is_stored(launch.config, launch.sources, launch.ctx)
+    assert first_to_compute(launch.config, launch.sources, launch.ctx) is not None
     end(launch)
 
 
