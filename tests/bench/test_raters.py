@@ -38,6 +38,12 @@ def test_who_does_not_rate_honestly_is_named(offence: Any) -> None:
     assert studies == 20 and named >= 18
 
 
+def test_a_coin_among_twenty_people_is_named():
+    """Of 40, 35 were named where each other answer was compared alone; knowing how people answer would name 39."""
+    named, studies = names_the_offender(Study(256, 20, 3), "coin", range(40))
+    assert studies == 40 and named >= 37
+
+
 def test_people_who_err_in_seven_of_a_hundred_checks_pass_the_gates():
     """Two in 120 of these studies failed where a check is guessed in 6 % and odds are 2 (seed 90 among them)."""
     study = Study(128, 12, 3, quality=(0.7, 0.95), care=(0.93, 0.99))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special, stats
 
 from components.base.hashing import canonical_json
 from components.human_eval.labels import Labels, Sample
@@ -27,9 +27,9 @@ SIDE_LEVEL, COPY_LEVEL = 0.001, 0.005
 """Probability with which the check names any of all raters by chance (Bonferroni)."""
 MOST_ALIKE, SAME = 0.85, 0.95
 """Largest share of equal answers that two people are expected to have; smallest of a pair that is named."""
-GUESSES, ODDS, ODDS_ALONE, MOST_AGAINST = 0.07, 3.0, 8.0, 4.0
+GUESSES, ODDS, ODDS_ALONE, MOST_AGAINST, QUALITIES = 0.07, 1.0, 8.0, 6.0, (0.7, 0.85, 1.0, 1.15)
 """Of `attention_check`: share that an attentive rater guesses; odds, and odds where attention checks decide alone; most
-nats that other preferences may count."""
+nats that other preferences may count; a rater's q - 1/2 over the median of all."""
 
 Group = tuple[int, ...]
 """Raters (from 0) who are judged as one."""
@@ -79,11 +79,12 @@ def attention_check(
 ) -> AttentionCheck | None:
     """Measure how attentively each rater read; None without attention checks, 0 if nobody rated one.
 
-    Answered at random, an item gets answer v with the rater's share s_v of it (`a` and `b` averaged), else with
-    (1 - k) s_v + k f_v. For an attention check f_v is 1 for the right answer and k is 1 - `GUESSES`. For other items
-    f_v is the share of v among all other answers to the pair of replies, and k the raters' median agreement beyond
-    chance. Of m raters, those are named for whom random answers are more than m `ODDS` times as likely, and who missed
-    an attention check.
+    Answered at random, an attention check gets answer v with the rater's share s_v of it (`a` and `b` averaged), else
+    with `GUESSES` s_v, and 1 - `GUESSES` more if v is right. In other items a rater prefers the better reply with
+    probability q, at random 1/2; ties do not count. Which reply is better is inferred from all other preferences,
+    weighted by their raters' q (Dawid and Skene 1979, with one q a rater, by EM from 4 right of 5). The rater's own
+    likelihood is the mean over `QUALITIES`. Of m raters, those are named for whom random answers are more than m `ODDS`
+    times as likely, and who missed an attention check.
 
     Args:
         known: the ratings of the items in `sample.attention`.
@@ -102,7 +103,7 @@ def attention_check(
     nats = np.where(rated, np.log(GUESSES + (1 - GUESSES) * right / chance), 0).sum(axis=0)
     flipped = np.array([item in sample.repeat_of for item in ratings or ()], bool)[:, None]
     pairs = cluster_codes(sample.repeat_of.get(item, item) for item in ratings or ())
-    agreeing, compared = _agreement(np.where(flipped, others[[1, 0, 2, 3]], others), pairs, shares)
+    agreeing, compared = _agreement(np.where(flipped, others[[1, 0, 2, 3]], others), pairs)
     n = rated.sum(axis=0)
     groups, too_few = _groups(np.where((compared >= LEAST_COMPARED) & (n > 2), LEAST_KNOWN, n), LEAST_KNOWN)
     share = float(right.sum() / max(1, n.sum()))
@@ -202,20 +203,25 @@ def _alike(answers: NDArray[np.bool_]) -> tuple[float | None, RaterCheck]:
     return max((float(equal[i, j] / common[i, j]) for i, j in pairs), default=every), RaterCheck(named, too_few)
 
 
-def _agreement(
-    answers: NDArray[np.bool_], pairs: NDArray[np.int64], shares: FloatArray
-) -> tuple[FloatArray, NDArray[np.int64]]:
-    """Return by how many nats (R,) each rater's `answers` (V, I, R) speak against random ones (`attention_check`), and
-    how many have other answers to the same pair of replies; `pairs` (I,)."""
-    of_pair = np.stack([np.bincount(pairs, weights=votes, minlength=len(pairs)) for votes in answers.sum(axis=2)])
-    votes = of_pair[:, pairs, None]
-    compared = answers.any(axis=0) & (votes.sum(axis=0) > 1)
-    among = (votes - answers) / np.maximum(votes.sum(axis=0) - 1, 1)
-    beside = (answers * (among / shares[:, None] - 1)).sum(axis=0) * compared
-    grid = np.linspace(0, 0.9, 19)
-    strengths = grid[np.array([np.log1p(k * beside).sum(axis=0) for k in grid]).argmax(axis=0)]
-    typical = np.median(strengths[compared.any(axis=0)]) if compared.any() else 0.0
-    return np.log1p(typical * beside).sum(axis=0), compared.sum(axis=0)
+def _agreement(answers: NDArray[np.bool_], pairs: NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
+    """Return by how many nats (R,) each rater's preferences speak against random ones (`attention_check`), and how many
+    answers have others to the same pair of replies; `answers` (V, I, R), `pairs` (I,)."""
+    of_pair = np.zeros((len(pairs), len(answers), answers.shape[2]))
+    np.add.at(of_pair, pairs, answers.transpose(1, 0, 2))
+    a, b = of_pair[:, 0], of_pair[:, 1]
+    lead, compared = a - b, of_pair.sum(axis=1)
+    compared *= compared.sum(axis=1, keepdims=True) > 1
+    decided = (a + b) * ((a + b).sum(axis=1, keepdims=True) > 1)
+    quality = np.full(answers.shape[2], 0.8)
+    for _ in range(30):
+        better = special.expit(lead @ special.logit(quality))[:, None]  # whether a is better
+        right = np.where(decided, a * better + b * (1 - better), 0).sum(axis=0)
+        quality = ((right + 4) / (decided.sum(axis=0) + 5)).clip(0.05, 0.97)
+    beside = special.expit((lead @ special.logit(quality))[:, None] - lead * special.logit(quality))
+    typical = max(0.5, np.median(quality[decided.any(axis=0)])) if decided.any() else 0.5
+    q = (0.5 + (typical - 0.5) * np.array(QUALITIES))[:, None, None].clip(max=0.97)
+    odds = beside * (2 * q) ** a * (2 - 2 * q) ** b + (1 - beside) * (2 - 2 * q) ** a * (2 * q) ** b
+    return special.logsumexp(np.log(odds).sum(axis=1), axis=0, b=1 / len(q)), compared.sum(axis=0)
 
 
 def _one_hot(rows: Iterable[Sequence[str]]) -> NDArray[np.bool_]:
