@@ -21,6 +21,7 @@ from flows.cli.data import data
 from flows.cli.keeping import keeping_commands
 from flows.cli.models import model_commands
 from flows.cli.people import human_eval
+from flows.cli.replaced import Commands
 from flows.cli.review import review
 from flows.cli.servers import server_commands
 from flows.cli.stack import stack
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
     from components.gates.judging import Waiver
     from flows.launch.begin import Launch
 
-app = typer.Typer(name="tether", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(
+    name="tether", cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
+)
 app.add_typer(human_eval, name="human-eval")
 app.add_typer(review, name="review")
 app.add_typer(data, name="data")

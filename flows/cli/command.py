@@ -114,14 +114,14 @@ def command(
                         check_home(tether_home())
                     function(*args, **kwargs)
             except (Exception, KeyboardInterrupt) as error:
-                _fail(error)
+                fail(error)
 
         return group.command(name)(guarded)
 
     return register
 
 
-def _fail(error: BaseException) -> NoReturn:
+def fail(error: BaseException) -> NoReturn:
     """Print what went wrong and exit with the error's code; only an unexpected error prints a stack trace."""
     if isinstance(error, typer.Exit):
         raise error

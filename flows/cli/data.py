@@ -11,6 +11,7 @@ from components.base.text import counted
 from flows.cli import completion
 from flows.cli.command import Json, command, echo
 from flows.cli.config import overrides_of
+from flows.cli.replaced import Commands
 from flows.environment import tether_home
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from components.human_eval.candidates.config import CandidatesJob
     from components.human_eval.candidates.sample import CandidatesSummary
 
-data = typer.Typer(help="Check data files, and make candidates to label.", no_args_is_help=True)
+data = typer.Typer(cls=Commands, help="Check data files, and make candidates to label.", no_args_is_help=True)
 
 NAMED = 5
 """The largest number of quarantined rows that the terminal names; the rest are counted."""

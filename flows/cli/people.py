@@ -13,9 +13,10 @@ import typer
 from components.base.text import counted
 from flows.cli import completion
 from flows.cli.command import Json, command, echo
+from flows.cli.replaced import Commands
 from flows.environment import tether_home
 
-human_eval = typer.Typer(help="Collect and score people's labels.", no_args_is_help=True)
+human_eval = typer.Typer(cls=Commands, help="Collect and score people's labels.", no_args_is_help=True)
 
 
 @command(human_eval, "plan")

@@ -10,6 +10,7 @@ import typer
 
 from components.base.text import counted
 from flows.cli.command import Json, command, echo
+from flows.cli.replaced import Commands
 from flows.environment import tether_home
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from flows.review.progress import ReviewProgress
     from flows.review.votes import Voting
 
-review = typer.Typer(help="A page on which people judge pairs.", no_args_is_help=True)
+review = typer.Typer(cls=Commands, help="A page on which people judge pairs.", no_args_is_help=True)
 
 Batch = Annotated[
     str,

@@ -13,13 +13,14 @@ from components.base.errors import UserError
 from components.base.text import counted, line
 from flows.cli import completion
 from flows.cli.command import Json, command, echo
+from flows.cli.replaced import Commands
 from flows.environment import tether_home
 
 if TYPE_CHECKING:
     from components.store.retention import Gone
     from components.store.store import ArtifactStore
 
-store = typer.Typer(help="The artifact store: list, verify, collect garbage, export.", no_args_is_help=True)
+store = typer.Typer(cls=Commands, help="The artifact store: list, verify, collect garbage, export.", no_args_is_help=True)
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's id.", autocompletion=completion.runs)]
 DAMAGED = 1

@@ -1,0 +1,22 @@
+"""Commands that were taken away or renamed: for one release an old name answers with what to use."""
+
+from typing import Any
+
+from typer.core import TyperGroup
+
+from components.base.errors import UserError
+from flows.cli.command import fail
+
+REPLACED: dict[str, str] = {}
+"""Maps an old command, without `tether`, to a sentence on what to use."""
+
+
+class Commands(TyperGroup):
+    """A group of commands that knows the old names of its commands."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that the arguments name; an old name ends with exit code 2 and says the new one."""
+        old = " ".join([*ctx.command_path.split()[1:], *args[:1]])
+        if old in REPLACED and self.get_command(ctx, args[0]) is None:
+            fail(UserError(f"`tether {old}` is gone. {REPLACED[old]}"))
+        return super().resolve_command(ctx, args)
