@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from components.store.retention import Gone
     from components.store.store import ArtifactStore
 
-store = typer.Typer(cls=Commands, help="The artifact store: list, verify, collect garbage, export.", no_args_is_help=True)
+store = typer.Typer(
+    cls=Commands, help="The artifact store: list, verify, collect garbage, export.", no_args_is_help=True
+)
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's id.", autocompletion=completion.runs)]
 DAMAGED = 1
