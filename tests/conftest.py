@@ -1,6 +1,9 @@
 """The real command line in a process of its own."""
 
+import collections
 import gc
+import itertools
+import json
 import os
 import signal
 import subprocess
@@ -32,13 +35,8 @@ jaxtyping.install_import_hook("components.ppo.maths", "beartype.beartype").__ent
 settings.register_profile("shared", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
 
-LONGEST = (
-    "operations/test_page.py", "operations/test_deaths.py", "test_servers_away.py", "test_stack_servers.py",
-    "test_mlflow_pages.py", "test_secrets.py", "test_damaged_home.py", "test_adding.py", "test_labelled_run.py",
-    "test_stopping.py", "test_end_to_end.py", "cli/test_errors.py", "test_kills.py",
-)  # fmt: skip
-"""What takes minutes comes first, so that no worker is left alone with it at the end. While one worker computes the
-home that `whole` is, for test_damaged_home, the other one has something else to do."""
+DURATIONS = ROOT / "tests/durations.json"
+"""Seconds that the tests of a file took, with TETHER_DURATIONS=store; a file that is not in it comes last."""
 
 Tether = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -60,16 +58,13 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Order the files; tests of a file stay together and in their order. Leave out what a sample does not have.
+    """Order the files, the longest first, so that no worker is left alone with it at the end; tests of a file stay
+    together and in their order. Leave out what a sample does not have.
 
     It comes last, after the tests whose markers were not asked for have gone.
     """
-
-    def place(item: pytest.Item) -> int:
-        path = item.path.as_posix()
-        return next((i for i, name in enumerate(LONGEST) if path.endswith(f"/{name}")), len(LONGEST))
-
-    items.sort(key=place)
+    durations = json.loads(DURATIONS.read_text())
+    items.sort(key=lambda item: -durations.get(item.path.relative_to(ROOT).as_posix(), 0))
     left_out = set[pytest.Item]()
     if sample.SAMPLE:
         faults = [item for item in items if item.get_closest_marker("faults")]
@@ -88,8 +83,15 @@ def pytest_report_header() -> list[str]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print what came of each fault."""
+    """Print what came of each fault, and store how long the files took, if that is asked for."""
     sample.show(terminalreporter.stats.get("passed", []))
+    if os.environ.get("TETHER_DURATIONS") == "store":
+        seconds = collections.Counter[str]()
+        for report in itertools.chain(*map(terminalreporter.getreports, ("passed", "failed", ""))):
+            seconds[report.nodeid.partition("::")[0]] += report.duration
+        durations = json.loads(DURATIONS.read_text()) | {name: round(each, 1) for name, each in seconds.items()}
+        ours = {name: each for name, each in sorted(durations.items()) if (ROOT / name).exists() and each >= 1}
+        DURATIONS.write_text(json.dumps(ours, indent=1) + "\n")
 
 
 def _call(home: Path, python: tuple[str, ...], arguments: tuple[str, ...], changes: dict[str, str]) -> dict[str, Any]:
