@@ -64,10 +64,10 @@ def test_an_error_ends_the_stage_also_where_ending_the_process_group_waits_for_o
     toy: Any, tmp_path: Path
 ) -> None:
     """As NCCL's end of a group does: the rank that failed waited for those that waited for it, and wrote no error."""
-    beginning = time.monotonic()
+    wrong = tmp_path / "went-wrong"
 
     def patient() -> None:
-        assert time.monotonic() - beginning < PATIENCE * 60, "the ranks wait for each other"
+        assert not wrong.exists() or time.time() - wrong.stat().st_mtime < PATIENCE * 60, "the ranks wait"
 
     with pytest.raises(CheckFailed, match="the loss is nan"):
         toy(goes_wrong="check", shutdown_waits=True, check=patient)
@@ -132,10 +132,7 @@ def test_a_signal_to_one_rank_stops_all_after_their_step_with_a_checkpoint(rank:
 
 @pytest.mark.ranks
 def test_the_stages_process_told_to_stop_lets_the_ranks_finish_their_step(toy: Any, tmp_path: Path) -> None:
-    beginning = time.monotonic()
-
     def told() -> int | None:
-        assert time.monotonic() - beginning < 120
         return signal.SIGTERM if has_begun(tmp_path) else None
 
     with pytest.raises(Stopped):
