@@ -1,4 +1,4 @@
-"""What `make docs` adds to the site's generator: the order of its pages, and whole words in tables."""
+"""What `make docs` adds to the site's generator: the order of its pages, links out of it, and whole words in tables."""
 
 import re
 from pathlib import Path
@@ -22,6 +22,16 @@ def on_nav(nav: Any, config: Any, **_: Any) -> Any:
 
     order(nav.items)
     return nav
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Name the pages that the site does not have, where others link to them."""
+    return re.sub(r"\[([^]]+)]\((?:\.\./)*((?:decisions|benchmarks)[\w/.-]*)(?:#[^)]*)?\)", _named, markdown)
+
+
+def _named(found: re.Match[str]) -> str:
+    path = f"docs/{found[2]}"
+    return f"`{path}`" if found[1].strip("`") == path else f"{found[1]} (`{path}`)"
 
 
 def on_page_content(html: str, **_: Any) -> str:
