@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]
 LOOKS = [
     ("index.html", 1280, "light"), ("guide/training.html", 390, "dark"), ("guide/commands.html", 390, "light"),
-    ("guide/people.html", 1280, "dark"), ("reference/gates.html", 390, "light"), ("decisions/code.html", 1280, "light"),
+    ("guide/people.html", 1280, "dark"), ("reference/gates.html", 390, "light"), ("security.html", 1280, "light"),
 ]  # fmt: skip
 """Pages with pictures, tables, code, long names and lists."""
 
