@@ -33,7 +33,7 @@ settings.register_profile("shared", deadline=None, derandomize=True, suppress_he
 settings.load_profile("shared")
 
 LONGEST = (
-    "operations/test_page.py", "operations/test_deaths.py", "test_servers_away.py", "test_stack_servers.py",
+    "operations/test_page.py", "operations/test_deaths.py", "test_servers_away.py", "test_operations.py",
     "test_mlflow_pages.py", "test_secrets.py", "test_damaged_home.py", "test_adding.py", "test_labelled_run.py",
     "test_stopping.py", "test_end_to_end.py", "cli/test_errors.py", "test_kills.py",
 )  # fmt: skip

@@ -1,12 +1,12 @@
 """PostgreSQL, S3, Prefect, MLflow and TLS for tests: the services of infra/compose.yaml as processes on loopback.
 
 `python -m tests.services up --detach`, in a folder in which `sh infra/secrets.sh .tether/secrets` was called, does what
-`docker compose up --detach` does, except that there are no containers: ports are free ones, volumes are folders in `volumes`.
+`docker compose up --detach` does, without containers: ports are free ones, volumes are folders in `volumes`.
 """
 
+import base64
 import json
 import os
-import pwd
 import random
 import re
 import shutil
@@ -24,7 +24,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.waiting import PATIENCE, until
+from tests.postgresql import PostgresqlCluster
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[1]
 INFRA, PROGRAMS = ROOT / "infra", ROOT / ".tether" / "programs"
@@ -44,70 +45,12 @@ def free_ports(count: int) -> list[int]:
     return list(found)
 
 
-class PostgresqlCluster:
-    """A new cluster in a folder, run by the user postgres where root runs the tests, because PostgreSQL refuses root."""
-
-    def __init__(self, folder: Path, *options: str) -> None:
-        found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: float(path.parts[-3]))
-        if not found:
-            pytest.skip("`sh infra/test-servers.sh .venv/bin/python .tether/programs` installs PostgreSQL")
-        self.folder, self._path = folder, f"{found[-1].parent}:{os.environ['PATH']}"
-        self._as_owner: list[str] = []
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.getuid() == 0:
-            owner = pwd.getpwnam("postgres")
-            os.chown(folder, owner.pw_uid, owner.pw_gid)
-            self._as_owner = ["setpriv", f"--reuid={owner.pw_uid}", f"--regid={owner.pw_gid}", "--clear-groups"]
-        if not (folder / "data").exists():
-            assert self.start("initdb", "-D", "data", "--no-sync", *options).wait() == 0
-
-    def start(self, *words: str, prefix: tuple[str, ...] = (), log: Any = None, **variables: str) -> subprocess.Popen[bytes]:
-        """Start a program of PostgreSQL's, or a script, as the cluster's owner."""
-        environment = {"PATH": self._path, "LC_ALL": "C.UTF-8", **variables}
-        return subprocess.Popen(
-            [*prefix, *self._as_owner, *words], cwd=self.folder, env=environment, stdout=log or subprocess.DEVNULL,
-            stderr=log or subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
-
-    def server(self, port: int, *options: str, **how: Any) -> subprocess.Popen[bytes]:
-        """Start the server, on loopback and on a socket in its folder."""
-        where = ("-p", str(port), "-k", str(self.folder), "-c", "listen_addresses=127.0.0.1")
-        return self.start("postgres", "-D", "data", *where, *options, **how)
-
-    def make_databases(self, port: int, secrets: Path) -> None:
-        """Call the script of the manifests as PostgreSQL's image does: over a socket, with secrets that its user reads."""
-        first, shown = self.server(port, "-c", "listen_addresses="), self.folder / "shown"
-        try:
-            shutil.copytree(secrets, shown, copy_function=shutil.copyfile)
-            shown.chmod(0o755)
-            given = {"PGHOST": str(self.folder), "PGPORT": str(port), "SECRETS": str(shown)}
-            until("the socket answers", lambda: self.start("pg_isready", "-q", **given).wait() == 0, 60)
-            assert self.start("sh", str(INFRA / "kubernetes/base/make-databases.sh"), **given).wait() == 0
-        finally:
-            shutil.rmtree(shown)
-            first.send_signal(signal.SIGINT)
-            first.wait(PATIENCE * 60)
-
-
-@contextmanager
-def postgresql_server() -> Iterator[str]:
-    """The address of a PostgreSQL server that asks for no password, without a database."""
-    folder, [port] = Path(tempfile.mkdtemp(prefix="tether-postgresql-")), free_ports(1)
-    folder.chmod(0o755)
-    server = PostgresqlCluster(folder, "-U", "review", "-A", "trust").server(port)
-    try:
-        yield f"postgresql://review@127.0.0.1:{port}"
-    finally:
-        server.send_signal(signal.SIGINT)
-        server.wait(PATIENCE * 60)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 class Services:
     """The services of compose.yaml in a folder; another process that names the folder goes on with them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._pids = folder, folder / "pids.json"
+        self._started: list[subprocess.Popen[bytes]] = []
         if not all((PROGRAMS / "bin" / name).exists() for name in ("weed", "caddy")):
             pytest.skip("`sh infra/test-servers.sh .venv/bin/python .tether/programs` installs what this needs")
         for name in ("run", "logs", "backups"):
@@ -119,6 +62,7 @@ class Services:
                 path.chmod(0o755)
         self.ports: dict[str, int] = json.loads((folder / "ports.json").read_text())
         self.secrets, self.home = folder / ".tether/secrets", folder / "volumes/home"
+        self.authority = folder / "volumes/tls/caddy/pki/authorities/local/root.crt"
         self.file = yaml.safe_load(self._here((INFRA / "compose.yaml").read_text()))
 
     def _here(self, text: str) -> str:
@@ -131,6 +75,12 @@ class Services:
         """A password."""
         return (self.secrets / name).read_text()
 
+    def passwords(self) -> set[bytes]:
+        """All passwords, and Prefect's login as a header has it."""
+        names = [path.name for path in self.secrets.iterdir() if not path.name.startswith(("pgpass", "s3.json"))]
+        found = {self.secret(name).encode() for name in names}
+        return found | {base64.b64encode(self.secret("prefect-login").encode())}
+
     def pids(self) -> dict[str, int]:
         """The processes of the services that were started."""
         found: dict[str, int] = json.loads(self._pids.read_text()) if self._pids.exists() else {}
@@ -140,8 +90,8 @@ class Services:
         """Where what is mounted into a container is here."""
         found = {"/run/secrets": str(self.secrets)}
         for volume in service.get("volumes", ()):
-            source, target = re.sub(r"^\$\{TETHER_BACKUPS:[^}]*\}", "backups", volume).removesuffix(":ro").rsplit(":", 1)
-            path = self.folder / ("backups" if source == "backups" else f"volumes/{source}")
+            source, target = volume.removesuffix(":ro").rsplit(":", 1)
+            path = self.folder / ("backups" if source.startswith("$") else f"volumes/{source}")
             if source.startswith("./"):  # a file, which names addresses too
                 path = self.folder / "run" / Path(source).name
                 text = self._here((INFRA / source).read_text())
@@ -165,7 +115,7 @@ class Services:
             "PATH": os.pathsep.join(map(str, path)), "PYTHONPATH": f"{ROOT}{os.pathsep}{PROGRAMS}", "LC_ALL": "C.UTF-8",
             "SECRETS": str(secrets), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "COLUMNS": "200",
             "TETHER_HOME": str(self.home), "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1",
-            "XDG_DATA_HOME": places.get("/var/lib/servers", ""), "PREFECT_HOME": str(temporary / "prefect"),
+            "XDG_DATA_HOME": places.get("/var/lib/servers", ""), "PREFECT_HOME": f"{temporary}/prefect",
             **dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "MPLCONFIGDIR"), str(temporary)),
         }  # fmt: skip
         return found | {key: self._moved(str(value), places) for key, value in service.get("environment", {}).items()}
@@ -189,7 +139,7 @@ class Services:
         """Start services, after those that they need; all without a profile if none is named."""
         for name in names or [name for name, each in self.file["services"].items() if "profiles" not in each]:
             service = self.file["services"][name]
-            if name in self.pids():
+            if name in self.pids() or (self.folder / "run" / f"{name}.done").exists():
                 continue
             for need, how in service.get("depends_on", {}).items():
                 self.up(need)
@@ -198,23 +148,25 @@ class Services:
             if service.get("restart") == "on-failure":  # it makes something, and ends
                 done = self.run(name)
                 assert done.returncode == 0, done.stdout + done.stderr
+                (self.folder / "run" / f"{name}.done").touch()
                 continue
             with (self.folder / "logs" / f"{name}.log").open("ab") as log:
-                if name == "postgres":
-                    made = (self.folder / "volumes/databases/data").exists()
-                    cluster = PostgresqlCluster(
-                        self.folder / "volumes/databases", "-U", "postgres", "--auth-local=trust",
-                        "--auth-host=scram-sha-256", "--encoding=UTF8", "--locale=C.UTF-8",
-                    )  # fmt: skip
-                    if not made:
-                        cluster.make_databases(self.ports["5432"], self.secrets)
-                    process = cluster.server(self.ports["5432"], *service["command"][1:], log=log)
-                else:
-                    process = subprocess.Popen(
-                        self.command(name), env=self.environment(name), cwd=self.folder, stdout=log, stderr=log,
-                        start_new_session=True,
-                    )  # fmt: skip
+                process = self._postgres(service, log) if name == "postgres" else subprocess.Popen(
+                    self.command(name), env=self.environment(name), cwd=self.folder, stdout=log, stderr=log,
+                    start_new_session=True,
+                )  # fmt: skip
+            self._started.append(process)
             self._pids.write_text(json.dumps(self.pids() | {name: process.pid}))
+
+    def _postgres(self, service: dict[str, Any], log: Any) -> subprocess.Popen[bytes]:
+        """What PostgreSQL's image does."""
+        folder, port = self.folder / "volumes/databases", self.ports["5432"]
+        is_new, options = not (folder / "data").exists(), service["environment"]["POSTGRES_INITDB_ARGS"].split()
+        how = ("-U", "postgres", "--auth-local=trust", "--auth-host=scram-sha-256", *options)
+        cluster = PostgresqlCluster(folder, *how)
+        if is_new:
+            cluster.make_databases(port, self.secrets)
+        return cluster.server(port, *service["command"][1:], log=log)
 
     def _until_healthy(self, name: str) -> None:
         def ended() -> str:
@@ -235,6 +187,15 @@ class Services:
         print(f"{time.monotonic() - began:6.1f} s  {name} {' '.join(words[:3])}", file=sys.stderr)
         return done
 
+    def client(self) -> dict[str, str]:
+        """The variables of another machine, which reaches the servers by TLS."""
+        service, port = self.file["services"]["tether"], self.ports
+        found = service["environment"] | {each["target"]: self.secret(each["source"]) for each in service["secrets"]}
+        found["PREFECT_API_URL"] = f"https://localhost:{port['9420']}/api"
+        found["MLFLOW_TRACKING_URI"] = f"https://localhost:{port['9421']}"
+        found["AWS_ENDPOINT_URL"] = f"https://localhost:{port['9423']}"
+        return found | dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "AWS_CA_BUNDLE"), str(self.authority))
+
     def down(self, number: int | None = None) -> None:
         """End the services by their own process ids, the last one first; with `number` all by that signal."""
         for name, pid in reversed(self.pids().items()):
@@ -243,6 +204,8 @@ class Services:
                 os.kill(pid, number or stop)
             until(f"{name} has ended", lambda pid=pid: _has_ended(pid), 60)  # type: ignore[misc]
         self._pids.unlink(missing_ok=True)
+        while self._started:
+            self._started.pop().wait()
 
 
 def _has_ended(pid: int) -> bool:
@@ -273,7 +236,8 @@ def new_services() -> Iterator[Services]:
 
 def main() -> None:
     """Do what `docker compose` does with these words, in this folder."""
-    services, (verb, *words) = Services(Path.cwd()), [word for word in sys.argv[1:] if word not in ("--rm", "--detach")]
+    services = Services(Path.cwd())
+    verb, *words = (word for word in sys.argv[1:] if word not in ("--rm", "--detach"))
     if verb in ("up", "down"):
         getattr(services, verb)(*words)
         return

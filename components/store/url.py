@@ -180,8 +180,8 @@ class UrlPlace:
                 raise
             kind = Unreachable if is_unreachable(error) or _is_away(error) else UserError
             raise kind(
-                f"{self._variable}={self.where}: can't {verb} there ({type(error).__name__}: {error}). Check the bucket, "
-                f"the credentials and the network; without {VARIABLE} the store is a local folder. Nothing is "
+                f"{self._variable}={self.where}: can't {verb} there ({type(error).__name__}: {error}). Check the "
+                f"bucket, the credentials and the network; without {VARIABLE} the store is a local folder. Nothing is "
                 f"lost: run the same command again to continue."
             ) from error
 

@@ -1,7 +1,7 @@
 """`tether restore`: turn a backup into a home again, completely or not at all.
 
-Everything is written into a folder next to the home, and each file is compared with the manifest while it is copied. Then
-the databases and buckets that the environment names are filled, and at last the folder is renamed to the home.
+Everything is written into a folder next to the home, and each file is compared with the manifest while it is copied.
+Then the databases and buckets that the environment names are filled, and at last the folder is renamed to the home.
 """
 
 import json
@@ -16,7 +16,7 @@ from components.store.place import VARIABLE, Place
 from components.store.store import shared_place
 from flows.keeping.copying import Steps
 from flows.keeping.manifest import MANIFEST, Manifest, checked, read_manifest
-from flows.keeping.servers import check_servers, fill, named_servers, restore_servers
+from flows.keeping.servers import check_servers, fill, make_bucket, named_servers, restore_servers
 from tasks.runs.schema import HOME_SCHEMA, newer
 from tasks.runs.status import RUN_FILE, end_elsewhere
 from tasks.tracking.database import move_artifacts
@@ -55,6 +55,7 @@ def restore(source: Path, home: Path, steps: Steps, say: Say) -> Manifest:
         _settle(staging, manifest, home)
         restore_servers(manifest, servers, staging, steps, put)
         if shared is not None:
+            make_bucket(shared)
             with shared.using():
                 for folder in STORES:
                     fill(shared, manifest, folder, steps, put, staging)
@@ -65,15 +66,15 @@ def restore(source: Path, home: Path, steps: Steps, say: Say) -> Manifest:
         )
     if manifest.stack is not None:
         say(
-            f"This is a backup of a `tether stack`: its passwords are in {source / 'stack/secrets/passwords.json'}, and "
-            "MLflow's users keep theirs. `tether deploy` each deployment again, because it has the stack's addresses."
+            f"This is a backup of a `tether stack`: its passwords are in {source}/stack/secrets/passwords.json, "
+            "and MLflow's users keep theirs. Deploy each deployment again, because it has the stack's addresses."
         )
     return manifest
 
 
 @contextmanager
 def _whole_home(home: Path) -> Iterator[Path]:
-    """Yield a folder that becomes the home at the end. A mount point can't be replaced, so it gets the files one by one."""
+    """Yield a folder that becomes the home at the end. A mount point cannot be replaced: it gets the content."""
     if not os.path.ismount(home):
         with whole_folder(home) as staging:
             yield staging
@@ -101,7 +102,7 @@ def _check(manifest: Manifest, source: Path, home: Path) -> Place | None:
     shared = shared_place(home)
     if shared is None:
         raise UserError(
-            f"restore: the backup includes the store that {VARIABLE} named, {manifest.shared or 'of a `tether stack`'}. "
+            f"restore: the backup includes the store that {VARIABLE} named, {manifest.shared or 'a stack has it'}. "
             f"Set {VARIABLE} to the folder or bucket to restore it to."
         )
     return shared

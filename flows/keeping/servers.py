@@ -1,7 +1,7 @@
 """The servers' data in a backup: PostgreSQL databases as dumps, MLflow's artifacts as objects.
 
-The addresses are those that the servers of Prefect and MLflow read from their environment. PostgreSQL's programs and the
-S3 client find passwords where they always do (`PGPASSFILE`, `AWS_SECRET_ACCESS_KEY`); no command line has one.
+The addresses are those that the servers of Prefect and MLflow read from their environment. PostgreSQL's programs and
+the S3 client find passwords where they always do (`PGPASSFILE`, `AWS_SECRET_ACCESS_KEY`); no command line has one.
 """
 
 import configparser
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from sqlalchemy import URL
 
 AUTH, ARTIFACTS = "MLFLOW_AUTH_CONFIG_PATH", "MLFLOW_ARTIFACTS_DESTINATION"
-DATABASES = {"mlflow_auth": AUTH, "mlflow": "MLFLOW_BACKEND_STORE_URI", "prefect": "PREFECT_API_DATABASE_CONNECTION_URL"}
+DATABASES = {
+    "mlflow_auth": AUTH, "mlflow": "MLFLOW_BACKEND_STORE_URI", "prefect": "PREFECT_API_DATABASE_CONNECTION_URL",
+}  # fmt: skip
 """Maps each database to the variable that names it, in the order in which they are dumped: permissions in the first one
 refer to experiments in the second."""
 _TABLES = "select count(*) from pg_tables where schemaname not in ('pg_catalog', 'information_schema')"
@@ -168,7 +170,14 @@ def restore_servers(
         _run("pg_restore", servers, name.removesuffix(".dump"), options)
         draft.unlink()
     if servers.artifacts is not None:
+        make_bucket(servers.artifacts)
         fill(servers.artifacts, manifest, f"{manifest.servers}/artifacts", steps, put, drafts)
+
+
+def make_bucket(place: Place) -> None:
+    """Create the bucket of a place if it does not exist."""
+    if isinstance(place, UrlPlace):
+        place.make_root()
 
 
 def fill(
@@ -181,8 +190,6 @@ def fill(
     """
     files = manifest.below(folder)
     late = {"records": 1, "pins": 2}
-    if files and isinstance(place, UrlPlace):
-        place.make_root()
 
     def add(name: str) -> None:
         size = place.size(name)
@@ -207,7 +214,7 @@ def _run(program: str, servers: Servers, name: str, options: list[str], stdout: 
     """
     path, url = shutil.which(program), servers.databases[name]
     if path is None:
-        raise UserError(f"{program}: no such program. Install PostgreSQL's client programs (Debian: postgresql-client).")
+        raise UserError(f"{program}: no such program. Install PostgreSQL's clients (Debian: postgresql-client).")
     given = {"--host": url.host, "--port": url.port, "--username": url.username, "--dbname": url.database}
     where = [f"{option}={value}" for option, value in given.items() if value is not None]
     environment = {**os.environ, "LC_ALL": "C.UTF-8"}

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from components.base.errors import UserError
+from flows.keeping.upgrade import due, upgrade
 from flows.launch.begin import rerun
 from flows.rlhf import pipeline
-from flows.keeping.upgrade import due, upgrade
 from tasks.execution.runner import run_stage
 from tasks.runs.schema import HOME_SCHEMA, home_schema
 from tests.conftest import Tether
