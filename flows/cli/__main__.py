@@ -24,7 +24,6 @@ from flows.cli.people import human_eval
 from flows.cli.replaced import Commands
 from flows.cli.review import review
 from flows.cli.servers import server_commands
-from flows.cli.stack import stack
 from flows.cli.store import store
 from flows.environment import tether_home
 
@@ -39,7 +38,6 @@ app.add_typer(human_eval, name="human-eval")
 app.add_typer(review, name="review")
 app.add_typer(data, name="data")
 app.add_typer(store, name="store")
-app.add_typer(stack, name="stack")
 app.add_typer(config_commands)
 app.add_typer(model_commands)
 app.add_typer(server_commands)

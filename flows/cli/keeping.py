@@ -7,11 +7,10 @@ import typer
 
 from components.base.text import counted
 from flows.cli.command import command, echo
-from flows.cli.stack import Config, load_config
 from flows.environment import tether_home
 
 if TYPE_CHECKING:
-    from flows.stack.keeping.copying import Steps
+    from flows.keeping.copying import Steps
 
 keeping_commands = typer.Typer()
 
@@ -22,7 +21,6 @@ DUE = 1
 @command(keeping_commands, "backup")
 def backup(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder outside the home.")],
-    config: Config = None,
 ) -> None:
     """Copy home, store and servers into a folder.
 
@@ -30,38 +28,34 @@ def backup(
     from rich.filesize import decimal
 
     from components.base.paths import user_path
-    from flows.stack.keeping.backup import LEFT_OUT, back_up, servers_elsewhere
+    from flows.keeping.backup import LEFT_OUT, back_up
+    from flows.keeping.servers import named_servers, servers_elsewhere
 
-    home, stack = tether_home(), load_config(config)[1]
-    done = back_up(home, stack, user_path(str(folder), "backup"), _steps(), echo)
+    home = tether_home()
+    done = back_up(home, user_path(str(folder), "backup"), _steps(), echo)
     files = done.manifest.files
     echo(
         f"Copied {counted(len(files), 'file')} ({decimal(done.bytes)}) of {home} into {done.folder}. Restore them with "
         "`tether restore`."
     )
     echo(f"Left out: {', '.join(f'{name} ({what})' for name, what in LEFT_OUT.items())}.")
-    if done.manifest.stack is not None:
-        echo("It holds the stack's passwords and the key of its certificates: keep it where only you can read it.")
-    for text in servers_elsewhere(stack, done.manifest):
+    for text in servers_elsewhere(named_servers()):
         echo(text)
 
 
 @command(keeping_commands, "restore")
 def restore(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that `tether backup` wrote.")],
-    config: Config = None,
 ) -> None:
     """Restore home, store and servers from a backup.
 
     Everything is verified before anything is changed."""
     from components.base.paths import user_path
-    from flows.stack.keeping.restore import restore as make
+    from flows.keeping.restore import restore as make
 
-    home, stack = tether_home(), load_config(config)[1]
-    done = make(user_path(str(folder), "restore").absolute(), home, stack, _steps(), echo)
+    home = tether_home()
+    done = make(user_path(str(folder), "restore").absolute(), home, _steps(), echo)
     echo(f"{home} is as it was on {done.created} ({done.host}).")
-    if done.stack is not None:
-        echo(f"The stack is in {stack.folder}, with its passwords: `tether stack up` starts it.")
 
 
 @command(keeping_commands, "upgrade")
@@ -69,8 +63,8 @@ def upgrade(
     check: Annotated[bool, typer.Option("--check", help="Only check; exit code 1 if an upgrade is due.")] = False,
 ) -> None:
     """Convert an older home to this version's format."""
-    from flows.stack.keeping.upgrade import due
-    from flows.stack.keeping.upgrade import upgrade as migrate
+    from flows.keeping.upgrade import due
+    from flows.keeping.upgrade import upgrade as migrate
 
     home = tether_home()
     lines = due(home) if check else migrate(home, echo)
@@ -86,7 +80,7 @@ def upgrade(
 
 
 def _steps() -> "Steps":
-    from flows.stack.keeping.copying import Steps
+    from flows.keeping.copying import Steps
     from tasks.execution.progress import Output
 
     return Steps(Output())

@@ -7,7 +7,9 @@ from typer.core import TyperGroup
 from components.base.errors import UserError
 from flows.cli.command import fail
 
-REPLACED: dict[str, str] = {}
+REPLACED: dict[str, str] = {
+    "stack": "`docker compose --file infra/compose.yaml up` starts the servers; docs/operations.md says how.",
+}
 """Maps an old command, without `tether`, to a sentence on what to use."""
 
 

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 HOME_FILE = "home.json"
 HOME_SCHEMA = 2
 """The home's format that this version writes. 2: run.json has a format number and the sub-stages, and the file names of
-records include the stage. `flows/stack/keeping/upgrade.py` has a step from each number to the next."""
+records include the stage. `flows/keeping/upgrade.py` has a step from each number to the next."""
 RUN_SCHEMA = 2
 """The format of run.json. 2: every verdict says whether it only warns, and every stage has its sub-stages' keys."""
 

@@ -40,7 +40,7 @@ from flows.review.database.tables import item, rater, vote
 from flows.review.links import raters_of
 from flows.review.summary import counted_answers
 from flows.review.votes import unexchanged
-from tests.flows.review.postgresql import new_database, postgresql_server
+from tests.postgresql import new_database, postgresql_server
 from tests.servers import clean_environment
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,7 +15,7 @@ import pytest
 from components.base.jsonl import read_rows, write_rows
 from components.human_eval.sheet import FLAGS
 from flows.deployment.servers import free_port
-from tests.flows.review.postgresql import new_database, postgresql_server
+from tests.postgresql import new_database, postgresql_server
 from tests.servers import clean_environment
 from tests.waiting import until
 

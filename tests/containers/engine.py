@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.stack.config import ROOT
+from tests.services import ROOT
 
 PROGRAMS = ROOT / ".tether" / "containers"
 TOOLS = PROGRAMS / "tools"

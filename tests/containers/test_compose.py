@@ -5,7 +5,6 @@ ports are used as they stand. PostgreSQL is this machine's, in that network; the
 """
 
 import os
-import pwd
 import shutil
 import subprocess
 import sys
@@ -17,8 +16,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.stack.config import DEFAULT, ROOT, load_stack
-from tests.containers.engine import IMAGE, LIMITS, SERVERS, TOOLS, Engine
+from tests.containers.engine import IMAGE, LIMITS, SERVERS, TOOLS, UID, Engine
+from tests.postgresql import PostgresqlCluster
+from tests.services import ROOT
 from tests.waiting import until
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
@@ -45,6 +45,9 @@ class Project:
         (folder / "network.yaml").write_text(yaml.safe_dump({"services": dict.fromkeys(SERVICES, other)}))
         self.secrets = folder / "secrets"
         subprocess.run(["sh", str(ROOT / "infra/secrets.sh"), str(self.secrets)], check=True)
+        self.backups = folder / "backups"
+        self.backups.mkdir()
+        os.chown(self.backups, UID, UID)
 
     def compose(self, *words: str) -> "subprocess.CompletedProcess[str]":
         """`podman-compose`."""
@@ -57,6 +60,7 @@ class Project:
             "--file", str(COMPOSE), "--file", str(self.folder / "network.yaml"),
             "--project-name", "tether", "--profile", "command", *words,
             PYTHONPATH=str(TOOLS), TETHER_IMAGE=IMAGE, TETHER_SERVERS_IMAGE=SERVERS, TETHER_SECRETS=str(self.secrets),
+            TETHER_BACKUPS=str(self.backups),
         )  # fmt: skip
         print(f"{time.monotonic() - began:6.1f} s  podman-compose {' '.join(words[:4])}")
         return done
@@ -110,48 +114,19 @@ def project(containers: Engine) -> Iterator[Project]:
         for service in SERVICES:
             (folder / f"{service}.log").write_text(project.log(service))
         project.end()
-        if os.environ.get("TETHER_KEEP_STACK") != "1":
+        if os.environ.get("TETHER_KEEP_SERVICES") != "1":
             shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="module")
 def postgres(project: Project) -> Iterator[Path]:
     """PostgreSQL as its image runs it: a new cluster, the script over a socket, then the server."""
-    programs = load_stack(DEFAULT, project.folder).postgres_programs
-    owner = pwd.getpwnam("postgres")
-    folder = project.folder / "postgres"
-    folder.mkdir()
-    os.chown(folder, owner.pw_uid, owner.pw_gid)
-
-    def as_owner(*words: str, network: bool = False, **variables: str) -> subprocess.Popen[str]:
-        command = ["setpriv", f"--reuid={owner.pw_uid}", f"--regid={owner.pw_gid}", "--clear-groups", *words]
-        environment = {"PATH": f"{programs}:{os.environ['PATH']}", "LC_ALL": "C.UTF-8", **variables}
-        return subprocess.Popen(
-            project.on_network(*command) if network else command, env=environment, cwd=folder, text=True
-        )
-
-    assert (
-        as_owner(
-            "initdb", "-D", "data", "-U", "postgres", "--auth-local=trust", "--auth-host=scram-sha-256", "-N"
-        ).wait()
-        == 0
+    cluster = PostgresqlCluster(
+        project.folder / "postgres", "-U", "postgres", "--auth-local=trust", "--auth-host=scram-sha-256"
     )
-    command = ["postgres", "-D", "data", "-c", f"unix_socket_directories={folder}"]
-    first = as_owner(*command, "-c", "listen_addresses=")
-    try:
-        until("PostgreSQL takes connections", lambda: as_owner("pg_isready", "-q", PGHOST=str(folder)).wait() == 0, 60)
-        script = str(ROOT / "infra/kubernetes/base/make-databases.sh")
-        # The image's user reads the secrets where they are mounted; here they are in a folder that is root's alone.
-        shown = project.folder / "shown"
-        shutil.copytree(project.secrets, shown)
-        shown.chmod(0o755)
-        assert as_owner("sh", script, PGHOST=str(folder), SECRETS=str(shown)).wait() == 0
-        shutil.rmtree(shown)
-    finally:
-        first.send_signal(2)
-        assert first.wait() == 0
-    server = as_owner(*command, *SERVICES["postgres"]["command"][1:], "-c", "listen_addresses=127.0.0.1", network=True)
-    yield folder
+    cluster.make_databases(5432, project.secrets)
+    server = cluster.server(5432, *SERVICES["postgres"]["command"][1:], prefix=tuple(project.on_network()))
+    yield cluster.folder
     server.send_signal(2)
     server.wait()
 
@@ -234,6 +209,10 @@ def test_a_deployed_run_is_computed_by_the_worker_and_kept(servers: Project) -> 
     assert "passed" in said and "human_eval" in said, said
     look = servers.inside("worker-cpu", "with-secrets", "tether", "doctor")
     assert look.returncode == 0, look.stdout + look.stderr
+    done = servers.compose("run", "--rm", "--no-deps", "-T", "backup", "backup", "/backups/one")
+    assert done.returncode == 0, done.stdout + done.stderr
+    names = {path.name for path in (servers.backups / "one/servers/databases").iterdir()}
+    assert names == {"mlflow.dump", "mlflow_auth.dump", "prefect.dump"}
     began = time.monotonic()
     servers.compose("stop", "worker-cpu")
     code = servers.containers.podman("inspect", "--format", "{{.State.ExitCode}}", "tether_worker-cpu_1").stdout

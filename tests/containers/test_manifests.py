@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.stack.config import ROOT
 from tests.containers.engine import TOOLS
+from tests.services import ROOT
 
 pytestmark = pytest.mark.containers
 INFRA = ROOT / "infra"

@@ -165,8 +165,8 @@ def read_config(path: Path) -> None:
 def backup(folder: Path) -> Path:
     """A backup's manifest: of two files, whose bytes are beside it."""
     from components.base.hashing import digest_json
-    from flows.stack.keeping.copying import Copier
-    from flows.stack.keeping.manifest import MANIFEST, Manifest, write_manifest
+    from flows.keeping.copying import Copier
+    from flows.keeping.manifest import MANIFEST, Manifest, write_manifest
 
     copier = Copier(folder)
     copier.write("home/runs/r1/run.json", [b"{}"])

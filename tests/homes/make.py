@@ -1,6 +1,6 @@
 """Keep a home as this version writes it: `python tests/homes/make.py` writes tests/homes/VERSION.tar.gz (under 300 kB).
 
-Run it once for each release, at its commit; `tests/flows/stack/keeping/test_homes.py` then has every later version read
+Run it once for each release, at its commit; `tests/flows/keeping/test_homes.py` then has every later version read
 that home, upgrade it and rerun a stage from it. `--checkout FOLDER --name NAME` has another checkout's code write one.
 """
 

@@ -10,7 +10,7 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.utilities.templating import apply_values, find_placeholders
 
 from components.distributed.hosts import HOST, HOSTS, RENDEZVOUS
-from flows.stack.config import ROOT
+from tests.services import ROOT
 
 KUBERNETES = ROOT / "infra" / "kubernetes"
 TEMPLATE = json.loads((KUBERNETES / "pool" / "gpu.json").read_text())

@@ -15,7 +15,7 @@ from flows.review.database.connect import open_database
 from flows.review.links import PersonalLink, add_raters, enter_batch
 from flows.review.page.app import make_app
 from flows.review.votes import GivenAnswer, ReviewRater, Voting
-from tests.flows.review.postgresql import new_database, postgresql_server
+from tests.postgresql import new_database, postgresql_server
 
 ORIGIN = {"Origin": "http://testserver"}
 RATINGS = ["a", "b", "tie", "both_bad"]

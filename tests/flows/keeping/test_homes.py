@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from components.base.errors import UserError
+from flows.keeping.upgrade import due, upgrade
 from flows.launch.begin import rerun
 from flows.rlhf import pipeline
-from flows.stack.keeping.upgrade import due, upgrade
 from tasks.execution.runner import run_stage
 from tasks.runs.schema import HOME_SCHEMA, home_schema
 from tests.conftest import Tether
 
-HOMES = sorted((Path(__file__).resolve().parents[3] / "homes").glob("*.tar.gz"))
+HOMES = sorted((Path(__file__).resolve().parents[2] / "homes").glob("*.tar.gz"))
 RELEASE = re.compile(r"\d+\.\d+\.\d+\.tar\.gz")
 SHOWN = (("runs", "--json"), ("status", "--json"), ("explain", "--json"), ("store", "ls", "--json"))
 

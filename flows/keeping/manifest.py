@@ -16,8 +16,8 @@ from components.store.records import check_names
 from tasks.runs.schema import newer
 
 MANIFEST = "manifest.json"
-BACKUP_SCHEMA = 1
-"""The number of the backup folder's format."""
+BACKUP_SCHEMA = 2
+"""The number of the backup folder's format. Format 1 has the servers of a `tether stack` in the folder `stack`."""
 CHUNK = 1 << 20
 LARGEST_MANIFEST = 512 << 20
 """Bytes of the largest manifest that is read. A file takes about 250 in it, so two million files fit."""
@@ -50,11 +50,16 @@ class Manifest(BaseModel):
     shared: str = ""
     """The store that `TETHER_STORE` named, if the backup includes it."""
     stack: dict[str, Any] | None = None
-    """The stack's config; None without a stack."""
+    """In format 1: the config of the `tether stack`, whose servers the backup includes."""
     left_out: list[str]
     """The parts of the home that the backup leaves out."""
     files: dict[str, BackedUpFile]
     """Maps a path relative to the backup's folder to the file's properties."""
+
+    @property
+    def servers(self) -> str:
+        """Return the folder of the servers' data."""
+        return "servers" if self.stack is None else "stack"
 
     def below(self, folder: str) -> dict[str, BackedUpFile]:
         """Return the files below a folder of the backup, by path relative to that folder."""

@@ -32,15 +32,12 @@ from typing import NamedTuple
 
 from components.base.errors import UserError
 from components.base.files import make_folder, sync
-from components.base.redaction import redacted
 from components.base.text import counted
-from components.store.place import Place
 from components.store.records import KEY, Record, parse_record
 from components.store.store import ArtifactStore, shared_place
-from flows.stack.config import Stack
-from flows.stack.keeping import servers
-from flows.stack.keeping.copying import Copier, Steps, copy_store, files_below
-from flows.stack.keeping.manifest import Manifest, write_manifest
+from flows.keeping.copying import Copier, Steps, copy_store, files_below
+from flows.keeping.manifest import Manifest, write_manifest
+from flows.keeping.servers import Servers, copy_artifacts, dump, named_servers
 from tasks.runs.journal import SENT, Sent
 from tasks.runs.schema import HOME_FILE, home_schema
 from tasks.runs.status import RUN_FILE
@@ -66,34 +63,29 @@ class Written(NamedTuple):
     bytes: int
 
 
-def back_up(home: Path, stack: Stack, target: Path, steps: Steps, say: Say) -> Written:
-    """Write a backup of a home, and of the stack if there is one, into a new folder.
+def back_up(home: Path, target: Path, steps: Steps, say: Say) -> Written:
+    """Write a backup of a home, its store and the servers that the environment names into a new folder.
 
     Args:
         home: the Tether home.
-        stack: this machine's stack, whether or not it was ever started.
         target: the folder to write; it appears only when it is complete.
         steps: shows the progress.
         say: gets lines for a person.
 
     Raises:
-        UserError: there is nothing to back up, `target` exists and is not empty, `target` is inside the home or the
-            stack's folder, or the stack is down.
+        UserError: there is nothing to back up, `target` exists and is not empty, `target` is inside the home, or a
+            server does not answer.
     """
-    target = target.absolute()
-    has_stack = stack.database.exists()
-    if not has_stack and not any((home / name).exists() for name in ("runs", "store", "mlflow.db", "models")):
+    target, servers = target.absolute(), named_servers()
+    if not servers.databases and not any((home / name).exists() for name in ("runs", "store", "mlflow.db", "models")):
         raise UserError(f"{home} has no run, result or model, so there is nothing to back up. Set TETHER_HOME.")
-    for inside in (home, stack.folder) if has_stack else (home,):
-        if target.is_relative_to(inside.absolute()) or target.resolve().is_relative_to(inside.resolve()):
-            raise UserError(
-                f"backup {target}: this folder is inside {inside}, and would be lost with it. Name a folder elsewhere."
-            )
-    if has_stack:
-        servers.check_up(stack)
+    if target.is_relative_to(home.absolute()) or target.resolve().is_relative_to(home.resolve()):
+        raise UserError(
+            f"backup {target}: this folder is inside {home}, and would be lost with it. Name a folder elsewhere."
+        )
     with _partial(target) as folder:
         copier = Copier(folder)
-        shared = _copy(home, stack if has_stack else None, steps, copier, say)
+        shared = _copy(home, servers, steps, copier, say)
         _say_what_is_missing(folder, copier, say)
         copier.sync()
         manifest = Manifest(
@@ -103,7 +95,6 @@ def back_up(home: Path, stack: Stack, target: Path, steps: Steps, say: Say) -> W
             home=str(home),
             home_schema=_schema(home),
             shared=shared,
-            stack=stack.config.model_dump(mode="json") if has_stack else None,
             left_out=[f"{name} ({what})" for name, what in LEFT_OUT.items()],
             files=dict(sorted(copier.files.items())),
         )
@@ -119,49 +110,29 @@ def _schema(home: Path) -> int | None:
     return None
 
 
-def servers_elsewhere(stack: Stack, manifest: Manifest) -> list[str]:
-    """Return a sentence for each server that this terminal uses and the backup does not include."""
-    told = []
-    for name, variable in (("Prefect", "PREFECT_API_URL"), ("MLflow", "MLFLOW_TRACKING_URI")):
-        url = os.environ.get(variable, "")
-        if url and not (manifest.stack is not None and url.startswith(stack.url(name.lower()))):
-            told.append(f"{name} is at {redacted(url)}, which is not part of this backup: back it up where it runs.")
-    return told
-
-
-def _copy(home: Path, stack: Stack | None, steps: Steps, copier: Copier, say: Say) -> str:
+def _copy(home: Path, servers: Servers, steps: Steps, copier: Copier, say: Say) -> str:
     """Copy everything in the order that the module's docstring gives; return the shared store's name, if any."""
     local = ArtifactStore(home, alone=True).local
-    named = shared_place(home)
-    own = servers.store_of(stack) if stack is not None else None
-    if own is not None and named is not None and named.where == own.where:
-        named = None  # the stack's own store, which this terminal's variables name
-    places: list[tuple[str, Place]] = [(to, place) for to, place in (("stack/store", own), ("shared", named)) if place]
+    shared = shared_place(home)
     with contextlib.ExitStack() as held:
-        for place in [*(place for _, place in places), *([local] if local.root.is_dir() else [])]:
+        for place in [*([shared] if shared else []), *([local] if local.root.is_dir() else [])]:
             held.enter_context(place.using())
         known = sorted((home / "runs").glob(f"*/{SENT}"))
         steps.all("runs in MLflow", known, lambda path: copier.file(path, f"home/runs/{path.parent.name}/{SENT}"))
-        if stack is not None:
-            servers.dump(stack, copier, steps)
+        dump(servers, copier, steps)
         databases = [name for name in ("mlflow.db", "prefect/prefect.db") if (home / name).is_file()]
         databases += sorted(f"review/{path.name}" for path in (home / "review").glob("*.db"))
         for name in steps.each("databases", databases):
             copier.database(home / name, f"home/{name}")
-        if stack is not None:
-            servers.copy_artifacts(stack, copier, steps)
+        copy_artifacts(servers, copier, steps)
         _tree(home, "mlartifacts", steps, copier)
         _runs(home, steps, copier)
-        kept: set[str] = set()
-        for to, place in places:
-            kept |= copy_store(place, to, steps, copier, say)
+        kept = copy_store(shared, "shared", steps, copier, say) if shared else set()
         copy_store(local, "home/store", steps, copier, say, without=kept)
     _tree(home, "models", steps, copier, links=True)
     for name in (HOME_FILE, "prefect/profiles.toml"):
         copier.file(home / name, f"home/{name}")
-    if stack is not None:
-        servers.copy_secrets(stack, copier, steps)
-    return named.where if named is not None else ""
+    return shared.where if shared is not None else ""
 
 
 def _tree(home: Path, name: str, steps: Steps, copier: Copier, links: bool = False) -> None:

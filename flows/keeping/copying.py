@@ -17,7 +17,7 @@ from components.base.paths import open_regular
 from components.base.text import counted
 from components.store.place import Entry, Place
 from components.store.records import ATTEMPT, SHA
-from flows.stack.keeping.manifest import CHUNK, BackedUpFile
+from flows.keeping.manifest import CHUNK, BackedUpFile
 from tasks.execution.progress import StageProgress
 from tasks.tracking.database import copy_database
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from components.base.errors import UserError
 from components.store.store import ArtifactStore
-from flows.stack.keeping.manifest import read_manifest
+from flows.keeping.manifest import read_manifest
 from tasks.runs.status import load_status
 from tests.forks import Forked
 from tests.keeping import Writer, backed_up, dangling, restored

@@ -13,7 +13,7 @@ import pytest
 
 from components.base.errors import UserError
 from components.base.hashing import digest_json
-from flows.stack.keeping.manifest import read_manifest
+from flows.keeping.manifest import read_manifest
 from tasks.runs.schema import HOME_SCHEMA
 from tasks.runs.status import load_status
 from tests.forks import Forked

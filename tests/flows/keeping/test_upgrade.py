@@ -16,7 +16,7 @@ from components.base.files import write_whole
 from components.store.records import RECORD_SCHEMA, Miss, parse_record, record_text
 from components.store.store import ArtifactStore
 from flows import doctor
-from flows.stack.keeping.upgrade import MIGRATIONS, due, upgrade
+from flows.keeping.upgrade import MIGRATIONS, due, upgrade
 from tasks.runs import schema
 from tasks.runs.schema import HOME_SCHEMA, RUN_SCHEMA, home_schema, mark_home
 from tasks.runs.status import load_readable, load_status
@@ -112,7 +112,7 @@ def test_check_says_what_is_due_and_changes_nothing(tether_here: Any, home: Path
     assert files == {path: path.read_bytes() for path in home.rglob("*.json")}
     (finding,) = doctor._form(home)
     assert finding.level == "note" and "`tether upgrade` is due" in finding.text
-    text = (Path(__file__).resolve().parents[4] / "docs" / "operations" / "upgrade.md").read_text()
+    text = (Path(__file__).resolve().parents[3] / "docs" / "operations" / "upgrade.md").read_text()
     check, commands = re.findall(r"```sh\n(.*?)```", text, re.S)  # what the page says to do
     for line in commands.splitlines():
         words = line.replace("/backups", str(home.parent)).split()[1:]
@@ -169,7 +169,7 @@ def test_mlflows_tables_of_an_earlier_version_are_brought_up(home: Path, tmp_pat
     from alembic import command
     from mlflow.store.db import utils
 
-    kept = sorted((Path(__file__).resolve().parents[3] / "homes").glob("[0-9]*.tar.gz"))[-1]
+    kept = sorted((Path(__file__).resolve().parents[2] / "homes").glob("[0-9]*.tar.gz"))[-1]
     with tarfile.open(kept) as tar:
         tar.extract("home/mlflow.db", tmp_path, filter="data")
     database = home / "mlflow.db"

@@ -1,81 +1,93 @@
 """`tether restore`: turn a backup into a home again, completely or not at all.
 
-Everything is written into a folder next to the home, and each file is compared with the manifest while it is copied. At
-the end the folder is renamed to the home. A stack in another folder is renamed just before. If the restore is killed
-between the two, the same command continues it.
+Everything is written into a folder next to the home, and each file is compared with the manifest while it is copied.
+Then the databases and buckets that the environment names are filled, and at last the folder is renamed to the home.
 """
 
 import json
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from components.base.errors import UserError
-from components.base.files import make_folder, whole_folder
+from components.base.files import make_folder, sync, whole_folder
 from components.store.place import VARIABLE, Place
 from components.store.store import shared_place
-from flows.stack.config import Stack
-from flows.stack.keeping import servers
-from flows.stack.keeping.copying import Steps
-from flows.stack.keeping.manifest import MANIFEST, Manifest, checked, read_manifest
+from flows.keeping.copying import Steps
+from flows.keeping.manifest import MANIFEST, Manifest, checked, read_manifest
+from flows.keeping.servers import check_servers, fill, make_bucket, named_servers, restore_servers
 from tasks.runs.schema import HOME_SCHEMA, newer
 from tasks.runs.status import RUN_FILE, end_elsewhere
 from tasks.tracking.database import move_artifacts
 
 Say = Callable[[str], object]
 
-RESTORED = "restored.json"
-"""A file in a restored stack's folder that identifies the backup it came from."""
+STORES = ("shared", "stack/store")
+"""Folders of a backup for the store that `TETHER_STORE` names; the second one in a backup of a `tether stack`."""
 
 
-def restore(source: Path, home: Path, stack: Stack, steps: Steps, say: Say) -> Manifest:
-    """Restore a home, and its stack if it had one, from a backup, and return the backup's manifest.
+def restore(source: Path, home: Path, steps: Steps, say: Say) -> Manifest:
+    """Restore a home, and the servers' data if the backup has them, and return the backup's manifest.
 
     Args:
         source: the backup's folder.
         home: the Tether home to create; it must be empty or missing.
-        stack: this machine's stack, from its config.
         steps: shows the progress.
         say: gets lines for a person.
 
     Raises:
-        UserError: the folder is not a backup, one of its files is damaged, or the home is not empty; nothing was
-            changed.
-        TetherError: a server of the stack fails.
+        UserError: the folder is not a backup, one of its files is damaged, or the home or a database is not empty;
+            nothing was changed. Or a server fails.
     """
     manifest = read_manifest(source)
     if manifest.home_schema is not None and manifest.home_schema > HOME_SCHEMA:
         raise newer(source / MANIFEST, "home", manifest.home_schema, HOME_SCHEMA)
-    shared = _check(manifest, source, home, stack)
+    shared, servers = _check(manifest, source, home), named_servers()
+    check_servers(manifest, servers)
 
     def put(name: str, path: Path) -> None:
         _write(source, name, manifest, path)
 
-    inside = stack.folder.is_relative_to(home)
-    stacked = manifest.stack is not None and not _is_of(stack.folder, manifest)
-    with whole_folder(home) as staging:
+    with _whole_home(home) as staging:
         _verify(source, manifest, steps)
         steps.all("home", manifest.below("home"), lambda name: put(f"home/{name}", staging / name))
         _settle(staging, manifest, home)
-        if stacked and inside:
-            _stack(staging, manifest, stack, staging / stack.folder.relative_to(home), steps, put)
-        elif stacked:
-            with whole_folder(stack.folder) as folder:
-                folder.chmod(0o755)  # PostgreSQL's user must be able to pass through it
-                _stack(staging, manifest, stack, folder, steps, put)
+        restore_servers(manifest, servers, staging, steps, put)
         if shared is not None:
+            make_bucket(shared)
             with shared.using():
-                servers.fill(shared, manifest, "shared", steps, put, staging)
+                for folder in STORES:
+                    fill(shared, manifest, folder, steps, put, staging)
     if manifest.home != str(home):
         say(
             f"The home was {manifest.home} and is now {home}. Files outside the home that runs name by path stay where "
             "they are."
         )
+    if manifest.stack is not None:
+        say(
+            f"This is a backup of a `tether stack`: its passwords are in {source}/stack/secrets/passwords.json, "
+            "and MLflow's users keep theirs. Deploy each deployment again, because it has the stack's addresses."
+        )
     return manifest
 
 
-def _check(manifest: Manifest, source: Path, home: Path, stack: Stack) -> Place | None:
+@contextmanager
+def _whole_home(home: Path) -> Iterator[Path]:
+    """Yield a folder that becomes the home at the end. A mount point cannot be replaced: it gets the content."""
+    if not os.path.ismount(home):
+        with whole_folder(home) as staging:
+            yield staging
+        return
+    with whole_folder(home / "restored") as staging:
+        yield staging
+    for path in sorted((home / "restored").iterdir()):
+        path.rename(home / path.name)
+    (home / "restored").rmdir()
+    sync(home)
+
+
+def _check(manifest: Manifest, source: Path, home: Path) -> Place | None:
     """Refuse if a folder is in the way. Return the store at `TETHER_STORE` that is to be filled, if the backup has
     one."""
     way_out = "Move it away, or set TETHER_HOME to a folder that does not exist yet."
@@ -85,17 +97,13 @@ def _check(manifest: Manifest, source: Path, home: Path, stack: Stack) -> Place 
         raise UserError(f"restore: {home} is not empty, and a restore overwrites nothing. {way_out}")
     if source.resolve().is_relative_to(home.resolve()):
         raise UserError(f"restore: {source} is inside {home}. Move the backup elsewhere first.")
-    folder = stack.folder
-    if manifest.stack is not None and folder.is_dir() and any(folder.iterdir()) and not _is_of(folder, manifest):
+    if not any(manifest.below(folder) for folder in STORES):
+        return None
+    shared = shared_place(home)
+    if shared is None:
         raise UserError(
-            f"restore: {folder} is not empty, and the backup has a stack. Run `tether stack down` if it is running, "
-            f"then move the folder away, or set folder in the stack's config."
-        )
-    shared = shared_place(home) if manifest.shared else None
-    if manifest.shared and shared is None:
-        raise UserError(
-            f"restore: the backup includes the store that {VARIABLE} named, {manifest.shared}. Set {VARIABLE} to the "
-            f"folder or bucket to restore it to."
+            f"restore: the backup includes the store that {VARIABLE} named, {manifest.shared or 'a stack has it'}. "
+            f"Set {VARIABLE} to the folder or bucket to restore it to."
         )
     return shared
 
@@ -134,22 +142,3 @@ def _settle(staging: Path, manifest: Manifest, home: Path) -> None:
     old, new = (json.dumps(f"{each}/")[:-1].encode() for each in (before, home))
     for path in staging.glob("runs/*/done/*.json"):
         path.write_bytes(path.read_bytes().replace(old, new))
-
-
-def _stack(
-    staging: Path, manifest: Manifest, stack: Stack, folder: Path, steps: Steps, put: Callable[[str, Path], None]
-) -> None:
-    """Create the stack in a folder that is renamed later."""
-    # In a copy of the home too, because `prepare` creates a folder in the home.
-    staged = Stack(stack.config.model_copy(update={"folder": str(folder)}), staging)
-    servers.restore_stack(manifest, stack, staged, steps, put)
-    (folder / RESTORED).write_text(json.dumps({"created": manifest.created, "host": manifest.host}))
-
-
-def _is_of(folder: Path, manifest: Manifest) -> bool:
-    """Return whether an interrupted restore of this backup has already created the stack's folder."""
-    try:
-        found = json.loads((folder / RESTORED).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return bool(found == {"created": manifest.created, "host": manifest.host})
