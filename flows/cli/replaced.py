@@ -7,7 +7,10 @@ from typer.core import TyperGroup
 from components.base.errors import UserError
 from flows.cli.command import fail
 
-REPLACED: dict[str, str] = {}
+REPLACED: dict[str, str] = {
+    "metrics": "MLflow has each run's metrics, `tether status --json` its stages and gates. "
+    "docs/operations/watching.md lists what Prefect and MLflow export to Prometheus.",
+}
 """Maps an old command, without `tether`, to a sentence on what to use."""
 
 

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple, cast
 from uuid import UUID
 
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
-from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.deployments.runner import RunnerDeployment
 from prefect.exceptions import ObjectNotFound
 from prefect.flows import Flow
@@ -26,7 +25,7 @@ from components.store.place import VARIABLE
 from flows.config.run_config import CPU_POOL, GPU_POOL, RunConfig, Runner, to_values
 from flows.deployment import flows, form
 from flows.deployment.automations import notice_dead_runs
-from flows.deployment.schedules import OURS, Schedule, plan
+from flows.deployment.schedules import Schedule, set_schedule
 from flows.deployment.servers import CPU_RUNS
 from flows.deployment.stale import stale
 from tasks.prefect_flow.server import HEARTBEAT_SECONDS, PATIENCE, TAG
@@ -116,40 +115,32 @@ def deploy(
     runners = {"ppo": Runner(pool=GPU_POOL), **config.runners}
     config = with_absolute_paths(config.model_copy(update={"runners": runners}))
     flows.refuse_own_pool(config, CPU_POOL)
-    before = _deployment(f"{flows.rlhf.name}/{profile}")
-    planned, lines = plan(before.schedules if before is not None else [], schedule, remove_schedule)
+    if schedule is not None:
+        schedule.checked()  # before anything is registered
     computing = list(dict.fromkeys([CPU_POOL, GPU_POOL, *pools]))
     limits = {pool: _make_pool(pool) for pool in computing}
     if queue is not None and queue not in (there := _queues(CPU_POOL)):
         raise UserError(f"--queue {queue}: the pool {CPU_POOL} has no such queue. It has {', '.join(there)}.")
-    queue = queue or (before.work_queue_name if before is not None else None)
+    schema = form.schema(flows.rlhf, config)
     defaults: dict[str, JsonValue] = {"profile": profile, "config": to_values(config)}
     done = [
-        _register(flows.rlhf, profile, CPU_POOL, home, defaults, form.schema(flows.rlhf, config), planned, queue),
+        _register(flows.rlhf, profile, CPU_POOL, home, defaults, schema, queue or _queue(profile)),
         _register(flows.human_eval, "score", CPU_POOL, home, {}),
         *(_register(flows.compute, pool, pool, home, {}) for pool in computing),
     ]
-    if remove_schedule:
-        _remove_schedule(f"{flows.rlhf.name}/{profile}")
+    with get_client(sync_client=True) as client:
+        pipeline = client.read_deployment_by_name(f"{flows.rlhf.name}/{profile}")
+        lines = set_schedule(client, pipeline.id, schedule, remove_schedule)
     notice_dead_runs()
     lines += [f"Stale: {each.text}" for each in stale()]
     return [each._replace(limit=limits[each.pool]) for each in done], lines
 
 
-def _remove_schedule(name: str) -> None:
-    """Remove the schedule of `--cron`. If all schedules have slugs, the server keeps those that it is not sent."""
-    with get_client(sync_client=True) as client:
-        deployment = client.read_deployment_by_name(name)
-        for each in deployment.schedules:
-            if each.slug == OURS:
-                client.delete_deployment_schedule(deployment.id, each.id)
-
-
-def _deployment(name: str) -> DeploymentResponse | None:
-    """Return a deployment from the server; None if there is none."""
+def _queue(profile: str) -> str | None:
+    """Return the queue of an earlier deployment, which Prefect would change to `default`; None if there is none."""
     with get_client(sync_client=True) as client:
         try:
-            return client.read_deployment_by_name(name)
+            return client.read_deployment_by_name(f"{flows.rlhf.name}/{profile}").work_queue_name
         except ObjectNotFound:
             return None
 
@@ -161,7 +152,6 @@ def _register(
     home: Path,
     parameters: dict[str, JsonValue],
     schema: ParameterSchema | None = None,
-    schedules: Iterable[DeploymentScheduleCreate] = (),
     queue: str | None = None,
 ) -> Deployed:
     """Register one deployment. `schema` replaces the schema that Prefect makes; `queue` is a queue of the pool."""
@@ -169,7 +159,6 @@ def _register(
         flow,
         name,
         parameters=parameters,
-        schedules=list(schedules),
         work_pool_name=pool,
         work_queue_name=queue,
         job_variables={"env": _environment(home)},
@@ -180,6 +169,7 @@ def _register(
     )
     if schema is not None:
         deployment._parameter_openapi_schema = schema
+    deployment.model_fields_set.discard("schedules")  # `from_flow` sets it to none, which would remove all that exist
     made = cast(UUID, deployment.apply())
     return Deployed(f"{flow.name}/{name}", pool, redacted(url_for("deployment", made) or ""))
 
