@@ -12,15 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from prefect.client.orchestration import PrefectClient, get_client
-from prefect.client.schemas.filters import (
-    FlowFilter,
-    FlowFilterName,
-    FlowRunFilter,
-    FlowRunFilterEndTime,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-    FlowRunFilterTags,
-)
+from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import AwaitingRetry
@@ -77,13 +69,14 @@ async def resume_crashed(pools: Collection[str], say: Say) -> None:
 
 
 async def _crashed(client: PrefectClient) -> list[FlowRun]:
+    wanted = {
+        "tags": {"all_": [TAG]},
+        "state": {"type": {"any_": [StateType.CRASHED]}},
+        "end_time": {"after_": datetime.now(UTC) - OLDEST},
+    }
     return await client.read_flow_runs(
-        flow_filter=FlowFilter(name=FlowFilterName(any_=list(FLOWS))),
-        flow_run_filter=FlowRunFilter(
-            tags=FlowRunFilterTags(all_=[TAG]),
-            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CRASHED])),
-            end_time=FlowRunFilterEndTime(after_=datetime.now(UTC) - OLDEST),
-        ),
+        flow_filter=FlowFilter.model_validate({"name": {"any_": list(FLOWS)}}),
+        flow_run_filter=FlowRunFilter.model_validate(wanted),
     )
 
 

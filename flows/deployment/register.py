@@ -18,16 +18,14 @@ from pydantic import JsonValue
 
 from components.base.errors import UserError
 from components.base.redaction import has_credentials, redacted
-from components.base.settings import Settings
-from components.data.inputs import NAMED
-from components.rewards.config import FunctionReward, ModelReward, RewardSource
 from components.store.place import VARIABLE
-from flows.config.run_config import CPU_POOL, GPU_POOL, RunConfig, Runner, to_values
+from flows.config.run_config import CPU_POOL, GPU_POOL, RunConfig, Runner, check_config, to_values
 from flows.deployment import flows, form
 from flows.deployment.automations import notice_dead_runs
 from flows.deployment.schedules import Schedule, set_schedule
 from flows.deployment.servers import CPU_RUNS
 from flows.deployment.stale import stale
+from tasks.allowed import CODE, FILES
 from tasks.prefect_flow.server import HEARTBEAT_SECONDS, PATIENCE, TAG
 
 HIGH = "high"
@@ -46,41 +44,19 @@ class Deployed(NamedTuple):
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """Return `config` with absolute paths, which are also valid in a worker's folder."""
+    return check_config(cast(dict[str, JsonValue], _absolute(to_values(config))), source="config")
 
-    def absolute(value: str | None) -> str | None:
-        return str(Path(value).absolute()) if value is not None and Path(value).exists() else value
 
-    def each_absolute(value: str | tuple[str, ...] | None) -> str | tuple[str | None, ...] | None:
-        return tuple(map(absolute, value)) if isinstance(value, tuple) else absolute(value)
-
-    def reward_absolute(source: RewardSource) -> RewardSource:
-        if isinstance(source, FunctionReward):
-            return source.model_copy(update={"root": absolute(source.root)})
-        if isinstance(source, ModelReward):
-            folder = absolute(source.source.removeprefix("model:"))
-            return source.model_copy(update={"source": f"model:{folder}"})
-        return source
-
-    data = {name: each_absolute(getattr(config.data, name)) for name in NAMED}
-    update: dict[str, Settings] = {
-        "data": config.data.model_copy(update=data),
-        "sft": config.sft.model_copy(update={"base": absolute(config.sft.base)}),
-    }
-    reward: dict[str, object] = {}
-    if (refresh := config.reward.refresh) is not None:
-        reward["refresh"] = refresh.model_copy(update={"from_run": absolute(refresh.from_run)})
-    if config.reward.suites:
-        reward["suites"] = {name: absolute(file) for name, file in config.reward.suites.items()}
-    if reward:
-        update["reward"] = config.reward.model_copy(update=reward)
-    ppo: dict[str, object] = {}
-    if config.ppo.rewards is not None:
-        ppo["rewards"] = tuple(map(reward_absolute, config.ppo.rewards))
-    if (rules := config.ppo.rules) is not None:
-        ppo["rules"] = rules.model_copy(update={"file": absolute(rules.file), "root": absolute(rules.root)})
-    if ppo:
-        update["ppo"] = config.ppo.model_copy(update=ppo)
-    return config.model_copy(update=update)
+def _absolute(value: JsonValue, name: str = "") -> JsonValue:
+    """Return `value`, of the option `name` or of a group of options, with absolute paths of what is here."""
+    if isinstance(value, dict):  # the keys of an option's own dictionary are no options
+        return {k: _absolute(each, name if name in FILES else f"{name}.{k}".strip(".")) for k, each in value.items()}
+    if isinstance(value, list):
+        return [_absolute(each, name) for each in value]
+    if isinstance(value, str) and value and name in (*FILES, *CODE):
+        path = value.removeprefix("model:")
+        return f"{value.removesuffix(path)}{Path(path).absolute()}" if Path(path).exists() else value
+    return value
 
 
 def deploy(

@@ -10,9 +10,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
@@ -45,7 +46,7 @@ class Server(NamedTuple):
     """A URL that answers once the server is up."""
     command: list[str] | None = None
     """None if the user's own server is used."""
-    environment: Mapping[str, str] = {}
+    environment: Mapping[str, str] = MappingProxyType({})
 
 
 def serve_pages(home: Path, say: Say) -> None:
@@ -57,17 +58,25 @@ def serve_pages(home: Path, say: Say) -> None:
     home.mkdir(parents=True, exist_ok=True)
     servers = [_mlflow(home), _prefect()]
     # SIGTERM raises KeyboardInterrupt too (`graceful`); here neither is an error.
-    with graceful(), suppress(KeyboardInterrupt), _started(servers, home) as processes:
+    with graceful(), suppress(KeyboardInterrupt), ExitStack() as stack:
+        processes = [(each, stack.enter_context(_started(each, home))) for each in servers if each.command]
+
+        def check() -> None:
+            for server, process in processes:
+                if (code := process.poll()) is not None:
+                    raise TetherError(f"{server.name} ended with code {code}; see {_log(server, home)}")
+            time.sleep(LOOK_SECONDS)
+
         for server in servers:
-            if server.name in processes:
-                _wait_for(server, processes[server.name], home)
+            deadline = time.monotonic() + START_SECONDS
+            while server.command and no_answer(server.health, timeout=2) is not None:
+                check()
+                if time.monotonic() > deadline:
+                    raise TetherError(f"{server.name} did not start; see {_log(server, home)}")
             say(f"{server.name}: {server.address}")
         say("Ctrl-C stops them." if processes else "Both servers are your own; nothing was started.")
         while processes:
-            time.sleep(LOOK_SECONDS)
-            for name, process in processes.items():
-                if (code := process.poll()) is not None:
-                    raise TetherError(f"{name} ended with code {code}; see {_log(name, home)}")
+            check()
 
 
 def worker_environment() -> None:
@@ -173,38 +182,25 @@ def _prefect() -> Server:
     return Server("Prefect", pages, f"{address}/api/health", command, environment)
 
 
-def _log(name: str, home: Path) -> Path:
-    return home / f"{name.lower()}.log"
+def _log(server: Server, home: Path) -> Path:
+    return home / f"{server.name.lower()}.log"
 
 
 @contextmanager
-def _started(servers: Collection[Server], home: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """Start the servers that have a command, with logs in `home`; end them and their children after the block."""
-    processes: dict[str, subprocess.Popen[bytes]] = {}
+def _started(server: Server, home: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a server with its log in `home`, and end it and its children after the block."""
+    assert server.command is not None
+    environment = {**os.environ, **server.environment}
+    with _log(server, home).open("wb") as log:
+        # In a session of its own, because it has children and this process passes Ctrl-C on.
+        process = subprocess.Popen(
+            server.command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True, env=environment
+        )
     try:
-        for server in servers:
-            if server.command is not None:
-                with _log(server.name, home).open("wb") as log:
-                    # In a session of its own, because it has children and this process passes Ctrl-C on.
-                    processes[server.name] = subprocess.Popen(
-                        server.command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
-                        env={**os.environ, **server.environment},
-                    )  # fmt: skip
-        yield processes
+        yield process
     finally:
-        for number, patience in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, 5.0)):
-            for process in processes.values():
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, number)
-            deadline = time.monotonic() + patience
-            for process in processes.values():
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(max(0.0, deadline - time.monotonic()))
-
-
-def _wait_for(server: Server, process: subprocess.Popen[bytes], home: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while no_answer(server.health, timeout=2) is not None:
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise TetherError(f"{server.name} did not start; see {_log(server.name, home)}")
-        time.sleep(0.3)
+        for number in (signal.SIGTERM, signal.SIGKILL):  # children that outlive it may hold its port
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_SECONDS)

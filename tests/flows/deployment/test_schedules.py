@@ -55,9 +55,9 @@ def test_a_server_keeps_a_started_schedule_over_a_new_deployment_and_names_a_sta
         ran = client.create_flow_run_from_deployment(old.id)
         assert ran.state is not None and ran.state.is_scheduled(), "Prefect lets it fail when it starts"
 
-        def again(name: str, cron: str | None = None, active: bool | None = None, **options: bool) -> list[str]:
-            schedule = None if cron is None else Schedule(cron, "UTC", active)
-            return deploy(tmp_path, name, config, schedule, **options)[1]
+        def again(name: str, cron: str = "", active: bool | None = None, remove_schedule: bool = False) -> list[str]:
+            schedule = Schedule(cron, "UTC", active) if cron else None
+            return deploy(tmp_path, name, config, schedule, remove_schedule=remove_schedule)[1]
 
         kept, stale = again("kept")
         assert schedules() == [("0 3 * * 1", True), ("0 9 * * *", True)]

@@ -27,7 +27,7 @@ def test_a_page_server_that_ends_ends_the_command_and_the_other(
     child = f"import subprocess, sys; c = subprocess.Popen(['sleep', '60']); open({str(tmp_path / 'pid')!r}, 'w')"
     monkeypatch.setattr(servers, "_mlflow", lambda home: server("MLflow", f"{child}.write(str(c.pid)); c.wait()"))
     monkeypatch.setattr(servers, "_prefect", lambda: server("Prefect", "print('no disk'); raise SystemExit(3)"))
-    monkeypatch.setattr(servers, "_wait_for", lambda *_: until("MLflow has a child", lambda: pid() != "", 20))
+    monkeypatch.setattr(servers, "no_answer", lambda *_, **__: until("MLflow has a child", lambda: pid() != "", 20))
 
     def pid() -> str:
         return (tmp_path / "pid").read_text() if (tmp_path / "pid").exists() else ""
