@@ -8,6 +8,8 @@ from components.base.errors import UserError
 from flows.cli.command import fail
 
 REPLACED: dict[str, str] = {
+    "metrics": "MLflow has each run's metrics, `tether status --json` its stages and gates. "
+    "docs/operations/watching.md lists what Prefect and MLflow export to Prometheus.",
     "stack": "`docker compose --file infra/compose.yaml up` starts the servers; docs/operations.md says how.",
 }
 """Maps an old command, without `tether`, to a sentence on what to use."""

@@ -1,4 +1,4 @@
-"""`tether deploy`, `serve`, `ui`, `metrics` and `doctor`: commands on servers, workers and this machine."""
+"""`tether deploy`, `serve`, `ui` and `doctor`: commands on servers, workers and this machine."""
 
 import os
 from typing import Annotated
@@ -121,31 +121,18 @@ def serve(
         int | None,
         typer.Option(metavar="N", min=1, help="Runs at once per pool (default: 2 pipelines in cpu, 1 in others)."),
     ] = None,
-    print_: Annotated[
-        bool, typer.Option("--print", help="Print the workers' output instead of writing it to files in the home.")
-    ] = False,
+    print_: Annotated[bool, typer.Option("--print", hidden=True)] = False,  # the last release's units pass it
 ) -> None:
-    """Run workers for Prefect's pools until Ctrl-C."""
+    """Run Prefect's workers for its pools until Ctrl-C, and continue runs that crashed."""
     from flows.config.run_config import CPU_POOL, GPU_POOL
-    from flows.deployment.servers import CPU_RUNS, serve_pools
+    from flows.deployment.servers import CPU_RUNS, serve_pools, worker_environment
     from tasks.execution import logs
 
+    worker_environment()
     _need_server("with PREFECT_API_URL")
-    pools = pool or [CPU_POOL, GPU_POOL]
     say = logs.logger.info if logs.as_json() else echo
-    limits = {each: limit or (CPU_RUNS if each == CPU_POOL else 1) for each in pools}
-    serve_pools(tether_home(), limits, say, logs=not print_)
-
-
-@command(server_commands, "metrics")
-def metrics(
-    listen: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 is any.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65535, help="0 takes a free one.")] = 9469,
-) -> None:
-    """Serve the runs' metrics to Prometheus until Ctrl-C."""
-    from flows.deployment.exporter import export
-
-    export(tether_home(), listen, port, bool(os.environ.get("PREFECT_API_URL")), echo)
+    limits = {each: limit or (CPU_RUNS if each == CPU_POOL else 1) for each in pool or [CPU_POOL, GPU_POOL]}
+    serve_pools(tether_home(), limits, say)
 
 
 def _need_server(how: str) -> None:

@@ -4,10 +4,10 @@ The server sends them, so they arrive even if the failed process is gone. The we
 is stored in a block, which the server encrypts and does not show.
 """
 
+import json
 import shutil
 import socket
-import time
-from collections.abc import Collection
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
@@ -20,22 +20,24 @@ from prefect.events import emit_event
 from prefect.events.actions import CallWebhook
 from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.events.schemas.events import RelatedResource
-from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 from prefect.types import SecretDict
 from prefect.utilities.urls import url_for
 from pydantic import SecretStr
 
 from components.base.errors import UserError
 from flows.deployment.automations import make_automation
-from flows.deployment.recovery import FLOWS
 from flows.doctor import DISK_GB
 from tasks.prefect_flow.server import TAG
 
+FLOWS = ("rlhf", "human-eval")
+"""The flows that people start. Not `compute`: the pipeline that ordered the stage orders it again, or fails."""
 BLOCK = "tether-alerts"
 """The name of the webhook's block."""
 RUNS = "Tether: a run needs a person"
 LABELS = "Tether: people's labels are scored"
 DISK = "Tether: a disk is nearly full"
+SCORED = "Completed"
+"""The end state that causes an alert only if a scoring ends in it."""
 SUBJECTS = {
     "GateFailed": "a gate failed",
     "Crashed": "crashed",
@@ -45,6 +47,7 @@ SUBJECTS = {
     "CheckFailed": "failed",
     "TetherError": "failed",
     "Failed": "failed",
+    SCORED: "people's labels are scored",
 }
 """The end states that cause an alert, with the words for each. An event is named after its state."""
 DISK_LOW = "tether.disk-low"
@@ -92,41 +95,32 @@ def stop_alerts() -> bool:
 
 
 def _automations(block: UUID, tag: str) -> list[AutomationCore]:
-    def trigger(events: Collection[str], resource: str, related: list[dict[str, Any]]) -> EventTrigger:
-        tagged = {"prefect.resource.id": f"prefect.tag.{tag}", "prefect.resource.role": "tag"}
-        return EventTrigger(
-            expect=set(events),
-            match={"prefect.resource.id": resource},
-            match_related=[tagged, *related],
-            posture=Posture.Reactive,
-            threshold=1,
+    def notify(name: str, what: str, events: Iterable[str], of: str, flows: Sequence[str], body: str) -> AutomationCore:
+        related = [{"prefect.resource.role": "flow", "prefect.resource.name": list(flows)}] if flows else []
+        return AutomationCore(
+            name=name,
+            description=f"Notifies a webhook {what}.",
+            trigger=EventTrigger(
+                expect=set(events),
+                match={"prefect.resource.id": of},
+                match_related=[_tagged(tag), *related],
+                posture=Posture.Reactive,
+                threshold=1,
+            ),
+            actions=[CallWebhook(block_document_id=block, payload=body)],
         )
 
-    def flow(*names: str) -> dict[str, Any]:
-        return {"prefect.resource.role": "flow", "prefect.resource.name": list(names)}
-
-    ended = [f"prefect.flow-run.{name}" for name in SUBJECTS]
+    ended = [f"prefect.flow-run.{name}" for name in SUBJECTS if name != SCORED]
+    scored, run, body = [f"prefect.flow-run.{SCORED}"], "prefect.flow-run.*", _run_payload()
     return [
-        AutomationCore(
-            name=RUNS,
-            description="Notifies a webhook of failed gates, crashes, other failures and runs that await labels.",
-            # Not `compute`: the pipeline that ordered the stage orders it again, or fails.
-            trigger=trigger(ended, "prefect.flow-run.*", [flow(*FLOWS)]),
-            actions=[CallWebhook(block_document_id=block, payload=_run_payload())],
-        ),
-        AutomationCore(
-            name=LABELS,
-            description="Notifies a webhook when a filled sheet has been scored and its gates have passed.",
-            trigger=trigger(["prefect.flow-run.Completed"], "prefect.flow-run.*", [flow("human-eval")]),
-            actions=[CallWebhook(block_document_id=block, payload=_run_payload())],
-        ),
-        AutomationCore(
-            name=DISK,
-            description="Notifies a webhook when the disk of a worker's home is nearly full.",
-            trigger=trigger([DISK_LOW], "tether.home.*", []),
-            actions=[CallWebhook(block_document_id=block, payload=_DISK_PAYLOAD)],
-        ),
+        notify(RUNS, "of failed gates, crashes, other failures and runs that await labels", ended, run, FLOWS, body),
+        notify(LABELS, "when a filled sheet is scored and its gates have passed", scored, run, FLOWS[1:], body),
+        notify(DISK, "when the disk of a worker's home is nearly full", [DISK_LOW], "tether.home.*", (), _DISK_PAYLOAD),
     ]
+
+
+def _tagged(tag: str) -> dict[str, Any]:
+    return {"prefect.resource.id": f"prefect.tag.{tag}", "prefect.resource.role": "tag"}
 
 
 _DISK_PAYLOAD = """\
@@ -138,49 +132,32 @@ def _run_payload() -> str:
     """Return the template of a run's alert, which the server fills in for each event."""
     nobody = UUID(int=0)
     page = (url_for("flow-run", nobody) or "").replace(str(nobody), '" ~ flow_run.id ~ "')
-    cases = "".join(f'{{% elif name == "{name}" %}}{{% set what = "{text}" %}}' for name, text in SUBJECTS.items())
     return f"""\
 {{% set state = event.payload.get("validated_state", {{}}) %}}{{% set name = state.get("name", "") %}}\
 {{% set message = state.get("message") or "" %}}{{% set url = "{page}" %}}\
-{{% if name == "Completed" %}}{{% set what = "people's labels are scored" %}}{cases}\
-{{% else %}}{{% set what = name %}}{{% endif %}}\
+{{% set what = {json.dumps(SUBJECTS)}.get(name, name) %}}\
 {{"text": {{{{ ("Tether: " ~ flow_run.name ~ ": " ~ what ~ ". " ~ message ~ " " ~ url) | tojson }}}}, \
 "what": {{{{ what | tojson }}}}, "run": {{{{ flow_run.name | tojson }}}}, "state": {{{{ name | tojson }}}}, \
 "message": {{{{ message | tojson }}}}, "url": {{{{ url | tojson }}}}}}"""
 
 
-class DiskWatch:
-    """Notifies the server when the disk of a home is nearly full."""
-
-    def __init__(
-        self, home: Path, url: str | None = None, login: str | None = None, least: float = DISK_GB * 1e9
-    ) -> None:
-        """`url` and `login` are as in `crash_watch`; `least` is the free space in bytes below which the server is
-        told."""
-        self._home, self._least = home, least
-        self._settings = {} if url is None else {PREFECT_API_URL: url, PREFECT_API_AUTH_STRING: login}
-        self._told: float | None = None
-
-    def look(self) -> None:
-        """Notify the server if the free space is below the limit and it was not told recently."""
-        try:
-            free = shutil.disk_usage(self._home).free
-        except OSError:
-            return  # if the home is away, its runs report that
-        late = self._told is not None and time.monotonic() < self._told + DISK_AGAIN_SECONDS
-        if free >= self._least or late:
-            return
-        self._told = time.monotonic()
-        host = socket.gethostname()
-        message = (
-            f"the disk of {self._home} on {host} has {free / 1e9:.1f} GB left. `tether store gc --dry-run` lists what "
-            "can be removed."
-        )
-        tag = {"prefect.resource.id": f"prefect.tag.{TAG}", "prefect.resource.role": "tag"}
-        with temporary_settings(self._settings):
-            emit_event(
-                DISK_LOW,
-                {"prefect.resource.id": f"tether.home.{host}", "prefect.resource.name": str(self._home)},
-                related=[RelatedResource.model_validate(tag)],
-                payload={"message": message},
-            )
+def report_low_disk(home: Path, least: float = DISK_GB * 1e9) -> bool:
+    """Notify the server if the disk of a home has less than `least` bytes free, and return whether it was notified."""
+    try:
+        free = shutil.disk_usage(home).free
+    except OSError:
+        return False  # if the home is away, its runs report that
+    if free >= least:
+        return False
+    host = socket.gethostname()
+    message = (
+        f"the disk of {home} on {host} has {free / 1e9:.1f} GB left. `tether store gc --dry-run` lists what can be "
+        "removed."
+    )
+    emit_event(
+        DISK_LOW,
+        {"prefect.resource.id": f"tether.home.{host}", "prefect.resource.name": str(home)},
+        related=[RelatedResource.model_validate(_tagged(TAG))],
+        payload={"message": message},
+    )
+    return True

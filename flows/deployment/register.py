@@ -7,8 +7,7 @@ from typing import Any, NamedTuple, cast
 from uuid import UUID
 
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
-from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.deployments.runner import RunnerDeployment
 from prefect.exceptions import ObjectNotFound
 from prefect.flows import Flow
@@ -19,16 +18,14 @@ from pydantic import JsonValue
 
 from components.base.errors import UserError
 from components.base.redaction import has_credentials, redacted
-from components.base.settings import Settings
-from components.data.inputs import NAMED
-from components.rewards.config import FunctionReward, ModelReward, RewardSource
 from components.store.place import VARIABLE
-from flows.config.run_config import CPU_POOL, GPU_POOL, RunConfig, Runner, to_values
+from flows.config.run_config import CPU_POOL, GPU_POOL, RunConfig, Runner, check_config, to_values
 from flows.deployment import flows, form
 from flows.deployment.automations import notice_dead_runs
-from flows.deployment.schedules import OURS, Schedule, plan
+from flows.deployment.schedules import Schedule, set_schedule
 from flows.deployment.servers import CPU_RUNS
 from flows.deployment.stale import stale
+from tasks.allowed import CODE, FILES
 from tasks.prefect_flow.server import HEARTBEAT_SECONDS, PATIENCE, TAG
 
 HIGH = "high"
@@ -47,41 +44,19 @@ class Deployed(NamedTuple):
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """Return `config` with absolute paths, which are also valid in a worker's folder."""
+    return check_config(cast(dict[str, JsonValue], _absolute(to_values(config))), source="config")
 
-    def absolute(value: str | None) -> str | None:
-        return str(Path(value).absolute()) if value is not None and Path(value).exists() else value
 
-    def each_absolute(value: str | tuple[str, ...] | None) -> str | tuple[str | None, ...] | None:
-        return tuple(map(absolute, value)) if isinstance(value, tuple) else absolute(value)
-
-    def reward_absolute(source: RewardSource) -> RewardSource:
-        if isinstance(source, FunctionReward):
-            return source.model_copy(update={"root": absolute(source.root)})
-        if isinstance(source, ModelReward):
-            folder = absolute(source.source.removeprefix("model:"))
-            return source.model_copy(update={"source": f"model:{folder}"})
-        return source
-
-    data = {name: each_absolute(getattr(config.data, name)) for name in NAMED}
-    update: dict[str, Settings] = {
-        "data": config.data.model_copy(update=data),
-        "sft": config.sft.model_copy(update={"base": absolute(config.sft.base)}),
-    }
-    reward: dict[str, object] = {}
-    if (refresh := config.reward.refresh) is not None:
-        reward["refresh"] = refresh.model_copy(update={"from_run": absolute(refresh.from_run)})
-    if config.reward.suites:
-        reward["suites"] = {name: absolute(file) for name, file in config.reward.suites.items()}
-    if reward:
-        update["reward"] = config.reward.model_copy(update=reward)
-    ppo: dict[str, object] = {}
-    if config.ppo.rewards is not None:
-        ppo["rewards"] = tuple(map(reward_absolute, config.ppo.rewards))
-    if (rules := config.ppo.rules) is not None:
-        ppo["rules"] = rules.model_copy(update={"file": absolute(rules.file), "root": absolute(rules.root)})
-    if ppo:
-        update["ppo"] = config.ppo.model_copy(update=ppo)
-    return config.model_copy(update=update)
+def _absolute(value: JsonValue, name: str = "") -> JsonValue:
+    """Return `value`, of the option `name` or of a group of options, with absolute paths of what is here."""
+    if isinstance(value, dict):  # the keys of an option's own dictionary are no options
+        return {k: _absolute(each, name if name in FILES else f"{name}.{k}".strip(".")) for k, each in value.items()}
+    if isinstance(value, list):
+        return [_absolute(each, name) for each in value]
+    if isinstance(value, str) and value and name in (*FILES, *CODE):
+        path = value.removeprefix("model:")
+        return f"{value.removesuffix(path)}{Path(path).absolute()}" if Path(path).exists() else value
+    return value
 
 
 def deploy(
@@ -116,40 +91,32 @@ def deploy(
     runners = {"ppo": Runner(pool=GPU_POOL), **config.runners}
     config = with_absolute_paths(config.model_copy(update={"runners": runners}))
     flows.refuse_own_pool(config, CPU_POOL)
-    before = _deployment(f"{flows.rlhf.name}/{profile}")
-    planned, lines = plan(before.schedules if before is not None else [], schedule, remove_schedule)
+    if schedule is not None:
+        schedule.checked()  # before anything is registered
     computing = list(dict.fromkeys([CPU_POOL, GPU_POOL, *pools]))
     limits = {pool: _make_pool(pool) for pool in computing}
     if queue is not None and queue not in (there := _queues(CPU_POOL)):
         raise UserError(f"--queue {queue}: the pool {CPU_POOL} has no such queue. It has {', '.join(there)}.")
-    queue = queue or (before.work_queue_name if before is not None else None)
+    schema = form.schema(flows.rlhf, config)
     defaults: dict[str, JsonValue] = {"profile": profile, "config": to_values(config)}
     done = [
-        _register(flows.rlhf, profile, CPU_POOL, home, defaults, form.schema(flows.rlhf, config), planned, queue),
+        _register(flows.rlhf, profile, CPU_POOL, home, defaults, schema, queue or _queue(profile)),
         _register(flows.human_eval, "score", CPU_POOL, home, {}),
         *(_register(flows.compute, pool, pool, home, {}) for pool in computing),
     ]
-    if remove_schedule:
-        _remove_schedule(f"{flows.rlhf.name}/{profile}")
+    with get_client(sync_client=True) as client:
+        pipeline = client.read_deployment_by_name(f"{flows.rlhf.name}/{profile}")
+        lines = set_schedule(client, pipeline.id, schedule, remove_schedule)
     notice_dead_runs()
     lines += [f"Stale: {each.text}" for each in stale()]
     return [each._replace(limit=limits[each.pool]) for each in done], lines
 
 
-def _remove_schedule(name: str) -> None:
-    """Remove the schedule of `--cron`. If all schedules have slugs, the server keeps those that it is not sent."""
-    with get_client(sync_client=True) as client:
-        deployment = client.read_deployment_by_name(name)
-        for each in deployment.schedules:
-            if each.slug == OURS:
-                client.delete_deployment_schedule(deployment.id, each.id)
-
-
-def _deployment(name: str) -> DeploymentResponse | None:
-    """Return a deployment from the server; None if there is none."""
+def _queue(profile: str) -> str | None:
+    """Return the queue of an earlier deployment, which Prefect would change to `default`; None if there is none."""
     with get_client(sync_client=True) as client:
         try:
-            return client.read_deployment_by_name(name)
+            return client.read_deployment_by_name(f"{flows.rlhf.name}/{profile}").work_queue_name
         except ObjectNotFound:
             return None
 
@@ -161,7 +128,6 @@ def _register(
     home: Path,
     parameters: dict[str, JsonValue],
     schema: ParameterSchema | None = None,
-    schedules: Iterable[DeploymentScheduleCreate] = (),
     queue: str | None = None,
 ) -> Deployed:
     """Register one deployment. `schema` replaces the schema that Prefect makes; `queue` is a queue of the pool."""
@@ -169,7 +135,6 @@ def _register(
         flow,
         name,
         parameters=parameters,
-        schedules=list(schedules),
         work_pool_name=pool,
         work_queue_name=queue,
         job_variables={"env": _environment(home)},
@@ -180,6 +145,7 @@ def _register(
     )
     if schema is not None:
         deployment._parameter_openapi_schema = schema
+    deployment.model_fields_set.discard("schedules")  # `from_flow` sets it to none, which would remove all that exist
     made = cast(UUID, deployment.apply())
     return Deployed(f"{flow.name}/{name}", pool, redacted(url_for("deployment", made) or ""))
 

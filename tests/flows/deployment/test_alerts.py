@@ -20,7 +20,7 @@ from prefect.states import Completed, Crashed, Failed, Running
 
 from components.base.errors import UserError
 from flows.deployment import alerts
-from flows.deployment.alerts import DiskWatch, alert, stop_alerts
+from flows.deployment.alerts import alert, report_low_disk, stop_alerts
 from tasks.prefect_flow.server import TAG
 from tests.servers import PrefectServer
 from tests.waiting import PATIENCE
@@ -120,26 +120,14 @@ def test_what_needs_a_person_is_told_and_what_does_not_is_not(client: SyncPrefec
     assert len(silent) == 4 and receiver.got.empty()
 
 
-def test_a_home_that_is_away_ends_no_watch_and_is_told_of_once_it_is_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(alerts, "emit_event", lambda event, *_, **__: told.append(event))
-    watch = DiskWatch(tmp_path / "home", least=float("inf"))
-    watch.look()
-    assert told == []
-    (tmp_path / "home").mkdir()
-    watch.look()
-    assert told == [alerts.DISK_LOW]
+def test_a_home_that_is_away_is_no_full_disk(tmp_path: Path) -> None:
+    assert not report_low_disk(tmp_path / "home", least=float("inf"))
 
 
 @pytest.mark.servers
-def test_a_disk_that_fills_up_is_told_of_once(client: SyncPrefectClient, receiver: Receiver, tmp_path: Path) -> None:
+def test_a_full_disk_reaches_the_webhook(client: SyncPrefectClient, receiver: Receiver, tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
-    DiskWatch(tmp_path, least=free / 2).look()
-    full = DiskWatch(tmp_path, least=2 * free)
-    full.look()
-    full.look()
+    assert not report_low_disk(tmp_path, least=free / 2) and report_low_disk(tmp_path, least=2 * free)
     told = receiver.next()
     assert told["what"] == "disk low" and str(tmp_path) in told["message"]
     time.sleep(2)

@@ -28,14 +28,16 @@ def test_every_path_that_a_deployment_keeps_holds_from_a_workers_folder_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    names = ("data.preferences", "data.demonstrations", "data.prompts", "sft.base", "reward.refresh.from_run")
+    names = ("data.preferences", "data.demonstrations", "data.prompts", "sft.base", "reward.refresh.from_run",
+             "human_eval.guidelines")  # fmt: skip
     changes = [parse_override(f"{name}={name}") for name in names]
     for name in names:
         Path(name).mkdir()
     config = with_absolute_paths(load_config("tiny", changes))
     assert config.reward.refresh is not None
-    kept = (config.data.preferences, config.data.demonstrations, config.data.prompts, config.sft.base)
-    assert [*kept, config.reward.refresh.from_run] == [str(tmp_path / name) for name in names]
+    kept: tuple[object, ...] = (config.data.preferences, config.data.demonstrations, config.data.prompts)
+    kept = (*kept, config.sft.base, config.reward.refresh.from_run, config.human_eval.guidelines)
+    assert [*kept] == [str(tmp_path / name) for name in names]
     (tmp_path / "rm").mkdir()
     listed = "ppo.rewards=[{source: 'function:mine:score'}, {source: model:rm}, {source: model:lab/other}]"
     rewards = with_absolute_paths(load_config("tiny", [parse_override(listed)])).ppo.rewards

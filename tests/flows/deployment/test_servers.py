@@ -1,113 +1,110 @@
-"""What `tether ui` and `tether serve` do where a part of them ends. (With real servers: tests/operations/.)"""
+"""How `tether ui` and `tether serve` end, and what they end. (With real servers: tests/operations/.)"""
 
 import os
+import signal
+import subprocess
 import sys
-import time
 from pathlib import Path
 
+import psutil
 import pytest
 
-from flows.deployment import servers, supervision
-from flows.deployment.servers import serve_pools
-from flows.deployment.supervision import Service, Supervised
-from tests.waiting import until
+from components.base.errors import TetherError
+from flows.deployment import servers
+from flows.deployment.servers import Server, serve_pages, worker_environment
+from tests.waiting import PATIENCE, until
 
-STEADY = "import time; time.sleep(60)"
-
-
-def python(name: str, code: str) -> Service:
-    return Service(name, "here", [sys.executable, "-c", code])
+ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_a_part_that_dies_is_started_again_later_each_time_and_the_others_go_on(
+def server(name: str, code: str) -> Server:
+    return Server(name, "here", "http://127.0.0.1:9/health", [sys.executable, "-c", code])
+
+
+def test_a_page_server_that_ends_ends_the_command_and_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The death of one part ended all of them, and a PPO of hours with the worker of another pool."""
-    monkeypatch.setattr(supervision, "AGAIN_SECONDS", (0.05, 0.1))
-    monkeypatch.setattr(servers, "LOOK_SECONDS", 0.01)
-    pids = tmp_path / "pids"
-    note = f"import os; open({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n'); "
-    said: list[str] = []
+    child = f"import subprocess, sys; c = subprocess.Popen(['sleep', '60']); open({str(tmp_path / 'pid')!r}, 'w')"
+    monkeypatch.setattr(servers, "_mlflow", lambda home: server("MLflow", f"{child}.write(str(c.pid)); c.wait()"))
+    monkeypatch.setattr(servers, "_prefect", lambda: server("Prefect", "print('no disk'); raise SystemExit(3)"))
+    monkeypatch.setattr(servers, "no_answer", lambda *_, **__: until("MLflow has a child", lambda: pid() != "", 20))
 
-    def say(text: str) -> None:
-        said.append(text)
-        if len([line for line in said if "is restarted" in line]) == 3:
-            until("the steady one has begun", lambda: (tmp_path / "steady").exists() and steady() in began(), 20)
-            assert began().count(steady()) == 1
-            os.kill(int(steady()), 0)  # it still runs, and is the first
-            raise KeyboardInterrupt
+    def pid() -> str:
+        return (tmp_path / "pid").read_text() if (tmp_path / "pid").exists() else ""
 
-    def began() -> list[str]:
-        return pids.read_text().split()
-
-    def steady() -> str:
-        return (tmp_path / "steady").read_text()
-
-    kept = f"import os; open({str(tmp_path / 'steady')!r}, 'w').write(str(os.getpid())); {note}{STEADY}"
-    servers._serve([python("steady", kept), python("dies", f"{note}raise SystemExit(3)")], tmp_path, say)
-    again = [line for line in said if "is restarted" in line]
-    assert [line.split(" in ")[1].split(" s")[0] for line in again] == ["0", "0", "0"]
-    assert all(line.startswith("dies ended with code 3") and str(tmp_path / "dies.log") in line for line in again)
-    assert len(began()) == 1 + 3, "the steady one once, the other three times"
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(steady()), 0)
-
-
-def test_the_wait_before_a_part_is_started_again_doubles_up_to_a_limit_and_falls_back_when_it_held(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervision, "AGAIN_SECONDS", (0.01, 0.04))
-    said: list[str] = []
-    part = Supervised(python("dies", "raise SystemExit(0)"), tmp_path / "dies.log")
-    waits = []
-    for number in range(5):
-        if number == 4:
-            monkeypatch.setattr(supervision, "STEADY_SECONDS", -1.0)
-        while len(said) <= number:
-            part.look(said.append)
-            time.sleep(0.005)
-        assert part._due is not None
-        waits.append(part._wait)
-    assert waits == [0.02, 0.04, 0.04, 0.04, 0.02]
-
-
-def test_each_worker_takes_a_limited_number_of_runs_and_names_its_gpu_in_its_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A pool without a limit started everything that was queued at once."""
-    started: list[Service] = []
-    monkeypatch.setattr(servers, "_serve", lambda services, *_, **__: started.extend(services))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    serve_pools(tmp_path, {"cpu": 2, "gpu": 1}, print)
-    limits = [service.command[-2:] for service in started if service.command]
-    assert limits == [["--limit", "2"], ["--limit", "1"]]
-    assert [service.name for service in started] == ["worker-cpu-1", "worker-gpu-1"]
+    with pytest.raises(TetherError, match=r"Prefect ended with code 3; see .*prefect\.log"):
+        serve_pages(tmp_path, lambda text: None)
+    assert (tmp_path / "prefect.log").read_text() == "no disk\n"
+    until("MLflow's child has ended", lambda: not psutil.pid_exists(int(pid())), 20)
 
 
 @pytest.mark.parametrize(("set_", "asks"), [(None, "3"), ("1", "1")])
 def test_a_worker_asks_for_runs_as_often_as_the_user_says(
     monkeypatch: pytest.MonkeyPatch, set_: str | None, asks: str
 ) -> None:
-    monkeypatch.delenv("PREFECT_WORKER_QUERY_SECONDS", raising=False)
-    if set_ is not None:
-        monkeypatch.setenv("PREFECT_WORKER_QUERY_SECONDS", set_)
-    (worker,) = servers.worker_services({"cpu": 1})
-    assert worker.environment["PREFECT_WORKER_QUERY_SECONDS"] == asks
+    monkeypatch.setattr(os, "environ", {} if set_ is None else {"PREFECT_WORKER_QUERY_SECONDS": set_})
+    worker_environment()
+    assert os.environ["PREFECT_WORKER_QUERY_SECONDS"] == asks
 
 
-def test_what_a_worker_prints_goes_where_its_parent_prints_when_that_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Containers of one pool, which share a home, had one log file between them, and nothing for the engine's log."""
-    monkeypatch.setattr(supervision, "AGAIN_SECONDS", (0.05, 0.1))
-    said: list[str] = []
+SERVE = """
+import asyncio, sys
+from contextlib import suppress
+from pathlib import Path
+import anyio
+from prefect.workers import process
+from flows.deployment.servers import serve_pools
+RUN = '''
+import signal, sys, time
+def stop(*_):
+    time.sleep(1)
+    print("checkpoint", flush=True)
+    sys.exit()
+signal.signal(signal.SIGTERM, stop)
+print("run", flush=True)
+time.sleep(60)
+'''
+class Worker:
+    def __init__(self, work_pool_name, limit):
+        self.pool, self.limiter = work_pool_name, anyio.CapacityLimiter(limit)
+    async def start(self, printer):
+        if self.pool == "gone":
+            await asyncio.sleep(3)
+            raise RuntimeError("Service exceeded error threshold.")
+        self.limiter.acquire_on_behalf_of_nowait(self)
+        run = await asyncio.create_subprocess_exec(sys.executable, "-c", RUN, start_new_session=True)
+        await run.wait()
+        self.limiter.release_on_behalf_of(self)
+        while True:
+            await asyncio.sleep(0.3)
+            with suppress(anyio.WouldBlock):
+                self.limiter.acquire_on_behalf_of_nowait(self)
+                print("another run", flush=True)
+process.ProcessWorker = Worker
+serve_pools(Path(), {pool: 1 for pool in sys.argv[1:]}, lambda text: print(text, flush=True))
+"""
+"""`tether serve` with workers that each have one run, which takes a second to write its checkpoint."""
 
-    def say(text: str) -> None:
-        said.append(text)
-        if "is restarted" in text:
-            raise KeyboardInterrupt
 
-    service = python("prints", "print('heard', flush=True)")
-    servers._serve([service], tmp_path, say, logs=False)
-    assert "heard" in capfd.readouterr().out and list(tmp_path.iterdir()) == []
-    assert said[-1].endswith("is restarted in 0 s")
+def serving(*pools: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", SERVE, *pools]
+    return subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_serve_told_to_stop_lets_its_runs_write_their_checkpoints(number: signal.Signals) -> None:
+    """Prefect's worker kills them."""
+    process = serving("cpu")
+    assert process.stdout is not None
+    lines = [process.stdout.readline() for _ in range(3)]
+    assert lines == ["worker of pool cpu: 1 at a time\n", "Ctrl-C stops them.\n", "run\n"]
+    process.send_signal(number)
+    out, err = process.communicate(timeout=PATIENCE * 30)
+    assert (process.returncode, out, err) == (0, "checkpoint\n", "")
+
+
+def test_a_worker_that_ends_stops_the_runs_of_the_others_in_order() -> None:
+    process = serving("cpu", "gone")
+    out, err = process.communicate(timeout=PATIENCE * 60)
+    assert out.endswith("run\ncheckpoint\n") and process.returncode == 1
+    assert "a worker ended: Service exceeded error threshold. Start `tether serve` again." in err
