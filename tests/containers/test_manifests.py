@@ -165,7 +165,8 @@ def test_compose_reads_its_file_and_every_secret_and_volume_that_a_service_names
         assert secrets <= set(read["secrets"]), name
         for volume in service.get("volumes", ()):
             source = volume.partition(":")[0]
-            assert source in read["volumes"] or (INFRA / source).exists(), (name, volume)
+            if source != "/var/backups/tether":  # which the operator makes
+                assert source in read["volumes"] or (INFRA / source).exists(), (name, volume)
         assert set(service.get("depends_on", ())) <= set(read["services"]), name
 
 
