@@ -1,4 +1,4 @@
-"""Backup, destroy, restore: the same bytes, and a rerun hits. Of a stack: tests/test_stack_servers.py."""
+"""Backup, destroy, restore: the same bytes, and a rerun hits. With servers: tests/test_operations.py."""
 
 import gc
 import json

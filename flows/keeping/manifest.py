@@ -17,7 +17,7 @@ from tasks.runs.schema import newer
 
 MANIFEST = "manifest.json"
 BACKUP_SCHEMA = 2
-"""The number of the backup folder's format. Format 1 has the servers of a `tether stack` in the folder `stack`."""
+"""The number of the backup folder's format. Format 1 has the servers' data in the folder `stack`."""
 CHUNK = 1 << 20
 LARGEST_MANIFEST = 512 << 20
 """Bytes of the largest manifest that is read. A file takes about 250 in it, so two million files fit."""
@@ -50,7 +50,7 @@ class Manifest(BaseModel):
     shared: str = ""
     """The store that `TETHER_STORE` named, if the backup includes it."""
     stack: dict[str, Any] | None = None
-    """In format 1: the config of the `tether stack`, whose servers the backup includes."""
+    """In format 1: the config of the servers that Tether started, if the backup includes them."""
     left_out: list[str]
     """The parts of the home that the backup leaves out."""
     files: dict[str, BackedUpFile]

@@ -24,7 +24,7 @@ from tasks.tracking.database import move_artifacts
 Say = Callable[[str], object]
 
 STORES = ("shared", "stack/store")
-"""Folders of a backup for the store that `TETHER_STORE` names; the second one in a backup of a `tether stack`."""
+"""Folders of a backup for the store that `TETHER_STORE` names; the second one in format 1."""
 
 
 def restore(source: Path, home: Path, steps: Steps, say: Say) -> Manifest:
@@ -66,7 +66,7 @@ def restore(source: Path, home: Path, steps: Steps, say: Say) -> Manifest:
         )
     if manifest.stack is not None:
         say(
-            f"This is a backup of a `tether stack`: its passwords are in {source}/stack/secrets/passwords.json, "
+            f"This is a backup of a stack: its passwords are in {source}/stack/secrets/passwords.json, "
             "and MLflow's users keep theirs. Deploy each deployment again, because it has the stack's addresses."
         )
     return manifest

@@ -25,7 +25,7 @@ HOME = "/var/lib/tether"
 def services() -> Iterator[Services]:
     """All but a worker."""
     with new_services() as services:
-        services.up("prepare", "s3", "prefect", "tls")
+        services.up("s3", "prefect", "prepare", "tls")
         until("Caddy has made its authority", services.authority.exists, 60)
         yield services
 

@@ -1,4 +1,4 @@
-"""Containerfile, manifests, compose file and units, judged by the programs that read them; each finds a mistake too."""
+"""Containerfile, manifests, compose file and unit, judged by the programs that read them; each finds a mistake too."""
 
 import copy
 import importlib.metadata
@@ -165,7 +165,8 @@ def test_compose_reads_its_file_and_every_secret_and_volume_that_a_service_names
         assert secrets <= set(read["secrets"]), name
         for volume in service.get("volumes", ()):
             source = volume.partition(":")[0]
-            assert source in read["volumes"] or (INFRA / source).exists(), (name, volume)
+            if source != "/var/backups/tether":  # which the operator makes
+                assert source in read["volumes"] or (INFRA / source).exists(), (name, volume)
         assert set(service.get("depends_on", ())) <= set(read["services"]), name
 
 
@@ -177,9 +178,9 @@ def units(folder: Path) -> list[str]:
     return [str(path) for path in sorted(folder.glob("*.service"))]
 
 
-def test_systemd_takes_the_units_and_calls_them_safe(tmp_path: Path) -> None:
+def test_systemd_takes_the_unit_and_calls_it_safe(tmp_path: Path) -> None:
     files = units(tmp_path)
-    assert len(files) == 3
+    assert len(files) == 1
     said = program("systemd-analyze", "verify", "--man=no", *files)
     assert (said.returncode, said.stderr) == (0, "")
     for file in files:  # from 0, safe, to 10
