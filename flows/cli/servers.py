@@ -123,7 +123,9 @@ def serve(
     ] = None,
     print_: Annotated[bool, typer.Option("--print", hidden=True)] = False,  # the last release's units pass it
 ) -> None:
-    """Run Prefect's workers for its pools until Ctrl-C, and continue runs that crashed."""
+    """Run workers for Prefect's pools until Ctrl-C.
+
+    Runs of these pools that crashed continue from their checkpoints."""
     from flows.config.run_config import CPU_POOL, GPU_POOL
     from flows.deployment.servers import CPU_RUNS, serve_pools, worker_environment
     from tasks.execution import logs

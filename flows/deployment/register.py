@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 from uuid import UUID
@@ -9,7 +10,7 @@ from uuid import UUID
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.deployments.runner import RunnerDeployment
-from prefect.exceptions import ObjectNotFound
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.flows import Flow
 from prefect.types.entrypoint import EntrypointType
 from prefect.utilities.callables import ParameterSchema
@@ -38,8 +39,6 @@ class Deployed(NamedTuple):
     name: str
     pool: str
     url: str | None
-    limit: int | None = None
-    """How many runs of its pool all machines together compute at once; None if only each worker has a limit."""
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
@@ -94,7 +93,8 @@ def deploy(
     if schedule is not None:
         schedule.checked()  # before anything is registered
     computing = list(dict.fromkeys([CPU_POOL, GPU_POOL, *pools]))
-    limits = {pool: _make_pool(pool) for pool in computing}
+    for pool in computing:
+        _make_pool(pool)
     if queue is not None and queue not in (there := _queues(CPU_POOL)):
         raise UserError(f"--queue {queue}: the pool {CPU_POOL} has no such queue. It has {', '.join(there)}.")
     schema = form.schema(flows.rlhf, config)
@@ -108,8 +108,8 @@ def deploy(
         pipeline = client.read_deployment_by_name(f"{flows.rlhf.name}/{profile}")
         lines = set_schedule(client, pipeline.id, schedule, remove_schedule)
     notice_dead_runs()
-    lines += [f"Stale: {each.text}" for each in stale()]
-    return [each._replace(limit=limits[each.pool]) for each in done], lines
+    lines += [f"Stale: {text}" for text in stale()]
+    return done, lines
 
 
 def _queue(profile: str) -> str | None:
@@ -168,21 +168,18 @@ def _environment(home: Path) -> dict[str, str]:
     }
 
 
-def _make_pool(name: str) -> int | None:
-    """Create a work pool of processes if there is none, and return its limit. A person's changes to a pool stay.
+def _make_pool(name: str) -> None:
+    """Create a work pool of processes if there is none. A person's changes to a pool stay.
 
     A pool's limit is shared by all machines. A new pool has none, because each worker sets how much its machine runs.
     Prefect gives each pool the queue `default`. The queue `high` is created before it; a person's changes to it stay.
     """
     with get_client(sync_client=True) as client:
-        try:
-            limit = client.read_work_pool(name).concurrency_limit
-        except ObjectNotFound:
-            limit = client.create_work_pool(WorkPoolCreate(name=name, type="process")).concurrency_limit
+        with suppress(ObjectAlreadyExists):
+            client.create_work_pool(WorkPoolCreate(name=name, type="process"))
         if HIGH not in _queues(name):
             about = "Workers take runs from this queue before those of the pool's other queues."
             client.create_work_queue(HIGH, about, priority=1, work_pool_name=name)  # the others move down by one
-    return limit
 
 
 def _queues(pool: str) -> list[str]:
@@ -196,12 +193,7 @@ def describe(deployments: Iterable[Deployed]) -> list[str]:
     """Return lines for a person: what was registered, and which workers it needs."""
     deployments = list(deployments)
     lines = [f"{each.name:<17} {each.pool:<5} {each.url or ''}".rstrip() for each in deployments]
-    for pool, limit in {each.pool: each.limit for each in deployments}.items():
+    for pool in dict.fromkeys(each.pool for each in deployments):
         runs = CPU_RUNS if pool == CPU_POOL else 1
         lines.append(f"A worker: prefect worker start --pool {pool} --type process --limit {runs}")
-        if limit is not None:
-            lines.append(
-                f"Pool {pool}: at most {limit} at once on all machines together. To leave that to each worker's "
-                f"--limit: prefect work-pool clear-concurrency-limit {pool}"
-            )
     return lines

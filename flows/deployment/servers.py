@@ -37,7 +37,7 @@ CPU_RUNS = 2
 """Pipelines that a worker of the pool cpu runs at once. One that computes takes 1 GB and all cores."""
 
 
-class Server(NamedTuple):
+class PageServer(NamedTuple):
     """A server of pages, and how to describe it to a person."""
 
     name: str
@@ -157,37 +157,37 @@ def free_port(preferred: int) -> int:
     raise TetherError("no free port on 127.0.0.1")
 
 
-def _mlflow(home: Path) -> Server:
+def _mlflow(home: Path) -> PageServer:
     uri = tracking_uri(home)
     if uri.startswith("http"):
-        return Server("MLflow", redacted(uri), f"{uri.rstrip('/')}/health")
+        return PageServer("MLflow", redacted(uri), f"{uri.rstrip('/')}/health")
     port = free_port(int(os.environ.get("MLFLOW_PORT", "5000")))
     address = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri, "--host", "127.0.0.1",
                "--port", str(port), "--workers", "1", "--artifacts-destination", str(home / "mlartifacts")]  # fmt: skip
     pages = f"{address}/#/experiments?workflowType=machine_learning (MLFLOW_TRACKING_URI={address})"
-    return Server("MLflow", pages, f"{address}/health", command, {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"})
+    return PageServer("MLflow", pages, f"{address}/health", command, {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"})
 
 
-def _prefect() -> Server:
+def _prefect() -> PageServer:
     api = os.environ.get("PREFECT_API_URL")
     if api:
-        return Server("Prefect", redacted(api.removesuffix("/api")), f"{api.rstrip('/')}/health")
+        return PageServer("Prefect", redacted(api.removesuffix("/api")), f"{api.rstrip('/')}/health")
     port = free_port(int(os.environ.get("PREFECT_SERVER_API_PORT", "4200")))
     address = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     # Its page asks port 4200 by default, wherever it is served from.
     environment = {"PREFECT_SERVER_UI_API_URL": f"{address}/api", "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false"}
     pages = f"{address} (PREFECT_API_URL={address}/api)"
-    return Server("Prefect", pages, f"{address}/api/health", command, environment)
+    return PageServer("Prefect", pages, f"{address}/api/health", command, environment)
 
 
-def _log(server: Server, home: Path) -> Path:
+def _log(server: PageServer, home: Path) -> Path:
     return home / f"{server.name.lower()}.log"
 
 
 @contextmanager
-def _started(server: Server, home: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _started(server: PageServer, home: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Start a server with its log in `home`, and end it and its children after the block."""
     assert server.command is not None
     environment = {**os.environ, **server.environment}

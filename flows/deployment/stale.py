@@ -5,7 +5,7 @@ at night by its schedule.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName
@@ -16,35 +16,24 @@ from flows.deployment import flows
 from flows.doctor import Finding
 
 
-class Stale(NamedTuple):
-    """A deployment that can't run, or one of its schedules."""
-
-    name: str
-    problem: str
-
-    @property
-    def text(self) -> str:
-        """Return one sentence for a person, with what to do."""
-        profile = self.name.partition("/")[2]
-        return (
-            f"{self.name} was deployed by another version of Tether, and its runs fail at their start: {self.problem} "
-            f"Deploy it again with `tether deploy {profile}` and the options it had; schedules stay."
-        )
-
-
-def stale() -> Iterator[Stale]:
-    """Yield the pipelines' deployments on the server of `PREFECT_API_URL` that this version can't run."""
+def stale() -> Iterator[str]:
+    """Yield a sentence, with what to do, on each of the pipelines' deployments that this version can't run, and on each
+    of its schedules. They are read from the server of `PREFECT_API_URL`."""
     named = FlowFilter(name=FlowFilterName(any_=[flows.rlhf.name]))
     with get_client(sync_client=True) as client:
         for each in client.read_deployments(flow_filter=named):
             if not (each.entrypoint or "").startswith(flows.__name__):
                 continue  # another project's flow of this name
-            name = f"{flows.rlhf.name}/{each.name}"
-            if problem := problem_of(each.parameters):
-                yield Stale(name, problem)
+            problems = [problem_of(each.parameters)]
             for schedule in each.schedules:
                 if schedule.parameters and (problem := problem_of({**each.parameters, **schedule.parameters})):
-                    yield Stale(name, f"the parameters of one of its schedules are not valid. {problem}")
+                    problems.append(f"the parameters of one of its schedules are not valid. {problem}")
+            for problem in filter(None, problems):
+                yield (
+                    f"{flows.rlhf.name}/{each.name} was deployed by another version of Tether, and its runs fail at "
+                    f"their start: {problem} Deploy it again with `tether deploy {each.name}` and the options it had; "
+                    f"schedules stay."
+                )
 
 
 def problem_of(parameters: Mapping[str, Any]) -> str | None:
@@ -61,4 +50,4 @@ def problem_of(parameters: Mapping[str, Any]) -> str | None:
 
 def findings() -> list[Finding]:
     """Return findings on stale deployments for `tether doctor`, which needs a server that answers."""
-    return [Finding("fail", "deployment", each.text, 2) for each in stale()]
+    return [Finding("fail", "deployment", text, 2) for text in stale()]

@@ -81,10 +81,10 @@ def trigger(client: SyncPrefectClient, **changes: Any) -> FlowRun:
     return create(client, {**config, "ppo": {**config["ppo"], **changes}})
 
 
-def create(client: SyncPrefectClient, config: dict[str, Any], **parameters: Any) -> FlowRun:
-    """A run of the pipeline with this config, which is not tried again by itself."""
+def create(client: SyncPrefectClient, config: dict[str, Any], retries: int = 0, **parameters: Any) -> FlowRun:
+    """A run of the pipeline with this config, which `tether serve` continues `retries` times, without a wait."""
     deployment = client.read_deployment_by_name("rlhf/tiny")
-    parameters |= {"profile": "tiny", "config": {**config, "retries": 0}}
+    parameters |= {"profile": "tiny", "config": {**config, "retries": retries, "retry_seconds": 0}}
     return client.create_flow_run_from_deployment(deployment.id, parameters=parameters)
 
 

@@ -109,6 +109,23 @@ def test_a_killed_pipeline_leaves_its_worker_at_work_and_the_next_one_attaches(
     assert {point["step"] for point in points} >= set(range(1, LONGER + 1)), "who attaches has the whole curve"
 
 
+def test_a_crashed_pipeline_continues_as_the_same_run(stack: Stack, client: SyncPrefectClient) -> None:
+    """Prefect leaves it Crashed (test_recovery.py)."""
+    before = list_runs(stack.home)
+    config = client.read_deployment_by_name("rlhf/tiny").parameters["config"]
+    config["ppo"]["updates"] = FEW + 2  # a key that nobody began
+    run = create(client, config, retries=1)
+    working_child(client, stack, run)
+    kill(client.read_flow_run(run.id))
+    until("it has continued and completed", lambda: client.read_flow_run(run.id).state_name == "Completed", 400)
+    names = [state.name for state in client.read_flow_run_states(run.id)]
+    assert [name for name in names if name in ("Crashed", "AwaitingRetry", "Completed")] == [
+        "Crashed", "AwaitingRetry", "Completed",
+    ]  # fmt: skip
+    (begun,) = set(list_runs(stack.home)) - set(before)
+    assert load_status(stack.home, begun).state in ("passed", "waived")
+
+
 def test_cancelling_a_pipeline_cancels_its_worker(stack: Stack, client: SyncPrefectClient) -> None:
     run = trigger(client, updates=50 * UPDATES)
     ppo = working_child(client, stack, run)

@@ -120,9 +120,8 @@ def test_no_job_variable_holds_a_password(password: str, tmp_path: Path, monkeyp
     assert register._environment(tmp_path)["MLFLOW_TRACKING_URI"] == "http://127.0.0.1:5000/a@b"
 
 
-def test_a_pools_limit_for_all_machines_is_named_with_the_command_that_lifts_it() -> None:
-    done = [register.Deployed("rlhf/x", "cpu", None), register.Deployed("compute/gpu", "gpu", None, limit=1)]
+def test_deploy_says_which_worker_each_pool_needs() -> None:
+    done = [register.Deployed(f"compute/{pool}", pool, None) for pool in ("cpu", "gpu", "gpu")]
     lines = register.describe(done)
-    assert any(line.endswith("prefect work-pool clear-concurrency-limit gpu") for line in lines)
-    assert not any("clear-concurrency-limit cpu" in line for line in lines)
+    assert len(lines) == 5 and lines[-2] == "A worker: prefect worker start --pool cpu --type process --limit 2"
     assert "A worker: prefect worker start --pool gpu --type process --limit 1" in lines

@@ -16,7 +16,7 @@ from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled, Completed, Crashed, Failed, Running
 
-from flows.config.run_config import Options, load_config, to_values
+from flows.config.run_config import load_config, to_values
 from flows.deployment import flows, recovery, register
 from flows.deployment.recovery import resume_crashed
 from tasks.execution.dispatch import NO_HEARTBEAT
@@ -93,22 +93,17 @@ def test_prefect_retries_a_failed_run_but_no_crashed_one(client: SyncPrefectClie
 
 
 @pytest.mark.servers
-def test_an_automation_of_prefect_restarts_a_crashed_run_without_end(client: SyncPrefectClient) -> None:
+def test_an_automation_of_prefect_restarts_a_run_without_end(client: SyncPrefectClient, begin: Begin) -> None:
     """It can't count: a run that always crashes would never end. `tether serve` counts by the run's states."""
-
-    @flow
-    def crashing() -> None:
-        """Never called: the test sets its states."""
-
-    related = [{"prefect.resource.id": "prefect.tag.crashing", "prefect.resource.role": "tag"}]
-    trigger = EventTrigger(expect={"prefect.flow-run.Crashed"}, match_related=related, posture=Posture.Reactive)
-    restart = ChangeFlowRunState(state=StateType.SCHEDULED)
+    run = begin(retries=1)
+    one = {"prefect.resource.id": f"prefect.flow-run.{run.id}"}
+    trigger = EventTrigger(expect={"prefect.flow-run.Crashed"}, match=one, posture=Posture.Reactive, threshold=1)
+    restart = ChangeFlowRunState(state=StateType.SCHEDULED, name="AwaitingRetry")
     client.create_automation(AutomationCore(name="restart", trigger=trigger, actions=[restart]))
     time.sleep(3)  # the server loads it
-    run = client.create_flow_run(crashing, state=Running(), tags=["crashing"])
-    for _ in range(2 + Options.model_fields["retries"].default):
+    for _ in range(3):
         end(client, run, Crashed())
-        until("it is restarted", lambda: client.read_flow_run(run.id).state_name == "Scheduled", 20)
+        until("it is restarted", lambda: client.read_flow_run(run.id).state_name == "AwaitingRetry", 20)
         end(client, run, Running())
 
 

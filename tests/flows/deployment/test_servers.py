@@ -11,14 +11,14 @@ import pytest
 
 from components.base.errors import TetherError
 from flows.deployment import servers
-from flows.deployment.servers import Server, serve_pages, worker_environment
+from flows.deployment.servers import PageServer, serve_pages, worker_environment
 from tests.waiting import PATIENCE, until
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def server(name: str, code: str) -> Server:
-    return Server(name, "here", "http://127.0.0.1:9/health", [sys.executable, "-c", code])
+def server(name: str, code: str) -> PageServer:
+    return PageServer(name, "here", "http://127.0.0.1:9/health", [sys.executable, "-c", code])
 
 
 def test_a_page_server_that_ends_ends_the_command_and_the_other(
