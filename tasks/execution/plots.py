@@ -7,7 +7,6 @@ judges a stored stage again without drawing. Colours are mid-tones without a bac
 
 import json
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from tasks.execution.drawing import (
     plain,
     reliability_panel,
     steps_axis,
+    svg,
     thin,
 )
 from tasks.runs.points import curves, read_points
@@ -251,8 +251,5 @@ CHARTS: dict[str, dict[str, tuple[str, Callable[[Computed], Any]]]] = {
 
 def _save(figure: Any, title: str, target: Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # the reader's fonts draw these characters
-        # Without a date, so that each drawing gives the same bytes.
-        figure.savefig(target, format="svg", metadata={"Title": title, "Date": None})
+    target.write_bytes(svg(figure, title))
     return target
