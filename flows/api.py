@@ -149,14 +149,13 @@ def run(
         UserError: an option, file or run is wrong; the command would end with exit code 2.
     """
     place = _ready(home)
-    from flows.config.profiles import profile_name
     from flows.config.run_config import load_config
     from flows.launch.begin import new_run
     from flows.launch.waivers import asked_waivers
 
     config = load_config(profile, _overrides(options)).resolved()
     waivers = asked_waivers(waive, because)
-    return _computed(new_run(place, profile_name(profile), config, waivers, refresh, until=until))
+    return _computed(new_run(place, str(profile), config, waivers, refresh, until=until))
 
 
 def rerun(

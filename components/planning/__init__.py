@@ -1,1 +1,1 @@
-"""What a run takes on a machine, on paper: memory by phase, and operations. Importable without torch."""
+"""Compute on paper how much memory a run takes, phase by phase. Importable without torch."""

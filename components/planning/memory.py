@@ -1,53 +1,71 @@
 """Peak memory of each phase of the training stages on one device, part by part. Importable without torch.
 
-A phase's bytes are its peak. Sequences are assumed to have the largest length that the config allows. Memory that does
-not depend on the model (libraries, the CUDA context) is a separate part.
+A simple model, within a quarter of what was measured (docs/scaling.md). D is the model's width, I that of its MLP.
+Sequences are assumed to have the largest length that the config allows.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from components.models.config import AdapterConfig, GenerationConfig
-from components.planning.models import Ranks, Trained, adapter, backbone, frozen, packed, whole
 from components.planning.shape import ModelShape
-from components.planning.tensors import (
-    FLOAT,
-    SAMPLED_AT_ONCE,
-    Format,
-    Pass,
-    activations,
-    block_activations,
-    cached_keys,
-    logits,
-    passing,
-    width,
-)
 from components.ppo.config import PpoConfig
 from components.reward.config import RewardConfig
 from components.sft.config import SftConfig
 from components.training.optim import OptimizerConfig
 
+Format = Literal["float32", "bfloat16"]
+"""Format of matrix products; weights that train are float32 in both."""
+Sharding = Literal["replicas", "zero2", "zero3"]
+"""As `Runtime.sharding`: what ranks hold of what trains."""
+
+FLOAT = 4
+MOMENTS = {"adamw": 8.0, "adamw_8bit": 2.0}
+"""Bytes a parameter of AdamW's two moments."""
+FOUR_BITS = 0.52
+"""Bytes a weight of 4 bits (NF4), scales included (Dettmers et al. 2023, "QLoRA", section 3)."""
+LOGITS_AT_ONCE = 2**26
+"""As `components.models.logprobs`, which imports torch: elements of the logits that are held at a time."""
+SAMPLED_AT_ONCE = 64
+"""Responses that the sampler makes at a time outside of PPO."""
 PREFILL_PARTS = 8
 """As in `components.models.cache`, which imports torch: number of parts in which prompts are processed."""
-WRITTEN_AT_ONCE = 10**9
-"""As in `components.training.shares`, which imports torch: bytes of a file of a rank's part of a checkpoint."""
-CUDA_CONTEXT = 0.8e9
-"""Assumed, not measured: driver, kernels and cuBLAS workspaces of a process on a GPU."""
-CUDA_SPARE = 0.05
-"""Assumed, not measured: memory of PyTorch's allocator beyond its tensors, as a share of them."""
+CUDA = 0.8e9
+"""Assumed: driver, kernels and cuBLAS workspaces of a process on a GPU."""
+ALLOCATOR = {"cuda": 0.05, "cpu": 1.0}
+"""What an allocator holds beyond tensors: PyTorch's on a GPU, as a share of all of them; on a CPU the C library's heap,
+as a share of what a step allocates and frees."""
 PROCESS = 0.55e9
-"""Measured: resident memory of a CPU process with all its libraries. A third of it are file pages, which the kernel
-frees when memory is short."""
-HEAP = 0.75
-"""Measured: memory of the C library's heap beyond the tensors of a pass, as a share of them. An aligned block does not
-fit into the gap that one of its size left where a small object has taken the few bytes that align it."""
-ADAPTERS_HEAP = 1.45
-"""Measured: the same for adapters, each of whose layers makes more tensors that it does not keep."""
-CHECKPOINTING_HEAP = 1.6
-"""Measured: the same with gradient checkpointing, which makes a block's tensors again among those that are kept."""
+"""Measured: a CPU process with all its libraries."""
 PASSING = ("gradients", "activations", "logits", "working")
-"""Parts that are allocated and freed in every step."""
+"""Parts that a step allocates and frees."""
+
+Parts = dict[str, float]
+
+
+class Machine(NamedTuple):
+    """The machine of a stage: a number of equal GPUs, or a CPU's memory."""
+
+    gpus: int
+    """0 for a CPU."""
+    memory: int | None = None
+    """Bytes of each GPU, or of the process; None if it is not known."""
+    sharding: Sharding = "zero2"
+
+    @property
+    def ranks(self) -> int:
+        """Return the number of processes, a device each."""
+        return max(1, self.gpus)
+
+    @property
+    def sharded(self) -> bool:
+        """Return whether the ranks share out a model that trains whole."""
+        return self.ranks > 1 and self.sharding != "replicas"
+
+    def rows(self, rows: int) -> int:
+        """Return the sequences of a batch that a rank gets."""
+        return -(-rows // self.ranks)
 
 
 class PlannedRun(NamedTuple):
@@ -66,27 +84,6 @@ class PlannedRun(NamedTuple):
     judged: bool = False
     """Whether an independent judge is in memory with PPO's models."""
 
-    @property
-    def asks_policy(self) -> bool:
-        """Return whether the policy computes the log-probabilities of its samples again: those of its own sampler in
-        float32 are the training path's."""
-        return self.dtype == "bfloat16" or self.ppo.rollout.by_server
-
-    @property
-    def prompt(self) -> int:
-        """Return the tokens of the longest prompt."""
-        return self.generation.max_prompt_tokens
-
-    @property
-    def response(self) -> int:
-        """Return the tokens of the longest response."""
-        return self.generation.max_new_tokens
-
-    @property
-    def length(self) -> int:
-        """Return the tokens of both together."""
-        return self.prompt + self.response
-
 
 @dataclass(frozen=True)
 class Phase:
@@ -104,275 +101,233 @@ class Phase:
         return sum(self.parts.values())
 
 
-def phases(run: PlannedRun, ranks: Ranks, device: str) -> list[Phase]:
+class Trained(NamedTuple):
+    """Bytes on a rank of what trains of a model."""
+
+    weights: float
+    moments: float
+    gradients: float
+    """Those of a step."""
+    unreduced: float
+    """Those between the micro-batches of a step: ranks add theirs up after the last."""
+    working: float
+    """What a pass gathers from other ranks, and copies in bfloat16."""
+
+
+def phases(run: PlannedRun, machine: Machine) -> list[Phase]:
     """Return the phases of sft, reward and ppo in order, for one rank."""
-    planner = _Planner(run, ranks, device)
+    planner = _Planner(run, machine)
     return [*planner.sft(), *planner.reward(), *planner.ppo()]
 
 
-Parts = dict[str, float]
-
-
 class _Planner:
-    """The arithmetic of one run on one kind of machine."""
+    """The arithmetic of one run on one machine."""
 
-    def __init__(self, run: PlannedRun, ranks: Ranks, device: str) -> None:
-        self.run, self.ranks, self.device = run, ranks, device
-        self.shape, self.dtype = run.shape, run.dtype
+    def __init__(self, run: PlannedRun, machine: Machine) -> None:
+        self.run, self.machine, self.shape = run, machine, run.shape
+        self.device = "cuda" if machine.gpus else "cpu"
+        self.width = 2 if run.dtype == "bfloat16" else FLOAT
+        self.length = run.generation.max_prompt_tokens + run.generation.max_new_tokens
 
     def sft(self) -> Iterator[Phase]:
-        """Yield the loop, then sampling with the model that it leaves; checkpoints come between its steps."""
-        config, run = self.run.sft, self.run
-        trained = self._whole(config, scalar=False)
-        micro = config.micro_batch_size if config.packing is None else max(1, config.packing // run.length)
-        micro = self._micro(micro, config.batch_size)
-        work = Pass(micro, run.length) if config.packing is None else Pass(1, micro * run.length, masked=True)
-        several = self.ranks.rows(config.batch_size) > micro
-        yield self._training("sft", "training", {}, trained, config, work, micro * run.response, several)
-        yield self._saving("sft", {"weights": trained.weights, "optimizer": trained.moments}, config.checkpoint_whole)
-        rows = min(SAMPLED_AT_ONCE, config.evaluate)
-        yield self._sampling("sft", {"weights": FLOAT * self.shape.parameters}, rows)  # rank 0, alone
+        """Yield training, a checkpoint, and samples of the trained model on rank 0."""
+        config, trained = self.run.sft, self._trained(self.run.sft)
+        rows = config.micro_batch_size if config.packing is None else max(1, config.packing // self.length)
+        rows = min(rows, self.machine.rows(config.batch_size))
+        masked = 0 if config.packing is None else rows * self.length
+        several = self.machine.rows(config.batch_size) > rows
+        logits = self._logits(rows * self.run.generation.max_new_tokens, 3)
+        yield self._training("sft", "training", {}, trained, config, rows * self.length, masked, logits, several)
+        yield self._saving("sft", {}, trained, config.checkpoint_whole)
+        yield self._sampling(
+            "sft", "sampling", {"weights": FLOAT * self.shape.parameters}, min(SAMPLED_AT_ONCE, config.evaluate)
+        )
 
     def reward(self) -> Iterator[Phase]:
-        """Training member by member, then the SFT policy's samples, which make the scale, beside all members."""
-        config, run = self.run.reward, self.run
-        lora, ensemble = config.lora, config.published
-        held: Parts = {}
-        if lora is not None:
-            held["backbone"] = backbone(self.shape, self.dtype, lora.quantize)
-            trained = adapter(self.shape, lora, True, config.optimizer)
-            before = (ensemble - 1) * FLOAT * self.shape.adapter_parameters(lora)
-        else:
-            trained = self._whole(config, scalar=True)
-            before = (config.members - 1) * FLOAT * self.shape.scalar_parameters
-        held |= {"frozen": before} if before else {}
-        micro = self._micro(config.micro_batch_size, config.batch_size)
-        several = self.ranks.rows(config.batch_size) > micro
-        if config.shared_prompts:
-            work = Pass(micro, run.prompt + 2 * run.response, masked=True)
-        else:
-            work = Pass(2 * micro, run.length)
-        yield self._training("reward", "training", held, trained, config, work, 0, several, lora)
-        yield self._saving(
-            "reward", held | {"weights": trained.weights, "optimizer": trained.moments}, config.checkpoint_whole
-        )
-        scored: Parts = {"policy": frozen(self.shape, False, self.dtype)}
-        if lora is not None:
-            scored |= held | {"weights": trained.weights}
-        else:
-            scored |= {"frozen": ensemble * FLOAT * self.shape.scalar_parameters}
-        yield self._sampling("reward", scored, min(SAMPLED_AT_ONCE, config.scale_responses))
+        """Yield training of the last member, a checkpoint, and the SFT policy's samples that all members score."""
+        config, generation, lora = self.run.reward, self.run.generation, self.run.reward.lora
+        trained = self._trained(config, lora, scalar=True)
+        held: Parts = {} if lora is None else {"backbone": self._frozen(lora=lora)}
+        kept = (config.published if lora else config.members) - 1
+        held |= {"frozen": kept * FLOAT * self._count(lora, scalar=True)}
+        rows = min(config.micro_batch_size, self.machine.rows(config.batch_size))
+        row = generation.max_prompt_tokens + 2 * generation.max_new_tokens if config.shared_prompts else 2 * self.length
+        masked, several = row if config.shared_prompts else 0, self.machine.rows(config.batch_size) > rows
+        yield self._training("reward", "training", held, trained, config, rows * row, masked, 0, several, lora)
+        yield self._saving("reward", held, trained, config.checkpoint_whole)
+        members = {"frozen": config.published * FLOAT * self._count(lora, scalar=True)}
+        scoring = held | members | {"policy": self._frozen()}
+        yield self._sampling("reward", "sampling", scoring, min(SAMPLED_AT_ONCE, config.scale_responses))
 
     def ppo(self) -> Iterator[Phase]:
-        """Sampling, the frozen models' pass, the policy's update, the critic's, an evaluation between updates; the
-        final evaluation, what is written, adapters merged."""
-        config, run, ranks = self.run.ppo, self.run, self.ranks
-        held = self._held_by_ppo()
-        policy = self._trained_by_ppo(scalar=False)
-        held |= {} if config.ema is None else {"average": policy.weights}
-        best = self._best_weights()
-        held |= best if self._looks_before_the_last_update() else {}
-        critic = self._trained_by_ppo(scalar=True) if config.has_critic and config.critic.kind == "separate" else None
-        still: Parts = dict(held)
-        still["weights"] = policy.weights + (critic.weights if critic else 0)
-        still["optimizer"] = policy.moments + (critic.moments if critic else 0)
-        batch = ranks.rows(config.batch_size)
-        gathered = ranks.sharded and config.lora is None
-        if config.rollout.by_server:
-            yield self._sending(still, gathered)
-        else:
-            yield self._sampling("ppo", still, batch, config.lora, gathered=gathered)
-        sized, tokens = config.micro_batch
-        micro = self._micro(sized if tokens is None else max(1, tokens // run.length), config.minibatch_size)
-        work, predicted = Pass(micro, run.length), micro * run.response
-        divided = run.generation.temperature != 1
-        judged: Parts = {  # an evaluation asks the policy in any format
-            "activations": passing(self.shape, work, self.dtype),
-            "logits": logits(self.shape, predicted, 2 + divided + 3),
-        }
-        scoring = judged | {"logits": logits(self.shape, predicted, 2 + divided + 3 * run.asks_policy)}
-        yield self._phase("ppo", "frozen pass", still | scoring)
-        several = ranks.rows(config.minibatch_size) > micro or config.ptx.coefficient > 0
-        beside = held | ({"critic": critic.weights + critic.moments} if critic else {})
-        copies = 7 if config.entropy_coefficient > 0 else 3 + divided
-        yield self._training(
-            "ppo", "policy update", beside, policy, config, work, predicted, several, config.lora, copies
-        )
-        if critic is not None:
-            beside = held | {"policy": policy.weights + policy.moments}
-            more = ranks.rows(config.minibatch_size) > micro
-            yield self._training("ppo", "critic update", beside, critic, config, work, 0, more, config.lora)
-        if config.evaluate_every is not None:  # with an average, the policy's own weights are kept as well
-            looking = still | best | ({} if config.ema is None else {"set aside": policy.weights})
-            rows = ranks.rows(min(config.watch.prompts, config.batch_size))
-            yield self._sampling("ppo", looking, rows, config.lora, "watching", gathered, judged)
-        whole_again = self._held_by_ppo() | best
-        if config.lora is None:
-            models = self.shape.parameters + (self.shape.scalar_parameters if critic else 0)
-            whole_again["weights"] = FLOAT * models
-        else:
-            whole_again["weights"] = still["weights"]
-        again = min(config.evaluate, config.repeats.prompts) * (config.repeats.samples - 1)
-        rows = min(max(config.evaluate, again), config.batch_size)
-        yield self._sampling("ppo", whole_again, rows, config.lora, "evaluation", judged=judged)  # rank 0, alone
-        refreshed = self._reference() if config.kl.refresh_every else 0
-        yield self._saving(
-            "ppo", still | best, config.checkpoint_whole, still.get("average", 0), refreshed, self._best_on_host()
-        )
-        if config.lora is not None:
-            yield self._phase("ppo", "merging", whole_again | {"merged": FLOAT * self.shape.parameters})
-
-    def _reference(self) -> float:
-        """Bytes of a reference that is refreshed, and so checkpointed."""
-        lora = self.run.ppo.lora
-        return frozen(self.shape, False, self.dtype) if lora is None else FLOAT * self.shape.adapter_parameters(lora)
-
-    def _best_on_host(self) -> float:
-        """Bytes of the best weights that evaluations found: float32, whole, in the memory of each rank's process."""
-        config = self.run.ppo
-        count = self.shape.parameters if config.lora is None else self.shape.adapter_parameters(config.lora)
-        return FLOAT * count if config.evaluate_every is not None else 0
-
-    def _best_weights(self) -> Parts:
-        """These as a part of what a device holds: of a CPU alone."""
-        return {"best weights": self._best_on_host()} if self.device == "cpu" else {}
-
-    def _looks_before_the_last_update(self) -> bool:
-        """Return whether an evaluation may come before the last update: by its number, or since KL has risen."""
-        config = self.run.ppo
+        """Yield an update's phases, the evaluation between updates, the last on rank 0, a checkpoint, and the merging
+        of adapters."""
+        config, machine, lora = self.run.ppo, self.machine, self.run.ppo.lora
+        policy, frozen = self._trained(config, lora), self._held_by_ppo()
+        separate = config.has_critic and config.critic.kind == "separate"
+        critic = self._trained(config, lora, scalar=True) if separate else Trained(0, 0, 0, 0, 0)
         every = config.evaluate_every
-        return every is not None and config.updates > (1 if config.watch.kl_high is not None else every)
+        best = FLOAT * self._count(lora) if every is not None else 0  # in the memory of each rank's process
+        best_here = {"best weights": best if self.device == "cpu" else 0}
+        early = every is not None and config.updates > (every if config.watch.kl_high is None else 1)
+        held = frozen | ({} if config.ema is None else {"average": policy.weights}) | (best_here if early else {})
+        still = held | {
+            "weights": policy.weights + critic.weights, "optimizer": policy.moments + critic.moments
+        }  # fmt: skip
+        if not config.rollout.by_server:
+            yield self._sampling("ppo", "sampling", still, machine.rows(config.batch_size), lora, gathered=True)
+        size, tokens = config.micro_batch
+        rows = min(size if tokens is None else max(1, tokens // self.length), machine.rows(config.minibatch_size))
+        work, predicted = rows * self.length, rows * self.run.generation.max_new_tokens
+        scored = {"activations": self._forward(work), "logits": self._logits(predicted, 5)}
+        yield self._phase("ppo", "frozen pass", still | scored)
+        logits = self._logits(predicted, 7 if config.entropy_coefficient > 0 else 4)
+        several = machine.rows(config.minibatch_size) > rows
+        beside = held | {"critic": critic.weights + critic.moments}
+        yield self._training(
+            "ppo", "policy update", beside, policy, config, work, 0, logits, several or config.ptx.coefficient > 0, lora
+        )
+        if separate:
+            beside = held | {"policy": policy.weights + policy.moments}
+            yield self._training("ppo", "critic update", beside, critic, config, work, 0, 0, several, lora)
+        if every is not None:  # with an average, the policy's own weights are kept as well
+            watching = still | best_here | ({} if config.ema is None else {"set aside": policy.weights})
+            rows = machine.rows(min(config.watch.prompts, config.batch_size))
+            yield self._sampling("ppo", "watching", watching, rows, lora, gathered=True)
+        published = frozen | best_here
+        published |= {"weights": FLOAT * (self._count(lora) + separate * self._count(lora, scalar=True))}
+        rows = max(config.evaluate, min(config.evaluate, config.repeats.prompts) * (config.repeats.samples - 1))
+        yield self._sampling("ppo", "evaluation", published, min(rows, config.batch_size), lora)
+        trained = Trained(*(sum(pair) for pair in zip(policy, critic, strict=True)))
+        copied = held.get("average", 0) + (self._refreshed() if config.kl.refresh_every else 0)
+        yield self._saving("ppo", held | best_here, trained, config.checkpoint_whole, copied + best * machine.ranks)
+        if lora is not None:
+            yield self._phase("ppo", "merging", published | {"merged": FLOAT * self.shape.parameters})
 
     def _held_by_ppo(self) -> Parts:
-        """Frozen models, or the backbone and the reward model's adapter on it; an independent judge, which is one more;
-        further reward models."""
+        """Return what is frozen in PPO: reference and reward models, or the backbone and the reward model's adapters on
+        it; an independent judge, which is one more; further reward models."""
         config, members = self.run.ppo, self.run.reward.published * (2 if self.run.judged else 1)
-        judges: Parts = {"judges": self.run.judges}
-        if config.lora is not None:
-            reward = self.run.reward.lora or config.lora
-            adapters = FLOAT * members * self.shape.adapter_parameters(reward)
-            return {
-                "backbone": backbone(self.shape, self.dtype, config.lora.quantize),
-                "frozen": adapters + (self._reference() if config.kl.refresh_every else 0),
-            } | judges
-        policies = frozen(self.shape, False, self.dtype) + (self._reference() if config.kl.refresh_every else 0)
-        return {"frozen": policies + members * frozen(self.shape, True, self.dtype)} | judges
-
-    def _trained_by_ppo(self, scalar: bool) -> Trained:
-        config, reward = self.run.ppo, self.run.reward
+        refreshed = self._refreshed() if config.kl.refresh_every else 0
         if config.lora is None:
-            return self._whole(config, scalar)
-        shape = (reward.lora or config.lora) if scalar and config.critic.start == "reward" else config.lora
-        return adapter(self.shape, shape, scalar, config.optimizer)
+            frozen = self._frozen() + members * self._frozen(scalar=True)
+            return {"frozen": frozen + refreshed, "judges": self.run.judges}
+        adapters = members * FLOAT * self._count(self.run.reward.lora or config.lora)
+        backbone = self._frozen(lora=config.lora)
+        return {"backbone": backbone, "frozen": adapters + refreshed, "judges": self.run.judges}
 
-    def _whole(self, config: OptimizerConfig, scalar: bool) -> Trained:
-        again = config.gradient_checkpointing
-        return whole(self.shape, scalar, self.dtype, config.optimizer, self.ranks, again)
+    def _refreshed(self) -> float:
+        """Return the bytes of a reference that is refreshed, and so checkpointed."""
+        return self._frozen() if self.run.ppo.lora is None else FLOAT * self._count(self.run.ppo.lora)
 
-    def _micro(self, micro: int, batch: int) -> int:
-        return min(micro, self.ranks.rows(batch))
+    def _count(self, lora: AdapterConfig | None, scalar: bool = False) -> int:
+        """Return the parameters that train of a model."""
+        if lora is not None:
+            return self.shape.adapter_parameters(lora) + scalar * self.shape.hidden_size
+        return self.shape.scalar_parameters if scalar else self.shape.parameters
+
+    def _frozen(self, scalar: bool = False, lora: AdapterConfig | None = None) -> float:
+        """Return the bytes of a model that only computes, whole on each rank: the blocks' matrices in the format of
+        products or in 4 bits, the rest in float32."""
+        quantized = lora is not None and lora.quantize is not None
+        rest = self._count(None, scalar) - self.shape.matrices
+        return FLOAT * rest + (FOUR_BITS if quantized else self.width) * self.shape.matrices
+
+    def _trained(self, config: OptimizerConfig, lora: AdapterConfig | None = None, scalar: bool = False) -> Trained:
+        """Return what trains: 4 bytes a parameter of weights, 4 of gradients and AdamW's moments, shared out by ZeRO.
+        Ranks each hold all of an adapter."""
+        shape, sharded = self.shape, self.machine.sharded and lora is None
+        count, share = self._count(lora, scalar), 1 / self.machine.ranks if sharded else 1.0
+        block, working = shape.matrices / shape.layers, 0.0
+        if lora is None and self.run.dtype == "bfloat16":  # with checkpointing cast anew, block by block
+            working += 2 * (block if config.gradient_checkpointing else shape.matrices) + 2 * shape.embedding
+        if sharded:  # all weights, or two blocks and both ends of the model
+            working += FLOAT * (count if self.machine.sharding == "zero2" else count - shape.matrices + 2 * block)
+        return Trained(FLOAT * count * share, MOMENTS[config.optimizer] * count * share, FLOAT * count * share,
+                       FLOAT * count, working)  # fmt: skip
+
+    def _block(self, tokens: int, masked: int) -> float:
+        """Return the bytes that autograd keeps of one block: 26 D a token (what enters norms and linear layers), and in
+        the format of products queries, attention's output, keys, values and 4 I of the MLP.
+
+        Args:
+            masked: the length of a sequence if attention gets a mask, which each layer keeps in float32; 0 if not.
+        """
+        shape = self.shape
+        products = 2 * shape.head_size * (shape.heads + shape.kv_heads) + 4 * shape.intermediate_size
+        return tokens * (26 * shape.hidden_size + self.width * products + FLOAT * masked)
+
+    def _forward(self, tokens: int) -> float:
+        """Return the bytes that a forward pass without gradients holds at most: the MLP's three, and 3 D."""
+        return tokens * 3 * (FLOAT * self.shape.hidden_size + self.width * self.shape.intermediate_size)
+
+    def _logits(self, predicted: int, copies: float) -> float:
+        """Return the bytes of `copies` of the float32 logits of `predicted` tokens, or of as many as are held at a
+        time."""
+        return FLOAT * copies * min(predicted * self.shape.vocabulary, max(LOGITS_AT_ONCE, self.shape.vocabulary))
 
     def _training(
-        self, stage: str, name: str, held: Parts, trained: Trained, config: OptimizerConfig, work: Pass,
-        predicted: int, several: bool, lora: AdapterConfig | None = None, copies: int = 3,
+        self, stage: str, name: str, held: Parts, trained: Trained, config: OptimizerConfig, tokens: int, masked: int,
+        logits: float, several: bool, lora: AdapterConfig | None = None,
     ) -> Phase:  # fmt: skip
-        """Return the worst of four moments: the graph with the head's logits, after them, the end of the backward pass,
-        the step.
+        """Return the worse of two moments of a step: the end of the forward pass, and of the backward pass.
 
         Args:
-            predicted: tokens whose logits are computed; 0 for a scalar head.
+            tokens: of a forward pass, padding included.
+            masked: as of `_block`.
+            logits: bytes of the head's logits; 0 for a scalar head.
             several: micro-batches a step, so that the gradients of the first are held through the next.
-            copies: of the float32 logits, at the worst moment of their forward and backward pass.
         """
-        shape, dtype, again = self.shape, self.dtype, config.gradient_checkpointing
-        graph = activations(shape, work, dtype, again, lora)
-        head = logits(shape, predicted, copies + (0.5 if dtype == "bfloat16" else 0))
-        block = block_activations(shape, work, dtype, lora) if again else 0
-        block += work.all * width(dtype) * (3 * shape.intermediate_size + 2 * shape.hidden_size)
-        output = trained.largest if predicted else 0
-        before = trained.unreduced if several else 0
-        moments: list[Parts] = [
-            {"gradients": before, "activations": graph, "logits": head, "working": trained.working},
-            {"gradients": before + output, "activations": graph + block, "working": trained.working},
-            {"gradients": (before or trained.gradients) + (trained.largest if predicted or several else 0),
-             "activations": block, "working": trained.working},
-            {"gradients": trained.gradients},
-        ]  # fmt: skip
+        again, block = config.gradient_checkpointing, self._block(tokens, masked)
+        entering = FLOAT * tokens * self.shape.hidden_size * (self.shape.layers + 2)
+        graph = entering + block if again else self.shape.layers * block
+        gradients = trained.unreduced if several else trained.gradients
         base = held | {"weights": trained.weights, "optimizer": trained.moments}
-        heap = max(HEAP, CHECKPOINTING_HEAP if again else 0, ADAPTERS_HEAP if lora is not None else 0)
-        found = (self._phase(stage, name, base | moment, heap=heap) for moment in moments)
-        return max(found, key=lambda phase: phase.bytes)
+        forward = {"gradients": trained.unreduced if several else 0, "activations": graph, "logits": logits}
+        moments: list[Parts] = [forward, {"gradients": gradients, "activations": block}]
+        steps = [self._phase(stage, name, base | moment | {"working": trained.working}) for moment in moments]
+        return max(steps, key=lambda phase: phase.bytes)
 
     def _sampling(
-        self, stage: str, held: Parts, rows: int, trained: AdapterConfig | None = None, name: str = "sampling",
-        gathered: bool = False, judged: Parts | None = None,
-    ) -> Phase:  # fmt: skip
-        """Return the prompts' pass or the last token, whichever holds more, beside the copy that is sampled from.
-
-        Args:
-            gathered: whether it is made of shares, which are gathered before.
-            judged: what a pass of frozen models makes while the copy is held, and the cache no longer.
-        """
-        shape, run, dtype = self.shape, self.run, self.dtype
-        part = Pass(-(-rows // PREFILL_PARTS), run.prompt)
-        quantized = trained is not None and trained.quantize is not None
-        whole = FLOAT * shape.parameters if gathered else 0  # in bfloat16 it goes once the copy is made
-        copied = whole if dtype == "float32" or quantized else 2.0 * shape.parameters
-        copied += 0 if quantized else packed(shape, dtype, self.device)
-        expanded = 2 * width(dtype) * rows * run.length * shape.queries if shape.kv_heads < shape.heads else 0
-        last = FLOAT * 4 * rows * shape.vocabulary
-        cache = cached_keys(shape, rows, run.length, dtype)
-        moments: list[Parts] = [
-            {"activations": passing(shape, part, dtype)},
-            {"activations": expanded, "logits": last},
-        ]
-        base = held | {"sampling copy": copied, "key-value cache": cache}
-        found = [self._phase(stage, name, base | moment) for moment in moments]
-        if judged is not None:
-            found.append(self._phase(stage, name, held | {"sampling copy": copied} | judged))
-        if whole > 0 and dtype == "bfloat16":
-            found.append(self._phase(stage, name, held | {"sampling copy": whole + copied}))
-        return max(found, key=lambda phase: phase.bytes)
-
-    def _sending(self, held: Parts, gathered: bool) -> Phase:
-        """Return what is held while weights go to the server that samples; as files they are copied on the host before,
-        where a folder in memory has those of two updates for a moment."""
-        config, count = self.run.ppo, self.shape.parameters
-        held = held | ({"merged": FLOAT * count} if config.lora is not None or gathered else {})
-        copied = 0.0
-        if config.rollout.transfer == "folder":
-            in_memory = (config.rollout.folder or "").startswith("/dev/shm")
-            copied = (3 if in_memory else 1) * width("float32" if config.rollout.dtype == "float32" else "bfloat16")
-        if self.device == "cpu":
-            return self._phase("ppo", "sending", held | {"sent": copied * count})
-        return self._phase("ppo", "sending", held, copied * count)
-
-    def _saving(
-        self, stage: str, held: Parts, whole_up_to: float, average: float = 0, reference: float = 0, best: float = 0
+        self, stage: str, name: str, held: Parts, rows: int, lora: AdapterConfig | None = None, gathered: bool = False
     ) -> Phase:
-        """Return what is held while it is written; on a GPU the host gets a copy of it, gathered or part by part.
+        """Return what sampling `rows` responses holds: a copy of the policy, keys and values, and a step's logits.
 
         Args:
-            whole_up_to: GB that are gathered.
-            average: bytes of `held` that a rank holds of an average of weights, written too.
-            reference: bytes of `held` that are a reference, whole and written too.
-            best: bytes of each rank on the host, written from there.
+            gathered: whether the policy may be in shares, which are gathered before they are copied.
         """
-        if self.device != "cuda":
-            return self._phase(stage, "saving", held)
-        own, number = held.get("weights", 0) + held.get("optimizer", 0) + average, self.ranks.number
-        sharded = self.ranks.sharded and "backbone" not in held  # every rank has all of an adapter
-        written = own * number if sharded else own
-        if sharded and written > whole_up_to * 1e9:  # each rank's part, file by file
-            written = number * 2 * min(own, max(WRITTEN_AT_ONCE, FLOAT * self.shape.embedding / number))
-        host = written + reference + best * number
-        return self._phase(stage, "saving", held, host)
+        shape, quantized = self.shape, lora is not None and lora.quantize is not None
+        copy = FLOAT * shape.parameters if gathered and self.machine.sharded and lora is None else 0.0
+        if not quantized:
+            copy += 2 * shape.parameters if self.run.dtype == "bfloat16" else 0
+            copy += self.width * (shape.matrices + shape.embedding) if self.device == "cpu" else 0
+        prompts = self._forward(-(-rows // PREFILL_PARTS) * self.run.generation.max_prompt_tokens)
+        heads = 2 * self.width * rows * self.length * shape.head_size  # bytes of keys and values a head
+        expanded = heads * shape.heads if shape.kv_heads < shape.heads else 0
+        return self._phase(stage, name, held | {
+            "sampling copy": copy, "key-value cache": shape.layers * heads * shape.kv_heads,
+            "activations": max(prompts, expanded), "logits": FLOAT * 4 * rows * shape.vocabulary,
+        })  # fmt: skip
 
-    def _phase(self, stage: str, name: str, parts: Parts, host: float = 0, heap: float = HEAP) -> Phase:
-        tensors = {part: round(held) for part, held in parts.items() if round(held)}
+    def _saving(self, stage: str, held: Parts, trained: Trained, whole_up_to: float, copied: float = 0) -> Phase:
+        """Return what is held while a checkpoint is written; on a GPU the host gets a copy of it.
+
+        Args:
+            whole_up_to: GB that are gathered; of more, each rank copies and writes a gigabyte at a time.
+            copied: bytes of what else is written.
+        """
+        ranks = self.machine.ranks if trained.gradients < trained.unreduced else 1
+        written = (trained.weights + trained.moments) * ranks
+        if ranks > 1 and written > whole_up_to * 1e9:
+            written = min(written, ranks * 2e9)
+        base = held | {"weights": trained.weights, "optimizer": trained.moments}
+        return self._phase(stage, "saving", base, (written + copied) if self.device == "cuda" else 0)
+
+    def _phase(self, stage: str, name: str, parts: Parts, host: float = 0) -> Phase:
+        tensors = {part: round(size) for part, size in parts.items() if round(size)}
         if self.device == "cuda":
-            tensors["CUDA"] = round(CUDA_CONTEXT + CUDA_SPARE * sum(tensors.values()))
+            tensors["CUDA"] = round(CUDA + ALLOCATOR["cuda"] * sum(tensors.values()))
         else:
-            tensors["heap"] = round(heap * sum(tensors.get(part, 0) for part in PASSING))
+            tensors["heap"] = round(ALLOCATOR["cpu"] * sum(tensors.get(part, 0) for part in PASSING))
             tensors["process"] = round(PROCESS)
         return Phase(stage, name, tensors, round(host))

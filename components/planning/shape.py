@@ -1,25 +1,26 @@
-"""Shapes of Llama-like models and the parameters that follow from them, exactly. Importable without torch."""
+"""Shapes of Llama-like models and the parameters that follow from them. Importable without torch."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError
 
 from components.base.errors import UserError
 from components.base.settings import Settings
 from components.models.config import AdapterConfig, ScratchModel
 
-LIKE_LLAMA = {"llama": (False, False), "mistral": (False, False), "qwen2": (True, False), "qwen3": (False, True)}
-"""transformers' `model_type` to whether queries, keys and values have a bias, and whether queries and keys a norm."""
+LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3")
+"""Values of transformers' `model_type`. Qwen's biases and query norms, below 0.1 % of the parameters, are not
+counted."""
 
 
 class ModelShape(Settings):
     """A decoder of blocks of attention (grouped queries) and a gated MLP, with RMSNorm and rotary positions."""
 
     vocabulary: int = Field(ge=1)
-    """Rows of the embedding."""
+    """Rows of the embedding, V."""
     hidden_size: int = Field(ge=1)
     """Width of the residual stream, D."""
     intermediate_size: int = Field(ge=1)
@@ -29,83 +30,46 @@ class ModelShape(Settings):
     heads: int = Field(ge=1)
     """Query heads."""
     kv_heads: int = Field(ge=1)
-    """Heads of keys and values; must divide `heads`."""
+    """Heads of keys and values."""
     head_size: int = Field(ge=1)
     """Width of a head."""
     tied: bool = True
     """Whether the output layer is the embedding."""
-    qkv_bias: bool = False
-    """Whether queries, keys and values have a bias."""
-    output_bias: bool = False
-    """Whether attention's output layer has one."""
-    mlp_bias: bool = False
-    """Whether the MLP's three layers have one."""
-    qk_norm: bool = False
-    """Whether queries and keys are normalised, a weight for each of a head's dimensions."""
-
-    @model_validator(mode="after")
-    def _groups(self) -> Self:
-        if self.heads % self.kv_heads:
-            raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
-        return self
-
-    @property
-    def queries(self) -> int:
-        """Width of all query heads."""
-        return self.heads * self.head_size
-
-    @property
-    def keys(self) -> int:
-        """Width of all key heads, and of all value heads."""
-        return self.kv_heads * self.head_size
 
     @property
     def linears(self) -> dict[str, tuple[int, int]]:
         """Inputs and outputs of each linear layer of a block, by transformers' name."""
         width, inner = self.hidden_size, self.intermediate_size
+        queries, keys = self.heads * self.head_size, self.kv_heads * self.head_size
         return {
-            "q_proj": (width, self.queries), "k_proj": (width, self.keys), "v_proj": (width, self.keys),
-            "o_proj": (self.queries, width), "gate_proj": (width, inner), "up_proj": (width, inner),
-            "down_proj": (inner, width),
+            "q_proj": (width, queries), "k_proj": (width, keys), "v_proj": (width, keys), "o_proj": (queries, width),
+            "gate_proj": (width, inner), "up_proj": (width, inner), "down_proj": (inner, width),
         }  # fmt: skip
 
     @property
     def matrices(self) -> int:
-        """Parameters of the blocks' linear layers, biases left out."""
+        """Parameters of the blocks' linear layers."""
         return self.layers * sum(inputs * outputs for inputs, outputs in self.linears.values())
 
     @property
-    def vectors(self) -> int:
-        """Parameters that are no matrix: norms and biases."""
-        width = self.hidden_size
-        biases = self.qkv_bias * (self.queries + 2 * self.keys) + self.output_bias * width
-        biases += self.mlp_bias * (2 * self.intermediate_size + width)
-        return self.layers * (2 * width + biases + self.qk_norm * 2 * self.head_size) + width
-
-    @property
     def embedding(self) -> int:
-        """Parameters of the embedding."""
+        """Parameters of the embedding, V · D."""
         return self.vocabulary * self.hidden_size
-
-    @property
-    def output(self) -> int:
-        """Parameters of an output layer of its own; 0 where it is the embedding."""
-        return 0 if self.tied else self.embedding
 
     @property
     def parameters(self) -> int:
         """Parameters of the language model."""
-        return self.matrices + self.vectors + self.embedding + self.output
+        return self.scalar_parameters - self.hidden_size + (0 if self.tied else self.embedding)
 
     @property
     def scalar_parameters(self) -> int:
         """Parameters with a scalar head in place of the output layer: a reward model or a critic."""
-        return self.matrices + self.vectors + self.embedding + self.hidden_size
+        return self.matrices + self.embedding + (2 * self.layers + 2) * self.hidden_size
 
     def adapter_parameters(self, config: AdapterConfig) -> int:
         """Parameters of a LoRA adapter: rank · (inputs + outputs) for each layer that it adapts."""
-        adapted = self.linears if config.targets is None else {n: self.linears[n] for n in config.targets}
-        return self.layers * config.rank * sum(map(sum, adapted.values()))
+        adapted = [size for name, size in self.linears.items() if config.targets is None or name in config.targets]
+        return self.layers * config.rank * sum(map(sum, adapted))
 
     @classmethod
     def of_scratch(cls, config: ScratchModel) -> Self:
@@ -121,73 +85,58 @@ class ModelShape(Settings):
         """Return the shape that a `config.json` of transformers describes.
 
         Raises:
-            UserError: the model is none of `LIKE_LLAMA`, or the config lacks a size.
+            UserError: the model is none of `LIKE_LLAMA`, or a size is missing or wrong.
         """
-        kind = config.get("model_type")
-        if kind not in LIKE_LLAMA:
+        if (kind := config.get("model_type")) not in LIKE_LLAMA:
             raise UserError(
-                f"{named_by}: model_type is {kind!r}; memory is computed for {', '.join(LIKE_LLAMA)}. Give sizes of "
-                "a model like it with --shape, as in --shape hidden_size=2048,layers=16,..."
+                f"{named_by}: model_type is {kind!r}; memory is computed for {', '.join(LIKE_LLAMA)}. Give the "
+                "config.json of a model of about this size with --shape, or one of its known shapes "
+                f"({', '.join(KNOWN)})."
             )
-        bias, norm = LIKE_LLAMA[kind]
         try:
             heads, width = config["num_attention_heads"], config["hidden_size"]
             return cls(
                 vocabulary=config["vocab_size"], hidden_size=width, intermediate_size=config["intermediate_size"],
                 layers=config["num_hidden_layers"], heads=heads, kv_heads=config.get("num_key_value_heads") or heads,
-                head_size=config.get("head_dim") or width // heads,
-                tied=config.get("tie_word_embeddings", False),
-                qkv_bias=bias or config.get("attention_bias", False),
-                output_bias=config.get("attention_bias", False) and kind != "qwen2",
-                mlp_bias=config.get("mlp_bias", False), qk_norm=norm,
+                head_size=config.get("head_dim") or width // heads, tied=config.get("tie_word_embeddings", False),
             )  # fmt: skip
         except KeyError as error:
             raise UserError(f"{named_by}: the model's config has no {error}.") from error
+        except (ValidationError, TypeError, ZeroDivisionError) as error:
+            raise UserError(f"{named_by}: a size in the model's config is wrong: {error}") from error
 
     @classmethod
-    def of_folder(cls, folder: Path, named_by: str) -> Self:
-        """Return the shape of the model in `folder`, from its config.json or the header of its GGUF file.
+    def of_path(cls, path: Path, named_by: str) -> Self:
+        """Return the shape of the model in a folder, from its config.json or the header of its GGUF file, or that a
+        config.json describes.
 
         Raises:
-            UserError: there is neither, or as `of_config`.
+            UserError: there is none that can be read, or as `of_config`.
         """
-        if (folder / "config.json").is_file():
-            return cls.of_file(folder / "config.json", named_by)
-        files = sorted(folder.glob("*.gguf"))
-        if not files:
-            raise UserError(f"{named_by}: {folder} holds no config.json and no GGUF file.")
-        return cls._of_gguf(files[0], named_by)
-
-    @classmethod
-    def of_file(cls, file: Path, named_by: str) -> Self:
-        """Return the shape that a `config.json` describes. Raises `UserError` as `of_config`, or where it is not
-        JSON."""
+        file = path / "config.json" if path.is_dir() else path
+        if not file.is_file() and (files := sorted(path.glob("*.gguf"))):
+            return cls.of_config(_gguf_config(files[0]), f"{named_by}: {files[0]}")
         try:
             config = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise UserError(f"{named_by}: {file} cannot be read as JSON: {error}") from error
+            raise UserError(f"{named_by}: {file} cannot be read as JSON, and no GGUF file is there: {error}") from error
         return cls.of_config(config if isinstance(config, dict) else {}, f"{named_by}: {file}")
 
-    @classmethod
-    def _of_gguf(cls, file: Path, named_by: str) -> Self:
-        from gguf import GGUFReader
 
-        reader = GGUFReader(file)
-        kind = str(reader.fields["general.architecture"].contents())
+def _gguf_config(file: Path) -> dict[str, Any]:
+    """Return what a config.json of transformers would say of the model in a GGUF file."""
+    from gguf import GGUFReader
 
-        def field(name: str) -> Any:
-            found = reader.fields.get(f"{kind}.{name}")
-            return None if found is None else found.contents()
-
-        tensors = {tensor.name: tensor for tensor in reader.tensors}
-        config = {
-            "model_type": kind, "vocab_size": int(tensors["token_embd.weight"].shape[1]),
-            "hidden_size": field("embedding_length"), "intermediate_size": field("feed_forward_length"),
-            "num_hidden_layers": field("block_count"), "num_attention_heads": field("attention.head_count"),
-            "num_key_value_heads": field("attention.head_count_kv"), "head_dim": field("attention.key_length"),
-            "tie_word_embeddings": "output.weight" not in tensors,
-        }  # fmt: skip
-        return cls.of_config(config, f"{named_by}: {file}")
+    reader = GGUFReader(file)
+    values = {name.partition(".")[2]: field.contents() for name, field in reader.fields.items()}
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    return {
+        "model_type": values["architecture"], "vocab_size": int(tensors["token_embd.weight"].shape[1]),
+        "hidden_size": values["embedding_length"], "intermediate_size": values["feed_forward_length"],
+        "num_hidden_layers": values["block_count"], "num_attention_heads": values["attention.head_count"],
+        "num_key_value_heads": values.get("attention.head_count_kv"), "head_dim": values.get("attention.key_length"),
+        "tie_word_embeddings": "output.weight" not in tensors,
+    }  # fmt: skip
 
 
 KNOWN = {
@@ -206,36 +155,17 @@ KNOWN = {
 
 
 def read_shape(text: str) -> ModelShape:
-    """Return the shape that `--shape` names: one of `KNOWN`, a folder or config.json, or `field=value,...`.
-
-    What a list of fields leaves out follows from the rest: `intermediate_size` is 8/3 of the width as in Llama,
-    `kv_heads` is `heads`, `head_size` is the width over the heads.
+    """Return the shape that `--shape` names: one of `KNOWN`, or a folder or config.json.
 
     Raises:
-        UserError: it is none of these, or a size is missing or wrong.
+        UserError: it is none of these.
     """
     if text in KNOWN:
         return KNOWN[text]
-    path = Path(text).expanduser()
-    if path.is_dir():
-        return ModelShape.of_folder(path, "--shape")
-    if path.is_file():
-        return ModelShape.of_file(path, "--shape")
-    pairs = dict(part.partition("=")[::2] for part in text.split(","))
-    if "=" not in text:
-        raise UserError(
-            f"--shape {text}: no such model or folder. Give {', '.join(KNOWN)}, a folder with a config.json, or sizes "
-            "as in vocabulary=128256,hidden_size=2048,layers=16,heads=32,kv_heads=8,intermediate_size=8192."
-        )
-    values: dict[str, Any] = {name.strip(): value.strip() for name, value in pairs.items()}
-    width, heads = values.get("hidden_size", ""), values.get("heads", "")
-    if width.isdigit() and heads.isdigit() and int(heads):
-        values.setdefault("intermediate_size", 8 * int(width) // 3)
-        values.setdefault("kv_heads", heads)
-        values.setdefault("head_size", int(width) // int(heads))
-    try:
-        return ModelShape.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"])) or "sizes"
-        raise UserError(f"--shape {text}: {name}: {first['msg']}.") from error
+    if (path := Path(text).expanduser()).exists():
+        return ModelShape.of_path(path, "--shape")
+    raise UserError(
+        f"--shape {text}: no such model, folder or file. Give {', '.join(KNOWN)}, or a model's folder or config.json. "
+        "The config.json needs only model_type, vocab_size, hidden_size, intermediate_size, num_hidden_layers and "
+        "num_attention_heads."
+    )

@@ -94,14 +94,13 @@ def run(
 ) -> None:
     """Run the pipeline and reuse every stored result."""
     _begin_early()
-    from flows.config.profiles import profile_name
     from flows.launch.begin import new_run
     from tasks.runs.label import Label
 
     label = Label.of(name, tag or [])
     config = config_of(profile, set_).resolved()
     waivers = _waivers(waive, because)
-    _go(new_run(tether_home(), profile_name(profile), config, waivers, refresh or [], label=label, until=until))
+    _go(new_run(tether_home(), profile, config, waivers, refresh or [], label=label, until=until))
 
 
 @command(app, "rerun")

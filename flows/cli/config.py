@@ -59,8 +59,7 @@ def plan(
         str | None,
         typer.Option(
             metavar="SHAPE",
-            help="Another model: smollm2-135m, llama-3.2-1b, llama-3.1-8b, a folder with a config.json, or sizes, as "
-            "hidden_size=2048,layers=16,heads=32,kv_heads=8,intermediate_size=8192,vocabulary=128256.",
+            help="Another model: smollm2-135m, llama-3.2-1b, llama-3.1-8b, or a model's folder or config.json.",
         ),
     ] = None,
     set_: Set = None,
@@ -69,19 +68,15 @@ def plan(
     """Print how much memory training needs, and what to change.
 
     It lists each phase of sft, reward and ppo. Exit code 3 if a phase does not fit."""
-    from components.planning.advice import Machine
     from components.planning.shape import read_shape
     from flows.data.pretrained import find_base
-    from flows.reports.memory import MemoryPlan, parse_size, planned_run, sharding_of
+    from flows.reports.memory import MemoryPlan, parse_size, shape_of
 
-    size = None if memory is None else parse_size(memory)
+    limit = None if memory is None else parse_size(memory)
     config = config_of(profile, set_)
-    other = read_shape(shape) if shape else None
-    base = None if other or config.sft.base is None else find_base(config.sft.base, tether_home())
-    on_gpus = config.runtime.model_copy(update={"ranks": max(1, gpus)})
-    config.model_copy(update={"runtime": on_gpus}).check_ranks()
-    run = planned_run(config, base, other, gpu=gpus > 0)
-    found = MemoryPlan.of(profile, run, Machine(gpus, size, sharding_of(config)))
+    base = None if shape or config.sft.base is None else find_base(config.sft.base, tether_home())
+    size = read_shape(shape) if shape else shape_of(config, base)
+    found = MemoryPlan.of(profile, overrides_of(set_), size, gpus, limit)
     echo(found.as_json() if as_json else found.text())
     if found.fits is False:
         raise typer.Exit(GateFailed.exit_code)

@@ -22,7 +22,8 @@ from components.reward.config import RewardConfig
 from components.rollouts.client import resolve_rollout
 from components.sft.config import SftConfig
 from flows.config.errors import explain, unknown
-from flows.config.profiles import Override, apply_overrides, profile_names, read_profile
+from flows.config.profiles import Override, apply_overrides, profile_name, profile_names, read_profile
+from tasks.runs.config import profile_values
 from tasks.stages import PIPELINE, STAGES, Stage, StageName
 
 Job = TypeVar("Job", bound=Settings)
@@ -330,12 +331,26 @@ def check_config(values: dict[str, JsonValue], source: str) -> RunConfig:
         raise UserError(explain(error, values, RunConfig, source, extra_keys=gates)) from error
 
 
-def default_values(profile: str) -> tuple[str, dict[str, JsonValue]]:
-    """Return the values that an unchanged run of `profile` has, and a name for them.
+def file_values(profile: str) -> dict[str, JsonValue] | None:
+    """Return the values of a profile that is a file, laid over those it extends; None for another, or if it is valid
+    only with further options."""
+    try:
+        return to_values(load_config(profile)) if profile_name(profile) != profile else None
+    except UserError:
+        return None
 
-    A profile that is not built in was a file that may have changed since. Its values are then the classes' defaults
-    with the demo's thresholds, because the classes define no thresholds.
+
+def default_values(home: Path, run: str, profile: str) -> tuple[str, dict[str, JsonValue]]:
+    """Return the values that an unchanged run of the profile of `run` has, and a name for them.
+
+    Of a file they were stored when the run began. A run of an earlier version did not store them: the values are then
+    the classes' defaults with the demo's thresholds, because the classes define no thresholds.
+
+    Raises:
+        UserError: what the run stored is damaged.
     """
+    if (stored := profile_values(home, run)) is not None:
+        return f"the profile {profile}", stored
     if profile in profile_names():
         return f"the profile {profile}", to_values(load_config(profile))
     plain = RunConfig(gates=load_config("demo").gates)

@@ -8,8 +8,15 @@ from components.base.errors import UserError
 from components.base.text import counted
 from components.gates.judging import Waiver
 from flows.base_run import changed_before, choose_base, earlier_stages
-from flows.config.profiles import Override, apply_overrides
-from flows.config.run_config import RunConfig, check_config, check_critic_is_used, check_kl_is_judged, to_values
+from flows.config.profiles import Override, apply_overrides, profile_name
+from flows.config.run_config import (
+    RunConfig,
+    check_config,
+    check_critic_is_used,
+    check_kl_is_judged,
+    file_values,
+    to_values,
+)
 from flows.data.plugins import settled_gates, settled_readers
 from flows.data.pretrained import pinned_base, with_template
 from flows.data.rates import with_rates
@@ -21,6 +28,7 @@ from flows.sources import Sources, find_sources, kept_sft
 from tasks.allowed import refuse_outside
 from tasks.execution.attempts import Attempts
 from tasks.execution.context import RunContext, refreshed
+from tasks.runs.config import profile_values
 from tasks.runs.label import UNNAMED, Label
 from tasks.runs.status import load_status, run_of_flow
 from tasks.stages import OPTIONAL, PIPELINE, STAGES, reaches
@@ -54,16 +62,18 @@ def new_run(
     label: Label = UNNAMED,
     user: str | None = None,
     until: str | None = None,
+    like: str | None = None,
 ) -> Launch:
     """Begin a run of `config` and return it, not yet computed. If an input is missing, nothing is written.
 
     Args:
-        profile: the name in the run's id.
+        profile: a profile's name or file; its name is in the run's id.
         config: as `resolved` returns it.
         refresh: stages to recompute even if a result is stored.
         flow_run: the Prefect flow run that begins this run; if Prefect retries it, it continues the same run.
         user: who asked for the run, for its record; None is the user of this process.
         until: the last stage to run; None runs all of them.
+        like: an earlier run whose profile this run has.
 
     Raises:
         UserError: an input can't be read; `until`, `refresh` or a waiver names an unknown stage or gate; `until` comes
@@ -86,7 +96,7 @@ def new_run(
     origin |= resolved_reference(config, sources.data)
     never_hit = ("ppo",) if reaches("ppo", until) and has_unversioned(config) else ()
     options = {"refresh": refreshed([*refresh, *never_hit]), "pinned": kept, **ends, **by_user(user)}
-    ctx = begin_run(home, profile, config, origin, label, waivers, **options)
+    ctx = begin_run(home, profile, config, origin, label, waivers, like, **options)
     return Launch(ctx, config, sources, notes + off_gates(config))
 
 
@@ -168,7 +178,8 @@ def rerun(
     origin |= resolved_reference(config, sources.data)
     never_hit = ("ppo",) if "ppo" not in before and has_unversioned(config) else ()
     options = {"refresh": refreshed([stage, *refresh, *never_hit]), "pinned": pinned, **ends, **by_user(user)}
-    ctx = begin_run(home, profile or base.profile, config, origin, label, waivers, **options)
+    like = base.run if profile in (None, base.profile) else None
+    ctx = begin_run(home, profile or base.profile, config, origin, label, waivers, like, **options)
     return Launch(ctx, config, sources, notes + off_gates(config))
 
 
@@ -192,16 +203,22 @@ def round_of(config: RunConfig) -> dict[str, str]:
 
 def begin_run(
     home: Path, profile: str, config: RunConfig, origin: Mapping[str, str], label: Label, waivers: Sequence[Waiver],
-    **options: Any,
+    like: str | None = None, **options: Any,
 ) -> RunContext:  # fmt: skip
-    """Begin a run, or continue the one that the same flow run began before a retry."""
+    """Begin a run, or continue the one that the same flow run began before a retry.
+
+    Args:
+        profile: a profile's name or file.
+        like: an earlier run whose profile this run has.
+    """
     check_access(home)
     options |= {"project": config.project, "waivers": waivers, "at_end": write_reports, **execution_of(config)}
     tried = run_of_flow(home, origin["flow_run"]) if "flow_run" in origin else None
     if tried is not None:
-        return RunContext.resume(home, tried, config.gates, profile=profile, **options)
+        return RunContext.resume(home, tried, config.gates, profile=profile_name(profile), **options)
+    options["profile_values"] = file_values(profile) if like is None else profile_values(home, like)
     return RunContext.start(
-        home, profile, config.gates, config=to_values(config), origin=origin, label=label, **options
+        home, profile_name(profile), config.gates, config=to_values(config), origin=origin, label=label, **options
     )
 
 

@@ -61,7 +61,7 @@ def compare(
     compared = {"data": Input(digest=data.digest, path=store.path(data), stage="validate", stored=True), **found}
     sources = compared_sources(config, home, compared)
     origin = {"stage": "human_eval", "from": base.run, COMPARED: as_origin(models, compared)}
-    ctx = begin_run(home, base.profile, config, origin, label, waivers, **by_user(user))
+    ctx = begin_run(home, base.profile, config, origin, label, waivers, base.run, **by_user(user))
     note = f"{' against '.join(models)} on held-out prompts of run {base.run}; the first is the baseline"
     return Launch(ctx, config, sources, [note])
 

@@ -64,7 +64,7 @@ def next_round(
     config = check_config(apply_overrides(values, [*changes, *overrides]), source=f"run {status.run}")
     check_kl_is_judged(config, f"run {status.run}")
     check_critic_is_used(config, "--set", before)
-    launch = new_run(home, status.profile, config.resolved(), waivers, label=label, user=user)
+    launch = new_run(home, status.profile, config.resolved(), waivers, label=label, user=user, like=status.run)
     notes = [f"round {len(config.data.votes)}, from the votes on the policy of run {status.run}"]
     if misfits:
         notes.append(f"run {status.run} was resolved for another machine ({'; '.join(misfits)})")

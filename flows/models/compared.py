@@ -97,8 +97,7 @@ def of_origin(home: Path, origin: Mapping[str, str]) -> dict[str, Input]:
     for name, told in json.loads(origin[COMPARED])["inputs"].items():
         stage, digest = told["stage"], told["digest"]
         if stage:
-            imported = Graph.of(store).rests_on_import([digest])
-            out[name] = Input(digest=digest, path=store.path(digest), stage=stage, stored=True, imported=imported)
+            out[name] = _stored(store, digest, stage)
         else:
             out[name] = Input(digest=digest, path=Path(told["path"]))
     return out

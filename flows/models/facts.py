@@ -225,7 +225,7 @@ def _gather(
     made = [*(node.records[0] for node in upstream[:-1] if node.records), record]
     options: dict[str, ChangedOption] = {}
     for each in made:
-        options |= changed_options(each, computed_in[each.run].profile if each.run in computed_in else None)
+        options |= changed_options(home, each, computed_in[each.run].profile if each.run in computed_in else None)
     computed_by = {each.run for node in upstream for each in node.records}
     sources = {node.digest for node in upstream if not node.records}
     paths = recorded_paths(home, computed_by) if sources else {}

@@ -192,7 +192,7 @@ def lineage(home: Path, asked: str, downstream: bool = False) -> LineageGraph:
         if node.records:
             records = own_records(node)
             record = next((each for each in records if each.run == subject.run), records[0])
-            options = changed_options(record, profiles.get(record.run))
+            options = changed_options(home, record, profiles.get(record.run))
             of, named = took[:JUDGED_BY], registered[node.digest]
             return LineageNode(node.digest, node.names, "", None, record, options, of, named)
         taken = next((each for each in took if each.run == subject.run), took[-1] if took else None)
@@ -249,14 +249,14 @@ def _lost(taken: Judging, graph: Graph) -> str:
     return f"{stage} of run {taken.run}, key {key[:16]}: {reason}. `tether rerun {stage} --from {taken.run}`"
 
 
-def changed_options(record: Record, profile: str | None) -> dict[str, ChangedOption]:
+def changed_options(home: Path, record: Record, profile: str | None) -> dict[str, ChangedOption]:
     """Return the options of a record's job that differ from the profile of the run that computed it, by dotted name.
 
-    For a profile that is not built in, the classes' defaults are used. Empty if `profile` is None.
+    Empty if `profile` is None. Raises UserError as `default_values`.
     """
     if profile is None:
         return {}
-    defaults = _defaults(profile)
+    defaults = _defaults(home, record.run, profile)
     return {
         name: ChangedOption(value, defaults[name])
         for name, value in flatten(record.job).items()
@@ -264,6 +264,6 @@ def changed_options(record: Record, profile: str | None) -> dict[str, ChangedOpt
     }
 
 
-@functools.cache
-def _defaults(profile: str) -> dict[str, JsonValue]:
-    return flatten(default_values(profile)[1])
+@functools.lru_cache(maxsize=64)
+def _defaults(home: Path, run: str, profile: str) -> dict[str, JsonValue]:
+    return flatten(default_values(home, run, profile)[1])

@@ -1,7 +1,5 @@
 """Write two to six runs as one HTML page: curves on shared axes, and tables of what differs."""
 
-import base64
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +13,7 @@ from components.gates.table import GATES, MAIN_METRICS
 from components.gates.text import number, outcome
 from components.keys.code_version import code_version
 from flows.reports.diff import LOOKS, called, overlay_of
-from flows.reports.page import TEMPLATES, template
+from flows.reports.page import styled, template
 from tasks.runs.config import run_values
 from tasks.runs.status import RunStatus, load_status
 
@@ -69,8 +67,6 @@ def write_comparison(home: Path, runs: Sequence[str], path: Path) -> None:
 def comparison(home: Path, runs: Sequence[str]) -> str:
     """Return the page of `runs`, which it shows in that order."""
     found = [_compared(home, run) for run in runs]
-    style = (TEMPLATES / "run.css").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     main = [each for of in MAIN_METRICS.values() for each in of]
     metrics = [_row(each.name, each.text, [run.metrics for run in found]) for each in main]
     shown = {each.name for each in main}
@@ -85,8 +81,7 @@ def comparison(home: Path, runs: Sequence[str]) -> str:
         ],
         metrics=[row for row in metrics if any(value is not None for value in row.values)],
         further=[row for name in further if (row := _row(name, "", [run.metrics for run in found])).differs],
-        style=style,
-        allowed=f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
+        **styled(),
         written_by=code_version(),
     )
 

@@ -1,7 +1,5 @@
 """Compare two runs (data, options, code, libraries, metrics, gates), and draw several runs' curves on shared axes."""
 
-import io
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +11,20 @@ from components.gates.text import number, outcome
 from components.keys.changes import Change, changes
 from components.store.store import ArtifactStore
 from flows.reports.facts import Curve, StageFacts, taken_record
-from tasks.execution.drawing import BLUE, GREY, ORANGE, PURPLE, RED, legend, new_figure, panel, plain, steps_axis, thin
+from tasks.execution.drawing import (
+    BLUE,
+    GREY,
+    ORANGE,
+    PURPLE,
+    RED,
+    legend,
+    new_figure,
+    panel,
+    plain,
+    steps_axis,
+    svg,
+    thin,
+)
 from tasks.execution.drawing import line as draw_line
 from tasks.runs.config import run_values
 from tasks.runs.status import RunStatus, StageStatus, load_status
@@ -172,10 +183,5 @@ def overlay_of(home: Path, runs: Sequence[str]) -> Overlay | None:
     steps_axis(axes[-1], "PPO update")
     legend(axes[0])
     figure.align_ylabels()
-    target = io.StringIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
-        figure.savefig(target, format="svg", metadata={"Title": "Runs on the same axes", "Date": None})
-    return Overlay(
-        f"Reward, KL and β: {', '.join(who for who, _ in named)}", target.getvalue().encode(), "; ".join(told)
-    )
+    title = f"Reward, KL and β: {', '.join(who for who, _ in named)}"
+    return Overlay(title, svg(figure, "Runs on the same axes"), "; ".join(told))

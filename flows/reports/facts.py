@@ -335,7 +335,7 @@ def run_facts(home: Path, run: str | None = None) -> RunFacts:
     labels = read_progress(home / "runs" / status.run)
     documents = [reward.document(f"{name}.json") or {} for name in ("calibration", "robustness")]
     suites = reward.document("suites.json") or {}
-    against, options = _options(values, status.profile)
+    against, options = _options(home, status.run, values, status.profile)
     return RunFacts(
         home=home,
         status=status,
@@ -482,9 +482,9 @@ def _samples(rows: Sequence[Document], hidden: Collection[str] = ()) -> list[Sho
     return [ShownSample(rows[i], i + 1, picked.get(i, [])) for i in (*picked, *first)]
 
 
-def _options(values: Mapping[str, JsonValue], profile: str) -> tuple[str, list[Option]]:
+def _options(home: Path, run: str, values: Mapping[str, JsonValue], profile: str) -> tuple[str, list[Option]]:
     """Return the name of the values that options are compared with, and every option."""
-    against, defaults = default_values(profile)
+    against, defaults = default_values(home, run, profile)
     plain = flatten(defaults)
     return against, [
         # Runtime and runners are resolved for each machine, so a difference is not the user's change.

@@ -3,38 +3,32 @@
 import json
 import math
 import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import NamedTuple
 
 from components.base.errors import UserError
 from components.base.paths import user_path
-from components.planning.advice import Machine, StagePlan, plan_stages
-from components.planning.memory import PlannedRun
-from components.planning.models import Sharding
+from components.models.weights import count_parameters
+from components.planning.memory import FLOAT, Machine, Phase, PlannedRun, Sharding, phases
 from components.planning.shape import ModelShape
-from components.planning.tensors import FLOAT
 from components.rewards.config import ModelReward
-from flows.config.run_config import RunConfig
+from flows.config.profiles import Override, parse_override
+from flows.config.run_config import RunConfig, load_config
 
 UNITS = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-NAMED = 3
+LARGEST = 3
 """Number of a phase's parts that the table names."""
 
 
-def planned_run(config: RunConfig, base: Path | None, shape: ModelShape | None = None, gpu: bool = False) -> PlannedRun:
-    """Return the part of `config` that determines memory.
+def planned_run(config: RunConfig, shape: ModelShape, gpu: bool = False) -> PlannedRun:
+    """Return the part of `config` that determines memory, for a model of this shape.
 
     Args:
-        base: the folder of the pretrained model that `sft.base` names; None if it names none.
-        shape: a model's shape to plan for instead of the configured model.
         gpu: whether `runtime.dtype: auto` means a GPU's format; otherwise it means this machine's.
-
-    Raises:
-        UserError: memory can't be computed for this kind of pretrained model.
     """
-    if shape is None:
-        shape = ModelShape.of_scratch(config.sft.scratch) if base is None else ModelShape.of_folder(base, "sft.base")
     dtype = config.runtime.dtype
     if dtype == "auto":
         dtype = "bfloat16" if gpu else config.runtime.resolve().dtype
@@ -44,6 +38,18 @@ def planned_run(config: RunConfig, base: Path | None, shape: ModelShape | None =
     return PlannedRun(shape, dtype, config.generation, config.sft, config.reward, config.ppo, judges, uncounted, judged)
 
 
+def shape_of(config: RunConfig, base: Path | None) -> ModelShape:
+    """Return the shape of the model that a run trains.
+
+    Args:
+        base: the folder of the pretrained model that `sft.base` names; None if it names none.
+
+    Raises:
+        UserError: memory can't be computed for this kind of pretrained model.
+    """
+    return ModelShape.of_scratch(config.sft.scratch) if base is None else ModelShape.of_path(base, "sft.base")
+
+
 def judges_of(config: RunConfig) -> tuple[int, tuple[str, ...]]:
     """Return the bytes of the reward models that `ppo.rewards` names, as PPO holds them (float32), and the names of
     models that are not in a folder here, which are not counted.
@@ -51,34 +57,17 @@ def judges_of(config: RunConfig) -> tuple[int, tuple[str, ...]]:
     Raises:
         UserError: a folder has a damaged safetensors file.
     """
-    held, uncounted = 0, []
-    for source in (each for each in config.ppo.rewards or () if isinstance(each, ModelReward)):
-        asked = source.source.removeprefix("model:")
-        folder = user_path(asked, "ppo.rewards: source")
+    parameters, uncounted = 0, []
+    for source in (item for item in config.ppo.rewards or () if isinstance(item, ModelReward)):
+        name = source.source.removeprefix("model:")
+        folder = user_path(name, "ppo.rewards: source")
         if not folder.is_dir():
-            uncounted.append(asked)
+            uncounted.append(name)
             continue
         for member in (folder, *sorted(folder.glob("members/*"))):
             weights = member / "model" if (member / "model").is_dir() else member
-            held += sum(FLOAT * _elements(file, source.source) for file in weights.glob("*.safetensors"))
-    return held, tuple(uncounted)
-
-
-def _elements(file: Path, source: str) -> int:
-    """Return the number of elements in a safetensors file."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, "np") as opened:
-            return sum(math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"ppo.rewards: source = {source}: {file} is damaged ({error}). Copy it again.") from None
-
-
-def sharding_of(config: RunConfig) -> Sharding:
-    """Return `runtime.sharding`, or zero2 if it is `auto` or `none`, because the plan is for several ranks."""
-    found = config.runtime.sharding
-    return next((each for each in get_args(Sharding) if each == found), "zero2")
+            parameters += count_parameters(weights, f"ppo.rewards: source = {source.source}")
+    return FLOAT * parameters, tuple(uncounted)
 
 
 def parse_size(text: str) -> int:
@@ -94,6 +83,32 @@ def parse_size(text: str) -> int:
     return int(size)
 
 
+class MemoryAdvice(NamedTuple):
+    """Options to change together, and the memory of the stage's worst phase afterwards."""
+
+    options: tuple[str, ...]
+    """The options, each in the form for `--set`."""
+    bytes: int
+    fits: bool
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """One stage on a machine."""
+
+    stage: str
+    phases: list[Phase]
+    fits: bool | None
+    """Whether the stage fits; None if the machine's memory is not known."""
+    advice: list[MemoryAdvice]
+    """Empty if the stage fits. First single changes, the largest saving first; then, if none is enough, several."""
+
+    @property
+    def worst(self) -> Phase:
+        """Return the phase that needs most memory."""
+        return max(self.phases, key=lambda phase: phase.bytes)
+
+
 @dataclass(frozen=True)
 class MemoryPlan:
     """The memory plan of a run's training stages on a machine."""
@@ -104,9 +119,41 @@ class MemoryPlan:
     stages: list[StagePlan]
 
     @classmethod
-    def of(cls, profile: str, run: PlannedRun, machine: Machine) -> "MemoryPlan":
-        """Return the plan of `run` on `machine`."""
-        return cls(profile, run, machine, plan_stages(run, machine))
+    def of(
+        cls, profile: str, overrides: Sequence[Override], shape: ModelShape, gpus: int, memory: int | None
+    ) -> "MemoryPlan":
+        """Return the plan of a profile on a machine, for a model of this shape.
+
+        Args:
+            gpus: 0 for a CPU.
+            memory: bytes of each GPU, or of the process; None if it is not known.
+
+        Raises:
+            UserError: the config is not valid, or stages would refuse so many GPUs.
+        """
+
+        def planned(*options: str) -> tuple[PlannedRun, Machine]:
+            config = load_config(profile, [*overrides, *map(parse_override, options)])
+            on_ranks = config.runtime.model_copy(update={"ranks": max(1, gpus)})
+            config.model_copy(update={"runtime": on_ranks}).check_ranks()
+            mode = config.runtime.sharding
+            sharding: Sharding = "zero2" if mode == "auto" or mode == "none" else mode
+            return planned_run(config, shape, gpus > 0), Machine(gpus, memory, sharding)
+
+        def worst(stage: str, options: Sequence[str]) -> float:
+            try:
+                return max(phase.bytes for phase in phases(*planned(*options)) if phase.stage == stage)
+            except UserError:  # this config can't have these options
+                return math.inf
+
+        run, machine = planned()
+        stages = []
+        for stage in ("sft", "reward", "ppo"):
+            own = [phase for phase in phases(run, machine) if phase.stage == stage]
+            fits = None if memory is None else max(phase.bytes for phase in own) <= memory
+            found = list(_advice(list(_changes(run, machine, stage)), partial(worst, stage), memory or 0))
+            stages.append(StagePlan(stage, own, fits, found if fits is False else []))
+        return cls(profile, run, machine, stages)
 
     @property
     def fits(self) -> bool | None:
@@ -145,7 +192,7 @@ class MemoryPlan:
         lines = [self._machine(), "", f"{'stage':8}{'phase':15}{'GB':>8}  {'fits' if memory else '':5}  most of it"]
         for stage in self.stages:
             for phase in stage.phases:
-                most = sorted(phase.parts.items(), key=lambda part: -part[1])[:NAMED]
+                most = sorted(phase.parts.items(), key=lambda part: -part[1])[:LARGEST]
                 told = ", ".join(f"{part} {held / 1e9:.2f}" for part, held in most)
                 fits = "" if memory is None else "yes" if phase.bytes <= memory else "NO"
                 host = f"; and {phase.host / 1e9:.2f} GB of host memory" if phase.host else ""
@@ -172,3 +219,41 @@ class MemoryPlan:
         where = f"{machine.gpus} GPU{'s' * (machine.gpus > 1)}{of}" if machine.gpus else f"a CPU{of}"
         shared = f", {machine.sharding}" if machine.gpus > 1 else ""
         return f"{self.profile}: {run.shape.parameters:,} parameters, {run.dtype}, on {where}{shared}; GB per device"
+
+
+def _changes(run: PlannedRun, machine: Machine, stage: str) -> Iterator[tuple[str, ...]]:
+    """Yield options that may reduce a stage's memory, first those that do not change results; those that a
+    config can't have are left to its checks."""
+    config = getattr(run, stage)
+    lora = getattr(config, "lora", None)
+    yield (f"{stage}.gradient_checkpointing=true",)
+    if machine.gpus > 1:
+        yield ("runtime.sharding=zero3",)
+    by_tokens = next((n for n in ("packing", "micro_batch_tokens") if getattr(config, n, None) is not None), None)
+    length = run.generation.max_prompt_tokens + run.generation.max_new_tokens
+    yield (f"{stage}.{by_tokens}={length}" if by_tokens else f"{stage}.micro_batch_size=1",)
+    yield ("runtime.dtype=bfloat16",)
+    yield (f"{stage}.optimizer=adamw_8bit",)
+    if stage == "ppo" and run.ppo.has_critic:
+        yield ("ppo.critic.kind=shared",)
+    if stage != "sft" and lora is None:
+        models = ["reward"] if stage == "reward" else ["reward", "ppo"]
+        yield tuple(f"{name}.lora.rank=16" for name in models if getattr(run, name).lora is None)
+    if stage != "sft":
+        yield (f"{stage}.lora.quantize=4bit",)
+
+
+def _advice(
+    changes: Sequence[tuple[str, ...]], worst: Callable[[Sequence[str]], float], memory: int
+) -> Iterator[MemoryAdvice]:
+    """Yield the changes that save memory, the largest saving first; if none is enough, several together, added in turn
+    until the stage fits."""
+    before, together = worst(()), tuple[str, ...]()
+    alone = sorted((worst(options), options) for options in changes)
+    yield from (MemoryAdvice(options, int(size), size <= memory) for size, options in alone if size < before)
+    if alone[0][0] > memory:
+        least = before
+        for options in changes:
+            if least > memory and (size := worst((*together, *options))) < least:
+                together, least = (*together, *options), size
+        yield MemoryAdvice(together, int(least), least <= memory)

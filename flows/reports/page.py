@@ -78,15 +78,12 @@ class Table(NamedTuple):
 
 def page(facts: RunFacts, overlay: Overlay | None = None) -> str:
     """Return the page for the result of `run_facts`; `overlay` shows another run's curves on the same axes."""
-    style = (TEMPLATES / "run.css").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     stages = {stage.name: stage for stage in facts.stages}
     return template("run.html").render(
         facts._asdict(),
         of=stages,
         tables={stage: table(x, named, stages[stage].curves) for stage, (x, named) in SHOWN.items()},
-        style=style,
-        allowed=f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
+        **styled(),
         ending=ending(facts),
         elsewhere=elsewhere(facts.home, facts.status, facts.links),
         overlay=overlay,
@@ -97,6 +94,14 @@ def page(facts: RunFacts, overlay: Overlay | None = None) -> str:
         simulated_note=simulated_note(facts.simulated, facts.people_judge),
         model_votes_note=model_votes_of(facts.status),
     )
+
+
+def styled() -> dict[str, str]:
+    """Return the pages' style sheet, and the content security policy that allows no other and only inline pictures."""
+    style = (TEMPLATES / "run.css").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    allowed = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    return {"style": style, "allowed": allowed}
 
 
 def _finds(facts: RunFacts) -> str:

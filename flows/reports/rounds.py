@@ -1,8 +1,6 @@
 """Compare the rounds of `tether iterate`: do reward model and policy improve from people's votes?"""
 
-import io
 import math
-import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +11,7 @@ from rich.table import Table
 from components.base.errors import UserError
 from components.gates.text import number
 from flows.reports.terminal import STYLES
-from tasks.execution.drawing import BLUE, GREY, ORANGE, PURPLE, RED, legend, line, new_figure, panel, steps_axis
+from tasks.execution.drawing import BLUE, GREY, ORANGE, PURPLE, RED, legend, line, new_figure, panel, steps_axis, svg
 from tasks.execution.progress import cell, say
 from tasks.runs.status import RunStatus, load_readable, load_status
 
@@ -126,8 +124,4 @@ def rounds_chart(rounds: Sequence[Round]) -> bytes:
     line(panel(kl_axis, "KL to SFT, nats", zero=True), curve("kl"), RED, "KL", **dots)
     steps_axis(kl_axis, "round")
     legend(share_axis, 1)
-    target = io.StringIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
-        figure.savefig(target, format="svg", metadata={"Title": "The rounds side by side", "Date": None})
-    return target.getvalue().encode()
+    return svg(figure, "The rounds side by side")

@@ -21,7 +21,7 @@ from components.training.stopping import Interrupted
 from tasks.execution import logs, progress
 from tasks.execution.attempts import Attempts
 from tasks.result import StageResult, State
-from tasks.runs.config import run_values, write_values
+from tasks.runs.config import PROFILE, run_values, write_values
 from tasks.runs.journal import current_user
 from tasks.runs.label import UNNAMED, Label
 from tasks.runs.schema import mark_home
@@ -89,6 +89,7 @@ class RunContext:
         gates: GatesConfig,
         *,
         config: Mapping[str, JsonValue] | None = None,
+        profile_values: Mapping[str, JsonValue] | None = None,
         waivers: Sequence[Waiver] = (),
         stages: Sequence[str] = PIPELINE,
         run: str | None = None,
@@ -100,6 +101,7 @@ class RunContext:
 
         Args:
             config: the run's config as JSON values, stored as `config.yaml`.
+            profile_values: the values of a profile that is not built in, stored as `profile.yaml`.
             stages: the stages in the status, in order.
             run: the run's id; None makes one that sorts by time.
             origin: what began the run, for the status file.
@@ -119,6 +121,8 @@ class RunContext:
         make_folder(folder)
         # Before the status file, which makes the folder a run: a run that dies in between must not lack its config.
         write_values(folder, config or {})
+        if profile_values is not None:
+            write_values(folder, profile_values, PROFILE)
         about = {name: options[name] for name in ("currency", "user") if name in options}
         status = StatusFile.start(folder, run, profile, stages, origin, label, **about)
         return cls(home, run, gates, status, store, profile, config=config or {}, waivers=waivers, **options)

@@ -1,6 +1,8 @@
 """Draw charts in one style: lines, levels, intervals and legends."""
 
+import io
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -56,6 +58,15 @@ def new_figure(height: float, width: float = WIDTH) -> Any:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasSVG(figure)
     return figure
+
+
+def svg(figure: Any, title: str) -> bytes:
+    """Return a figure as SVG with a title, without a date, so that each drawing gives the same bytes."""
+    target = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # the reader's fonts draw these characters
+        figure.savefig(target, format="svg", metadata={"Title": title, "Date": None})
+    return target.getvalue()
 
 
 def panel(axis: Any, label: str, zero: bool = False) -> Any:

@@ -1,4 +1,5 @@
-"""Draw a stage's charts as SVG once, when the stage is computed. MLflow and the run's report show the same files.
+"""Draw what MLflow's curves of logged metrics cannot show as SVG, once, when a stage is computed. MLflow and the run's
+report show the same files.
 
 A chart shows what the stage measured and the levels in its own config, but no gate's threshold, because a new threshold
 judges a stored stage again without drawing. Colours are mid-tones without a background, readable on white and black.
@@ -6,10 +7,8 @@ judges a stored stage again without drawing. Colours are mid-tones without a bac
 
 import json
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +29,10 @@ from tasks.execution.drawing import (
     plain,
     reliability_panel,
     steps_axis,
+    svg,
     thin,
 )
 from tasks.runs.points import curves, read_points
-
-ALARMS_DRAWN = 6
-"""The largest number of alarms with a panel, earliest first."""
 
 
 @dataclass(frozen=True)
@@ -75,30 +72,6 @@ def render(stage: str, job: Settings, metrics: Mapping[str, float], points: Path
         for name, (title, draw) in CHARTS.get(stage, {}).items()
         if (figure := draw(computed)) is not None
     ]
-
-
-def training_loss(computed: Computed, metric: str, heldout: str, unit: str) -> Any:
-    """Draw the training loss `metric` by optimiser step, and the final `heldout` loss as a level.
-
-    If the training was evaluated, also draw the held-out loss with its interval, and the published step.
-    """
-    if not (curve := computed.curve(metric)):
-        return None
-    figure = new_figure(2.8)
-    axis = panel(figure.add_subplot(), f"loss, {unit}", zero=True)
-    line(axis, curve, BLUE, "training loss")
-    stage = metric.split("/")[0]
-    if watched := computed.curve(f"{stage}/watched_loss"):
-        line(axis, watched, ORANGE, "watched examples", marker="o", markersize=3)
-        _interval(axis, computed, watched, f"{stage}/watched_loss", ORANGE)
-        about = computed.document("metadata.json")  # with several models, steps are counted across all of them
-        if isinstance(about.get("published_step"), int):
-            axis.axvline(about["published_step"], color=GREY, linestyle=":", label="published")
-    if heldout in computed.metrics:
-        level_line(axis, computed.metrics[heldout], RED, f"held-out loss at the end, {computed.metrics[heldout]:.4g}")
-    steps_axis(axis, "optimiser step")
-    legend(axis)
-    return figure
 
 
 def _interval(axis: Any, computed: Computed, curve: Curve, name: str, colour: str) -> None:
@@ -172,43 +145,6 @@ def frontier(computed: Computed) -> Any:
     return figure
 
 
-def entropy_and_length(computed: Computed) -> Any:
-    """Draw the policy's entropy and the length of its responses by PPO update."""
-    entropy, length = computed.curve("ppo/entropy"), computed.curve("ppo/response_tokens")
-    found = [(entropy, "entropy, nats per token", BLUE), (length, "response, tokens", ORANGE)]
-    if not (shown := [each for each in found if each[0]]):
-        return None
-    figure = new_figure(0.4 + 1.6 * len(shown))
-    axes = list(figure.subplots(len(shown), 1, sharex=True, squeeze=False).flat)
-    for axis, (curve, label, colour) in zip(axes, shown, strict=True):
-        line(panel(axis, label, zero=True), curve, colour, label)
-    steps_axis(axes[-1], "PPO update")
-    figure.align_ylabels()
-    return figure
-
-
-def alarms(computed: Computed) -> Any:
-    """Draw each monitor that raised an alarm, with its limit and the update of its first alarm."""
-    about = computed.document("metadata.json")
-    first = {each["name"]: each for each in reversed(about.get("alarms", ()))}
-    shown = [(name, curve) for name in sorted(first, key=lambda name: (first[name]["update"], name))
-             if (curve := computed.curve(f"ppo/monitor_{name}"))][:ALARMS_DRAWN]  # fmt: skip
-    if not shown:
-        return None
-    figure = new_figure(0.6 + 1.5 * len(shown))
-    axes = list(figure.subplots(len(shown), 1, sharex=True, squeeze=False).flat)
-    for axis, (name, curve) in zip(axes, shown, strict=True):
-        line(panel(axis, name, zero=True), curve, BLUE, "batch")
-        line(axis, computed.curve(f"ppo/monitor_{name}_limit"), ORANGE, "limit of this batch", style="-.")
-        level_line(axis, about.get("limits", {}).get(name, math.nan), ORANGE, "limit")
-        level_line(axis, first[name].get("sft_share", first[name]["sft"]), GREY, "SFT")  # as the curve: a share
-        axis.axvline(first[name]["update"], color=RED, linestyle=":", label="alarm")
-        legend(axis, columns=4)
-    steps_axis(axes[-1], "PPO update")
-    figure.align_ylabels()
-    return figure
-
-
 def reliability(computed: Computed) -> Any:
     """Draw confidence against accuracy in equal-mass bins of held-out pairs, after temperature scaling."""
     if not (bins := computed.document("calibration.json").get("bins")):
@@ -259,44 +195,6 @@ def probes(computed: Computed) -> Any:
     return figure
 
 
-def win_rate(computed: Computed) -> Any:
-    """Draw the win rate against SFT with its interval, and a line at 0.5."""
-    names = ("human_eval/win_rate", "human_eval/win_rate_low", "human_eval/win_rate_high")
-    rate, low, high = (computed.metrics.get(name, math.nan) for name in names)
-    if not all(map(math.isfinite, (rate, low, high))):
-        return None
-    figure = new_figure(1.5)
-    axis = figure.add_subplot()
-    axis.errorbar([rate], [0], xerr=[[max(0.0, rate - low)], [max(0.0, high - rate)]], color=BLUE, fmt="o",
-                  markersize=8, linewidth=3, capsize=5, label="win rate with its interval")  # fmt: skip
-    axis.axvline(0.5, color=GREY, linestyle="--", label="a half: no better than SFT")
-    axis.set(xlim=(0, 1), yticks=[], ylim=(-1, 1), xlabel="share of comparisons with SFT that the policy wins")
-    axis.spines["left"].set_visible(False)
-    legend(axis)
-    return figure
-
-
-def outcomes(computed: Computed) -> Any:
-    """Draw the shares of wins, ties and losses, of the items and of the single ratings."""
-    if not (found := computed.document("result.json").get("outcomes")):
-        return None
-    figure = new_figure(1.7)
-    axis, rows = figure.add_subplot(), list[str]()
-    for row, of in enumerate(("items", "ratings")):
-        left = 0.0
-        for name, colour in (("wins", BLUE), ("ties", GREY), ("losses", RED)):
-            share = found[of][f"{name}_share"]
-            axis.barh([row], [share], left=left, color=colour, label=None if row else name, height=0.6)
-            left += share
-        rows.append(f"{sum(found[of][name] for name in ('wins', 'ties', 'losses'))} {of}")
-    axis.set_yticks(range(len(rows)), rows)
-    axis.set(xlim=(0, 1), xlabel="share of comparisons with SFT")
-    axis.grid(visible=False)
-    axis.invert_yaxis()
-    legend(axis, columns=3)
-    return figure
-
-
 def by_stratum(computed: Computed) -> Any:
     """Draw the win rate of all items, at equal length, and in each stratum, with intervals."""
     result = computed.document("result.json")
@@ -333,18 +231,8 @@ def reward_on_judged(computed: Computed) -> Any:
 
 
 CHARTS: dict[str, dict[str, tuple[str, Callable[[Computed], Any]]]] = {
-    "sft": {
-        "training_loss": (
-            "Training loss of the supervised model by optimiser step",
-            partial(training_loss, metric="sft/train_loss", heldout="sft/loss", unit="nats per response token"),
-        )
-    },
     "reward.judge": {"judge_reliability": ("Reliability diagram of the judge", reliability)},
     "reward": {
-        "training_loss": (
-            "Training loss of the reward model by optimiser step",
-            partial(training_loss, metric="reward/train_loss", heldout="reward/loss", unit="nats per pair"),
-        ),
         "reliability": ("Reliability diagram: confidence against accuracy", reliability),
         "reliability_by_slice": ("Reliability diagrams of slices of the held-out pairs", reliability_by_slice),
         "probes": ("Rise in score by texts without an answer", probes),
@@ -352,12 +240,8 @@ CHARTS: dict[str, dict[str, tuple[str, Callable[[Computed], Any]]]] = {
     "ppo": {
         "reward_and_kl": ("Reward, KL to SFT and β by PPO update", reward_and_kl),
         "frontier": ("Reward against the root of KL", frontier),
-        "entropy_and_length": ("Entropy and response length by PPO update", entropy_and_length),
-        "alarms": ("Monitors that raised an alarm, by PPO update, with their limits", alarms),
     },
     "human_eval": {
-        "win_rate": ("Win rate of the policy against SFT", win_rate),
-        "outcomes": ("Wins, ties and losses of the policy against SFT", outcomes),
         "by_stratum": ("Win rate by stratum and at equal length", by_stratum),
         "reward_on_judged": ("Reliability of the reward model on the judged pairs", reward_on_judged),
     },
@@ -367,8 +251,5 @@ CHARTS: dict[str, dict[str, tuple[str, Callable[[Computed], Any]]]] = {
 
 def _save(figure: Any, title: str, target: Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # the reader's fonts draw these characters
-        # Without a date, so that each drawing gives the same bytes.
-        figure.savefig(target, format="svg", metadata={"Title": title, "Date": None})
+    target.write_bytes(svg(figure, title))
     return target

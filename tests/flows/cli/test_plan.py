@@ -93,4 +93,4 @@ def test_reward_models_of_ppo_rewards_are_counted_from_their_files_and_those_of_
     (one / "model.safetensors").write_bytes(b"no tensors")
     done = plan(tether_here, tmp_path, *options)
     assert done.returncode == 2
-    assert f"ppo.rewards: source = model:{one}: {one / 'model.safetensors'} is damaged" in " ".join(done.stderr.split())
+    assert f"source = model:{one}: {one / 'model.safetensors'} is not a weights file" in " ".join(done.stderr.split())

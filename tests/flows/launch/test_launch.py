@@ -21,6 +21,8 @@ from flows.launch.begin import Launch, new_run, rerun
 from flows.launch.computing import compute, first_to_compute
 from flows.launch.labels import scoring
 from flows.launch.reports import what_is_simulated
+from flows.models.facts import model_facts
+from flows.reports.facts import run_facts
 from flows.rlhf import pipeline
 from flows.sources import Sources, find_sources
 from tasks.execution.runner import _key, _parts, peek
@@ -354,6 +356,24 @@ def test_another_pretrained_model_than_the_one_validated_with_is_refused(tmp_pat
     (moved / "config.json").write_text('{"hidden_size": 1}')
     with pytest.raises(UserError, match="not the model that validate was computed with"):
         rerun(home, "sft", overrides=settings(f"sft.base={moved}"))
+
+
+def test_a_runs_own_options_are_those_that_no_profile_of_its_chain_sets(tmp_path: Path) -> None:
+    """`mine.yaml` extends `team.yaml` extends tiny: their values are the profile's, also in a rerun and once the files
+    are gone."""
+    team, mine, home = tmp_path / "team.yaml", tmp_path / "mine.yaml", tmp_path / "home"
+    team.write_text("extends: tiny\nppo: {clip_range: 0.1}\n")
+    mine.write_text("extends: team.yaml\nsft: {epochs: 7}\n")
+    config = load_config(mine, settings("ppo.kl.coefficient=0.3")).resolved()
+    first = finish(new_run(home, str(mine), config))
+    again = rerun(home, "ppo", first, overrides=settings("ppo.epochs=3"))
+    mine.unlink()
+    for run, own in ((first, {"ppo.kl.coefficient"}), (end(again), {"ppo.kl.coefficient", "ppo.epochs"})):
+        facts = run_facts(home, run)
+        assert facts.against == "the profile mine"
+        assert {option.name for option in facts.options if option.changed} == own
+    policy = model_facts(home, f"{first}/ppo")
+    assert {name: option.default for name, option in policy.options.items()} == {"ppo.kl.coefficient": 0.1}
 
 
 def test_a_form_takes_the_newest_run_that_agrees_with_it_on_what_comes_before(tmp_path: Path) -> None:

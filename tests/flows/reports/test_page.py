@@ -195,15 +195,12 @@ def test_the_page_shows_the_stored_charts_and_draws_none(tmp_path: Path) -> None
     source = page(run_facts(tmp_path))
     shown = re.findall('<img src="data:image/svg\\+xml;base64,([^"]*)" alt="((?!Lineage)[^"]*)">', source)
     assert [re.findall("<text>(.*?)<", base64.b64decode(data).decode()) for data, _ in shown] == [
-        ["ppo reward_and_kl"], ["ppo frontier"], ["reward reliability"], ["reward training_loss"],
-        ["sft training_loss"], ["ppo entropy_and_length"], ["human_eval win_rate"], ["human_eval outcomes"],
-        ["human_eval by_stratum"], ["human_eval reward_on_judged"],
+        ["ppo reward_and_kl"], ["ppo frontier"], ["reward reliability"], ["human_eval by_stratum"],
+        ["human_eval reward_on_judged"],
     ]  # fmt: skip
     alts = [alt for _, alt in shown]
-    assert "Training loss of the supervised model by optimiser step: training loss goes from 5.5 to 0.75" in alts
     assert any("KL, nats per response goes from 0 to 2.25; β goes from 0.2 to 0.17" in alt for alt in alts)
-    assert "Win rate of the policy against SFT: 0.6543, from 0.5987 to 0.7056" in alts
-    assert f"tether rerun sft --from {run}" not in source
+    assert f"tether rerun reward --from {run}" not in source
 
 
 def test_the_chart_of_a_judge_stands_beside_the_reward_models(tmp_path: Path) -> None:
@@ -227,11 +224,11 @@ def test_the_chart_of_a_judge_stands_beside_the_reward_models(tmp_path: Path) ->
 
 def test_a_run_of_an_earlier_version_says_how_to_get_its_charts(tmp_path: Path) -> None:
     run = stored_run(tmp_path, upto="reward")
-    forget(tmp_path, run, "sft", "training_loss.svg")
+    forget(tmp_path, run, "reward", "reliability.svg")
     text = shown_text(tmp_path)
     assert (
-        "Training loss of the supervised model by optimiser step: no chart is stored. A chart is drawn when the stage "
-        f"is computed: tether rerun sft --from {run} draws it." in text
+        "Reliability diagram: confidence against accuracy: no chart is stored. A chart is drawn when the stage is "
+        f"computed: tether rerun reward --from {run} draws it." in text
     )
     assert "training loss 1 5.5 2 2.25 3 0.75" in text, "its numbers are there"
     assert "PPO did not run." in text and "drawn when the stage ends" not in text

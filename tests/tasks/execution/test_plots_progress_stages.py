@@ -79,10 +79,6 @@ PROBES = {
 
 RESULT = {
     "win_rate": {"value": 0.6, "low": 0.55, "high": 0.7},
-    "outcomes": {
-        of: {"wins": 3, "ties": 1, "losses": 1, "wins_share": 0.6, "ties_share": 0.2, "losses_share": 0.2}
-        for of in ("items", "ratings")
-    },
     "equal_length": {"win_rate": 0.55, "low": 0.4, "high": 0.7},
     "strata": [{"stratum": HOSTILE, "n": 5, "win_rate": 0.6, "low": 0.3, "high": 0.9}],
     "reward_model": {"bins": BINS},
@@ -92,19 +88,16 @@ RESULT = {
 @pytest.fixture
 def everything(render):
     """Every chart of every stage."""
-    rate = {"human_eval/win_rate": 0.6, "human_eval/win_rate_low": 0.55, "human_eval/win_rate_high": 0.7}
     kl = ["ppo.kl.control=adaptive", "ppo.kl.target=2", "ppo.kl.stop_above=4", "ppo.updates=90"]
 
     def everything(folder):
         return [
-            *render("sft", {"sft/train_loss": [5.5, 2.25]}, (), {"sft/loss": 2.0}, f"{folder}/sft"),
             *render("reward.judge", None, folder=f"{folder}/reward.judge", calibration={"bins": BINS, "slices": []}),
-            *render("reward", {"reward/train_loss": [0.7, 0.6]}, folder=f"{folder}/reward",
+            *render("reward", folder=f"{folder}/reward",
                     calibration={"bins": BINS, "slices": [SLICE, {**SLICE, "slice": HOSTILE, "ece": 0.2}]},
                     robustness={"probes": {**PROBES, HOSTILE: PROBES["filler"]}}),
-            *render("ppo", PPO | {"ppo/monitor_hedge": [0.1, 0.6, 0.7]}, kl, END, f"{folder}/ppo",
-                    metadata={"alarms": [{"name": "hedge", "update": 2, "sft": 0.1}], "limits": {"hedge": 0.5}}),
-            *render("human_eval", None, (), rate, f"{folder}/human_eval", result=RESULT),
+            *render("ppo", PPO, kl, END, f"{folder}/ppo"),
+            *render("human_eval", folder=f"{folder}/human_eval", result=RESULT),
         ]  # fmt: skip
 
     return everything
@@ -201,39 +194,12 @@ def test_the_frontier_is_reward_against_the_root_of_kl(render, figures):
 
 
 def test_points_that_are_not_finite_are_left_out_and_long_curves_are_thinned(render, figures):
-    render("sft", {"sft/train_loss": [math.nan, 1.0, math.inf, 2.0]}, (), {"sft/loss": math.nan})
-    assert lines(figures["training_loss.svg"].axes[0]) == {"training loss": [(2, 1.0), (4, 2.0)]}
-    render("sft", {"sft/train_loss": [float(i) for i in range(3000)]}, folder="long")
-    (drawn,) = lines(figures["training_loss.svg"].axes[0]).values()
+    reward, kl = "ppo/proxy_reward", {"ppo/kl": [0.0] * 4}
+    render("ppo", {reward: [math.nan, 1.0, math.inf, 2.0]} | kl)
+    assert lines(figures["reward_and_kl.svg"].axes[0]) == {"proxy reward": [(2, 1.0), (4, 2.0)]}
+    render("ppo", {reward: [float(i) for i in range(3000)], "ppo/kl": [0.0] * 3000}, folder="long")
+    (drawn,) = lines(figures["reward_and_kl.svg"].axes[0]).values()
     assert len(drawn) == drawing.MOST and (drawn[0], drawn[-1]) == ((1, 0.0), (3000, 2999.0))
-
-
-def test_evaluations_of_a_training_stand_beside_its_loss_with_the_step_that_is_published(render, figures):
-    watched = {f"sft/watched_loss{end}": [math.nan, value, math.nan, value + 1] for end, value in
-               (("", 2.0), ("_low", 1.5), ("_high", 2.5))}  # fmt: skip
-    render("sft", {"sft/train_loss": [1.0] * 4} | watched, metadata={"published_step": 2})
-    drawn = lines(figures["training_loss.svg"].axes[0])
-    assert drawn["watched examples"] == [(2, 2.0), (4, 3.0)]
-    assert [x for x, _ in drawn["published"]] == [2, 2]
-
-
-def test_each_alarm_has_a_panel_with_its_limit_and_the_update_at_which_it_was_first_raised(render, figures):
-    raised = [{"name": name, "update": update, "sft": 0.1} for name, update in
-              (("entropy", 3), ("hedge", 2), ("hedge", 3), ("gone", 1))]  # fmt: skip
-    curves = {"ppo/monitor_hedge": [0.1, 0.6, 0.7], "ppo/monitor_entropy": [0.5, 0.3, 0.1],
-              "ppo/monitor_entropy_limit": [0.2, 0.21, 0.22], "ppo/monitor_filler": [0.0, 0.0, 0.0]}  # fmt: skip
-    render("ppo", PPO | curves, metadata={"alarms": raised, "limits": {"hedge": 0.5, "filler": 0.4}})
-    hedge, entropy = figures["alarms.svg"].axes
-    assert (hedge.get_ylabel(), entropy.get_ylabel()) == ("hedge", "entropy")
-    assert lines(hedge)["batch"] == [(1, 0.1), (2, 0.6), (3, 0.7)] and {y for _, y in lines(hedge)["limit"]} == {0.5}
-    assert [x for x, _ in lines(hedge)["alarm"]] == [2, 2] and {y for _, y in lines(hedge)["SFT"]} == {0.1}
-    assert lines(entropy)["limit of this batch"] == [(1, 0.2), (2, 0.21), (3, 0.22)] and "limit" not in lines(entropy)
-    mean = {"name": "hedge", "update": 2, "value": 30.0, "sft": 20.0, "sft_share": 0.01}
-    render("ppo", PPO | curves, folder="mean", metadata={"alarms": [mean], "limits": {"hedge": 0.5}})
-    (hedge,) = figures["alarms.svg"].axes
-    assert {y for _, y in lines(hedge)["SFT"]} == {0.01}, "a share as the curve, not a mean number of tokens"
-    render("ppo", PPO | curves, folder="none", metadata={"alarms": []})
-    assert len([name for name in figures if name == "alarms.svg"]) == 1
 
 
 def test_reward_draws_a_panel_a_slice_that_has_bins_and_red_where_it_is_off(render, figures):
@@ -259,14 +225,6 @@ def test_reward_draws_the_probes_that_have_evidence(render, figures):
     axis = figures["probes.svg"].axes[0]
     assert [label.get_text() for label in axis.get_yticklabels()] == ["filler (512 texts)", "dots (1 texts)"]
     assert [bar.get_width() for bar in axis.patches] == [0.3, -0.1]
-
-
-def test_the_win_rate_lies_with_its_interval_between_0_and_1(render, figures):
-    rate = {"human_eval/win_rate": 0.6, "human_eval/win_rate_low": 0.55, "human_eval/win_rate_high": 0.7}
-    render("human_eval", None, (), rate)
-    (axis,) = figures["win_rate.svg"].axes
-    assert axis.containers[0].lines[2][0].get_segments()[0].tolist() == [[0.55, 0], [0.7, 0]]
-    assert axis.get_xlim() == (0, 1)
 
 
 @pytest.mark.parametrize("stage", sorted(STAGES))
