@@ -88,10 +88,10 @@ chat-templates: $(INSTALLED)
 	$(BIN)/python -m tests.chat_templates $(TRL)/trl/chat_templates
 	$(BIN)/python -m pytest tests/components/models/chat/test_families.py
 
-# 5,000 damaged files for each reader of files from outside; `make test` tries some, others for each commit.
-# ARGS="--seed TEXT pairs.parquet" repeats those of one reader.
+# 5,000 damaged inputs for each reader of files and answers from outside; `make test` tries some, others for each commit.
+# ARGS="-k pairs.parquet" tries one reader; TETHER_FUZZ_SEED=ID repeats the inputs of a commit.
 fuzz: $(INSTALLED)
-	$(BIN)/python -m tests.fuzz.harness --cases 5000 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --hypothesis-profile=fuzz tests/fuzz $(ARGS)
 
 # Real preferences and the real pretrained model, in .tether; needs TETHER_DATA (default ../shared/data).
 test-slow: $(INSTALLED)

@@ -111,6 +111,38 @@ def read_home(path: Path) -> None:
             continue
 
 
+def of_run(name: str) -> Callable[[Path], Path]:
+    """`make` of a file of a whole run's folder."""
+
+    def make(folder: Path) -> Path:
+        from tests.stored_run import stored_run
+
+        return folder / "whole" / "runs" / stored_run(folder / "whole") / name
+
+    return make
+
+
+def read_run(path: Path) -> None:
+    """As the report, its page and the carrier to MLflow read a run's folder."""
+    from components.base.errors import TetherError
+    from flows.reports.facts import run_facts
+    from flows.reports.page import page
+    from tasks.runs.journal import read_done, readable_done, recorded_inputs
+
+    place = next(each for each in path.parents if each.name == "whole")
+    (run,) = (each.name for each in (place / "runs").iterdir())
+    for look in (
+        lambda: page(run_facts(place, run)),
+        lambda: read_done(place / "runs" / run),
+        lambda: readable_done(place / "runs" / run),
+        lambda: recorded_inputs(place, [run]),
+    ):
+        try:
+            look()
+        except TetherError as error:
+            assert path.name in str(error), error
+
+
 def model(name: str, kind: str = "policy") -> Callable[[Path], Path]:
     """`make` of a file in the folder of a small language model or reward model."""
 
@@ -158,6 +190,8 @@ READERS = [
     Reader("config.yaml", of_home("runs/r1/config.yaml"), read_home),
     Reader("metrics.jsonl", of_home("runs/r1/metrics/ppo.jsonl"), read_home),
     Reader("record.json", of_home("store/records/*/1.ppo.json"), read_home),
+    *(Reader(f"{name} of a run", of_run(name), read_run) for name in ("run.json", "config.yaml", "done/ppo.json")),
+    Reader("points of a run", of_run("metrics/ppo.jsonl"), read_run),
     Reader("model.safetensors", model("model.safetensors"), read_model),
     Reader("config.json", model("config.json"), read_model),
     Reader("tokenizer.json", model("tokenizer.json"), read_model),
