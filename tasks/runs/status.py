@@ -99,7 +99,7 @@ class StageStatus(BaseModel):
     @field_validator("gates", mode="before")
     @classmethod
     def _of_earlier_versions(cls, gates: object) -> object:
-        """Add `warn_only` to gates that an earlier version wrote without it; anything that is no list stays as it is."""
+        """Add `warn_only` to gates that an earlier version wrote without it. What is no list stays as it is."""
         if not isinstance(gates, list):
             return gates
         return [

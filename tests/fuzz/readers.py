@@ -219,7 +219,7 @@ READERS = [
     Reader("saved folder", saved, read_data),
     Reader("sheet.csv", file("sheet.csv", table(SHEET, ";")), read_rating_sheet, "sheet.csv"),
     Reader("sheet.jsonl", file("sheet.jsonl", lines(RATED)), read_rating_sheet, "sheet.jsonl"),
-    Reader("manifest.json of a backup", backup, restore, "case"),
+    Reader("manifest.json of a backup", backup, restore),
     Reader("home.json", file("home.json", b'{"schema_version": 2}'), home_form, "home.json"),
     Reader("profile.yaml", file("profile.yaml", PROFILE.encode()), read_config, "profile.yaml"),
 ]
