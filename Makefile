@@ -84,10 +84,10 @@ chat-templates: $(INSTALLED)
 	$(BIN)/python -m tests.chat_templates $(TRL)/trl/chat_templates
 	$(BIN)/python -m pytest tests/components/models/chat/test_families.py
 
-# 5,000 damaged files for each reader of files from outside; `make test` tries some, others for each commit.
-# ARGS="--seed TEXT pairs.parquet" repeats those of one reader.
+# 5,000 damaged inputs for each reader of files and answers from outside; `make test` tries some, others for each commit.
+# ARGS="-k pairs.parquet" tries one reader; TETHER_FUZZ_SEED=ID repeats the inputs of a commit.
 fuzz: $(INSTALLED)
-	$(BIN)/python -m tests.fuzz.harness --cases 5000 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --hypothesis-profile=fuzz tests/fuzz $(ARGS)
 
 # Real preferences and the real pretrained model, in .tether; needs TETHER_DATA (default ../shared/data).
 test-slow: $(INSTALLED)
@@ -119,59 +119,50 @@ docs: $(INSTALLED)
 mutants: $(INSTALLED)
 	nice -n 19 $(BIN)/python tests/mutants/run.py $(ARGS)
 
-# Hours: throughput and what is learnt against TRL, which is no dependency and gets a folder of its own; a reward model
-# of real arguments; the contract on 160,000 pairs; the demo over ten seeds, without the tether and with a tighter one, and at
-# three targets; a learning curve and 100 updates of PPO on real preferences; then the run on real preferences.
+# Hours: throughput and what is learnt against TRL, which is no dependency and gets a folder of its own; the contract on 160,000
+# pairs; the demo over ten seeds, without the tether and with a tighter one, and at three targets; 100 updates of PPO on real
+# preferences; then the run on real preferences. Studies whose figures are published are in commit e3954ebf: docs/benchmarks.md.
 TRL := .tether/trl
 TETHER_DATA ?= ../shared/data
 HH = [$(abspath $(TETHER_DATA))/hh-rlhf/helpful-base-test.jsonl.gz, $(abspath $(TETHER_DATA))/hh-rlhf/harmless-base-test.jsonl.gz]
 bench: $(INSTALLED)
 	$(BIN)/tether fetch smollm2
 	test -d $(TRL)/trl || $(PIP) --no-deps --target $(TRL) trl==1.12.0
-	$(BIN)/python tests/bench/throughput.py --trl $(TRL) --dtype float32 bfloat16
-	$(BIN)/python tests/bench/throughput.py --rollout
-	$(BIN)/python tests/bench/supervised.py --trl $(TRL)
-	$(BIN)/python tests/bench/equivalence.py --trl $(TRL) --jobs 2 --our-order
-	$(BIN)/python tests/bench/equivalence.py --trl $(TRL) --jobs 2
-	$(BIN)/python tests/bench/learning.py --trl $(TRL) --jobs 2
-	nice -n 19 $(BIN)/python -m tests.bench.raters
-	$(BIN)/python tests/bench/disagreement.py
-	$(BIN)/python tests/bench/ukp.py --data $(TETHER_DATA)/ukpconvarg1/pairs.jsonl.gz
-	$(BIN)/python tests/bench/contract.py --source $(TETHER_DATA)/hh-rlhf/helpful-base-test.jsonl.gz --model .tether/models/smollm2
-	$(BIN)/python tests/bench/orchestration.py demo --twice
-	$(BIN)/python -m tests.bench.lineage
-	$(BIN)/python -m tests.bench.seeds $(ARGS)
-	$(BIN)/python -m tests.bench.tether
-	$(BIN)/python -m tests.bench.judging
-	$(BIN)/python -m tests.bench.rounds
-	$(BIN)/python -m tests.bench.learning_curve hh-smollm2 --sizes 750 1500 3000 --set "data.preferences=$(HH)"
-	$(BIN)/python -m tests.bench.classic --set "data.preferences=$(HH)"
+	$(BIN)/python -m tests.bench.trl.throughput --trl $(TRL) --dtype float32 bfloat16
+	$(BIN)/python -m tests.bench.trl.throughput --rollout
+	$(BIN)/python -m tests.bench.trl.learning --trl $(TRL) --jobs 2
+	nice -n 19 $(BIN)/python -m tests.bench.statistics.raters
+	$(BIN)/python -m tests.bench.operations.contract --source $(TETHER_DATA)/hh-rlhf/helpful-base-test.jsonl.gz --model .tether/models/smollm2
+	$(BIN)/python -m tests.bench.operations.orchestration demo --twice
+	$(BIN)/python -m tests.bench.policies.seeds $(ARGS)
+	$(BIN)/python -m tests.bench.policies.tether
+	$(BIN)/python -m tests.bench.policies.classic --set "data.preferences=$(HH)"
 	$(BIN)/python -m pytest -m bench
 
 # How often the gates on raters fail where everybody is honest, and whom they name. About an hour
 # (estimated); ARGS="--simulations 200" takes a tenth.
 bench-raters: $(INSTALLED)
-	$(BIN)/python -m tests.bench.raters --part checks --part offenders $(ARGS)
+	$(BIN)/python -m tests.bench.statistics.raters --part checks --part offenders $(ARGS)
 
 # The estimated share of flipped labels against planted ones, in single pairs and in rankings. About ten minutes (estimated).
 bench-noise: $(INSTALLED)
-	$(BIN)/python -m tests.bench.noise $(ARGS)
+	$(BIN)/python -m tests.bench.statistics.noise $(ARGS)
 
 # Every measurement that needs a GPU, with a log of each step; ARGS="--device cpu --quick" only shows that the steps run,
 # ARGS=--dry-run that their programs start.
 bench-gpu: $(INSTALLED)
 	$(BIN)/tether fetch smollm2
-	$(BIN)/python -m tests.bench.gpu $(ARGS)
+	$(BIN)/python -m tests.bench.gpu.gpu $(ARGS)
 
 # Fifty people who judge at once on the review page, with SQLite and PostgreSQL. Two minutes.
 bench-review: $(INSTALLED)
 	sh infra/test-servers.sh $(BIN)/python $(SERVERS)
-	$(BIN)/python -m tests.bench.review $(ARGS)
+	$(BIN)/python -m tests.bench.operations.review $(ARGS)
 
 # False alarms where one feature is the score, and how early a planted reward is named. An hour.
 bench-alarms: $(INSTALLED)
-	$(BIN)/python -m tests.bench.alarm_nulls --jobs 2 $(ARGS)
-	$(BIN)/python -m tests.bench.alarm_simulation
+	$(BIN)/python -m tests.bench.statistics.alarm_nulls --jobs 2 $(ARGS)
+	$(BIN)/python -m tests.bench.statistics.alarm_simulation
 
 # The pages of MLflow and Prefect, on loopback.
 serve: $(INSTALLED)

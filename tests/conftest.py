@@ -33,6 +33,7 @@ jaxtyping.install_import_hook("components.ppo.maths", "beartype.beartype").__ent
 
 # The same examples every time, and no clock: these machines are shared.
 settings.register_profile("shared", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("fuzz", max_examples=5000, deadline=None)
 settings.load_profile("shared")
 
 DURATIONS = ROOT / "tests/durations.json"

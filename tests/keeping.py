@@ -1,17 +1,15 @@
 """Homes of toy runs for backups, a writer that goes on beside one, and calls of both commands' functions."""
 
 import json
-import shutil
 import sqlite3
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import yaml
 from rich.console import Console
 
-from components.base.hashing import digest_json
 from components.store.store import ArtifactStore, Record
 from flows.keeping.backup import Written, back_up
 from flows.keeping.copying import Steps
@@ -19,10 +17,10 @@ from flows.keeping.manifest import Manifest
 from flows.keeping.restore import restore
 from tasks.runs.journal import Sent
 from tasks.runs.status import StatusFile
+from tests import stored_run
+from tests.stored_run import SOURCE
 
 T = TypeVar("T")
-SOURCE = "d" * 64
-"""The digest of the file that the first stage read."""
 
 
 class Beside(Steps):
@@ -119,13 +117,8 @@ class Writer:
 
 def publish(store: ArtifactStore, stage: str, run: str, inputs: dict[str, str]) -> Record:
     """A record of a stage, with one file of its own and one that all have."""
-    out = store.home / "out"
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir()
-    (out / "value").write_text(f"{stage} {run}")
-    (out / "tokenizer.json").write_text("the same in all")
-    parts: Any = {"stage": stage, "job": {}, "inputs": inputs, "source": {"run": run}, "libraries": {}}
-    return store.publish(digest_json(parts), out, None, {"stage": stage, "inputs": inputs, "run": run, "parts": parts})
+    files = {"value": f"{stage} {run}", "tokenizer.json": "the same in all"}
+    return stored_run.publish(store.home, stage, run, files=files, inputs=inputs, parts={"source": {"run": run}})
 
 
 def dangling(home: Path) -> list[str]:

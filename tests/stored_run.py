@@ -1,21 +1,26 @@
-"""Runs as a home has them, made in milliseconds: records, files and points small enough to know by heart."""
+"""The builder of homes for tests: records, toy runs of two stages, whole runs of the profile tiny, in milliseconds."""
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from components.base.hashing import digest_json
 from components.base.jsonl import write_json, write_rows
 from components.gates.judging import Verdict, Waiver, judge
-from components.store.store import ArtifactStore
+from components.store.store import ArtifactStore, Record
 from flows.config.profiles import parse_override
 from flows.config.run_config import RunConfig, load_config, to_values
 from tasks.execution import plots
 from tasks.execution.context import RunContext
 from tasks.runs.journal import Done, write_done
 from tasks.runs.points import Spool, points_file
+from tasks.runs.status import StatusFile
 from tasks.stages import PIPELINE, STAGES
 
+SOURCE = "d" * 64
+"""The digest of a file that no stage made."""
 HOSTILE = "<script>document.title = 'run'</script><img src=http://127.0.0.1:9/x onerror=alert(1)>"
 METRICS: dict[str, dict[str, float]] = {
     "validate": {
@@ -90,6 +95,64 @@ RESULTS: dict[str, Any] = {
     },
 }  # fmt: skip
 """What `result.json` says beside the win rate."""
+
+
+def publish(
+    home: Path, stage: str, run: str = "r1", *, files: Mapping[str, str] | None = None, key: str | None = None,
+    inputs: Mapping[str, str] | None = None, parts: Mapping[str, Any] | None = None, **about: Any,
+) -> Record:  # fmt: skip
+    """Publish an artifact of a stage.
+
+    Args:
+        files: what it holds, by path; else one file that names the stage and the run.
+        key: its key; else the digest of its parts.
+        inputs: digests of what it was made from, by name.
+        parts: what its key is made of beside the stage and the inputs, as `source` and `job`.
+        about: further fields of its record.
+    """
+    out, inputs = home / "out", dict({"data": SOURCE} if inputs is None else inputs)
+    shutil.rmtree(out, ignore_errors=True)
+    for name, text in ({"value": f"{stage} {run}"} if files is None else files).items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text(text)
+    of = {"stage": stage, "job": {}, "inputs": inputs, "source": {}, "libraries": {}, **(parts or {})}
+    fields = {"stage": stage, "inputs": inputs, "run": run, "parts": of, **about}
+    record = ArtifactStore(home).publish(key or digest_json(of), out, None, fields)
+    shutil.rmtree(out, ignore_errors=True)
+    return record
+
+
+def toy_run(
+    home: Path, run: str = "r1", text: str = "", state: str = "passed", started: str | None = None,
+    config: str = "data: {preferences: null}\nseed: 0\n", ends: Mapping[str, Mapping[str, Any]] | None = None,
+) -> dict[str, Record]:  # fmt: skip
+    """A run of two stages with their records: `ppo` was made from `sft`, which was made from a file that no stage made.
+
+    Args:
+        text: what the artifacts hold, so that runs of another text share nothing with this one.
+        state: that of `ppo`; a run that is `running` or `interrupted` does not end.
+        ends: further fields of the status of a stage.
+    """
+    status = StatusFile.start(home / "runs" / run, run, "tiny", ["sft", "ppo", "human_eval"])
+    (status.folder / "config.yaml").write_text(config)
+    (status.folder / "metrics").mkdir()
+    (status.folder / "metrics" / "ppo.jsonl").write_text('{"step": 1, "time": 5, "metrics": {"ppo/kl": 0.5}}\n')
+    records: dict[str, Record] = {}
+    for stage in ("sft", "ppo"):
+        files = {"value": f"{stage} {text}", "tokenizer.json": "the same in all"}
+        inputs, further = {name: each.digest for name, each in records.items()} or None, (ends or {}).get(stage, {})
+        records[stage] = record = publish(
+            home, stage, run, files=files, inputs=inputs, parts={"source": {"text": text}},
+            metrics=further.get("metrics", {}),
+        )  # fmt: skip
+        states = {"state": state if stage == "ppo" else "passed", "key": record.key, "digest": record.digest}
+        status.update(stage, **(states | dict(further)))
+    if state not in ("running", "interrupted"):
+        status.finish()
+    if started:
+        path = status.folder / "run.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"started": started}))
+    return records
 
 
 def evaluation() -> list[dict[str, Any]]:

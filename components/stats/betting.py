@@ -56,8 +56,8 @@ def always_valid_low_of_people(ratings: ArrayLike, alpha: float = 0.025) -> Floa
     of them may prefer one. So half of `alpha` goes to that bound of the items' means, and half to the difference
     between these raters and all people, for which t_{1 - alpha/2, k - 1} s_t / sqrt(k) is subtracted; s_t is the
     standard deviation of the means of the k raters of the first t items. This margin comes from Student's t for a fixed
-    t, not from a supermartingale, so `python -m tests.bench.raters --part looks` measures how often any look errs. The
-    bound is 0 until 3 raters have rated.
+    t, not from a supermartingale, so `python -m tests.bench.statistics.raters --part looks` measures how often any look
+    errs. The bound is 0 until 3 raters have rated.
 
     Raises:
         ValueError: an item without a rating, or as for `always_valid_low`.

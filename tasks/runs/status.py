@@ -98,11 +98,13 @@ class StageStatus(BaseModel):
 
     @field_validator("gates", mode="before")
     @classmethod
-    def _of_earlier_versions(cls, gates: list[object]) -> list[object]:
-        """Add `warn_only` to gates that an earlier version wrote without it."""
+    def _of_earlier_versions(cls, gates: object) -> object:
+        """Add `warn_only` to gates that an earlier version wrote without it. What is no list stays as it is."""
+        if not isinstance(gates, list):
+            return gates
         return [
-            {"warn_only": GATES[gate["name"]].warn_only, **gate} if isinstance(gate, dict) and gate.get("name") in GATES
-            else gate
+            {"warn_only": GATES[str(gate["name"])].warn_only, **gate}
+            if isinstance(gate, dict) and str(gate.get("name")) in GATES else gate
             for gate in gates
         ]  # fmt: skip
 

@@ -23,19 +23,16 @@ from tasks.execution.keying import key_of
 from tasks.result import Input
 from tasks.runs.status import StatusFile
 from tasks.stages import PIPELINE, STAGES
+from tests.stored_run import publish
 
 
-def publish(store: ArtifactStore, name: str) -> str:
-    made = store.home / "made" / name
-    (made / "inner").mkdir(parents=True)
-    (made / "inner" / "name.txt").write_text(name)
-    return store.publish(name * 8, made, None, {"stage": name}).digest
+def published(home: Path, name: str) -> str:
+    return publish(home, name, key=name * 8, files={"inner/name.txt": name}).digest
 
 
 def earlier(home: Path, run: str = "r1", **digests: str | None) -> dict[str, str | None]:
     """A run in `home` whose validate and reward stages have results."""
-    store = ArtifactStore(home)
-    found = {name: digests.get(name, publish(store, name)) for name in ("validate", "reward")}
+    found = {name: digests.get(name, published(home, name)) for name in ("validate", "reward")}
     status = StatusFile.start(home / "runs" / run, run, "tiny", PIPELINE)
     for name, digest in found.items():
         status.update(name, digest=digest)

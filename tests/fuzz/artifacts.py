@@ -10,8 +10,7 @@ from typing import Any
 
 from tests.fuzz.readers import Reader
 
-CONFIG = b"seed: 0\ngates: {ppo: {kl: 8.0}}\n"
-POINT = b'{"step": 1, "time": 5, "metrics": {"ppo/kl": 0.5}}\n'
+CONFIG = "seed: 0\ngates: {ppo: {kl: 8.0}}\n"
 KL = {"name": "ppo.kl", "metric": "ppo/kl_high", "value": 2.0, "op": "<=", "threshold": 8.0, "passed": True}
 FILES = {"record.json": "records/", "manifest.json": "objects/"}
 """The members of an export that are changed alone, by the file that is changed."""
@@ -19,29 +18,12 @@ FILES = {"record.json": "records/", "manifest.json": "objects/"}
 
 def home(folder: Path) -> Path:
     """A home with a run of two stages, r1; returns it."""
-    from components.base.hashing import digest_json
-    from components.store.store import ArtifactStore
-    from tasks.runs.status import StatusFile
+    from tests.stored_run import toy_run
 
-    place = folder / "other"
-    store = ArtifactStore(place)
-    status = StatusFile.start(place / "runs" / "r1", "r1", "tiny", ["sft", "ppo", "human_eval"])
-    (status.folder / "config.yaml").write_bytes(CONFIG)
-    (status.folder / "metrics").mkdir()
-    (status.folder / "metrics" / "ppo.jsonl").write_bytes(POINT)
-    inputs = {"data": "d" * 64}
-    for stage, metrics in {"sft": {"sft/loss": 1.5}, "ppo": {"ppo/kl": 1.5, "ppo/kl_high": 2.0}}.items():
-        (place / "out").mkdir()
-        (place / "out" / "value").write_text(stage)
-        parts: Any = {"stage": stage, "job": {}, "inputs": inputs, "source": {}, "libraries": {}}
-        about: Any = {"stage": stage, "inputs": inputs, "parts": parts, "run": "r1", "metrics": metrics}
-        record = store.publish(digest_json(parts), place / "out", None, about)
-        (place / "out").rmdir()
-        inputs = {"sft": record.digest}
-        gates: Any = [] if stage == "sft" else [KL]
-        status.update(stage, state="passed", key=record.key, digest=record.digest, metrics=metrics, gates=gates)
-    status.finish()
-    return place
+    metrics = {"sft": {"sft/loss": 1.5}, "ppo": {"ppo/kl": 1.5, "ppo/kl_high": 2.0}}
+    ends: Any = {"sft": {"metrics": metrics["sft"]}, "ppo": {"metrics": metrics["ppo"], "gates": [KL]}}
+    toy_run(folder / "other", config=CONFIG, ends=ends)
+    return folder / "other"
 
 
 def exported(folder: Path) -> Path:
@@ -129,6 +111,38 @@ def read_home(path: Path) -> None:
             continue
 
 
+def of_run(name: str) -> Callable[[Path], Path]:
+    """`make` of a file of a whole run's folder."""
+
+    def make(folder: Path) -> Path:
+        from tests.stored_run import stored_run
+
+        return folder / "whole" / "runs" / stored_run(folder / "whole") / name
+
+    return make
+
+
+def read_run(path: Path) -> None:
+    """As the report, its page and the carrier to MLflow read a run's folder."""
+    from components.base.errors import TetherError
+    from flows.reports.facts import run_facts
+    from flows.reports.page import page
+    from tasks.runs.journal import read_done, readable_done, recorded_inputs
+
+    place = next(each for each in path.parents if each.name == "whole")
+    (run,) = (each.name for each in (place / "runs").iterdir())
+    for look in (
+        lambda: page(run_facts(place, run)),
+        lambda: read_done(place / "runs" / run),
+        lambda: readable_done(place / "runs" / run),
+        lambda: recorded_inputs(place, [run]),
+    ):
+        try:
+            look()
+        except TetherError as error:
+            assert path.name in str(error), error
+
+
 def model(name: str, kind: str = "policy") -> Callable[[Path], Path]:
     """`make` of a file in the folder of a small language model or reward model."""
 
@@ -176,6 +190,8 @@ READERS = [
     Reader("config.yaml", of_home("runs/r1/config.yaml"), read_home),
     Reader("metrics.jsonl", of_home("runs/r1/metrics/ppo.jsonl"), read_home),
     Reader("record.json", of_home("store/records/*/1.ppo.json"), read_home),
+    *(Reader(f"{name} of a run", of_run(name), read_run) for name in ("run.json", "config.yaml", "done/ppo.json")),
+    Reader("points of a run", of_run("metrics/ppo.jsonl"), read_run),
     Reader("model.safetensors", model("model.safetensors"), read_model),
     Reader("config.json", model("config.json"), read_model),
     Reader("tokenizer.json", model("tokenizer.json"), read_model),

@@ -6,6 +6,7 @@ A reader may end in a value or in a `TetherError`, within `SECONDS` and `MEMORY`
 import csv
 import gzip
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,8 @@ class Reader(NamedTuple):
     """Write a valid file, and what it needs beside it, into a folder; returns the file that is to be changed."""
     read: Callable[[Path], object]
     """Read it as the product does."""
+    named: str = ""
+    """What an error must name, where the reader raises each of its errors."""
 
 
 def file(name: str, content: bytes) -> Callable[[Path], Path]:
@@ -59,6 +62,7 @@ SINGLE += [[f"tether-{n}", f"{TEXT}\n- {n % 3}", "one", "'two", f"ann {n}", "ab"
 SHEET = [["item", "prompt", "response_a", "response_b", "rating_1", "rating_2"]]
 SHEET += [[f"q{n:04d}-abcdef01", TEXT, "one;\n'=two", "three", "a", "tie"] for n in range(4)]
 _SAID = [{"from": "human", "value": TEXT}, {"role": "assistant", "content": "x"}]
+RATED: list[dict[str, Any]] = [dict(zip(SHEET[0], SHEET[1], strict=True))]
 ARENA = [
     {"model_a": "m", "model_b": "n", "winner": winner, "judge": "ann", "turn": 1, "conversation_a": _SAID,
      "conversation_b": [_SAID[0], {"from": "gpt", "value": TEXT}]}
@@ -186,7 +190,11 @@ def restore(path: Path) -> None:
         path.write_text(json.dumps({"backup": body, "sha256": digest_json(body)}))
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
-    restored(path.parent, path.parent.parent / "restored")
+    target = path.parent.parent / "restored"
+    try:
+        restored(path.parent, target)
+    finally:
+        shutil.rmtree(target, ignore_errors=True)
 
 
 def home_form(path: Path) -> None:
@@ -197,21 +205,21 @@ def home_form(path: Path) -> None:
 
 
 READERS = [
-    Reader("pairs.jsonl", file("pairs.jsonl", lines(PAIRS)), read_data),
-    Reader("arena.jsonl", file("arena.jsonl", lines(ARENA)), read_data),
-    Reader("scores.jsonl", file("scores.jsonl", lines(SCORES)), read_data),
-    Reader("kto.jsonl", file("kto.jsonl", lines(KTO)), read_data),
-    Reader("votes.jsonl", file("votes.jsonl", lines(VOTES)), read_data),
-    Reader("rankings.jsonl", file("rankings.jsonl", lines(RANKINGS)), read_data),
-    Reader("taught.jsonl", file("taught.jsonl", lines(TAUGHT)), read_data),
-    Reader("pairs.json", file("pairs.json", json.dumps(PAIRS, indent=1).encode()), read_data),
-    Reader("pairs.jsonl.gz", file("pairs.jsonl.gz", gzip.compress(lines(PAIRS), mtime=0)), read_data),
-    Reader("votes.csv", file("votes.csv", table(SINGLE)), read_data),
-    Reader("pairs.parquet", parquet, read_data),
+    Reader("pairs.jsonl", file("pairs.jsonl", lines(PAIRS)), read_data, "pairs.jsonl"),
+    Reader("arena.jsonl", file("arena.jsonl", lines(ARENA)), read_data, "arena.jsonl"),
+    Reader("scores.jsonl", file("scores.jsonl", lines(SCORES)), read_data, "scores.jsonl"),
+    Reader("kto.jsonl", file("kto.jsonl", lines(KTO)), read_data, "kto.jsonl"),
+    Reader("votes.jsonl", file("votes.jsonl", lines(VOTES)), read_data, "votes.jsonl"),
+    Reader("rankings.jsonl", file("rankings.jsonl", lines(RANKINGS)), read_data, "rankings.jsonl"),
+    Reader("taught.jsonl", file("taught.jsonl", lines(TAUGHT)), read_data, "taught.jsonl"),
+    Reader("pairs.json", file("pairs.json", json.dumps(PAIRS, indent=1).encode()), read_data, "pairs.json"),
+    Reader("pairs.jsonl.gz", file("pairs.jsonl.gz", gzip.compress(lines(PAIRS), mtime=0)), read_data, "pairs.jsonl.gz"),
+    Reader("votes.csv", file("votes.csv", table(SINGLE)), read_data, "votes.csv"),
+    Reader("pairs.parquet", parquet, read_data, "pairs.parquet"),
     Reader("saved folder", saved, read_data),
-    Reader("sheet.csv", file("sheet.csv", table(SHEET, ";")), read_rating_sheet),
-    Reader("sheet.jsonl", file("sheet.jsonl", lines([dict(zip(SHEET[0], SHEET[1], strict=True))])), read_rating_sheet),
+    Reader("sheet.csv", file("sheet.csv", table(SHEET, ";")), read_rating_sheet, "sheet.csv"),
+    Reader("sheet.jsonl", file("sheet.jsonl", lines(RATED)), read_rating_sheet, "sheet.jsonl"),
     Reader("manifest.json of a backup", backup, restore),
-    Reader("home.json", file("home.json", b'{"schema_version": 2}'), home_form),
-    Reader("profile.yaml", file("profile.yaml", PROFILE.encode()), read_config),
+    Reader("home.json", file("home.json", b'{"schema_version": 2}'), home_form, "home.json"),
+    Reader("profile.yaml", file("profile.yaml", PROFILE.encode()), read_config, "profile.yaml"),
 ]

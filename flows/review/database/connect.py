@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from components.base.errors import TetherError, UserError
@@ -48,6 +48,7 @@ def open_database(place: str | Path, create: bool = True) -> Engine:
     if sqlite:
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
+        event.listen(engine, "handle_error", _refuse_damage)
     try:
         _upgrade(engine)
         if file is not None:
@@ -102,6 +103,20 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
+def _refuse_damage(context: ExceptionContext) -> None:
+    """Raise UserError where SQLite finds its file damaged, whichever query finds it."""
+    error = context.original_exception
+    if context.engine is not None and (type(error) is sqlite3.DatabaseError or "decode to UTF-8" in str(error)):
+        raise _damaged(context.engine, str(error)) from error
+
+
+def _damaged(engine: Engine, why: str) -> UserError:
+    return UserError(
+        f"{engine.url.database}: the review page's database can't be used: {why}. Check --database, or restore it from "
+        "a backup."
+    )
+
+
 def _upgrade(engine: Engine) -> None:
     from alembic import command
     from alembic.config import Config
@@ -113,9 +128,16 @@ def _upgrade(engine: Engine) -> None:
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
     newest = ScriptDirectory.from_config(config).get_current_head()
     with engine.connect() as connection:
-        present = MigrationContext.configure(
-            connection, opts={"version_table": "review_version"}
-        ).get_current_revision()
+        if engine.dialect.name == "sqlite":
+            damage = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
+            if damage != "ok":
+                raise _damaged(engine, str(damage))
+        try:
+            present = MigrationContext.configure(
+                connection, opts={"version_table": "review_version"}
+            ).get_current_revision()
+        except CommandError as error:
+            raise _damaged(engine, str(error)) from error
     if present == newest:
         return
     with writing(engine) as connection:

@@ -24,7 +24,7 @@ from components.human_eval.selection import Chosen
 from components.human_eval.sheet import SheetRow
 from components.stats.betting import always_valid_low
 from flows.config.run_config import load_config
-from tests.bench.raters import Study, failing_gates, simulated_study
+from tests.bench.statistics.raters import Study, failing_gates, names_the_offender, simulated_study
 
 Rate = Callable[[SheetRow], tuple[str, ...]]
 
@@ -100,6 +100,29 @@ def test_a_helper_with_three_answers_is_not_judged_alone() -> None:
     """Three full raters and a helper: position_bias_high was 0.5, raters_alike 1.0."""
     found = failing_gates(Study(48, 3, 3), seeds=range(10), helper=True)
     assert not sum(found.values())
+
+
+@pytest.mark.parametrize("study", [Study(48, 8, 3), Study(48, 20, 1), Study(128, 8, 3), Study(128, 4, 1)], ids=str)
+def test_honest_people_who_share_the_items_pass_the_gates(study: Study) -> None:
+    """With 6 or 8 people on 48 items, 0 % passed. At 2 % (make bench-raters) 4 of 30 fail once in 300 times."""
+    assert failing_gates(study, range(30))["any"] <= 3
+
+
+def test_people_who_err_in_seven_of_a_hundred_checks_pass_the_gates() -> None:
+    """Two in 120 of these studies failed where a check is guessed in 6 % and odds are 2 (seed 90 among them)."""
+    study = Study(128, 12, 3, quality=(0.7, 0.95), care=(0.93, 0.99))
+    assert not failing_gates(study, range(84, 96))["any"]
+
+
+@pytest.mark.parametrize(
+    ("study", "offence", "simulations", "least"),
+    [(Study(128, 8, 3), offence, 20, 18) for offence in ("always a", "copies", "any answer")]
+    + [(Study(256, 20, 3), "coin", 40, 37)],
+)
+def test_who_does_not_rate_honestly_is_named(study: Study, offence: Any, simulations: int, least: int) -> None:
+    """Of 40 coins 35 were named where each other answer was compared alone; knowing how people answer would name 39."""
+    named, studies = names_the_offender(study, offence, range(simulations))
+    assert studies == simulations and named >= least
 
 
 def test_raters_who_never_share_an_item_are_not_compared() -> None:

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from components.stats.betting import always_valid_low, always_valid_low_of_people
-from tests.bench.raters import early_stops
+from tests.bench.statistics.raters import early_stops
 
 
 def item_means(random: np.random.Generator, items: int, win_rate: float) -> np.ndarray:

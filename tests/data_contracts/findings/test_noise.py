@@ -12,7 +12,7 @@ from scipy.optimize import minimize
 from scipy.special import expit
 
 from data_contracts.findings.noise import LEAST_PAIRS, LabelNoise, flip_rate, label_noise
-from tests.bench.noise import estimates, judged_pairs
+from tests.bench.statistics.noise import estimates, judged_pairs
 
 DATA = Path(os.environ.get("TETHER_DATA", Path(__file__).parents[3] / ".." / "shared" / "data"))
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from components.base.hashing import digest_json
 from components.gates.judging import Verdict, Waiver
 from components.gates.text import markdown
 from components.keys.fingerprint import PACKAGES, ROOT
@@ -26,7 +25,7 @@ from flows.models.lineage import lineage
 from flows.reports.terminal import markdown as report
 from tasks.runs.status import StatusFile, load_status
 from tasks.tracking.promotion import state_lines
-from tests.stored_run import stored_run
+from tests.stored_run import publish, stored_run
 
 EVIL = (
     'x"]|><script>alert(1)</script><img src=x onerror=alert(1)>[/x][red]`b`\x1b]0;title\x07\x1b[2J\n\n'
@@ -36,22 +35,16 @@ EVIL = (
 
 def hostile_run(home: Path) -> str:
     """A run of a policy, with such a text wherever a record, a gate or a status has one that nobody checks."""
-    store = ArtifactStore(home)
     status = StatusFile.start(home / "runs" / "r1", "r1", "tiny", ["validate", "sft", "ppo"])
     (status.folder / "config.yaml").write_text('{"data": {"preferences": null}, "project": "p", "seed": 0}')
     inputs: dict[str, str] = {EVIL: "d" * 64}
     for stage in ("sft", "ppo"):
-        (home / "out").mkdir()
-        (home / "out" / "value").write_text(stage)
         job: dict[str, Any] = {"seed": EVIL, "runtime": {EVIL: EVIL}}
-        parts = {"stage": stage, "job": job, "inputs": inputs, "libraries": {EVIL: EVIL}, "source": {EVIL: EVIL}}
-        about = {
-            "stage": stage, "inputs": inputs, "job": job, "parts": parts, "run": "r1", "started": EVIL,
-            "metrics": {f"{stage}/{EVIL}": 1.0},
-            "environment": {"cpu": EVIL, "python": EVIL, "code": {"version": EVIL, "commit": EVIL, "dirty": True}},
-        }  # fmt: skip
-        record = store.publish(digest_json(parts), home / "out", None, about)
-        (home / "out").rmdir()
+        code = {"version": EVIL, "commit": EVIL, "dirty": True}
+        record = publish(
+            home, stage, inputs=inputs, parts={"job": job, "libraries": {EVIL: EVIL}, "source": {EVIL: EVIL}}, job=job,
+            started=EVIL, metrics={f"{stage}/{EVIL}": 1.0}, environment={"cpu": EVIL, "python": EVIL, "code": code},
+        )  # fmt: skip
         inputs = {EVIL: record.digest}
         changed = {"part": "config", "name": EVIL, "change": "changed", "before": EVIL, "now": EVIL}
         why = {

@@ -8,10 +8,8 @@ import tarfile
 from pathlib import Path
 
 import pytest
-import yaml
 
 from components.base.errors import UserError
-from components.base.hashing import digest_json
 from components.base.process import describe_process, this_process
 from components.store.graph import Graph
 from components.store.retention import collect
@@ -19,33 +17,7 @@ from components.store.store import ArtifactStore, Record
 from tasks.retention.archive import export_run, import_results
 from tasks.retention.needs import needs, registered
 from tasks.runs.status import StatusFile
-
-
-def make_run(home: Path, run: str, text: str, state: str = "passed", started: str | None = None) -> dict[str, Record]:
-    """A run of two stages: `ppo` was made from `sft`, which was made from a file that no stage made."""
-    store = ArtifactStore(home)
-    status = StatusFile.start(home / "runs" / run, run, "tiny", ["sft", "ppo", "human_eval"])
-    (status.folder / "config.yaml").write_text(yaml.safe_dump({"data": {"preferences": None}, "seed": 0}))
-    (status.folder / "metrics").mkdir()
-    (status.folder / "metrics" / "ppo.jsonl").write_text('{"step": 1, "metrics": {"ppo/kl": 1.0}}\n')
-    records: dict[str, Record] = {}
-    for stage in ("sft", "ppo"):
-        out = home / "out"
-        out.mkdir()
-        (out / "value").write_text(f"{stage} {text}")
-        (out / "tokenizer.json").write_text("the same in all")
-        inputs = {"data": "d" * 64} if stage == "sft" else {"sft": records["sft"].digest}
-        parts = {"stage": stage, "job": {}, "inputs": inputs, "source": {"text": text}, "libraries": {}}
-        key = digest_json(parts)
-        records[stage] = store.publish(key, out, None, {"stage": stage, "inputs": inputs, "run": run, "parts": parts})
-        out.rmdir()
-        status.update(stage, state=state if stage == "ppo" else "passed", key=key, digest=records[stage].digest)
-    if state not in ("running", "interrupted"):
-        status.finish()
-    if started:
-        path = status.folder / "run.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"started": started}))
-    return records
+from tests.stored_run import toy_run
 
 
 @pytest.fixture
@@ -62,7 +34,7 @@ def found(home: Path, records: dict[str, Record]) -> list[str]:
 
 
 def test_ls_verify_gc_and_pins_say_what_they_do(tether, home):
-    old, new = make_run(home, "r1", "one", started="2026-01-01"), make_run(home, "r2", "two", started="2026-01-02")
+    old, new = toy_run(home, "r1", "one", started="2026-01-01"), toy_run(home, "r2", "two", started="2026-01-02")
     listed = json.loads(tether("store", "ls", "--json", home=home).stdout)
     assert listed["store"] == str(home / "store")
     assert {(row["stage"], row["run"], *row["kept_by"]) for row in listed["artifacts"]} == {
@@ -99,7 +71,7 @@ def test_ls_verify_gc_and_pins_say_what_they_do(tether, home):
 
 
 def test_results_of_a_run_are_reused_in_another_home(tether, home, tmp_path):
-    records = make_run(home, "r1", "one")
+    records = toy_run(home, "r1", "one")
     done = tether("store", "export", "r1", "--to", "run.tar", home=home)
     assert done.returncode == 0, done.stderr
     assert tether("store", "export", "r1", "--to", "run.tar", home=home).returncode == 2
@@ -123,7 +95,7 @@ def test_results_of_a_run_are_reused_in_another_home(tether, home, tmp_path):
 
 
 def test_an_archive_of_an_earlier_version_gives_its_results(tether, home, tmp_path):
-    records = make_run(home, "r1", "one")
+    records = toy_run(home, "r1", "one")
     export_run(ArtifactStore(home), "r1", tmp_path / "new.tar")
     gnu = tarfile.GNU_FORMAT
     with tarfile.open(tmp_path / "new.tar") as new, tarfile.open(tmp_path / "old.tar", "w", format=gnu) as old:
@@ -138,7 +110,7 @@ def test_an_archive_of_an_earlier_version_gives_its_results(tether, home, tmp_pa
 
 
 def test_an_edited_export_changes_nothing(tether, home, tmp_path):
-    make_run(home, "r1", "one")
+    toy_run(home, "r1", "one")
     export_run(ArtifactStore(home), "r1", tmp_path / "run.tar")
     data = (tmp_path / "run.tar").read_bytes()
     (tmp_path / "run.tar").write_bytes(data.replace(b"ppo one", b"ppo two"))
@@ -152,9 +124,9 @@ def test_an_edited_export_changes_nothing(tether, home, tmp_path):
 
 
 def test_runs_at_work_or_waiting_for_labels_are_kept_however_old_and_a_dead_one_is_not(home):
-    at_work = make_run(home, "r1", "at work", "running", "2026-01-01")
-    waiting = make_run(home, "r2", "waiting", "awaiting_labels", "2026-01-02")
-    dead = make_run(home, "r3", "dead", "running", "2026-01-03")
+    at_work = toy_run(home, "r1", "at work", "running", "2026-01-01")
+    waiting = toy_run(home, "r2", "waiting", "awaiting_labels", "2026-01-02")
+    dead = toy_run(home, "r3", "dead", "running", "2026-01-03")
     process = subprocess.Popen([sys.executable, "-c", "pass"])
     path = home / "runs" / "r3" / "run.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"process": describe_process(process.pid)}))
@@ -169,14 +141,14 @@ def test_runs_at_work_or_waiting_for_labels_are_kept_however_old_and_a_dead_one_
 
 
 def test_the_newest_runs_are_kept_and_what_they_were_made_from(home):
-    runs = [make_run(home, f"r{n}", str(n), started=f"2026-01-0{n + 1}") for n in range(3)]
+    runs = [toy_run(home, f"r{n}", str(n), started=f"2026-01-0{n + 1}") for n in range(3)]
     store = ArtifactStore(home)
     collect(store, lambda: needs(store, keep_runs=2))
     assert [found(home, each) for each in runs] == [[], ["sft", "ppo"], ["sft", "ppo"]]
 
 
 def test_a_run_that_cannot_be_read_stops_the_collector(home):
-    records = make_run(home, "r1", "one")
+    records = toy_run(home, "r1", "one")
     (home / "runs" / "r1" / "run.json").write_text("{")
     store = ArtifactStore(home)
     with pytest.raises(UserError, match=r"run\.json is damaged"):
@@ -194,8 +166,8 @@ def mlflow_client(home, monkeypatch):
 
 
 def test_every_version_of_a_registered_model_is_kept_with_its_inputs(home, mlflow_client):
-    records = make_run(home, "r1", "one")
-    by_key, other = make_run(home, "r2", "two"), make_run(home, "r3", "three")
+    records = toy_run(home, "r1", "one")
+    by_key, other = toy_run(home, "r2", "two"), toy_run(home, "r3", "three")
     mlflow_client.create_registered_model("tether-policy")
     for tags in (
         {"lineage.digest": records["ppo"].digest, "lineage.sft_digest": records["sft"].digest},
@@ -212,7 +184,7 @@ def test_every_version_of_a_registered_model_is_kept_with_its_inputs(home, mlflo
 
 
 def test_a_registry_that_cannot_be_asked_stops_the_collector(home, monkeypatch):
-    records = make_run(home, "r1", "one")
+    records = toy_run(home, "r1", "one")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     store = ArtifactStore(home)
@@ -229,7 +201,7 @@ def test_a_registry_that_cannot_be_asked_stops_the_collector(home, monkeypatch):
 
 
 def test_a_killed_run_is_exported_and_a_running_one_is_not(home, tmp_path):
-    records = make_run(home, "r1", "one", "running")
+    records = toy_run(home, "r1", "one", "running")
     store = ArtifactStore(home)
     with pytest.raises(UserError, match="running"):
         export_run(store, "r1", tmp_path / "run.tar")
@@ -247,7 +219,7 @@ def test_a_run_without_results_is_not_exported(home, tmp_path):
 
 
 def test_an_export_names_the_stage_that_the_store_has_lost(home, tmp_path):
-    records = make_run(home, "r1", "one")
+    records = toy_run(home, "r1", "one")
     shutil.rmtree(home / "store" / "records" / records["ppo"].key)
     with pytest.raises(UserError, match="no ppo of it"):
         export_run(ArtifactStore(home), "r1", tmp_path / "run.tar")

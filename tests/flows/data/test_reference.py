@@ -17,6 +17,7 @@ from flows.sources import find_sources
 from tasks.runs.status import StatusFile
 from tasks.stages import PIPELINE
 from tasks.tracking.registry import Version
+from tests.stored_run import publish
 
 
 def asking(named: str, project: str = "tether") -> RunConfig:
@@ -26,13 +27,8 @@ def asking(named: str, project: str = "tether") -> RunConfig:
 
 def earlier(home: Path, run: str, state: str = "passed", preferences: str = "a", project: str = "tether") -> str:
     """A run whose validate ended in `state`; returns the digest of its data."""
-    store = ArtifactStore(home)
-    made = home / "made" / run
-    made.mkdir(parents=True)
-    (made / "report.json").write_text(run)
-    record = store.publish(
-        f"{run:0>16}", made, None, {"stage": "validate", "inputs": {"preferences": preferences * 64}}
-    )
+    inputs = {"preferences": preferences * 64}
+    record = publish(home, "validate", run, key=f"{run:0>16}", files={"report.json": run}, inputs=inputs)
     status = StatusFile.start(home / "runs" / run, run, "tiny", PIPELINE)
     status.update("validate", key=record.key, digest=record.digest, state=state)
     status.finish()
@@ -112,12 +108,8 @@ def test_a_run_takes_the_reference_as_an_input_and_a_rerun_of_later_stages_the_r
     config = asking("last").resolved()
     data = find_sources(config, home).data
     assert data["reference"].digest == digest and data["reference"].stored
-    store = ArtifactStore(home)
     inputs = {name: given.digest for name, given in data.items()}
-    made = home / "made" / "again"
-    made.mkdir()
-    (made / "report.json").write_text("again")
-    taken = store.publish("f" * 16, made, None, {"stage": "validate", "inputs": inputs})
+    taken = publish(home, "validate", key="f" * 16, files={"report.json": "again"}, inputs=inputs)
     earlier(home, "20260102-000000-aaaa", preferences="z")
     assert find_sources(config, home, taken={"validate": taken}).data["reference"].digest == digest
     assert find_sources(config, home).data["reference"].digest != digest

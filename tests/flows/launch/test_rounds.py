@@ -1,5 +1,7 @@
-"""The next round of a run: what it takes from it, and what it refuses."""
+"""The next round of a run: what it takes import json
+from it, and what it refuses."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -7,8 +9,6 @@ from typing import Any
 import pytest
 
 from components.base.errors import UserError
-from components.base.hashing import digest_json
-from components.base.jsonl import write_rows
 from components.gates.table import GATES
 from components.store.store import ArtifactStore, Record
 from flows.config.profiles import parse_override
@@ -19,7 +19,7 @@ from flows.reports.rounds import Round, all_rounds, rounds_chart, rounds_up_to
 from tasks.execution.context import RunContext
 from tasks.retention.archive import export_run, import_results
 from tasks.runs.status import load_status
-from tests.stored_run import stored_run
+from tests.stored_run import publish, stored_run
 from tests.waiting import PATIENCE
 
 FIRST, SECOND = "20260101-000000-aaaa", "20260102-000000-bbbb"
@@ -49,13 +49,11 @@ def judged(home: Path, run: str = FIRST, state: str = "passed", **origin: str) -
     ctx = RunContext.start(home, "tiny", config.gates, config=to_values(config), run=run, origin=origin, track=False)
     with ctx:
         for stage in ("validate", "sft", "reward", "human_eval"):
-            out = home / "out"
-            write_rows(out / "preferences.jsonl", [ROW])
-            write_rows(out / "judged.jsonl", [ROW, {"stage": stage}])
+            row, more = (json.dumps(each) + "\n" for each in (ROW, {"stage": stage}))
+            files = {"preferences.jsonl": row, "judged.jsonl": row + more}
             data = load_status(home, run).stage("validate").digest or "d" * 64
-            of = parts(stage, run) | {"inputs": {"data": data}}
-            about = {"stage": stage, "run": run, "inputs": {"data": data}, "parts": of, "started": STARTED}
-            record = ctx.store.publish(digest_json(of), out, None, about)
+            own, inputs = parts(stage, run), {"data": data}
+            record = publish(home, stage, run, files=files, inputs=inputs, parts=own, started=STARTED)
             ctx.status.update(stage, state=state, key=record.key, digest=record.digest)
     return run
 

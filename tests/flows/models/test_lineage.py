@@ -4,20 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from components.store.store import ArtifactStore
 from flows.models.lineage import lineage
 from flows.models.lineage_text import text
 from tasks.runs.status import StatusFile
+from tests.stored_run import publish
 
 
 def validated(home: Path, run: str, file: str, started: str) -> None:
     """A run that made the same pairs of a file of its own."""
-    out = home / "out"
-    out.mkdir(parents=True)
-    (out / "pairs").write_text("the same pairs")
-    about = {"stage": "validate", "run": run, "inputs": {"preferences": file}, "started": started}
-    record = ArtifactStore(home).publish(file[::-1], out, None, about)
-    out.rmdir()
+    files, inputs = {"pairs": "the same pairs"}, {"preferences": file}
+    record = publish(home, "validate", run, key=file[::-1], files=files, inputs=inputs, started=started)
     status = StatusFile.start(home / "runs" / run, run, "demo", ["validate"])
     status.update("validate", state="passed", user=f"who did {run}", key=record.key, digest=record.digest)
     status.finish()

@@ -337,3 +337,13 @@ def test_half_a_character_is_refused_by_row_and_field(tmp_path: Path, field: str
     file.write_text(json.dumps(row) + "\n" + json.dumps(row | {"id": "2"} | {field: "\ud83d"}) + "\n")
     with pytest.raises(UserError, match=rf"pairs\.jsonl, row 2: `{field}` holds '\\ud83d', half of a character"):
         batches.find_batch(tmp_path, str(file))
+
+
+def test_a_damaged_database_is_refused_by_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "review.db"
+    open_database(file).dispose()
+    valid = file.read_bytes()
+    for data in (b"x" * 9000, valid[:4096] + b"NaN" + valid[4096:], valid[: len(valid) // 2]):
+        file.write_bytes(data)
+        with pytest.raises(UserError, match=r"review\.db: the review page's database can't be used"):
+            open_database(file, create=False)

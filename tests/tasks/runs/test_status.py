@@ -274,3 +274,14 @@ def test_a_run_json_of_any_size_is_not_read_whole(begin, tmp_path):
     assert list_runs(tmp_path) == ["r2"]
     with pytest.raises(UserError, match=r"r1/run\.json is damaged .*more than 67,108,864 bytes"):
         load_status(tmp_path, "r1")
+
+
+@pytest.mark.parametrize("gates", [None, 5, [[]], [{"name": []}]])
+def test_gates_that_are_none_are_damage_that_is_named(begin, tmp_path, gates):
+    begin()
+    path = tmp_path / "runs" / "r1" / "run.json"
+    document = json.loads(path.read_text())
+    document["stages"][0]["gates"] = gates
+    path.write_text(json.dumps(document))
+    with pytest.raises(UserError, match=r"run\.json is damaged"):
+        load_status(tmp_path, "r1")

@@ -7,40 +7,10 @@ import pytest
 from components.base.errors import UserError
 from components.data.formats.prompts import read_prompts
 
-USER = {"role": "user", "content": "hi"}
-SYSTEM = {"role": "system", "content": "Be kind."}
-
-
-def says(text: str) -> dict[str, str]:
-    return {"role": "assistant", "content": text}
-
 
 def write(path: Path, rows: list[Any]) -> Path:
     path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
     return path
-
-
-@pytest.mark.parametrize(
-    ("row", "prompt"),
-    [
-        ({"prompt": " hi "}, [USER]),
-        ({"prompt": [SYSTEM, USER], "category": "x"}, [SYSTEM, USER]),
-        ({"prompt": "\n\nHuman: hi\n\nAssistant: ho\n\nHuman: hi\n\nAssistant:"}, [USER, says("ho"), USER]),
-        ({"prompt": "hi", "response": "a demonstration"}, [USER]),
-        ({"prompt": "hi", "chosen": "good", "rejected": "bad"}, [USER]),
-        ({"prompt": "hi", "chosen": "same", "rejected": "same"}, [USER]),
-        ({"chosen": "\n\nHuman: hi\n\nAssistant: good", "rejected": "\n\nHuman: hi\n\nAssistant: bad"}, [USER]),
-        ({"chosen": [USER, says("good")], "rejected": [USER, says("bad")]}, [USER]),
-        ({"prompt": [SYSTEM], "chosen": [USER, says("x")], "rejected": [USER, says("y")]}, [SYSTEM, USER]),
-        ({"prompt": "hi", "a": "good", "b": "bad", "votes": ["a", "b", "b"]}, [USER]),
-        ({"prompt": "hi", "a": "good", "b": "", "label": None}, [USER]),
-        ({"prompt": "hi", "stance": "No!", "a": "x", "b": "y", "label": "a"},
-         [{"role": "user", "content": "hi\nNo!"}]),
-    ],
-)  # fmt: skip
-def test_the_prompt_of_every_kind_of_row_is_taken(tmp_path: Path, row: Any, prompt: Any) -> None:
-    found = read_prompts(write(tmp_path / "x.jsonl", [row]), 1000)
-    assert found.distinct == [prompt] and found.rows == 1 and found.quarantined == []
 
 
 def test_prompts_are_distinct_and_bad_rows_come_out_with_their_number(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from components.ppo.monitors.alarms import BOUGHT, MONITORS, SHARED, TESTS, Alar
 from components.ppo.monitors.batches import new_alarms
 from components.ppo.monitors.measures import EXCEEDS, PHRASES, Batch, correlation, numbers_of, rates, shared
 from components.ppo.monitors.texture import words
-from tests.bench.alarm_nulls import features
+from tests.bench.statistics.alarm_nulls import features
 
 WORDS = [f"w{i}" for i in range(40)]
 RARE = 9999
