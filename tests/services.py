@@ -176,8 +176,7 @@ class Services:
 
     def is_healthy(self, name: str) -> bool:
         """What the service's own health check says."""
-        words = self.file["services"][name]["healthcheck"]["test"][1:]
-        port = {"PGPORT": str(self.ports["5432"])}
+        words, port = self.file["services"][name]["healthcheck"]["test"][1:], {"PGPORT": str(self.ports["5432"])}
         return subprocess.run(words, env=self.environment(name) | port, capture_output=True).returncode == 0
 
     def run(self, name: str, *words: str, inside: bool = False) -> "subprocess.CompletedProcess[str]":
