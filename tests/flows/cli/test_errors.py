@@ -36,6 +36,7 @@ def one_paragraph(done) -> str:
         (["run", "tiny", "--waive", "ppo.kll", "--because", "x"], "did you mean ppo.kl?"),
         (["run", "tiny", "--waive", "ppo.kl"], "--because"),
         (["run", "tinny"], "Did you mean tiny?"),
+        (["metrics"], "`tether metrics` is gone. MLflow has each run's metrics"),
         (["run", "absent.yaml"], "absent.yaml"),
         (["run", "tiny", "--tag", "=1"], "--tag '=1': a tag is KEY=VALUE or KEY"),
         (["rerun", "ppo", "--name", ""], "--name: the name is empty"),
