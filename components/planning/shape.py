@@ -114,7 +114,8 @@ class ModelShape(Settings):
             UserError: there is none that can be read, or as `of_config`.
         """
         file = path / "config.json" if path.is_dir() else path
-        if not file.is_file() and (files := sorted(path.glob("*.gguf"))):
+        files = [path] if path.suffix == ".gguf" else sorted(path.glob("*.gguf"))
+        if files and (file == path or not file.is_file()):
             return cls.of_config(_gguf_config(files[0]), f"{named_by}: {files[0]}")
         try:
             config = json.loads(file.read_text(encoding="utf-8"))

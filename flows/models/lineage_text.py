@@ -1,11 +1,8 @@
 """Print a lineage: as text for the terminal, as a Mermaid graph, or as one HTML page."""
 
-import base64
-import hashlib
 import json
 import re
 from collections.abc import Iterator
-from html import escape
 
 from components.base.text import line
 from components.base.text import mermaid as label
@@ -14,7 +11,7 @@ from flows.models.lineage import LineageGraph, LineageNode
 from flows.reports.facts import code_name
 from flows.reports.terminal import model_votes_note
 from tasks.lineage.of_run import DIGITS, TITLES, judged
-from tasks.lineage.picture import MOST, Box, Diagram, in_two_widths
+from tasks.lineage.picture import MOST, Box, Diagram
 
 
 def text(found: LineageGraph) -> str:
@@ -112,56 +109,19 @@ def _box(node: LineageNode, run: str | None) -> Box:
 def page(found: LineageGraph) -> str:
     """Return one HTML page that needs no network: a picture of a small graph, and the artifacts in the order in which
     they were made, with links to what each was made of."""
-    name = escape(line(f"{found.subject.kind} {found.subject.name}"))
-    towards = "what was made of it" if found.downstream else "what it was made of"
-    rows = "".join(
-        f'<tr><th scope="row">{_link(node)}</th><td>{_made_of(node, found)}</td></tr>' for node in found.nodes
+    from flows.reports.page import styled, template  # loads Jinja
+
+    return template("lineage.html").render(
+        name=line(f"{found.subject.kind} {found.subject.name}"),
+        towards="what was made of it" if found.downstream else "what it was made of",
+        nodes=found.nodes,
+        edges={node.digest: [edge for edge in found.edges if edge.to == node.digest] for node in found.nodes},
+        picture=graph(found) if len(found.nodes) <= MOST else None,
+        title=title,
+        lines=facts,
+        note=incomplete(found),
+        **styled(),
     )
-    parts = [
-        "<!doctype html>", '<html lang="en"><head><meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{_ALLOWED}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{name}: {towards}</title>", f"<style>{_STYLE}</style></head><body><main>",
-        f"<h1>{name}: {towards}</h1>",
-        f"<figure>{in_two_widths(graph(found))}</figure>" if len(found.nodes) <= MOST else "",
-        f'<table><thead><tr><th scope="col">artifact</th><th scope="col">made of</th></tr></thead>{rows}</table>',
-    ]  # fmt: skip
-    for node in found.nodes:
-        lines = "".join(f"<li>{escape(told.strip())}</li>" for told in facts(node))
-        parts.append(f'<section id="{escape(node.digest)}"><h2>{escape(title(node))}</h2><ul>{lines}</ul></section>')
-    if note := incomplete(found):
-        parts.append(f'<p role="note">{escape(note)}</p>')
-    return "\n".join([*parts, "</main></body></html>"])
-
-
-_STYLE = """
-:root { color-scheme: light dark }
-body { font: 16px/1.5 system-ui, sans-serif; margin: 0; background: #fff; color: #1b1f24 }
-a { color: #0550ae }
-@media (prefers-color-scheme: dark) { body { background: #0d1117; color: #e6edf3 } a { color: #79c0ff } }
-main { max-width: 72rem; margin: 0 auto; padding: 1rem }
-h1 { font-size: 1.4rem; overflow-wrap: anywhere } h2 { font-size: 1.05rem; margin: 1.5rem 0 .25rem }
-ul { margin: 0; padding-left: 1.2rem } li, td, th { overflow-wrap: anywhere }
-figure { margin: 0 0 1rem } img { display: block; max-width: 100%; height: auto }
-table { border-collapse: collapse }
-th, td { text-align: left; padding: .3rem 1rem .3rem 0; border-bottom: 1px solid #8c959f }
-"""
-_ALLOWED = (
-    "default-src 'none'; img-src data:; style-src 'sha256-"
-    + base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
-    + "'; base-uri 'none'; form-action 'none'"
-)
-"""The page's content security policy: it allows only its own style sheet and inline pictures."""
-
-
-def _link(node: LineageNode, text: str = "") -> str:
-    return f'<a href="#{escape(node.digest)}">{escape(line(text) or title(node))}</a>'
-
-
-def _made_of(node: LineageNode, found: LineageGraph) -> str:
-    """Return links to what an artifact was made of, named as its inputs; empty if none of them is in the graph."""
-    nodes = {each.digest: each for each in found.nodes}
-    return ", ".join(_link(nodes[edge.made_of], edge.name) for edge in found.edges if edge.to == node.digest)
 
 
 def _id(digest: str) -> str:

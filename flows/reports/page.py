@@ -19,7 +19,7 @@ from markupsafe import Markup, escape
 
 from components.base.errors import UserError
 from components.base.files import write_whole
-from components.base.text import counted
+from components.base.text import counted, line
 from components.gates.table import OF_SOURCE, brief_metrics
 from components.gates.text import number
 from components.keys.code_version import code_version
@@ -176,7 +176,7 @@ def template(name: str) -> Template:
         "number": number, "duration": duration, "moment": moment, "value": shown, "cut": cut, "bound": bound,
         "rows": lambda table: thin(table.rows, ROWS), "breakable": breakable, "picture": picture, "code": code_name,
         "brief": brief, "in_two_widths": lambda graph: Markup(in_two_widths(graph)),
-        "marked": marked, "cost": cost, "by_another": by_another,
+        "marked": marked, "line": line, "cost": cost, "by_another": by_another,
     }  # fmt: skip
     return made.get_template(name)
 
