@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.bench.memory import BAR, CONFIGURATIONS, worst_phase
 from transformers import LlamaConfig, LlamaModel
 
 from components.models import cache, logprobs
@@ -18,7 +19,6 @@ from components.sft.config import SftConfig
 from flows.config.profiles import lay, parse_override, read_profile
 from flows.config.run_config import check_config, load_config
 from flows.reports.memory import planned_run
-from tests.bench.memory import BAR, CONFIGURATIONS, worst_phase
 
 LORA = AdapterConfig(rank=16)
 FOUR = AdapterConfig(rank=16, quantize="4bit")
