@@ -55,7 +55,8 @@ def open_database(place: str | Path, create: bool = True) -> Engine:
             file.chmod(0o600)  # it holds people's names and answers
     except DBAPIError as error:
         engine.dispose()
-        raise UserError(f"the review page's database can't be used: {error.orig}. Check --database.") from error
+        named = "" if file is None else f"{file}: "
+        raise UserError(f"{named}the review page's database can't be used: {error.orig}. Check --database.") from error
     except BaseException:
         engine.dispose()
         raise
