@@ -16,8 +16,8 @@ from flows.environment import tether_home
 
 if TYPE_CHECKING:
     from components.data.rows import Row
-    from components.human_eval.candidates.config import CandidatesJob
-    from components.human_eval.candidates.sample import CandidatesSummary
+    from components.labelling.config import CandidatesJob
+    from components.labelling.sample import CandidatesSummary
 
 data = typer.Typer(cls=Commands, help="Check data files, and make candidates to label.", no_args_is_help=True)
 
@@ -193,12 +193,9 @@ def label(
 
 def _candidates_job(seed: int, generation: Mapping[str, object], options: Mapping[str, object]) -> "CandidatesJob":
     """Return the job, resolved for this machine; an option that is None keeps its default."""
-    from pydantic import ValidationError
-
-    from components.base.errors import UserError
-    from components.human_eval.candidates.config import CandidatesJob
+    from components.labelling.config import CandidatesJob
     from components.models.runtime import Runtime
-    from flows.config.errors import explain
+    from flows.config.errors import validated
 
     values = {
         "seed": seed,
@@ -206,10 +203,7 @@ def _candidates_job(seed: int, generation: Mapping[str, object], options: Mappin
         "generation": {name: value for name, value in generation.items() if value is not None},
         "candidates": {name: value for name, value in options.items() if value is not None},
     }
-    try:
-        return CandidatesJob.model_validate(values)
-    except ValidationError as error:
-        raise UserError(explain(error, values, CandidatesJob, "tether data candidates")) from error
+    return validated(CandidatesJob, values, "tether data candidates")
 
 
 def _name_quarantined(rows: "list[Row]") -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field, JsonValue, ValidationError, create_model, model_validator
+from pydantic import Field, JsonValue, create_model, model_validator
 from pydantic.fields import FieldInfo
 
 from components.base.errors import UserError, refuse_credentials
@@ -21,7 +21,7 @@ from components.ppo.config import OF_CRITIC_KIND, CriticConfig, PpoConfig
 from components.reward.config import RewardConfig
 from components.rollouts.client import resolve_rollout
 from components.sft.config import SftConfig
-from flows.config.errors import explain, unknown
+from flows.config.errors import unknown, validated
 from flows.config.profiles import Override, apply_overrides, profile_names, read_profile
 from tasks.stages import PIPELINE, STAGES, Stage, StageName
 
@@ -324,10 +324,7 @@ def check_config(values: dict[str, JsonValue], source: str) -> RunConfig:
     if has_credentials("\n".join(text for _, text in _texts(values))):
         for key, text in _texts(values):
             refuse_credentials(f"{source}: {key}", text)
-    try:
-        return RunConfig.model_validate(values)
-    except ValidationError as error:
-        raise UserError(explain(error, values, RunConfig, source, extra_keys=gates)) from error
+    return validated(RunConfig, values, source, gates)
 
 
 def default_values(profile: str) -> tuple[str, dict[str, JsonValue]]:
