@@ -42,9 +42,20 @@ def check(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write quarantined rows, rows for review and Data Docs here.")
     ] = None,
+    draft_suite: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draft a suite of expectations from this good file instead: edit it, then "
+                     "name it as data.suite."),
+    ] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Check a data file against the data contract. Exit code 3 if it fails."""
+    if draft_suite is not None:
+        from flows.data.suite import draft_suite as draft
+
+        draft(tether_home(), file, overrides_of(set_), draft_suite)
+        echo(f"Written to {draft_suite}. Edit it, then give it with --set data.suite={draft_suite}.")
+        return
     from flows.data.check import FAILED, check_file, print_check
 
     others = {"demonstrations": demonstrations, "prompts": prompts}
@@ -55,25 +66,6 @@ def check(
         print_check(report, out)
     if not report["passed"]:
         raise typer.Exit(FAILED)
-
-
-@command(data, "suite")
-def suite(
-    from_: Annotated[
-        str, typer.Option("--from", metavar="FILE", help="A good file of pairs, demonstrations or prompts.")
-    ],
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="For example data.columns.chosen=better.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it to this file (default: print it).")] = None,
-) -> None:
-    """Draft a suite of expectations from a good file.
-
-    Edit the draft, then name it as data.suite."""
-    from flows.data.suite import draft_suite
-
-    text = draft_suite(tether_home(), from_, overrides_of(set_), out)
-    echo(text.rstrip() if out is None else f"Written to {out}. Edit it, then give it with --set data.suite={out}.")
 
 
 @command(data, "candidates")
