@@ -338,14 +338,14 @@ ADVICE: dict[str, Advice] = {
     ),
     "ppo.length_ratio": Advice(
         "Responses are much longer or much shorter than SFT's. Length is paid for, or ending early is.",
-        "Set `ppo.score.length_penalty` if they grow, `ppo.score.length_buffer` if they grow into the cap, and look at "
+        "Set `ppo.score.length_penalty` if they grow, and look at "
         "`reward.length_partial_correlation_high`.",
         "tether rerun ppo --set ppo.score.length_penalty=0.01",
     ),
     "ppo.ended": Advice(
         "Many responses meet the cap without EOS.",
-        "Keep `ppo.score.missing_eos=replace`, set `ppo.score.length_buffer`, or raise `generation.max_new_tokens`.",
-        "tether rerun ppo --set ppo.score.length_buffer=16",
+        "Keep `ppo.score.missing_eos=replace`, set `ppo.score.length_penalty`, or raise `generation.max_new_tokens`.",
+        "tether rerun ppo --set ppo.score.length_penalty=0.01",
     ),
     "ppo.special_tokens": Advice(
         "Responses hold special tokens, such as a role's, before their end. Chat templates act on them.",

@@ -87,9 +87,6 @@ class HumanEvalConfig(Settings):
     strata: Literal["auto", "category", "length", "category_and_length", "none"] = "auto"
     """The strata over which the sample is spread in proportion: prompts' `category`, their `length`, both, or `auto`:
     category if all prompts have one, else length."""
-    length_strata: int = Field(4, ge=1, le=64)
-    """Number of strata of equal size into which prompts (with `category_and_length`, each category's prompts) are
-    divided by length in characters."""
     pairs: Literal["one", "all"] = "one"
     """For a comparison of more than two models (`tether people compare`). `one`: one pair of models on each prompt,
     all pairs equally often. `all`: every pair on each prompt."""

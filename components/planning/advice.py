@@ -150,7 +150,7 @@ def _micro_batch(now: _Situation, stage: str) -> tuple[_Situation, tuple[str, ..
 def _eight_bits(now: _Situation, stage: str) -> tuple[_Situation, tuple[str, ...]] | None:
     config, machine = getattr(now.run, stage), now.machine
     sharded = machine.gpus > 1 and machine.sharding != "replicas" and getattr(config, "lora", None) is None
-    if config.optimizer != "adamw" or config.epsilon_style != "torch" or sharded:
+    if config.optimizer != "adamw" or sharded:
         return None
     return now.set(stage, optimizer="adamw_8bit"), (f"{stage}.optimizer=adamw_8bit",)
 

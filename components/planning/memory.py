@@ -136,7 +136,7 @@ class _Planner:
     def reward(self) -> Iterator[Phase]:
         """Training member by member, then the SFT policy's samples, which make the scale, beside all members."""
         config, run = self.run.reward, self.run
-        lora, ensemble = config.lora, config.published
+        lora, ensemble = config.lora, config.members
         held: Parts = {}
         if lora is not None:
             held["backbone"] = backbone(self.shape, self.dtype, lora.quantize)
@@ -246,7 +246,7 @@ class _Planner:
     def _held_by_ppo(self) -> Parts:
         """Frozen models, or the backbone and the reward model's adapter on it; an independent judge, which is one more;
         further reward models."""
-        config, members = self.run.ppo, self.run.reward.published * (2 if self.run.judged else 1)
+        config, members = self.run.ppo, self.run.reward.members * (2 if self.run.judged else 1)
         judges: Parts = {"judges": self.run.judges}
         if config.lora is not None:
             reward = self.run.reward.lora or config.lora

@@ -23,6 +23,7 @@ from components.rollouts.client import resolve_rollout
 from components.sft.config import SftConfig
 from flows.config.errors import unknown, validated
 from flows.config.profiles import Override, apply_overrides, profile_names, read_profile
+from flows.config.removed import without_removed
 from tasks.stages import PIPELINE, STAGES, Stage, StageName
 
 Job = TypeVar("Job", bound=Settings)
@@ -122,10 +123,10 @@ class Options(Settings):
 
     @model_validator(mode="after")
     def _reward_model_fits_ppo(self) -> Self:
-        if self.ppo.score.ensemble != "mean" and self.reward.published < 2:
+        if self.ppo.score.ensemble != "mean" and self.reward.members < 2:
             raise ValueError(
                 f"ppo.score.ensemble: {self.ppo.score.ensemble} needs several reward models: set reward.members to 2 "
-                "or more, and leave reward.combine at ensemble"
+                "or more"
             )
         if self.ppo.lora is not None and self.reward.lora is None:
             raise ValueError(
@@ -140,16 +141,6 @@ class Options(Settings):
             raise ValueError(
                 "ppo.rewards: a judge is called trained, which is the name of the judge that is trained on "
                 "data.judge_preferences (or data.generator.judge_pairs), and their metrics would clash: rename it"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _lengths_fit(self) -> Self:
-        buffer, cap = self.ppo.score.length_buffer, self.generation.max_new_tokens
-        if buffer is not None and buffer >= cap:
-            raise ValueError(
-                f"ppo.score.length_buffer ({buffer}) must be below generation.max_new_tokens ({cap}): the penalty "
-                "begins that many tokens before the cap"
             )
         return self
 
@@ -310,6 +301,7 @@ def check_config(values: dict[str, JsonValue], source: str) -> RunConfig:
     Raises:
         UserError: as `load_config`.
     """
+    values = without_removed(values, source)
     gates = [f"gates.{name}" for name in GATES]
     gates += [
         f"gates.extra.{stage}.{short}.{field}"

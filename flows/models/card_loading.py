@@ -74,7 +74,7 @@ def _about_scores(facts: ModelFacts) -> Iterator[str]:
     if options.get("objectives"):
         told = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
         yield f"Its heads are {', '.join(weights)}: the score is the sum of their logits, weighted by {told}."
-    if options.get("members", 1) != 1 and options.get("combine") == "ensemble":
+    if options.get("members", 1) != 1 and options.get("combine", "ensemble") == "ensemble":
         yield f"It is one of {options['members']} members (`members/`); shift, scale and temperature are of their mean."
     yield ""
 

@@ -26,10 +26,8 @@ VARIANTS: dict[str, list[str]] = {
     "warmup": ["ppo.critic.warmup=5"],
     "clip-higher": ["ppo.clip_range_high=0.28"],
     "dual-clip": ["ppo.dual_clip=3"],
-    "truncated": ["ppo.mask_truncated=true"],
     "sequence": ["ppo.aggregation=sequence"],
     "cap": ["ppo.aggregation=cap"],
-    "length-buffer": ["ppo.score.length_buffer=16"],
     "ema": ["ppo.ema=0.8"],
 }
 SHOWN = (
