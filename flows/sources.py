@@ -231,7 +231,7 @@ def _votes(config: RunConfig, home: Path) -> dict[str, Input]:
         if stage.digest is None or not (path := store.path(stage.digest)).joinpath(JUDGED).is_file():
             raise UserError(
                 f"data.votes: people have not judged the policy of run {run} (human_eval: {stage.state}). Score it "
-                f"with `tether human-eval score`, or name another run."
+                f"with `tether people score`, or name another run."
             )
         imported = Graph.of(store).rests_on_import([stage.digest])
         found[f"{VOTES}/{number}"] = Input(digest=stage.digest, path=path, stored=True, imported=imported)

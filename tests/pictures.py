@@ -11,7 +11,7 @@ After `F="--set ppo.updates=40 --set ppo.kl.control=fixed"`, these runs and comm
     python -m tests.pictures .tether/runs/JUDGED/report.html docs/images/report.png --height 900
     python -m tests.pictures LINK docs/images/review.png --width 860 --height 560 --key g
 
-LINK is a rater's, from `tether review serve RUN --rater NAME`; the key g folds the guidelines.
+LINK is a rater's, from `tether people page RUN --rater NAME`; the key g folds the guidelines.
 """
 
 import argparse

@@ -280,8 +280,8 @@ def failed_gates(of: str, gates: Iterable[Gate]) -> str:
     """
     text = [
         f"# When {of} fails\n",
-        "`tether explain RUN` and the report show the value beside the threshold. Stages after a failed gate do not "
-        "run. [How to change, waive or switch off a gate](../troubleshooting.md#a-gate-failed)\n",
+        "`tether status RUN --why` and the report show the value beside the threshold. Stages after a failed gate do "
+        "not run. [How to change, waive or switch off a gate](../troubleshooting.md#a-gate-failed)\n",
     ]
     for gate in gates:
         advice = ADVICE[gate.name]

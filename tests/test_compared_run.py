@@ -44,7 +44,7 @@ def compared(whole: tuple[Home, list[Moment]], tether: Any, tmp_path_factory: py
                "gates.human_eval.fleiss_kappa=0.2", "gates.human_eval.raters_alike=0.9")  # fmt: skip
     names = [f"{first}:sft", first, "zebra"]
     begun = tether(
-        "human-eval", "compare", *names, *(p for each in options for p in ("--set", each)), home=home, cwd=place
+        "people", "compare", *names, *(p for each in options for p in ("--set", each)), home=home, cwd=place
     )
     assert begun.returncode == 0, begun.stdout + begun.stderr
     run = max(json.loads(path.read_text())["run"] for path in home.glob("runs/*/run.json"))
@@ -55,7 +55,7 @@ def compared(whole: tuple[Home, list[Moment]], tether: Any, tmp_path_factory: py
     before = (folder / "comparison.md").exists()
     for path in (folder / "raters").iterdir():
         rated(path, key)
-    done = tether("human-eval", "score", str(folder / "raters"), "--run", run, home=home, cwd=place)
+    done = tether("people", "score", str(folder / "raters"), "--run", run, home=home, cwd=place)
     return {"names": names, "given": given, "before": before, "folder": folder, "done": done, "key": key}
 
 

@@ -257,7 +257,7 @@ def test_a_ppo_field_recomputes_ppo_and_what_follows_and_people_finish_the_run(
     assert digests(waiting)[:3] == digests(first)[:3]
     assert digests(waiting)[3] != digests(first)[3]
     assert "ppo: computing (ppo.clip_range 0.2 -> 0.1)" in done.stdout
-    told = tether("explain", waiting["run"], "--json", home=home, python=("-X", "importtime"))
+    told = tether("status", waiting["run"], "--why", "--json", home=home, python=("-X", "importtime"))
     assert not {line.rpartition("|")[2].strip() for line in told.stderr.splitlines()} & HEAVY
     explained = {name: why for stage in json.loads(told.stdout)["stages"] for name, why in stage["explained"].items()}
     assert {name: why["outcome"] for name, why in explained.items()} == {
@@ -268,7 +268,7 @@ def test_a_ppo_field_recomputes_ppo_and_what_follows_and_people_finish_the_run(
     assert changed == {"ppo", "human_eval.judges", "seal"}
 
     empty = home / "runs" / waiting["run"] / "sheet.csv"
-    assert f"tether human-eval score {empty} --run {waiting['run']}" in done.stdout
+    assert f"tether people score {empty} --run {waiting['run']}" in done.stdout
     with empty.open(encoding="utf-8-sig", newline="") as file:
         rows = list(csv.DictReader(file))
     for number, row in enumerate(rows):
@@ -278,7 +278,7 @@ def test_a_ppo_field_recomputes_ppo_and_what_follows_and_people_finish_the_run(
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(rows)
-    done = tether("human-eval", "score", str(filled), "--run", waiting["run"], home=home)
+    done = tether("people", "score", str(filled), "--run", waiting["run"], home=home)
     assert done.returncode == 0, done.stdout + done.stderr
     scored = status(home)
     assert scored["run"] == waiting["run"]

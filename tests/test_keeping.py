@@ -25,7 +25,8 @@ def test_after_backup_destruction_and_restore_lineage_runs_and_registry_are_the_
     home = whole[0].copy(tmp_path / "home").path
     (run,) = (path.name for path in (home / "runs").iterdir())
     asked = (("runs", "--json"), ("lineage", run, "--json"), ("lineage", "tether-policy/1", "--json"),
-             ("status", "--json"), ("explain", "--json"), ("store", "ls", "--json"), ("card", run))  # fmt: skip
+             ("status", "--json"), ("status", "--why", "--json"), ("store", "ls", "--json"),
+             ("export", run, "--card"))  # fmt: skip
 
     def told() -> list[Any]:
         done = [tether_here(*command, home=home) for command in asked]

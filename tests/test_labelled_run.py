@@ -121,18 +121,18 @@ def test_the_empty_sheet_and_one_half_filled_do_not_finish_it(
     tether: Any, home: Path, waiting: dict[str, Any], sides: dict[str, str], tmp_path: Path
 ) -> None:
     empty = home / "runs" / waiting["run"] / "sheet.csv"
-    done = tether("human-eval", "score", str(empty), home=home)
+    done = tether("people", "score", str(empty), home=home)
     assert (done.returncode, "holds no rating yet" in done.stdout + done.stderr) == (2, True)
 
     counted = tether(
-        "human-eval", "status", "--json", "--sheet", str(fill(empty, sides, tmp_path / "a.csv", 5)), home=home
+        "people", "status", "--json", "--sheet", str(fill(empty, sides, tmp_path / "a.csv", 5)), home=home
     )
     assert counted.returncode == 0, counted.stdout + counted.stderr
     told = json.loads(counted.stdout)
     assert (told["answered"], told["asked"], told["complete"]) == (15, 3 * ITEMS, False)
     assert told["raters"] == {f"rater {n}": [5, ITEMS] for n in (1, 2, 3)}
 
-    half = tether("human-eval", "score", str(fill(empty, sides, tmp_path / "half.csv", ITEMS // 2)), home=home)
+    half = tether("people", "score", str(fill(empty, sides, tmp_path / "half.csv", ITEMS // 2)), home=home)
     assert half.returncode == 3, half.stdout + half.stderr
     assert "human_eval.labels_complete" in half.stdout + half.stderr
 
@@ -152,7 +152,7 @@ def test_the_filled_sheet_gives_the_win_rate_that_people_meant(
             writer = csv.DictWriter(file, table[0])
             writer.writeheader()
             writer.writerows(table)
-    done = tether("human-eval", "score", str(tmp_path), home=home)
+    done = tether("people", "score", str(tmp_path), home=home)
     assert done.returncode == 0, done.stdout + done.stderr
     labels = home / "runs" / waiting["run"] / "labels.csv"
     joined = fill(home / "runs" / waiting["run"] / "sheet.csv", sides, tmp_path / "filled.csv")

@@ -157,7 +157,7 @@ def test_a_generated_sheet_finishes_it(home: Path, waiting: dict[str, Any], tmp_
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(rows)
-    done = tether(home, "human-eval", "score", str(filled))
+    done = tether(home, "people", "score", str(filled))
     assert done.returncode == 0, done.stdout + done.stderr
     human = status(home)["stages"][4]
     assert human["state"] == "passed"

@@ -34,7 +34,7 @@ def test_a_run_and_what_is_asked_of_it_later_say_and_store_no_secret(
 ) -> None:
     home, variables = tmp_path / "home", secretive(prefect["PREFECT_API_URL"])
     calls = (
-        "run tiny", "status", "status --json", "explain", "runs", "report", "sync --wait 0", "doctor",
+        "run tiny", "status", "status --json", "status --why", "runs", "status --html", "sync --wait 0", "doctor",
         "store gc", "lineage ppo", "deploy tiny", "promote x-policy/1", "card x/1",
     )  # fmt: skip
     said = {call: tether(*call.split(), home=home, **variables) for call in calls}

@@ -131,12 +131,12 @@ ADVICE: dict[str, Advice] = {
         "The report names the slice.",
         "Add pairs of that slice to `data.preferences`. If the slice is small and means nothing to you, lower the "
         "gate's threshold.",
-        "tether report RUN",
+        "tether status RUN --html",
     ),
     "reward.slice_ece_excess": Advice(
         "The probabilities are wrong in one slice, more than chance explains. The report names the slice.",
         "Add pairs of that slice to `data.preferences`, and raise `data.split.calibration`.",
-        "tether report RUN",
+        "tether status RUN --html",
     ),
     "reward.majority_gain_low": Advice(
         "The model is no better than always naming the side that won more often. The labels depend on the side, or "
@@ -338,14 +338,14 @@ ADVICE: dict[str, Advice] = {
     ),
     "ppo.length_ratio": Advice(
         "Responses are much longer or much shorter than SFT's. Length is paid for, or ending early is.",
-        "Set `ppo.score.length_penalty` if they grow, `ppo.score.length_buffer` if they grow into the cap, and look at "
+        "Set `ppo.score.length_penalty` if they grow, and look at "
         "`reward.length_partial_correlation_high`.",
         "tether rerun ppo --set ppo.score.length_penalty=0.01",
     ),
     "ppo.ended": Advice(
         "Many responses meet the cap without EOS.",
-        "Keep `ppo.score.missing_eos=replace`, set `ppo.score.length_buffer`, or raise `generation.max_new_tokens`.",
-        "tether rerun ppo --set ppo.score.length_buffer=16",
+        "Keep `ppo.score.missing_eos=replace`, set `ppo.score.length_penalty`, or raise `generation.max_new_tokens`.",
+        "tether rerun ppo --set ppo.score.length_penalty=0.01",
     ),
     "ppo.special_tokens": Advice(
         "Responses hold special tokens, such as a role's, before their end. Chat templates act on them.",
@@ -374,7 +374,7 @@ ADVICE: dict[str, Advice] = {
     "human_eval.labels_complete": Advice(
         "Ratings are missing in the sheet or in a rater's file.",
         "Ask for the rest; the status says how many each rater has given. Then score again.",
-        "tether human-eval status RUN",
+        "tether people status RUN",
     ),
     "human_eval.items": Advice(
         "Too few items were rated to estimate the win rate.",
@@ -404,7 +404,7 @@ ADVICE: dict[str, Advice] = {
         "Two raters gave almost the same answers, more of them than chance explains. One column may be a copy of the "
         "other. The report names them.",
         "Ask the two raters. The answers count once if they are one person's: have somebody else rate.",
-        "tether review status RUN",
+        "tether people status RUN",
     ),
     "human_eval.attention_low": Advice(
         "A rater answers as if at random: wrong on items whose right answer is known, and hardly ever as the others "

@@ -87,11 +87,8 @@ class HumanEvalConfig(Settings):
     strata: Literal["auto", "category", "length", "category_and_length", "none"] = "auto"
     """The strata over which the sample is spread in proportion: prompts' `category`, their `length`, both, or `auto`:
     category if all prompts have one, else length."""
-    length_strata: int = Field(4, ge=1, le=64)
-    """Number of strata of equal size into which prompts (with `category_and_length`, each category's prompts) are
-    divided by length in characters."""
     pairs: Literal["one", "all"] = "one"
-    """For a comparison of more than two models (`tether human-eval compare`). `one`: one pair of models on each prompt,
+    """For a comparison of more than two models (`tether people compare`). `one`: one pair of models on each prompt,
     all pairs equally often. `all`: every pair on each prompt."""
     batch_size: int = Field(64, ge=1)
     """Responses generated at a time, and between checkpoints."""
@@ -106,7 +103,7 @@ class HumanEvalConfig(Settings):
     The overall preference is always asked, and only it decides the win rate."""
     when_complete: Literal["score", "wait"] = unkeyed("score")
     """What happens after the last label on the review page. `score`: the run is scored automatically. `wait`: it waits
-    for `tether human-eval score`."""
+    for `tether people score`."""
 
     @field_validator("criteria")
     @classmethod

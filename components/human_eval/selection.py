@@ -8,6 +8,9 @@ from components.base.hashing import canonical_json
 from components.base.jsonl import Message
 from components.human_eval.config import HumanEvalConfig
 
+LENGTH_STRATA = 4
+"""Number of strata of equal size into which prompts, or a category's prompts, are divided by length."""
+
 
 class HeldOutPrompt(TypedDict):
     """A row of a validate artifact's `prompts.test`."""
@@ -51,11 +54,11 @@ def strata(rows: Sequence[HeldOutPrompt], config: HumanEvalConfig) -> list[str]:
     if kind == "category":
         return categories
     if kind == "length":
-        return _by_length(rows, config.length_strata)
+        return _by_length(rows, LENGTH_STRATA)
     names = [""] * len(rows)
     for category in set(categories):
         places = [index for index, of in enumerate(categories) if of == category]
-        lengths = _by_length([rows[index] for index in places], config.length_strata)
+        lengths = _by_length([rows[index] for index in places], LENGTH_STRATA)
         for index, length in zip(places, lengths, strict=True):
             names[index] = f"{category}, {length}"
     return names

@@ -6,7 +6,7 @@ The adapters are peft's layers, each of which can hold several adapters; files a
 import copy
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -177,27 +177,6 @@ class AdapterView(nn.Module):
     def save_pretrained(self, folder: Path, **options: Any) -> None:
         """Write the merged model like `save_pretrained` of transformers."""
         self.merged().save_pretrained(folder, **options)
-
-
-@torch.no_grad()
-def mean_adapter(views: Sequence[AdapterView]) -> AdapterView:
-    """Return an adapter, named `mean`, whose update and head are the means of those of `views`.
-
-    It is on the backbone of the first view, whose head it replaces. The sum of M products B A of rank r is the product
-    of the stacked B and A, of rank M r, and the scale α / (M r) makes it the mean. So the mean is exact, which an
-    adapter of rank r could not be.
-    """
-    first = views[0].backbone
-    assert views[0].name is not None
-    shape = first.configs[views[0].name]
-    head = getattr(views[0], "score", None)
-    if head is not None:
-        head.weight.copy_(torch.stack([view.get_parameter("score.weight") for view in views]).mean(0))
-    mean = first.add("mean", shape.model_copy(update={"rank": shape.rank * len(views)}), seed=0, score=head)
-    for key, weight in first.adapter_weights("mean").items():
-        parts = tuple(view.backbone.adapter_weights(str(view.name))[key] for view in views)
-        weight.copy_(torch.cat(parts, dim=0 if ".lora_A." in key else 1))
-    return mean
 
 
 def save_adapter(view: AdapterView, folder: Path) -> None:

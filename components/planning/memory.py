@@ -148,14 +148,14 @@ class _Planner:
         config, generation, lora = self.run.reward, self.run.generation, self.run.reward.lora
         trained = self._trained(config, lora, scalar=True)
         held: Parts = {} if lora is None else {"backbone": self._frozen(lora=lora)}
-        kept = (config.published if lora else config.members) - 1
+        kept = config.members - 1
         held |= {"frozen": kept * FLOAT * self._count(lora, scalar=True)}
         rows = min(config.micro_batch_size, self.machine.rows(config.batch_size))
         row = generation.max_prompt_tokens + 2 * generation.max_new_tokens if config.shared_prompts else 2 * self.length
         masked, several = row if config.shared_prompts else 0, self.machine.rows(config.batch_size) > rows
         yield self._training("reward", "training", held, trained, config, rows * row, masked, 0, several, lora)
         yield self._saving("reward", held, trained, config.checkpoint_whole)
-        members = {"frozen": config.published * FLOAT * self._count(lora, scalar=True)}
+        members = {"frozen": config.members * FLOAT * self._count(lora, scalar=True)}
         scoring = held | members | {"policy": self._frozen()}
         yield self._sampling("reward", "sampling", scoring, min(SAMPLED_AT_ONCE, config.scale_responses))
 
@@ -207,7 +207,7 @@ class _Planner:
     def _held_by_ppo(self) -> Parts:
         """Return what is frozen in PPO: reference and reward models, or the backbone and the reward model's adapters on
         it; an independent judge, which is one more; further reward models."""
-        config, members = self.run.ppo, self.run.reward.published * (2 if self.run.judged else 1)
+        config, members = self.run.ppo, self.run.reward.members * (2 if self.run.judged else 1)
         refreshed = self._refreshed() if config.kl.refresh_every else 0
         if config.lora is None:
             frozen = self._frozen() + members * self._frozen(scalar=True)

@@ -26,7 +26,6 @@ def estimate_advantages(
     values: Tensor | None,
     mask: Tensor,
     config: PpoConfig,
-    learned: Tensor | None = None,
 ) -> Advantages:
     """Return advantages from token rewards (B, T), the scores (B,) that they include, and a critic's values (B, T).
 
@@ -38,22 +37,17 @@ def estimate_advantages(
 
     GRPO divides only the score by the group's deviation. So β is in units of that deviation, and a group whose scores
     are tied learns from the KL term alone.
-
-    Args:
-        learned: (B, T) the tokens of `mask` that are in the losses; with a critic, advantages are whitened over these.
-            None for all. Groups are compared as wholes, whatever this is.
     """
-    learned = mask if learned is None else learned
     if values is not None:
         token_level = config.advantage == "gae"
         advantages, returns = gae(rewards, values, mask, config.discount, config.gae_lambda if token_level else 1.0)
         if not token_level:
             advantages = advantages[:, :1].expand_as(mask)
-        unit = masked_variance(advantages, learned).add(1e-8).sqrt().item()
-        return Advantages(whiten(advantages, learned), returns, unit)
+        unit = masked_variance(advantages, mask).add(1e-8).sqrt().item()
+        return Advantages(whiten(advantages, mask), returns, unit)
     totals = rewards.masked_fill(~mask, 0).sum(1)
     if config.advantage == "rloo":
         of_response = leave_one_out(totals, config.group_size)
     else:
         of_response = group_normalised(scores, config.group_size) + leave_one_out(totals - scores, config.group_size)
-    return Advantages(of_response.unsqueeze(1).expand_as(mask).masked_fill(~learned, 0), None, 1.0)
+    return Advantages(of_response.unsqueeze(1).expand_as(mask).masked_fill(~mask, 0), None, 1.0)

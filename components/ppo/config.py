@@ -90,25 +90,15 @@ class ScoreConfig(EnsembleConfig):
     """What `subtract` subtracts, in SFT standard deviations."""
     length_penalty: float = Field(0.0, ge=0)
     """Subtracted per response token, in SFT standard deviations."""
-    length_buffer: int | None = Field(None, ge=1)
-    """Number of tokens before the cap `generation.max_new_tokens` over which a penalty rises linearly from 0 to
-    `length_buffer_penalty`: the soft overlong punishment of Yu et al. 2025 (DAPO, arXiv 2503.14476, equation 13). Use
-    it if responses grow into the cap. Null for none."""
-    length_buffer_penalty: float = Field(1.0, gt=0)
-    """What `length_buffer` subtracts at the cap, in SFT standard deviations."""
 
     @model_validator(mode="after")
-    def _penalties_are_subtracted(self) -> Self:
-        for name, subtracted, needed in (
-            ("missing_eos_penalty", self.missing_eos == "subtract", "missing_eos=subtract"),
-            ("length_buffer_penalty", self.length_buffer is not None, "a length_buffer"),
-        ):
-            value, default = getattr(self, name), type(self).model_fields[name].default
-            if not subtracted and value != default:
-                raise ValueError(
-                    f"{name} ({value:g}) is subtracted only with {needed}: set that too, or leave {name} out (its "
-                    f"default is {default:g})"
-                )
+    def _a_penalty_is_subtracted(self) -> Self:
+        value, default = self.missing_eos_penalty, type(self).model_fields["missing_eos_penalty"].default
+        if self.missing_eos != "subtract" and value != default:
+            raise ValueError(
+                f"missing_eos_penalty ({value:g}) is subtracted only with missing_eos=subtract: set that too, or leave "
+                f"missing_eos_penalty out (its default is {default:g})"
+            )
         return self
 
 
@@ -185,8 +175,6 @@ class MonitorConfig(Settings):
     responses: int | None = Field(256, ge=8)
     """Number of SFT responses, to prompts of the calibration split, from which the limits are computed; null for no
     monitors."""
-    false_alarms: float = Field(0.01, gt=0, lt=1)
-    """Highest probability that a policy within the monitors' margins of SFT raises any alarm in the whole run."""
     stop_on: tuple[MonitorName, ...] = ()
     """Alarms that stop the run and fail it, as KL above the ceiling does; all others warn. Of the checkpoints that were
     evaluated before such an alarm, the one with the highest score inside the band is published."""
@@ -253,13 +241,6 @@ class PpoConfig(OptimizerConfig):
     weighs less (GRPO: Shao et al. 2024, equation 3). `cap`: their sum over responses times
     `generation.max_new_tokens`, so that every token weighs the same in every minibatch (Liu et al. 2025, Dr. GRPO,
     arXiv 2503.20783, section 3.2). Applies to policy, KL, entropy and value loss alike."""
-    mask_truncated: bool = False
-    """Leave responses that reached the cap without EOS out of all losses, since their reward is that of a truncated
-    text (Yu et al. 2025, overlong filtering, arXiv 2503.14476, section 3.4). They still count in a group's mean."""
-    mask_tied_groups: bool = False
-    """Leave groups whose scores are all equal out of the losses (`rloo` and `grpo` only): they rank nothing, so only
-    their KL would be learned from, and they shrink the mean loss (Yu et al. 2025, dynamic sampling, arXiv 2503.14476,
-    equation 11, but without drawing other prompts to replace them)."""
     ema: float | None = Field(None, gt=0, lt=1)
     """Decay per update of an exponential moving average of the policy's weights; null for none. The average is
     evaluated and published instead of the last policy, which fluctuates from update to update (Polyak and Juditsky
@@ -320,8 +301,6 @@ class PpoConfig(OptimizerConfig):
     """Temperature of the final evaluation's responses, for a model that will be used at a different temperature than
     that of training; 0 is greedy. KL and entropy are still measured at `generation.temperature`, on further responses,
     since training controls KL only there. Null uses that temperature for everything."""
-    best_of: int | None = Field(None, ge=2)
-    """Also evaluate a baseline: the best-scored of this many SFT responses to each held-out prompt; null for none."""
     sample_every: int = Field(20, ge=1)
     """Updates between entries of the table of samples."""
     checkpoint_every: int = unkeyed(10, ge=1)
@@ -380,11 +359,6 @@ class PpoConfig(OptimizerConfig):
             raise ValueError(
                 f"critic.warmup ({self.critic.warmup}) leaves none of the {self.updates} updates to the policy: set it "
                 "below updates"
-            )
-        if self.mask_tied_groups and self.has_critic:
-            raise ValueError(
-                f"mask_tied_groups is for advantages within groups (rloo, grpo): advantage={self.advantage} compares a "
-                "response with the critic's value and has no groups"
             )
         reach = self.kl.reach(self.updates - self.critic.warmup)
         if self.kl.control == "adaptive" and reach < MINIMUM_REACH:

@@ -11,7 +11,7 @@ FEWEST = 5
 """The fewest updates in a window; with fewer its metrics are left out."""
 LEVEL_KL = 1.0
 """KL counts as level if the interval of its rise begins at or below 0 and ends at or below this times the mean KL."""
-STABILISERS = ("left_out", "length_buffer_penalty", "clip_fraction_above", "dual_clip_fraction", "ptx_loss")
+STABILISERS = ("clip_fraction_above", "dual_clip_fraction", "ptx_loss")
 """Metrics of an update that say what a stabiliser did in it. Each is there only if its option is set."""
 
 Row = Mapping[str, float]

@@ -16,14 +16,13 @@ from components.models.config import GenerationConfig
 from components.models.sampling import Samples, rollout_engine
 from components.models.tokenizers import token_of_character
 from components.ppo.advantages import estimate_advantages
-from components.ppo.config import PpoConfig, PpoJob, ScoreConfig
+from components.ppo.config import PpoJob, ScoreConfig
 from components.ppo.maths import (
     importance_weights,
     kl_estimates,
     masked_mean,
     masked_variance,
     moved_to_tokens,
-    overlong_penalty,
     score_spread,
     tied_groups,
     token_rewards,
@@ -75,8 +74,6 @@ class Experience:
     """(B, T) truncated importance weights between sampler and training path; None without such weights."""
     entropy: Tensor | None = None
     """(B, T) entropy of the policy at each token, nats, 0 where the mask is False; None as for `sft`."""
-    learned: list[bool] | None = None
-    """(B,) whether a response is in the losses; None if all are."""
 
     @property
     def frozen(self) -> dict[str, Tensor]:
@@ -115,43 +112,19 @@ def sampled_batches(
             yield prompts[batch], samples, frozen_pass(asked, replace(samples, seen=None), job, judged=judged)
 
 
-def rewarded_scores(raw: Tensor, samples: Samples, scale: ScoreScale, config: ScoreConfig, cap: int) -> Tensor:
-    """Turn raw scores (B,) into rewards: shift and scale, clip, missing EOS, length penalties, in this order.
-
-    Args:
-        cap: largest number of tokens in a response.
-    """
+def rewarded_scores(raw: Tensor, samples: Samples, scale: ScoreScale, config: ScoreConfig) -> Tensor:
+    """Turn raw scores (B,) into rewards: shift and scale, clip, missing EOS, length penalty, in this order."""
     scores = scale(raw).clamp(-config.clip, config.clip)
     if config.missing_eos == "replace":
         scores = torch.where(samples.ended, scores, torch.full_like(scores, scale.missing_eos_score))
     elif config.missing_eos == "subtract":
         scores = torch.where(samples.ended, scores, scores - config.missing_eos_penalty)
-    if config.length_buffer is not None:
-        scores = scores - buffer_penalties(samples, config, cap)
     return scores - config.length_penalty * samples.response_mask.sum(1)
-
-
-def buffer_penalties(samples: Samples, config: ScoreConfig, cap: int) -> Tensor:
-    """Return what `length_buffer` subtracts from the score of each response (B,), in SFT standard deviations."""
-    assert config.length_buffer is not None
-    lengths = samples.response_mask.sum(1).float()
-    return -config.length_buffer_penalty * overlong_penalty(lengths, cap, config.length_buffer)
 
 
 def placed(tokenizer: Any, said: Sequence[Sequence[int]], row: int, parts: Parts) -> list[tuple[int, float]]:
     """Return (token, part) for the parts of response `row`'s score; `said` are token ids without the final EOS."""
     return [(token_of_character(tokenizer, said[row], offset), value) for offset, value in parts]
-
-
-def in_losses(samples: Samples, scores: Tensor, config: PpoConfig) -> Tensor | None:
-    """Return which responses (B,) are in the losses, given their rewarded `scores`; None for all."""
-    kept = None
-    if config.mask_truncated:
-        kept = samples.ended
-    if config.mask_tied_groups:
-        untied = ~tied_groups(scores, config.group_size).repeat_interleave(config.group_size)
-        kept = untied if kept is None else kept & untied
-    return kept
 
 
 def gather_experience(
@@ -174,7 +147,7 @@ def gather_experience(
         place, texts = functools.partial(placed, models.tokenizer, samples.said), samples.texts(models.tokenizer)
         ended = samples.ended.tolist()
         raw, of_sources, parts = models.rewards.score(raw, prompts, texts, False, place, mask.shape[1], ended)
-    scores = rewarded_scores(raw, samples, models.scale, config.score, job.generation.max_new_tokens)
+    scores = rewarded_scores(raw, samples, models.scale, config.score)
     judged = models.scale(raw)
     in_reward = config.kl.form == "reward"
     rewards = token_rewards(old, reference, scores, mask, beta if in_reward else 0.0)
@@ -186,10 +159,7 @@ def gather_experience(
                 "number for each response."
             )
         rewards = moved_to_tokens(rewards, parts / models.scale.scale, mask)
-    kept = in_losses(samples, scores, config)
-    learned = None if kept is None else kept.tolist()
-    of_learned = mask if kept is None or not any(learned or []) else mask & kept.unsqueeze(1)
-    advantages, returns, unit = estimate_advantages(rewards, scores, values, mask, config, of_learned)
+    advantages, returns, unit = estimate_advantages(rewards, scores, values, mask, config)
     value_clip = None
     if returns is not None and config.critic.clip_range is not None:
         value_clip = config.critic.clip_range * masked_variance(returns, mask).sqrt().item()
@@ -214,9 +184,6 @@ def gather_experience(
     }
     if config.score.missing_eos == "replace":
         unread["ppo/replaced"] = 1 - unread["ppo/ended"]
-    if config.score.length_buffer is not None:
-        cut = buffer_penalties(samples, config.score, job.generation.max_new_tokens)
-        unread["ppo/length_buffer_penalty"] = cut.mean()
     if not config.has_critic:
         unread["ppo/tied_groups"] = tied_groups(scores, config.group_size).float().mean()
     importance = None
@@ -241,13 +208,11 @@ def gather_experience(
     if samples.seen is None:
         check_drift(metrics["ppo/sampler_drift"], job)
     metrics |= lower_ends(kl.k1.sum(1), samples) | source_metrics(of_sources)
-    if learned is not None:
-        metrics["ppo/left_out"] = learned.count(False) / len(learned)
     # Whitening divided the rewards, with the score in them, by the unit, so a KL loss is divided by it too.
     kl_weight = 0.0 if in_reward else beta / unit
     return Experience(
         samples, old, values, scores, judged, advantages, returns, value_clip, reference, kl_weight, metrics, sft,
-        importance, found["entropy"], learned,
+        importance, found["entropy"],
     )  # fmt: skip
 
 

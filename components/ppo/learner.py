@@ -50,8 +50,6 @@ LARGEST = ("ppo/ratio_max", "ppo/sampler_drift")
 """Metrics of an update that are a maximum, not a mean."""
 LOSSES = ("ppo/policy_loss", "ppo/value_loss", "ppo/ptx_loss")
 """Metrics that are summed over micro-batches like the losses; all others are means over tokens."""
-STILL = {"ppo/policy_loss": 0.0, "ppo/clip_fraction": 0.0, "ppo/approx_kl": 0.0, "ppo/ratio_max": 1.0}
-"""The metrics of an update in which no response is left."""
 
 
 class MicroBatch(NamedTuple):
@@ -123,34 +121,32 @@ class Learner:
         """
         config, rate, steps = self.job.ppo, self.set_rates(update), 0
         sums: dict[str, float] = defaultdict(float)
-        for steps, (number, rows) in enumerate(self._minibatches(experience, update), 1):
+        for steps, (number, rows) in enumerate(self._minibatches(update), 1):
             metrics = self._step(experience, rows, number, first=steps == 1)
             for name, value in metrics.items():
                 sums[name] = max(sums[name], value) if name in LARGEST else sums[name] + value
             if config.stop_epochs_above is not None and metrics["ppo/approx_kl"] > config.stop_epochs_above:
                 break
-        means = {name: value if name in LARGEST else value / steps for name, value in sums.items()} or dict(STILL)
+        means = {name: value if name in LARGEST else value / steps for name, value in sums.items()}
         mask = experience.samples.response_mask
         if experience.values is not None and experience.returns is not None:
             explained = explained_variance(experience.values, experience.returns, mask)
             means["ppo/explained_variance"] = explained.item()
         return means | {"ppo/learning_rate": rate, "ppo/optimizer_steps": float(steps)}
 
-    def _minibatches(self, experience: Experience, update: int) -> Iterator[tuple[int, list[int]]]:
+    def _minibatches(self, update: int) -> Iterator[tuple[int, list[int]]]:
         """Yield each optimiser step of `update`: its number in the whole run, and its rows.
 
-        Every epoch uses all rows that are in the losses, in a new order.
+        Every epoch uses all rows, in a new order.
         """
-        config, learned = self.job.ppo, experience.learned
+        config = self.job.ppo
         size, total = config.minibatch_size, config.batch_size
         for epoch in range(config.epochs):
             order = list(range(total))
             seeded(self.job.seed, "ppo", "minibatches", update, epoch).shuffle(order)
             for start in range(0, total, size):
                 number = ((update * config.epochs + epoch) * total + start) // size
-                rows = [row for row in order[start : start + size] if learned is None or learned[row]]
-                if rows:
-                    yield number, rows
+                yield number, order[start : start + size]
 
     def _step(self, experience: Experience, rows: Sequence[int], number: int, first: bool) -> dict[str, float]:
         """Make optimiser step `number` of the run on the responses `rows`, in micro-batches weighted by their share.

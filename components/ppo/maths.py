@@ -68,15 +68,6 @@ def moved_to_tokens(rewards: Floats, parts: Floats, mask: Mask) -> Floats:
     return (rewards.masked_fill(~mask, 0) + parts).scatter_add(1, last.unsqueeze(1), -parts.sum(1, keepdim=True))
 
 
-def overlong_penalty(lengths: Responses, cap: int, buffer: int) -> Responses:
-    """Return 0 up to cap - buffer tokens, then ((cap - buffer) - |y|) / buffer, which is -1 at the cap.
-
-    This is the soft overlong punishment of Yu et al. 2025 (DAPO, arXiv 2503.14476, equation 13), for response lengths
-    |y| (B,) up to the cap.
-    """
-    return ((cap - buffer) - lengths).clamp(max=0) / buffer
-
-
 def gae(rewards: Floats, values: Floats, mask: Mask, discount: float, gae_lambda: float) -> tuple[Floats, Floats]:
     """Return advantages and returns by generalised advantage estimation (Schulman et al. 2016, equations 11 and 16).
 

@@ -190,13 +190,7 @@ def with_sources(models: Models, job: PpoJob, inputs: Mapping[str, Path], out: P
 
 def warn_of_scores(update: int, metrics: Mapping[str, float]) -> bool:
     """Warn if the scores of an update hardly distinguish its rollouts; return whether it warned."""
-    if metrics.get("ppo/left_out") == 1:
-        logger.warning(
-            "update %d: no response is left in the losses (ppo.mask_truncated, ppo.mask_tied_groups), so nothing is "
-            "learnt from it. Raise generation.max_new_tokens if responses have no EOS, or ppo.group_size if groups are "
-            "tied.", update,
-        )  # fmt: skip
-    elif metrics["ppo/score_spread"] == 0:
+    if metrics["ppo/score_spread"] == 0:
         logger.warning("update %d: all rollouts have the same score, so nothing is learnt from it.", update)
     elif metrics.get("ppo/replaced", 0.0) >= MOSTLY_REPLACED:
         logger.warning(

@@ -9,6 +9,9 @@ from components.models.config import AdapterConfig, GenerationConfig
 from components.models.runtime import Runtime
 from components.training.optim import FitConfig
 
+BINS = 10
+"""Number of equal-mass bins of the expected calibration error."""
+
 
 def _no_gate_of_all_suites(name: str) -> str:
     if name.startswith("accuracy"):
@@ -23,10 +26,8 @@ class EnsembleConfig(Settings):
     """How the scores of several reward models are combined (Coste et al. 2024, arXiv 2310.02743)."""
 
     ensemble: Literal["mean", "minimum", "lower"] = "mean"
-    """The members' mean; their minimum (worst case); or `lower`: their mean minus `ensemble_deviations` standard
-    deviations of the members' scores."""
-    ensemble_deviations: float = Field(1.0, ge=0)
-    """Number of standard deviations that `lower` subtracts."""
+    """The members' mean; their minimum (worst case); or `lower`: their mean minus the standard
+    deviation of the members' scores."""
 
 
 class RefreshConfig(Settings):
@@ -50,11 +51,8 @@ class RewardConfig(FitConfig):
     max_pairs: int | None = Field(None, ge=1)
     """Train on this many pairs at most (the first ones, in data order); null for all."""
     members: int = Field(1, ge=1)
-    """Number of reward models to train, each on the pairs in a different random order."""
-    combine: Literal["ensemble", "average"] = "ensemble"
-    """How several members are combined. `ensemble`: each starts from a different head, and all are published. Their
-    mean score is calibrated, and PPO's reward combines them by `ppo.score.ensemble`. `average`: all start from the same
-    head, and one model with their mean weights is published (Ramé et al. 2024, "WARM", arXiv 2401.12187)."""
+    """Number of reward models to train, each from a different head and on the pairs in a different random order. All
+    are published. Their mean score is calibrated, and PPO's reward combines them by `ppo.score.ensemble`."""
     head_start: Literal["normal", "zeros"] = "normal"
     """Initialisation of the heads. `normal`: random with variance 1/(d+1) for d inputs (Stiennon et al. 2020). `zeros`:
     all scores start equal and the loss at log 2. This is better for few, noisy pairs, which otherwise first have to
@@ -69,14 +67,6 @@ class RewardConfig(FitConfig):
     objectives: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(default_factory=dict)
     """Maps an objective's name to its weight. Each gets a head, trained on the share of votes on that objective (as
     `labels: shares`), and the score is the heads' weighted sum. Empty: one head, trained on the overall label."""
-    centring: float = Field(0.0, ge=0)
-    """Coefficient of the squared sum of a pair's two scores, which is added to the loss to keep scores near 0 on
-    average (Eisenstein et al. 2023, arXiv 2312.09244, equation 2)."""
-    use_margin: bool = False
-    """Subtract a pair's `margin`, if the data has one, from its score difference (Touvron et al. 2023, Llama 2, arXiv
-    2307.09288, equation 2)."""
-    calibration_bins: int = Field(10, ge=2)
-    """Number of equal-mass bins of the expected calibration error."""
     scale_responses: int = Field(512, ge=16)
     """Number of SFT responses, to prompts of the calibration split, on which the score's shift and scale are
     measured."""
@@ -91,9 +81,7 @@ class RewardConfig(FitConfig):
     """Start from an earlier run's reward model, and report what changed on its test pairs; null starts from SFT."""
 
     @model_validator(mode="after")
-    def _an_average_has_members(self) -> Self:
-        if self.combine == "average" and self.members < 2:
-            raise ValueError("combine=average averages the weights of several members: set members to 2 or more")
+    def _objectives_have_shares(self) -> Self:
         if self.objectives and self.labels == "shares":
             raise ValueError("objectives are learned from their own shares of votes: leave labels out")
         return self
@@ -102,11 +90,6 @@ class RewardConfig(FitConfig):
     def heads(self) -> tuple[str, ...]:
         """Return the names of the heads, in their order in the model; empty for the single overall head."""
         return tuple(sorted(self.objectives))
-
-    @property
-    def published(self) -> int:
-        """Return the number of reward models in the artifact."""
-        return self.members if self.combine == "ensemble" else 1
 
 
 class RewardJob(Settings):

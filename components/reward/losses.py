@@ -12,29 +12,22 @@ def bradley_terry_loss(difference: Tensor, share: Tensor | float = 1.0) -> Tenso
     sigmoid(d) - p, so scores come to differ by the log-odds of p. (Label smoothing would use the same p for all pairs.)
 
     Args:
-        difference: d, of any shape, from which a margin has been subtracted if wanted (Llama 2, equation 2).
+        difference: d, of any shape.
         share: p in [0, 1], of a shape that broadcasts.
     """
     # log sigmoid(-d) = log sigmoid(d) - d, so that p = 1 gives exactly -log sigmoid(d).
     return (1 - share) * difference - logsigmoid(difference)
 
 
-def pair_losses(
-    chosen: Tensor, rejected: Tensor, shares: Tensor, margins: Tensor | float = 0.0, centring: float = 0.0
-) -> Tensor:
+def pair_losses(chosen: Tensor, rejected: Tensor, shares: Tensor) -> Tensor:
     """Return the loss (N,) of each pair, summed over the heads for which the pair has a label.
 
     Args:
         chosen, rejected: (N, K) scores.
         shares: (N, K) share of votes for the chosen response, NaN where nobody voted on the head's objective.
-        margins: (N, 1), or one for all, in logits.
-        centring: coefficient of (chosen + rejected)², which determines the additive constant that differences leave
-            free (Eisenstein et al. 2023, "Helping or Herding?", equation 2).
     """
     known = ~shares.isnan()
-    losses = bradley_terry_loss(chosen - rejected - margins, shares.nan_to_num(0.0)) * known
-    if centring:
-        losses = losses + centring * (chosen + rejected).square()
+    losses = bradley_terry_loss(chosen - rejected, shares.nan_to_num(0.0)) * known
     return losses.sum(1)
 
 

@@ -32,8 +32,6 @@ class Pair(NamedTuple):
 
     chosen: list[int]
     rejected: list[int]
-    margin: float = 0.0
-    """The margin by which the chosen score should exceed the rejected one, in logits."""
     weight: float = 1.0
     """The pair's weight in the loss: the weights of one ranking's pairs sum to 1."""
     shares: tuple[float, ...] = (1.0,)
@@ -46,7 +44,7 @@ class EncodedPairs(Sequence[Pair]):
     """n pairs, whose tokens are read on access."""
 
     def __init__(self, chosen: TokenLists, rejected: TokenLists, labels: NDArray[np.float64]) -> None:
-        """`labels` (n, 3 + heads): margin, weight, source's weight, and the share of votes of each head."""
+        """`labels` (n, 2 + heads): weight, source's weight, and the share of votes of each head."""
         self.chosen, self.rejected, self._labels = chosen, rejected, labels
 
     def __len__(self) -> int:
@@ -59,8 +57,8 @@ class EncodedPairs(Sequence[Pair]):
     def __getitem__(self, which: int | slice) -> Any:
         if isinstance(which, slice):
             return self.choose(np.arange(len(self))[which])
-        margin, weight, source_weight, *shares = self._labels[which].tolist()
-        return Pair(self.chosen[which], self.rejected[which], margin, weight, tuple(shares), source_weight)
+        weight, source_weight, *shares = self._labels[which].tolist()
+        return Pair(self.chosen[which], self.rejected[which], weight, tuple(shares), source_weight)
 
     def choose(self, which: NDArray[np.int64]) -> "EncodedPairs":
         """Return the pairs at the indices `which` (m,)."""
@@ -69,7 +67,7 @@ class EncodedPairs(Sequence[Pair]):
     @property
     def weights(self) -> NDArray[np.float64]:
         """Return the pairs' weights (n,)."""
-        return self._labels[:, 1]
+        return self._labels[:, 0]
 
 
 def encode_pairs(
@@ -85,7 +83,7 @@ def encode_pairs(
         folder: where to write a file of the tokens; None keeps them in memory.
     """
     chosen, rejected = TokenWriter(folder), TokenWriter(folder)
-    labels = [np.empty((0, 3 + max(len(config.heads), 1)))]
+    labels = [np.empty((0, 2 + max(len(config.heads), 1)))]
     for chunk in chunks(rows):
         encoded = _encode(tokenizer, chunk, generation, config)
         for writer, lists in ((chosen, encoded.chosen), (rejected, encoded.rejected)):
@@ -108,10 +106,7 @@ def _encode(
     prompts = encode_prompts(tokenizer, [row["prompt"] for row in rows], generation.max_prompt_tokens)
     good = encode_responses(tokenizer, [row["chosen"] for row in rows], generation.max_new_tokens)
     bad = encode_responses(tokenizer, [row["rejected"] for row in rows], generation.max_new_tokens)
-    labels = [
-        (row.get("margin") or 0.0, row.get("weight", 1.0), row.get("source_weight", 1.0), *_shares(row, config))
-        for row in rows
-    ]
+    labels = [(row.get("weight", 1.0), row.get("source_weight", 1.0), *_shares(row, config)) for row in rows]
     chosen, rejected = ([p + ids for p, ids in zip(prompts, side, strict=True)] for side in (good, bad))
     return _Encoded(chosen, rejected, np.array(labels, np.float64))
 
@@ -128,7 +123,7 @@ class LazyPairs(Sequence[Pair]):
         self.rows = rows
         self._encode = partial(_encode, tokenizer, generation=generation, config=config)
         self._sides = TokenStore(folder, len(rows)), TokenStore(folder, len(rows))
-        self._labels = np.zeros((len(rows), 3 + max(len(config.heads), 1)))
+        self._labels = np.zeros((len(rows), 2 + max(len(config.heads), 1)))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -141,7 +136,7 @@ class LazyPairs(Sequence[Pair]):
     def weight(self, which: int) -> float:
         """Return how often a pair counts."""
         self._encode_at([which])
-        return float(self._labels[which, 1])
+        return float(self._labels[which, 0])
 
     def _encode_at(self, which: Sequence[int]) -> None:
         asked = np.array(which, np.int64)
@@ -155,9 +150,9 @@ class LazyPairs(Sequence[Pair]):
                 side.set(some, lists)
 
     def _known(self, which: int) -> Pair:
-        margin, weight, source_weight, *shares = self._labels[which].tolist()
+        weight, source_weight, *shares = self._labels[which].tolist()
         chosen, rejected = (side[which] for side in self._sides)
-        return Pair(chosen, rejected, margin, weight, tuple(shares), source_weight)
+        return Pair(chosen, rejected, weight, tuple(shares), source_weight)
 
     @overload
     def __getitem__(self, which: int) -> Pair: ...

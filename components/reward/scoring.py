@@ -82,7 +82,7 @@ def combine(raw: Tensor, shifts: Tensor, config: EnsembleConfig) -> Tensor:
     scores = raw - shifts.to(raw).unsqueeze(1)
     if config.ensemble == "minimum":
         return scores.amin(0)
-    return scores.mean(0) - (config.ensemble_deviations * scores.std(0) if config.ensemble == "lower" else 0)
+    return scores.mean(0) - (scores.std(0) if config.ensemble == "lower" else 0)
 
 
 def with_one_head(model: Any, objectives: Mapping[str, float]) -> Any:

@@ -21,7 +21,7 @@ from components.models.adapters import AdapterView, save_adapter
 from components.models.batching import encode_prompt
 from components.models.folders import frozen, load_causal_lm, save_model
 from components.models.sampling import generate_responses
-from components.reward.config import EnsembleConfig, RewardJob
+from components.reward.config import BINS, EnsembleConfig, RewardJob
 from components.reward.evaluation.baselines import chosen_shown_first, length_baseline, majority_baseline
 from components.reward.evaluation.length import response_tokens
 from components.reward.evaluation.probes import ProbeTexts, robustness_metrics, robustness_report
@@ -166,7 +166,7 @@ def _calibrate(
     temperature = fit_temperature(np.subtract(*scores("calibration")))
     observe(0, {}, doing="measuring calibration, slices and baselines")
     judged = Judgements.of(test, clusters)
-    calibrated = calibration(found, clusters, temperature, job.seed, job.reward.calibration_bins, judgements=judged)
+    calibrated = calibration(found, clusters, temperature, job.seed, BINS, judgements=judged)
     tokens = np.stack(
         [response_tokens(tokenizer, (row[side] for row in test), most) for side in ("chosen", "rejected")]
     )

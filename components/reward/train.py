@@ -17,7 +17,7 @@ from components.base.errors import UserError
 from components.base.hashing import hash8
 from components.base.observe import Observe
 from components.distributed.sharding import gathered, spread
-from components.models.adapters import AdapterView, Backbone, mean_adapter
+from components.models.adapters import Backbone
 from components.models.batching import length_buckets, onto
 from components.models.folders import draw_head, frozen, load_reward_model
 from components.models.runtime import release_memory
@@ -104,44 +104,35 @@ def train_models(
 
     begin = partial(start_model, job, sft) if previous is None else partial(start_from, job, sft, previous)
 
-    def trained() -> Iterator[Any]:
-        first = None
-        for member, share in enumerate(shares):
-            before = sum(steps[:member])
+    first = None
+    for member, share in enumerate(shares):
+        before = sum(steps[:member])
 
-            def counted_through(
-                step: int, metrics: Mapping[str, float], total: int | None = None, *,
-                tokens: float | None = None, resumed: bool = False,
-                samples: Sequence[Mapping[str, object]] | None = None, doing: str | None = None, before: int = before,
-            ) -> None:  # fmt: skip
-                if doing is not None:
-                    observe(step, {}, total=total, doing=doing)
-                    return
-                # `fit` counts the longer of a pair's two sequences; without packing two of them are computed.
-                tokens = tokens if tokens is None or config.shared_prompts else 2 * tokens
-                observe(before + step, metrics, total=sum(steps), tokens=tokens, resumed=resumed, samples=samples)
+        def counted_through(
+            step: int, metrics: Mapping[str, float], total: int | None = None, *,
+            tokens: float | None = None, resumed: bool = False,
+            samples: Sequence[Mapping[str, object]] | None = None, doing: str | None = None, before: int = before,
+        ) -> None:  # fmt: skip
+            if doing is not None:
+                observe(step, {}, total=total, doing=doing)
+                return
+            # `fit` counts the longer of a pair's two sequences; without packing two of them are computed.
+            tokens = tokens if tokens is None or config.shared_prompts else 2 * tokens
+            observe(before + step, metrics, total=sum(steps), tokens=tokens, resumed=resumed, samples=samples)
 
-            model = begin(member, first)
-            first = model if first is None and config.lora is not None else first
-            whole = fit_model(job, model, pairs.choose(share), pad_id, out, counted_through, member, held)
-            yield frozen(whole)
-
-    if config.combine == "average" and config.members > 1:
-        yield average(list(trained()))
-    else:
-        yield from trained()
+        model = begin(member, first)
+        first = model if first is None and config.lora is not None else first
+        whole = fit_model(job, model, pairs.choose(share), pad_id, out, counted_through, member, held)
+        yield frozen(whole)
 
 
 def start_model(job: RewardJob, sft: Path, member: int, first: Any = None) -> Any:
     """Return the untrained reward model `member` (from 0): heads on the SFT model, or on an adapter of it.
 
     With adapters, later members share the backbone of the `first` member, so that the SFT model is loaded once.
-
-    Members whose weights will be averaged start from the same weights, including head and adapter (Ramé et al. 2024,
-    "WARM", section 3). Others start from different heads.
     """
     config = job.reward
-    own = (member,) if member and config.combine == "ensemble" else ()
+    own = (member,) if member else ()
     head_seed, adapter_seed = (torch_seed(job.seed, "reward", part, *own) for part in ("head", "adapter"))
     if config.lora is not None and first is not None:
         head = draw_head(copy.deepcopy(first.backbone.model.score), head_seed)
@@ -178,10 +169,10 @@ def fit_model(
     def batch_loss(batch: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
         rows = pairs.at(batch) if isinstance(pairs, LazyPairs) else [pairs[i] for i in batch]
         chosen, rejected = scores(model, rows, pad_id, job.runtime)
-        labels = [[p.weight, p.source_weight, p.margin, *p.shares] for p in rows]
+        labels = [[p.weight, p.source_weight, *p.shares] for p in rows]
         given = onto(job.runtime.device, torch.tensor(labels))
-        weights, shares, margins = given[:, 0], given[:, 3:], given[:, 2:3] if config.use_margin else 0.0
-        losses = given[:, 1] * pair_losses(chosen, rejected, shares, margins, config.centring)
+        weights, shares = given[:, 0], given[:, 2:]
+        losses = given[:, 1] * pair_losses(chosen, rejected, shares)
         # Sources' weights are no part of the divisor: in batches sorted by length, a batch may have one source only.
         loss = weighted_mean(losses, weights)
         with torch.no_grad():
@@ -189,7 +180,7 @@ def fit_model(
         return loss, {"reward/train_loss": loss, "reward/train_accuracy": weighted_mean(right, weights)}
 
     def heldout_losses() -> tuple[list[float], dict[str, float]]:
-        """Return the log loss of each held pair, without margin and centring, and the accuracy."""
+        """Return the log loss of each held pair, and the accuracy."""
         watched = held.pairs if held is not None else ()
         losses, right = [0.0] * len(watched), 0.0
         for batch in length_buckets(pair_lengths(config, watched), config.batch_size, seeded(0), shuffle=False):
@@ -243,16 +234,3 @@ def pair_lengths(config: RewardConfig, pairs: Sequence[Pair]) -> NDArray[np.int6
     if isinstance(pairs, LazyPairs):
         return PairLengths(pairs, computed)
     return np.fromiter((computed(pair) for pair in pairs), np.int64, len(pairs))
-
-
-@torch.no_grad()
-def average(models: Sequence[Any]) -> Any:
-    """Average the weights of several models that started from the same weights (Ramé et al. 2024, section 3).
-
-    For adapters, average the updates B A. (The product of the mean B and the mean A would differ from that.)
-    """
-    if isinstance(models[0], AdapterView):
-        return frozen(mean_adapter(models))
-    for mean, *others in zip(*(model.parameters() for model in models), strict=True):
-        mean.copy_(torch.stack([mean, *others]).mean(0))
-    return models[0]

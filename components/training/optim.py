@@ -1,7 +1,6 @@
 """AdamW and its schedule, the same in every training stage, with their options. Importable without torch."""
 
-import math
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -38,8 +37,6 @@ class OptimizerConfig(Settings):
     """Decay of AdamW's second moment."""
     epsilon: float = Field(1e-8, gt=0)
     """AdamW's epsilon."""
-    epsilon_style: Literal["torch", "tensorflow"] = "torch"
-    """`tensorflow` adds epsilon before the second moment's bias correction: early steps are smaller."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Global norm to which gradients are clipped."""
     gradient_checkpointing: bool = unkeyed(False)
@@ -49,12 +46,6 @@ class OptimizerConfig(Settings):
     checkpoint_whole: float = unkeyed(32.0, ge=0)
     """GB of sharded weights and moments up to which rank 0 gathers them and writes the whole checkpoint. Above that
     each rank writes its own part, and nothing is gathered."""
-
-    @model_validator(mode="after")
-    def _epsilon_of_eight_bits(self) -> Self:
-        if self.optimizer == "adamw_8bit" and self.epsilon_style == "tensorflow":
-            raise ValueError("optimizer=adamw_8bit adds epsilon as torch does: leave epsilon_style out")
-        return self
 
     @property
     def peak(self) -> float:
@@ -117,28 +108,7 @@ def build_optimizer(model: "nn.Module", config: OptimizerConfig) -> "AdamW":
         from components.training.eight_bit import adamw_8bit
 
         return adamw_8bit(groups, config.peak, (0.9, config.beta2), config.epsilon)
-    kind = AdamW if config.epsilon_style == "torch" else _tensorflow_adamw()
-    return kind(groups, lr=config.peak, betas=(0.9, config.beta2), eps=config.epsilon, fused=True)
-
-
-def _tensorflow_adamw() -> type["AdamW"]:
-    """Return an AdamW class whose epsilon is the epsilon-hat of Kingma and Ba 2015, section 2, as in TensorFlow's Adam.
-
-    It is added to the uncorrected root of the second moment, which equals torch's AdamW with epsilon / sqrt(1 -
-    beta2^t) at step t. It keeps early updates small (Huang et al. 2023, "The N Implementation Details of RLHF with
-    PPO").
-    """
-    from torch.optim import AdamW
-
-    class TensorFlowAdamW(AdamW):
-        def step(self, closure: Any = None) -> Any:
-            for group in self.param_groups:
-                group.setdefault("epsilon_hat", group["eps"])
-                group["taken"] = group.get("taken", 0) + 1  # torch's own step count is on the GPU
-                group["eps"] = group["epsilon_hat"] / math.sqrt(1 - group["betas"][1] ** group["taken"])
-            return super().step(closure)
-
-    return TensorFlowAdamW
+    return AdamW(groups, lr=config.peak, betas=(0.9, config.beta2), eps=config.epsilon, fused=True)
 
 
 def learning_rate_at(step: int, steps: int, config: OptimizerConfig) -> float:

@@ -63,8 +63,8 @@ def load_suite(path: Path) -> UserSuite:
     entries = document.get("expectations") if isinstance(document, dict) else None
     if not isinstance(entries, list) or not entries:
         raise UserError(
-            f"data.suite: {path} has no `expectations`, a list with one expectation or more. `tether data suite --from "
-            "FILE` drafts one."
+            f"data.suite: {path} has no `expectations`, a list with one expectation or more. `tether data check "
+            "FILE --draft-suite NEW` drafts one from a good file."
         )
     meta = document.get("meta") or {}
     replaces = meta.get(REPLACES, False) if isinstance(meta, dict) else None

@@ -209,7 +209,7 @@ def refuse_ratings(path: Path, field: str, data: DataConfig) -> None:
     if is_sheet(first) or looks_like_sheet(path):
         raise UserError(
             f"{field}: {path} is a rating sheet, not training data. Score it when it is filled in, with "
-            f"`tether human-eval score {path} --run RUN`; `tether data check {path}` checks it before."
+            f"`tether people score {path} --run RUN`; `tether data check {path}` checks it before."
         )
 
 
@@ -223,8 +223,8 @@ def refuse_unblinded(rows: Iterable[RawRow], path: Path) -> None:
         raise UserError(
             f"{path} is the unblinded result of a rating, as human_eval writes it: it says which model wrote what, and "
             "is neither a sheet nor data to learn from. The file preferences.jsonl beside it has the same votes as "
-            "data: name that as data.preferences. `tether report RUN` shows the result; a filled sheet is "
-            "scored with `tether human-eval score SHEET --run RUN`."
+            "data: name that as data.preferences. `tether status RUN --html` shows the result; a filled sheet is "
+            "scored with `tether people score SHEET --run RUN`."
         )
 
 

@@ -20,9 +20,8 @@ from flows.cli.config import Profile, Set, config_commands, config_of, overrides
 from flows.cli.data import data
 from flows.cli.keeping import keeping_commands
 from flows.cli.models import model_commands
-from flows.cli.people import human_eval
-from flows.cli.replaced import Commands
-from flows.cli.review import review
+from flows.cli.people import people
+from flows.cli.replaced import Sections
 from flows.cli.servers import server_commands
 from flows.cli.store import store
 from flows.environment import tether_home
@@ -32,10 +31,9 @@ if TYPE_CHECKING:
     from flows.launch.begin import Launch
 
 app = typer.Typer(
-    name="tether", cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
+    name="tether", cls=Sections, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
 )
-app.add_typer(human_eval, name="human-eval")
-app.add_typer(review, name="review")
+app.add_typer(people, name="people")
 app.add_typer(data, name="data")
 app.add_typer(store, name="store")
 app.add_typer(config_commands)
@@ -158,7 +156,7 @@ def iterate(
     _go(next_round(tether_home(), judged, overrides_of(set_), _waivers(waive, because), label))
 
 
-@command(human_eval, "score")
+@command(people, "score")
 def score(
     sheets: Annotated[
         list[Path], typer.Argument(help="The filled sheet, or raters' own files, or a folder of them (CSV or JSONL).")
@@ -174,7 +172,7 @@ def score(
     _go(scoring(tether_home(), run, sheets, _waivers(waive, because)))
 
 
-@command(human_eval, "compare")
+@command(people, "compare")
 def compare(
     models: Annotated[
         list[str],
@@ -209,11 +207,34 @@ def status(
     run: Run = None,
     as_json: Json = False,
     every_gate: Annotated[bool, typer.Option("--all", help="List the gates that are off too.")] = False,
+    why: Annotated[bool, typer.Option("--why", help="Say why each stage was computed or reused instead.")] = False,
+    stage: Annotated[str | None, _stage_option("--stage", help="With --why: only this stage.")] = None,
+    as_html: Annotated[
+        bool, typer.Option("--html", help="Write the run's report.html again from stored data, and print its path.")
+    ] = False,
+    against: Annotated[
+        str | None, _run_option(help="With --html: a run whose curves the charts show too (default: the champion's).")
+    ] = None,
 ) -> None:
     """Show a run: its stages, metrics and gates."""
     from tasks.runs.status import load_status
 
-    document = load_status(tether_home(), run)
+    if as_html + (as_json or why) > 1:
+        raise UserError("--html: leave out --json and --why.")
+    for option, value, needs in (("--stage", stage, why), ("--against", against, as_html)):
+        if value is not None and not needs:
+            raise UserError(f"{option} needs {'--why' if option == '--stage' else '--html'}.")
+    home = tether_home()
+    if why:
+        _explain(run, stage, as_json)
+        return
+    document = load_status(home, run)
+    if as_html:
+        from flows.models.promotion import champions_run
+        from flows.reports.page import write_page
+
+        echo(write_page(home, document.run, against or champions_run(home, document.run)))
+        return
     if as_json:
         echo(json.dumps(document.as_json()))
         return
@@ -222,9 +243,21 @@ def status(
     from flows.launch.reports import what_is_simulated, what_ppo_watched
     from flows.reports.terminal import print_run
 
-    home = tether_home()
     simulated, watched = what_is_simulated(home, document.run), what_ppo_watched(home, document)
     print_run(Console(), document, simulated, watched, every_gate)
+
+
+def _explain(run: str | None, stage: str | None, as_json: bool) -> None:
+    """Print why each stage of a run, or one of them, was computed or reused."""
+    from flows.launch.begin import check_stages
+    from tasks.execution.explanation import lines
+    from tasks.runs.status import load_status
+    from tasks.stages import PIPELINE
+
+    check_stages("--stage", [stage] if stage is not None else [], PIPELINE)
+    document = load_status(tether_home(), run)
+    document.stages = [each for each in document.stages if stage in (None, each.name)]
+    echo(json.dumps(document.explanations()) if as_json else "\n".join(lines(document)))
 
 
 @command(app, "runs")
@@ -278,23 +311,6 @@ def _rounds(as_json: bool, others: dict[str, object]) -> None:
     print_rounds(Console(), groups)
 
 
-@command(app, "report")
-def report(
-    run: Run = None,
-    against: Annotated[str | None, _run_option(help="A run to compare with (default: the champion's).")] = None,
-) -> None:
-    """Write a run's report.html again from stored data.
-
-    Its charts also show the curves of the champion or of another run."""
-    from flows.models.promotion import champions_run
-    from flows.reports.page import write_page
-    from tasks.runs.status import load_status
-
-    home = tether_home()
-    run = load_status(home, run).run
-    echo(write_page(home, run, against or champions_run(home, run)))
-
-
 @command(app, "sync")
 def sync(
     wait: Annotated[
@@ -331,24 +347,6 @@ def sync(
         raise UserError(f"{', '.join(refused)}: not sent to MLflow, because a file of the run is damaged (see above).")
     if refused:
         raise TetherError(f"MLflow did not accept {', '.join(refused)} (see above); everything stays on disk.")
-
-
-@command(app, "explain")
-def explain(
-    run: Run = None,
-    stage: Annotated[str | None, typer.Argument(help="Only this stage.", autocompletion=completion.stages)] = None,
-    as_json: Json = False,
-) -> None:
-    """Explain why each stage of a run was computed or reused."""
-    from flows.launch.begin import check_stages
-    from tasks.execution.explanation import lines
-    from tasks.runs.status import load_status
-    from tasks.stages import PIPELINE
-
-    check_stages("explain", [stage] if stage is not None else [], PIPELINE)
-    status = load_status(tether_home(), run)
-    status.stages = [each for each in status.stages if stage in (None, each.name)]
-    echo(json.dumps(status.explanations()) if as_json else "\n".join(lines(status)))
 
 
 @command(app, "lineage")

@@ -16,8 +16,8 @@ from flows.environment import tether_home
 
 if TYPE_CHECKING:
     from components.data.rows import Row
-    from components.human_eval.candidates.config import CandidatesJob
-    from components.human_eval.candidates.sample import CandidatesSummary
+    from components.labelling.config import CandidatesJob
+    from components.labelling.sample import CandidatesSummary
 
 data = typer.Typer(cls=Commands, help="Check data files, and make candidates to label.", no_args_is_help=True)
 
@@ -42,9 +42,20 @@ def check(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write quarantined rows, rows for review and Data Docs here.")
     ] = None,
+    draft_suite: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draft a suite of expectations from this good file instead: edit it, then "
+                     "name it as data.suite."),
+    ] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Check a data file against the data contract. Exit code 3 if it fails."""
+    if draft_suite is not None:
+        from flows.data.suite import draft_suite as draft
+
+        draft(tether_home(), file, overrides_of(set_), draft_suite)
+        echo(f"Written to {draft_suite}. Edit it, then give it with --set data.suite={draft_suite}.")
+        return
     from flows.data.check import FAILED, check_file, print_check
 
     others = {"demonstrations": demonstrations, "prompts": prompts}
@@ -55,25 +66,6 @@ def check(
         print_check(report, out)
     if not report["passed"]:
         raise typer.Exit(FAILED)
-
-
-@command(data, "suite")
-def suite(
-    from_: Annotated[
-        str, typer.Option("--from", metavar="FILE", help="A good file of pairs, demonstrations or prompts.")
-    ],
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="For example data.columns.chosen=better.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it to this file (default: print it).")] = None,
-) -> None:
-    """Draft a suite of expectations from a good file.
-
-    Edit the draft, then name it as data.suite."""
-    from flows.data.suite import draft_suite
-
-    text = draft_suite(tether_home(), from_, overrides_of(set_), out)
-    echo(text.rstrip() if out is None else f"Written to {out}. Edit it, then give it with --set data.suite={out}.")
 
 
 @command(data, "candidates")
@@ -193,12 +185,9 @@ def label(
 
 def _candidates_job(seed: int, generation: Mapping[str, object], options: Mapping[str, object]) -> "CandidatesJob":
     """Return the job, resolved for this machine; an option that is None keeps its default."""
-    from pydantic import ValidationError
-
-    from components.base.errors import UserError
-    from components.human_eval.candidates.config import CandidatesJob
+    from components.labelling.config import CandidatesJob
     from components.models.runtime import Runtime
-    from flows.config.errors import explain
+    from flows.config.errors import validated
 
     values = {
         "seed": seed,
@@ -206,10 +195,7 @@ def _candidates_job(seed: int, generation: Mapping[str, object], options: Mappin
         "generation": {name: value for name, value in generation.items() if value is not None},
         "candidates": {name: value for name, value in options.items() if value is not None},
     }
-    try:
-        return CandidatesJob.model_validate(values)
-    except ValidationError as error:
-        raise UserError(explain(error, values, CandidatesJob, "tether data candidates")) from error
+    return validated(CandidatesJob, values, "tether data candidates")
 
 
 def _name_quarantined(rows: "list[Row]") -> None:

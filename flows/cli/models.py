@@ -1,4 +1,4 @@
-"""`tether card`, `export`, `eval`, `reproduce`, `promote` and `demote`: commands on a finished model."""
+"""`tether export`, `eval`, `reproduce` and `promote`: commands on a finished model."""
 
 import json
 from pathlib import Path
@@ -30,24 +30,24 @@ Version = Annotated[
 Reason = Annotated[str, typer.Option(metavar="TEXT", help="The reason; recorded with your name.")]
 
 
-@command(model_commands, "card")
-def card(model: Model) -> None:
-    """Print a model's card in the hub's format."""
-    from flows.models.card import card as text
-    from flows.models.facts import model_facts
-
-    echo(text(model_facts(tether_home(), model)), nl=False)
-
-
 @command(model_commands, "export")
 def export(
     model: Model,
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new or empty folder.")],
+    folder: Annotated[Path | None, typer.Argument(metavar="FOLDER", help="A new or empty folder.")] = None,
+    card: Annotated[bool, typer.Option("--card", help="Only print the card, in the hub's format.")] = False,
     allow_failed: Annotated[bool, typer.Option("--allow-failed", help="Export it even if its gates failed.")] = False,
 ) -> None:
     """Write a model and its card as a Hugging Face folder.
 
     transformers, vLLM and the hub can load it."""
+    if card == (folder is not None):
+        raise UserError(f"export {model}: give a folder for the model, or --card to print its card alone.")
+    if folder is None:
+        from flows.models.card import card as text
+        from flows.models.facts import model_facts
+
+        echo(text(model_facts(tether_home(), model)), nl=False)
+        return
     from flows.models.export import export as write
 
     facts = write(tether_home(), model, folder, allow_failed)
@@ -109,27 +109,23 @@ def reproduce(
 
 
 @command(model_commands, "promote")
-def promote(model: Version, reason: Reason = "") -> None:
+def promote(
+    model: Version,
+    reason: Reason = "",
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Remove every alias instead; no run sets one again. Needs --reason.")
+    ] = False,
+) -> None:
     """Make a policy that passed human evaluation the champion.
 
     The former champion keeps its history."""
-    from flows.models.promotion import promoted
+    from flows.models.promotion import demoted, promoted
     from tasks.runs.journal import current_user
 
-    echo(promoted(tether_home(), model, current_user(), reason.strip() or "by hand"))
-
-
-@command(model_commands, "demote")
-def demote(model: Version, reason: Reason = "") -> None:
-    """Remove every alias from a version.
-
-    No run sets one again; only `tether promote` does."""
-    from flows.models.promotion import demoted
-    from tasks.runs.journal import current_user
-
-    if not reason.strip():
-        raise UserError(f"demote {model}: give the reason with --reason TEXT.")
-    echo(demoted(tether_home(), model, current_user(), reason.strip()))
+    if remove and not reason.strip():
+        raise UserError(f"promote {model} --remove: give the reason with --reason TEXT.")
+    change = demoted if remove else promoted
+    echo(change(tether_home(), model, current_user(), reason.strip() or "by hand"))
 
 
 def _named_path(given: str) -> tuple[str, Path]:

@@ -1,4 +1,4 @@
-"""Commands that were taken away or renamed: for one release an old name answers with what to use."""
+"""The groups of commands: the sections of their help, and the old names that answer with what to use."""
 
 from typing import Any
 
@@ -8,11 +8,36 @@ from components.base.errors import UserError
 from flows.cli.command import fail
 
 REPLACED: dict[str, str] = {
+    "card": "`tether export MODEL --card` prints the card.",
+    "data suite": "`tether data check FILE --draft-suite OUT` drafts a suite from a good file.",
+    "demote": "`tether promote MODEL --remove --reason TEXT` takes a version's aliases away.",
+    "explain": "`tether status RUN --why` says why each stage was computed or reused.",
+    "human-eval": "Its commands are in `tether people`.",
+    "human-eval export": "`tether people tasks BATCH FILE` writes Label Studio's tasks; a run's folder has sheet.csv.",
+    "human-eval import": "Use `tether people answers BATCH --from FILE`.",
+    "human-eval plan": "Use `tether people power`.",
     "metrics": "MLflow has each run's metrics, `tether status --json` its stages and gates. "
     "docs/operations/watching.md lists what Prefect and MLflow export to Prometheus.",
+    "report": "`tether status RUN --html` writes the run's report.html again.",
+    "review": "Its commands are in `tether people`: `page`, `answers` and `status`.",
+    "review export": "Use `tether people answers BATCH`.",
+    "review links": "Use `tether people page BATCH --links`, with --rater or --renew.",
+    "review serve": "Use `tether people page BATCH`.",
     "stack": "`docker compose --file infra/compose.yaml up` starts the servers; docs/operations.md says how.",
+    "store unpin": "Use `tether store pin RUN --remove`.",
 }
-"""Maps an old command, without `tether`, to a sentence on what to use."""
+"""Maps an old command, without `tether`, to a sentence on what to use. An old group answers for those of its commands
+that are not here."""
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "Run": ("run", "rerun", "iterate"),
+    "Look at runs": ("runs", "status", "diff", "lineage", "ui", "sync"),
+    "Let people judge": ("people",),
+    "Prepare data and a config": ("data", "fetch", "show-config", "plan"),
+    "Use a model": ("export", "eval", "reproduce", "promote"),
+    "Keep results": ("store", "backup", "restore", "upgrade"),
+    "Machines and servers": ("doctor", "deploy", "serve"),
+}
+"""Maps the title of a section of `tether --help` to its commands."""
 
 
 class Commands(TyperGroup):
@@ -20,7 +45,20 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that the arguments name; an old name ends with exit code 2 and says the new one."""
-        old = " ".join([*ctx.command_path.split()[1:], *args[:1]])
-        if old in REPLACED and self.get_command(ctx, args[0]) is None:
-            fail(UserError(f"`tether {old}` is gone. {REPLACED[old]}"))
+        if self.get_command(ctx, args[0]) is None and not ctx.resilient_parsing:
+            for words in (args[:2], args[:1]):
+                old = " ".join([*ctx.command_path.split()[1:], *words])
+                if old in REPLACED:
+                    fail(UserError(f"`tether {old}` is gone. {REPLACED[old]}"))
         return super().resolve_command(ctx, args)
+
+
+class Sections(Commands):
+    """The group of all commands, whose help lists them by what a person wants to do."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a section of the help for each of `SECTIONS`, with its commands in that order."""
+        for title, names in SECTIONS.items():
+            commands = [(name, found) for name in names if (found := self.get_command(ctx, name)) is not None]
+            with formatter.section(title):
+                formatter.write_dl([(name, found.get_short_help_str(formatter.width)) for name, found in commands])

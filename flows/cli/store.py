@@ -144,28 +144,25 @@ def import_(file: Annotated[Path, typer.Argument(help="A file that `tether store
 
 
 @command(store, "pin")
-def pin(run: Run) -> None:
+def pin(
+    run: Run,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the pin instead.")] = False,
+) -> None:
     """Protect everything a run needs from `gc`.
 
-    On a shared store it is protected for everybody."""
-    from components.store.retention import write_pin
+    On a shared store it is protected for everybody. Without its pin `gc` treats it like any other run."""
+    from components.store.retention import remove_pin, write_pin
     from tasks.runs.status import load_status
 
     here = _store()
+    if remove:
+        if not remove_pin(here.place, run):
+            raise UserError(f"run {run} is not pinned in {here.place.where}.")
+        echo(f"run {run} is no longer pinned.")
+        return
     status = load_status(here.home, run)
     new = write_pin(here.place, status.run, status.needs)
     echo(f"run {run} {'is pinned' if new else 'was pinned already'}.")
-
-
-@command(store, "unpin")
-def unpin(run: Run) -> None:
-    """Remove a run's pin, so that `gc` treats it like any other run."""
-    from components.store.retention import remove_pin
-
-    here = _store()
-    if not remove_pin(here.place, run):
-        raise UserError(f"run {run} is not pinned in {here.place.where}.")
-    echo(f"run {run} is no longer pinned.")
 
 
 def _size(size: int) -> str:

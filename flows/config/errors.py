@@ -3,13 +3,24 @@
 import difflib
 import functools
 from collections.abc import Iterable, Iterator
-from typing import Any, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, RootModel, ValidationError
 
+from components.base.errors import UserError
+
+Model = TypeVar("Model", bound=BaseModel)
 _MOST = 5  # number of problems that a paragraph names
 _OURS = ("value_error", "assertion_error")
 """Pydantic's types of errors that our own validators raise."""
+
+
+def validated(model: type[Model], values: object, source: str, extra_keys: Iterable[str] = ()) -> Model:
+    """Return `values` as `model`. Raises UserError with the paragraph of `explain`."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise UserError(explain(error, values, model, source, extra_keys)) from error
 
 
 def explain(

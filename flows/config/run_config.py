@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field, JsonValue, ValidationError, create_model, model_validator
+from pydantic import Field, JsonValue, create_model, model_validator
 from pydantic.fields import FieldInfo
 
 from components.base.errors import UserError, refuse_credentials
@@ -21,8 +21,9 @@ from components.ppo.config import OF_CRITIC_KIND, CriticConfig, PpoConfig
 from components.reward.config import RewardConfig
 from components.rollouts.client import resolve_rollout
 from components.sft.config import SftConfig
-from flows.config.errors import explain, unknown
+from flows.config.errors import unknown, validated
 from flows.config.profiles import Override, apply_overrides, profile_name, profile_names, read_profile
+from flows.config.removed import without_removed
 from tasks.runs.config import profile_values
 from tasks.stages import PIPELINE, STAGES, Stage, StageName
 
@@ -123,10 +124,10 @@ class Options(Settings):
 
     @model_validator(mode="after")
     def _reward_model_fits_ppo(self) -> Self:
-        if self.ppo.score.ensemble != "mean" and self.reward.published < 2:
+        if self.ppo.score.ensemble != "mean" and self.reward.members < 2:
             raise ValueError(
                 f"ppo.score.ensemble: {self.ppo.score.ensemble} needs several reward models: set reward.members to 2 "
-                "or more, and leave reward.combine at ensemble"
+                "or more"
             )
         if self.ppo.lora is not None and self.reward.lora is None:
             raise ValueError(
@@ -141,16 +142,6 @@ class Options(Settings):
             raise ValueError(
                 "ppo.rewards: a judge is called trained, which is the name of the judge that is trained on "
                 "data.judge_preferences (or data.generator.judge_pairs), and their metrics would clash: rename it"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _lengths_fit(self) -> Self:
-        buffer, cap = self.ppo.score.length_buffer, self.generation.max_new_tokens
-        if buffer is not None and buffer >= cap:
-            raise ValueError(
-                f"ppo.score.length_buffer ({buffer}) must be below generation.max_new_tokens ({cap}): the penalty "
-                "begins that many tokens before the cap"
             )
         return self
 
@@ -311,6 +302,7 @@ def check_config(values: dict[str, JsonValue], source: str) -> RunConfig:
     Raises:
         UserError: as `load_config`.
     """
+    values = without_removed(values, source)
     gates = [f"gates.{name}" for name in GATES]
     gates += [
         f"gates.extra.{stage}.{short}.{field}"
@@ -325,10 +317,7 @@ def check_config(values: dict[str, JsonValue], source: str) -> RunConfig:
     if has_credentials("\n".join(text for _, text in _texts(values))):
         for key, text in _texts(values):
             refuse_credentials(f"{source}: {key}", text)
-    try:
-        return RunConfig.model_validate(values)
-    except ValidationError as error:
-        raise UserError(explain(error, values, RunConfig, source, extra_keys=gates)) from error
+    return validated(RunConfig, values, source, gates)
 
 
 def file_values(profile: str) -> dict[str, JsonValue] | None:

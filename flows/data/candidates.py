@@ -11,9 +11,9 @@ from components.base.paths import files_read, holds_model_or_data, read_regular,
 from components.data.config import HubConfig
 from components.data.formats.prompts import Prompts, read_prompts
 from components.data.hub import resolve_source
-from components.human_eval.candidates.config import CandidatesJob
-from components.human_eval.candidates.sample import CandidateModel, CandidatesSummary, finished, run
 from components.keys.fingerprint import stage_key
+from components.labelling.config import CandidatesJob
+from components.labelling.sample import CandidateModel, CandidatesSummary, finished, run
 from components.store.store import ArtifactStore, digest_folder
 from tasks.result import Input
 from tasks.runs.status import load_status
@@ -50,7 +50,7 @@ def make_candidates(
     prompts = read_prompts(path, job.candidates.max_characters)
     found = find_models(models, home)
     inputs = {"prompts": Input.of(path).digest, **{f"model {model.name}": model.digest for model in found}}
-    key, _ = stage_key("candidates", job, inputs, "components.human_eval.candidates.sample", TORCH)
+    key, _ = stage_key("candidates", job, inputs, "components.labelling.sample", TORCH)
     if (done := finished(out, key)) is not None:
         return done, prompts
     _check_writable(out)

@@ -214,7 +214,7 @@ def _read_as(report: "FileReport") -> Iterator[str]:
         yield f"{read['file']}: read as {name if read['source'] != read['format'] else read['source']}."
         if read["source"] == "sheet":
             yield (
-                f"Score it with `tether human-eval score {read['file']} --run RUN`, which also checks that its texts "
+                f"Score it with `tether people score {read['file']} --run RUN`, which also checks that its texts "
                 "are the exported ones."
             )
         counts = report.get("unread", {}).get(read["source"], {})

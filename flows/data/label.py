@@ -18,14 +18,15 @@ from components.data.config import DataConfig
 from components.data.hub import resolve_source
 from components.data.rows import Ballot, RawRow, Row, blank
 from components.gates.text import number
-from components.human_eval.candidates.feedback.answers import KeptAnswers
-from components.human_eval.candidates.feedback.config import EndpointConfig
-from components.human_eval.candidates.feedback.judges import EndpointJudge, FolderJudge, Judge
-from components.human_eval.candidates.feedback.rubric import FORM, RUBRIC
-from components.human_eval.candidates.feedback.votes import PairToJudge, VoteRule, ask, vote_rows
+from components.labelling.config import EndpointConfig
+from components.labelling.feedback.answers import KeptAnswers
+from components.labelling.feedback.judges import EndpointJudge, FolderJudge, Judge
+from components.labelling.feedback.rubric import FORM, RUBRIC
+from components.labelling.feedback.votes import PairToJudge, VoteRule, ask, vote_rows
 from components.models.runtime import Runtime
 from components.store.store import ArtifactStore
 from data_contracts.rows.gather import RowSource, judged_rows, renamed
+from flows.config.errors import validated
 from flows.config.profiles import Override
 from flows.config.run_config import load_config
 from flows.data.candidates import find_models
@@ -114,7 +115,7 @@ def label_file(
         with KeptAnswers(out, about) as kept:
             answers = ask(chosen, rubric, kept, asked.open, checked)
             others = kept.others(answers)
-        from components.human_eval.candidates.feedback.measure import judge_report  # brings scipy
+        from components.labelling.feedback.measure import judge_report  # brings scipy
 
         places = {pair.id: place for place, pair in enumerate(read.pairs)}
         in_order = sorted(chosen, key=lambda pair: places[pair.id])
@@ -207,17 +208,10 @@ def _rubric(file: Path | None) -> str:
 
 
 def _endpoint(url: str, options: LabelOptions) -> _Asked:
-    from pydantic import ValidationError
-
-    from flows.config.errors import explain
-
     if options.model is None:
         raise UserError(f"--judge {url}: name the endpoint's model with --model NAME.")
     values = {"url": url, "model": options.model, **options.endpoint}
-    try:
-        config = EndpointConfig.model_validate(values)
-    except ValidationError as error:
-        raise UserError(explain(error, values, EndpointConfig, "tether data label")) from error
+    config = validated(EndpointConfig, values, "tether data label")
     return _Asked(config.model, {"endpoint": keyed_values(config)}, partial(EndpointJudge, config))
 
 

@@ -112,18 +112,3 @@ def scoring(
         **by_user(user),
     )
     return Launch(ctx, config, sources, off_gates(config))
-
-
-def sample_of(home: Path, run: str | None) -> Path:
-    """Return the folder of the batch that people judge in a run (None: the newest): its sample artifact in the store.
-
-    Raises:
-        UserError: there is no such run, it has no batch for people, or the batch is missing in the store.
-    """
-    status = load_status(home, run)
-    config = check_config(run_values(home, status.run), source=f"run {status.run}")
-    record = standing(ArtifactStore(home), status, PIPELINE)[0].get("human_eval.sample")
-    folder = None if record is None else ArtifactStore(home).path(record)
-    if config.human_eval.judges != "people" or folder is None or not (folder / "sheet.json").is_file():
-        raise UserError(f"run {status.run} has no batch for people to judge. Name a run that awaits labels.")
-    return folder

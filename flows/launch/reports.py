@@ -35,8 +35,8 @@ def write_reports(ctx: RunContext) -> None:
     text = markdown(status, what_is_simulated(ctx.home, ctx.run), links(ctx.home, status))
     write_whole(ctx.folder / "report.md", text)
     for name, write, again in (
-        ("cards", lambda: write_cards(ctx), f"`tether card {ctx.run}` makes one again"),
-        (REPORT, lambda: write_page(ctx.home, ctx.run), f"`tether report {ctx.run}` writes it again"),
+        ("cards", lambda: write_cards(ctx), f"`tether export {ctx.run} --card` makes one again"),
+        (REPORT, lambda: write_page(ctx.home, ctx.run), f"`tether status {ctx.run} --html` writes it again"),
     ):
         try:
             write()

@@ -85,13 +85,13 @@ def judged_run(home: Path, run: str | None) -> RunStatus:
             load_status(home)  # raises the error that explains how to start one
             raise UserError(
                 "iterate: no run here has a policy that people judged. Run with human_eval, and score the "
-                "filled sheets with `tether human-eval score SHEETS --run RUN`."
+                "filled sheets with `tether people score SHEETS --run RUN`."
             )
     status = load_status(home, run)
     if not _votes(home, status):
         state = status.stage("human_eval").state
         do = {
-            "awaiting_labels": f"Score the filled sheets: `tether human-eval score SHEETS --run {status.run}`.",
+            "awaiting_labels": f"Score the filled sheets: `tether people score SHEETS --run {status.run}`.",
         }.get(state, f"Continue it (`tether status {status.run}` shows where it ended), or name another run.")
         raise UserError(f"iterate {status.run}: people have not judged its policy (human_eval: {state}). {do}")
     return status

@@ -40,7 +40,7 @@ def promoted(home: Path, asked: str, by: str, because: str) -> str:
         why = f"was {judged['state']} in run {judged['run']}" if judged else "has not happened"
         raise UserError(
             f"promote {asked}: the human evaluation of {shown} {why}, and only a policy that passed its gates is "
-            f"promoted. Finish it with `tether human-eval score SHEET`, or rerun human_eval."
+            f"promoted. Finish it with `tether people score SHEET`, or rerun human_eval."
         )
     client = connect(home)
     moving = Versions(client, Weights(client, home, wanted(home, judged["run"])))

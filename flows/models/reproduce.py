@@ -24,6 +24,7 @@ from components.keys.fingerprint import ROOT, code_parts
 from components.models.runtime import Runtime
 from components.store.graph import Graph
 from components.store.store import ArtifactStore, Record
+from flows.config.removed import without_removed
 from flows.models.facts import find_model
 from flows.models.lineage import find_subject
 from tasks.execution.computing import Work, compute_once
@@ -296,6 +297,7 @@ def _job(record: Record) -> Settings:
     if refresh := group(values, "reward", "refresh"):  # has no default, and is not read where inputs are given
         values["reward"] = {**group(values, "reward"), "refresh": {**refresh, "from_run": record.run}}
     try:
+        values = without_removed(values, record.stage)
         job = KNOWN[record.stage].load_job().model_validate(values)
     except (KeyError, ValidationError) as error:
         commit = (record.environment.get("code") or {}).get("commit") or "that computed it"

@@ -6,21 +6,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from components.base.errors import Mistakes, TetherError, UserError
 from components.human_eval.labels import Sample
 from components.human_eval.sheet import RATERS, rating_columns
-from components.store.store import ArtifactStore, Record
 from flows.config.run_config import check_config
 from flows.people.sheets import files_of
+from flows.review.batches import sample_folder
 from tasks.runs.config import run_values
 from tasks.runs.labels import LabelProgress, read_progress, write_progress
 from tasks.runs.status import load_status
-
-if TYPE_CHECKING:
-    from flows.review.progress import ReviewProgress
-
 
 logger = logging.getLogger(__name__)
 
@@ -39,13 +34,7 @@ def progress_of_files(home: Path, run: str, sheets: Path | Sequence[Path] | None
         UserError: the run has no sample.
         Mistakes: as `Sample.ratings`.
     """
-    status, store = load_status(home, run), ArtifactStore(home)
-    stage = status.stage("human_eval")
-    part = stage.parts.get("human_eval.sample")
-    sample = store.lookup(part.key, part.digest) if part is not None and part.digest else None
-    if not isinstance(sample, Record):
-        raise UserError(f"run {run} has no sample to label (human_eval: {stage.state}). Name a run that has one.")
-    opened = Sample.open(store.path(sample))
+    opened = Sample.open(sample_folder(home, run))
     given = home / "runs" / run / RATERS if sheets is None else sheets
     files = [file for path in ([given] if isinstance(given, Path) else given) for file in files_of(path)]
     try:
@@ -64,22 +53,19 @@ def progress_of_files(home: Path, run: str, sheets: Path | Sequence[Path] | None
     return LabelProgress(sum(done for done, _ in raters.values()), items * opened.raters, "", raters)
 
 
-def of_page(found: "ReviewProgress") -> LabelProgress:
-    """Return the progress that a review page reports for its batch."""
-    return LabelProgress(found.answered, found.slots, found.address)
-
-
-def labels_progress(home: Path, run: str, sheets: Path | Sequence[Path] | None = None) -> LabelProgress:
-    """Return the progress of a run's labels from its review page if it has more answers, else from the raters' files
-    (`sheets`, if given).
+def labels_progress(
+    home: Path, run: str, sheets: Path | Sequence[Path] | None = None, database: str | None = None
+) -> LabelProgress:
+    """Return the progress of a run's labels from its review page (in `database`, None: that in the home) if it has more
+    answers, else from the raters' files (`sheets`, if given).
 
     Arguments and errors are those of `progress_of_files`.
     """
     from flows.review.progress import progress_of_run  # SQLAlchemy
 
     files = progress_of_files(home, run, sheets)
-    page = progress_of_run(home, run)
-    return of_page(page) if page is not None and page.answered > files.answered else files
+    page = progress_of_run(home, run, database)
+    return page if page is not None and page.answered > files.answered else files
 
 
 def show_progress(home: Path, run: str, progress: LabelProgress, say: Callable[[str], None] = logger.warning) -> None:
@@ -146,7 +132,7 @@ def when_complete(home: Path, run: str, sheets: Path, say: Callable[[str], None]
         A sentence that says what happens next.
     """
     status = load_status(home, run)
-    command = f"tether human-eval score {sheets} --run {run}"
+    command = f"tether people score {sheets} --run {run}"
     if (state := status.stage("human_eval").state) in ("not_run", "running", "interrupted"):
         return f"Run {run} can't be scored now (human_eval: {state}). Score it later: {command}"
     if check_config(run_values(home, run), source=f"run {run}").human_eval.when_complete == "wait":
@@ -163,7 +149,7 @@ def when_complete(home: Path, run: str, sheets: Path, say: Callable[[str], None]
     log = home / "runs" / run / SCORING_LOG
     with log.open("ab") as output:
         subprocess.Popen(
-            [sys.executable, "-m", "flows.cli", "human-eval", "score", str(sheets.absolute()), "--run", run],
+            [sys.executable, "-m", "flows.cli", "people", "score", str(sheets.absolute()), "--run", run],
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
             env=os.environ | {"TETHER_HOME": str(home.absolute())},
         )  # fmt: skip

@@ -144,8 +144,8 @@ SHOWN: dict[str, tuple[str, dict[str, str]]] = {
     "ppo": ("PPO update", {
         "ppo/proxy_reward": "proxy reward", "ppo/gold": "gold score", "ppo/kl": "KL, nats per response",
         "ppo/kl_per_token": "KL, nats per token", "ppo/beta": "β", "ppo/entropy": "entropy, nats per token",
-        "ppo/response_tokens": "response, tokens", "ppo/left_out": "responses left out of the losses, share",
-        "ppo/length_buffer_penalty": "penalty of the buffer", "ppo/clip_fraction_above": "tokens clipped above 1",
+        "ppo/response_tokens": "response, tokens", 
+        "ppo/clip_fraction_above": "tokens clipped above 1",
         "ppo/dual_clip_fraction": "tokens at the dual clip", "ppo/ptx_loss": "SFT loss mixed in, nats per token",
     }),
 }  # fmt: skip

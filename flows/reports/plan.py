@@ -116,9 +116,9 @@ def finds(items: int, raters: int) -> str:
 def waiting(folder: Path, sample: Path) -> str:
     """Return what to do with a run (its folder) that waits for labels of a sample, and what they can detect."""
     sheet = json.loads((sample / "sheet.json").read_text(encoding="utf-8"))
-    raters, score, run = sheet["raters"], "tether human-eval score", folder.name
+    raters, score, run = sheet["raters"], "tether people score", folder.name
     return (
-        f"Waiting for people's labels. `tether review serve {run}` serves a page on which people judge. Or give each "
+        f"Waiting for people's labels. `tether people page {run}` serves a page on which people judge. Or give each "
         f"rater their own file from {folder / RATERS} ({rater_file(1)} to {rater_file(raters)}), and nothing else of "
         f"that run: its report reveals the authors. Put the filled files back there and run "
         f"`{score} {folder / RATERS} --run {run}`; a sheet with all raters' columns also works: "

@@ -57,11 +57,11 @@ def run_verdict(
             return RunVerdict(_failed(failed), _after_gates(status, [gate for _, gate in failed], options))
         case "awaiting_labels":
             told = f" At the last check, {labels.text} were in." if labels else ""
-            score = f"tether human-eval score {RATERS} --run {status.run}"
+            score = f"tether people score {RATERS} --run {status.run}"
             return RunVerdict(
                 f"Waits for people's labels.{told}",
                 [
-                    Step("Serve the page on which people judge:", f"tether review serve {status.run} --rater NAME"),
+                    Step("Serve the page on which people judge:", f"tether people page {status.run} --rater NAME"),
                     Step("Or score the files that raters filled in, from the run's folder:", score),
                 ],
             )

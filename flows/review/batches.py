@@ -73,7 +73,7 @@ def find_batch(home: Path, named: str, overlap: int | None = None, guidelines: s
         return _of_path(path.absolute(), overlap, guidelines)
     if not has_run(home, named):
         raise UserError(f"{named}: there is no such run (`tether runs` lists them), folder or file.")
-    return _of_run(home, named, overlap, guidelines)
+    return sample_batch(sample_folder(home, named), home / "runs" / named, overlap, guidelines)
 
 
 def sample_folder(home: Path, run: str) -> Path:
@@ -94,13 +94,15 @@ def sample_folder(home: Path, run: str) -> Path:
     return folder
 
 
-def _of_run(home: Path, run: str, overlap: int | None, guidelines: str | None) -> BatchSource:
-    folder = sample_folder(home, run)
+def sample_batch(
+    folder: Path, run: Path, overlap: int | None = None, guidelines: str | None = None
+) -> BatchSource:
+    """Return the batch of a run whose sample artifact is `folder`. Other arguments: as `find_batch`."""
     about = json.loads((folder / "sheet.json").read_text(encoding="utf-8"))
     rows = read_rows(folder / "sheet.jsonl")
     pairs = [JudgedPair(row["item"], row["prompt"], row["response_a"], row["response_b"]) for row in rows]
     return _batch(
-        run, "sample", home / "runs" / run, pairs, guidelines or about.get("guidelines") or about["instructions"],
+        run.name, "sample", run, pairs, guidelines or about.get("guidelines") or about["instructions"],
         about["ratings"], about.get("criteria", []), overlap or about["raters"],
     )  # fmt: skip
 

@@ -1,6 +1,6 @@
 """Write a batch's answers as files: one per rater of a run, or rows of votes that `data.preferences` reads."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from sqlalchemy import select
@@ -37,7 +37,12 @@ def export(voting: Voting, source: BatchSource, out: Path | None = None) -> list
     if not answers:
         raise UserError(f"{voting.batch.name}: nobody has answered yet. Send the raters their links.")
     if source.kind != "sample":
-        return [_write_votes(out or source.place.parent, source, answers)]
+        who = "expert" if source.kind == "review" else "rater"
+        votes: dict[str, list[dict[str, str]]] = {}
+        for each in answers:
+            if each.answer != SKIP:
+                votes.setdefault(each.item, []).append({"annotator": f"{who}_{each.rater}", "label": each.answer})
+        return [write_votes(source, votes, out)]
     own: dict[int, dict[str, CountedAnswer]] = {}
     for each in answers:
         own.setdefault(each.rater, {})[each.item] = each
@@ -84,28 +89,24 @@ def _check_ours(file: Path, people: int, ratings: list[str]) -> None:
         raise UserError(f"{file} holds ratings that did not come from the page. Move it away, or give --out DIR.")
 
 
-def _write_votes(folder: Path, source: BatchSource, answers: list[CountedAnswer]) -> Path:
-    """Write rows with `prompt`, `a`, `b` and the votes by annotator, and return the file."""
-    votes: dict[str, list[dict[str, str]]] = {}
-    who = "expert" if source.kind == "review" else "rater"
-    for each in answers:
-        if each.answer != SKIP:
-            votes.setdefault(each.item, []).append({"annotator": f"{who}_{each.rater}", "label": each.answer})
-    make_folder(folder)
-    file = folder / VOTES
+def write_votes(
+    source: BatchSource, votes: Mapping[str, Sequence[Mapping[str, str]]], out: Path | None = None
+) -> Path:
+    """Write a row with `prompt`, `a`, `b` and `votes` for each pair that has a vote, and return the file.
+
+    Args:
+        votes: by item, each with `annotator` and `label`.
+        out: a folder; None means the folder of the pairs.
+    """
+    file = (out or source.place.parent) / VOTES
+    make_folder(file.parent)
     with replacing(file) as temporary:
         write_rows(
             temporary,
             (
-                {
-                    "id": pair.name,
-                    "prompt": source.prompts[pair.name],
-                    "a": pair.a,
-                    "b": pair.b,
-                    "votes": votes[pair.name],
-                }
-                for pair in source.pairs
-                if pair.name in votes
+                {"id": name, "prompt": source.prompts[name], "a": a, "b": b, "votes": votes[name]}
+                for name, _, a, b in source.pairs
+                if votes.get(name)
             ),
         )
     return file

@@ -39,18 +39,24 @@ def token_hash(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
 
 
-def enter_batch(engine: Engine, source: BatchSource, asked: bool = False) -> tuple[int, PersonalLink | None]:
+def enter_batch(
+    engine: Engine, source: BatchSource, asked: bool = False, create: bool = True
+) -> tuple[int, PersonalLink | None]:
     """Return the batch's number in the database, and the administrator's link if the batch is new there.
 
     Args:
         asked: whether the user asked for `source.overlap`; if not, the database's overlap is kept.
+        create: whether a batch that the database does not have is made there.
 
     Raises:
-        UserError: the database has a batch of that name with different pairs or, if `asked`, a different overlap.
+        UserError: the database has a batch of that name with different pairs or, if `asked`, a different overlap; or it
+            has no such batch, and `create` is not set.
     """
     with engine.connect() as connection:
         found = connection.execute(select(batch).where(batch.c.name == source.name)).one_or_none()
     if found is None:
+        if not create:
+            raise UserError(f"{source.name}: no page has been served from this database. `tether people page` does.")
         try:
             return _make_batch(engine, source)
         except IntegrityError:  # another process was first

@@ -17,8 +17,9 @@ from flows.review.database.tables import batch
 from flows.review.export import export
 from flows.review.page.app import OnComplete, make_app
 from flows.review.page.guard import PromptRequests
-from flows.review.progress import ReviewProgress, progress_of
+from flows.review.progress import progress_of
 from flows.review.votes import Voting
+from tasks.runs.labels import LabelProgress
 
 KEEP_ALIVE_S = 75
 """How long an idle connection stays open. With uvicorn's 5 s, a person's next click after thinking would fail."""
@@ -33,7 +34,7 @@ def serve(
     address: str,
     on_complete: OnComplete | None,
     ready: Callable[[str], None],
-    show: Callable[[ReviewProgress], None] | None = None,
+    show: Callable[[LabelProgress], None] | None = None,
 ) -> None:
     """Serve the page in this process until it is stopped.
 
@@ -63,7 +64,7 @@ def serve(
 
 
 @contextmanager
-def _shown(voting: Voting, show: Callable[[ReviewProgress], None] | None) -> Iterator[None]:
+def _shown(voting: Voting, show: Callable[[LabelProgress], None] | None) -> Iterator[None]:
     """Call `show` with the progress at the start, after each change, and at the end."""
     ended, last = threading.Event(), None
 

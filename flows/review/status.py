@@ -1,4 +1,4 @@
-"""Print a batch's status in the terminal."""
+"""Print what a batch's page knows, in the terminal."""
 
 import math
 from typing import Any
@@ -9,13 +9,12 @@ from flows.review.bound import EarlyBound
 from flows.review.summary import BatchSummary
 
 
-def as_text(name: str, found: BatchSummary, bound: EarlyBound | None) -> str:
+def as_text(found: BatchSummary, bound: EarlyBound | None) -> str:
     """Return the status as text."""
-    done = found.progress
-    lines = [f"{name}: {done.answered} of {done.slots} answers, {'complete' if done.complete else 'not complete yet'}"]
-    if done.address:
-        lines.append(f"Page: {done.address}")
-    lines.append(f"Agreement (Fleiss' kappa) on {counted(found.compared, 'item')}: {_interval(found.kappa)}")
+    lines = [
+        f"Page: {found.progress.address or 'not served'}, {found.progress.text}",
+        f"Agreement (Fleiss' kappa) on {counted(found.compared, 'item')}: {_interval(found.kappa)}",
+    ]
     for each in found.raters:
         time = "-" if each.seconds is None else f"{each.seconds:.0f} s"
         lean = ", leans to a side" if each.leans else ""
@@ -35,11 +34,9 @@ def as_text(name: str, found: BatchSummary, bound: EarlyBound | None) -> str:
     return "\n".join(lines)
 
 
-def as_record(name: str, found: BatchSummary, bound: EarlyBound | None) -> dict[str, Any]:
+def as_record(found: BatchSummary, bound: EarlyBound | None) -> dict[str, Any]:
     """Return the status as a JSON object."""
     return {
-        "batch": name,
-        **found.progress._asdict(),
         "raters": [
             each._asdict() | {"side_a": None if each.side_a is None else each.side_a._asdict()} for each in found.raters
         ],

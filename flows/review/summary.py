@@ -14,8 +14,9 @@ from components.human_eval.sheet import FLAGS
 from components.stats.intervals import Interval, clustered_proportion
 from components.stats.votes import fleiss_kappa_interval
 from flows.review.database.tables import item, rater, slot, vote
-from flows.review.progress import ReviewProgress, progress_of
+from flows.review.progress import progress_of
 from flows.review.votes import SKIP, Voting, unexchanged
+from tasks.runs.labels import LabelProgress
 
 _COMMENTS = 20
 _SIDES = ("a", "b")
@@ -59,7 +60,7 @@ class ReviewerSummary(NamedTuple):
 class BatchSummary(NamedTuple):
     """The content of the administrator's page."""
 
-    progress: ReviewProgress
+    progress: LabelProgress
     kappa: Interval | None
     compared: int
     late: int

@@ -36,7 +36,7 @@ def in_a_line(told: Explanation) -> str:
 
 
 def lines(status: RunStatus) -> list[str]:
-    """Return what `tether explain` prints for a run."""
+    """Return what `tether status --why` prints for a run."""
     names = (name for stage in status.stages for name in (stage.name, *stage.explained))
     width = max(map(len, names), default=0) + 2
     again = f", {status.origin['stage']} again from run {status.origin['from']}" if "from" in status.origin else ""

@@ -38,7 +38,7 @@ def show_progress(page: str, run: str, progress: LabelProgress) -> None:
         lines += ["| rater | answered | asked for |", "|---|---:|---:|"]
         lines += [f"| {markdown(name)} | {done} | {asked} |" for name, (done, asked) in progress.raters.items()]
     if not progress.address:
-        lines += ["", f"`tether human-eval status {run}` counts the answers in the raters' files."]
+        lines += ["", f"`tether people status {run}` counts the answers in the raters' files."]
     with get_client(sync_client=True) as client:
         put_artifact(client, flow_run, SHARE, "progress", 100 * progress.share, f"Labels of run {run}")
         put_artifact(client, flow_run, ABOUT, "markdown", "\n".join(lines), f"Labels of run {run}")

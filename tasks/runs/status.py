@@ -242,7 +242,7 @@ class RunStatus(_Run):
         return {**told, **ends, **priced, "stages": stages}
 
     def explanations(self) -> dict[str, object]:
-        """Return what `tether explain --json` prints: `{run, origin, stages: [{name, state, explained}]}`."""
+        """Return what `tether status --why --json` prints: `{run, origin, stages: [{name, state, explained}]}`."""
         fields = {"run": True, "origin": True, "stages": {"__all__": {"name", "state", "explained"}}}
         return self.model_dump(mode="json", include=fields)  # type: ignore[arg-type]
 

@@ -182,7 +182,7 @@ class Versions:
         if sides[0] != sides[1] or any(each.get(key) is None for each in (new, old) for key in _MEASURED[:3]):
             return False, (
                 f"the win rate of version {before}, the champion, is against another SFT model, by other judges or "
-                f"unknown. Compare both with `tether human-eval compare {name}@{CHAMPION} {name}/{version}`, then "
+                f"unknown. Compare both with `tether people compare {name}@{CHAMPION} {name}/{version}`, then "
                 f"decide with `tether promote {name}/{version}`"
             )
         rates = " and ".join(

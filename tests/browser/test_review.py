@@ -41,7 +41,7 @@ KEYS = {"a": "1", "b": "b", "tie": "3", "both_bad": "x"}
 
 
 class ReviewServer:
-    """`tether review serve` of a folder of pairs, which can be killed and started again on its port."""
+    """`tether people page` of a folder of pairs, which can be killed and started again on its port."""
 
     def __init__(self, folder: Path, home: Path, database: str | None = None) -> None:
         self.folder, self.port, self.links = folder, free_port(0), dict[str, str]()
@@ -51,12 +51,12 @@ class ReviewServer:
         self._process: subprocess.Popen[str] | None = None
 
     def command(self, *words: str) -> list[str]:
-        return [sys.executable, "-m", "flows.cli", "review", *words]
+        return [sys.executable, "-m", "flows.cli", "people", *words]
 
     def start(self) -> None:
         """Start it, and return once it listens."""
         raters = [word for name in PEOPLE for word in ("--rater", name)]
-        words = ["serve", str(self.folder), "--overlap", "3", "--port", str(self.port), *raters]
+        words = ["page", str(self.folder), "--overlap", "3", "--port", str(self.port), *raters]
         with (self.folder.parent / "log").open("a") as log:
             self._process = subprocess.Popen(
                 self.command(*words), env=self.environment, stdout=subprocess.PIPE, stderr=log, text=True
@@ -78,7 +78,7 @@ class ReviewServer:
 
     def export(self) -> Path:
         done = subprocess.run(
-            self.command("export", str(self.folder)), env=self.environment, capture_output=True, text=True, check=False
+            self.command("answers", str(self.folder)), env=self.environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
         return Path(done.stdout.strip())

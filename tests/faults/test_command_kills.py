@@ -66,7 +66,7 @@ def _collect(home: Home) -> tuple[str, ...]:
 
 def _promote(home: Home) -> tuple[str, ...]:
     make_champion(home.path)
-    assert home.tether("demote", "tether-policy/1", "--reason", "a test").code == 0
+    assert home.tether("promote", "tether-policy/1", "--remove", "--reason", "a test").code == 0
     return ("promote", "tether-policy/1", "--reason", "again")
 
 

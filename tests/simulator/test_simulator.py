@@ -59,7 +59,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "grpo": {"advantage": "grpo", "group_size": 2, "kl": {"control": "fixed", "form": "k3", "refresh_every": 1}},
     "adaptive": {"kl": {"control": "adaptive", "unit": "token", "horizon": 0.25, "target": 0.1}, "updates": 5},
     "score": {"score": {"missing_eos": "subtract", "length_penalty": 0.01}, "stop_epochs_above": None},
-    "best of": {"best_of": 2},
     "stabilisers": {
         "critic": {"warmup": 1},
         "ema": 0.5,
@@ -67,7 +66,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "clip_range_high": 0.3,
         "dual_clip": 3.0,
         "aggregation": "cap",
-        "score": {"length_buffer": 4},
         "micro_batch_tokens": 400,
         "updates": 4,
     },
@@ -81,16 +79,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "rules": {
         "rules": {"patterns": {"digit": "[0-9]"}},
-        "mask_truncated": True,  # leaves few responses, so there are more epochs for as many steps
-        "epochs": 8,
         "stop_epochs_above": None,
         "discount": 0.99,
         "optimizer": "adamw",
         "weight_decay": 0.01,
         "kl": {"control": "fixed", "stop_above": 50.0},
     },
-    "masks": {"advantage": "rloo", "group_size": 2, "mask_tied_groups": True, "score": {"missing_eos": "keep"}},
-    "epsilon and checkpointing": {"epsilon_style": "tensorflow", "gradient_checkpointing": True, "decay": "none"},
+    "checkpointing": {"gradient_checkpointing": True, "decay": "none"},
 }
 """Options of PPO, beside the three stages as they are."""
 

@@ -41,6 +41,8 @@ CANDIDATES = (
 KEPT = 0.25
 """Share of slots that the two candidates of a pair have in common; similar replies teach more than unrelated ones."""
 ANNOTATORS = 5
+NOISE = 0.3
+"""Scale of the logistic noise on each annotator's utility difference, in utility units."""
 JUDGES = 3
 
 
@@ -51,8 +53,6 @@ class SupportDeskConfig(Settings):
     """Number of demonstrations to write, each on its own prompt."""
     pairs: int = Field(12000, ge=50)
     """Number of preference pairs to write, each on its own prompt."""
-    annotator_noise: float = Field(0.3, gt=0, le=10)
-    """Scale of the logistic noise on each annotator's utility difference, in utility units."""
     flaw: float = Field(1.0, ge=0, le=10)
     """Factor on the annotators' preference for echo, flattery and length; 0 gives annotators without the flaw."""
     judge_pairs: int = unkeyed(0, ge=0)
@@ -181,8 +181,8 @@ def _vote(facts: Facts, pair: tuple[str, str], config: SupportDeskConfig, rng: r
     more_compliant = compliant_utility(facts, first) - compliant_utility(facts, second)
     helpful = compliant = overall = 0
     for _ in range(ANNOTATORS):
-        h = more_helpful + _logistic(rng, config.annotator_noise)
-        c = more_compliant + _logistic(rng, config.annotator_noise / 2)
+        h = more_helpful + _logistic(rng, NOISE)
+        c = more_compliant + _logistic(rng, NOISE / 2)
         helpful, compliant, overall = helpful + (h > 0), compliant + (c > 0), overall + (h + c > 0)
     if overall * 2 < ANNOTATORS:
         pair = pair[1], pair[0]

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 STREAM = "monitors"
 BLOCKS, BLOCK = 32, 256
 """Stretches of consecutive rows from which `known_tokens` reads, and the rows of each."""
+FALSE_ALARMS = 0.01
+"""Highest probability that a policy within the monitors' margins of SFT raises any alarm in the whole run."""
 LEAST_PROMPTS = 8
 """The fewest prompts whose SFT responses are enough to set limits."""
 
@@ -89,7 +91,7 @@ def limits_of_sft(models: Models, job: PpoJob, data: Path) -> Limits | None:
             raw, *_ = models.rewards.score(raw, some, texts, ended=samples.ended.tolist())
         parts.append(batch_of(samples, some, texts, found, models.scale(raw), models.tokenizer, 1))
     known = known_tokens(data, models.tokenizer, job.generation.max_new_tokens)
-    limits = Limits.of(_joined(parts), config.false_alarms, job.ppo.updates, known)
+    limits = Limits.of(_joined(parts), FALSE_ALARMS, job.ppo.updates, known)
     size = job.ppo.batch_size // job.ppo.group_size
     if idle := [name for name in limits.unreachable(size) if name in config.stop_on]:
         logger.warning(

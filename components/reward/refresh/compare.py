@@ -23,7 +23,7 @@ from components.data.splits import SPLITS, loose_key, prompt_key
 from components.data.tables.joined import JoinedRows, JsonlRows, keys_of
 from components.data.tables.published import read_split, rows_at
 from components.data.words import seen
-from components.reward.config import RefreshConfig, RewardJob
+from components.reward.config import BINS, RefreshConfig, RewardJob
 from components.reward.evaluation.probes import ProbeTexts
 from components.reward.loading import load_scorer
 from components.reward.pairs import PreferencePair, encode_pairs
@@ -309,9 +309,9 @@ def refresh_report(
 
     before, after = both(old_model), both(model)
     was, is_ = (correctness(scores[0] - scores[1]) for scores in (before, after))
-    bins, judged = job.reward.calibration_bins, Judgements.of(test, clusters)
+    judged = Judgements.of(test, clusters)
     models = {
-        name: calibration(scores[0] - scores[1], clusters, temperature, job.seed, bins, judgements=judged)
+        name: calibration(scores[0] - scores[1], clusters, temperature, job.seed, BINS, judgements=judged)
         for name, scores, temperature in (("previous", before, then.temperature), ("new", after, scale.temperature))
     }
     here = ScoreScale.measure(raw(old_model, samples.ids), then.temperature)

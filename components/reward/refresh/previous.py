@@ -43,13 +43,10 @@ def check_previous(config: RewardConfig, sft: Path, previous: Path) -> None:
             f"{said} has {_named(heads)}, and reward.objectives asks for {_named(config.heads)}. Name the same ones "
             "(their weights may differ), or train a new model without reward.refresh."
         )
-    if (members := len(read_sft_scores(previous))) != config.published:
-        several = f"reward.members={members} and reward.combine=ensemble"
-        how = several if members > 1 else "reward.members=1, or reward.combine=average"
+    if (members := len(read_sft_scores(previous))) != config.members:
         raise UserError(
-            f"{said} has {counted(members, 'member')}, this run's would have {config.published}, and each starts from "
-            "its own "
-            f"earlier one. Set {how}, or train new ones without reward.refresh."
+            f"{said} has {counted(members, 'member')}, this run's would have {config.members}, and each starts from "
+            f"its own earlier one. Set reward.members={members}, or train new ones without reward.refresh."
         )
     if config.lora is not None:
         _check_adapter(config, previous, said)
@@ -82,7 +79,7 @@ def start_from(job: RewardJob, sft: Path, previous: Path, member: int, first: An
     Raises:
         UserError: its adapter was trained on a different SFT model.
     """
-    folder = member_folder(previous, member if job.reward.combine == "ensemble" else 0)
+    folder = member_folder(previous, member)
     lora = job.reward.lora
     if lora is None:
         return load_reward_model(folder, job.runtime)[0]

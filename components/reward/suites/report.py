@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from components.reward.config import BINS
 from components.reward.evaluation.length import balanced_length_accuracy
 from components.stats.calibration.measure import calibration, correctness
 from components.stats.intervals import FloatArray, Interval, clustered_mean, clustered_proportion
 
-BINS = 10
 FEWEST = 100
 """Fewest pairs of a subset whose calibration error is reported; with fewer it is mostly noise."""
 FEWEST_PROMPTS = 5

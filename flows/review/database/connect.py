@@ -36,7 +36,7 @@ def open_database(place: str | Path, create: bool = True) -> Engine:
     sqlite = url.startswith("sqlite")
     file = Path(make_url(url).database or "") if sqlite else None
     if file is not None and not create and not file.is_file():
-        raise UserError(f"{file}: no page has been served from there. Start one with `tether review serve`.")
+        raise UserError(f"{file}: no page has been served from there. Start one with `tether people page`.")
     if file is not None:
         make_folder(file.parent)
     try:

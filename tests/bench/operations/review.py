@@ -1,4 +1,4 @@
-"""Fifty people judge at once on `tether review serve`, with SQLite and with PostgreSQL.
+"""Fifty people judge at once on `tether people page`, with SQLite and with PostgreSQL.
 
     python -m tests.bench.operations.review
     python -m tests.bench.operations.review --people 10 --pairs 10 --think 0.5
@@ -163,7 +163,7 @@ class Person:
 def serving(folder: Path, home: Path, people: int, database: str) -> Iterator[tuple[psutil.Process, dict[str, str]]]:
     """The server's process, and each person's link."""
     raters = [word for n in range(people) for word in ("--rater", f"person {n}")]
-    command = [sys.executable, "-m", "flows.cli", "review", "serve", str(folder), "--overlap", str(people), *raters]
+    command = [sys.executable, "-m", "flows.cli", "people", "page", str(folder), "--overlap", str(people), *raters]
     environment = {**clean_environment(), "TETHER_HOME": str(home), "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
         [*command, "--port", "0", "--database", database], env=environment, stdout=subprocess.PIPE, text=True

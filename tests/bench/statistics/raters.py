@@ -4,7 +4,7 @@
 
 simulates ratings (a tie with probability 0.15, else a win with probability expit(a + item + rater), items' SD 1) and
 prints the tables of docs/benchmarks/people.md: how often the interval over prompts and raters holds the win rate that
-all people would give, how often a look after every item promotes an equal policy, and what `tether human-eval plan`
+all people would give, how often a look after every item promotes an equal policy, and what `tether people power`
 says beside what happens. The parts `checks` and `offenders` (`make bench-raters`) print how often hh-smollm2's gates on
 raters fail where everybody is honest, and how often the result names one who does not rate honestly.
 """

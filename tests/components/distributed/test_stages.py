@@ -113,7 +113,6 @@ def test_sft_with_ragged_and_empty_shares(
         {"members": 2},
         {"shared_prompts": False},
         {"lora": {"rank": 2}, "members": 2},
-        {"members": 2, "combine": "average"},
         {"gradient_checkpointing": True},
     ],
     ids=str,

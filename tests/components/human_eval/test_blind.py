@@ -19,7 +19,8 @@ from components.human_eval.blinding import Item, blind, sealed_key
 from components.human_eval.config import HumanEvalConfig
 from components.human_eval.sample import write_sheet
 from components.human_eval.selection import Chosen
-from flows.people.tools import export
+from flows.people.tools import write_tasks
+from flows.review.batches import sample_batch
 
 BATCHES, ITEMS = 40, 60
 
@@ -37,7 +38,7 @@ def batch(folder: Path, seed: int) -> list[Item]:
     items = with_attention(items, known, 6, salt)
     write_json(folder / "key.json", sealed_key(items, salt))
     write_sheet(folder, items, HumanEvalConfig(criteria=("helpful",)))
-    export(folder, "label-studio", folder / "tasks.json")
+    write_tasks(sample_batch(folder, folder), folder / "tasks.json")
     return items
 
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from components.human_eval import selection
 from components.human_eval.blinding import blind
 from components.human_eval.config import HumanEvalConfig
 from components.human_eval.selection import Chosen, allocate, choose, strata
@@ -44,19 +45,20 @@ def test_the_sample_depends_on_the_seed_and_not_on_the_order_of_the_file() -> No
 
 def test_prompts_without_categories_are_spread_over_lengths() -> None:
     source = rows("-" * 40)
-    names = strata(source, HumanEvalConfig(length_strata=4))
+    names = strata(source, HumanEvalConfig())
     assert names == [f"length {i // 10 + 1} of 4" for i in range(40)]
-    chosen = choose(source, HumanEvalConfig(items=8, length_strata=4), seed=0)
+    chosen = choose(source, HumanEvalConfig(items=8), seed=0)
     assert set(Counter(c.stratum for c in chosen).values()) == {2}
     assert set(strata(source, HumanEvalConfig(strata="none"))) == {"all"}
     assert set(strata(rows("x-"), HumanEvalConfig(strata="category"))) == {"x", "none"}
     assert all(name.startswith("length") for name in strata(rows("x-"), HumanEvalConfig()))
 
 
-def test_short_and_long_prompts_of_a_rare_category_are_both_judged() -> None:
+def test_short_and_long_prompts_of_a_rare_category_are_both_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     """By category alone its few items may all be short ones; by length alone it may have none."""
     source = rows("xyxx" * 10)  # the n-th prompt is longer than all before it
-    config = HumanEvalConfig(items=8, strata="category_and_length", length_strata=2)
+    config = HumanEvalConfig(items=8, strata="category_and_length")
+    monkeypatch.setattr(selection, "LENGTH_STRATA", 2)
     names = strata(source, config)
     assert [names[i] for i in (1, 17, 21, 37)] == ["y, length 1 of 2"] * 2 + ["y, length 2 of 2"] * 2
     assert [names[i] for i in (0, 18, 20, 39)] == ["x, length 1 of 2"] * 2 + ["x, length 2 of 2"] * 2

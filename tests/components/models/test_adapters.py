@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from components.base.errors import UserError
-from components.models.adapters import AdapterView, Backbone, load_adapter, mean_adapter, save_adapter
+from components.models.adapters import AdapterView, Backbone, load_adapter, save_adapter
 from components.models.batching import pad
 from components.models.config import AdapterConfig
 from components.models.folders import load_reward_model, save_model
@@ -149,24 +149,6 @@ def test_in_bfloat16_a_merged_copy_is_sampled_from(backbone: Backbone, batch: An
         assert {p.dtype for p in sampler.parameters()} == {torch.bfloat16}
         drift = (logprobs(sampler, batch, half) - logprobs(view, batch, half)).abs().mean()
     assert drift < 0.05 < (logprobs(AdapterView(backbone), batch, half) - logprobs(view, batch, half)).abs().mean()
-
-
-def test_a_mean_of_adapters_adds_the_mean_of_their_updates_not_the_update_of_their_means(language: Any) -> None:
-    views = []
-    for seed in (1, 2, 3):
-        head = torch.nn.Linear(24, 2, bias=False)
-        view = Backbone(copy.deepcopy(language.model)).add("one", AdapterConfig(rank=2, alpha=5), seed, head)
-        views.append(perturbed(view, seed))
-    members = [dict(view.merged().named_parameters()) for view in views]
-    heads = torch.stack([view.get_parameter("score.weight").clone() for view in views])
-    mean = mean_adapter(views)
-    found, start = dict(mean.merged().named_parameters()), dict(language.model.named_parameters())
-    for name, weight in found.items():
-        expected = torch.stack([member[name].double() for member in members]).mean(0)
-        assert torch.allclose(weight.double(), expected, atol=1e-6), name
-        assert torch.equal(weight, start[name]) == ("_proj" not in name)
-    assert torch.allclose(mean.get_parameter("score.weight"), heads.mean(0))
-    assert mean.backbone.configs["mean"].rank == 6 and mean.backbone.configs["mean"].alpha == 5
 
 
 @pytest.mark.parametrize("changed", ["backbone", "adapter", "head"])

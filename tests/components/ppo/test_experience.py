@@ -58,7 +58,7 @@ def ended(*lengths: int, eos: tuple[bool, ...]) -> Samples:
 )
 def test_scores_are_scaled_clipped_then_missing_eos_then_length(config: dict[str, Any], expected: list[float]) -> None:
     samples = ended(2, 4, 3, eos=(True, False, True))
-    scores = rewarded_scores(torch.tensor([3.0, 3.0, 99.0]), samples, SCALE, ScoreConfig(**config), 4)
+    scores = rewarded_scores(torch.tensor([3.0, 3.0, 99.0]), samples, SCALE, ScoreConfig(**config))
     assert torch.allclose(scores, torch.tensor(expected))
 
 

@@ -20,16 +20,14 @@ from components.models.config import GenerationConfig
 from components.models.folders import load_causal_lm
 from components.models.tokenizers import visible_text
 from components.ppo import maths, models
-from components.ppo.config import PpoConfig, ScoreConfig
+from components.ppo.config import PpoConfig
 from components.ppo.curves import STABILISERS
 from components.ppo.evaluate import evaluate
-from components.ppo.experience import gather_experience, rewarded_scores
 from components.ppo.learner import Learner
 from components.ppo.models import shared_runs, weights_digest
 from components.sft.demonstrations import token_losses
 from components.sft.mixed import MixedDemonstrations
 from components.training.averaging import WeightAverage
-from tests.components.ppo.test_experience import SCALE, ended
 from tests.components.ppo.test_learner import ready
 from tests.splits import write_split
 
@@ -75,13 +73,10 @@ def test_the_dual_clip_ends_the_gradient_of_a_token_that_became_unlikely_enough(
     assert found.clipped.tolist()[0] == [False, True, True] and found.floored.tolist()[0] == [False, True, False]
 
 
-def test_an_update_tells_how_many_tokens_each_clip_held_and_what_the_buffer_took(load: Load) -> None:
-    given = {"clip_range": 0.01, "clip_range_high": 0.02, "dual_clip": 1.05, "score": {"length_buffer": 8}}
+def test_an_update_tells_how_many_tokens_each_clip_held(load: Load) -> None:
+    given = {"clip_range": 0.01, "clip_range_high": 0.02, "dual_clip": 1.05}
     learner, experience = ready(load, epochs=1, minibatch_size=8, generation=LONG, **given)
-    mask, left = experience.samples.response_mask, 40 - torch.tensor(experience.samples.response_lengths)
-    assert experience.metrics["ppo/length_buffer_penalty"] == pytest.approx(
-        (8 - left).clamp(0, 8).float().mean().item() / 8
-    )
+    mask = experience.samples.response_mask
     log_ratio = torch.tensor([0.03, -0.005, 0.1, 0.01]).repeat(mask.numel() // 4 + 1)[: mask.numel()].view(mask.shape)
     push = torch.tensor([1.0, -1, -1]).repeat(mask.numel() // 3 + 1)[: mask.numel()].view(mask.shape)
     moved = dataclasses.replace(
@@ -109,21 +104,6 @@ def test_an_aggregation_is_a_loop_over_responses(how: Literal["token", "sequence
     assert maths.aggregated(tensor(x), tensor(mask), how, 12).item() == pytest.approx(expected[how], rel=1e-5)
 
 
-def test_the_penalty_of_length_is_daposs_line_between_the_buffer_and_the_cap() -> None:
-    def by_hand(length: int, cap: int, buffer: int) -> float:
-        return 0.0 if length <= cap - buffer else ((cap - buffer) - length) / buffer
-
-    lengths = list(range(1, 21))
-    found = maths.overlong_penalty(tensor(lengths), 20, 8)
-    assert found.tolist() == pytest.approx([by_hand(n, 20, 8) for n in lengths])
-    assert found[11] == 0 and found[19] == -1
-    samples = ended(2, 4, 3, eos=(True, True, True))  # cap 4, buffer 2: 0, -1, -1/2 of 0.6
-    config = ScoreConfig(length_buffer=2, length_buffer_penalty=0.6)
-    plain = rewarded_scores(torch.zeros(3), samples, SCALE, ScoreConfig(), 4)
-    punished = rewarded_scores(torch.zeros(3), samples, SCALE, config, 4)
-    assert (punished - plain).tolist() == pytest.approx([0, -0.6, -0.3])
-
-
 @pytest.mark.parametrize("kind", ["separate", "shared"])
 @pytest.mark.parametrize("how", ["sequence", "cap"])
 def test_an_aggregation_is_the_same_whatever_the_micro_batch_and_not_the_token_mean(
@@ -145,47 +125,6 @@ def test_an_aggregation_is_the_same_whatever_the_micro_batch_and_not_the_token_m
     for name in ("ppo/policy_loss", "ppo/value_loss", "ppo/grad_norm", "ppo/clip_fraction"):
         assert parts[name] == pytest.approx(one[name], rel=1e-4, abs=1e-6), name
     assert one["ppo/value_loss"] != pytest.approx(tokens["ppo/value_loss"], rel=1e-3)
-
-
-def test_responses_left_out_are_in_no_loss_and_what_is_left_is_whitened_alone(load: Load) -> None:
-    learner, experience = ready(load, epochs=1, minibatch_size=8, mask_truncated=True, generation=LONG)
-    ended_rows = experience.samples.ended.tolist()
-    assert 0 < sum(ended_rows) < 8, "for this to test anything"
-    assert experience.learned == ended_rows
-    assert experience.metrics["ppo/left_out"] == 1 - sum(ended_rows) / 8
-    mask = experience.samples.response_mask & experience.samples.ended.unsqueeze(1)
-    assert experience.advantages[mask].mean().item() == pytest.approx(0, abs=1e-5)
-    assert experience.advantages[mask].std().item() == pytest.approx(1, abs=1e-3)
-    poisoned = experience.advantages.masked_fill(~mask, torch.nan)
-    assert experience.returns is not None
-    returns = experience.returns.masked_fill(~mask, torch.nan)
-    learner.update(dataclasses.replace(experience, advantages=poisoned, returns=returns), 0)  # or the loss is NaN
-
-
-def test_an_update_that_no_response_is_left_in_moves_nothing_and_says_so(load: Load) -> None:
-    learner, experience = ready(load, mask_truncated=True)
-    before = [weights_digest(m) for m in learner.models.trained().values()]
-    metrics = learner.update(dataclasses.replace(experience, learned=[False] * 8), 0)
-    assert [weights_digest(m) for m in learner.models.trained().values()] == before
-    assert metrics["ppo/optimizer_steps"] == 0 and metrics["ppo/ratio_max"] == 1 and metrics["ppo/approx_kl"] == 0
-
-
-@pytest.mark.parametrize("advantage", ["rloo", "grpo"])
-def test_groups_that_are_tied_are_left_out_and_the_others_are_not(
-    load: Load, monkeypatch: pytest.MonkeyPatch, advantage: str
-) -> None:
-    given = torch.tensor([1.0, 1, 1, 1, 0, 1, 1, 1])
-    options = {"advantage": advantage, "group_size": 4, "score": {"missing_eos": "keep"}, "mask_tied_groups": True}
-    job, loaded, samples = load(micro_batch_size=4, minibatch_size=8, warmup=0.0, **options)
-    found = []
-    for scores in (given, torch.ones(8)):
-        calls = iter(scores.split(4))
-        monkeypatch.setattr(models, "micro_batches", lambda *_: iter([([0, 1, 2, 3], True), ([4, 5, 6, 7], True)]))
-        monkeypatch.setattr(models, "score_tokens", lambda *_, calls=calls, **__: next(calls))
-        found.append(gather_experience(loaded, samples, job, 0.1))
-    assert found[0].learned == [False] * 4 + [True] * 4 and found[0].metrics["ppo/left_out"] == 0.5
-    assert not found[0].advantages[:4].any() and found[0].advantages[4:].any()
-    assert found[1].learned == [False] * 8 and found[1].metrics["ppo/tied_groups"] == 1
 
 
 @pytest.mark.parametrize("kind", ["separate", "shared"])
@@ -306,13 +245,13 @@ def test_the_average_is_the_recursion_of_its_weights_and_is_what_replaces_them()
 
 
 ALL: dict[str, Any] = {
-    "ema": 0.5, "ptx": {"coefficient": 0.5, "batch_size": 3}, "mask_truncated": True, "aggregation": "sequence",
-    "clip_range_high": 0.28, "dual_clip": 3.0, "micro_batch_tokens": 90, "score": {"length_buffer": 4},
+    "ema": 0.5, "ptx": {"coefficient": 0.5, "batch_size": 3}, "aggregation": "sequence",
+    "clip_range_high": 0.28, "dual_clip": 3.0, "micro_batch_tokens": 90,
     "updates": 4, "learning_rate": 1e-2, "checkpoint_every": 1, "evaluate": 8,
 }  # fmt: skip
 VARIANTS: dict[str, dict[str, Any]] = {
     "gae": {"critic": {"warmup": 1}, "evaluate_every": 2, "watch": {"prompts": 4}},
-    "grpo": {"advantage": "grpo", "group_size": 4, "mask_tied_groups": True, "aggregation": "cap", "kl": FIXED},
+    "grpo": {"advantage": "grpo", "group_size": 4, "aggregation": "cap", "kl": FIXED},
 }
 
 
@@ -327,7 +266,7 @@ def test_all_of_them_together_train_and_resume_to_the_same_bytes(
     assert stages.run("ppo", tmp_path / "cut", **options) == metrics
     assert digests(tmp_path / "cut" / "artifact") == digests(tmp_path / "whole" / "artifact")
     history = read_rows(tmp_path / "whole" / "artifact" / "history.jsonl")
-    assert any(row.get("ppo/ptx_loss", 0) > 0 for row in history) and all("ppo/left_out" in row for row in history)
+    assert any(row.get("ppo/ptx_loss", 0) > 0 for row in history)
     for told in (f"ppo/{each}" for each in STABILISERS):
         values = [row[told] for row in history if told in row]
         assert metrics[told] == pytest.approx(np.mean(values)), told
@@ -345,8 +284,7 @@ def test_all_of_them_together_train_and_resume_to_the_same_bytes(
 def test_by_default_none_of_them_does_anything() -> None:
     config = PpoConfig()
     assert (config.clip_range_high, config.dual_clip, config.aggregation, config.ema) == (None, None, "token", None)
-    assert not config.mask_truncated and not config.mask_tied_groups and config.critic.warmup == 0
-    assert config.ptx.coefficient == 0 and config.score.length_buffer is None and config.micro_batch_tokens is None
+    assert config.critic.warmup == config.ptx.coefficient == 0 and config.micro_batch_tokens is None
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.3])

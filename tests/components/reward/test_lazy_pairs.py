@@ -19,7 +19,7 @@ ROWS = [
     {
         "prompt": [{"role": "user", "content": "where is my parcel " * (1 + i % 4)}],
         "chosen": f"it is at {i} " * (i % 5 + 1), "rejected": "no " * (i % 7 + 1),
-        "margin": i / 2 if i % 3 else None, "weight": 0.5 if i % 2 else 1.0,
+        "weight": 0.5 if i % 2 else 1.0,
         **({"source_weight": 1.5} if i % 5 else {}), "row": i + 1, "source": "s", "category": None,
     }
     for i in range(150)

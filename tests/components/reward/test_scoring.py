@@ -99,7 +99,6 @@ def test_a_scaled_score_counts_sft_standard_deviations_from_sfts_mean() -> None:
         ({"ensemble": "mean"}, [2.0, -1.0]),
         ({"ensemble": "minimum"}, [1.0, -4.0]),
         ({"ensemble": "lower"}, [2.0 - 1.0, -1.0 - 3.0]),
-        ({"ensemble": "lower", "ensemble_deviations": 0.5}, [2.0 - 0.5, -1.0 - 1.5]),
     ],
 )
 def test_members_scores_are_combined_after_each_ones_own_level_is_taken_off(

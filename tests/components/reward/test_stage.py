@@ -1,7 +1,6 @@
 """The reward stage: the Bradley-Terry loss, what of a pair is trained on, and the unit of the scores."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,18 +22,16 @@ from components.reward.scoring import ScoreScale, member_folder, score_sequences
 from components.stats.calibration.measure import correctness, fit_temperature, log_loss
 from components.stats.intervals import clustered_mean, clustered_proportion
 from tests.components.conftest import of_steps
-from tests.splits import write_split
 
 
 def test_both_sides_of_a_pair_share_the_prompt_and_end_in_eos(language: Any) -> None:
     row = {"prompt": [{"role": "user", "content": "Anna here."}], "chosen": "Goodbye.", "rejected": "Best wishes."}
-    (pair,) = encode_pairs(language.tokenizer, [row | {"margin": None}], GenerationConfig())
+    (pair,) = encode_pairs(language.tokenizer, [row], GenerationConfig())
     decode = language.tokenizer.decode
     assert decode(pair.chosen) == "<|user|>Anna here.<|end|><|assistant|>Goodbye.<|end|>"
     assert decode(pair.rejected) == "<|user|>Anna here.<|end|><|assistant|>Best wishes.<|end|>"
-    assert pair.margin == 0
-    (cut,) = encode_pairs(language.tokenizer, [row | {"margin": 0.7}], GenerationConfig(max_new_tokens=2))
-    assert decode(cut.rejected).endswith("<|assistant|>Best wishes") and cut.margin == 0.7
+    (cut,) = encode_pairs(language.tokenizer, [row], GenerationConfig(max_new_tokens=2))
+    assert decode(cut.rejected).endswith("<|assistant|>Best wishes")
 
 
 @pytest.fixture(scope="module")
@@ -139,23 +136,6 @@ def test_a_reward_model_that_tells_nothing_apart_is_refused(
     monkeypatch.setattr(stage, "_calibrate", lambda *a: (1.0, {}))
     with pytest.raises(CheckFailed, match="same score"):
         stages.run("reward", tmp_path)
-
-
-def test_margins_count_only_where_they_are_asked_for(stages: Any, tmp_path: Path) -> None:
-    rows = read_split(stages.inputs["data"] / "pairs.train")
-    data = tmp_path / "data"
-    shutil.copytree(stages.inputs["data"], data)
-    write_split(data / "pairs.train", (row | {"margin": 1.5} for row in rows))
-    losses: dict[tuple[bool, bool], float] = {}
-    for marked in (False, True):
-        other = type(stages)(stages.inputs | ({"data": data} if marked else {}))
-        for use in (False, True):
-            seen: list[float] = []
-            other.run("reward", tmp_path / f"{marked}{use}",
-                      of_steps(lambda step, metrics, seen=seen, **_: seen.append(metrics["reward/train_loss"])),
-                      use_margin=use, max_pairs=16)  # fmt: skip
-            losses[marked, use] = seen[0]
-    assert losses[False, False] == losses[False, True] == losses[True, False] < losses[True, True] - 0.5
 
 
 def test_several_members_are_tried_on_soup(stages: Any, tmp_path: Path) -> None:

@@ -16,16 +16,14 @@ from transformers import AutoModelForSequenceClassification
 
 from components.base.errors import UserError
 from components.data.tables.published import read_split
-from components.models.adapters import Backbone, load_adapter
 from components.models.batching import pad
 from components.models.folders import load_causal_lm, load_reward_model
 from components.models.runtime import Runtime
 from components.ppo.models import Models
 from components.reward.config import RewardConfig
 from components.reward.pairs import NO_VOTES, encode_pairs, member_rows
-from components.reward.scoring import ScoreScale, head_scores, read_sft_scores, score_sequences, score_tokens
-from components.reward.train import average, start_model
-from components.training import checkpoint
+from components.reward.scoring import ScoreScale, read_sft_scores, score_sequences, score_tokens
+from components.reward.train import start_model
 from tests.components.conftest import of_steps
 from tests.splits import write_split
 
@@ -63,13 +61,11 @@ def steps_of(desk: Any, out: Path, **options: Any) -> list[dict[str, float]]:
 @pytest.mark.parametrize(
     "options",
     [
-        {"labels": "shares", "centring": 0.01},
+        {"labels": "shares"},
         OBJECTIVES | LORA,
         {"members": 2, "member_share": 0.6, "epochs": 2},
-        {"members": 2, "combine": "average", "member_share": 0.6, "epochs": 2},
-        {"members": 2, "combine": "average"} | OBJECTIVES | LORA,
     ],
-    ids=["shares", "objectives-lora", "members", "average", "average-objectives-lora"],
+    ids=["shares", "objectives-lora", "members"],
 )
 def test_every_option_resumes_to_the_same_bytes(
     desk: Any, tmp_path: Path, interrupting: Any, digests: Callable[[Path], Any], options: dict[str, Any]
@@ -135,19 +131,6 @@ def test_trained_on_shares_it_says_what_share_of_people_agree_and_on_majorities_
     assert said["majority"].median() > 0.99, "(one pair is two equal responses, once they are cut)"
 
 
-def test_centring_brings_a_trained_models_scores_to_0(desk: Any, tmp_path: Path, runtime: Runtime) -> None:
-    levels = {}
-    for centring in (0.0, 1.0):
-        out = tmp_path / str(centring)
-        desk.run("reward", out, centring=centring, epochs=6, learning_rate=1e-2, checkpoint_every=100)
-        model, tokenizer = load_reward_model(out / "artifact", runtime)
-        rows = read_split(desk.inputs["data"] / "pairs.train")
-        pairs = encode_pairs(tokenizer, rows, desk.job("reward").generation)
-        sums = sum(score_sequences(model, 0, [pair[side] for pair in pairs], runtime) for side in (0, 1))
-        levels[centring] = float(sums.square().mean())  # type: ignore[union-attr]
-    assert levels[1.0] < 0.2 * levels[0.0]
-
-
 @pytest.fixture(scope="module")
 def objectives(desk: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The stages on a reward model with a head that likes length and one that doesn't."""
@@ -208,57 +191,15 @@ def test_heads_that_start_from_zeros_begin_at_the_loss_of_a_coin_and_learn(
         assert member[-1]["reward/train_loss"] < math.log(2) - 0.05
 
 
-def test_averaged_members_are_one_model_of_their_mean_weights(desk: Any, tmp_path: Path, runtime: Runtime) -> None:
-    options = {"members": 3, "combine": "average", "member_share": 0.5}
-    metrics = desk.run("reward", tmp_path, **options)
-    assert "reward/disagreement" not in metrics and not (tmp_path / "artifact" / "members").exists()
-    assert read_sft_scores(tmp_path / "artifact").shape == (1, 16)
-    found = [checkpoint.load_latest(tmp_path / "checkpoint" / name) for name in ("reward", "reward-1", "reward-2")]
-    members = [kept.tensors for kept in found if kept is not None]
-    assert len(members) == 3
-    whole, _ = load_reward_model(tmp_path / "artifact", runtime)
-    for name, weight in whole.named_parameters():
-        each = torch.stack([tensors[f"model|{name}"] for tensors in members])
-        assert torch.allclose(weight, each.double().mean(0).float(), atol=1e-7), name
-        assert not torch.equal(each[0], each[1]), "they were trained apart"
-    models = Models.load(desk.job("ppo"), desk.inputs | {"reward": tmp_path / "artifact"})
-    assert torch.equal(models.reward_model.score.weight, whole.score.weight)
-
-
 @pytest.mark.parametrize("lora", [{}, LORA], ids=["whole", "lora"])
-def test_what_is_averaged_starts_as_one_and_an_ensembles_members_with_heads_of_their_own(
+def test_members_start_with_heads_of_their_own(
     desk: Any, lora: dict[str, Any]
 ) -> None:
-    def starts(combine: str) -> list[dict[str, torch.Tensor]]:
-        job = desk.job("reward", members=2, combine=combine, **lora)
-        first = start_model(job, desk.inputs["sft"], 0)
-        return [dict(model.named_parameters()) for model in (first, start_model(job, desk.inputs["sft"], 1, first))]
-
-    one, other = starts("average")
-    assert all(torch.equal(weight, other[name]) for name, weight in one.items())
-    one, other = starts("ensemble")
+    job = desk.job("reward", members=2, **lora)
+    first = start_model(job, desk.inputs["sft"], 0)
+    one, other = (dict(m.named_parameters()) for m in (first, start_model(job, desk.inputs["sft"], 1, first)))
     drawn = [name for name in one if name.endswith(("score.weight", *(["lora_A_weight"] if lora else [])))]
     assert len(drawn) > bool(lora) and not any(torch.equal(one[name], other[name]) for name in drawn)
-
-
-def test_averaged_adapters_are_an_adapter_that_ppo_can_put_on_the_sft_model(
-    desk: Any, tmp_path: Path, runtime: Runtime
-) -> None:
-    options = {"members": 2, "combine": "average"} | OBJECTIVES | LORA
-    desk.run("reward", tmp_path / "reward", **options)
-    artifact = tmp_path / "reward" / "artifact"
-    assert json.loads((artifact / "adapter" / "adapter_config.json").read_text())["r"] == 4
-    whole, tokenizer = load_reward_model(artifact, runtime)
-    adapter = load_adapter(Backbone(load_causal_lm(desk.inputs["sft"], runtime)[0]), "reward", artifact / "adapter")
-    rows = read_split(desk.inputs["data"] / "pairs.test")
-    ids, mask = pad(
-        [p.chosen for p in encode_pairs(tokenizer, rows, desk.job("reward").generation)], tokenizer.pad_token_id
-    )
-    with torch.no_grad():
-        scores = [head_scores(model, ids, mask, runtime) for model in (whole, adapter)]
-    assert scores[0].shape == (30, 2) and scores[0].std(0).min() > 1e-3 and torch.allclose(*scores, atol=1e-4)
-    there = type(desk)(desk.inputs | {"reward": artifact})
-    assert there.run("ppo", tmp_path / "ppo", updates=2, lora={"rank": 2})["ppo/kl"] < 100
 
 
 def test_members_steps_are_counted_through_also_where_they_have_more_or_fewer_pairs(desk: Any, tmp_path: Path) -> None:
@@ -299,7 +240,7 @@ def test_micro_batches_of_weighted_pairs_take_the_steps_of_the_whole_batch(desk:
 
 @pytest.mark.parametrize(
     "options",
-    [{"combine": "average"}, {"objectives": {"a": 0.0}}, {"objectives": {"a": float("inf")}}, {"member_share": 0.0},
+    [{"objectives": {"a": 0.0}}, {"objectives": {"a": float("inf")}}, {"member_share": 0.0},
      {"objectives": {"a": 1.0}, "labels": "shares"}],
 )  # fmt: skip
 def test_options_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
@@ -361,9 +302,3 @@ def test_a_sources_weight_multiplies_the_loss_of_its_pairs_and_no_accuracy(
     assert step["reward/train_loss"] == pytest.approx(expected, rel=1e-5)
     assert abs(expected - sum(w[i] * losses[i] for i in range(16)) / sum(w)) > 1e-3
     assert step["reward/train_accuracy"] == pytest.approx(sum(w[i] * right[i] for i in range(16)) / sum(w))
-
-
-def test_models_that_are_still_trained_are_averaged_as_well() -> None:
-    first, second = (torch.nn.Linear(2, 1) for _ in range(2))
-    expected = (first.weight + second.weight).detach() / 2
-    assert torch.allclose(average([first, second]).weight.detach(), expected)

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from components.base.errors import Unreachable, UserError
-from components.human_eval.candidates.feedback.config import EndpointConfig
-from components.human_eval.candidates.feedback.judges import EndpointJudge
+from components.labelling.config import EndpointConfig
+from components.labelling.feedback.judges import EndpointJudge
 from components.rewards.config import HttpReward
 from components.rewards.http import NO_VERSION, HttpSource
 from components.rewards.source import Replies

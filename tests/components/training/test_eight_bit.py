@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import nn
 
 from components.base.errors import UserError
@@ -70,8 +69,3 @@ def test_without_bitsandbytes_an_error_says_what_to_install(model: nn.Module, mo
     eight_bit._adamw_class.cache_clear()
     with pytest.raises(UserError, match=r"optimizer=adamw_8bit needs bitsandbytes.*tether\[bitsandbytes\]"):
         build_optimizer(model, CONFIG)
-
-
-def test_an_epsilon_that_it_does_not_have_is_refused() -> None:
-    with pytest.raises(ValidationError, match="leave epsilon_style out"):
-        OptimizerConfig(optimizer="adamw_8bit", epsilon_style="tensorflow")

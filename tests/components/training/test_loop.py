@@ -1,7 +1,6 @@
 """The supervised loop: accumulation is exact, broken numbers stop it, and an interruption leaves no trace."""
 
 import functools
-import math
 import signal
 from pathlib import Path
 from typing import Any
@@ -221,25 +220,6 @@ def test_only_matrices_decay_and_frozen_parameters_are_left_out() -> None:
     assert matrices["params"][0] is model.weight and vectors["params"][0] is model.bias
     model.bias.requires_grad_(False)
     assert len(build_optimizer(model, OptimizerConfig(learning_rate=1e-3)).param_groups) == 1
-
-
-def test_tensorflows_epsilon_is_added_before_the_bias_correction_and_survives_a_resume(tmp_path: Path) -> None:
-    """By Kingma and Ba 2015, the last lines of section 2, in float64: θ ← θ - α √(1-β₂ᵗ)/(1-β₁ᵗ) m / (√v + ε̂)."""
-    config = OptimizerConfig(learning_rate=0.1, beta2=0.999, epsilon=1e-3, epsilon_style="tensorflow")
-    model, gradients = Line(), [0.003, -0.002, 0.004, 0.001]
-    optimizer = build_optimizer(model, config)
-    expected, m, v = model.weight.item(), 0.0, 0.0
-    for t, gradient in enumerate(gradients, 1):
-        m, v = 0.9 * m + 0.1 * gradient, 0.999 * v + 0.001 * gradient**2
-        expected -= 0.1 * math.sqrt(1 - 0.999**t) / (1 - 0.9**t) * m / (math.sqrt(v) + 1e-3)
-        model.weight.grad = torch.full_like(model.weight, gradient)
-        optimizer.step()
-        assert model.weight.item() == pytest.approx(expected, rel=1e-5)
-        if t == 2:
-            save_state(tmp_path, t, {"model": model}, {"model": optimizer}, {})
-            model = Line()
-            optimizer = build_optimizer(model, config)
-            restore_state(tmp_path, {"model": model}, {"model": optimizer})
 
 
 def test_each_use_of_the_seed_has_a_stream_of_its_own() -> None:

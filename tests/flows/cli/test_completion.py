@@ -79,10 +79,3 @@ def test_the_version_is_the_distributions(tether: Any, tmp_path: Path) -> None:
     done = tether("--version", home=tmp_path / "home")
     assert (done.returncode, done.stdout) == (0, importlib.metadata.version("tether") + "\n")
     assert not (tmp_path / "home").exists()
-
-
-@pytest.mark.parametrize("group", [[], ["data"], ["store"], ["human-eval"]])
-def test_no_summary_of_a_command_is_cut(tether: Any, tmp_path: Path, group: list[str]) -> None:
-    done = tether(*group, "--help", home=tmp_path / "home", embedded=True, COLUMNS="80")
-    summaries = done.stdout.partition("Commands:")[2]
-    assert done.returncode == 0 and summaries.strip() and "..." not in summaries and "…" not in summaries

@@ -43,7 +43,7 @@ def one_paragraph(done) -> str:
         (["rerun", "ppo"], "no run"),
         (["status", "20200101-000000-aaaa"], "20200101-000000-aaaa"),
         (["status", "--json"], "no run"),
-        (["human-eval", "score", "sheet.csv"], "no run"),
+        (["people", "score", "sheet.csv"], "no run"),
         (["fetch", "gpt5"], "smollm2"),
     ],
 )

@@ -77,7 +77,10 @@ def commands(text: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("status", "r1"), ("runs",), ("lineage", "r1"), ("store", "ls"), ("diff", "r1", "r1"), ("card", "r1/ppo")],
+    [
+        ("status", "r1"), ("status", "r1", "--why"), ("runs",), ("lineage", "r1"), ("store", "ls"),
+        ("diff", "r1", "r1"), ("export", "r1/ppo", "--card"),
+    ],
     ids=" ".join,
 )
 def test_no_command_lets_a_text_command_the_terminal(

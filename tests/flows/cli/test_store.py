@@ -47,8 +47,8 @@ def test_ls_verify_gc_and_pins_say_what_they_do(tether, home):
     assert "pinned" in tether("store", "pin", "r1", home=home).stdout
     kept = tether("store", "gc", "--keep-runs", "1", home=home)
     assert kept.returncode == 0 and "Freed 0 bytes" in kept.stdout
-    assert tether("store", "unpin", "r1", home=home).returncode == 0
-    again = tether("store", "unpin", "r1", home=home)
+    assert tether("store", "pin", "r1", "--remove", home=home).returncode == 0
+    again = tether("store", "pin", "r1", "--remove", home=home)
     assert again.returncode == 2 and "not pinned" in again.stderr
     would = json.loads(tether("store", "gc", "--keep-runs", "1", "--dry-run", "--json", home=home).stdout)
     assert found(home, old) == ["sft", "ppo"]

@@ -18,12 +18,13 @@ from data_contracts.config import JudgeData, TokenizerConfig
 from flows.config import profiles, run_config
 from flows.config import yaml as yaml_text
 from flows.config.errors import nearest, valid_keys
-from flows.config.profiles import parse_override, profile_names
+from flows.config.profiles import Override, apply_overrides, parse_override, profile_names
+from flows.config.removed import REMOVED
 from flows.config.run_config import RunConfig, check_config, load_config, to_values
 from tasks.stages import PIPELINE, STAGES
 
 BOOLEANS = {
-    "tf32", "gradient_checkpointing", "train", "shared_prompts", "use_margin", "mask_truncated", "batch_invariant",
+    "tf32", "gradient_checkpointing", "train", "shared_prompts", "batch_invariant",
     "sleep", "stop_early", "streaming", "cuda_graphs", "promote",
 }  # fmt: skip
 """Last parts of the options that are booleans."""
@@ -135,17 +136,21 @@ def test_several_mistakes_stand_in_one_paragraph() -> None:
 
 def test_a_worst_case_of_several_reward_models_needs_several_in_the_artifact() -> None:
     options = ["reward.members=2", "ppo.score.ensemble=minimum"]
-    assert load_config("tiny", map(parse_override, options)).reward.published == 2
-    for missing in (["ppo.score.ensemble=minimum"], [*options, "reward.combine=average"]):
-        with pytest.raises(UserError, match=r"set reward\.members to 2 or more, and leave reward\.combine"):
-            load_config("tiny", map(parse_override, missing))
+    assert load_config("tiny", map(parse_override, options)).reward.members == 2
+    with pytest.raises(UserError, match=r"set reward\.members to 2 or more"):
+        load_config("tiny", map(parse_override, options[1:]))
 
 
-def test_a_penalty_of_length_that_begins_before_the_first_token_is_refused() -> None:
-    cap = load_config("tiny").generation.max_new_tokens
-    load_config("tiny", [parse_override(f"ppo.score.length_buffer={cap - 1}")])
-    with pytest.raises(UserError, match=rf"ppo\.score\.length_buffer \({cap}\) must be below generation\.max_new"):
-        load_config("tiny", [parse_override(f"ppo.score.length_buffer={cap}")])
+@pytest.mark.parametrize("option", REMOVED)
+def test_a_removed_option_is_dropped_at_its_default_and_else_refused(option: str) -> None:
+    default, advice = REMOVED[option]
+    assert option not in valid_keys(RunConfig)
+    plain = to_values(load_config("tiny"))
+    old = apply_overrides(plain, [Override(tuple(option.split(".")), default)])
+    assert old != plain and check_config(old, "run r1") == check_config(plain, "run r1")
+    with pytest.raises(UserError) as refused:
+        load_config("tiny", [parse_override(f"{option}=7")])
+    assert str(refused.value) == f"tiny: {option} = 7: this option is gone. {advice}"
 
 
 @pytest.mark.parametrize(

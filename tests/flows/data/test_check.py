@@ -179,16 +179,16 @@ def test_ratings_are_told_for_what_they_are_with_the_command_that_is_meant_for_t
     (tmp_path / "sheet.csv").write_text("item,prompt,response_a,response_b,rating_1\nq1,p,x,y,a\n")
     done = check(tether_here, tmp_path, "ratings.csv")
     assert done.returncode == 2 and "is the unblinded result of a rating" in done.stderr
-    assert "tether human-eval score" in done.stderr and "tether report" in done.stderr
+    assert "tether people score" in done.stderr and "--html" in done.stderr
     shown = check(tether_here, tmp_path, "sheet.csv").stdout
-    assert "sheet.csv: read as a rating sheet." in shown and "tether human-eval score sheet.csv --run" in shown
+    assert "sheet.csv: read as a rating sheet." in shown and "tether people score sheet.csv --run" in shown
     for setting, said in (
         ("data.preferences=sheet.csv", "data.preferences: sheet.csv is a rating sheet"),
         ("data.prompts=sheet.csv", "data.prompts: sheet.csv is a rating sheet"),
         ("data.demonstrations=ratings.csv", "ratings.csv is the unblinded result"),
     ):
         done = tether_here("run", "tiny", "--set", setting, home=tmp_path / "home", cwd=tmp_path)
-        assert done.returncode == 2 and said in done.stderr and "human-eval score" in done.stderr, done.stderr
+        assert done.returncode == 2 and said in done.stderr and "people score" in done.stderr, done.stderr
     assert not (tmp_path / "home" / "runs").exists()
 
 
@@ -339,8 +339,8 @@ def test_a_raters_own_file_with_its_instructions_is_a_sheet_wherever_it_is_named
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        (("suite", "--from", "pairs.jsonl", "--out", "none/suite.json"), "there is no folder"),
-        (("suite", "--from", "pairs.jsonl", "--out", "pairs.jsonl/suite.json"), "there is no folder"),
+        (("check", "pairs.jsonl", "--draft-suite", "none/suite.json"), "there is no folder"),
+        (("check", "pairs.jsonl", "--draft-suite", "pairs.jsonl/suite.json"), "there is no folder"),
         (("label", "pairs.jsonl", "--judge", "http://127.0.0.1:9", "--model", "m", "--out", "pairs.jsonl"), "folder"),
         (("label", "pairs.jsonl", "--judge", "http://127.0.0.1:9", "--model", "m", "--out", "pairs.jsonl/x"), "folder"),
     ],

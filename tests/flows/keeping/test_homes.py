@@ -19,7 +19,7 @@ from tests.conftest import Tether
 
 HOMES = sorted((Path(__file__).resolve().parents[2] / "homes").glob("*.tar.gz"))
 RELEASE = re.compile(r"\d+\.\d+\.\d+\.tar\.gz")
-SHOWN = (("runs", "--json"), ("status", "--json"), ("explain", "--json"), ("store", "ls", "--json"))
+SHOWN = (("runs", "--json"), ("status", "--json"), ("status", "--why", "--json"), ("store", "ls", "--json"))
 
 
 @pytest.fixture(params=HOMES, ids=lambda path: path.name.removesuffix(".tar.gz"))

@@ -93,7 +93,7 @@ def test_a_run_that_nobody_judged_is_refused_with_what_to_do(tmp_path: Path) -> 
     with pytest.raises(UserError, match="no run here has a policy that people judged"):
         next_round(tmp_path)
     judged(tmp_path, SECOND, state="awaiting_labels")
-    with pytest.raises(UserError, match=f"tether human-eval score SHEETS --run {SECOND}"):
+    with pytest.raises(UserError, match=f"tether people score SHEETS --run {SECOND}"):
         next_round(tmp_path, SECOND)
     with pytest.raises(UserError, match=r"data\.votes: people have not judged the policy of run"):
         new_run(tmp_path, "tiny", load_config("tiny", [parse_override(f"data.votes=[{run}]")]).resolved())

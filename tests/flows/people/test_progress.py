@@ -15,8 +15,12 @@ from components.human_eval.selection import Chosen
 from components.store.store import ArtifactStore
 from flows.people.progress import begin_waiting, progress_of_files, show_progress, subprocess, when_complete
 from flows.people.sheets import give_out
-from flows.review.progress import ReviewProgress
+from flows.review.batches import find_batch
+from flows.review.database.connect import database_file, open_database
+from flows.review.links import add_raters, enter_batch
+from flows.review.votes import Voting
 from tasks.runs.labels import LabelProgress, read_progress
+from tests.flows.review.conftest import answer
 from tests.stored_run import stored_run
 
 
@@ -74,7 +78,7 @@ def test_what_is_wrong_in_a_file_is_told_while_its_rater_can_still_mend_it(tmp_p
 
 
 def test_a_run_without_a_sample_has_no_labels_to_count(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"has no sample to label \(human_eval: not_run\)"):
+    with pytest.raises(UserError, match=r"has no sheet to judge \(human_eval: not_run\)"):
         progress_of_files(tmp_path, stored_run(tmp_path, upto="ppo"))
 
 
@@ -124,9 +128,9 @@ def test_the_last_label_starts_the_scoring_or_names_its_command_as_the_config_sa
     by_itself, by_hand = waits(tmp_path / "a"), waits(tmp_path / "b", "human_eval.when_complete=wait")
     sheets = tmp_path / "sheets"
     said = when_complete(tmp_path / "a", by_itself, sheets)
-    words = ["-m", "flows.cli", "human-eval", "score", str(sheets), "--run", by_itself]
+    words = ["-m", "flows.cli", "people", "score", str(sheets), "--run", by_itself]
     assert (started.commands, started.homes) == ([words], [str(tmp_path / "a")]) and "scoring.log" in said
-    assert f"tether human-eval score {sheets} --run {by_hand}" in when_complete(tmp_path / "b", by_hand, sheets)
+    assert f"tether people score {sheets} --run {by_hand}" in when_complete(tmp_path / "b", by_hand, sheets)
     assert len(started.commands) == 1
 
 
@@ -144,13 +148,25 @@ def test_a_run_that_is_being_scored_is_not_scored_at_the_same_time(
 
 
 def test_a_look_at_another_sheet_counts_the_page_and_writes_nothing(
-    tmp_path: Path, waiting: str, tether_here: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, waiting: str, tether_here: Any
 ) -> None:
     show_progress(tmp_path, waiting, LabelProgress(7, 9, "https://page"), lambda _: None)
     other = tmp_path / "runs" / waiting / "raters" / "rater_1.csv"
     before = read_progress(tmp_path / "runs" / waiting)
-    page = ReviewProgress(3, 9, 1, False, "https://page")
-    monkeypatch.setattr("flows.review.progress.progress_of_run", lambda home, run: page)
-    done = tether_here("human-eval", "status", waiting, "--json", "--sheet", str(other), home=tmp_path)
-    assert json.loads(done.stdout)["answered"] == 3
+    engine = open_database(database_file(tmp_path, waiting))
+    number, _ = enter_batch(engine, find_batch(tmp_path, waiting))
+    (link,) = add_raters(engine, number, ["ada"])
+    voting = Voting.open(engine, number)
+    person = voting.person(link.token)
+    assert person is not None
+    for _ in range(3):
+        pair = voting.next_pair(person)
+        assert pair is not None and voting.take(person, pair.ticket, answer("tie"))
+    engine.dispose()
+    done = tether_here("people", "status", waiting, "--json", "--sheet", str(other), home=tmp_path)
+    status = json.loads(done.stdout)
+    assert (status["answered"], status["asked"], status["complete"]) == (3, 8, False)
+    assert [rater["name"] for rater in status["page"]["raters"]] == ["ada"] and status["page"]["bound"]["items"] == 0
     assert read_progress(tmp_path / "runs" / waiting) == before
+    text = tether_here("people", "status", waiting, home=tmp_path).stdout
+    assert f"Run {waiting}: 3 of 8 labels (37 %)" in text and "1. ada: 3 answered" in text and "always valid" in text

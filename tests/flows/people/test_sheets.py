@@ -23,7 +23,8 @@ from components.human_eval.selection import Chosen
 from flows.config.profiles import Override
 from flows.config.run_config import load_config
 from flows.people.sheets import LABELS, give_out, joined, with_guidelines
-from flows.people.tools import export, import_votes
+from flows.people.tools import read_votes, write_tasks
+from flows.review.batches import find_batch, sample_batch
 
 
 class Store:
@@ -191,21 +192,19 @@ def labelled(tasks: list[dict[str, Any]], answers: Callable[[int, int], str], pe
 def test_a_batch_goes_out_for_label_studio_with_config_and_guidelines_and_comes_back(
     tmp_path: Path, sample: Path
 ) -> None:
-    found = export(sample, "label-studio", tmp_path / "out" / "tasks.json")
-    assert found.items == 6 and [file.name for file in found.files] == ["tasks.json", "tasks.xml", "tasks.html"]
-    assert "<h2>Honest</h2>" in found.files[2].read_text() and 'name="rating"' in found.files[1].read_text()
-    tasks = json.loads(found.files[0].read_text())
+    batch = sample_batch(sample, tmp_path / "run")
+    files = write_tasks(batch, tmp_path / "out" / "tasks.json")
+    assert [file.name for file in files] == ["tasks.json", "tasks.xml", "tasks.html"]
+    assert "<h2>Honest</h2>" in files[2].read_text() and 'name="rating"' in files[1].read_text()
+    tasks = json.loads(files[0].read_text())
     (tmp_path / "back.json").write_text(json.dumps(labelled(tasks, lambda n, k: ("a", "tie")[k], 2)))
     store: Any = Store(sample)
     run = tmp_path / "run"
     run.mkdir()
     record: Any = object()
     assert joined(run, store, record, tmp_path / "back.json").read_bytes().count(b'"a","tie"') == 6
-    for kind, name in (("csv", "sheet.csv"), ("jsonl", "sheet.jsonl")):
-        assert export(sample, kind, tmp_path / name).items == 6
-        assert (tmp_path / name).read_bytes() == (sample / name).read_bytes(), "as the run wrote them"
-    with pytest.raises(UserError, match="neither a batch to judge nor candidates"):
-        export(tmp_path / "run", "csv", tmp_path / "x.csv")
+    with pytest.raises(UserError, match=r"tether people score .*back\.json --run run"):
+        read_votes(batch, tmp_path / "back.json")
 
 
 @pytest.fixture
@@ -223,23 +222,13 @@ def candidates(tmp_path: Path) -> Path:
 def test_candidates_go_out_and_their_votes_come_back_as_preferences(
     tmp_path: Path, candidates: Path, tether_here: Any
 ) -> None:
-    tether_here(
-        "human-eval",
-        "export",
-        str(candidates),
-        str(tmp_path / "tasks.json"),
-        "--to",
-        "label-studio",
-        home=tmp_path / "home",
-    )
+    tether_here("people", "tasks", str(candidates), str(tmp_path / "tasks.json"), home=tmp_path / "home")
     tasks = json.loads((tmp_path / "tasks.json").read_text())
     assert tasks[0]["data"]["prompt"] == "[system]\nBe brief.\n\n[user]\n=1+1?"
     back = tmp_path / "back.json"
     back.write_text(json.dumps(labelled(tasks[:2], lambda n, k: "ab"[n], 3)))
-    tether_here(
-        "human-eval", "import", str(candidates), str(back), str(tmp_path / "votes.jsonl"), home=tmp_path / "home"
-    )
-    rows = read_rows(tmp_path / "votes.jsonl")
+    tether_here("people", "answers", str(candidates), "--from", str(back), home=tmp_path / "home")
+    rows = read_rows(candidates / "votes.jsonl")
     assert [[vote["label"] for vote in row["votes"]] for row in rows] == [["a"] * 3, ["b"] * 3]
     judged = parse_pair(RawRow(1, rows[1]), "votes", "x", 20_000)
     assert judged.problems == [] and judged.item is not None and judged.item["chosen"] == "<b>1</b>\r\n"
@@ -247,7 +236,7 @@ def test_candidates_go_out_and_their_votes_come_back_as_preferences(
     tasks[1]["data"]["item"] = "tether-00009-abcdef01"
     back.write_text(json.dumps(labelled(tasks, lambda n, k: "left" if n == 2 else "a", 1)))
     with pytest.raises(Mistakes) as error:
-        import_votes(candidates, back, tmp_path / "votes.jsonl")
+        read_votes(find_batch(tmp_path / "home", str(candidates)), back)
     said = r"row (\d).*(not a rating|differ from the exported|not a pair)"
     assert [re.findall(said, line)[0] for line in error.value.args] == [
         ("3", "not a rating"), ("1", "differ from the exported"), ("2", "not a pair")

@@ -388,7 +388,7 @@ def test_a_pages_mistake_does_not_fail_the_run_but_a_full_disk_does(
     fail(KeyError("nonsense"))
     launch = ended(tmp_path)
     said = " ".join(capsys.readouterr().out.split())
-    assert "could not be written (KeyError('nonsense'))" in said and f"tether report {launch.ctx.run}" in said
+    assert "could not be written (KeyError('nonsense'))" in said and f"tether status {launch.ctx.run} --html" in said
     fail(OSError(28, "No space left on device"))
     with pytest.raises(OSError, match="No space"):
         ended(tmp_path)
@@ -444,7 +444,7 @@ def test_a_page_that_waits_for_people_says_how_far_they_are_and_where_they_rate(
     write_progress(tmp_path / "runs" / awaiting, LabelProgress(57, 144, f"https://review.example/{HOSTILE}"))
     text = shown_text(tmp_path)
     assert f"57 of 144 labels (39 %) were in; the review page is at https://review.example/{HOSTILE}" in text
-    assert f"tether human-eval status {awaiting} checks again" in text
+    assert f"tether people status {awaiting} checks again" in text
 
 
 def test_a_contract_that_failed_names_its_checks_and_their_rows_first(tmp_path: Path) -> None:

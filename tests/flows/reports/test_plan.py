@@ -1,4 +1,4 @@
-"""What `tether human-eval plan` promises, and what it refuses."""
+"""What `tether people power` promises, and what it refuses."""
 
 import json
 

@@ -90,7 +90,7 @@ def test_a_waived_run_is_not_called_champion(tmp_path: Path) -> None:
         (
             "awaiting_labels",
             "Waits for people's labels. At the last check, 57 of 144 labels (39 %) were in",
-            f"tether review serve {RUN}",
+            f"tether people page {RUN}",
         ),
     ],
 )

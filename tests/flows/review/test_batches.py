@@ -27,9 +27,10 @@ from flows.review.database.tables import metadata
 from flows.review.export import VOTES, export
 from flows.review.links import add_raters, enter_batch, renew_link
 from flows.review.page.texts import guideline_blocks, shown
-from flows.review.progress import ReviewProgress, progress, progress_of_run
+from flows.review.progress import progress_of_run
 from flows.review.serve import after_completion
 from flows.review.votes import SKIP
+from tasks.runs.labels import LabelProgress
 from tests.flows.review.conftest import Site, answer, make_source
 
 ITEMS = 6
@@ -223,19 +224,21 @@ def test_progress_is_read_from_outside_and_completion_is_told_once(tmp_path: Pat
     file = database_file(tmp_path, "run-1")
     assert progress_of_run(tmp_path, "run-1") is None
     with pytest.raises(UserError, match="no page has been served"):
-        progress(file)
+        open_database(file, create=False)
     engine = open_database(file)
     page = site(raters=2, items=1, overlap=2, engine=engine)
-    assert progress_of_run(tmp_path, "run-1") == ReviewProgress(0, 2, 0, False, "")
+    assert progress_of_run(tmp_path, "run-1") == LabelProgress(0, 2)
     for link in page.links:
         client = page.browser(link)
         ticket = client.get("/").text.split('name="ticket" value="')[1].split('"')[0]
         client.post("/vote", data={"ticket": ticket, "answer": "a"})
         client.post("/vote", data={"ticket": ticket, "answer": "a"})
-    assert progress(file) == ReviewProgress(2, 2, 2, True, "") and page.completed == ["run-1"]
+    progress = progress_of_run(tmp_path, "run-1", str(file))
+    assert progress == LabelProgress(2, 2) and progress.complete and page.completed == ["run-1"]
     assert "Thank you" in page.browser(page.links[0]).get("/").text
-    with pytest.raises(UserError, match="no batch other"):
-        progress(str(file), "other")
+    assert progress_of_run(tmp_path, "other", str(file)) is None
+    with pytest.raises(UserError, match="no page has been served"):
+        enter_batch(engine, page.source._replace(name="other"), create=False)
     engine.dispose()
 
 

@@ -53,7 +53,7 @@ def test_the_page_of_a_waiting_run_names_the_review_page_and_counts_labels_in_on
     assert found["labels-answered"].type == "progress" and found["labels-answered"].data == pytest.approx(100 * 7 / 24)
     text = str(found["labels"].data)
     assert "**7 of 24 labels (29 %)**" in text and "[Review page](http://127.0.0.1:8800)" in text
-    assert "| ada \\| b | 7 | 12 |" in text and "tether human-eval status" not in text
+    assert "| ada \\| b | 7 | 12 |" in text and "tether people status" not in text
 
 
 @pytest.mark.servers

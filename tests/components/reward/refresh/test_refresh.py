@@ -91,10 +91,9 @@ def fresh(stages: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         {},
         {"members": 2},
-        {"members": 2, "combine": "average"},
         {"lora": {"rank": 2}, "learning_rate": 1e-2, "objectives": {"longer": 2.0, "shorter": 0.5}, "members": 2},
     ],
-    ids=["whole", "members", "average", "lora-members-objectives"],
+    ids=["whole", "members", "lora-members-objectives"],
 )
 def test_before_its_first_step_it_scores_as_the_earlier_model_did(
     stages: Any, tmp_path: Path, runtime: Runtime, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -110,7 +109,7 @@ def test_before_its_first_step_it_scores_as_the_earlier_model_did(
     job = stages.job("reward", **options, **REFRESH)
     ids = torch.tensor([[1, 5, 9, 4], [3, 8, 2, 0]])
     mask = torch.tensor([[True] * 4, [True] * 3 + [False]])
-    for member in range(job.reward.published):
+    for member in range(job.reward.members):
         start = start_from(job, stages.inputs["sft"], earlier, member)
         folders = [member_folder(tmp_path / run / "artifact", member) for run in ("first", "second")]
         models = [*(load_reward_model(folder, runtime)[0] for folder in folders), start]

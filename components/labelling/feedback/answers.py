@@ -11,7 +11,7 @@ from components.base.files import make_folder
 from components.base.hashing import digest_json
 from components.base.jsonl import AppendedLines, Message, json_line, write_json
 from components.base.strict_json import parse_json
-from components.human_eval.candidates.feedback.judges import JudgeAnswer
+from components.labelling.feedback.judges import JudgeAnswer
 
 ANSWERS, JUDGE = "answers.jsonl", "judge.json"
 

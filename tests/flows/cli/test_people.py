@@ -1,4 +1,4 @@
-"""`tether review` in this process: links, files and numbers, and what is refused."""
+"""`tether people` in this process: links, files and numbers, and what is refused."""
 
 import json
 import re
@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from components.base.jsonl import read_rows, write_rows
-from flows.cli.review import review
+from flows.cli.people import people
 from flows.review.database.connect import open_database
 from flows.review.votes import Voting
 from tests.flows.review.conftest import answer
@@ -25,18 +25,18 @@ def batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def tether(*words: str, code: int = 0) -> str:
     """What a command prints."""
-    done = CliRunner().invoke(review, list(words))
+    done = CliRunner().invoke(people, list(words))
     assert done.exit_code == code, done.output
     return done.output
 
 
 def test_links_are_printed_once_and_open_the_batch_and_its_answers_are_exported(batch: str, tmp_path: Path) -> None:
     made = tether(
-        "links", batch, "--add", "ada", "--add", "bob", "--overlap", "2", "--address", "https://review.example"
+        "page", batch, "--links", "--rater", "ada", "--rater", "bob", "--overlap", "2", "--address", "https://review.example"
     )
     tokens = dict(re.findall(r"(\w+): https://review\.example/r/(\S+)", made))
     assert list(tokens) == ["administrator", "ada", "bob"]
-    assert tether("links", batch).split() == ["1", "ada", "2", "bob"], "and no link again"
+    assert tether("page", batch, "--links").split() == ["1", "ada", "2", "bob"], "and no link again"
     (file,) = (tmp_path / "home" / "review").glob("*.db")
     engine = open_database(file)
     voting = Voting.open(engine, 1)
@@ -45,24 +45,25 @@ def test_links_are_printed_once_and_open_the_batch_and_its_answers_are_exported(
     while (pair := voting.next_pair(person)) is not None:
         voting.take(person, pair.ticket, answer("tie"))
     engine.dispose()
-    exported = tether("export", batch).strip()
+    exported = tether("answers", batch).strip()
     assert [row["votes"] for row in read_rows(Path(exported))] == [[{"annotator": "rater_1", "label": "tie"}]] * 3
     told = json.loads(tether("status", batch, "--json"))
-    assert (told["answered"], told["slots"], told["bound"]) == (3, 6, None)
+    assert (told["answered"], told["asked"], told["page"]["bound"]) == (3, 6, None)
     assert "1. ada: 3 answered" in tether("status", batch)
-    renewed = tether("links", batch, "--renew", "ada")
+    renewed = tether("page", batch, "--links", "--renew", "ada")
     assert tokens["ada"] not in renewed and "ada: http" in renewed
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("status", "{}"), "no page has been served"), (("export", "{}"), "no page has been served"),
-        (("status", "no-run"), "no such run"), (("links", "{}", "--add", " "), "not a valid name"),
-        (("links", "{}", "--renew", "eve"), "not a rater"),
-        (("links", "{}", "--database", "mysql://x"), "SQLite or PostgreSQL"),
-        (("serve", "{}", "--guidelines", "/nowhere"), "can't be read"),
-        (("serve", "{}", "--host", "192.0.2.1"), "port 9430"),
+        (("status", "{}"), "no page has been served"), (("answers", "{}"), "no page has been served"),
+        (("status", "{}", "--watch", "9"), "Leave them out"), (("answers", "no-run"), "no such run"),
+        (("page", "{}", "--links", "--rater", " "), "not a valid name"),
+        (("page", "{}", "--links", "--renew", "eve"), "not a rater"),
+        (("page", "{}", "--links", "--database", "mysql://x"), "SQLite or PostgreSQL"),
+        (("page", "{}", "--guidelines", "/nowhere"), "can't be read"),
+        (("page", "{}", "--host", "192.0.2.1"), "port 9430"),
     ],
 )  # fmt: skip
 def test_what_can_not_be_done_is_one_sentence(batch: str, words: tuple[str, ...], said: str) -> None:

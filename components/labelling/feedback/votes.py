@@ -6,9 +6,9 @@ from typing import Any, Literal, NamedTuple
 
 from components.base.jsonl import Message
 from components.data.rows import OF_MODEL
-from components.human_eval.candidates.feedback.answers import BothOrders, KeptAnswers, pair_id
-from components.human_eval.candidates.feedback.judges import Judge
-from components.human_eval.candidates.feedback.rubric import question
+from components.labelling.feedback.answers import BothOrders, KeptAnswers, pair_id
+from components.labelling.feedback.judges import Judge
+from components.labelling.feedback.rubric import question
 
 VoteRule = Literal["mean", "agree"]
 LABELS = ("a", "b", "tie")

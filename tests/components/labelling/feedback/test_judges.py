@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from components.base.errors import Unreachable, UserError
-from components.human_eval.candidates.feedback.config import EndpointConfig
-from components.human_eval.candidates.feedback.judges import TOKEN, EndpointJudge, FolderJudge
-from components.human_eval.candidates.feedback.rubric import question
+from components.labelling.config import EndpointConfig
+from components.labelling.feedback.judges import TOKEN, EndpointJudge, FolderJudge
+from components.labelling.feedback.rubric import question
 from components.models.chat.rendering import rendered_prompt
 from components.models.config import ScratchModel
 from components.models.folders import build_causal_lm, save_model

@@ -6,8 +6,8 @@ from typing import Any, NotRequired, Protocol, TypedDict
 
 from components.base.errors import Unreachable, UserError, refuse_credentials
 from components.base.jsonl import Message
-from components.human_eval.candidates.feedback.config import EndpointConfig
-from components.human_eval.candidates.feedback.rubric import SIDES, verdict
+from components.labelling.config import EndpointConfig
+from components.labelling.feedback.rubric import SIDES, verdict
 from components.models.runtime import Runtime, activate, autocast
 from components.rollouts.asking import HttpAnswer, HttpClient, ask_patiently, said
 

@@ -15,7 +15,7 @@ from components.base.jsonl import read_rows, write_rows
 from components.data.formats.pairs import detect, parse_pair
 from components.data.formats.transcripts import as_messages
 from components.data.readers import read_source
-from components.human_eval.candidates.labelling import CandidatePair, choose_pairs, make_pairs, readable, write_pairs
+from components.labelling.pairs import CandidatePair, choose_pairs, make_pairs, readable, write_pairs
 
 USER = {"role": "user", "content": "hi"}
 MODELS = ("alphamodel", "betamodel")

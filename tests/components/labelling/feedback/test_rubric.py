@@ -2,7 +2,7 @@
 
 import pytest
 
-from components.human_eval.candidates.feedback.rubric import question, verdict
+from components.labelling.feedback.rubric import question, verdict
 
 
 def test_the_question_holds_rubric_conversation_and_both_responses_and_fills_nothing_inside_them() -> None:

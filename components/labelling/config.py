@@ -1,10 +1,11 @@
-"""Options of candidates: responses to label, and pairs of them. Importable without torch."""
+"""Options of candidates (responses to label, and pairs of them) and of a judge behind an endpoint. Importable without
+torch."""
 
 from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from components.base.settings import Settings
+from components.base.settings import Settings, unkeyed
 from components.models.config import GenerationConfig
 from components.models.runtime import Runtime
 
@@ -45,3 +46,18 @@ class CandidatesJob(Settings):
     """How responses are sampled; `candidates.temperatures` replace its temperature."""
     candidates: CandidatesConfig
     """Responses and pairs."""
+
+
+class EndpointConfig(Settings):
+    """A model behind an OpenAI-compatible endpoint."""
+
+    url: str = Field(..., pattern=r"^https?://[^\s?#]+$")
+    """Its address up to `/v1`."""
+    model: str = Field(..., min_length=1)
+    """The model's name there."""
+    max_tokens: int = Field(16, ge=1)
+    """Most tokens of an answer. A model that reasons before it answers needs many."""
+    timeout: float = unkeyed(120.0, gt=0)
+    """Time limit of one answer in seconds."""
+    patience: float = unkeyed(300.0, ge=0)
+    """How many seconds to retry if the endpoint does not answer, or answers 429 or 5xx."""

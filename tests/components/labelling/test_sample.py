@@ -15,9 +15,9 @@ from components.base.errors import UserError
 from components.base.jsonl import read_rows
 from components.data.formats.prompts import Prompts
 from components.data.rows import Message, Problem, Row
-from components.human_eval.candidates import sample
-from components.human_eval.candidates.config import CandidatesConfig, CandidatesJob
-from components.human_eval.candidates.sample import Arm, CandidateModel, allot, arms_of, finished, in_drawn_order, run
+from components.labelling import sample
+from components.labelling.config import CandidatesConfig, CandidatesJob
+from components.labelling.sample import Arm, CandidateModel, allot, arms_of, finished, in_drawn_order, run
 from components.models.config import GenerationConfig
 from components.models.runtime import Runtime
 from components.store.store import digest_folder

@@ -21,8 +21,8 @@ from components.base.jsonl import Message, write_json, write_rows
 from components.data.formats.prompts import Prompts
 from components.data.splits import prompt_key
 from components.data.words import seen
-from components.human_eval.candidates.config import CandidatesJob
-from components.human_eval.candidates.labelling import PromptCandidates, make_pairs, write_pairs
+from components.labelling.config import CandidatesJob
+from components.labelling.pairs import PromptCandidates, make_pairs, write_pairs
 from components.models.runtime import activate
 from components.training.chunks import in_chunks
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from components.base.hashing import canonical_json
 from components.data.words import words_of
-from components.human_eval.candidates.feedback.answers import BothOrders
-from components.human_eval.candidates.feedback.votes import PairToJudge, VoteRule, preference, vote
+from components.labelling.feedback.answers import BothOrders
+from components.labelling.feedback.votes import PairToJudge, VoteRule, preference, vote
 from components.stats.intervals import Interval, clustered_proportion
 from components.stats.raters import crossed_agreement
 

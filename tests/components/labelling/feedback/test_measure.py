@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.human_eval.candidates.feedback.answers import BothOrders
-from components.human_eval.candidates.feedback.measure import judge_report
-from components.human_eval.candidates.feedback.votes import PairToJudge, preference, vote, vote_rows
+from components.labelling.feedback.answers import BothOrders
+from components.labelling.feedback.measure import judge_report
+from components.labelling.feedback.votes import PairToJudge, preference, vote, vote_rows
 from components.stats.intervals import clustered_proportion
 from components.stats.raters import crossed_agreement
 

@@ -1,1 +1,0 @@
-"""Responses of several models as blinded pairs to label."""
