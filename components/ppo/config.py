@@ -301,6 +301,8 @@ class PpoConfig(OptimizerConfig):
     """Temperature of the final evaluation's responses, for a model that will be used at a different temperature than
     that of training; 0 is greedy. KL and entropy are still measured at `generation.temperature`, on further responses,
     since training controls KL only there. Null uses that temperature for everything."""
+    best_of: int | None = Field(None, ge=2)
+    """Also evaluate a baseline: the best-scored of this many SFT responses to each held-out prompt; null for none."""
     sample_every: int = Field(20, ge=1)
     """Updates between entries of the table of samples."""
     checkpoint_every: int = unkeyed(10, ge=1)

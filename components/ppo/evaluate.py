@@ -130,7 +130,7 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path, observe: Observ
         metrics |= rule_metrics(of_policy)
         metrics |= {name.replace("/", "/sft_", 1): value for name, value in rule_metrics(of_sft).items()}
         metrics |= _above(of_policy, of_sft, clusters, "violations").metrics("ppo/rule_violations_excess")
-    return metrics
+    return metrics | (best_of(models, prompts, job, data, job.ppo.best_of, observe) if job.ppo.best_of else {})
 
 
 def _rows(prompts: Sequence[Any], policy: Sequence[Answered], sft: Sequence[Answered]) -> Iterator[Row]:
@@ -344,6 +344,24 @@ def kl_at_1(models: Models, prompts: Sequence[Any], job: PpoJob, data: Path, obs
     told = partial(observe, doing="measuring KL at temperature 1")
     rows = respond(models, models.policy, prompts, plain, data, stream="temperature 1", told=told)
     return _mean(row.kl for row in rows)
+
+
+def best_of(
+    models: Models, prompts: Sequence[Any], job: PpoJob, data: Path, n: int, observe: Observe = unobserved
+) -> dict[str, float]:
+    """Evaluate the best-of-n baseline: of `n` SFT responses to each prompt, take the one with the highest score.
+
+    Its KL to SFT is at most log n - (n - 1) / n nats per response (Stiennon et al. 2020, G.3; Beirami et al. 2024).
+    """
+    told = partial(observe, doing=f"evaluating the best of {n} SFT responses to a prompt")
+    rows = respond(models, models.sft, [p for p in prompts for _ in range(n)], job, data, stream="best of n", told=told)
+    best = [max(rows[i : i + n], key=lambda row: row.score) for i in range(0, len(rows), n)]
+    metrics = {
+        "ppo/best_of_kl_bound": math.log(n) - (n - 1) / n,
+        "ppo/best_of_proxy_reward": _mean(r.score for r in best),
+        "ppo/best_of_response_tokens": _mean(r.tokens for r in best),
+    }
+    return metrics | ({"ppo/best_of_gold": _mean(r.truth["gold"] for r in best)} if best[0].truth else {})
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -11,7 +11,6 @@ _GENERATOR = "The built-in task's noise is 0.3."
 REMOVED: dict[str, tuple[JsonValue, str]] = {
     "data.generator.annotator_noise": (0.3, _GENERATOR),
     "human_eval.length_strata": (4, "Prompts are divided into 4 strata by length."),
-    "ppo.best_of": (None, "Sample candidates with `tether data candidates` and keep the best-scored one instead."),
     "ppo.mask_tied_groups": (False, "Raise ppo.group_size, so that fewer groups are tied (`ppo/tied_groups`)."),
     "ppo.mask_truncated": (False, "Raise generation.max_new_tokens, or keep ppo.score.missing_eos=replace."),
     "ppo.monitors.false_alarms": (0.01, "The monitors raise a false alarm in 1 % of runs at most."),

@@ -59,6 +59,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "grpo": {"advantage": "grpo", "group_size": 2, "kl": {"control": "fixed", "form": "k3", "refresh_every": 1}},
     "adaptive": {"kl": {"control": "adaptive", "unit": "token", "horizon": 0.25, "target": 0.1}, "updates": 5},
     "score": {"score": {"missing_eos": "subtract", "length_penalty": 0.01}, "stop_epochs_above": None},
+    "best of": {"best_of": 2},
     "stabilisers": {
         "critic": {"warmup": 1},
         "ema": 0.5,

@@ -22,7 +22,7 @@ DOES = {
         "evaluating the best of 2 SFT responses to a prompt",
     ],
 }
-OPTIONS: dict[str, dict[str, Any]] = {"sft": {"evaluate": 20}, "reward": {}, "ppo": {"evaluate": 20}}
+OPTIONS: dict[str, dict[str, Any]] = {"sft": {"evaluate": 20}, "reward": {}, "ppo": {"evaluate": 20, "best_of": 2}}
 
 
 @pytest.mark.parametrize("stage", sorted(DOES))

@@ -51,6 +51,7 @@ def test_an_adaptive_tether_that_cannot_move_tenfold_is_refused_with_what_to_do(
             for name in ("sequence", "rloo", "grpo")
         ),
         ({"kl": {"control": "adaptive", "refresh_every": 2}}, "adaptive coefficient controls KL to SFT"),
+        ({"best_of": 1}, "best_of"),
         ({"dual_clip": 1}, r"(?s)dual_clip.*greater than 1"),
         ({"advantage": "rloo", "group_size": 2, "critic": {"warmup": 1}}, "critic.warmup needs a critic, and adv"),
         ({"updates": 60, "critic": {"warmup": 60}}, r"critic\.warmup \(60\) leaves none of the 60 updates"),

@@ -11,7 +11,7 @@ from components.base.errors import UserError
 from components.base.jsonl import read_rows
 from components.models.folders import load_reward_model
 from components.models.runtime import Runtime
-from components.ppo import stage
+from components.ppo import evaluate, stage
 from components.ppo.models import Models, weights_digest
 from components.reward.scoring import read_sft_scores, score_tokens
 
@@ -108,3 +108,31 @@ def test_a_policy_is_rewarded_by_what_the_config_makes_of_several_reward_models(
     assert lower["ppo/proxy_reward"] != several.run("ppo", tmp_path / "mean", **options)["ppo/proxy_reward"]
     with pytest.raises(UserError, match=r"ensemble is minimum, and .* holds one reward model\. Set reward\.members"):
         stages.run("ppo", tmp_path / "one", score={"ensemble": "minimum"})
+
+
+def test_best_of_n_is_chosen_by_the_judged_score_and_not_by_what_training_makes_of_it(
+    stages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[evaluate.Answered] = []
+    real = evaluate.respond
+
+    def watched(*arguments: Any, **named: Any) -> list[evaluate.Answered]:
+        rows = real(*arguments, **named)
+        drawn.extend(rows if named.get("stream") == "best of n" else [])
+        return rows
+
+    monkeypatch.setattr(evaluate, "respond", watched)
+    metrics = stages.run("ppo", tmp_path, updates=1, best_of=4)
+    fours = [drawn[i : i + 4] for i in range(0, len(drawn), 4)]
+    judged = [max(rows, key=lambda row: row.score) for rows in fours]
+    assert any(row.reward != max(each.reward for each in rows) for row, rows in zip(judged, fours, strict=True))
+    assert metrics["ppo/best_of_proxy_reward"] == pytest.approx(sum(row.score for row in judged) / len(judged))
+    assert metrics["ppo/best_of_response_tokens"] == pytest.approx(sum(row.tokens for row in judged) / len(judged))
+
+
+def test_best_of_n_is_the_likeliest_to_please_of_n_sft_responses(stages: Any, tmp_path: Path) -> None:
+    metrics = stages.run("ppo", tmp_path, updates=1, learning_rate=1e-9, best_of=4, score={"missing_eos": "keep"})
+    assert metrics["ppo/best_of_kl_bound"] == pytest.approx(0.6362943611)  # log 4 - 3/4
+    assert metrics["ppo/best_of_proxy_reward"] > metrics["ppo/proxy_reward"] + 0.3, "the policy is still SFT"
+    assert "ppo/best_of_gold" in metrics
+    assert not any("best_of" in name for name in stages.run("ppo", tmp_path / "without", updates=1))
