@@ -4,9 +4,9 @@
     python -m tests.bench.alarm_rates record --seeds 0-4 --kinds cut flattery hedge length template
     python -m tests.bench.alarm_rates judge --seeds 10-19 --kinds tethered cut
 
-Each seed is a pipeline of its own: data, SFT policy and reward model are those of `tether run demo --until reward` with
-that seed, and PPO trains with the demo's options in this process, without the held-out evaluations, which change no
-weight and no monitor. `cut` has β = 0, no ceiling and no stop, and ends after two batches in a row whose gold is
+Each seed is a pipeline of its own: data, SFT policy and reward model are those of `tether run demo-long --until reward`
+with that seed, and PPO trains with demo-long's options in this process, without the held-out evaluations, which change
+no weight and no monitor. `cut` has β = 0, no ceiling and no stop, and ends after two batches in a row whose gold is
 certainly below SFT's. A planted kind replaces the reward model's score by a feature of the response, in deviations of
 the tethered record's SFT responses, and ends once the batch's proxy reward has reached 1.5. Recorded are SFT's
 responses that the limits come from, and every batch (texts, tokens, lengths, scores, NLL, entropy, KL, gold), a gzipped
@@ -149,7 +149,7 @@ def record(home: Path, seed: int, kind: str) -> None:
         score = planted(PLANTED[kind], before)
     given = [f"seed={seed}", "runtime.threads=1", "ppo.evaluate=2", "ppo.evaluate_every=null"]
     given += CUT if kind == "cut" else ()
-    job = load_config("demo", [parse_override(each) for each in given]).resolved().job(PpoJob)
+    job = load_config("demo-long", [parse_override(each) for each in given]).resolved().job(PpoJob)
     activate(job.runtime)
     out, partial = own / f"ppo-{kind}", kept.with_suffix(".part")
     shutil.rmtree(out, ignore_errors=True)

@@ -2,7 +2,7 @@
 
     python tests/bench/disagreement.py --members 4
 
-Two ensembles, each of the demo's sizes and config. `seeds and halves`: every member has an SFT model of a seed of its
+Two ensembles, each of demo-long's sizes and config. `seeds and halves`: every member has an SFT model of a seed of its
 own, and trains on one of two halves of the training prompts' pairs, in turn. `pipeline`: what `reward.members` and
 `reward.member_share=0.5` make in a run, one SFT model, each member a random half. Both judge the samples of the first
 SFT model on the calibration split's prompts, and soup of the same prompts and lengths (`disagreement_report`):
@@ -41,7 +41,7 @@ def half(rows: Sequence[Mapping[str, Any]], seed: int, which: int) -> list[int]:
 
 
 class Bench:
-    """The demo's data, and what is trained on them."""
+    """The data of demo-long, and what is trained on them."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         from learning import inputs  # beside this script; the unit tests import it by another name
@@ -52,7 +52,7 @@ class Bench:
         from flows.config.run_config import load_config
 
         self.out, self.count = options.out.resolve(), options.members
-        config = load_config("demo").resolved()
+        config = load_config("demo-long").resolved()
         self.config = config.model_copy(
             update={"runtime": config.runtime.model_copy(update={"threads": options.threads})}
         )
@@ -74,7 +74,7 @@ class Bench:
         return done
 
     def sft(self, seed: int) -> Path:
-        """The artifact of the demo's SFT stage, of the first run's data."""
+        """The artifact of demo-long's SFT stage, of the first run's data."""
         from tasks.stages import STAGES
 
         stage = STAGES["sft"]

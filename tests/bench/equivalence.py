@@ -3,7 +3,7 @@
     pip install --no-deps --target /tmp/trl trl==1.12.0
     python tests/bench/equivalence.py --trl /tmp/trl --jobs 2
 
-The data are the demo's (simulated), and so are the SFT model that every reward model starts from and the config
+The data are demo-long's (simulated), and so are the SFT model that every reward model starts from and the config
 (AdamW, warm-up, linear decay, gradients clipped at norm 1, one epoch). A seed is a sample of `--pairs` training pairs
 and a head, the same on both sides, and an order of the pairs, each side's own: ours is bucketed by length, TRL's isn't,
 and that is what could make them differ. The same code judges both on the same `--judged` held-out pairs.

@@ -76,7 +76,7 @@ def main() -> None:
     data, sft = Path(given["data"]), Path(given["sft"])
     runtime = Runtime(device="cpu", dtype="float32", threads=given["threads"]).resolve()
     activate(runtime)
-    config = load_config("demo")
+    config = load_config("demo-long")
     job = RewardJob(seed=given["seed"], runtime=runtime, generation=config.generation, reward=config.reward)
     _, tokenizer = load_causal_lm(sft, runtime)
     rows = read_split(data / "pairs.train")

@@ -72,9 +72,9 @@ def table(runs: Mapping[tuple[int, str], Judged]) -> str:
 
 
 def judged_run(home: Path, seed: int, kind: str, given: Sequence[str]) -> Judged:
-    """A run of the demo, or what is kept of it."""
+    """A run of demo-long, or what is kept of it."""
     options = [f"seed={seed}", *given, *KINDS[kind]]
-    found: dict[str, Any] = stage_of_run(home, f"{kind}-{seed}", "demo", "ppo", options)
+    found: dict[str, Any] = stage_of_run(home, f"{kind}-{seed}", "demo-long", "ppo", options)
     return Judged.of(kind, found["metrics"])
 
 

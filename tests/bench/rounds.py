@@ -3,8 +3,8 @@
     nice -n 10 python -m tests.bench.rounds --seeds 20-22
 
 Simulated annotators judge each policy's own samples (`human_eval.judges=simulated`), and their votes train the next
-reward model. `rounds.yaml` says how the task is made smaller, and its first reward model weaker, than the demo's. Every
-gate is off; a seed has a home of its own, and what is computed there is not computed again.
+reward model. `rounds.yaml` says how the task is made smaller, and its first reward model weaker, than demo-long's.
+Every gate is off; a seed has a home of its own, and what is computed there is not computed again.
 
 At the end all rounds are measured on the same prompts, which no round trained on: each reward model's agreement with
 the votes of all rounds that only judge, and each policy's true score, with paired intervals of what the rounds gained.

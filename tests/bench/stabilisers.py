@@ -1,4 +1,4 @@
-"""What PPO's stabilisers do to the demo, each against the demo without it on the same seeds: a table with a line each.
+"""What PPO's stabilisers do to demo-long, each against none on the same seeds: a table with a line each.
 
     python -m tests.bench.stabilisers --seeds 20-22 --variants ptx warmup --jobs 1 --threads 1
 
@@ -42,14 +42,14 @@ Runs = Mapping[tuple[int, str], Mapping[str, float]]
 
 
 def run(folder: Path, seed: int, variant: str, threads: int, changed: Sequence[str] = ()) -> Mapping[str, float]:
-    """The final metrics of one seed's policy, with the options `changed` of the demo."""
+    """The final metrics of one seed's policy, with the options `changed` of demo-long."""
     given = [f"seed={seed}", f"runtime.threads={threads}", *changed, *VARIANTS[variant]]
-    found: dict[str, Any] = stage_of_run((folder / f"stabilisers-{seed}").resolve(), variant, "demo", "ppo", given)
+    found: dict[str, Any] = stage_of_run((folder / f"stabilisers-{seed}").resolve(), variant, "demo-long", "ppo", given)
     return dict(found["metrics"])
 
 
 def table(runs: Runs) -> str:
-    """A Markdown table of means over seeds; of a variant with its paired difference to the plain demo."""
+    """A Markdown table of means over seeds; of a variant with its paired difference to plain demo-long."""
     seeds = sorted({seed for seed, _ in runs})
     variants = [variant for variant in VARIANTS if all((seed, variant) in runs for seed in seeds)]
     lines = ["| variant | seeds | " + " | ".join(name.removeprefix("ppo/") for name in SHOWN) + " |"]

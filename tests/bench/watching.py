@@ -5,12 +5,12 @@
     python -m tests.bench.watching --seeds 0-7 --kinds collapse --updates 44
     python -m tests.bench.watching --seeds 100 --kinds flattery length template --updates 16
 
-Each seed's data, SFT policy and reward model are those of `tether run demo --until reward`, which are hits the second
-time; PPO runs in this process with the demo's options. `cut` has β = 0 and no ceiling: what is published is compared
-with SFT and with the last policy. `collapse` is tethered until β becomes 0 after `COLLAPSE` updates; nothing stops it,
-and gold of the published and the last policy are compared on the same prompts. A planted kind replaces the reward
-model's score by a feature of the response, in standard deviations of SFT's responses: printed is the update of the
-first alarm of that name, and the batch's proxy reward then. A finished run is not run again.
+Each seed's data, SFT policy and reward model are those of `tether run demo-long --until reward`, which are hits the
+second time; PPO runs in this process with demo-long's options. `cut` has β = 0 and no ceiling: what is published is
+compared with SFT and with the last policy. `collapse` is tethered until β becomes 0 after `COLLAPSE` updates; nothing
+stops it, and gold of the published and the last policy are compared on the same prompts. A planted kind replaces the
+reward model's score by a feature of the response, in standard deviations of SFT's responses: printed is the update of
+the first alarm of that name, and the batch's proxy reward then. A finished run is not run again.
 """
 
 import argparse
@@ -65,9 +65,9 @@ PLANTED: dict[str, Callable[[str, int], float]] = {
 
 
 def learned(home: Path, seed: int) -> dict[str, Path]:
-    """The artifacts that PPO reads, of a seed's demo, computed in this process without Prefect and MLflow."""
+    """The artifacts that PPO reads, of a seed of demo-long, computed in this process without Prefect and MLflow."""
     settings = [parse_override(each) for each in (f"seed={seed}", "runtime.threads=1")]
-    launch = new_run(home, "demo", load_config("demo", settings).resolved(), until="reward")
+    launch = new_run(home, "demo-long", load_config("demo-long", settings).resolved(), until="reward")
     launch.ctx.track, launch.ctx.at_end = False, None
     try:
         with launch.ctx as ctx:
@@ -110,7 +110,7 @@ def collapsing(before: Callable[[KLController, float], None]) -> Callable[[KLCon
 
 
 def run(inputs: Mapping[str, Path], out: Path, given: list[str], score: Any = None, late: bool = False) -> Found:
-    """PPO with the demo's options and `given`: metrics, `metadata.json`, history, evaluations and processor seconds.
+    """PPO with demo-long's options and `given`: metrics, `metadata.json`, history, evaluations and processor seconds.
 
     `late` plants the collapse. A finished run is read from `out`.
     """
@@ -119,7 +119,7 @@ def run(inputs: Mapping[str, Path], out: Path, given: list[str], score: Any = No
         found: Found = json.loads(kept.read_text())
         return found
     shutil.rmtree(out, ignore_errors=True)
-    job = load_config("demo", [parse_override(each) for each in given]).resolved().job(PpoJob)
+    job = load_config("demo-long", [parse_override(each) for each in given]).resolved().job(PpoJob)
     activate(job.runtime)
     speed: list[Mapping[str, float]] = []
     began = time.process_time()
@@ -173,7 +173,7 @@ def main() -> None:
 def told_of_watched(found: Found) -> str:
     """What was published, when it stopped and what the last policy had, for people."""
     m, about = found["metrics"], found["about"]
-    band = load_config("demo").ppo.watch.kl_high
+    band = load_config("demo-long").ppo.watch.kl_high
     left = next((row["update"] for row in found["history"] if band is not None and row["ppo/kl_low"] > band), None)
     raised = [(row["update"], row["name"]) for row in about["alarms"]]
     text = (
