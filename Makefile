@@ -6,6 +6,7 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 LOCK := infra/requirements.lock
 TOOLS := $(VENV)/tools
+UV := 0.13.9
 # The test files that have a mark, unless ARGS names files: collecting all of them takes half a minute.
 marked = $(if $(filter tests/%,$(ARGS)),,$(shell grep -rlE --include='test_*.py' 'mark\.($(1))' tests))
 
@@ -133,7 +134,7 @@ bench: $(INSTALLED)
 	$(BIN)/python -m tests.bench.trl.learning --trl $(TRL) --jobs 2
 	nice -n 19 $(BIN)/python -m tests.bench.statistics.raters
 	$(BIN)/python -m tests.bench.operations.contract --source $(TETHER_DATA)/hh-rlhf/helpful-base-test.jsonl.gz --model .tether/models/smollm2
-	$(BIN)/python -m tests.bench.operations.orchestration demo --twice
+	$(BIN)/python -m tests.bench.operations.orchestration demo-long --twice
 	$(BIN)/python -m tests.bench.policies.seeds $(ARGS)
 	$(BIN)/python -m tests.bench.policies.tether
 	$(BIN)/python -m tests.bench.policies.classic --set "data.preferences=$(HH)"
@@ -174,14 +175,10 @@ CONTAINERS := .tether/containers
 
 install: $(INSTALLED)
 
-# torch first, alone and without a hash: an index has a build of it for each kind of GPU. All else must have the lock's.
-$(INSTALLED): $(LOCK) pyproject.toml
+$(INSTALLED): $(LOCK) infra/uv.lock infra/install.py pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v in ((3, 11), (3, 12)) else f"Tether needs Python 3.11 or 3.12, found {v[0]}.{v[1]}: make PYTHON=/path/to/python3.11")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) --constraint infra/constraints.txt torch==2.13.0
-	$(PIP) --no-deps --require-hashes --requirement $(LOCK)
-	$(PIP) --no-deps --no-build-isolation --editable .
-	touch $@
+	@$(PYTHON) infra/install.py $(VENV)
+	@touch $@
 
 # The hashes of every file that the index has of the versions in infra/constraints.txt, without torch and what it draws in.
 lock: $(TOOLS)/.installed
@@ -189,6 +186,8 @@ lock: $(TOOLS)/.installed
 	    --no-annotate --custom-compile-command "make lock" --constraint infra/constraints.txt \
 	    | awk '/^[a-z]/ { skip = /^(torch|triton|nvidia-|cuda-)/ } !skip' > $(LOCK).new
 	mv $(LOCK).new $(LOCK)
+	echo uv==$(UV) | $(TOOLS)/bin/uv pip compile - --no-deps --quiet --universal --python-version 3.11 --generate-hashes \
+	    --no-annotate --custom-compile-command "make lock" --output-file infra/uv.lock
 	$(TOOLS)/bin/uv pip compile infra/servers.in --no-deps --quiet --universal --python-version 3.11 --generate-hashes \
 	    --no-annotate --custom-compile-command "make lock" --output-file infra/servers.lock
 	$(TOOLS)/bin/uv pip compile infra/containers.in --no-deps --quiet --universal --python-version 3.11 --generate-hashes \
@@ -205,7 +204,7 @@ audit: $(INSTALLED) $(TOOLS)/.installed
 
 $(TOOLS)/.installed:
 	test -x $(TOOLS)/bin/python || $(PYTHON) -m venv $(TOOLS)
-	$(TOOLS)/bin/python -m pip --disable-pip-version-check install --quiet uv==0.13.9 pip-audit==2.10.1 cyclonedx-bom==7.5.0
+	$(TOOLS)/bin/python -m pip --disable-pip-version-check install --quiet uv==$(UV) pip-audit==2.10.1 cyclonedx-bom==7.5.0
 	touch $@
 
 # What can be built again; runs and models under .tether/ stay.

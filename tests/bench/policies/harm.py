@@ -90,7 +90,7 @@ def main() -> None:
     options = argument_parser(__doc__)
     options.add_argument("--home", type=Path, default=Path(".tether-bench"))
     options.add_argument("--seeds", type=seed_range, default="20-29")
-    options.add_argument("--profile", default="demo")
+    options.add_argument("--profile", default="demo-long")
     options.add_argument("--out", type=Path, default=Path(".tether/bench/harm"))
     given = options.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)

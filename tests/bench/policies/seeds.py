@@ -1,4 +1,5 @@
 """The demo over fresh seeds, with the tether, without it and with ten times of it: the table and the README's figure.
+`--profile demo-long` takes the larger one.
 
     python -m tests.bench.policies.seeds --seeds 0-9 --variants 5 --jobs 2 --threads 1 --home .tether-bench
     python -m tests.bench.policies.seeds --choose 0-9 --report 10-19 --until reward --threads 1
@@ -45,19 +46,19 @@ SHOWN = (
 )
 
 
-def run(home: Path, seed: int, variant: str, threads: int) -> dict[str, Any]:
+def run(home: Path, profile: str, seed: int, variant: str, threads: int) -> dict[str, Any]:
     """One run of the demo; its status with the exit code, taken from `home` if it is there already."""
     kept = home / f"{list(VARIANTS).index(variant)}.json"
     if not kept.exists():
         settings = [f"seed={seed}", f"runtime.threads={threads}", *VARIANTS[variant]]
-        kept.write_text(json.dumps(run_with(home, "demo", settings, (0, 3)) | {"seed": seed, "variant": variant}))
+        kept.write_text(json.dumps(run_with(home, profile, settings, (0, 3)) | {"seed": seed, "variant": variant}))
     return json.loads(kept.read_text())
 
 
-def measured(home: Path, seed: int, until: str, threads: int) -> Metrics:
+def measured(home: Path, profile: str, seed: int, until: str, threads: int) -> Metrics:
     """The final metrics of the tethered demo up to a stage, with every gate off, by name."""
     asked = [f"seed={seed}", f"runtime.threads={threads}", *thresholds.settings(until)]
-    status = run_with(home, "demo", asked, [0 if until == thresholds.STAGES[-1] else 3])
+    status = run_with(home, profile, asked, [0 if until == thresholds.STAGES[-1] else 3])
     return {name: value for stage in status["stages"] for name, value in stage["metrics"].items()}
 
 
@@ -97,7 +98,7 @@ def contrast(tethered: list[dict[str, Any]], other: list[dict[str, Any]]) -> str
     return f"proxy − tethered proxy {interval(proxy)}; gold − SFT gold {interval(gold)} ({len(other)} seeds)"
 
 
-def figure(home: Path, seed: int, path: Path) -> None:
+def figure(home: Path, profile: str, seed: int, path: Path) -> None:
     """The curves of the three variants of one seed."""
     histories = {}
     for index, variant in enumerate(VARIANTS):
@@ -105,7 +106,7 @@ def figure(home: Path, seed: int, path: Path) -> None:
         policy = ArtifactStore(home).path(next(s["digest"] for s in stages if s["name"] == "ppo"))
         histories[variant] = read_rows(policy / "history.jsonl")
     title = f"The built-in task, seed {seed}: the tether held, cut, and ten times as tight"
-    draw(histories, title, path, load_config("demo").ppo.kl.target)
+    draw(histories, title, path, load_config(profile).ppo.kl.target)
 
 
 def choose_and_report(given: argparse.Namespace) -> None:
@@ -114,19 +115,20 @@ def choose_and_report(given: argparse.Namespace) -> None:
     def run_of(seed: int) -> Metrics:
         home = (given.home / f"gates-{seed}").resolve()
         home.mkdir(parents=True, exist_ok=True)
-        return measured(home, seed, given.until, given.threads)
+        return measured(home, given.profile, seed, given.until, given.threads)
 
     code = thresholds.code_version()
     choosing, reporting = (
         thresholds.measure(given.metrics, seeds, given.until, code, run_of) for seeds in (given.choose, given.report)
     )
-    print(thresholds.report(choosing, reporting, load_config("demo").gates, given.until))
+    print(thresholds.report(choosing, reporting, load_config(given.profile).gates, given.until))
 
 
 def main() -> None:
     """Run what is missing, print the table and the contrasts, draw the figure."""
     options = argument_parser(__doc__)
     options.add_argument("--seeds", type=seed_range, default="0-9", help="pipeline seeds, as 10-19 or 0-4,8")
+    options.add_argument("--profile", default="demo", help="demo or demo-long; a home holds runs of one of them")
     options.add_argument("--variants", type=int, default=5, help="the first seeds also run cut and ten times as tight")
     options.add_argument("--choose", type=seed_range, default=[], help="seeds that imply thresholds")
     options.add_argument("--report", type=seed_range, default=[], help="other seeds, that are judged by them")
@@ -146,7 +148,7 @@ def main() -> None:
         home = (given.home / f"seed-{seed}").resolve()
         home.mkdir(parents=True, exist_ok=True)
         wanted = list(VARIANTS) if seed in given.seeds[: given.variants] else ["tethered"]
-        return {variant: run(home, seed, variant, given.threads) for variant in wanted}
+        return {variant: run(home, given.profile, seed, variant, given.threads) for variant in wanted}
 
     with ThreadPoolExecutor(given.jobs) as pool:
         seeds = list(pool.map(runs_of, given.seeds))
@@ -159,7 +161,7 @@ def main() -> None:
             print(contrast([r["tethered"] for r in seeds if variant in r], rows) + "\n")
     if given.figure and given.variants:
         first = given.seeds[0]
-        figure(given.home.resolve() / f"seed-{first}", first, given.figure)
+        figure(given.home.resolve() / f"seed-{first}", given.profile, first, given.figure)
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def mean_of(values: Sequence[float]) -> Interval:
     return Interval(fmean(values), float(ends.low), float(ends.high))
 
 
-def run(folder: Path, seed: int, target: float, threads: int) -> dict[str, Any]:
+def run(folder: Path, profile: str, seed: int, target: float, threads: int) -> dict[str, Any]:
     """One seed's policy, trained to one target."""
     given = [f"seed={seed}", f"runtime.threads={threads}"]
     if target in START:
@@ -82,7 +82,7 @@ def run(folder: Path, seed: int, target: float, threads: int) -> dict[str, Any]:
             f"ppo.watch.kl_high={2 * target:g}",
         ]
     home = (folder / f"gates-{seed}").resolve()
-    return {"seed": seed, "target": target} | policy_of_run(home, f"target-{target:g}", "demo", given)
+    return {"seed": seed, "target": target} | policy_of_run(home, f"target-{target:g}", profile, given)
 
 
 def table(runs: Sequence[Mapping[str, Any]]) -> str:
@@ -113,14 +113,19 @@ def table(runs: Sequence[Mapping[str, Any]]) -> str:
 def main() -> None:
     """Run what is missing and print the table."""
     options = argument_parser(__doc__)
+    options.add_argument("--profile", default="demo", help="demo or demo-long; a home holds runs of one of them")
     options.add_argument("--seeds", type=seed_range, default="10-19", help="pipeline seeds, as 10-19 or 0-4,8")
     options.add_argument("--targets", type=float, nargs="+", default=[1.0, 3.0, 6.0], choices=[1.0, 3.0, 6.0])
     options.add_argument("--jobs", type=int, default=1, help="runs side by side")
     options.add_argument("--threads", type=int, default=0, help="runtime.threads of each run; 0 is every core")
     options.add_argument("--home", type=Path, default=Path(".tether/bench"))
     given = options.parse_args()
+
+    def runs_of(seed: int) -> list[dict[str, Any]]:
+        return [run(given.home, given.profile, seed, target, given.threads) for target in given.targets]
+
     with ThreadPoolExecutor(given.jobs) as pool:  # a seed's runs one after the other, in its own home
-        of_seed = pool.map(lambda s: [run(given.home, s, t, given.threads) for t in given.targets], given.seeds)
+        of_seed = pool.map(runs_of, given.seeds)
         runs = [each for several in of_seed for each in several]
     print("KL is divided by the target; all but `largest before` are of the last third of the updates.")
     for target in given.targets:

@@ -3,10 +3,10 @@
     python -m tests.bench.statistics.alarm_simulation --seeds 0-19 --planted 0-4
 
 No model is trained. SFT's responses are the grammar's demonstrations. A policy with the tether is SFT tilted by the
-annotators' utility, over the draws to each prompt, until KL is the demo's target; its score is that utility with noise,
-in SFT deviations, and the taste for the flaw is drawn for each seed. A planted reward pays for one feature alone, and
-the tilt by it grows by the same step each update; of a role token it pays for each response that holds one. Entropy and
-NLL are drawn as SFT's, so their monitors are not tested. Batches, limits and updates are the demo's.
+annotators' utility, over the draws to each prompt, until KL is demo-long's target; its score is that utility with
+noise, in SFT deviations, and the taste for the flaw is drawn for each seed. A planted reward pays for one feature
+alone, and the tilt by it grows by the same step each update; of a role token it pays for each response that holds one.
+Entropy and NLL are drawn as SFT's, so their monitors are not tested. Batches, limits and updates are demo-long's.
 """
 
 import random
@@ -27,7 +27,7 @@ from tests.bench.tools import argument_parser, seed_range
 BATCH, SFT, UPDATES, RATE, TARGET, BETA = 128, 256, 60, 0.01, 3.0, 0.1
 TOKENS = 997
 """Of the vocabulary; the training data holds all."""
-"""Of the demo: responses of an update and of SFT, updates, false alarms a run, KL's target and β."""
+"""Of demo-long: responses of an update and of SFT, updates, false alarms a run, KL's target and β."""
 PROMPTS, DRAWS = 256, 64
 REACHED = 25
 """Update at which KL is at its target."""

@@ -3,14 +3,14 @@
     pip install --no-deps --target /tmp/trl trl==1.12.0
     python -m tests.bench.trl.learning --trl /tmp/trl --jobs 2 --figure docs/images/learning.png
 
-Both run the config whose speed `throughput.py` compares (`recipe.py`, which also says what can't be the same), with the
-demo's SFT policy, reward model, prompts, lengths and β, at the learning rate given here; a seed has the same prompts in
-the same order on both sides. Before the first update and after every `--judge-every` of them the same code judges
-both policies on the same held-out prompts: mean KL to SFT, mean gold score. That makes a curve a run.
+Both run the config whose speed `throughput.py` compares (`recipe.py`, which also says what can't be the same), with
+demo-long's SFT policy, reward model, prompts, lengths and β, at the learning rate given here; a seed has the same
+prompts in the same order on both sides. Before the first update and after every `--judge-every` of them the same code
+judges both policies on the same held-out prompts: mean KL to SFT, mean gold score. That makes a curve a run.
 
 Of each seed the gap is our gold score less TRL's, the gain is TRL's less SFT's, both averaged over the KL that both
 curves reach. The bar: the one-sided 95 % lower bound of the mean gap (paired t over seeds) is at least -10 % of the
-mean gain. The learning rate is lower than the demo's, so that points follow KL as it rises: at 1e-3 the 4 epochs of an
+mean gain. The learning rate is lower than demo-long's, so that points follow KL as it rises: at 1e-3 the 4 epochs of an
 update overshoot β's equilibrium, and KL then says little of how far a policy has come. What is made goes to `--out`, a
 file a run; what is there is not made again.
 """
@@ -112,7 +112,7 @@ def judge(compared: Sequence[Compared]) -> Verdict:
 
 
 def inputs(home: Path, wanted: Sequence[str] = ("validate", "sft", "reward")) -> dict[str, str]:
-    """Data, SFT policy and reward model of the demo at seed 0, made with every core where they aren't there.
+    """Data, SFT policy and reward model of demo-long at seed 0, made with every core where they aren't there.
 
     Args:
         wanted: the stages whose artifacts are needed, in their order.
@@ -122,7 +122,7 @@ def inputs(home: Path, wanted: Sequence[str] = ("validate", "sft", "reward")) ->
     from tasks.stages import STAGES
 
     made: dict[str, Path] = {}
-    config = load_config("demo").resolved()
+    config = load_config("demo-long").resolved()
     for stage in wanted:
         name = "data" if stage == "validate" else stage
         done, making = home / name, home / f"{name}.part"

@@ -106,7 +106,7 @@ def main() -> None:
     data, reward = Path(given["data"]), Path(given["reward"])
     runtime = Runtime(device="cpu", dtype="float32", threads=1).resolve()
     activate(runtime)
-    generation = load_config("demo").generation
+    generation = load_config("demo-long").generation
     job = PpoJob(seed=given["seed"], runtime=runtime, generation=generation, ppo=PpoConfig(**given["config"]))
     train_prompts, held_out = (
         [row["prompt"] for row in read_split(data / f"prompts.{split}")] for split in ("train", "test")

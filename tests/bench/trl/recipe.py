@@ -12,8 +12,8 @@ from flows.config.run_config import load_config
 
 EPOCHS = 4
 """Passes over each batch, which is one minibatch and one micro-batch: TRL's default."""
-BETA = load_config("demo").ppo.kl.coefficient
-"""The demo's KL coefficient, here fixed."""
+BETA = load_config("demo-long").ppo.kl.coefficient
+"""The KL coefficient of demo-long, here fixed."""
 
 
 def ppo_config(

@@ -59,7 +59,7 @@ def complete(tmp_path: Path) -> Any:
 def test_bash_completes_commands_profiles_stages_and_gates_and_imports_nothing_heavy(complete: Any) -> None:
     assert {"run", "rerun", "status"} <= set(complete(""))
     assert complete("run", "") == profile_names()
-    assert complete("run", "de") == ["demo"]
+    assert complete("run", "de") == ["demo", "demo-long"]
     assert complete("rerun", "") == list(PIPELINE)
     assert complete("run", "tiny", "--refresh", "r") == ["reward"]
     assert complete("run", "tiny", "--waive", "ppo.") == [name for name in GATES if name.startswith("ppo.")]

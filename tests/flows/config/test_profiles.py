@@ -208,6 +208,37 @@ def test_a_run_is_called_after_its_profile_or_file() -> None:
     assert profile_name("configs/mine.yaml") == "mine"
 
 
+DEMO_UNTIL_2026_11_26 = """\
+generation: {max_prompt_tokens: 64, max_new_tokens: 64}
+runtime: {dtype: float32}
+data:
+  generator: {demonstrations: 12000, pairs: 14000}
+sft: {learning_rate: 2.0e-3, batch_size: 16, micro_batch_size: 16}
+reward: {learning_rate: 5.0e-4, batch_size: 16, micro_batch_size: 16}
+judge: {epochs: 6}
+ppo:
+  learning_rate: 7.0e-4
+  warmup: 0.15
+  decay: none
+  beta2: 0.95
+  epochs: 1
+  updates: 60
+  critic: {learning_rate: 1.0e-3}
+  micro_batch_size: 16
+  kl: {control: adaptive, coefficient: 0.1, target: 3.0, horizon: 3.2, stop_above: 9}
+  watch: {kl_high: 6.5}
+human_eval: {judges: simulated, items: 512}
+"""
+"""The options of `demo` at 03617bc2; all others had the defaults of their classes."""
+
+
+def test_demo_long_has_the_options_that_were_measured(tmp_path: Path) -> None:
+    """Stages' keys are made of these and of no profile's name."""
+    (tmp_path / "demo.yaml").write_text(DEMO_UNTIL_2026_11_26)
+    gates = load_config("demo-long").gates
+    assert load_config(tmp_path / "demo.yaml").model_copy(update={"gates": gates}) == load_config("demo-long")
+
+
 def test_groups_merge_and_lists_are_replaced() -> None:
     assert merge({"a": {"b": 1, "c": [1, 2]}}, {"a": {"c": [3]}}) == {"a": {"b": 1, "c": [3]}}
 

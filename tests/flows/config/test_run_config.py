@@ -38,8 +38,8 @@ def test_a_profile_is_valid_and_judges_every_stage(name: str) -> None:
     assert judged == set(PIPELINE)
 
 
-def test_the_four_profiles_are_there() -> None:
-    assert profile_names() == ["demo", "gpu", "hh-smollm2", "tiny"]
+def test_the_five_profiles_are_there() -> None:
+    assert profile_names() == ["demo", "demo-long", "gpu", "hh-smollm2", "tiny"]
 
 
 @pytest.mark.parametrize("name", profile_names())
