@@ -112,7 +112,12 @@ def serve_pools(home: Path, pools: Mapping[str, int], say: Say) -> None:
         for pool, limit in pools.items():
             say(f"worker of pool {pool}: {limit} at a time")
         say("Ctrl-C stops them.")
-        parts = [told.wait(), watch(home, pools, say), *(worker.start(printer=say) for worker in workers)]
+
+        def held() -> set[object]:
+            """Return the runs that take a place. A worker ends if it is given one of them again."""
+            return {run for worker in workers if worker.is_setup for run in worker.limiter.statistics().borrowers}
+
+        parts = [told.wait(), watch(home, pools, say, held), *(worker.start(printer=say) for worker in workers)]
         tasks = [asyncio.ensure_future(part) for part in parts]
         ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         tasks[1].cancel()
@@ -121,6 +126,8 @@ def serve_pools(home: Path, pools: Mapping[str, int], say: Say) -> None:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for error in filter(None, (task.exception() for task in ended)):
+            while isinstance(error, BaseExceptionGroup):  # of the worker's task group
+                error = error.exceptions[0]
             raise TetherError(f"a worker ended: {error} Start `tether serve` again.") from error
 
     with graceful():

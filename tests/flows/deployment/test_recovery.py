@@ -177,7 +177,7 @@ def test_a_full_disk_and_a_server_that_refuses_are_each_reported_once(
     said: list[str] = []
     low: list[Path] = []
 
-    async def refuse(pools: object, say: object) -> None:
+    async def refuse(pools: object, *_: object) -> None:
         raise ValueError(f"401 for {pools}")
 
     def report(home: Path) -> bool:
@@ -188,7 +188,7 @@ def test_a_full_disk_and_a_server_that_refuses_are_each_reported_once(
     monkeypatch.setattr(recovery, "resume_crashed", refuse)
     monkeypatch.setattr(recovery, "report_low_disk", report)
     with pytest.raises(TimeoutError):
-        asyncio.run(asyncio.wait_for(recovery.watch(tmp_path, ["cpu"], said.append), 0.5))
+        asyncio.run(asyncio.wait_for(recovery.watch(tmp_path, ["cpu"], said.append, lambda: ()), 0.5))
     assert said == ["Crashed runs can't be retried: 401 for ['cpu']"] and low == [tmp_path] * 2
 
 
