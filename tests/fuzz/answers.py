@@ -89,8 +89,8 @@ def read_scores(path: Path) -> None:
 
 
 def read_judgement(path: Path) -> None:
-    from components.human_eval.candidates.feedback.config import EndpointConfig
-    from components.human_eval.candidates.feedback.judges import EndpointJudge
+    from components.labelling.config import EndpointConfig
+    from components.labelling.feedback.judges import EndpointJudge
 
     SERVED["/v1/chat/completions"] = path.read_bytes()
     judge = EndpointJudge(EndpointConfig(url=f"{address()}/v1", model="m", timeout=2.0, patience=0.0))
@@ -101,7 +101,7 @@ def read_judgement(path: Path) -> None:
 
 
 def read_batch(path: Path) -> None:
-    """As `tether review serve FOLDER` finds what is judged."""
+    """As `tether people page FOLDER` finds what is judged."""
     from flows.review.batches import find_batch
 
     find_batch(path.parent / "home", str(path.parent))
@@ -123,14 +123,20 @@ def served_batch(folder: Path) -> Path:
 
 
 def read_database(path: Path) -> None:
-    """As `tether review status` reads how far a batch is, from a copy: opening upgrades a database."""
-    from flows.review.progress import progress
+    """As `tether people status` reads how far a batch is, from a copy: opening upgrades a database."""
+    from flows.review.database.connect import open_database
+    from flows.review.progress import progress_of
 
     copy = path.parent / "copy.db"
     for suffix in ("", "-wal", "-shm"):
         copy.with_name(copy.name + suffix).unlink(missing_ok=True)
     shutil.copy(path, copy)
-    progress(copy)
+    engine = open_database(copy, create=False)
+    try:
+        with engine.connect() as connection:
+            progress_of(connection, 1)
+    finally:
+        engine.dispose()
 
 
 PAIRS = [{"id": f"q{n}", "prompt": f"question {n}", "a": f"left {n}", "b": f"right {n}"} for n in range(3)]
