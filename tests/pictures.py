@@ -2,12 +2,7 @@
 
 After `F="--set ppo.updates=40 --set ppo.kl.control=fixed"`, these runs and commands make those of the docs:
 
-    tether run tiny $F --set ppo.kl.coefficient=0.1 --set gates.ppo.kl=5 --name "β right"
-    tether rerun ppo --set ppo.kl.coefficient=2 --name "β tight"
-    tether rerun ppo --set ppo.kl.coefficient=0 --name "β cut"
     tether run tiny $F --set ppo.kl.coefficient=0 --set gates.ppo.kl=1 --name "β cut, judged"
-    tether diff CUT RIGHT TIGHT --html beta.html
-    python -m tests.pictures beta.html docs/images/diff.png --height 1000
     python -m tests.pictures .tether/runs/JUDGED/report.html docs/images/report.png --height 900
     python -m tests.pictures LINK docs/images/review.png --width 860 --height 560 --key g
 

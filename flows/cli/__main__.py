@@ -380,25 +380,12 @@ def lineage(
 
 @command(app, "diff")
 def diff(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", autocompletion=completion.runs)],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN", autocompletion=completion.runs)],
     as_json: Json = False,
-    as_html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a page with two to six runs on shared axes.")
-    ] = None,
 ) -> None:
-    """Compare two runs: data, options, code, metrics, gates.
-
-    With --html it draws up to six runs: their curves of reward, KL and β in one picture."""
-    if as_html is not None:
-        from flows.reports.compared import write_comparison
-
-        if as_json:
-            raise UserError("--json, --html: give one of them.")
-        write_comparison(tether_home(), runs, as_html)
-        echo(as_html)
-        return
+    """Compare two runs: data, options, code, metrics, gates."""
     if len(runs) != 2:
-        raise UserError(f"diff compares 2 runs; {len(runs)} given. With --html FILE it draws 2 to 6.")
+        raise UserError(f"diff compares 2 runs; {len(runs)} given. MLflow (`tether ui`) draws many: select them, Compare.")
     from flows.reports import diff as run_diff
 
     found = run_diff.diff(tether_home(), *runs)

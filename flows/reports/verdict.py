@@ -190,4 +190,5 @@ def _after(
     else:
         steps.append(Step(f"Its policy becomes champion if there is none or if it beats {name}@champion."))
     steps.append(Step("To write it as a Hugging Face folder:", f"tether export {status.run} FOLDER"))
-    return [*steps, Step("To compare it with another run in one picture:", f"tether diff RUN {status.run} --html FILE")]
+    beside = f"tether status {status.run} --html --against RUN"
+    return [*steps, Step("To draw another run's curves beside its own:", beside)]
