@@ -385,7 +385,7 @@ def diff(
 ) -> None:
     """Compare two runs: data, options, code, metrics, gates."""
     if len(runs) != 2:
-        raise UserError(f"diff compares 2 runs; {len(runs)} given. MLflow (`tether ui`, Compare) draws the curves of many.")
+        raise UserError(f"diff compares 2 runs; {len(runs)} given. MLflow (`tether ui`, Compare) draws curves of many.")
     from flows.reports import diff as run_diff
 
     found = run_diff.diff(tether_home(), *runs)
