@@ -101,7 +101,7 @@ def read_judgement(path: Path) -> None:
 
 
 def read_batch(path: Path) -> None:
-    """As `tether review serve FOLDER` finds what is judged."""
+    """As `tether people page FOLDER` finds what is judged."""
     from flows.review.batches import find_batch
 
     find_batch(path.parent / "home", str(path.parent))
@@ -123,7 +123,7 @@ def served_batch(folder: Path) -> Path:
 
 
 def read_database(path: Path) -> None:
-    """As `tether review status` reads how far a batch is, from a copy: opening upgrades a database."""
+    """As `tether people status` reads how far a batch is, from a copy: opening upgrades a database."""
     from flows.review.progress import progress
 
     copy = path.parent / "copy.db"
