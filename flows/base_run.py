@@ -13,6 +13,7 @@ from components.data.inputs import JUDGE, NAMED
 from components.keys.changes import changes
 from components.rewards.config import FunctionReward, ModelReward
 from components.store.store import ArtifactStore, Miss, Record
+from flows.config.removed import without_removed
 from flows.config.run_config import RunConfig, check_config
 from tasks.runs.config import run_values
 from tasks.runs.status import RunStatus, list_runs, load_status
@@ -32,7 +33,7 @@ class Base(NamedTuple):
     run: str
     profile: str
     values: dict[str, JsonValue]
-    """Its resolved config as stored with the run."""
+    """Its resolved config as stored with the run, without removed options of the stages that are not recomputed."""
     config: RunConfig
     records: dict[str, Record]
     """Its records of the stages that are not recomputed, by (sub-)stage."""
@@ -61,7 +62,7 @@ def choose_base(home: Path, stage: str, run: str | None = None, config: RunConfi
     for name in runs:
         status = load_status(home, name)
         try:
-            values = run_values(home, name)
+            values = without_removed(run_values(home, name), "its config", before)
             own = check_config(values, source="its config")
         except UserError as error:  # damaged, or written by an older version
             unfit[name] = str(error)

@@ -71,7 +71,7 @@ def nearest(key: str, keys: list[str]) -> str | None:
 def unknown(key: str, value: Any, keys: list[str]) -> str:
     """Return the message that `key` does not exist, with the most similar key of `keys`."""
     near = nearest(key, keys)
-    return f"{key} = {_show(value)}: no such key" + (f"; did you mean {near}?" if near else "")
+    return f"{key} = {show(value)}: no such key" + (f"; did you mean {near}?" if near else "")
 
 
 def _problem(item: Any, values: object, keys: list[str]) -> str:
@@ -86,7 +86,7 @@ def _problem(item: Any, values: object, keys: list[str]) -> str:
     rule = _rule(kind, item["msg"])
     if isinstance(value, dict) and kind in _OURS:  # for a rule over several keys the message names them
         return rule if not path or rule.startswith(f"{key}.") else f"{key}: {rule}"
-    return f"{key} = {_show(value)}: {rule}"
+    return f"{key} = {show(value)}: {rule}"
 
 
 def _rule(kind: str, message: str) -> str:
@@ -132,6 +132,7 @@ def _groups(annotation: Any) -> Iterator[tuple[str, type[BaseModel]]]:
             yield from _groups(member)
 
 
-def _show(value: Any) -> str:
+def show(value: Any) -> str:
+    """Return a value as YAML writes it, in at most 60 characters."""
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,10 +1,11 @@
 """Options that were taken out: their old defaults are dropped, and any other value is refused with what to do."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from pydantic import JsonValue
 
 from components.base.errors import UserError
+from flows.config.errors import show
 
 _EPSILON = "Leave it out: AdamW adds epsilon as torch does. A smaller `epsilon` or a longer `warmup` calms early steps."
 _GENERATOR = "The built-in task's noise is 0.3."
@@ -28,8 +29,13 @@ REMOVED: dict[str, tuple[JsonValue, str]] = {
 """Maps an option to its last default, and to a sentence that says what to do without it."""
 
 
-def without_removed(values: Mapping[str, JsonValue], source: str) -> dict[str, JsonValue]:
+def without_removed(
+    values: Mapping[str, JsonValue], source: str, finished: Collection[str] = ()
+) -> dict[str, JsonValue]:
     """Return a config's values without removed options that have their last default, as older runs store them.
+
+    Args:
+        finished: stages whose stored results are used as they are. Their removed options are dropped at any value.
 
     Raises:
         UserError: a removed option has another value.
@@ -44,6 +50,7 @@ def without_removed(values: Mapping[str, JsonValue], source: str) -> dict[str, J
                 break
             place[group] = place = dict(inner)
         else:
-            if name in place and (value := place.pop(name)) != default:
-                raise UserError(f"{source}: {option} = {value}: this option is gone. {advice}")
+            stage = "validate" if groups[0] == "data" else groups[0]
+            if name in place and (value := place.pop(name)) != default and stage not in finished:
+                raise UserError(f"{source}: {option} = {show(value)}: this option is gone. {advice}")
     return found

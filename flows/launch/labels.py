@@ -8,6 +8,7 @@ from components.gates.judging import GatesConfig, Waiver
 from components.store.store import ArtifactStore
 from flows.base_run import changed_before, choose_base, standing
 from flows.config.profiles import Override, apply_overrides
+from flows.config.removed import without_removed
 from flows.config.run_config import check_config
 from flows.launch.begin import Launch, begin_run, by_user, execution_of, off_gates
 from flows.launch.reports import write_reports
@@ -84,7 +85,8 @@ def scoring(
 
     status = load_status(home, run)
     state = status.stage("human_eval").state
-    config = check_config(run_values(home, status.run), source=f"run {status.run}")
+    source = f"run {status.run}"  # its results, which people have seen, are used as they are
+    config = check_config(without_removed(run_values(home, status.run), source, PIPELINE), source)
     if config.human_eval.judges != "people" or state in ("not_run", "running", "interrupted"):
         raise UserError(
             f"run {status.run} does not wait for labels (human_eval: {state}, judges: {config.human_eval.judges}). "

@@ -299,7 +299,7 @@ def _job(record: Record) -> Settings:
     try:
         values = without_removed(values, record.stage)
         job = KNOWN[record.stage].load_job().model_validate(values)
-    except (KeyError, ValidationError) as error:
+    except (KeyError, ValidationError, UserError) as error:
         commit = (record.environment.get("code") or {}).get("commit") or "that computed it"
         raise UserError(
             f"{record.stage}: this version does not know its options. Check out the commit {commit}."

@@ -10,12 +10,14 @@ from pathlib import Path
 from components.base.errors import Mistakes, TetherError, UserError
 from components.human_eval.labels import Sample
 from components.human_eval.sheet import RATERS, rating_columns
+from flows.config.removed import without_removed
 from flows.config.run_config import check_config
 from flows.people.sheets import files_of
 from flows.review.batches import sample_folder
 from tasks.runs.config import run_values
 from tasks.runs.labels import LabelProgress, read_progress, write_progress
 from tasks.runs.status import load_status
+from tasks.stages import PIPELINE
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +137,8 @@ def when_complete(home: Path, run: str, sheets: Path, say: Callable[[str], None]
     command = f"tether people score {sheets} --run {run}"
     if (state := status.stage("human_eval").state) in ("not_run", "running", "interrupted"):
         return f"Run {run} can't be scored now (human_eval: {state}). Score it later: {command}"
-    if check_config(run_values(home, run), source=f"run {run}").human_eval.when_complete == "wait":
+    values = without_removed(run_values(home, run), f"run {run}", PIPELINE)
+    if check_config(values, source=f"run {run}").human_eval.when_complete == "wait":
         return f"The labels are complete. Score them: {command}"
     if status.prefect and os.environ.get("PREFECT_API_URL"):
         from tasks.prefect_flow.labels import order_scoring

@@ -169,7 +169,7 @@ def test_a_worker_in_a_container_takes_a_deployed_run_and_ends_in_order_when_it_
     """The command of compose.yaml, the manifests and the unit."""
     code, said = client("deploy", "tiny", "--set", "runners.ppo=local", "--set", "seed=5")
     assert code == 0, said
-    with client.detached("worker", "serve", "--print", "--pool", "cpu", "--limit", "2") as worker:
+    with client.detached("worker", "serve", "--pool", "cpu", "--limit", "2") as worker:
         words = ("with-secrets", "prefect", "deployment", "run", "rlhf/tiny", "--watch")
         ordered = services.run("worker-cpu", *words, inside=True)
         assert ordered.returncode == 0, ordered.stdout + ordered.stderr

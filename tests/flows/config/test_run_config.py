@@ -153,6 +153,12 @@ def test_a_removed_option_is_dropped_at_its_default_and_else_refused(option: str
     assert str(refused.value) == f"tiny: {option} = 7: this option is gone. {advice}"
 
 
+@pytest.mark.parametrize(("value", "text"), [(None, "null"), (True, "true"), ([1], "[1]")])
+def test_a_removed_options_value_is_shown_as_yaml(value: object, text: str) -> None:
+    with pytest.raises(UserError, match=rf"mine: reward\.calibration_bins = {re.escape(text)}: this option is gone"):
+        check_config({"reward": {"calibration_bins": value}}, "mine")
+
+
 @pytest.mark.parametrize(
     ("options", "refused"),
     [

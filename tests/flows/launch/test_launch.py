@@ -432,6 +432,20 @@ def test_an_older_runs_critic_options_without_a_critic_are_read_and_only_new_one
             rerun(tmp_path, "ppo", run=launch.ctx.run, overrides=settings(change))
 
 
+def test_a_removed_option_of_a_finished_stage_does_not_stop_a_rerun(tmp_path: Path) -> None:
+    launch = begin(tmp_path, "human_eval.judges=people")
+    finish(launch)
+    saved = launch.ctx.folder / "config.yaml"
+    saved.write_text(saved.read_text().replace("  updates:", "  best_of: 4\n  updates:"))  # ppo's
+    assert run_values(tmp_path, launch.ctx.run)["ppo"]["best_of"] == 4
+    (tmp_path / "sheet.csv").write_text("item\n")
+    assert scoring(tmp_path, launch.ctx.run, tmp_path / "sheet.csv").config.human_eval.judges == "people"
+    with pytest.raises(UserError, match=r"its config: ppo\.best_of = 4: this option is gone.* start with `tether run`"):
+        rerun(tmp_path, "ppo", run=launch.ctx.run)
+    again = rerun(tmp_path, "human_eval", run=launch.ctx.run)
+    assert "best_of" not in run_values(tmp_path, again.ctx.run)["ppo"]
+
+
 def test_a_flow_run_that_is_tried_again_takes_up_its_run_and_its_choice(tmp_path: Path) -> None:
     first = finish(begin(tmp_path))
     form = load_config("tiny")

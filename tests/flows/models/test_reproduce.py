@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -216,6 +217,14 @@ def test_other_code_is_refused_with_what_to_check_out_unless_it_is_allowed(
     source.write_text(source.read_text() + "# a comment is no other code\n")
     source.write_text(TOY + "# a comment is no other code\n")
     assert toy.again().same
+
+
+def test_a_record_with_a_removed_option_names_its_commit() -> None:
+    old = SimpleNamespace(
+        stage="ppo", run="r1", job={"ppo": {"best_of": 4}}, environment={"code": {"commit": "c0ffee"}}
+    )
+    with pytest.raises(UserError, match=r"^ppo: this version does not know .* Check out the commit c0ffee\.$"):
+        module._job(old)  # type: ignore[arg-type]
 
 
 def test_inputs_are_found_by_digest_where_they_were_or_where_the_user_says(toy: Toy, tmp_path: Path) -> None:
