@@ -65,9 +65,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     finally:
         site.proxy.shutdown()
         site.proxy.server_close()
-        t = time.monotonic()
         site.server.stop()
-        print("server.stop", time.monotonic() - t)
 
 
 @pytest.fixture(scope="module")
