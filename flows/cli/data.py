@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from components.base.errors import UserError
 from components.base.text import counted
 from flows.cli import completion
 from flows.cli.command import Json, command, echo
@@ -53,6 +54,12 @@ def check(
     if draft_suite is not None:
         from flows.data.suite import draft_suite as draft
 
+        unused = {
+            "--profile": profile, "--demonstrations": demonstrations, "--prompts": prompts, "--out": out,
+            "--json": as_json or None,
+        }  # fmt: skip
+        if names := [name for name, value in unused.items() if value is not None]:
+            raise UserError(f"--draft-suite: leave out {', '.join(names)}. Only --set applies to a draft.")
         draft(tether_home(), file, overrides_of(set_), draft_suite)
         echo(f"Written to {draft_suite}. Edit it, then give it with --set data.suite={draft_suite}.")
         return
@@ -152,7 +159,6 @@ def label(
     """
     from rich.console import Console
 
-    from components.base.errors import UserError
     from flows.data.label import VOTES, LabelOptions, label_file, report_text
     from tasks.execution.progress import StageProgress
 

@@ -148,6 +148,8 @@ def tasks(
     from flows.people.tools import write_tasks
     from flows.review.batches import find_batch
 
+    if file.suffix != ".json":  # a run's folder has sheet.csv; an .xml or .html would be overwritten
+        raise UserError(f"{file}: Label Studio's tasks are JSON. Name a file that ends in .json.")
     source = find_batch(tether_home(), batch)
     echo(f"{counted(len(source.pairs), 'item')}: {', '.join(map(str, write_tasks(source, file)))}")
 
