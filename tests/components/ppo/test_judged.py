@@ -191,7 +191,7 @@ def responses(scores: Any, nats: Any = 0.0) -> list[evaluate.Answered]:
     return [plain._replace(score=float(s), kl=float(k)) for s, k in zip(scores, nats, strict=True)]
 
 
-GATED = [load_config(name).gates for name in ("demo", "hh-smollm2", "gpu")]
+GATED = [load_config(name).gates for name in ("demo-long", "hh-smollm2", "gpu")]
 """The gates of each profile that judges single prompts and responses."""
 
 
