@@ -436,14 +436,14 @@ def test_a_removed_option_of_a_finished_stage_does_not_stop_a_rerun(tmp_path: Pa
     launch = begin(tmp_path, "human_eval.judges=people")
     finish(launch)
     saved = launch.ctx.folder / "config.yaml"
-    saved.write_text(saved.read_text().replace("  updates:", "  best_of: 4\n  updates:"))  # ppo's
-    assert run_values(tmp_path, launch.ctx.run)["ppo"]["best_of"] == 4
+    saved.write_text(saved.read_text().replace("  updates:", "  mask_truncated: true\n  updates:"))  # ppo's
+    assert run_values(tmp_path, launch.ctx.run)["ppo"]["mask_truncated"]
     (tmp_path / "sheet.csv").write_text("item\n")
     assert scoring(tmp_path, launch.ctx.run, tmp_path / "sheet.csv").config.human_eval.judges == "people"
-    with pytest.raises(UserError, match=r"its config: ppo\.best_of = 4: this option is gone.* start with `tether run`"):
+    with pytest.raises(UserError, match=r"its config: ppo\.mask_truncated = true: this option is gone.* start with `tether run`"):
         rerun(tmp_path, "ppo", run=launch.ctx.run)
     again = rerun(tmp_path, "human_eval", run=launch.ctx.run)
-    assert "best_of" not in run_values(tmp_path, again.ctx.run)["ppo"]
+    assert "mask_truncated" not in run_values(tmp_path, again.ctx.run)["ppo"]
 
 
 def test_a_flow_run_that_is_tried_again_takes_up_its_run_and_its_choice(tmp_path: Path) -> None:
