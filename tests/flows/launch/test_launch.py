@@ -440,7 +440,8 @@ def test_a_removed_option_of_a_finished_stage_does_not_stop_a_rerun(tmp_path: Pa
     assert run_values(tmp_path, launch.ctx.run)["ppo"]["mask_truncated"]
     (tmp_path / "sheet.csv").write_text("item\n")
     assert scoring(tmp_path, launch.ctx.run, tmp_path / "sheet.csv").config.human_eval.judges == "people"
-    with pytest.raises(UserError, match=r"its config: ppo\.mask_truncated = true: this option is gone.* start with `tether run`"):
+    gone = r"its config: ppo\.mask_truncated = true: this option is gone.* start with `tether run`"
+    with pytest.raises(UserError, match=gone):
         rerun(tmp_path, "ppo", run=launch.ctx.run)
     again = rerun(tmp_path, "human_eval", run=launch.ctx.run)
     assert "mask_truncated" not in run_values(tmp_path, again.ctx.run)["ppo"]

@@ -220,9 +220,8 @@ def test_other_code_is_refused_with_what_to_check_out_unless_it_is_allowed(
 
 
 def test_a_record_with_a_removed_option_names_its_commit() -> None:
-    old = SimpleNamespace(
-        stage="ppo", run="r1", job={"ppo": {"best_of": 4}}, environment={"code": {"commit": "c0ffee"}}
-    )
+    job = {"ppo": {"mask_truncated": True}}
+    old = SimpleNamespace(stage="ppo", run="r1", job=job, environment={"code": {"commit": "c0ffee"}})
     with pytest.raises(UserError, match=r"^ppo: this version does not know .* Check out the commit c0ffee\.$"):
         module._job(old)  # type: ignore[arg-type]
 
