@@ -88,7 +88,11 @@ serve_pools(Path(), {pool: 1 for pool in sys.argv[1:]}, lambda text: print(text,
 
 def serving(*pools: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-c", SERVE, *pools]
-    return subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    # A shell that runs the tests in the background has its children ignore SIGINT.
+    return subprocess.Popen(
+        command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
