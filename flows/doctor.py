@@ -147,13 +147,11 @@ def _form(home: Path) -> list[Finding]:
         schema, database = home_schema(home), home / "mlflow.db"
         if schema is not None and schema > HOME_SCHEMA:
             return [Finding("fail", "home's form", str(newer(home / HOME_FILE, "home", schema, HOME_SCHEMA)), 2)]
-        due = [f"schema {schema} of {HOME_SCHEMA}"] if schema is not None and schema < HOME_SCHEMA else []
         if database.is_file() and database.stat().st_size and is_outdated(database):
-            due.append("MLflow's tables of an earlier version")
+            text = "MLflow's tables of an earlier version: `tether upgrade` is due, after a `tether backup`"
+            return [Finding("note", "home's form", text)]
     except UserError as error:
         return [Finding("fail", "home's form", str(error), 2)]
-    if due:
-        return [Finding("note", "home's form", f"{', '.join(due)}: `tether upgrade` is due, after a `tether backup`")]
     return [Finding("ok", "home's form", f"schema {schema or HOME_SCHEMA}")]
 
 

@@ -76,21 +76,21 @@ def restore(
 def upgrade(
     check: Annotated[bool, typer.Option("--check", help="Only check; exit code 1 if an upgrade is due.")] = False,
 ) -> None:
-    """Convert an older home to this version's format."""
+    """Bring an older home up to date: MLflow's tables."""
     from flows.keeping.upgrade import due
     from flows.keeping.upgrade import upgrade as migrate
 
     home = tether_home()
-    lines = due(home) if check else migrate(home, echo)
+    lines = due(home) if check else migrate(home)
     for text in lines:
         echo(text)
     if not lines:
-        echo(f"{home} already has this version's format.")
+        echo(f"{home} is up to date.")
     elif check:
         echo("An upgrade is due. Back up first (`tether backup DIR`), then run `tether upgrade`.")
         raise typer.Exit(DUE)
     else:
-        echo(f"{home} has this version's format now. Earlier versions of Tether may be unable to read it.")
+        echo(f"{home} is up to date now. Earlier versions of Tether may be unable to read it.")
 
 
 def _steps() -> "Steps":

@@ -1,13 +1,10 @@
-"""The formats of a home and of its runs: older ones can be read; those of a newer Tether are refused with a message.
+"""The formats of a home and of its runs. Those of other versions of Tether are refused with a message.
 
-`home.json` holds the home's number. A home with runs but without that file has format 1; an empty home has none. Each
-run.json has its own number (`RunFile.schema_version`), because runs of different formats can be in one home until
-`tether upgrade`.
+`home.json` holds the home's number. Each run.json has its own number (`RunFile.schema_version`).
 """
 
 import json
 import logging
-import os
 from pathlib import Path
 
 from pydantic import BaseModel, Field
@@ -20,11 +17,9 @@ logger = logging.getLogger(__name__)
 
 HOME_FILE = "home.json"
 HOME_SCHEMA = 2
-"""The home's format that this version writes. 2: run.json has a format number and the sub-stages, and the file names of
-records include the stage. `flows/keeping/upgrade.py` has a step from each number to the next."""
+"""The home's format that this version reads and writes."""
 RUN_SCHEMA = 2
-"""The format of run.json. 2: every verdict says whether it only warns, and every stage has its sub-stages' keys."""
-
+"""The format of run.json, likewise. 1: before release 0.1.0, whose `tether upgrade` converts it."""
 
 _LONGEST = 1 << 16
 """The largest number of bytes read of home.json."""
@@ -34,12 +29,12 @@ class _Home(BaseModel):
     schema_version: int = Field(ge=1)
 
 
-class _Any(BaseModel):
+class _Run(BaseModel):
     schema_version: int = 1
 
 
 def home_schema(home: Path) -> int | None:
-    """Return the number of a home's format; None for a home without runs.
+    """Return the number of a home's format; None for a home without runs or without home.json.
 
     Raises:
         UserError: home.json is damaged.
@@ -49,7 +44,7 @@ def home_schema(home: Path) -> int | None:
         with open_regular(path) as file:
             return _Home.model_validate_json(file.read(_LONGEST)).schema_version
     except FileNotFoundError:
-        return 1 if _has_runs(home) else None
+        return None
     except (OSError, ValueError) as error:
         raise UserError(
             f"{path} is damaged ({str(error).splitlines()[0]}). Restore it; it holds "
@@ -74,15 +69,10 @@ def check_home(home: Path) -> None:
 
 
 def mark_home(home: Path) -> None:
-    """Write the number of this version's format into a home that has no runs."""
-    if not (home / HOME_FILE).exists() and not _has_runs(home):
-        write_schema(home, HOME_SCHEMA)
-
-
-def write_schema(home: Path, number: int) -> None:
-    """Write the number of a home's format."""
-    make_folder(home)
-    write_whole(home / HOME_FILE, json.dumps({"schema_version": number}) + "\n")
+    """Write the number of this version's format into a home that has none."""
+    if not (home / HOME_FILE).exists():
+        make_folder(home)
+        write_whole(home / HOME_FILE, json.dumps({"schema_version": HOME_SCHEMA}) + "\n")
 
 
 def newer(path: Path | str, what: str, found: int, known: int) -> UserError:
@@ -93,18 +83,20 @@ def newer(path: Path | str, what: str, found: int, known: int) -> UserError:
     )
 
 
-def written_by_newer(data: bytes) -> int | None:
-    """Return the format number in the bytes of a run.json if a newer Tether wrote it; otherwise None."""
+def check_run(path: Path, data: bytes) -> None:
+    """Refuse `data`, the bytes of the run.json at `path`, if another version of Tether wrote another format.
+
+    Raises:
+        UserError: the format is newer or older. Damaged data are left to the reader of the whole file.
+    """
     try:
-        found = _Any.model_validate_json(data).schema_version
+        found = _Run.model_validate_json(data).schema_version
     except ValueError:
-        return None
-    return found if found > RUN_SCHEMA else None
-
-
-def _has_runs(home: Path) -> bool:
-    try:
-        with os.scandir(home / "runs") as entries:
-            return any(not entry.name.startswith(".") and (Path(entry) / "run.json").is_file() for entry in entries)
-    except FileNotFoundError:
-        return False
+        return
+    if found > RUN_SCHEMA:
+        raise newer(path, "run", found, RUN_SCHEMA)
+    if found < RUN_SCHEMA:
+        raise UserError(
+            f"{path} was written by a Tether before 0.1.0 (run schema {found}; this one reads {RUN_SCHEMA}). Run "
+            f"`tether upgrade` of release 0.1.0, or move the folder {path.parent} out of {path.parent.parent}."
+        )

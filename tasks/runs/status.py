@@ -15,20 +15,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from components.base.errors import TetherError, UserError
 from components.base.files import make_folder
 from components.base.paths import read_regular
 from components.base.process import Process, is_alive, this_process
 from components.gates.judging import Verdict, Waiver
-from components.gates.table import GATES
 from tasks.result import State
 from tasks.runs.explained import Explanation
 from tasks.runs.journal import Sent, current_user, write_model
 from tasks.runs.label import UNNAMED, Label
 from tasks.runs.points import points_file, read_points
-from tasks.runs.schema import RUN_SCHEMA, newer, written_by_newer
+from tasks.runs.schema import RUN_SCHEMA, check_run
 
 logger = logging.getLogger(__name__)
 
@@ -95,18 +94,6 @@ class StageStatus(BaseModel):
     """Why each (sub-)stage was computed or reused; empty if it was not looked up."""
     parts: dict[str, Part] = Field(default_factory=dict)
     """Keys and digests of its sub-stages."""
-
-    @field_validator("gates", mode="before")
-    @classmethod
-    def _of_earlier_versions(cls, gates: object) -> object:
-        """Add `warn_only` to gates that an earlier version wrote without it. What is no list stays as it is."""
-        if not isinstance(gates, list):
-            return gates
-        return [
-            {"warn_only": GATES[str(gate["name"])].warn_only, **gate}
-            if isinstance(gate, dict) and str(gate.get("name")) in GATES else gate
-            for gate in gates
-        ]  # fmt: skip
 
     @property
     def cost(self) -> float | None:
@@ -195,7 +182,7 @@ class RunFile(_Run):
 
     model_config = ConfigDict(extra="allow")  # fields of a later version survive reading and writing
 
-    schema_version: int = 1
+    schema_version: int = RUN_SCHEMA
     """The file's format (`tasks/runs/schema.py`)."""
     finished: Stamp | None
     updated: Stamp = ""
@@ -278,7 +265,6 @@ class StatusFile:
         """Begin a new run with every stage `not_run`. Arguments as in `RunFile`; `user` None means this process's
         user."""
         document = RunFile(
-            schema_version=RUN_SCHEMA,
             run=run,
             name=label.name,
             tags=dict(label.tags),
@@ -414,8 +400,7 @@ def read_file(folder: Path) -> RunFile:
     """Return the run.json in `folder`. Raises UserError if this version of Tether can't read it."""
     try:
         data = read_regular(folder / RUN_FILE)
-        if (number := written_by_newer(data)) is not None:
-            raise newer(folder / RUN_FILE, "run", number, RUN_SCHEMA)
+        check_run(folder / RUN_FILE, data)
         found = RunFile.model_validate_json(data)
         if found.run != folder.name:
             raise ValueError(f"it is that of run {found.run}")
@@ -429,17 +414,12 @@ def read_file(folder: Path) -> RunFile:
         ) from error
 
 
-def write_file(folder: Path, document: RunFile) -> None:
-    """Replace the run.json of a run that no process computes."""
-    write_model(folder / RUN_FILE, document)
-
-
 def end_elsewhere(folder: Path) -> None:
     """Mark a run that was running when it was copied as killed; leave other runs unchanged."""
     document = read_file(folder)
     if document.finished is None:
         process: Process = {**document.process, "host": socket.gethostname(), "boot": "before it was restored"}
-        write_file(folder, document.model_copy(update={"process": process}))
+        write_model(folder / RUN_FILE, document.model_copy(update={"process": process}))
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:

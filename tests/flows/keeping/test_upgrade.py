@@ -1,4 +1,4 @@
-"""Forms of a home: which are read, which are migrated, and how a newer one is refused."""
+"""Formats of a home: which are read and upgraded, and how those of other versions are refused."""
 
 import json
 import re
@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 
 from components.base.errors import UserError
-from components.base.files import write_whole
 from components.store.records import RECORD_SCHEMA, Miss, parse_record, record_text
 from components.store.store import ArtifactStore
 from flows import doctor
-from flows.keeping.upgrade import MIGRATIONS, due, upgrade
-from tasks.runs import schema
-from tasks.runs.schema import HOME_SCHEMA, RUN_SCHEMA, home_schema, mark_home
+from flows.keeping.upgrade import due, upgrade
+from tasks.runs.schema import HOME_FILE, HOME_SCHEMA, RUN_SCHEMA, home_schema, mark_home
 from tasks.runs.status import load_readable, load_status
 from tasks.tracking.database import is_outdated
 from tests.keeping import Writer, publish
@@ -33,62 +31,24 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return writer.home
 
 
-def as_form_1(home: Path) -> None:
-    """Write a home as versions before form 2 did."""
-    for path in home.glob("runs/*/run.json"):
-        document = json.loads(path.read_text())
-        del document["schema_version"]
-        for stage in document["stages"]:
-            del stage["parts"]
-        path.write_text(json.dumps(document))
-    for path in home.glob("store/records/*/*.json"):
-        path.rename(path.with_name(f"{path.name.partition('.')[0]}.json"))
+def downgraded(home: Path) -> Path:
+    """Give a home the kept release's MLflow with tables of the version before the installed one. Return the file."""
+    from alembic import command
+    from mlflow.store.db import utils
+
+    kept = sorted((Path(__file__).resolve().parents[2] / "homes").glob("*.tar.gz"))[-1]
+    with tarfile.open(kept) as tar:
+        tar.extract("home/mlflow.db", home.parent, filter="data")
+    upgrade(home)  # of what a later MLflow than the kept home's has
+    command.downgrade(utils._get_alembic_config(f"sqlite:///{home / 'mlflow.db'}"), "-1")
+    return home / "mlflow.db"
 
 
-def test_each_form_has_one_step_to_the_next() -> None:
-    assert list(MIGRATIONS) == list(range(1, HOME_SCHEMA))
-
-
-def test_a_home_without_a_number_is_of_form_1_only_where_it_has_runs(home: Path, tmp_path: Path) -> None:
-    assert home_schema(home) == 1 and home_schema(tmp_path / "nothing") is None
-    mark_home(home)
-    assert home_schema(home) == 1, "marking is for new homes"
-    mark_home(tmp_path / "nothing")
-    assert home_schema(tmp_path / "nothing") == HOME_SCHEMA
-
-
-@pytest.mark.parametrize("write", [1, 2, 3, 4])
-def test_an_upgrade_that_is_killed_at_any_write_is_ended_by_the_next(
-    home: Path, monkeypatch: pytest.MonkeyPatch, write: int
-) -> None:
-    as_form_1(home)
-    before = load_status(home, "r001")
-    count = iter(range(1, 100))
-
-    def killed(path: Path, content: str | bytes) -> None:
-        if next(count) == write:
-            raise KeyboardInterrupt
-        write_whole(path, content)
-
-    def renamed(self: Path, missing_ok: bool = False) -> None:
-        if next(count) == write:
-            raise KeyboardInterrupt
-        unlink(self, missing_ok)
-
-    unlink = Path.unlink
-    with monkeypatch.context() as patch:
-        patch.setattr(schema, "write_whole", killed)
-        patch.setattr("tasks.runs.journal.write_whole", killed)
-        patch.setattr(Path, "unlink", renamed)
-        with pytest.raises(KeyboardInterrupt):
-            upgrade(home, print)
-    store = ArtifactStore(home)
-    assert load_status(home, "r001").as_json() == before.as_json() and len(due(home)) == 1
-    assert all(store.lookup(stage.key or "", stage.digest) for stage in before.stages)
-    upgrade(home, print)
-    assert due(home) == [] and load_status(home, "r001").as_json() == before.as_json()
-    names = sorted(path.name for path in home.glob("store/records/*/*"))
-    assert names == ["1.ppo.json", "1.sft.json"]
+def test_a_home_without_a_number_gets_this_versions(home: Path, tmp_path: Path) -> None:
+    assert home_schema(home) is None and home_schema(tmp_path / "nothing") is None
+    for each in (home, tmp_path / "nothing"):
+        mark_home(each)
+        assert home_schema(each) == HOME_SCHEMA
 
 
 def test_nothing_is_upgraded_under_a_run_at_work(
@@ -98,18 +58,17 @@ def test_nothing_is_upgraded_under_a_run_at_work(
     writer = Writer(tmp_path / "home")
     for _ in range(3):
         writer.step()
-    (writer.home / "mlflow.db").unlink()
-    as_form_1(writer.home)
+    database = downgraded(writer.home)
     done = tether_here("upgrade", home=writer.home)
-    assert done.returncode == 2 and "r001 is running" in done.stderr and home_schema(writer.home) == 1
+    assert done.returncode == 2 and "r001 is running" in done.stderr and is_outdated(database)
 
 
 def test_check_says_what_is_due_and_changes_nothing(tether_here: Any, home: Path) -> None:
-    as_form_1(home)
-    files = {path: path.read_bytes() for path in home.rglob("*.json")}
+    database = downgraded(home)
+    before = database.read_bytes()
     done = tether_here("upgrade", "--check", home=home)
-    assert done.returncode == 1 and "home schema 1 to 2" in done.stdout and "tether backup" in done.stdout
-    assert files == {path: path.read_bytes() for path in home.rglob("*.json")}
+    assert done.returncode == 1 and "mlflow.db: the tables" in done.stdout and "tether backup" in done.stdout
+    assert database.read_bytes() == before
     (finding,) = doctor._form(home)
     assert finding.level == "note" and "`tether upgrade` is due" in finding.text
     text = (Path(__file__).resolve().parents[3] / "docs" / "operations" / "upgrade.md").read_text()
@@ -126,7 +85,7 @@ def test_check_says_what_is_due_and_changes_nothing(tether_here: Any, home: Path
     "command", [("runs",), ("status",), ("run", "tiny"), ("store", "gc"), ("upgrade",), ("backup", "b")]
 )
 def test_a_newer_home_is_refused_in_one_sentence(tether_here: Any, home: Path, command: tuple[str, ...]) -> None:
-    schema.write_schema(home, HOME_SCHEMA + 1)
+    (home / HOME_FILE).write_text(json.dumps({"schema_version": HOME_SCHEMA + 1}))
     done = tether_here(*command, home=home)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert (
@@ -135,13 +94,20 @@ def test_a_newer_home_is_refused_in_one_sentence(tether_here: Any, home: Path, c
     assert doctor._form(home)[0].level == "fail"
 
 
-def test_a_newer_run_is_named_and_the_others_are_read(home: Path) -> None:
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ({"schema_version": RUN_SCHEMA + 1}, r"newer Tether \(run schema 3; this one reads up to 2\)"),
+        ({}, r"before 0\.1\.0 \(run schema 1; this one reads 2\)\. Run `tether upgrade` of release 0\.1\.0"),
+    ],
+)
+def test_a_run_of_another_format_is_named_and_the_others_read(home: Path, schema: dict[str, int], why: str) -> None:
     path = home / "runs" / "r001" / "run.json"
     shutil.copytree(path.parent, home / "runs" / "r002")
     other = json.loads(path.read_text())
     (home / "runs" / "r002" / "run.json").write_text(json.dumps({**other, "run": "r002"}))
-    path.write_text(json.dumps({"schema_version": RUN_SCHEMA + 1, "run": "r001", "what": "it holds by then"}))
-    with pytest.raises(UserError, match=r"newer Tether \(run schema 3; this one reads up to 2\)"):
+    path.write_text(json.dumps({**schema, "run": "r001", "what": "it holds then"}))
+    with pytest.raises(UserError, match=why):
         load_status(home, "r001")
     readable, unreadable = load_readable(home)
     assert [each.run for each in readable] == ["r002"] and list(unreadable) == ["r001"]
@@ -165,22 +131,13 @@ def test_a_damaged_number_hides_no_run_and_upgrade_names_the_file(tether_here: A
     assert done.returncode == 0 and (home.parent / "backup/home/home.json").read_text() == "{}"
 
 
-def test_mlflows_tables_of_an_earlier_version_are_brought_up(home: Path, tmp_path: Path) -> None:
-    from alembic import command
-    from mlflow.store.db import utils
-
-    kept = sorted((Path(__file__).resolve().parents[2] / "homes").glob("[0-9]*.tar.gz"))[-1]
-    with tarfile.open(kept) as tar:
-        tar.extract("home/mlflow.db", tmp_path, filter="data")
-    database = home / "mlflow.db"
-    upgrade(home, print)  # of what a later MLflow than the kept home's has
-    schema.write_schema(home, HOME_SCHEMA)
+def test_mlflows_tables_of_an_earlier_version_are_upgraded(home: Path) -> None:
+    database = downgraded(home)
     with closing(sqlite3.connect(database)) as opened:
         before = opened.execute("select name, key, value from registered_model_tags order by 1, 2").fetchall()
         versions = opened.execute("select count(*) from model_versions").fetchone()
-    command.downgrade(utils._get_alembic_config(f"sqlite:///{database}"), "-1")
     assert is_outdated(database) and due(home) == ["mlflow.db: the tables of the installed MLflow"]
-    upgrade(home, print)
+    upgrade(home)
     assert not is_outdated(database) and due(home) == []
     with closing(sqlite3.connect(database)) as opened:
         assert opened.execute("select name, key, value from registered_model_tags order by 1, 2").fetchall() == before

@@ -10,8 +10,7 @@ import pytest
 from components.base.errors import UserError
 from components.base.process import is_alive, this_process
 from components.gates.judging import GatesConfig, judge
-from components.gates.text import outcome
-from tasks.runs.journal import Sent, left_by_earlier
+from tasks.runs.journal import Sent
 from tasks.runs.status import (
     WORST_FIRST,
     StatusFile,
@@ -181,24 +180,6 @@ def test_what_a_later_version_wrote_survives_being_taken_up(begin, tmp_path):
     assert json.loads((folder / "run.json").read_text())["later"] == {"field": 1}
 
 
-def test_a_run_of_an_earlier_version_keeps_its_warnings_and_the_ids_that_mlflow_gave_it(begin, tmp_path):
-    status = begin(stages=("ppo",))
-    status.update(
-        "ppo",
-        state="passed",
-        gates=judge("ppo", {"ppo/kl_low": 0.0}, GatesConfig.model_validate({"ppo": {"kl_floor": 1.0}})),
-    )
-    status.finish()
-    folder = tmp_path / "runs" / "r1"
-    (stage,) = json.loads((folder / "run.json").read_text())["stages"]
-    kept = ("name", "metric", "value", "op", "threshold", "passed", "waived")  # of a gate, as it was written then
-    floor = next(gate for gate in stage["gates"] if gate["name"] == "ppo.kl_floor")
-    edited(folder, stages=[stage | {"gates": [{name: floor[name] for name in kept}]}])
-    (folder / "tracking.json").write_text(json.dumps({"stages": {"ppo": "abc"}, "facts": 7, "closed": True}))
-    (read,) = load_status(tmp_path, "r1").stages
-    assert (outcome(read.gates[0]), read.mlflow_run) == ("WARN", "abc")
-
-
 def test_the_bound_of_a_null_is_in_the_json_of_the_gates_that_have_one_and_survives_run_json(begin, tmp_path):
     status = begin(stages=("reward",))
     metrics = {"reward/ece": 0.0553, "reward/ece_null_95": 0.0732, "reward/accuracy_low": 0.9}
@@ -208,15 +189,6 @@ def test_the_bound_of_a_null_is_in_the_json_of_the_gates_that_have_one_and_survi
     (stage,) = load_status(tmp_path, "r1").as_json()["stages"]
     within = {gate["name"]: gate.get("within") for gate in stage["gates"] if gate["threshold"] is not None}
     assert within == {"reward.ece": 0.0732, "reward.accuracy_low": None}
-
-
-@pytest.mark.parametrize(("sent", "left"), [(None, True), (3, True), (9, False)])
-def test_what_an_earlier_version_did_not_send_is_known(tmp_path, sent, left):
-    assert not left_by_earlier(tmp_path)
-    (tmp_path / "tracking.jsonl").write_text("a" * 9)
-    if sent is not None:
-        (tmp_path / "tracking.json").write_text(json.dumps({"facts": sent}))
-    assert left_by_earlier(tmp_path) is left
 
 
 @pytest.mark.timeout(PATIENCE * 20)
