@@ -1,7 +1,6 @@
 """A store in a folder, on this machine or on a file system that several machines share."""
 
 import contextlib
-import errno
 import fcntl
 import os
 import shutil
@@ -17,7 +16,6 @@ from components.base.paths import open_regular, read_regular
 from components.store.place import LARGEST_READ, Entry
 
 _CHUNK = 1 << 20
-_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class FolderPlace:
@@ -73,10 +71,6 @@ class FolderPlace:
             os.link(temporary, target)
         except FileExistsError:
             return False
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            return self._create_without_links(target, data)
         finally:
             temporary.unlink(missing_ok=True)
         sync(target.parent)
@@ -141,16 +135,3 @@ class FolderPlace:
         if own.st_uid == os.geteuid() and stat.S_IMODE(own.st_mode) != shared:
             os.fchmod(file.fileno(), shared)
         return file
-
-    def _create_without_links(self, target: Path, data: bytes) -> bool:
-        """Write a file on a file system without hard links. A kill may leave half a record, which fails its sha256."""
-        try:
-            with naming(target), target.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-        except FileExistsError:
-            return False
-        target.chmod(0o444)
-        sync(target.parent)
-        return True

@@ -28,9 +28,9 @@ MAX_PART = 255
 SHA = re.compile(r"[0-9a-f]{64}")
 KEY = re.compile(r"[0-9a-z]{64}")
 STAGE = re.compile(r"[a-z0-9_.]{1,64}")
-ATTEMPT = re.compile(rf"([1-9][0-9]{{0,8}})(-[0-9a-f]{{8}})?(?:\.({STAGE.pattern}))?\.json")
-"""The name of a record's file: attempt and stage, so that a stage's records are found by name (older records, and those
-of an export, have no stage). The part after the hyphen makes names unique in stores that overwrite existing files."""
+ATTEMPT = re.compile(rf"([1-9][0-9]{{0,8}})(-[0-9a-f]{{8}})?\.({STAGE.pattern})\.json")
+"""The name of a record's file: attempt and stage, so that a stage's records are found by name. The part after the
+hyphen makes names unique in stores that overwrite existing files."""
 RECORD_SCHEMA = 1
 """The version of the record file's format, its `schema` field; absent means 1. A manifest has none, since its bytes
 determine the artifact's digest."""

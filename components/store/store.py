@@ -27,7 +27,7 @@ from components.store.folder import FolderPlace
 from components.store.leases import Lease, holder, leased
 from components.store.objects import Objects
 from components.store.place import VARIABLE, Place
-from components.store.records import ATTEMPT, STAGE, Miss, Record, attempts_of, number_of, parse_record, record_text
+from components.store.records import ATTEMPT, Miss, Record, attempts_of, number_of, parse_record, record_text
 from components.store.views import view
 
 logger = logging.getLogger(__name__)
@@ -132,8 +132,7 @@ class ArtifactStore:
         while True:
             written = record.model_copy(update={"attempt": attempt})
             suffix = "" if self.place.exclusive else f"-{uuid.uuid4().hex[:8]}"
-            stage = f".{record.stage}" if STAGE.fullmatch(record.stage) else ""
-            name = f"records/{record.key}/{attempt}{suffix}{stage}.json"
+            name = f"records/{record.key}/{attempt}{suffix}.{record.stage}.json"
             if self.place.create(name, record_text(written).encode()):
                 return written
             attempt += 1
@@ -180,7 +179,7 @@ class ArtifactStore:
     def published_by(self, stage: str, newest: int = 20) -> list[Record]:
         """Return up to `newest` records of `stage`, newest first. Their files are not checked.
 
-        Lists all records once, and reads only those whose file name has this stage or no stage.
+        Lists all records once, and reads only those whose file name has this stage.
         """
         by_key: dict[str, dict[str, float]] = defaultdict(dict)
         for entry in self.place.entries("records"):
@@ -190,12 +189,12 @@ class ArtifactStore:
             (files[name], key, name)
             for key, files in by_key.items()
             for name in attempts_of(files)
-            if (match := ATTEMPT.fullmatch(name)) and match[3] in (None, stage)
+            if (match := ATTEMPT.fullmatch(name)) and match[3] == stage
         ]
         found = [(key, name) for _, key, name in sorted(named, reverse=True)]
         with ThreadPoolExecutor(8) as pool:  # behind a URL each read is a request
             read = list(pool.map(lambda each: self.read(*each), found[:newest]))
-        records = [record for record in read if isinstance(record, Record) and record.stage == stage]
+        records = [record for record in read if isinstance(record, Record)]
         return sorted(records, key=lambda record: (record.started, record.attempt), reverse=True)
 
     def path(self, artifact: Record | str) -> Path:

@@ -22,7 +22,7 @@ from flows.config.run_config import default_values
 from tasks.result import Input
 from tasks.runs.journal import recorded_inputs
 from tasks.runs.status import StageStatus, finite, gates_json, has_run, load_readable, load_status
-from tasks.tracking.registry import Version, find_version, versions_of
+from tasks.tracking.registry import Version, find_version, versions
 
 JUDGED_BY = 20
 """The largest number of runs listed that judged an artifact, newest first."""
@@ -184,7 +184,7 @@ def lineage(home: Path, asked: str, downstream: bool = False) -> LineageGraph:
             judging[stage.digest].append(Judging(status.run, stage))
     computed_by = {record.run for node in nodes for record in node.records}
     read = recorded_inputs(home, computed_by | ({subject.run} if subject.run else set()))
-    for version in versions_of(home, shown):
+    for version in versions(home):
         registered[version.digest].append(version)
 
     def described(node: Node) -> LineageNode:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from components.base.errors import Mistakes, TetherError, UserError
@@ -81,7 +82,7 @@ def show_progress(home: Path, run: str, progress: LabelProgress, say: Callable[[
     folder = home / "runs" / run
     before = read_progress(folder)
     if before is not None and not progress.address:
-        progress = progress._replace(address=before.address)
+        progress = replace(progress, address=before.address)
     write_progress(folder, progress)
 
     def on_prefect() -> None:

@@ -29,7 +29,7 @@ from flows.reports.links import elsewhere
 from flows.reports.rounds import COLUMNS, rounds_chart
 from flows.reports.terminal import by_another, cost, ends_after, model_votes_of, simulated_note
 from tasks.execution.drawing import thin
-from tasks.lineage.picture import in_two_widths
+from tasks.lineage.picture import in_html
 from tasks.runs.status import StageStatus
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -175,7 +175,7 @@ def template(name: str) -> Template:
     made.filters |= {
         "number": number, "duration": duration, "moment": moment, "value": shown, "cut": cut, "bound": bound,
         "rows": lambda table: thin(table.rows, ROWS), "breakable": breakable, "picture": picture, "code": code_name,
-        "brief": brief, "in_two_widths": lambda graph: Markup(in_two_widths(graph)),
+        "brief": brief, "lineage_picture": lambda graph: Markup(in_html(graph)),
         "marked": marked, "line": line, "cost": cost, "by_another": by_another,
     }  # fmt: skip
     return made.get_template(name)

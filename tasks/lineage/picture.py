@@ -1,6 +1,7 @@
-"""Draw a graph of artifacts as one SVG, in layers: the inputs of an artifact come before it.
+"""Draw a graph of artifacts as one SVG, in layers from top to bottom: the inputs of an artifact come before it.
 
-The picture has its own background and follows the reader's light or dark scheme, so it is readable on every page.
+It is narrow, because MLflow shows a picture in its own width and cuts off what exceeds its column. It has its own
+background and follows the reader's light or dark scheme, so it is readable on every page.
 """
 
 import base64
@@ -15,11 +16,10 @@ State = Literal["passed", "failed", "warned", "none"]
 
 MOST = 40
 """The largest number of boxes in a picture; a larger graph would be unreadable."""
-WIDTH, NARROW = 184, 148
-"""Widths in pixels: of a box, and of a box in a picture for a telephone, which fits two next to each other."""
-GAP, MARGIN = 40, 8
-BESIDE, CLOSE = 18, 8
-"""In pixels: gap between layers and margin of the picture; gap between boxes of a layer, and on a telephone."""
+WIDTH = 148
+"""Width of a box in pixels; a telephone fits two next to each other."""
+GAP, BESIDE, MARGIN = 40, 8, 8
+"""In pixels: gap between layers, gap between boxes of a layer, and margin of the picture."""
 TITLE, STEP, PADDING = 18, 16, 10
 """In pixels: heights of the title and of each further line, and the padding around them."""
 LANE = 10
@@ -73,18 +73,13 @@ def told(graph: Diagram) -> str:
     return "; ".join(parts)
 
 
-def draw(graph: Diagram, downward: bool = False) -> str:
-    """Return the picture as SVG.
-
-    Args:
-        graph: boxes and arrows; arrows to or from missing boxes are left out.
-        downward: put layers from top to bottom, for a narrow page; otherwise from left to right.
-    """
+def draw(graph: Diagram) -> str:
+    """Return the picture as SVG. Arrows to or from missing boxes are left out."""
     boxes = {box.id: box for box in graph.boxes}
     arrows = [each for each in dict.fromkeys(graph.arrows) if each[0] in boxes and each[1] in boxes]
     layers = _layers(list(boxes), arrows)
     height = 2 * PADDING + TITLE + STEP * max((len(_lines(box)) for box in boxes.values()), default=0)
-    places, width, tall = _places(layers, height, downward)
+    places, width, tall = _places(layers, height)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{tall:.0f}" '
         f'viewBox="0 0 {width:.0f} {tall:.0f}" role="img">',
@@ -99,26 +94,23 @@ def draw(graph: Diagram, downward: bool = False) -> str:
         lanes = [(before, depth) for depth in range(of[before] + 1, of[after])]
         passed: list[_Item] = [before, *lanes, after]
         points = [places[each] for each in passed]
-        parts.append(f'<path class="arrow" marker-end="url(#head)" d="{_path(points, downward)}"/>')
+        parts.append(f'<path class="arrow" marker-end="url(#head)" d="{_path(points)}"/>')
     parts += [_drawn(box, places[box.id]) for box in boxes.values()]
     return "\n".join([*parts, "</svg>\n"])
 
 
-def in_two_widths(graph: Diagram) -> str:
-    """Return an HTML element with the picture: left to right on a wide page, top to bottom on a narrow one."""
-    source = f'<source media="(min-width: 60rem)" srcset="{_address(graph, downward=False)}">'
-    told_ = escape(f"Lineage: {told(graph)}")
-    return f'<picture>{source}<img src="{_address(graph, downward=True)}" alt="{told_}"></picture>'
+def in_html(graph: Diagram) -> str:
+    """Return the picture as an HTML image with its content inside."""
+    return f'<img src="{_address(graph)}" alt="{escape(f"Lineage: {told(graph)}")}">'
 
 
 def in_markdown(graph: Diagram) -> str:
-    """Return the picture, top to bottom, as a Markdown image with its content inside."""
-    return f"![Lineage: {markdown(told(graph))}]({_address(graph, downward=True)})"
+    """Return the picture as a Markdown image with its content inside."""
+    return f"![Lineage: {markdown(told(graph))}]({_address(graph)})"
 
 
-def _address(graph: Diagram, downward: bool) -> str:
-    """Return the picture as a data URL."""
-    return f"data:image/svg+xml;base64,{base64.b64encode(draw(graph, downward).encode()).decode()}"
+def _address(graph: Diagram) -> str:
+    return f"data:image/svg+xml;base64,{base64.b64encode(draw(graph).encode()).decode()}"
 
 
 def _layers(ids: Sequence[str], arrows: Sequence[tuple[str, str]]) -> list[list[_Item]]:
@@ -160,44 +152,30 @@ def _order(layers: list[list[_Item]], linked: Sequence[tuple[_Item, _Item]], for
         layers[at].sort(key=lambda item: mean[item])
 
 
-def _places(
-    layers: Sequence[Sequence[_Item]], height: float, downward: bool
-) -> tuple[dict[_Item, _Place], float, float]:
+def _places(layers: Sequence[Sequence[_Item]], height: float) -> tuple[dict[_Item, _Place], float, float]:
     """Return the position of each item, and the width and height of the picture."""
-    along, across, apart = (height, NARROW, CLOSE) if downward else (WIDTH, height, BESIDE)
-    sizes = [[across if isinstance(item, str) else LANE for item in layer] for layer in layers]
-    extents = [sum(layer) + apart * (len(layer) - 1) for layer in sizes]
-    most = max(extents, default=0)
+    sizes = [[WIDTH if isinstance(item, str) else LANE for item in layer] for layer in layers]
+    widths = [sum(layer) + BESIDE * (len(layer) - 1) for layer in sizes]
+    widest = max(widths, default=0)
     found: dict[_Item, _Place] = {}
     for at, (layer, layer_sizes) in enumerate(zip(layers, sizes, strict=True)):
-        before, beside = MARGIN + at * (along + GAP), MARGIN + (most - extents[at]) / 2
+        x, y = MARGIN + (widest - widths[at]) / 2, MARGIN + at * (height + GAP)
         for item, size in zip(layer, layer_sizes, strict=True):
-            found[item] = _Place(beside, before, size, along) if downward else _Place(before, beside, along, size)
-            beside += size + apart
-    whole = 2 * MARGIN + len(layers) * (along + GAP) - GAP
-    return found, *((2 * MARGIN + most, whole) if downward else (whole, 2 * MARGIN + most))
+            found[item] = _Place(x, y, size, height)
+            x += size + BESIDE
+    return found, 2 * MARGIN + widest, 2 * MARGIN + len(layers) * (height + GAP) - GAP
 
 
-def _path(places: Sequence[_Place], downward: bool) -> str:
+def _path(places: Sequence[_Place]) -> str:
     """Return a line from the first place through the lanes to the last place."""
-    steps: list[str] = []
+    first = places[0]
+    steps = [f"M{first.x + first.width / 2:.1f} {first.y + first.height:.1f}"]
     for before, after in pairwise(places):
-        if downward:
-            x, y, to_x, to_y = (
-                before.x + before.width / 2, before.y + before.height, after.x + after.width / 2, after.y,
-            )  # fmt: skip
-            middle = (y + to_y) / 2
-            curve = f"C{x:.1f} {middle:.1f} {to_x:.1f} {middle:.1f} {to_x:.1f} {to_y:.1f}"
-            through = f"V{after.y + after.height:.1f}"
-        else:
-            x, y, to_x, to_y = (
-                before.x + before.width, before.y + before.height / 2, after.x, after.y + after.height / 2,
-            )  # fmt: skip
-            middle = (x + to_x) / 2
-            curve = f"C{middle:.1f} {y:.1f} {middle:.1f} {to_y:.1f} {to_x:.1f} {to_y:.1f}"
-            through = f"H{after.x + after.width:.1f}"
-        steps += [] if steps else [f"M{x:.1f} {y:.1f}"]
-        steps += [curve] if after is places[-1] else [curve, through]
+        x, y, to_x, to_y = before.x + before.width / 2, before.y + before.height, after.x + after.width / 2, after.y
+        middle = (y + to_y) / 2
+        steps.append(f"C{x:.1f} {middle:.1f} {to_x:.1f} {middle:.1f} {to_x:.1f} {to_y:.1f}")
+        if after is not places[-1]:
+            steps.append(f"V{after.y + after.height:.1f}")
     return "".join(steps)
 
 

@@ -5,8 +5,6 @@ import os
 import httpx
 from prefect.client.orchestration import get_client
 from prefect.settings import (
-    PREFECT_API_AUTH_STRING,
-    PREFECT_API_KEY,
     PREFECT_API_REQUEST_TIMEOUT,
     PREFECT_API_URL,
     PREFECT_CLIENT_MAX_RETRIES,
@@ -17,6 +15,7 @@ from components.base.errors import TetherError, UserError
 from components.base.redaction import redacted
 
 TIMEOUT_SECONDS = 30.0
+NO_API = "what answers there is not Prefect's API. Its address ends in /api, as http://127.0.0.1:4200/api."
 
 
 def ask_server() -> None:
@@ -34,18 +33,14 @@ def ask_server() -> None:
             client.read_flows(limit=1)
     except httpx.HTTPStatusError as error:
         status = error.response.status_code
-        if status == 401:
-            raise UserError(f"{where}: {_refused()}") from error
-        if status == 403:
+        if status in (401, 403):
             raise UserError(
-                f"{where}: the user of these credentials may not read flows there (403). Give it that permission, "
-                "or set another user's credentials."
+                f"{where}: the Prefect server refuses this user ({status}). Set PREFECT_API_AUTH_STRING to what its "
+                "PREFECT_SERVER_API_AUTH_STRING says, USER:PASSWORD (or PREFECT_API_KEY, if it takes keys), of a user "
+                "who may read flows."
             ) from error
         if status < 500:
-            raise UserError(
-                f"{where}: what answers there is not Prefect's API ({status}). Its address ends in /api, as "
-                f"http://127.0.0.1:4200/api."
-            ) from error
+            raise UserError(f"{where}: {NO_API} ({status})") from error
         raise TetherError(
             f"{where}: the Prefect server answers {status}, as it does while its database is away. See its log, and "
             f"try again."
@@ -53,19 +48,4 @@ def ask_server() -> None:
     except httpx.TransportError as error:
         raise TetherError(f"{where}: the Prefect server does not answer ({type(error).__name__}: {error}).") from error
     except ValueError as error:  # from pydantic or JSON, for example if it is a web page
-        raise UserError(
-            f"{where}: what answers there is not Prefect's API. Its address ends in /api, as http://127.0.0.1:4200/api."
-        ) from error
-
-
-def _refused() -> str:
-    given = [setting.name for setting in (PREFECT_API_AUTH_STRING, PREFECT_API_KEY) if setting.value()]
-    if given:
-        return (
-            f"the Prefect server refuses the credentials in {given[0]} (401). Set PREFECT_API_AUTH_STRING to what its "
-            f"PREFECT_SERVER_API_AUTH_STRING says, USER:PASSWORD."
-        )
-    return (
-        "the Prefect server wants credentials, and none are set here (401). Set PREFECT_API_AUTH_STRING to what its "
-        "PREFECT_SERVER_API_AUTH_STRING says, USER:PASSWORD (or PREFECT_API_KEY, if it takes keys)."
-    )
+        raise UserError(f"{where}: {NO_API}") from error

@@ -1,11 +1,10 @@
 """Progress of the labels that a run waits for. It is stored in the run's folder and shown wherever the run is."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import NamedTuple
 
-from pydantic import BaseModel, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from components.base.files import write_whole
 from components.base.paths import read_regular
@@ -14,7 +13,8 @@ PROGRESS = "labels.json"
 """The file's name in a run's folder."""
 
 
-class LabelProgress(NamedTuple):
+@dataclass(frozen=True)
+class LabelProgress:
     """How many of a batch's labels are answered."""
 
     answered: int
@@ -23,7 +23,7 @@ class LabelProgress(NamedTuple):
     """Number of labels in the complete batch."""
     address: str = ""
     """Address of the review page; empty if raters fill in files."""
-    raters: Mapping[str, tuple[int, int]] = MappingProxyType({})
+    raters: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """For each rater the numbers of answered and requested labels."""
 
     @property
@@ -42,23 +42,17 @@ class LabelProgress(NamedTuple):
         return f"{self.answered} of {self.asked} labels ({int(100 * self.share)} %)"
 
 
-class _Kept(BaseModel):
-    answered: int
-    asked: int
-    address: str = ""
-    raters: dict[str, tuple[int, int]] = {}
+_JSON = TypeAdapter(LabelProgress)
 
 
 def write_progress(folder: Path, progress: LabelProgress) -> None:
     """Store the progress in a run's folder."""
-    kept = _Kept(**{**progress._asdict(), "raters": dict(progress.raters)})
-    write_whole(folder / PROGRESS, kept.model_dump_json().encode())
+    write_whole(folder / PROGRESS, _JSON.dump_json(progress))
 
 
 def read_progress(folder: Path) -> LabelProgress | None:
     """Return the progress stored in a run's folder; None if there is none or it can't be read."""
     try:
-        kept = _Kept.model_validate_json(read_regular(folder / PROGRESS))
+        return _JSON.validate_json(read_regular(folder / PROGRESS))
     except (OSError, ValidationError):
         return None
-    return LabelProgress(kept.answered, kept.asked, kept.address, kept.raters)

@@ -129,7 +129,11 @@ class StageStatus(BaseModel):
         return [Waiver(gate=gate.name, user=gate.user or "", reason=gate.reason or "unknown") for gate in waived]
 
 
-class _Run(BaseModel):
+class RunFile(BaseModel):
+    """The content of run.json."""
+
+    model_config = ConfigDict(extra="allow")  # fields of a later version survive reading and writing
+
     run: str
     profile: str
     name: str = ""
@@ -148,6 +152,17 @@ class _Run(BaseModel):
     prefect: str = ""
     """The address of its flow run's page on a Prefect server; empty if it has none."""
     stages: list[StageStatus]
+    schema_version: int = RUN_SCHEMA
+    """The file's format (`tasks/runs/schema.py`)."""
+    finished: Stamp | None
+    updated: Stamp = ""
+    process: Process
+    """The process that computes it, or computed it last."""
+
+    @property
+    def died(self) -> bool:
+        """Return whether its process was killed before it recorded the run's end."""
+        return self.finished is None and not is_alive(self.process)
 
     @property
     def label(self) -> Label:
@@ -177,25 +192,7 @@ def _sum(costs: Iterable[float | None]) -> float | None:
     return math.fsum(known) if known else None
 
 
-class RunFile(_Run):
-    """The content of run.json."""
-
-    model_config = ConfigDict(extra="allow")  # fields of a later version survive reading and writing
-
-    schema_version: int = RUN_SCHEMA
-    """The file's format (`tasks/runs/schema.py`)."""
-    finished: Stamp | None
-    updated: Stamp = ""
-    process: Process
-    """The process that computes it, or computed it last."""
-
-    @property
-    def died(self) -> bool:
-        """Return whether its process was killed before it recorded the run's end."""
-        return self.finished is None and not is_alive(self.process)
-
-
-class RunStatus(_Run):
+class RunStatus(RunFile):
     """A run in the form for readers. If its process died, it is `interrupted`."""
 
     state: State

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from components.base.errors import UserError
-from components.base.paths import read_regular
 from components.keys.code_version import code_version
 from tasks.runs.journal import SENT, Sent, code_tags, held
 from tasks.runs.status import RUN_FILE, read_file
@@ -268,22 +267,13 @@ def left_behind(home: Path) -> list[Path]:
     found = []
     for path in (home / "runs").glob(f"*/{RUN_FILE}"):
         try:
-            if not _is_sent(path.parent) and is_left(path.parent):
+            if is_left(path.parent):
                 found.append(path.parent)
         except FileNotFoundError:  # discarded in the meantime
             continue
         except UserError:
             logger.warning("run %s is not sent to MLflow: its run.json is damaged", path.parent.name)
     return sorted(found, key=lambda folder: read_file(folder).started)
-
-
-def _is_sent(folder: Path) -> bool:
-    """Return whether MLflow has all of a run, from two values and without checking the files: a home has many runs."""
-    try:
-        run, sent = (json.loads(read_regular(folder / name)) for name in (RUN_FILE, SENT))
-        return bool(sent["whole"]) and sent["whole"] == run["updated"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return False
 
 
 def is_left(folder: Path) -> bool:

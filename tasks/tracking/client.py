@@ -17,8 +17,6 @@ from components.base.redaction import redacted
 logger = logging.getLogger(__name__)
 
 VARIABLE = "MLFLOW_TRACKING_URI"
-SQLITE = b"SQLite format 3\0"
-"""The first bytes of a SQLite file."""
 _ENVIRONMENT = {
     # MLflow reads these at import.
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -147,7 +145,6 @@ def permitted(action: str) -> Iterator[None]:
 
 
 def _refused(error: Exception) -> str | None:
-    """Return what the user can do about an error of MLflow's client; None if they can do nothing."""
     from mlflow.exceptions import MlflowException
 
     if not isinstance(error, MlflowException):
@@ -157,20 +154,12 @@ def _refused(error: Exception) -> str | None:
             "its certificate is signed by a CA that is not trusted here. Set SSL_CERT_FILE to the file of that CA's "
             "certificate (PEM), or MLFLOW_TRACKING_SERVER_CERT_PATH for MLflow alone."
         )
-    status = error.get_http_status_code()
-    if status == 403:
-        return (
-            "This user lacks permissions in MLflow that Tether needs (403). Give it permission to read experiments, or "
-            "set another user's credentials."
-        )
-    if status != 401:
+    if (status := error.get_http_status_code()) not in (401, 403):
         return None
-    names = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
-    if os.environ.get("MLFLOW_TRACKING_TOKEN"):
-        return f"MLflow refuses the token in MLFLOW_TRACKING_TOKEN (401). Set a valid one, or {names}."
-    if os.environ.get("MLFLOW_TRACKING_USERNAME"):
-        return f"MLflow refuses the credentials in {names} (401). Set valid ones."
-    return f"MLflow wants credentials, and none are set here (401). Set {names}."
+    return (
+        f"MLflow refuses this user ({status}). Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (or "
+        "MLFLOW_TRACKING_TOKEN) to those of a user who may read experiments."
+    )
 
 
 def _make_database(path: Path) -> None:
@@ -193,24 +182,16 @@ def check_database(home: Path) -> None:
     path = database_file(home)
     if path is None or not path.is_file():
         return
-    with path.open("rb") as file:
-        beginning = file.read(len(SQLITE))
-    what = (
-        None if beginning in (b"", SQLITE) else "it is not a SQLite database"
-    )  # empty where its first process was killed
     try:
-        if what is None:
-            with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as database:
-                database.execute("select count(*) from sqlite_master").fetchone()
+        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as database:
+            database.execute("select count(*) from sqlite_master").fetchone()
     except sqlite3.OperationalError as error:  # for example locked: MLflow waits and reports it itself
         logger.debug("%s: %s", path, error)
     except sqlite3.DatabaseError as error:
-        what = str(error)
-    if what is not None:
         raise UserError(
-            f"{path} is damaged: {what}. Restore it, or move it away: MLflow then starts empty, without the earlier "
+            f"{path} is damaged: {error}. Restore it, or move it away: MLflow then starts empty, without the earlier "
             "runs."
-        )
+        ) from error
 
 
 def in_short(error: Exception) -> str:

@@ -25,7 +25,7 @@ from tasks.runs.journal import REPORT, Done, Sent, read_done
 from tasks.runs.labels import read_progress
 from tasks.runs.points import points_after, points_file, read_points
 from tasks.runs.samples import as_table
-from tasks.runs.status import RunFile, RunStatus, StageStatus, load_status, read_file
+from tasks.runs.status import RunStatus, StageStatus, load_status
 from tasks.tracking import pages
 from tasks.tracking.address import run_link
 from tasks.tracking.client import connect, experiment
@@ -73,7 +73,7 @@ class Recorder:
     def bring(self, folder: Path, over: bool) -> None:
         """Send MLflow what the run in `folder` has so far. `over`: the run has ended and its folder is complete."""
         # In this order: a stage writes its result when it ends, after all its points.
-        file, status, done = read_file(folder), load_status(self._home, folder.name), read_done(folder)
+        status, done = load_status(self._home, folder.name), read_done(folder)
         sent = Sent.load(folder)
         self._found, self._models = None, {}
         if sent.experiment is None:
@@ -81,14 +81,14 @@ class Recorder:
                 sent.project = str(run_values(self._home, folder.name).get("project", ""))
             sent.experiment = experiment(self._client, self._home, sent.project)
         if sent.parent is None:
-            self._open(folder, file, sent)
+            self._open(folder, status, sent)
         for stage in status.stages:
             if stage.started is not None:
-                self._bring_stage(folder, file, stage, done, sent)
+                self._bring_stage(folder, status, stage, done, sent)
         if not over:
             self._tell_state(folder, sent, "", "running", 0)
-        elif status.state != "running" and sent.whole != file.updated:
-            self._close(folder, file, status, done, sent)
+        elif status.state != "running" and sent.whole != status.updated:
+            self._close(folder, status, done, sent)
 
     def ship(self, folder: Path, stage: str, sent: Sent) -> None:
         """Send the points of a stage that MLflow lacks."""
@@ -111,55 +111,40 @@ class Recorder:
             sent.points[stage] = end
             sent.save(folder)
 
-    def _open(self, folder: Path, file: RunFile, sent: Sent) -> None:
-        started = _milliseconds(file.started)
-        origin = {f"tether.{tag}": file.origin[name] for name, tag in _ORIGIN.items() if name in file.origin}
-        tags = {**file.tags, "tether.profile": file.profile, **origin, **pages.prefect_tag(file.prefect)}
-        parent = self._run(file.name or file.run, tags, started, file, sent)
-        config = run_values(self._home, file.run)
+    def _open(self, folder: Path, status: RunStatus, sent: Sent) -> None:
+        started = _milliseconds(status.started)
+        origin = {f"tether.{tag}": status.origin[name] for name, tag in _ORIGIN.items() if name in status.origin}
+        tags = {**status.tags, "tether.profile": status.profile, **origin, **pages.prefect_tag(status.prefect)}
+        parent = self._run(status.name or status.run, tags, started, status, sent)
+        config = run_values(self._home, status.run)
         log_params(self._client, self._client.get_run(parent), config)
         self._client.log_dict(parent, config, "config.json")
         sent.parent = parent
         sent.save(folder)
 
-    def _bring_stage(self, folder: Path, file: RunFile, stage: StageStatus, done: Sequence[Done], sent: Sent) -> None:
+    def _bring_stage(
+        self, folder: Path, status: RunStatus, stage: StageStatus, done: Sequence[Done], sent: Sent
+    ) -> None:
         if stage.name not in sent.stages:
             assert sent.parent is not None and stage.started is not None
             tags = {"mlflow.parentRunId": sent.parent, "tether.stage": stage.name}
-            sent.stages[stage.name] = self._run(stage.name, tags, round(stage.started * 1000), file, sent)
+            sent.stages[stage.name] = self._run(stage.name, tags, round(stage.started * 1000), status, sent)
             sent.save(folder)
         if stage.state == "running":
             self._tell_state(folder, sent, stage.name, stage.state, 0)
         self.ship(folder, stage.name, sent)
-        ended = _milliseconds(file.finished or file.updated)
+        ended = _milliseconds(status.finished or status.updated)
         for each in (each for each in done if each.shown == stage.name):
             if sent.done.get(each.record.stage) != each.time:
                 earlier = [one for one in done if one.time <= each.time]
-                waivers = {gate: by for one in earlier for gate, by in one.waived.items()}
-                withheld = self._withheld(folder.name, each, earlier)
-                weights = Weights(self._client, self._home, wanted(self._home, folder.name))
                 lineage = Lineage(self._client, sent, self._models)
-                _Stage(
-                    self._client, folder.parent, sent, each, earlier, waivers, withheld, stage.prefect, weights, lineage
-                ).record()
+                _Stage(self._client, self._home, sent, each, earlier, stage.prefect, lineage).record()
                 sent.done[each.record.stage] = each.time
                 sent.save(folder)
             if stage.state not in ("failed", "interrupted"):
                 ended = each.time
         if stage.state != "running":
             self._tell_state(folder, sent, stage.name, stage.state, ended, _failed_gates([stage]))
-
-    def _withheld(self, run: str, done: Done, earlier: Sequence[Done]) -> str:
-        """Return why `run` gives no alias to the model of `done`, a result after those in `earlier`."""
-        values = run_values(self._home, run)
-        if done.shown not in ("ppo", "human_eval"):
-            return why_no_alias(values)
-        why = why_no_alias(values, {name for one in earlier for name in one.record.metrics})
-        if gates := [verdict.name for one in earlier for verdict in one.verdicts if verdict.withheld]:
-            waive = f"tether rerun human_eval --from {run} --waive {' --waive '.join(gates)} --because TEXT"
-            skipped = f"a stage was skipped, so {', '.join(gates)} did not pass. To waive them: `{waive}`"
-            why = "; ".join(filter(None, (why, skipped)))
-        return why
 
     def _tell_state(
         self, folder: Path, sent: Sent, stage: str, state: str, time: int, failed_gates: Sequence[str] = ()
@@ -186,21 +171,21 @@ class Recorder:
         elif FAILED_GATES_TAG in self._client.get_run(id_).data.tags:
             self._client.delete_tag(id_, FAILED_GATES_TAG)
 
-    def _run(self, name: str, tags: dict[str, str], started: int, file: RunFile, sent: Sent) -> str:
+    def _run(self, name: str, tags: dict[str, str], started: int, status: RunStatus, sent: Sent) -> str:
         """Return the id of the MLflow run with these tags, found or created."""
         if self._found is None:
-            self._found = self._runs(file.run, sent)
+            self._found = self._runs(status.run, sent)
         stage = tags.get("tether.stage")
         if found := [each.info.run_id for each in self._found if each.data.tags.get("tether.stage") == stage]:
             return min(found)
-        tags |= {"tether.run": file.run, "mlflow.source.name": "tether", "mlflow.source.type": "LOCAL", **sent.code}
-        tags |= {"mlflow.user": file.user} if file.user else {}
+        tags |= {"tether.run": status.run, "mlflow.source.name": "tether", "mlflow.source.type": "LOCAL", **sent.code}
+        tags |= {"mlflow.user": status.user} if status.user else {}
         return self._client.create_run(sent.experiment, run_name=name, tags=tags, start_time=started).info.run_id
 
     def _runs(self, run: str, sent: Sent) -> list[Any]:
         return list(self._client.search_runs([sent.experiment], f"tags.`tether.run` = '{run}'", max_results=1000))
 
-    def _close(self, folder: Path, file: RunFile, status: RunStatus, done: Sequence[Done], sent: Sent) -> None:
+    def _close(self, folder: Path, status: RunStatus, done: Sequence[Done], sent: Sent) -> None:
         """End the parent run: add a table of its stages, its report and its models' cards."""
         assert sent.parent is not None and sent.experiment is not None
         links = {stage: run_link(sent.experiment, id_) for stage, id_ in sent.stages.items()}
@@ -214,10 +199,10 @@ class Recorder:
                 self._client.log_text(sent.stages[stage], card.read_text(encoding="utf-8"), CARD)
         if (page := folder / REPORT).is_file():
             self._client.log_artifact(sent.parent, str(page))
-        ended = _milliseconds(file.finished or file.updated)
+        ended = _milliseconds(status.finished or status.updated)
         self._tell_state(folder, sent, "", status.state, ended, _failed_gates(status.stages))
         self._drop_doubles(folder.name, sent)
-        sent.whole = file.updated
+        sent.whole = status.updated
         sent.save(folder)
 
     def _further(self, folder: Path, status: RunStatus, sent: Sent) -> dict[str, str]:
@@ -249,20 +234,19 @@ class _Stage:
     """Records a finished stage in its MLflow run: params, final metrics, lineage, gates, tables and plots."""
 
     _client: Any
-    _runs: Path
+    _home: Path
     _sent: Sent
     _done: Done
     _so_far: Sequence[Done]
-    _waivers: Mapping[str, Any]
-    _withheld: str
+    """The results of the run up to this one."""
     _prefect: str
-    _weights: Weights
     _lineage: Lineage
 
     def __post_init__(self) -> None:
         assert self._sent.experiment is not None and self._sent.parent is not None
         self._experiment, self._parent = self._sent.experiment, self._sent.parent
         self._run = self._sent.stages[self._done.shown]
+        self._waivers = {gate: by for one in self._so_far for gate, by in one.waived.items()}
 
     def record(self) -> None:
         done = self._done
@@ -296,7 +280,7 @@ class _Stage:
         """Return the stage's pages as texts with addresses; an address is empty if there is no page."""
         found = {"The whole run": run_link(self._experiment, self._parent), "This stage in Prefect": self._prefect}
         if self._done.shown == "validate":
-            found["Data Docs"] = data_docs(self._runs, self._done)
+            found["Data Docs"] = data_docs(self._home / "runs", self._done)
         return found
 
     def _computing_run(self) -> str | None:
@@ -376,15 +360,29 @@ class _Stage:
 
     def _register(self, model: str | None, run: str) -> None:
         """Register a version if the gates passed; human_eval instead judges the policy's version."""
-        done, lineage, versions = self._done, self._lineage, Versions(self._client, self._weights)
+        done, lineage, withheld = self._done, self._lineage, self._withheld()
+        versions = Versions(self._client, Weights(self._client, self._home, wanted(self._home, done.run)))
         if done.shown == "human_eval":
             name = lineage.model_name("ppo")
             trained = [gate for one in self._so_far for gate in one.verdicts if not gate.skipped]
             waived = [gate.name for gate in trained if gate.waived]
-            self._sent.decision = versions.judge(done, name, self._waivers, self._withheld, self._run, waived)
+            self._sent.decision = versions.judge(done, name, self._waivers, withheld, self._run, waived)
         elif model is not None and not any(verdict.stops or verdict.withheld for verdict in done.verdicts):
             name = lineage.model_name(done.shown)
-            self._sent.decision = versions.register(done, name, model, run, self._waivers, self._withheld, self._run)
+            self._sent.decision = versions.register(done, name, model, run, self._waivers, withheld, self._run)
+
+    def _withheld(self) -> str:
+        """Return why the run gives no alias to the result's model; empty if it may."""
+        run = self._done.run
+        values = run_values(self._home, run)
+        if self._done.shown not in ("ppo", "human_eval"):
+            return why_no_alias(values)
+        why = why_no_alias(values, {name for one in self._so_far for name in one.record.metrics})
+        if gates := [verdict.name for one in self._so_far for verdict in one.verdicts if verdict.withheld]:
+            waive = f"tether rerun human_eval --from {run} --waive {' --waive '.join(gates)} --because TEXT"
+            skipped = f"a stage was skipped, so {', '.join(gates)} did not pass. To waive them: `{waive}`"
+            why = "; ".join(filter(None, (why, skipped)))
+        return why
 
 
 def log_picture(client: Any, run: str, sent: Sent, done: Sequence[Done]) -> None:
@@ -396,8 +394,7 @@ def log_picture(client: Any, run: str, sent: Sent, done: Sequence[Done]) -> None
             found = client.search_model_versions(f"name='{name}' and tags.`lineage.digest`='{digest}'")
             if found:
                 named[digest] = f"version {max(int(one.version) for one in found)}"
-    # Top to bottom, because MLflow shows a picture in its own width and cuts off what exceeds its column.
-    client.log_text(run, draw(graph_of(done, named), downward=True), pages.PICTURE)
+    client.log_text(run, draw(graph_of(done, named)), pages.PICTURE)
 
 
 def data_docs(runs: Path, done: Done) -> str:

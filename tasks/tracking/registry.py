@@ -1,18 +1,14 @@
 """Read MLflow's registered models: which artifact a version is, its aliases, and who promoted it."""
 
 import re
-from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from components.base.errors import UserError
 from tasks.tracking.client import VARIABLE, check_database, connect, database_file, in_short, load_mlflow, tracking_uri
 from tasks.tracking.promotion import state_lines
 
-FEW = 30
-"""The largest number of artifacts queried one by one. A query takes about 15 ms; reading 1,000 versions takes 1 s."""
-
-_SPELLING = re.compile(r"(?P<name>[^@/'\"]+)(?:@(?P<alias>[\w.-]+)|/(?P<version>\d+))?")
+_SPELLING = re.compile(r"[^@/'\"]+(@[\w.-]+|/\d+)?")
 
 
 class Version(NamedTuple):
@@ -52,49 +48,15 @@ def versions(home: Path) -> list[Version]:
     Raises:
         UserError: there is a registry, but it can't be asked.
     """
-    return _asked(home, lambda client: load_mlflow().search_model_versions())
-
-
-def versions_of(home: Path, digests: Iterable[str]) -> list[Version]:
-    """Return the versions of these artifacts. Raises as `versions` does."""
-    wanted = set(digests)
-    if len(wanted) > FEW:
-        return [each for each in versions(home) if each.digest in wanted]
-    queries = [f"tags.`lineage.digest`='{digest}'" for digest in sorted(wanted)]
-    return _asked(home, lambda client: [each for query in queries for each in client.search_model_versions(query)])
-
-
-def find_version(home: Path, asked: str) -> Version | None:
-    """Return the version that `tether-policy` (newest), `tether-policy@champion` or `tether-policy/3` names, or None.
-    Raises as `versions` does."""
-    found = _SPELLING.fullmatch(asked)
-    if found is None:
-        return None
-    name, alias, version = found.group("name", "alias", "version")
-    by_name = f"name='{name}'"
-
-    def look(client: Any) -> list[Any]:
-        if version:
-            return list(client.search_model_versions(f"{by_name} and version_number={version}"))
-        if alias:
-            models = client.search_registered_models(by_name)
-            at = [model.aliases[alias] for model in models if alias in model.aliases]
-            return [client.get_model_version(name, each) for each in at]
-        return list(client.search_model_versions(by_name, max_results=1, order_by=["version_number DESC"]))
-
-    return next(iter(_asked(home, look)), None)
-
-
-def _asked(home: Path, ask: Callable[[Any], list[Any]]) -> list[Version]:
-    """Return the versions that `ask` finds, with their aliases. Raises as `versions` does."""
     file = database_file(home)
     if file is not None and not file.is_file():
         return []
     check_database(home)
     try:
-        client = connect(home)
-        aliases = {model.name: model.aliases for model in load_mlflow().search_registered_models()}
-        found = ask(client)
+        connect(home)
+        mlflow = load_mlflow()
+        aliases = {model.name: model.aliases for model in mlflow.search_registered_models()}
+        found = mlflow.search_model_versions()
     except Exception as error:  # of MLflow, SQLAlchemy or requests: in any case the answer is unknown
         raise UserError(
             f"MLflow's registry at {tracking_uri(home)} can't be asked ({in_short(error)}), so Tether does not "
@@ -111,3 +73,12 @@ def _asked(home: Path, ask: Callable[[Any], list[Any]]) -> list[Version]:
         )
         for each in found
     ]
+
+
+def find_version(home: Path, asked: str) -> Version | None:
+    """Return the version that `tether-policy` (newest), `tether-policy@champion` or `tether-policy/3` names, or None.
+    Raises as `versions` does."""
+    if not _SPELLING.fullmatch(asked):
+        return None
+    found = (each for each in versions(home) if asked in each.spellings)
+    return max(found, key=lambda each: int(each.version), default=None)

@@ -356,27 +356,6 @@ def test_a_stages_newest_records_are_found_by_their_files_names(tmp_path, monkey
     assert store.published_by("reward") == [] and len(reads) == 24
 
 
-def test_a_record_whose_file_names_no_stage_is_read_and_found_too(tmp_path):
-    """Of an earlier version."""
-    store = ArtifactStore(tmp_path)
-    old, path = committed(store, 2, "ppo")
-    path.rename(path.with_name("1.json"))
-    committed(store, 3, "sft")[1].rename(tmp_path / "store" / "records" / f"{3:064d}" / "1.json")
-    new, _ = committed(store, 1, "ppo")
-    assert store.published_by("ppo") == [old, new]
-    assert store.published(old.key) == [old]
-    again, path = committed(store, 2, "ppo")
-    assert (again.attempt, path.name) == (2, "2.ppo.json")
-
-
-@pytest.mark.parametrize("stage", ["../x", "a/b", "", "A", "x" * 65])
-def test_a_stage_that_is_no_plain_name_stands_in_no_files_name(tmp_path, stage):
-    """Of an archive, which may be anybody's."""
-    store = ArtifactStore(tmp_path)
-    written, path = committed(store, 1, stage)
-    assert path.name == "1.json" and store.published(written.key) == [written]
-
-
 def test_an_artifact_that_is_asked_for_by_its_digest_is_found_behind_newer_ones(tmp_path):
     first = publish(tmp_path)
     store = ArtifactStore(tmp_path)

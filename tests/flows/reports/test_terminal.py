@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from components.base.jsonl import write_json, write_rows
+from components.base.process import this_process
 from components.data.support_desk.task import SIMULATED
 from components.gates.judging import Verdict
 from components.gates.text import number, outcome, rule
@@ -27,7 +28,7 @@ PPO = StageStatus(
 )  # fmt: skip
 STATUS = RunStatus(
     run="r1", profile="demo", state="gate_failed", started="2026-01-01T00:00:00+00:00", seconds=61.2, origin={},
-    stages=[PPO, StageStatus(name="human_eval")],
+    stages=[PPO, StageStatus(name="human_eval")], finished=None, process=this_process(),
 )  # fmt: skip
 
 

@@ -4,11 +4,10 @@ import itertools
 import re
 import xml.etree.ElementTree as ET
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.lineage.picture import Box, Diagram, draw, in_two_widths, told
+from tasks.lineage.picture import Box, Diagram, draw, in_html, told
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -21,30 +20,29 @@ def boxes(svg):
     return of, (float(root.get("width")), float(root.get("height")))
 
 
-@given(st.integers(1, 9), st.sets(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=20), st.booleans())
+@given(st.integers(1, 9), st.sets(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=20))
 @settings(max_examples=60, deadline=None)
-def test_no_box_covers_another_or_leaves_the_picture_even_where_a_false_record_claims_a_cycle(count, links, downward):
+def test_no_box_covers_another_even_if_a_record_claims_a_cycle(count, links):
     graph = Diagram([Box(str(i), f"box {i}", ("a line",)) for i in range(count)], [(str(a), str(b)) for a, b in links])
-    svg = draw(graph, downward)
+    svg = draw(graph)
     found, (width, height) = boxes(svg)
     assert len(found) == count
     for x, y, wide, tall in found:
         assert x >= 0 and y >= 0 and x + wide <= width and y + tall <= height
     for (x, y, wide, tall), (to_x, to_y, _, _) in itertools.combinations(found, 2):
         assert abs(x - to_x) >= wide or abs(y - to_y) >= tall
-    assert draw(graph, downward) == svg
+    assert draw(graph) == svg
 
 
 def test_what_went_in_stands_before_what_was_made_and_an_input_just_before_its_reader() -> None:
     names = ("data", "sft", "reward", "ppo", "sheet", "human_eval")
     arrows = [("data", "sft"), ("data", "ppo"), ("sft", "reward"), ("sft", "ppo"), ("reward", "ppo"),
               ("ppo", "human_eval"), ("sheet", "human_eval")]  # fmt: skip
-    for downward in (False, True):
-        svg = draw(Diagram([Box(name, name) for name in names], arrows), downward)
-        place = dict(zip(names, (each[downward] for each in boxes(svg)[0]), strict=True))
-        assert place["data"] < place["sft"] < place["reward"] < place["ppo"] < place["human_eval"]
-        assert place["sheet"] == place["ppo"]
-        assert svg.count('class="arrow"') == len(arrows)
+    svg = draw(Diagram([Box(name, name) for name in names], arrows))
+    place = dict(zip(names, (y for _, y, *_ in boxes(svg)[0]), strict=True))
+    assert place["data"] < place["sft"] < place["reward"] < place["ppo"] < place["human_eval"]
+    assert place["sheet"] == place["ppo"]
+    assert svg.count('class="arrow"') == len(arrows)
 
 
 def test_text_of_others_is_text_and_a_long_one_is_cut() -> None:
@@ -54,20 +52,19 @@ def test_text_of_others_is_text_and_a_long_one_is_cut() -> None:
     assert not list(root.iter(f"{SVG}script"))
     shown = ["".join(each.itertext()) for each in root.iter(f"{SVG}text")]
     assert all(len(each) < 30 and each.startswith("<script>") and each.endswith("…") for each in shown), shown
-    assert "<script" not in in_two_widths(Diagram([Box("a", hostile)], []))
+    assert "<script" not in in_html(Diagram([Box("a", hostile)], []))
 
 
 def test_who_does_not_see_it_is_told_what_was_made_of_what() -> None:
     graph = Diagram([Box("a", "data", (), "4 gates passed"), Box("b", "sft")], [("a", "b")])
     assert told(graph) == "data (4 gates passed); sft from data"
-    assert 'alt="Lineage: data (4 gates passed); sft from data"' in in_two_widths(graph)
+    assert 'alt="Lineage: data (4 gates passed); sft from data"' in in_html(graph)
 
 
-@pytest.mark.parametrize("downward", [False, True])
-def test_the_demos_pipeline_fits_a_telephone_and_a_page_at_full_size(downward: bool) -> None:
+def test_the_demos_pipeline_fits_a_telephone_at_full_size() -> None:
     """Scaled down, its text would be smaller than 12 pixels."""
     names = ("data", "sft", "reward", "ppo", "sheet", "human_eval")
     arrows = [(a, b) for a, b in itertools.combinations(names, 2) if b != "sheet" and (a != "sheet" or b == names[-1])]
-    _, (width, _) = boxes(draw(Diagram([Box(name, name) for name in names], arrows), downward))
-    assert width <= (390 - 2 * 8 if downward else 1120)
+    _, (width, _) = boxes(draw(Diagram([Box(name, name) for name in names], arrows)))
+    assert width <= 390 - 2 * 8
     assert re.search("font-size:12px", draw(Diagram([], [])))

@@ -1,7 +1,5 @@
 from pathlib import Path
 
-import pytest
-
 from tasks.runs.labels import PROGRESS, LabelProgress, read_progress, write_progress
 
 
@@ -20,8 +18,3 @@ def test_what_was_kept_reads_back_and_a_damaged_file_is_as_none(tmp_path: Path) 
     for damage in (b"", b"{", b'{"answered": "many"}'):
         (tmp_path / PROGRESS).write_bytes(damage)
         assert read_progress(tmp_path) is None
-
-
-def test_a_progress_without_raters_can_not_share_them_with_another() -> None:
-    with pytest.raises((TypeError, AttributeError)):
-        LabelProgress(0, 1).raters["rater 1"] = (1, 1)  # type: ignore[index]

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from components.base.process import this_process
 from components.gates.advice import ADVICE
 from tasks.runs.journal import read_done
 from tasks.runs.status import RunStatus, StageStatus, load_status
@@ -13,7 +14,7 @@ def test_a_runs_note_links_to_its_report_its_flow_run_and_each_stages_pages() ->
     stages = [StageStatus(name="sft", prefect="http://p/runs/task-run/t1"), StageStatus(name="ppo")]
     status = RunStatus(
         run="r1", profile="tiny", started="2026-01-01T00:00:00+00:00", state="passed", seconds=1.0, stages=stages,
-        prefect="http://p/runs/flow-run/f1",
+        prefect="http://p/runs/flow-run/f1", finished=None, process=this_process(),
     )  # fmt: skip
     note = run_note(status, [], {"sft": "#/m/sft", "ppo": "#/m/ppo"}, "#/m/report.html")
     assert "[Report with its charts](#/m/report.html) · [Flow run in Prefect](http://p/runs/flow-run/f1)" in note

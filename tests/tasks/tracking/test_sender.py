@@ -139,7 +139,7 @@ def test_what_anything_prints_in_the_process_is_not_read_as_an_answer(apart, sta
         (ctx.home / "mlflow.db").write_text("no database")
         run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
         until("the process has asked", lambda: not ctx.tracker()._sender.answers, seconds=15)
-    assert "it is not a SQLite database" in caplog.text
+    assert "file is not a database" in caplog.text
 
 
 def test_what_mlflow_refuses_is_said_once_by_the_run_though_another_process_hears_it(apart, start, kit, caplog):
@@ -147,7 +147,7 @@ def test_what_mlflow_refuses_is_said_once_by_the_run_though_another_process_hear
         (ctx.home / "mlflow.db").write_text("no database")
         run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
         until("the process has asked", lambda: not ctx.tracker()._sender.answers)
-    said = [each for each in caplog.records if "it is not a SQLite database" in each.message]
+    said = [each for each in caplog.records if "file is not a database" in each.message]
     assert [(each.name, each.levelname) for each in said] == [("tasks.tracking.carrier", "WARNING")]
 
 
