@@ -239,7 +239,7 @@ def test_a_pickle_in_the_stores_place_of_a_record_manifest_or_archive_is_refused
     from components.store.store import ArtifactStore, Miss
 
     store = ArtifactStore(tmp_path / "home")
-    bomb(store.local.root / "records" / ("a" * 64) / "1.json")
+    bomb(store.local.root / "records" / ("a" * 64) / "1.toy.json")
     assert isinstance(store.lookup("a" * 64), Miss)
     bomb(store.objects / "manifest")
     digest = digest_file(store.objects / "manifest")

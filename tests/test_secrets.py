@@ -34,7 +34,7 @@ def test_a_run_and_what_is_asked_of_it_later_say_and_store_no_secret(
 ) -> None:
     home, variables = tmp_path / "home", secretive(prefect["PREFECT_API_URL"])
     calls = (
-        "run tiny", "status", "status --json", "status --why", "runs", "status --html", "sync --wait 0", "doctor",
+        "run tiny", "status", "status --json", "status --why", "runs", "status --html", "sync", "doctor",
         "store gc", "lineage ppo", "deploy tiny", "promote x-policy/1", "card x/1",
     )  # fmt: skip
     said = {call: tether(*call.split(), home=home, **variables) for call in calls}
@@ -85,7 +85,7 @@ def test_a_url_with_a_password_that_leads_nowhere_is_said_without_it(
     for call in (
         ["doctor"],
         ["store", "gc"],
-        ["run", "tiny"] if variable == "TETHER_STORE" else ["sync", "--wait", "0"],
+        ["run", "tiny"] if variable == "TETHER_STORE" else ["sync"],
     ):
         done = tether(*call, home=tmp_path / "home", **{variable: url})
         assert SECRET not in done.stdout + done.stderr, done

@@ -128,7 +128,6 @@ def admit(archive: Archive, store: ArtifactStore) -> list[Record]:
 
 
 def _as_exported(record: Record) -> Record:
-    """Return a record without the fields that are specific to this home."""
     return record.model_copy(update={"attempt": 1, "imported": ""})
 
 

@@ -52,7 +52,6 @@ class Graph:
         return type(self)(chain.from_iterable(chosen), self.unreadable)
 
     def node(self, digest: str) -> Node:
-        """Return the node of a digest."""
         return Node(digest, tuple(sorted(self._names.get(digest, ()))), tuple(self._records.get(digest, ())))
 
     def find(self, prefix: str) -> str | None:

@@ -206,7 +206,6 @@ def _beat(lease: Lease, done: threading.Event, every: float) -> None:
 
 
 def _read(file: Path) -> Process | None:
-    """Return the holder; None if the file is gone or cannot be parsed."""
     try:
         found = json.loads(file.read_text())
     except (OSError, ValueError, RecursionError):
@@ -225,7 +224,6 @@ def _number(name: str) -> int | None:
 
 
 def _highest(folder: Path) -> int:
-    """Return the highest number in the folder, 0 if there is none."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:

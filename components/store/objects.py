@@ -121,7 +121,6 @@ class Objects:
         return None
 
     def _adopt(self, path: Path, sha: str) -> None:
-        """Move a file into the objects."""
         os.utime(path)  # its age in the store counts from now
         path.chmod(0o444)
         sync(path)

@@ -106,7 +106,6 @@ def attempts_of(names: Iterable[str]) -> list[str]:
 
 
 def number_of(name: str) -> int:
-    """Return the attempt number in the name of a record's file."""
     return int(name.partition(".")[0].partition("-")[0])
 
 

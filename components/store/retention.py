@@ -51,7 +51,6 @@ class Stored(NamedTuple):
 
     @property
     def identity(self) -> tuple[str, str]:
-        """Return what identifies the record."""
         return self.place.where, self.path
 
 
@@ -172,7 +171,6 @@ def _objects(records: Iterable[Stored]) -> set[str]:
 
 
 def _objects_that_go(place: Place, needed: set[str], freed: set[str], old: float) -> list[Gone]:
-    """Return the objects to remove: those of unneeded records, and old ones that no record names."""
     return [
         Gone("object", f"objects/{entry.name}", entry.size, place.where)
         for entry in place.entries("objects")
@@ -191,7 +189,6 @@ def _temporaries(place: Place, old: float) -> list[Gone]:
 
 
 def _views(store: ArtifactStore, digests: set[str], dry_run: bool) -> list[Gone]:
-    """Remove views of removed artifacts, and unfinished views of killed processes."""
     gone = []
     with alone(store.views):
         for path in sorted(store.views.iterdir()):

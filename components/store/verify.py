@@ -57,7 +57,6 @@ def verify(store: ArtifactStore) -> Verification:
 
 
 def _objects(place: Place, report: Verification) -> set[str]:
-    """Read and check a place's objects. Return the names of all."""
     names = set()
     for entry in place.entries("objects"):
         names.add(entry.name)

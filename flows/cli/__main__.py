@@ -312,12 +312,10 @@ def _rounds(as_json: bool, others: dict[str, object]) -> None:
 
 
 @command(app, "sync")
-def sync(
-    wait: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="How long to wait while MLflow does not answer.")
-    ] = 120,
-) -> None:
+def sync(wait: Annotated[str | None, typer.Option(hidden=True)] = None) -> None:
     """Send MLflow what it missed while it did not answer. The next run does so too."""
+    if wait is not None:
+        raise UserError("--wait: this option is gone. Run `tether sync` again when MLflow answers.")
     # Nothing waits for this command, so a slow server gets more time than the 3 s that a run allows.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
     from tasks.tracking.carrier import sync as carry
@@ -326,7 +324,7 @@ def sync(
     refused: dict[str, Exception] = {}
     try:
         with naming(database_file(tether_home()) or tether_home()):
-            for run, error in carry(tether_home(), wait, partial(echo, err=True)):
+            for run, error in carry(tether_home()):
                 echo(f"{run}: {'is in MLflow' if error is None else error}")
                 refused |= {run: error} if error is not None else {}
     except UserError:

@@ -14,7 +14,7 @@ from components.store.graph import Graph, Node
 from components.store.store import ArtifactStore, Record
 from flows.models.lineage import ChangedOption, changed_options, find_subject, own_records
 from tasks.runs.config import run_values
-from tasks.runs.journal import recorded_paths
+from tasks.runs.journal import recorded_inputs
 from tasks.runs.status import RunStatus, StageStatus, has_run, list_runs, load_status
 from tasks.tracking.links import JUDGE, MODELS, model_name
 from tasks.tracking.registry import Version, versions
@@ -228,13 +228,13 @@ def _gather(
         options |= changed_options(home, each, computed_in[each.run].profile if each.run in computed_in else None)
     computed_by = {each.run for node in upstream for each in node.records}
     sources = {node.digest for node in upstream if not node.records}
-    paths = recorded_paths(home, computed_by) if sources else {}
+    read = recorded_inputs(home, computed_by) if sources else {}
     return ModelFacts(
         name=name or model_name(str(config.get("project", "tether")), KINDS[record.stage]),
         record=record,
         upstream=upstream,
         made=made,
-        paths={source: paths[source] for source in sources if source in paths},
+        paths={source: read[source].path for source in sources if source in read},
         config=config,
         options=dict(sorted(options.items())),
         run=run,

@@ -32,7 +32,7 @@ from tasks.execution.context import new_run_id
 from tasks.execution.keying import key_of
 from tasks.execution.progress import StageProgress, say
 from tasks.result import Input
-from tasks.runs.journal import recorded_paths
+from tasks.runs.journal import recorded_inputs
 from tasks.runs.status import has_run, load_status
 from tasks.stages import KNOWN
 from tasks.tracking.registry import versions
@@ -209,10 +209,10 @@ def _sources(
         if digest not in plan and _file_of(record, digest, plan) is None
     }
     given = _given(data, wanted, plan)
-    recorded = recorded_paths(home, {record.run for record in plan.values()})
+    recorded = recorded_inputs(home, {record.run for record in plan.values()})
     found: dict[str, Path] = {}
     for name, digest in sorted(wanted):
-        path = given.get(digest) or recorded.get(digest)
+        path = given.get(digest) or (recorded[digest].path if digest in recorded else None)
         shared = sum(other == name for other, _ in wanted) > 1
         again = f"Give the original with --data {_exact(name, digest) if shared else name}=PATH (sha256 {digest[:16]})."
         if path is None:

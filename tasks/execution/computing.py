@@ -153,7 +153,6 @@ def compute(work: Work, store: ArtifactStore, show: Show, lease: Lease) -> Recor
 
 
 def _imported(work: Work) -> str:
-    """Return the inputs that are based on an imported record, as text."""
     given = (f"{name} {each.digest[:12]}" for name, each in work.inputs.items() if each.imported)
     return ", ".join(given)
 
@@ -190,7 +189,6 @@ def _call(work: Work, out: Path, points: Path, show: Show, lease: Lease) -> dict
 
 
 def _plot(work: Work, metrics: Mapping[str, float], out: Path, points: Path) -> None:
-    """Add charts and the points to the artifact as attachments."""
     if read_points(points):
         (out / "attachments").mkdir(exist_ok=True)
         shutil.copyfile(points, out / "attachments" / POINTS)
@@ -238,7 +236,6 @@ def _has_checkpoint(out: Path) -> bool:
 
 
 def _environment() -> Environment:
-    """Return the machine and code of this process, for the record."""
     return {
         "python": sys.version.split()[0],
         "platform": platform.platform(),

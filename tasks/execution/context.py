@@ -147,11 +147,9 @@ class RunContext:
 
     @property
     def folder(self) -> Path:
-        """Return the folder `runs/<run>/` in the home."""
         return self.home / "runs" / self.run
 
     def say(self, text: str) -> None:
-        """Print one line for the user."""
         progress.say(self.console, text)
         if self.log is not None:
             self.log(text)

@@ -63,7 +63,6 @@ class LineFormatter(JsonFormatter):
     """A log record as one JSON object, without credentials."""
 
     def add_fields(self, log_data: dict[str, Any], record: logging.LogRecord, message_dict: dict[str, Any]) -> None:
-        """Fill `log_data` with the fields to print."""
         exception = message_dict.get("exc_info")
         flow_run = getattr(record, "flow_run_id", None) or _about["flow_run"] or os.environ.get("PREFECT__FLOW_RUN_ID")
         log_data |= {
@@ -109,7 +108,6 @@ class LogLines(io.StringIO):
         self._rest = ""
 
     def write(self, text: str) -> int:
-        """Log each complete line."""
         *lines, self._rest = (self._rest + text).split("\n")
         for line in filter(None, lines):
             self._log(line)

@@ -135,7 +135,6 @@ class StageProgress:
             say(self._console, "  ".join(part for part in (f"  {self._stage} {step}{of}", pace, text) if part))
 
     def _pace(self) -> str:
-        """Return the time left and the pace; empty before two steps have been seen."""
         steps, tokens = self._bar.tasks
         parts = []
         if steps.remaining and steps.time_remaining is not None:

@@ -91,7 +91,6 @@ def _key(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> tuple[
 
 
 def _obtain(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> StageResult:
-    """Return the stage's result, from the store or newly computed."""
     started = time.monotonic()
     key, parts, pinned = _key(stage, job, inputs, ctx)
     # Before the look-up, so that garbage collection keeps what this run needs.
@@ -136,7 +135,6 @@ def _obtain(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> Sta
 
 
 def _parts(stage: Stage, ctx: RunContext, key: str, digest: str | None) -> dict[str, Part]:
-    """Return the sub-stages' keys and digests for the status, with this sub-stage's added."""
     part = {} if stage.final else {stage.name: Part(key=key, digest=digest)}
     return {**ctx.status.stage(stage.shown).parts, **part}
 
@@ -152,7 +150,6 @@ def _explain(stage: Stage, ctx: RunContext, why: Explanation) -> None:
 
 @contextmanager
 def _recording(stage: Stage, ctx: RunContext) -> Iterator[Show]:
-    """Record and show points as they arrive; MLflow gets them from the file."""
     path = points_file(ctx.folder, stage.shown)
     shown = SamplesFile(samples_file(ctx.folder, stage.shown))
     with closing(Spool(path)) as spool, closing(shown), StageProgress(ctx.console, stage.name) as progress:
@@ -191,7 +188,6 @@ def _result(stage: Stage, record: Record, inputs: Inputs, ctx: RunContext, cache
 
 
 def _all_hits(shown: str, ctx: RunContext) -> bool:
-    """Return whether every sub-stage of `shown` so far was found in the store."""
     return all(result.cached for result in ctx.results.values() if result.name == shown)
 
 
@@ -214,7 +210,6 @@ def _count(result: StageResult, ctx: RunContext, seconds: float) -> None:
 
 
 def _end(result: StageResult, ctx: RunContext, seconds: float) -> None:
-    """Record the stage's final state and print it."""
     shown, record = result.name, result.record
     fields = {
         "seconds": seconds,

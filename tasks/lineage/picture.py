@@ -153,7 +153,6 @@ def _order(layers: list[list[_Item]], linked: Sequence[tuple[_Item, _Item]], for
 
 
 def _places(layers: Sequence[Sequence[_Item]], height: float) -> tuple[dict[_Item, _Place], float, float]:
-    """Return the position of each item, and the width and height of the picture."""
     sizes = [[WIDTH if isinstance(item, str) else LANE for item in layer] for layer in layers]
     widths = [sum(layer) + BESIDE * (len(layer) - 1) for layer in sizes]
     widest = max(widths, default=0)
@@ -167,7 +166,6 @@ def _places(layers: Sequence[Sequence[_Item]], height: float) -> tuple[dict[_Ite
 
 
 def _path(places: Sequence[_Place]) -> str:
-    """Return a line from the first place through the lanes to the last place."""
     first = places[0]
     steps = [f"M{first.x + first.width / 2:.1f} {first.y + first.height:.1f}"]
     for before, after in pairwise(places):
@@ -204,7 +202,6 @@ def _short(text: str, longest: float) -> str:
 
 
 def _colours(colours: Mapping[str, str]) -> str:
-    """Return the CSS rules of one colour scheme."""
     return "".join(f".{name.replace(' ', '.')}{{{rule}}}" for name, rule in colours.items())
 
 

@@ -171,7 +171,6 @@ def unless_gone(call: Callable[[], T]) -> T | None:
 
 
 def _show_gates(stage: Stage, ctx: RunContext) -> None:
-    """Show the gates of a judged stage as a Prefect artifact, with links to MLflow."""
     result = ctx.results.get(stage.name)
     if result is None or not result.verdicts or not is_answering():
         return

@@ -169,11 +169,6 @@ def readable_done(folder: Path) -> tuple[list[Done], list[UserError]]:
     return sorted(found, key=lambda each: each.time), damaged
 
 
-def recorded_paths(home: Path, runs: Iterable[str]) -> dict[str, Path]:
-    """Return the paths from which `runs` read their external inputs, by digest. Unreadable files are logged."""
-    return {digest: given.path for digest, given in recorded_inputs(home, runs).items()}
-
-
 def recorded_inputs(home: Path, runs: Iterable[str]) -> dict[str, Input]:
     """Return the external inputs of `runs`, by digest; the last run by id decides. Unreadable files are logged."""
     found: dict[str, Input] = {}

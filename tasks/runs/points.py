@@ -48,12 +48,10 @@ class Spool:
                 self._file.flush()
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
 def points_file(folder: Path, stage: str) -> Path:
-    """Return the points file of a stage of the run in `folder`."""
     return folder / "metrics" / f"{stage}.jsonl"
 
 

@@ -16,7 +16,6 @@ Sample = Mapping[str, Any]
 
 
 def samples_file(folder: Path, stage: str) -> Path:
-    """Return the samples file of a stage of the run in `folder`."""
     return folder / "samples" / f"{stage}.txt"
 
 
@@ -44,13 +43,11 @@ class SamplesFile:
         return True
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
 
 
 def block(step: int, samples: Sequence[Sample]) -> str:
-    """Return the samples of a step as text."""
     parts = [f"== step {step} ==\n"]
     for sample in samples:
         parts.append(f"[{_numbers(sample)}]\n> {line(_prompt(sample))}\n{_quoted(str(sample.get('response', '')))}\n\n")

@@ -166,7 +166,6 @@ class RunFile(BaseModel):
 
     @property
     def label(self) -> Label:
-        """Return its name and tags."""
         return Label(self.name, self.tags)
 
     @property
@@ -286,21 +285,17 @@ class StatusFile:
 
     @property
     def state(self) -> State:
-        """Return the run's current state."""
         return worst(stage.state for stage in self._document.stages)
 
     @property
     def begun(self) -> list[str]:
-        """Return the stages that have begun."""
         return [stage.name for stage in self._document.stages if stage.started is not None]
 
     @property
     def label(self) -> Label:
-        """Return the run's name and tags."""
         return self._document.label
 
     def stage(self, name: str) -> StageStatus:
-        """Return a copy of one stage's entry."""
         return self._document.stage(name).model_copy()
 
     def update(self, name: str, **fields: Any) -> None:
@@ -384,7 +379,6 @@ def list_runs(home: Path) -> list[str]:
 
 
 def has_run(home: Path, run: str) -> bool:
-    """Return whether there is a run with that id."""
     return bool(run) and "/" not in run and not run.startswith(".") and (home / "runs" / run / RUN_FILE).is_file()
 
 

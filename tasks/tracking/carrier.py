@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,8 +30,6 @@ logger = logging.getLogger(__name__)
 
 EVERY_SECONDS = 2.0
 RETRY_SECONDS = 10.0
-AGAIN_SECONDS = (2.0, 30.0)
-"""Seconds until `tether sync` asks again: the first wait, which doubles each time, and the longest."""
 SETTLE_SECONDS = 5.0
 """How long a page that links to MLflow waits for the runs there."""
 CLOSE_SECONDS = 20.0
@@ -64,7 +61,7 @@ class Tracker:
                 # Not in the thread, because two threads that import interdependent libraries can deadlock.
                 load_mlflow()
             sender = _Thread(self._home)
-        sender.start(self._run)
+        sender.begin(self._run)
         self._sender = sender  # only now: `close` would wait for one that has not started
 
     def nudge(self) -> None:
@@ -152,29 +149,22 @@ class _Carrying:
             self._heard(answers)
 
 
-class _Thread:
+class _Thread(threading.Thread):
     """The same as `Sender`, in this process."""
 
     def __init__(self, home: Path) -> None:
+        super().__init__(name="tracking", daemon=True)
         self.answers, self.imported = True, threading.Event()
         self.imported.set()
-        self._carrying = _Carrying(home, partial(setattr, self, "answers"))
+        self._carrying = _Carrying(home, lambda answers: setattr(self, "answers", answers))
+        self.more, self.end = self._carrying.more.set, self._carrying.end
 
-    def start(self, run: str) -> None:
-        self._thread = threading.Thread(target=self._carrying.carry, args=(run,), name="tracking", daemon=True)
-        self._thread.start()
+    def begin(self, run: str) -> None:
+        self._folder_of = run
+        self.start()
 
-    def more(self) -> None:
-        self._carrying.more.set()
-
-    def end(self) -> None:
-        self._carrying.end()
-
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
-
-    def join(self, seconds: float) -> None:
-        self._thread.join(seconds)
+    def run(self) -> None:
+        self._carrying.carry(self._folder_of)
 
     def kill(self) -> None:
         """Nothing ends a thread: it ends with the process."""
@@ -284,40 +274,15 @@ def is_left(folder: Path) -> bool:
     return (run.finished is not None or run.died) and Sent.load(folder).whole != run.updated
 
 
-def sync(
-    home: Path, patience: float = 0.0, say: Callable[[str], object] = logger.info
-) -> Iterator[tuple[str, Exception | None]]:
+def sync(home: Path) -> Iterator[tuple[str, Exception | None]]:
     """Send what earlier runs left, oldest run first. Yields each run, with an error if MLflow refuses it.
 
     Runs that another process is sending are left to it.
-
-    Args:
-        home: the Tether home.
-        patience: for how many seconds to ask again if MLflow accepts nothing.
-        say: gets a line before each new attempt.
 
     Raises:
         Exception: MLflow does not answer.
     """
     recorder: Recorder | None = None
     for folder in left_behind(home):
-        until, wait = time.monotonic() + patience, AGAIN_SECONDS[0]
-        while True:
-            before = Sent.load(folder)
-            try:
-                recorder = recorder or Recorder(home)
-                refused = carry_left(recorder, folder)
-                if refused is None or isinstance(refused, UserError) or Sent.load(folder) == before:
-                    break
-                continue  # it accepted part of the data: a slow server, which answers again
-            except UserError:
-                raise
-            except Exception as error:  # any exception of MLflow and its transports
-                if Sent.load(folder) != before:
-                    until, wait = time.monotonic() + patience, AGAIN_SECONDS[0]
-                if time.monotonic() + wait > until:
-                    raise
-                say(f"{folder.name}: MLflow does not answer ({in_short(error)}); asking again in {wait:.0f} s")
-            time.sleep(wait)
-            wait = min(2 * wait, AGAIN_SECONDS[1])
-        yield folder.name, refused
+        recorder = recorder or Recorder(home)
+        yield folder.name, carry_left(recorder, folder)

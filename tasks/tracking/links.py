@@ -30,7 +30,6 @@ DIGEST_SHOWN = 32
 
 
 def model_name(project: str, kind: str) -> str:
-    """Return PROJECT-KIND as a registered model's name; characters that are not allowed in it become `-`."""
     prefix = re.sub(r"[^\w-]+", "-", project).strip("-")
     return f"{prefix or 'tether'}-{kind}"
 
@@ -53,7 +52,6 @@ class Lineage:
         self._stages = sent.stages
 
     def model_name(self, stage: str) -> str:
-        """Return the name of a stage's registered model."""
         return model_name(self._project, MODELS[stage])
 
     def output_model(self, done: Done, run: str) -> str | None:
@@ -67,7 +65,6 @@ class Lineage:
 
     @staticmethod
     def _kind(done: Done) -> str | None:
-        """Return the kind of model that a (sub-)stage makes; None if it makes none."""
         return JUDGE if done.record.stage == "reward.judge" else MODELS.get(done.shown) if done.final else None
 
     def link_inputs(self, done: Done, run: str, parent: str) -> None:
@@ -142,7 +139,6 @@ class Lineage:
         return f"#/experiments/{self._experiment}/models/{model}?workflowType=machine_learning"
 
     def _model(self, kind: str, path: Path, digest: str, run: str | None, tags: Mapping[str, str]) -> str:
-        """Return the id of an artifact's LoggedModel, found by its digest or created."""
         if (found := self.find_model(digest)) is not None:
             return found
         for model in self._models(digest):

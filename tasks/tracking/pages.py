@@ -84,7 +84,6 @@ def stage_note(
 
 
 def _advice(verdicts: Sequence[Verdict]) -> list[str]:
-    """Return a Markdown list of what each gate that stops the run means and what to change; empty if none does."""
     found = [(each.name, ADVICE[each.name]) for each in verdicts if each.stops and each.name in ADVICE]
     lines = [f"- **{words(name)}** {advice.means} {advice.change}" for name, advice in found]
     return [*lines, "", "The report has the command that tries this.", ""] if lines else []
@@ -157,7 +156,6 @@ def run_note(
 
 
 def _about(status: RunStatus) -> str:
-    """Return a sentence with the profile, the user and the time of the run's start."""
     name = f"{words(status.name)}: " if status.name else ""
     by = f", started by {words(status.user)}" if status.user else ""
     minutes, seconds = divmod(round(status.seconds), 60)

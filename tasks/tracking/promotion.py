@@ -159,7 +159,6 @@ class Versions:
         return decision
 
     def _decide(self, name: str, version: str, text: str) -> str:
-        """Record a decision about a version's aliases on its page, and return it as a sentence."""
         self._client.set_model_version_tag(name, version, "tether.decision", text)
         self.describe(name, version)
         return f"{name}/{version} {text}."
@@ -261,7 +260,6 @@ class Versions:
         return problem
 
     def tags(self, name: str, version: str) -> dict[str, str]:
-        """Return the tags of a version."""
         return dict(self._client.get_model_version(name, version).tags)
 
     def describe(self, name: str, version: str) -> None:
@@ -317,7 +315,6 @@ class Versions:
         return "it, or what it was made from, is imported, so only a person promotes it" if done.imported else ""
 
     def _find(self, name: str, digest: str) -> Any:
-        """Return the newest version of `name` with an artifact's digest; None if there is none."""
         found = self._client.search_model_versions(f"name='{name}' and tags.`lineage.digest`='{digest}'")
         return max(found, key=lambda each: int(each.version), default=None)
 
@@ -341,7 +338,6 @@ class Versions:
             self._set(name, version, "tether.champion", terms)
 
     def _waive(self, name: str, version: str, tags: Mapping[str, str], run: str, waivers: Mapping[str, Any]) -> None:
-        """Add a run's waivers to those of a version."""
         if waivers:
             known = _loaded(tags, "tether.waivers", {})
             known |= {gate: {**waiver, "run": run} for gate, waiver in waivers.items()}

@@ -172,7 +172,6 @@ class Recorder:
             self._client.delete_tag(id_, FAILED_GATES_TAG)
 
     def _run(self, name: str, tags: dict[str, str], started: int, status: RunStatus, sent: Sent) -> str:
-        """Return the id of the MLflow run with these tags, found or created."""
         if self._found is None:
             self._found = self._runs(status.run, sent)
         stage = tags.get("tether.stage")
@@ -186,7 +185,6 @@ class Recorder:
         return list(self._client.search_runs([sent.experiment], f"tags.`tether.run` = '{run}'", max_results=1000))
 
     def _close(self, folder: Path, status: RunStatus, done: Sequence[Done], sent: Sent) -> None:
-        """End the parent run: add a table of its stages, its report and its models' cards."""
         assert sent.parent is not None and sent.experiment is not None
         links = {stage: run_link(sent.experiment, id_) for stage, id_ in sent.stages.items()}
         report = run_link(sent.experiment, sent.parent, REPORT) if (folder / REPORT).is_file() else ""
@@ -277,7 +275,6 @@ class _Stage:
         log_picture(self._client, self._run, self._sent, self._so_far)  # it names the version that is registered
 
     def _links(self) -> dict[str, str]:
-        """Return the stage's pages as texts with addresses; an address is empty if there is no page."""
         found = {"The whole run": run_link(self._experiment, self._parent), "This stage in Prefect": self._prefect}
         if self._done.shown == "validate":
             found["Data Docs"] = data_docs(self._home / "runs", self._done)
@@ -359,7 +356,6 @@ class _Stage:
         self._client.log_batch(self._run, tags=[RunTag(name, value) for name, value in tags.items()])
 
     def _register(self, model: str | None, run: str) -> None:
-        """Register a version if the gates passed; human_eval instead judges the policy's version."""
         done, lineage, withheld = self._done, self._lineage, self._withheld()
         versions = Versions(self._client, Weights(self._client, self._home, wanted(self._home, done.run)))
         if done.shown == "human_eval":
@@ -430,7 +426,6 @@ def _milliseconds(stamp: str) -> int:
 
 
 def _cell(value: Any) -> Any:
-    """Return a list of chat messages as text, other lists and dicts as JSON, and any other value unchanged."""
     if isinstance(value, list) and value and all(isinstance(each, dict) and "content" in each for each in value):
         return "\n".join(f"{each.get('role', '')}: {each['content']}" for each in value)
     return json.dumps(value) if isinstance(value, (list, dict)) else value

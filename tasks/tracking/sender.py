@@ -55,7 +55,7 @@ class Sender:
         self._reader = threading.Thread(target=self._read, name="tracking", daemon=True)
         self._ending = False
 
-    def start(self, run: str) -> None:
+    def begin(self, run: str) -> None:
         """Send the folder of `run`, from now on."""
         level = logging.getLogger("tasks.tracking").getEffectiveLevel()
         self._tell(json.dumps({"run": run, "level": level}))
@@ -71,11 +71,9 @@ class Sender:
         self._tell("end")
 
     def is_alive(self) -> bool:
-        """Return whether the process runs."""
         return self._process.poll() is None
 
     def join(self, seconds: float) -> None:
-        """Wait for the end of the process for at most `seconds`."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
 

@@ -55,7 +55,6 @@ class Weights:
         self._client, self._home, self.which = client, home, which
 
     def has(self, model: str) -> bool:
-        """Return whether MLflow has the weights of a LoggedModel."""
         tags = self._client.get_logged_model(model).tags
         return TAG in tags and tags[TAG] == tags.get("lineage.digest", "")
 

@@ -102,29 +102,14 @@ def test_what_is_put_into_a_view_by_hand_is_not_read_as_the_artifacts(tmp_path):
 TEXT = record_text(RECORD)
 
 
-def test_what_is_written_is_read_back():
-    assert parse_record(TEXT, KEY) == RECORD
+def test_what_is_written_is_read_back_however_it_is_laid_out():
+    assert parse_record(TEXT, KEY) == parse_record(json.dumps(json.loads(TEXT)), KEY) == RECORD
 
 
-@given(st.integers(0, len(TEXT) - 1), st.characters(codec="utf-8"))
-def test_a_changed_character_of_a_record_no_longer_verifies_or_says_the_same(position, character):
-    found = parse_record(TEXT[:position] + character + TEXT[position + 1 :], KEY)
-    assert isinstance(found, Miss) or found == RECORD  # as where one white space became another
-
-
-@given(st.integers(0, len(TEXT)), st.text(min_size=1, max_size=5))
-def test_characters_put_into_a_record_are_seen_or_change_nothing_of_what_it_says(position, more):
-    found = parse_record(TEXT[:position] + more + TEXT[position:], KEY)
-    assert isinstance(found, Miss) or found == RECORD
-
-
-def test_a_record_laid_out_anew_is_the_same_record():
-    assert parse_record(json.dumps(json.loads(TEXT)), KEY) == RECORD
-
-
-@given(st.integers(0, len(TEXT) - 1), st.integers(1, 200))
-def test_a_record_that_lacks_a_piece_is_seen_or_lacks_nothing_that_it_says(position, size):
-    found = parse_record(TEXT[:position] + TEXT[position + size :], KEY)
+@given(st.integers(0, len(TEXT) - 1), st.integers(0, 200), st.text(max_size=5))
+def test_an_edited_record_no_longer_verifies_or_says_the_same(position, size, more):
+    """Characters are put in, changed or left out; as where one white space became another."""
+    found = parse_record(TEXT[:position] + more + TEXT[position + size :], KEY)
     assert isinstance(found, Miss) or found == RECORD
 
 

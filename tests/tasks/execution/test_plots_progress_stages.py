@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from components.gates.text import markdown, outcome
 from flows.config.profiles import parse_override
 from flows.config.run_config import load_config
 from tasks.execution import drawing, plots
@@ -252,14 +251,6 @@ def test_progress_without_a_terminal_is_a_few_plain_lines_ending_with_the_last_s
     assert lines[1].startswith("  ppo 100/100")
 
 
-def test_progress_on_a_terminal_is_a_bar_that_takes_any_metric_name():
-    console = Console(file=io.StringIO(), width=120, force_terminal=True)
-    with StageProgress(console, "ppo") as progress:
-        progress.show({"step": 1, "time": 0, "metrics": {"[b]x": 1.0}, "total": 2})
-        progress.show({"step": 2, "time": 0, "metrics": {"ppo/kl": 1.0}})
-    assert "2/2" in console.file.getvalue()
-
-
 def test_the_pipeline_is_its_stages_in_order_each_after_its_sub_stages():
     assert tuple(dict.fromkeys(stage.shown for stage in STAGES.values())) == PIPELINE
     parts = [name for name, stage in STAGES.items() if not stage.final]
@@ -275,17 +266,3 @@ def test_every_stage_loads_with_a_config_class(name):
     assert callable(stage.load_run())
     assert {"seed"} <= set(stage.load_job().model_fields)
     assert Path(stage.module.replace(".", "/") + ".py").is_file()
-
-
-def test_the_gate_table_names_each_outcome(kit):
-    from components.gates.judging import Waiver, judge
-
-    gates = kit.thresholds(ppo={"kl": 8.0, "kl_floor": 1.0, "ended": 0.9, "repetition": 0.2})
-    metrics = {"ppo/kl_high": 9.0, "ppo/kl_low": 0.5, "ppo/ended_low": 0.95}
-    verdicts = judge("ppo", metrics, gates, [Waiver(gate="ppo.kl", user="ada", reason="why")])
-    found = {verdict.name: outcome(verdict) for verdict in verdicts}
-    assert (found["ppo.kl"], found["ppo.kl_floor"], found["ppo.ended"]) == ("WAIVED", "WARN", "PASS")
-    assert (found["ppo.repetition"], found["ppo.echo"]) == ("FAIL", "OFF")
-    table = markdown(verdicts)
-    assert "Waived by ada: why" in table
-    assert len(table.splitlines()) == 2 + len(verdicts)

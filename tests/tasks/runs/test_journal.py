@@ -6,7 +6,7 @@ import pytest
 
 from components.base.errors import UserError
 from tasks.runs.config import run_values, write_values
-from tasks.runs.journal import Sent, current_user, read_done, recorded_paths
+from tasks.runs.journal import Sent, current_user, read_done, recorded_inputs
 
 DAMAGED = (b"", b"[]", b"null", b"5", b'{"project": "o', bytes(range(256)))
 
@@ -36,7 +36,7 @@ def test_a_damaged_result_is_named_and_the_inputs_of_other_runs_are_found(
     (folder / "done" / "ppo.json").write_bytes(data)
     with pytest.raises(UserError, match=r"done/ppo\.json is damaged"):
         read_done(folder)
-    assert recorded_paths(folder.parent.parent, ["one"]) == {}
+    assert recorded_inputs(folder.parent.parent, ["one"]) == {}
     assert "done/ppo.json is damaged" in caplog.text
 
 

@@ -290,38 +290,6 @@ def _raise(*args, **kwargs):
     raise ConnectionError("the tracking store is away")
 
 
-def test_points_left_behind_by_an_outage_reach_mlflow_with_the_next_run(start, kit, client, home, monkeypatch):
-    with monkeypatch.context() as patch, start(track=True) as ctx:
-        patch.setattr("tasks.tracking.recorder.Recorder.ship", _raise)
-        run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
-    child = children(home, ctx.run)["sft"]
-    mlflow = client()
-    assert mlflow.get_metric_history(child, "ppo/kl") == []
-    for _ in range(2):
-        with start(track=True) as again:
-            run_stage(kit.toy("sft"), kit.ToyJob(), {}, again)
-    assert [each.step for each in mlflow.get_metric_history(child, "ppo/kl")] == [1, 2, 3]
-
-
-def test_a_stage_of_a_dead_process_is_ended_as_killed_by_the_next_run(start, kit, client, home):
-    with start(track=True) as ctx:
-        run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
-    mlflow = client()
-    child, status = children(home, ctx.run)["sft"], json.loads((ctx.folder / "run.json").read_text())
-    for run in (child, mlflow.get_run(child).data.tags["mlflow.parentRunId"]):
-        mlflow.update_run(run, status="RUNNING")
-    Sent.load(ctx.folder).model_copy(update={"states": {}, "done": {}, "whole": ""}).save(ctx.folder)
-    (ctx.folder / "done" / "sft.json").unlink()
-    status |= {"finished": None, "process": {**status["process"], "started": "1"}}
-    status["stages"][0]["state"] = "running"
-    (ctx.folder / "run.json").write_text(json.dumps(status))
-    with start(track=True) as again:
-        run_stage(kit.toy("sft"), kit.ToyJob(), {}, again)
-    for run in (child, mlflow.get_run(child).data.tags["mlflow.parentRunId"]):
-        assert mlflow.get_run(run).info.status == "KILLED"
-        assert not [tag for tag in mlflow.get_run(run).data.tags if "process" in tag]
-
-
 def test_what_a_run_that_is_taken_up_computed_itself_is_no_hit_and_its_numbers_are_there_once(
     start, kit, client, home, toy_source
 ):

@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -216,57 +215,6 @@ def test_one_run_that_mlflow_refuses_holds_back_no_other(left, home, start, kit,
     assert [folder.name for folder in carrier.left_behind(home)] == [RUN]
 
 
-def test_sync_asks_again_as_long_as_mlflow_takes_something_on(left, empty_mlflow, tmp_path, monkeypatch):
-    """It gave up at the first request that a slow server did not answer within 3 s."""
-    carry(copy(left, tmp_path / "undisturbed", empty_mlflow))
-    expected = shown(tmp_path / "undisturbed")
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore as Tracking
-
-    monkeypatch.setattr(carrier, "AGAIN_SECONDS", (0.01, 0.01))
-    calls, down = [0], [False]
-
-    def flaky(call):
-        def write(*args, **kwargs):
-            calls[0] += 1
-            down[0] = calls[0] in falls
-            if down[0]:
-                raise ConnectionError("timed out")
-            return call(*args, **kwargs)
-
-        return write
-
-    def look(*args, **kwargs):
-        if down[0]:
-            down[0] = False
-            raise ConnectionError("timed out")
-        return found(*args, **kwargs)
-
-    falls = {number * (number + 1) // 2 for number in range(1, 50)}  # further and further apart
-    found = Tracking.search_experiments
-    home, said = copy(left, tmp_path / "flaky", empty_mlflow), []
-    with monkeypatch.context() as patch:
-        patch.setattr(Tracking, "search_experiments", look)
-        for name in WRITES & set(vars(Tracking)):
-            patch.setattr(Tracking, name, flaky(getattr(Tracking, name)))
-        assert [error for _, error in carrier.sync(home, patience=60.0, say=said.append)] == [None]
-    assert len(said) > 5 and "asking again in 0 s" in said[0]
-    assert shown(home) == expected
-
-
-def test_sync_gives_up_on_a_server_that_stays_away(left, monkeypatch):
-    said, now = [], [0.0]
-
-    def sleep(seconds):
-        now[0] += seconds
-
-    monkeypatch.setattr(carrier, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
-    monkeypatch.setattr("tasks.tracking.recorder.connect", _refuse)
-    with pytest.raises(ConnectionError):
-        dict(carrier.sync(left, patience=60.0, say=said.append))
-    assert [line.rpartition(" again in ")[2] for line in said] == ["2 s", "4 s", "8 s", "16 s", "30 s"]
-    assert now == [60.0]
-
-
 @pytest.mark.whole
 @pytest.mark.parametrize("server", ["refuses", "never answers"])
 def test_a_dead_server_delays_a_run_by_no_more_than_seconds_and_sync_says_so(
@@ -288,7 +236,7 @@ def test_a_dead_server_delays_a_run_by_no_more_than_seconds_and_sync_says_so(
         from flows.cli.__main__ import app
 
         monkeypatch.setenv("TETHER_HOME", str(home))
-        done = CliRunner().invoke(app, ["sync", "--wait", "0"])
+        done = CliRunner().invoke(app, ["sync"])
     assert results["ppo"].state == "passed"
     assert seconds < usual + 20, "two requests of 3 s at the most, and the stages; a request a fact would be 42"
     assert "MLflow does not have all of this run yet. The next run or `tether sync` sends the rest." in " ".join(

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
@@ -132,21 +133,14 @@ def test_a_process_that_dies_is_reported_once_and_its_run_goes_on_and_the_next_o
     assert [each.step for each in history] == points == [1, 2, 3]
 
 
-def test_what_anything_prints_in_the_process_is_not_read_as_an_answer(apart, start, kit, caplog, tmp_path, monkeypatch):
+def test_what_mlflow_refuses_is_said_once_whatever_is_printed(apart, start, kit, caplog, tmp_path, monkeypatch):
+    """The run says it, though another process hears it; what that process prints is not read as an answer."""
     (tmp_path / "sitecustomize.py").write_text("import os; print('hello'); os.write(1, b'no end of a line')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with start(track=True, stages=("sft",)) as ctx:
         (ctx.home / "mlflow.db").write_text("no database")
         run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
         until("the process has asked", lambda: not ctx.tracker()._sender.answers, seconds=15)
-    assert "file is not a database" in caplog.text
-
-
-def test_what_mlflow_refuses_is_said_once_by_the_run_though_another_process_hears_it(apart, start, kit, caplog):
-    with start(track=True, stages=("sft",)) as ctx:
-        (ctx.home / "mlflow.db").write_text("no database")
-        run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
-        until("the process has asked", lambda: not ctx.tracker()._sender.answers)
     said = [each for each in caplog.records if "file is not a database" in each.message]
     assert [(each.name, each.levelname) for each in said] == [("tasks.tracking.carrier", "WARNING")]
 
@@ -158,7 +152,6 @@ sys.path.append({root!r})
 from tasks.runs.journal import Sent
 from tasks.tracking.sender import Sender
 home = Path({home!r})
-(home / "runs" / "r").mkdir(parents=True, exist_ok=True)
 sender = Sender(home)
 {begin}
 print(sender._process.pid, flush=True)
@@ -166,28 +159,17 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("begin", ["", 'sender.start("r")'], ids=["while it imports MLflow", "while it waits"])
+@pytest.mark.parametrize("begin", ["", 'sender.begin("r")', 'sender.begin("r"); sender.end()'])
 def test_a_killed_run_leaves_no_process(tmp_path, begin):
-    code = RUN.format(root=str(ROOT), home=str(tmp_path / "home"), begin=begin)
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as run:
-        child = psutil.Process(int(run.stdout.readline()))
-        if begin:
-            until("it waits", lambda: (tmp_path / "home" / "runs" / "r" / "mlflow.lock").exists())
-        run.kill()
-    until("the process ends", lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
-
-
-def test_a_run_that_is_killed_while_it_waits_for_the_rest_leaves_no_process(tmp_path):
+    """It dies while it imports MLflow, while it waits for more, and while it waits for the folder's lock."""
     (folder := tmp_path / "home" / "runs" / "r").mkdir(parents=True)
-    code = RUN.format(root=str(ROOT), home=str(tmp_path / "home"), begin='sender.start("r"); sender.end()')
+    code = RUN.format(root=str(ROOT), home=str(tmp_path / "home"), begin=begin)
     with (
-        held(folder, wait=True),  # the process never gets further
+        held(folder, wait=True) if "end" in begin else nullcontext(),
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as run,
     ):
         child = psutil.Process(int(run.stdout.readline()))
+        if begin:
+            until("it waits", (folder / "mlflow.lock").exists)
         run.kill()
-        until(
-            "the process ends",
-            lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE,
-            seconds=15,
-        )
+        until("the process ends", lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
