@@ -22,11 +22,7 @@ def copy_model(artifact: Path, record: Record, out: Path, link: bool = False) ->
     The artifact's `model/` becomes `out` itself. generation_config.json gets the sampling settings with which the model
     was trained and evaluated, and a reward model's config.json its scale (`score_scale`).
 
-    Args:
-        artifact: the artifact's folder.
-        record: the artifact's record.
-        out: an existing folder.
-        link: link to the artifact's weights instead of copying them, for a reader that does not change them.
+    With `link` the weights are links to the artifact's, for a reader that does not change them.
 
     Raises:
         TetherError: a file differs from what the record says.

@@ -82,11 +82,7 @@ def write_archive(target: Path, store: ArtifactStore, records: Iterable[Record])
 
 
 def read_archive(path: Path, room: int | None = None) -> Archive:
-    """Read and check a whole archive. Nothing is written.
-
-    Args:
-        path: the file.
-        room: most bytes that its objects may have in all; None: no limit.
+    """Read and check a whole archive. Nothing is written. `room`: most bytes that its objects may have in all.
 
     Raises:
         UserError: it cannot be read, or holds something that our export never writes; nothing of it is then used.

@@ -175,10 +175,13 @@ def check_names(names: Iterable[Any]) -> None:
     """
     names = list(names)
     for name in names:
-        problem = "no text" if not isinstance(name, str) else _problem(name)
-        if problem:
+        if not isinstance(name, str) or not _is_inside(name):
             shown = repr(name)
-            raise TetherError(f"a file's name has {problem}: {shown if len(shown) < 90 else shown[:80] + '...'}")
+            raise TetherError(
+                f"{shown if len(shown) < 90 else shown[:80] + '...'} is not a relative path inside its folder: without "
+                f"`..`, backslash, drive and control characters, of at most {MAX_PART} bytes in a part and {MAX_NAME} "
+                "in all"
+            )
     known = set(names)
     for name in names:
         for above in PurePosixPath(name).parents:
@@ -186,22 +189,10 @@ def check_names(names: Iterable[Any]) -> None:
                 raise TetherError(f"{str(above)!r} is both a file and the folder of {name!r}")
 
 
-def _problem(name: str) -> str | None:
+def _is_inside(name: str) -> bool:
+    if re.search(r"[\x00-\x1f\x7f\\\ud800-\udfff]", name) or re.match(r"[A-Za-z]:", name):
+        return False
     parts = name.split("/")
-    try:
-        sizes = [len(part.encode()) for part in parts]
-    except UnicodeEncodeError:
-        return "characters that are not Unicode"
-    if re.search(r"[\x00-\x1f\x7f]", name):
-        return "a control character"
-    if "\\" in name:
-        return "a backslash"
-    if re.match(r"[A-Za-z]:", name):
-        return "a drive"
-    if name.startswith("/"):
-        return "an absolute path"
     if any(part in ("", ".", "..") for part in parts):
-        return "an empty part, `.` or `..`"
-    if max(sizes) > MAX_PART or sum(sizes) + len(sizes) - 1 > MAX_NAME:
-        return f"more than {MAX_PART} bytes in a part or {MAX_NAME} in all"
-    return None
+        return False
+    return max(len(part.encode()) for part in parts) <= MAX_PART and len(name.encode()) <= MAX_NAME

@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from components.base.errors import TetherError, UserError, disk_error
 from components.base.files import make_folder
@@ -267,11 +268,22 @@ def shared_place(home: Path) -> Place | None:
     value = os.environ.get(VARIABLE, "").strip()
     if not value:
         return None
-    if "://" in value and not value.startswith("file://"):
+    place = place_at(value, VARIABLE)
+    own = isinstance(place, FolderPlace) and place.root.resolve() == (home / "store").resolve()
+    return None if own else place
+
+
+def place_at(address: str, variable: str, **options: Any) -> Place:
+    """Return the place at a folder or an fsspec URL, which `variable` names. `options` are fsspec's for the URL.
+
+    Raises:
+        UserError: it is a relative path.
+    """
+    if "://" in address and not address.startswith("file://"):
         from components.store.url import UrlPlace
 
-        return UrlPlace(value)
-    folder = user_path(value.removeprefix("file://"), VARIABLE)
+        return UrlPlace(address, variable, **options)
+    folder = user_path(address.removeprefix("file://"), variable)
     if not folder.is_absolute():
-        raise UserError(f"{VARIABLE}={value}: give an absolute folder or a URL, as s3://bucket/prefix.")
-    return None if folder.resolve() == (home / "store").resolve() else FolderPlace(folder)
+        raise UserError(f"{variable}={address}: give an absolute folder or a URL, as s3://bucket/prefix.")
+    return FolderPlace(folder)

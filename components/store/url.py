@@ -111,7 +111,7 @@ class UrlPlace:
         until = time.monotonic() + PATIENCE_SECONDS
         while True:
             with self._marked(PUBLISHING) as mark:
-                others = self._others(COLLECTING, mark)
+                others, _ = self._others(COLLECTING, mark)
                 if not others:
                     yield
                     return
@@ -130,13 +130,13 @@ class UrlPlace:
             UserError: somebody is publishing.
         """
         with self._marked(COLLECTING) as mark:
-            others = self._others(PUBLISHING, mark)
+            others, now = self._others(PUBLISHING, mark)
             if others:
                 raise UserError(
                     f"{VARIABLE}={self.where}: a stage is publishing there ({others[0]}); nothing was removed. Try "
                     f"again when it is done. A mark left by a process that died counts for {LIFE_SECONDS / 3600:g} h."
                 )
-            yield self._marks(COLLECTING)[mark]
+            yield now
 
     @contextlib.contextmanager
     def _marked(self, kind: str) -> Iterator[str]:
@@ -147,14 +147,12 @@ class UrlPlace:
         finally:
             self.remove(mark)
 
-    def _marks(self, kind: str) -> dict[str, float]:
-        found = {f"locks/{entry.name}": entry.modified for entry in self.entries("locks")}
-        return {name: modified for name, modified in found.items() if name.startswith(kind)}
-
-    def _others(self, kind: str, mark: str) -> list[str]:
-        """Return the unexpired marks of `kind`, except ours. Their age is by the clock that stamped our own mark."""
-        now = self._marks(mark.rpartition("-")[0] + "-")[mark]
-        return [name for name, modified in self._marks(kind).items() if now - modified < LIFE_SECONDS]
+    def _others(self, kind: str, mark: str) -> tuple[list[str], float]:
+        """Return the unexpired marks of `kind`, and when our own `mark` was made, by the clock that stamped it."""
+        marks = {f"locks/{entry.name}": entry.modified for entry in self.entries("locks")}
+        now = marks[mark]
+        others = (name for name in marks if name.startswith(kind))
+        return [name for name in others if now - marks[name] < LIFE_SECONDS], now
 
     @functools.cached_property
     def _fs(self) -> Any:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from components.base.errors import UserError
 from components.base.redaction import redacted
-from components.store.folder import FolderPlace
 from components.store.place import Entry, Place
 from components.store.records import check_names
+from components.store.store import place_at
 from components.store.url import UrlPlace
 from flows.keeping.copying import Copier, Steps
 from flows.keeping.manifest import CHUNK, Manifest
@@ -81,13 +81,9 @@ def _auth_database(path: str) -> str:
 
 
 def _artifacts(destination: str) -> Place | None:
-    if not destination:
-        return None
-    if "://" in destination and not destination.startswith("file://"):
-        endpoint = os.environ.get("MLFLOW_S3_ENDPOINT_URL")
-        options = {"endpoint_url": endpoint} if endpoint and destination.startswith("s3") else {}
-        return UrlPlace(destination, ARTIFACTS, **options)
-    return FolderPlace(Path(destination.removeprefix("file://")))
+    endpoint = os.environ.get("MLFLOW_S3_ENDPOINT_URL")
+    options = {"endpoint_url": endpoint} if endpoint and destination.startswith("s3") else {}
+    return place_at(destination, ARTIFACTS, **options) if destination else None
 
 
 def servers_elsewhere(servers: Servers) -> list[str]:

@@ -123,5 +123,5 @@ def rounds_chart(rounds: Sequence[Round]) -> bytes:
     line(panel(gold_axis, "gold score"), curve("gold"), ORANGE, "gold score (simulated truth)", **dots)
     line(panel(kl_axis, "KL to SFT, nats", zero=True), curve("kl"), RED, "KL", **dots)
     steps_axis(kl_axis, "round")
-    legend(share_axis, 1)
+    legend(share_axis)
     return svg(figure, "The rounds side by side")

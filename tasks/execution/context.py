@@ -100,7 +100,6 @@ class RunContext:
         """Begin a run: create its folder, config and status file. MLflow is not used yet.
 
         Args:
-            config: the run's config as JSON values, stored as `config.yaml`.
             profile_values: the values of a profile that is not built in, stored as `profile.yaml`.
             stages: the stages in the status, in order.
             run: the run's id; None makes one that sorts by time.

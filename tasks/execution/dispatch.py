@@ -85,8 +85,8 @@ def check_pools(pools: Iterable[str]) -> None:
 
 
 def dispatch(
-    work: Work, pool: str, store: ArtifactStore, show: Show, say: Say, refresh: bool = False,
-    page: Callable[[str], object] = lambda address: None, computed: Callable[[float], object] = lambda seconds: None,
+    work: Work, pool: str, store: ArtifactStore, show: Show, say: Say, refresh: bool,
+    page: Callable[[str], object], computed: Callable[[float], object],
 ) -> Record:  # fmt: skip
     """Let `pool` compute `work`, or attach to a run that already does, and wait for its end.
 

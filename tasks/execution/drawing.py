@@ -1,7 +1,6 @@
 """Draw charts in one style: lines, levels, intervals and legends."""
 
 import io
-import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -93,12 +92,6 @@ def line(axis: Any, curve: Curve, colour: str, label: str, style: Any = "-", **o
                   color=colour, linestyle=style, label=label)  # fmt: skip
 
 
-def level_line(axis: Any, level: float, colour: str, label: str) -> None:
-    """Draw a horizontal line across `axis`, unless `level` is not finite."""
-    if math.isfinite(level):
-        axis.axhline(level, color=colour, linestyle="-.", linewidth=1.2, label=label)
-
-
 def reliability_panel(axis: Any, bins: Iterable[Mapping[str, float]], colour: str) -> None:
     """Draw bins of confidence against accuracy, with the diagonal."""
     axis.plot([0.5, 1.0], [0.5, 1.0], color=GREY, linestyle=":", label="perfect calibration")
@@ -118,24 +111,11 @@ def reliability_panel(axis: Any, bins: Iterable[Mapping[str, float]], colour: st
     axis.set_xlim(0.48, 1.02)
 
 
-def legend(axis: Any, columns: int = 2) -> None:
-    """Draw a legend above the panel, where it hides no curve. A single curve gets none.
-
-    It has at most `columns` columns, and fewer if its labels would exceed the picture's width.
-    """
-    handles, labels = axis.get_legend_handles_labels()
-    if len(handles) > 1:
-        room = 72 * axis.figure.get_figwidth() - BESIDE
-        while columns > 1 and _legend_width(labels, columns) > room:
-            columns -= 1
+def legend(axis: Any) -> None:
+    """Draw a legend above the panel, where it hides no curve: in two columns if the labels fit. One curve has none."""
+    _, labels = axis.get_legend_handles_labels()
+    if len(labels) > 1:
+        half = -(-len(labels) // 2)  # matplotlib fills one column after the other
+        width = sum(HANDLE + CHARACTER * max(map(len, column)) for column in (labels[:half], labels[half:]))
+        columns = 2 if width <= 72 * axis.figure.get_figwidth() - BESIDE else 1
         axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.1, columnspacing=1.2)
-
-
-def _legend_width(labels: Sequence[str], columns: int) -> float:
-    """Estimate a legend's width in points. matplotlib fills one column after the other, longer columns first."""
-    rest, width = list(labels), 0.0
-    for left in range(columns, 0, -1):
-        rows = -(-len(rest) // left)
-        width += HANDLE + CHARACTER * max(map(len, rest[:rows]), default=0)
-        rest = rest[rows:]
-    return width

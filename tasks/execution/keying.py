@@ -24,11 +24,7 @@ def key_of(stage: Stage, job: Settings, inputs: Inputs, root: Path = ROOT) -> tu
 
 
 def _optional(job: Settings) -> list[str]:
-    """Return libraries that only some options use and that change a stage's result.
-
-    Raises:
-        UserError: one of them is not installed.
-    """
+    """Return libraries that only some options use and that change a stage's result, if they are installed."""
     asked = job.model_dump_json()
     if '"adamw_8bit"' not in asked and '"4bit"' not in asked:
         return []

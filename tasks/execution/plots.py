@@ -7,7 +7,7 @@ judges a stored stage again without drawing. Colours are mid-tones without a bac
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from tasks.execution.drawing import (
     RED,
     Curve,
     legend,
-    level_line,
     line,
     new_figure,
     panel,
@@ -62,10 +61,8 @@ def load() -> None:
 
 
 def render(stage: str, job: Settings, metrics: Mapping[str, float], points: Path, out: Path) -> list[Path]:
-    """Draw a stage's charts from its config, final metrics, the file of its points, and `out`/artifact.
-
-    Returns the files in `out`/attachments; many stages have none.
-    """
+    """Draw a stage's charts from its config, final metrics, the file of its points, and `out`/artifact, into
+    `out`/attachments. Return the files; many stages have none."""
     computed = Computed(job, metrics, curves(read_points(points)), out / "artifact")
     return [
         _save(figure, title, out / "attachments" / f"{name}.svg")
@@ -115,7 +112,8 @@ def reward_and_kl(computed: Computed) -> Any:
     if watched := computed.curve(name.replace("ppo/", "ppo/watched_")):
         line(kl_axis, watched, GREY, "watched prompts", style=":")
     if config.stop_above is not None:
-        level_line(kl_axis, config.stop_above, ORANGE, f"hard ceiling {config.stop_above:g}")
+        label = f"hard ceiling {config.stop_above:g}"
+        kl_axis.axhline(config.stop_above, color=ORANGE, linestyle="-.", linewidth=1.2, label=label)
     line(panel(beta_axis, "β", zero=True), beta, PURPLE, "β")
     steps_axis(beta_axis, "PPO update")
     legend(reward_axis)
@@ -147,12 +145,17 @@ def frontier(computed: Computed) -> Any:
 
 def reliability(computed: Computed) -> Any:
     """Draw confidence against accuracy in equal-mass bins of held-out pairs, after temperature scaling."""
-    if not (bins := computed.document("calibration.json").get("bins")):
+    bins = computed.document("calibration.json").get("bins")
+    return _reliability(bins, "share of pairs ranked right", "confidence, max(p, 1 - p)")
+
+
+def _reliability(bins: Sequence[Mapping[str, float]] | None, what: str, confidence: str) -> Any:
+    if not bins:
         return None
     figure = new_figure(3.4)
-    axis = panel(figure.add_subplot(), "share of pairs ranked right")
+    axis = panel(figure.add_subplot(), what)
     reliability_panel(axis, bins, BLUE)
-    axis.set_xlabel("confidence, max(p, 1 - p)")
+    axis.set_xlabel(confidence)
     legend(axis)
     return figure
 
@@ -220,14 +223,8 @@ def by_stratum(computed: Computed) -> Any:
 
 def reward_on_judged(computed: Computed) -> Any:
     """Draw `reliability` on the pairs that judges decided: the policy's own replies against SFT's."""
-    if not (found := computed.document("result.json").get("reward_model")):
-        return None
-    figure = new_figure(3.4)
-    axis = panel(figure.add_subplot(), "share that the judges agree with")
-    reliability_panel(axis, found["bins"], BLUE)
-    axis.set_xlabel("confidence of the reward model, max(p, 1 - p)")
-    legend(axis)
-    return figure
+    bins = computed.document("result.json").get("reward_model", {}).get("bins")
+    return _reliability(bins, "share that the judges agree with", "confidence of the reward model, max(p, 1 - p)")
 
 
 CHARTS: dict[str, dict[str, tuple[str, Callable[[Computed], Any]]]] = {

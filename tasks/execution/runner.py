@@ -123,13 +123,11 @@ def _obtain(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> Sta
             # The worker holds the key's lock, never the caller.
             from tasks.execution.dispatch import dispatch
 
-            def page(address: str) -> None:
-                ctx.status.update(stage.shown, prefect=address)
-
-            def computed(seconds: float) -> None:
-                ctx.status.add_computed(stage.shown, stage.name, seconds)
-
-            record = dispatch(work, pool, ctx.store, show, ctx.say, refresh, page, computed)
+            record = dispatch(
+                work, pool, ctx.store, show, ctx.say, refresh,
+                page=lambda address: ctx.status.update(stage.shown, prefect=address),
+                computed=lambda seconds: ctx.status.add_computed(stage.shown, stage.name, seconds),
+            )  # fmt: skip
     _say_if_different(record, ctx)
     return _result(stage, record, inputs, ctx, False, started)
 

@@ -17,12 +17,8 @@ DIGITS = 12
 
 
 def graph_of(done: Sequence[Done], named: Mapping[str, str] | None = None) -> Diagram:
-    """Return the graph of a run's results so far.
-
-    Args:
-        done: the results of its (sub-)stages, oldest first.
-        named: maps a digest to a further name of the artifact, such as `tether-policy version 2`.
-    """
+    """Return the graph of a run's results so far, oldest first. `named` maps a digest to a further name of the
+    artifact, such as `tether-policy version 2`."""
     stages = {each.shown: each for each in done}  # a stage is represented by its last part
     boxes: dict[str, Box] = {}
     arrows: list[tuple[str, str]] = []

@@ -27,12 +27,7 @@ LOOK_SECONDS = 5.0
 
 @contextmanager
 def saying_that_it_lives(flow_run_id: str, every: float = LOOK_SECONDS) -> Iterator[None]:
-    """While the block runs, set this process's flow run back to `Running` if it was taken for dead.
-
-    Args:
-        flow_run_id: the flow run's id.
-        every: seconds between two checks.
-    """
+    """While the block runs, set this process's flow run back to `Running` if it was taken for dead."""
     over = threading.Event()
 
     def look() -> None:

@@ -24,9 +24,6 @@ SCORING = "human-eval/score"
 def show_progress(page: str, run: str, progress: LabelProgress) -> None:
     """Show the progress of the labels on the page of the flow run that waits for them, replacing earlier progress.
 
-    Args:
-        page: the flow run's address, from the run's status.
-
     Raises:
         ValueError: `page` is not a flow run's address.
     """
@@ -47,10 +44,7 @@ def show_progress(page: str, run: str, progress: LabelProgress) -> None:
 def order_scoring(run: str, sheets: Path) -> str | None:
     """Let a worker score a run's complete labels. Return the flow run's page, or None if there is no deployment.
 
-    A repeated call for the same files returns the existing flow run.
-
-    Args:
-        sheets: the file or folder, as the worker sees it.
+    A repeated call for the same files returns the existing flow run. `sheets` is a file or folder that the worker sees.
     """
     with get_client(sync_client=True) as client:
         try:

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from components.base.errors import UserError
+from components.base.errors import TetherError, UserError
 from components.base.paths import read_regular
 from components.base.process import Process, describe_process, is_alive, this_process
 from components.base.redaction import redacted
@@ -41,6 +41,8 @@ UNTRUSTED = (
     "its certificate is signed by a CA that is not trusted here. Set SSL_CERT_FILE to the file of that CA's "
     "certificate (PEM): Prefect's and MLflow's clients both use it then."
 )
+
+NO_API = "what answers there is not Prefect's API. Its address ends in /api, as http://127.0.0.1:4200/api."
 
 BUSY_SECONDS = 30.0
 """How long a server may be busy before it counts as away; what it is not told meanwhile is missing on its pages."""
@@ -69,20 +71,52 @@ def check_server(timeout: float = 20.0, needed_for: Mapping[str, str] | None = N
                 f"(docs/operations.md), or set runners.{stage}=local."
             )
         return
-    if error := no_answer(f"{url.rstrip('/')}/health", timeout):
-        if is_untrusted(error):
-            raise UserError(f"PREFECT_API_URL = {url}: {UNTRUSTED}") from error
-        raise UserError(
-            f"PREFECT_API_URL = {url}: no Prefect server answers there ({error}). Start it, or unset PREFECT_API_URL: "
-            f"Tether then runs Prefect in its own process."
-        ) from error
-    from tasks.prefect_flow.access import ask_server
-
-    ask_server()
+    _ask_server(url, timeout)
     if needed_for:
         from tasks.execution.dispatch import check_pools
 
         check_pools(needed_for.values())
+
+
+def _ask_server(url: str, timeout: float) -> None:
+    """Make a call that needs credentials and the server's database. Raises as `check_server`."""
+    import httpx
+    from prefect.client.orchestration import get_client
+    from prefect.settings import (
+        PREFECT_API_REQUEST_TIMEOUT,
+        PREFECT_API_URL,
+        PREFECT_CLIENT_MAX_RETRIES,
+        temporary_settings,
+    )
+
+    where = f"PREFECT_API_URL = {redacted(url)}"
+    settings = {PREFECT_API_URL: url, PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: timeout}
+    try:
+        with temporary_settings(settings), get_client(sync_client=True) as client:
+            client.read_flows(limit=1)
+    except httpx.HTTPStatusError as error:
+        status = error.response.status_code
+        if status in (401, 403):
+            raise UserError(
+                f"{where}: the Prefect server refuses this user ({status}). Set PREFECT_API_AUTH_STRING to what its "
+                "PREFECT_SERVER_API_AUTH_STRING says, USER:PASSWORD (or PREFECT_API_KEY, if it takes keys), of a user "
+                "who may read flows."
+            ) from error
+        if status < 500:
+            raise UserError(f"{where}: {NO_API} ({status})") from error
+        raise TetherError(
+            f"{where}: the Prefect server answers {status}, as it does while its database is away. See its log, and "
+            f"try again."
+        ) from error
+    except httpx.TransportError as error:
+        if is_untrusted(error):
+            raise UserError(f"{where}: {UNTRUSTED}") from error
+        raise UserError(
+            f"{where}: no Prefect server answers there ({type(error).__name__}: {error}). Start it, or unset "
+            f"PREFECT_API_URL: Tether then runs Prefect in its own process."
+        ) from error
+    except ValueError as error:  # from pydantic or JSON, for example if it is a web page
+        raise UserError(f"{where}: {NO_API}") from error
 
 
 def no_answer(url: str, timeout: float = 3.0) -> Exception | None:
@@ -123,24 +157,19 @@ def is_answering(patience: float = BUSY_SECONDS) -> bool:
     url = os.environ.get("PREFECT_API_URL", "").rstrip("/")
     if not url:
         return True
-    until = time.monotonic() + (0.0 if url in _away else patience)
-    while (found := _is_ready(url)) is None and time.monotonic() < until:
-        time.sleep(0.5)
-    if found:
-        _away.discard(url)
-    else:
-        _away.add(url)
-    return bool(found)
-
-
-def _is_ready(url: str, timeout: float = 5.0) -> bool | None:
-    """Return whether a server and its database answer; None if it may be busy."""
     import httpx
 
-    found = _status(f"{url}/ready", timeout)
-    if isinstance(found, int):
-        return True if found < 500 else None  # it answers; 503 means that its database is away
-    return None if isinstance(found, httpx.TimeoutException) else False
+    until = time.monotonic() + (0.0 if url in _away else patience)
+    while True:
+        found = _status(f"{url}/ready", timeout=5.0)
+        if isinstance(found, int) and found < 500:
+            _away.discard(url)
+            return True
+        busy = isinstance(found, int | httpx.TimeoutException)  # 503 means that its database is away
+        if not busy or time.monotonic() >= until:
+            _away.add(url)
+            return False
+        time.sleep(0.5)
 
 
 class _Note(BaseModel):
@@ -161,15 +190,10 @@ def own_server(home: Path, seconds: float = START_SECONDS) -> Iterator[str]:
     The server gets its own session, so that Ctrl-C or a closed terminal ends the run before the server. A file notes
     its process, so that `end_orphans` can end it if this process is killed.
 
-    Args:
-        home: the Tether home; the server's database is in its `prefect/`.
-        seconds: how long to wait for the first answer.
-
-    Yields:
-        The URL of its API.
+    Its database is in the home's `prefect/`. Yields the URL of its API.
 
     Raises:
-        NoServer: it ended, or did not answer in time.
+        NoServer: it ended, or did not answer within `seconds`.
     """
     folder = home / "prefect" / "embedded"
     folder.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from uuid import UUID
 from prefect import runtime, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate, LogCreate
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import State
@@ -150,14 +150,20 @@ def flow_run_log(flow_run_id: str) -> Callable[[str], None]:
             task_run_id=UUID(task_run) if task_run else None,
         )
 
-        def send() -> None:
-            with get_client(sync_client=True) as client:
-                client.create_logs([entry])
-
-        if is_answering():
-            unless_gone(send)
+        tell_prefect(lambda client: client.create_logs([entry]))
 
     return log
+
+
+def tell_prefect(call: Callable[[SyncPrefectClient], object]) -> None:
+    """Make a call to Prefect's server, unless it is away."""
+
+    def send() -> None:
+        with get_client(sync_client=True) as client:
+            call(client)
+
+    if is_answering():
+        unless_gone(send)
 
 
 def unless_gone(call: Callable[[], T]) -> T | None:
@@ -184,13 +190,8 @@ def _show_gates(stage: Stage, ctx: RunContext) -> None:
 
 
 def stage_page(result: StageResult, link: str | None, whole: str | None) -> str:
-    """Return a judged stage as Markdown: its pages, its main metrics, and its gates, failed ones first.
-
-    Args:
-        result: the stage's result.
-        link: the stage's page in MLflow, if it has one.
-        whole: the run's page in MLflow, if it has one.
-    """
+    """Return a judged stage as Markdown: its pages in MLflow (`link`, and that of the `whole` run), its main metrics,
+    and its gates, failed ones first."""
     where = f"[its page]({link})" if link else "`tether status --json` names it, `tether ui` shows it"
     where += f" · [the whole run]({whole})" if whole else ""
     told, _ = judged(result.verdicts)
@@ -210,13 +211,8 @@ def show_samples(stage: str, point: Mapping[str, Any]) -> None:
     One artifact per evaluation would crowd the run's graph. Earlier samples are in the run's folder and in MLflow.
     """
     key, about = f"{stage.replace('_', '-')}-samples", f"The newest samples of {stage}"
-
-    def send() -> None:
-        with get_client(sync_client=True) as client:
-            put_artifact(client, UUID(runtime.flow_run.id), key, "markdown", as_markdown([dict(point)]), about)
-
-    if is_answering():
-        unless_gone(send)
+    flow_run = UUID(runtime.flow_run.id)
+    tell_prefect(lambda client: put_artifact(client, flow_run, key, "markdown", as_markdown(point), about))
 
 
 def show_report(ctx: RunContext) -> None:
@@ -225,7 +221,7 @@ def show_report(ctx: RunContext) -> None:
     Does nothing if the run has no flow run with pages or no report, or if the server is away.
     """
     path = ctx.folder / "report.md"
-    if not ctx.flow_run or not path.is_file() or not is_answering():
+    if not ctx.flow_run or not path.is_file():
         return
     shown = {
         "Open the report with its charts": mlflow_page(ctx.home, ctx.run, file=REPORT),
@@ -242,13 +238,8 @@ def show_report(ctx: RunContext) -> None:
         data=f"{' · '.join([*links, where])}\n\n{path.read_text(encoding='utf-8')}\n\n## Lineage\n\n{lineage}\n",
         flow_run_id=UUID(ctx.flow_run),
     )
-
-    def send() -> None:
-        with get_client(sync_client=True) as client:
-            client.create_artifact(artifact)
-
     try:
-        unless_gone(send)
+        tell_prefect(lambda client: client.create_artifact(artifact))
     except Exception as error:  # a bug in a page must not end hours of computing
         ctx.say(f"Prefect did not take the report ({type(error).__name__}: {error})")
 

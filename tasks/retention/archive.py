@@ -7,7 +7,7 @@ from typing import NamedTuple
 from components.base.errors import UserError
 from components.base.files import sweep
 from components.store.archive import admit, read_archive, write_archive
-from components.store.retention import stored
+from components.store.graph import Graph
 from components.store.store import ArtifactStore, Miss, Record
 from tasks.runs.status import RunStatus, load_status
 
@@ -63,22 +63,9 @@ def _room(store: ArtifactStore) -> int:
 def _records(store: ArtifactStore, status: RunStatus) -> list[Record]:
     """Return the complete records that a run is based on: those of its stages, and of everything they were made
     from."""
-    needed = set(status.needs)
-    by_digest: dict[str, list[Record]] = {}
-    for each in stored(store, store.place):
-        if isinstance(each.record, Record):
-            by_digest.setdefault(each.record.digest, []).append(each.record)
-    found: dict[str, Record] = {}
-    digests = [stage.digest for stage in status.stages if stage.digest]
-    while digests:
-        digest = digests.pop()
-        if digest in found:
-            continue
-        # External inputs have no record. If several records have the same bytes, the run's own comes first.
-        choice = max(by_digest.get(digest, []), key=lambda one: (one.key in needed, one.attempt, one.key), default=None)
-        if choice is not None:
-            found[digest] = choice
-            digests += choice.inputs.values()
+    graph = Graph.of(store).of_keys(set(status.needs))
+    nodes = graph.upstream(stage.digest for stage in status.stages if stage.digest)
+    found = {node.digest: node.records[0] for node in nodes if node.records}  # external inputs have none
     for stage in status.stages:
         if stage.digest and stage.digest not in found:
             missing = store.lookup(stage.key or "")

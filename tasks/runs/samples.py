@@ -54,17 +54,13 @@ def block(step: int, samples: Sequence[Sample]) -> str:
     return "".join(parts)
 
 
-def as_markdown(points: Iterable[Point]) -> str:
-    """Return the samples of the newest point that has any, as a Markdown table; empty if none has."""
-    shown = [point for point in points if point.get("samples")]
-    if not shown:
-        return ""
-    newest = shown[-1]
+def as_markdown(point: Mapping[str, Any]) -> str:
+    """Return the samples of a point as a Markdown table."""
     rows = [
         f"| {markdown(_prompt(each))} | {markdown(str(each.get('response', '')))} | {markdown(_numbers(each))} |"
-        for each in newest["samples"]
+        for each in point["samples"]
     ]
-    return "\n".join([f"Step {newest['step']}", "", "| prompt | response | |", "|---|---|---|", *rows])
+    return "\n".join([f"Step {point['step']}", "", "| prompt | response | |", "|---|---|---|", *rows])
 
 
 def as_table(points: Iterable[Point]) -> str:

@@ -35,24 +35,16 @@ def model_name(project: str, kind: str) -> str:
 
 
 class Lineage:
-    """Edges between runs, models and datasets of one experiment.
-
-    Args:
-        client: an MLflow client.
-        sent: that of the recorded run.
-        known: the ids of LoggedModels by the digests of their artifacts; those that are looked for are added.
-    """
+    """Edges between runs, models and datasets of one experiment."""
 
     def __init__(self, client: Any, sent: Sent, known: dict[str, str]) -> None:
+        """`known`: ids of LoggedModels by the digests of their artifacts; those that are looked for are added."""
         assert sent.experiment is not None
         self._known = known
         self._client = client
         self._experiment = sent.experiment
         self._project = sent.project
         self._stages = sent.stages
-
-    def model_name(self, stage: str) -> str:
-        return model_name(self._project, MODELS[stage])
 
     def output_model(self, done: Done, run: str) -> str | None:
         """Return the id of the LoggedModel for a stage's result; None if the stage makes no model."""
@@ -124,10 +116,7 @@ class Lineage:
         return self._client.search_logged_models([self._experiment], f"tags.`lineage.digest`='{digest}'")
 
     def _link(self, name: str, digest: str, stage: str = "") -> str:
-        """Return an input's page: a model's own, or that of the stage of this run that made it; empty if there is none.
-
-        For upstream inputs the stage is not known, and is derived from the input's name.
-        """
+        """Return an input's page. For upstream inputs the stage is not known, and is derived from the input's name."""
         stage = stage or READ_BY.get(kind_of(name), name)
         if stage in MODELS or name in MODEL_SOURCES:
             model = self.find_model(digest)

@@ -53,7 +53,6 @@ def stage_note(
     """Return the note of a stage's run, which its model gets too.
 
     Args:
-        done: the stage's result.
         computed_in: the address of the run that computed it, if MLflow has that run.
         rows: its inputs and its output.
         links: further pages, as texts with addresses; empty addresses are left out.
@@ -110,11 +109,6 @@ def _keeping_out(done: Done) -> list[dict[str, Any]]:
     return [check for check in checks if check["rows"] and check["severity"] in ("error", "quarantine")]
 
 
-def prefect_tag(address: str) -> dict[str, str]:
-    """Return the tag with the address of a run's or a stage's page on a Prefect server; empty if it has none."""
-    return {"tether.prefect": address} if address else {}
-
-
 def run_note(
     status: RunStatus,
     done: Sequence[Done],
@@ -126,10 +120,7 @@ def run_note(
     """Return the note of a whole run.
 
     Args:
-        status: the run's status.
-        done: the results of its stages.
         links: the stages' pages in MLflow, by stage.
-        report: the report's address; empty if there is none.
         further: further pages of the run, as texts with addresses.
         shown_by: the MLflow run with the picture of the run's lineage.
     """

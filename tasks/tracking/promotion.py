@@ -50,12 +50,7 @@ _MEASURED = ("win_rate", "win_rate_low", "win_rate_high", "items")
 
 
 class Versions:
-    """The registered models of one MLflow.
-
-    Args:
-        client: an MLflow client.
-        weights: copies weights for the versions; None if MLflow gets none.
-    """
+    """The registered models of one MLflow. `weights` copies weights for the versions; None if MLflow gets none."""
 
     def __init__(self, client: Any, weights: Weights | None = None) -> None:
         self._client = client

@@ -114,7 +114,7 @@ class Recorder:
     def _open(self, folder: Path, status: RunStatus, sent: Sent) -> None:
         started = _milliseconds(status.started)
         origin = {f"tether.{tag}": status.origin[name] for name, tag in _ORIGIN.items() if name in status.origin}
-        tags = {**status.tags, "tether.profile": status.profile, **origin, **pages.prefect_tag(status.prefect)}
+        tags = {**status.tags, "tether.profile": status.profile, **origin, **_prefect_tag(status.prefect)}
         parent = self._run(status.name or status.run, tags, started, status, sent)
         config = run_values(self._home, status.run)
         log_params(self._client, self._client.get_run(parent), config)
@@ -188,13 +188,12 @@ class Recorder:
         assert sent.parent is not None and sent.experiment is not None
         links = {stage: run_link(sent.experiment, id_) for stage, id_ in sent.stages.items()}
         report = run_link(sent.experiment, sent.parent, REPORT) if (folder / REPORT).is_file() else ""
-        further = self._further(folder, status, sent)
+        further = self._further(folder, done, sent)
         log_picture(self._client, sent.parent, sent, done)
         note = pages.run_note(status, done, links, report, further, sent.parent)
         self._client.set_tag(sent.parent, "mlflow.note.content", note)
-        for stage, kind in MODELS.items():
-            if (card := folder / "cards" / f"{model_name(sent.project, kind)}.md").is_file():
-                self._client.log_text(sent.stages[stage], card.read_text(encoding="utf-8"), CARD)
+        for stage, card in _cards(folder, sent).items():
+            self._client.log_text(sent.stages[stage], card.read_text(encoding="utf-8"), CARD)
         if (page := folder / REPORT).is_file():
             self._client.log_artifact(sent.parent, str(page))
         ended = _milliseconds(status.finished or status.updated)
@@ -203,17 +202,14 @@ class Recorder:
         sent.whole = status.updated
         sent.save(folder)
 
-    def _further(self, folder: Path, status: RunStatus, sent: Sent) -> dict[str, str]:
+    def _further(self, folder: Path, done: Sequence[Done], sent: Sent) -> dict[str, str]:
         """Return pages of a run other than its report: Data Docs, cards, and the page on which people judge."""
         assert sent.experiment is not None
         found = {}
-        done = {each.record.stage: each for each in read_done(folder)}
-        if "validate" in done:
-            found["Data Docs"] = data_docs(folder.parent, done["validate"])
-        for stage, kind in MODELS.items():
-            name = model_name(sent.project, kind)
-            if (folder / "cards" / f"{name}.md").is_file():
-                found[f"Card of {name}"] = run_link(sent.experiment, sent.stages[stage], CARD)
+        for validate in (each for each in done if each.record.stage == "validate"):
+            found["Data Docs"] = data_docs(folder.parent, validate)
+        for stage, card in _cards(folder, sent).items():
+            found[f"Card of {card.stem}"] = run_link(sent.experiment, sent.stages[stage], CARD)
         progress = read_progress(folder)
         if progress and progress.address.startswith(("http://", "https://")):
             found["Review page"] = progress.address
@@ -342,7 +338,7 @@ class _Stage:
             "cache_hit": str(done.hit).lower(),
             "mlflow.note.content": note,
             **done.tags,
-            **pages.prefect_tag(self._prefect),
+            **_prefect_tag(self._prefect),
             "tether.libraries": json.dumps(record.parts.get("libraries", {})),
             "tether.machine": json.dumps(record.machine),
         }
@@ -356,15 +352,15 @@ class _Stage:
         self._client.log_batch(self._run, tags=[RunTag(name, value) for name, value in tags.items()])
 
     def _register(self, model: str | None, run: str) -> None:
-        done, lineage, withheld = self._done, self._lineage, self._withheld()
+        done, withheld = self._done, self._withheld()
         versions = Versions(self._client, Weights(self._client, self._home, wanted(self._home, done.run)))
         if done.shown == "human_eval":
-            name = lineage.model_name("ppo")
+            name = model_name(self._sent.project, MODELS["ppo"])
             trained = [gate for one in self._so_far for gate in one.verdicts if not gate.skipped]
             waived = [gate.name for gate in trained if gate.waived]
             self._sent.decision = versions.judge(done, name, self._waivers, withheld, self._run, waived)
         elif model is not None and not any(verdict.stops or verdict.withheld for verdict in done.verdicts):
-            name = lineage.model_name(done.shown)
+            name = model_name(self._sent.project, MODELS[done.shown])
             self._sent.decision = versions.register(done, name, model, run, self._waivers, withheld, self._run)
 
     def _withheld(self) -> str:
@@ -381,6 +377,12 @@ class _Stage:
         return why
 
 
+def _cards(folder: Path, sent: Sent) -> dict[str, Path]:
+    """Return the files of the run's model cards, by stage."""
+    cards = {stage: folder / "cards" / f"{model_name(sent.project, kind)}.md" for stage, kind in MODELS.items()}
+    return {stage: card for stage, card in cards.items() if card.is_file()}
+
+
 def log_picture(client: Any, run: str, sent: Sent, done: Sequence[Done]) -> None:
     """Log a picture of what the stages in `done` were made of, with the versions of their models in MLflow."""
     named = {}
@@ -395,12 +397,7 @@ def log_picture(client: Any, run: str, sent: Sent, done: Sequence[Done]) -> None
 
 def data_docs(runs: Path, done: Done) -> str:
     """Return the address of the Data Docs of validate's result, in the run that computed it; empty if MLflow lacks
-    them.
-
-    Args:
-        runs: the home's folder of runs.
-        done: the result of validate.
-    """
+    them."""
     sent = Sent.load(runs / done.record.run)
     if sent.experiment is None or "validate" not in sent.stages:
         return ""
@@ -415,6 +412,10 @@ def log_params(client: Any, run: Any, config: Mapping[str, JsonValue]) -> None:
     params = [Param(name, str(value)[:6000]) for name, value in flatten(config).items() if name not in there]
     if params:
         client.log_batch(run.info.run_id, params=params)
+
+
+def _prefect_tag(address: str) -> dict[str, str]:
+    return {"tether.prefect": address} if address else {}
 
 
 def _failed_gates(stages: Sequence[StageStatus]) -> list[str]:

@@ -93,10 +93,13 @@ def test_a_worker_with_other_code_or_libraries_refuses_and_names_them(source: In
     assert not (tmp_path / "home").exists()
 
 
-def test_a_worker_that_sees_other_bytes_under_a_path_refuses(source: Input, tmp_path: Path) -> None:
+def test_a_worker_with_other_bytes_under_a_path_or_none_refuses(source: Input, tmp_path: Path) -> None:
     wanted = order(source)
     source.path.write_text("{ }\n")
     with pytest.raises(MachineMismatch, match=r"pairs\.jsonl holds other bytes"):
+        receive(wanted, ArtifactStore(tmp_path / "home"), never, never)
+    source.path.unlink()
+    with pytest.raises(MachineMismatch, match=r"pairs\.jsonl is not on this worker"):
         receive(wanted, ArtifactStore(tmp_path / "home"), never, never)
 
 
@@ -110,13 +113,6 @@ def test_a_worker_that_sees_another_folder_says_which_and_what_to_set(source: In
     assert f"{tmp_path / 'ours' / 'store'} on " in said and f"The pipeline has it in {tmp_path / 'theirs'}" in said
     assert "set TETHER_HOME" in said
     assert dispatch._found(given, theirs, "").path.is_dir()
-
-
-def test_a_file_that_a_worker_does_not_have_is_named_with_the_worker(source: Input, tmp_path: Path) -> None:
-    wanted = order(source)
-    source.path.unlink()
-    with pytest.raises(MachineMismatch, match=r"pairs\.jsonl is not on this worker"):
-        receive(wanted, ArtifactStore(tmp_path / "home"), never, never)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,9 @@
 """Why a stage was computed is said as it computes, and known ever after."""
 
-import json
 import re
 
 import pytest
 
-from components.base.errors import UserError
 from tasks.execution import explanation
 from tasks.execution.runner import run_stage
 from tasks.result import Input
@@ -105,15 +103,6 @@ def test_a_damaged_record_is_named_with_its_object(run_once, told, said):
     assert "the record is damaged: attempt 1: object damaged: value.txt" in said(again)
 
 
-def test_a_refreshed_stage_with_the_same_bytes_leaves_what_is_below_alone(start, kit, calls):
-    for refresh in (frozenset(), frozenset({"sft"})):
-        with start(refresh=refresh) as ctx:
-            sft = run_stage(kit.toy("sft"), kit.ToyJob(name="up"), {}, ctx)
-            ppo = run_stage(kit.toy("ppo"), kit.ToyJob(name="down"), {"sft": sft}, ctx)
-    assert calls() == ["up", "down", "up"]
-    assert (sft.cached, ppo.cached) == (False, True)
-
-
 def test_a_run_taken_up_again_does_not_refresh_twice_and_keeps_why_it_computed(start, kit, calls, home, told):
     with start() as before:
         run_stage(kit.toy("sft"), kit.ToyJob(), {}, before)
@@ -146,16 +135,3 @@ def test_a_run_that_waited_for_anothers_result_says_whose_it_is(start, kit, told
     with start(refresh=frozenset({"sft"})) as ctx:
         run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
     assert told(ctx.run) == {"outcome": "hit", "run": other.run, "pinned": False}
-
-
-def test_a_run_of_an_older_version_has_nothing_to_explain_with(run_once, home):
-    ctx = run_once()
-    path = home / "runs" / ctx.run / "run.json"
-    document = json.loads(path.read_text())
-    for stage in document["stages"]:
-        del stage["explained"]
-    del document["origin"]
-    path.write_text(json.dumps(document))
-    assert "nothing was kept (passed)" in "\n".join(explanation.lines(load_status(home, ctx.run)))
-    with pytest.raises(UserError, match="there is no run"):
-        load_status(home, "nothing").explanations()

@@ -4,6 +4,8 @@ import http.server
 import json
 import os
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -58,15 +60,13 @@ def test_a_damaged_note_stops_no_run_and_is_removed(
     assert not (folder / "77.json").exists() and "77.json is damaged" in caplog.text
 
 
-@pytest.mark.parametrize(("status", "answers"), [(200, True), (401, True), (404, True), (500, False), (503, False)])
-def test_a_server_whose_database_is_away_counts_as_away(
-    status: int, answers: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its health was asked, which is fine without a database; then a stage's task met a 500, and ended the run."""
+@contextmanager
+def answering(answer: Callable[[str], int]) -> Iterator[str]:
+    """The API's address of a server that gives each path the status that `answer` says."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200 if self.path == "/api/health" else status)
+            self.send_response(answer(self.path))
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
@@ -75,12 +75,21 @@ def test_a_server_whose_database_is_away_counts_as_away(
     with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{server.server_port}/api/")
         try:
-            assert is_answering(patience=0) is answers
+            yield f"http://127.0.0.1:{server.server_port}/api/"
         finally:
             server.shutdown()
             thread.join()
+
+
+@pytest.mark.parametrize(("status", "answers"), [(200, True), (401, True), (404, True), (500, False), (503, False)])
+def test_a_server_whose_database_is_away_counts_as_away(
+    status: int, answers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its health was asked, which is fine without a database; then a stage's task met a 500, and ended the run."""
+    with answering(lambda path: 200 if path == "/api/health" else status) as url:
+        monkeypatch.setenv("PREFECT_API_URL", url)
+        assert is_answering(patience=0) is answers
     assert not is_answering(), "and one that is gone is away too"
 
 
@@ -88,21 +97,12 @@ def test_a_busy_server_is_asked_again_and_one_that_was_away_is_asked_once(monkey
     """On a slow machine stages were missing on their pages: the server had said once that its database is away."""
     codes, asked = iter([503, 503, 200, 503, 503, 503]), list[int]()
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(next(codes))
-            self.send_response(asked[-1])
-            self.end_headers()
+    def answer(path: str) -> int:
+        asked.append(next(codes))
+        return asked[-1]
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{server.server_port}/api")
-        try:
-            assert is_answering(patience=600) and asked == [503, 503, 200]
-            assert not is_answering(patience=0) and len(asked) == 4
-            assert not is_answering(patience=600) and len(asked) == 5, "the run does not wait at each line"
-        finally:
-            server.shutdown()
+    with answering(answer) as url:
+        monkeypatch.setenv("PREFECT_API_URL", url)
+        assert is_answering(patience=600) and asked == [503, 503, 200]
+        assert not is_answering(patience=0) and len(asked) == 4
+        assert not is_answering(patience=600) and len(asked) == 5, "the run does not wait at each line"

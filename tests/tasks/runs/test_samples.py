@@ -43,9 +43,8 @@ def test_points_keep_samples_and_the_table_and_the_markdown_show_them(tmp_path: 
     table = json.loads(as_table(points))
     assert table["columns"] == ["step", "prompt", "response", "score", "kl"]
     assert [row[0] for row in table["data"]] == [4, 8] and table["data"][0][1] == "Policy.\nLate?"
-    shown = as_markdown(points)
+    shown = as_markdown(points[-1])
     assert shown.startswith("Step 8") and "\\*\\*x\\*\\*" in shown and len(shown.splitlines()) == 5
-    assert as_table([]) == as_markdown([]) == ""
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 99999, '{"reason": "Update 8 is published."}'])

@@ -6,7 +6,7 @@ from components.base.process import this_process
 from components.gates.advice import ADVICE
 from tasks.runs.journal import read_done
 from tasks.runs.status import RunStatus, StageStatus, load_status
-from tasks.tracking.pages import picture, prefect_tag, run_note, stage_note
+from tasks.tracking.pages import picture, run_note, stage_note
 from tests.stored_run import stored_run
 
 
@@ -20,7 +20,6 @@ def test_a_runs_note_links_to_its_report_its_flow_run_and_each_stages_pages() ->
     assert "[Report with its charts](#/m/report.html) · [Flow run in Prefect](http://p/runs/flow-run/f1)" in note
     assert "[sft](#/m/sft) ([Prefect](http://p/runs/task-run/t1))" in note
     assert "| [ppo](#/m/ppo) |" in note, "it has no page there"
-    assert prefect_tag(status.prefect) == {"tether.prefect": status.prefect} and prefect_tag("") == {}
 
 
 def test_a_runs_note_is_in_order_and_its_numbers_are_for_people(tmp_path: Path) -> None:
