@@ -99,7 +99,6 @@ class StageResult:
 
     @property
     def name(self) -> str:
-        """Return the stage's name as the pipeline shows it."""
         return self.stage.shown
 
     @property

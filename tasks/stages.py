@@ -43,7 +43,6 @@ class Stage(NamedTuple):
         return importlib.import_module(self.module).run
 
     def load_job(self) -> type[Settings]:
-        """Return the stage's config class."""
         module, _, name = self.job.partition(":")
         return getattr(importlib.import_module(module), name)
 

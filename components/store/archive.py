@@ -51,7 +51,6 @@ class Archive:
     """Whether it also holds a run's own files, as an earlier version wrote them. They are not read."""
 
     def chunks(self, sha: str) -> Iterator[bytes]:
-        """Yield an object's bytes."""
         begin, size = self.objects[sha]
         with open_regular(self.path) as file:
             file.seek(begin)

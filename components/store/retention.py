@@ -46,7 +46,6 @@ class Stored(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Return the file's name in its place."""
         return f"records/{self.key}/{self.name}"
 
     @property

@@ -147,25 +147,18 @@ class ArtifactStore:
             UserError: the store that `TETHER_STORE` names cannot be read.
         """
         reasons = []
-        imported: Record | None = None
         with self.local.using():
-            for name in self.attempts(key):
-                found = self.read(key, name)
+            attempts = [(number_of(name), self.read(key, name)) for name in self.attempts(key)]
+            for number, found in sorted(attempts, key=lambda each: bool(getattr(each[1], "imported", ""))):
                 if isinstance(found, Record):
                     if digest not in (None, found.digest):
                         continue
                     damage = self._damage(found.files, found.digest)
                     if damage is None:
-                        if not found.imported:
-                            self._warn_of_lost_attachments(found)
-                            return found
-                        imported = imported or found
-                        continue
+                        self._warn_of_lost_attachments(found)
+                        return found
                     found = Miss(damage)
-                reasons.append(f"attempt {number_of(name)}: {found.reason}")
-        if imported is not None:
-            self._warn_of_lost_attachments(imported)
-            return imported
+                reasons.append(f"attempt {number}: {found.reason}")
         return Miss("; ".join(reasons) or "no record")
 
     def attempts(self, key: str) -> list[str]:

@@ -79,7 +79,6 @@ def panel(axis: Any, label: str, zero: bool = False) -> Any:
 
 
 def steps_axis(axis: Any, label: str) -> None:
-    """Label the x axis of `axis`, with whole numbers."""
     axis.set_xlabel(label)
     axis.locator_params(axis="x", integer=True)
 

@@ -95,7 +95,6 @@ class Done(BaseModel):
 
     @property
     def judges(self) -> str:
-        """Return who judged a human evaluation."""
         return str(group(self.record.job, "human_eval").get("judges", "unknown"))
 
     @property
@@ -222,7 +221,6 @@ class Sent(BaseModel):
             return cls(project=str(project))
 
     def save(self, folder: Path) -> None:
-        """Write the state to the run's folder."""
         write_model(folder / SENT, self)
 
 

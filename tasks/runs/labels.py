@@ -28,7 +28,6 @@ class LabelProgress:
 
     @property
     def share(self) -> float:
-        """Return the share of answered labels."""
         return self.answered / self.asked if self.asked else 0.0
 
     @property
@@ -46,7 +45,6 @@ _JSON = TypeAdapter(LabelProgress)
 
 
 def write_progress(folder: Path, progress: LabelProgress) -> None:
-    """Store the progress in a run's folder."""
     write_whole(folder / PROGRESS, _JSON.dump_json(progress))
 
 

@@ -27,7 +27,6 @@ class NoteRow(NamedTuple):
 
     @property
     def cells(self) -> str:
-        """Return the row as Markdown."""
         name = words(self.name)
         return f"| {self.how} | {f'[{name}]({self.link})' if self.link else name} | {span(self.digest[:16])} |"
 

@@ -111,35 +111,26 @@ def sleeper():
     process.wait()
 
 
-def note(folder: Path, owner: dict[str, str | int], server: dict[str, str | int]) -> Path:
-    folder.mkdir(exist_ok=True)
-    path = folder / "1.json"
-    path.write_text(json.dumps({"owner": owner, "servers": [server]}))
-    return path
-
-
-def test_the_server_of_a_dead_run_is_ended_and_forgotten(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
-    dead = {**this_process(), "started": "1"}
-    path = note(tmp_path / "embedded", dead, describe_process(sleeper.pid))
-    assert end_orphans(tmp_path / "embedded") == [sleeper.pid]
-    assert sleeper.wait(PATIENCE * 10) != 0
-    assert not path.exists()
-
-
-def test_the_server_of_a_live_run_is_left_alone(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
-    path = note(tmp_path / "embedded", this_process(), describe_process(sleeper.pid))
-    assert end_orphans(tmp_path / "embedded") == []
-    assert sleeper.poll() is None
-    assert path.exists()
-
-
-def test_a_process_that_only_has_an_old_servers_number_is_left_alone(
-    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+@pytest.mark.parametrize(
+    ("owner", "server", "ended"),
+    [
+        pytest.param({"started": "1"}, {}, True, id="of a dead run"),
+        pytest.param({}, {}, False, id="of a live run"),
+        pytest.param({"started": "1"}, {"started": "2"}, False, id="another process with its number"),
+    ],
+)
+def test_only_the_server_of_a_dead_run_is_ended(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes], owner: dict[str, str], server: dict[str, str], ended: bool
 ) -> None:
-    dead = {**this_process(), "started": "1"}
-    note(tmp_path / "embedded", dead, {**describe_process(sleeper.pid), "started": "2"})
-    assert end_orphans(tmp_path / "embedded") == []
-    assert sleeper.poll() is None
+    path = tmp_path / "1.json"
+    named = {"owner": this_process() | owner, "servers": [describe_process(sleeper.pid) | server]}
+    path.write_text(json.dumps(named))
+    assert end_orphans(tmp_path) == ([sleeper.pid] if ended else [])
+    assert path.exists() == (not owner)
+    if ended:
+        assert sleeper.wait(PATIENCE * 10) != 0
+    else:
+        assert sleeper.poll() is None
 
 
 def test_a_prefect_server_that_is_named_but_silent_is_the_users_to_mend(monkeypatch: pytest.MonkeyPatch) -> None:
