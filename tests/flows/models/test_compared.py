@@ -50,10 +50,10 @@ def test_one_model_or_one_twice_or_what_is_none_is_refused(
         find_compared(home, [one])
     with pytest.raises(UserError, match=r"is the same model as .*one. Give each model once"):
         find_compared(home, [one, one])
-    monkeypatch.setattr(registry, "_asked", lambda home, ask: [])
+    monkeypatch.setattr(registry, "versions", lambda home: [])
     with pytest.raises(UserError, match="tether-policy@champion is not a model here"):
         find_compared(home, [one, "tether-policy@champion"])
     version = registry.Version("tether-policy", "3", (), {"lineage.digest": "ab" * 32})
-    monkeypatch.setattr(registry, "_asked", lambda home, ask: [version])
+    monkeypatch.setattr(registry, "versions", lambda home: [version])
     with pytest.raises(UserError, match="version 3 of tether-policy, but this home has no language model"):
         find_compared(home, [one, "tether-policy/3"])
