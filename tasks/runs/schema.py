@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 HOME_FILE = "home.json"
 HOME_SCHEMA = 2
 """The home's format that this version writes. 2: run.json has a format number and the sub-stages, and the file names of
-records include the stage. `flows/keeping/upgrade.py` has a step from each number to the next."""
+records include the stage. `tether upgrade` refuses number 1, which versions before release 0.1.0 wrote."""
 RUN_SCHEMA = 2
 """The format of run.json. 2: every verdict says whether it only warns, and every stage has its sub-stages' keys."""
 
@@ -76,13 +76,8 @@ def check_home(home: Path) -> None:
 def mark_home(home: Path) -> None:
     """Write the number of this version's format into a home that has no runs."""
     if not (home / HOME_FILE).exists() and not _has_runs(home):
-        write_schema(home, HOME_SCHEMA)
-
-
-def write_schema(home: Path, number: int) -> None:
-    """Write the number of a home's format."""
-    make_folder(home)
-    write_whole(home / HOME_FILE, json.dumps({"schema_version": number}) + "\n")
+        make_folder(home)
+        write_whole(home / HOME_FILE, json.dumps({"schema_version": HOME_SCHEMA}) + "\n")
 
 
 def newer(path: Path | str, what: str, found: int, known: int) -> UserError:

@@ -1,7 +1,6 @@
-"""Homes that earlier versions wrote (tests/homes): each is read, upgraded, and a stage rerun from it or refused."""
+"""Homes that releases wrote (tests/homes): each is read, upgraded, and a stage rerun from it."""
 
 import json
-import re
 import tarfile
 from functools import partial
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from components.base.errors import UserError
 from flows.keeping.upgrade import due, upgrade
 from flows.launch.begin import rerun
 from flows.rlhf import pipeline
@@ -18,18 +16,17 @@ from tasks.runs.schema import HOME_SCHEMA, home_schema
 from tests.conftest import Tether
 
 HOMES = sorted((Path(__file__).resolve().parents[2] / "homes").glob("*.tar.gz"))
-RELEASE = re.compile(r"\d+\.\d+\.\d+\.tar\.gz")
 SHOWN = (("runs", "--json"), ("status", "--json"), ("status", "--why", "--json"), ("store", "ls", "--json"))
 
 
 @pytest.fixture(params=HOMES, ids=lambda path: path.name.removesuffix(".tar.gz"))
-def kept(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, bool]:
-    """A kept home, and whether a release wrote it (else an earlier commit did)."""
+def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A release's home."""
     monkeypatch.delenv("TETHER_STORE", raising=False)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with tarfile.open(request.param) as tar:
         tar.extractall(tmp_path, filter="data")
-    return tmp_path / "home", bool(RELEASE.fullmatch(request.param.name))
+    return tmp_path / "home"
 
 
 def test_there_is_a_kept_home_of_this_release_and_of_none_twice() -> None:
@@ -40,10 +37,7 @@ def test_there_is_a_kept_home_of_this_release_and_of_none_twice() -> None:
     assert all(path.stat().st_size < 300_000 for path in HOMES)
 
 
-def test_an_earlier_versions_home_is_read_and_upgraded_and_says_the_same_after(
-    tether_here: Tether, kept: tuple[Path, bool]
-) -> None:
-    home, _ = kept
+def test_a_releases_home_says_the_same_before_and_after_an_upgrade(tether_here: Tether, home: Path) -> None:
     (run,) = (path.name for path in (home / "runs").iterdir())
 
     def told() -> list[Any]:
@@ -57,27 +51,16 @@ def test_an_earlier_versions_home_is_read_and_upgraded_and_says_the_same_after(
     before = told()
     assert before[0][0]["state"] == before[1]["state"] == "passed"
     assert [stage["name"] for stage in before[1]["stages"]] == ["validate", "sft", "reward", "ppo", "human_eval"]
-    said: list[str] = []
-    for _ in range(2):  # a second time as after a kill before the last step
-        upgrade(home, said.append)
-        assert due(home) == [] and home_schema(home) == HOME_SCHEMA and told() == before
-        (home / "home.json").unlink()
-    assert said == []
+    upgrade(home)
+    assert due(home) == [] and home_schema(home) == HOME_SCHEMA and told() == before
     document = json.loads((home / "runs" / run / "run.json").read_text())
     assert document["schema_version"] == 2 and list(document["stages"][-1]["parts"]) == ["human_eval.sample"]
     records = [path.name for path in (home / "store" / "records").glob("*/*")]
     assert len(records) == 6 and all(name.startswith("1.") and name != "1.json" for name in records)
 
 
-def test_a_stage_is_rerun_from_a_releases_home_and_refused_with_the_way_out_from_what_is_older(
-    kept: tuple[Path, bool],
-) -> None:
-    home, release = kept
-    upgrade(home, lambda _: None)
-    if not release:
-        with pytest.raises(UserError, match=r"no such key.*Rerun an earlier stage, or start with `tether run`"):
-            rerun(home, "human_eval")
-        return
+def test_a_stage_is_rerun_from_a_releases_home(home: Path) -> None:
+    upgrade(home)
     launch = rerun(home, "human_eval")
     launch.ctx.track, launch.ctx.at_end = False, None
     with launch.ctx as ctx:

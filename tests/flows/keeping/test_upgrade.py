@@ -12,14 +12,12 @@ from typing import Any
 import pytest
 
 from components.base.errors import UserError
-from components.base.files import write_whole
 from components.store.records import RECORD_SCHEMA, Miss, parse_record, record_text
 from components.store.store import ArtifactStore
 from flows import doctor
-from flows.keeping.upgrade import MIGRATIONS, due, upgrade
-from tasks.runs import schema
+from flows.keeping.upgrade import due, upgrade
 from tasks.runs.schema import HOME_SCHEMA, RUN_SCHEMA, home_schema, mark_home
-from tasks.runs.status import load_readable, load_status
+from tasks.runs.status import StatusFile, load_readable, load_status
 from tasks.tracking.database import is_outdated
 from tests.keeping import Writer, publish
 
@@ -28,28 +26,28 @@ from tests.keeping import Writer, publish
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("TETHER_STORE", raising=False)
     writer = Writer(tmp_path / "home")
+    mark_home(writer.home)
     writer.whole_run()
     (writer.home / "mlflow.db").unlink()
     return writer.home
 
 
-def as_form_1(home: Path) -> None:
-    """Write a home as versions before form 2 did."""
-    for path in home.glob("runs/*/run.json"):
-        document = json.loads(path.read_text())
-        del document["schema_version"]
-        for stage in document["stages"]:
-            del stage["parts"]
-        path.write_text(json.dumps(document))
-    for path in home.glob("store/records/*/*.json"):
-        path.rename(path.with_name(f"{path.name.partition('.')[0]}.json"))
+@pytest.fixture
+def outdated(home: Path, tmp_path: Path) -> Path:
+    """A home whose mlflow.db has the tables of an earlier MLflow."""
+    from alembic import command
+    from mlflow.store.db import utils
 
-
-def test_each_form_has_one_step_to_the_next() -> None:
-    assert list(MIGRATIONS) == list(range(1, HOME_SCHEMA))
+    kept = sorted((Path(__file__).resolve().parents[2] / "homes").glob("[0-9]*.tar.gz"))[-1]
+    with tarfile.open(kept) as tar:
+        tar.extract("home/mlflow.db", tmp_path, filter="data")
+    upgrade(home)  # of what a later MLflow than the kept home's has
+    command.downgrade(utils._get_alembic_config(f"sqlite:///{home / 'mlflow.db'}"), "-1")
+    return home
 
 
 def test_a_home_without_a_number_is_of_form_1_only_where_it_has_runs(home: Path, tmp_path: Path) -> None:
+    (home / "home.json").unlink()
     assert home_schema(home) == 1 and home_schema(tmp_path / "nothing") is None
     mark_home(home)
     assert home_schema(home) == 1, "marking is for new homes"
@@ -57,76 +55,41 @@ def test_a_home_without_a_number_is_of_form_1_only_where_it_has_runs(home: Path,
     assert home_schema(tmp_path / "nothing") == HOME_SCHEMA
 
 
-@pytest.mark.parametrize("write", [1, 2, 3, 4])
-def test_an_upgrade_that_is_killed_at_any_write_is_ended_by_the_next(
-    home: Path, monkeypatch: pytest.MonkeyPatch, write: int
-) -> None:
-    as_form_1(home)
-    before = load_status(home, "r001")
-    count = iter(range(1, 100))
-
-    def killed(path: Path, content: str | bytes) -> None:
-        if next(count) == write:
-            raise KeyboardInterrupt
-        write_whole(path, content)
-
-    def renamed(self: Path, missing_ok: bool = False) -> None:
-        if next(count) == write:
-            raise KeyboardInterrupt
-        unlink(self, missing_ok)
-
-    unlink = Path.unlink
-    with monkeypatch.context() as patch:
-        patch.setattr(schema, "write_whole", killed)
-        patch.setattr("tasks.runs.journal.write_whole", killed)
-        patch.setattr(Path, "unlink", renamed)
-        with pytest.raises(KeyboardInterrupt):
-            upgrade(home, print)
-    store = ArtifactStore(home)
-    assert load_status(home, "r001").as_json() == before.as_json() and len(due(home)) == 1
-    assert all(store.lookup(stage.key or "", stage.digest) for stage in before.stages)
-    upgrade(home, print)
-    assert due(home) == [] and load_status(home, "r001").as_json() == before.as_json()
-    names = sorted(path.name for path in home.glob("store/records/*/*"))
-    assert names == ["1.ppo.json", "1.sft.json"]
+def test_a_home_from_before_the_first_release_is_refused_with_what_to_do(tether_here: Any, home: Path) -> None:
+    (home / "home.json").unlink()
+    done = tether_here("upgrade", home=home)
+    assert done.returncode == 2 and "Upgrade it with Tether 0.1.0 first" in done.stderr
+    assert tether_here("status", home=home).returncode == 0
 
 
-def test_nothing_is_upgraded_under_a_run_at_work(
-    tether_here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("TETHER_STORE", raising=False)
-    writer = Writer(tmp_path / "home")
-    for _ in range(3):
-        writer.step()
-    (writer.home / "mlflow.db").unlink()
-    as_form_1(writer.home)
-    done = tether_here("upgrade", home=writer.home)
-    assert done.returncode == 2 and "r001 is running" in done.stderr and home_schema(writer.home) == 1
+def test_nothing_is_upgraded_under_a_run_at_work(tether_here: Any, outdated: Path) -> None:
+    StatusFile.start(outdated / "runs" / "r009", "r009", "demo", ["sft"])
+    done = tether_here("upgrade", home=outdated)
+    assert done.returncode == 2 and "r009 is running" in done.stderr and is_outdated(outdated / "mlflow.db")
 
 
-def test_check_says_what_is_due_and_changes_nothing(tether_here: Any, home: Path) -> None:
-    as_form_1(home)
-    files = {path: path.read_bytes() for path in home.rglob("*.json")}
-    done = tether_here("upgrade", "--check", home=home)
-    assert done.returncode == 1 and "home schema 1 to 2" in done.stdout and "tether backup" in done.stdout
-    assert files == {path: path.read_bytes() for path in home.rglob("*.json")}
-    (finding,) = doctor._form(home)
+def test_check_says_what_is_due_and_changes_nothing(tether_here: Any, outdated: Path) -> None:
+    before = (outdated / "mlflow.db").read_bytes()
+    done = tether_here("upgrade", "--check", home=outdated)
+    assert done.returncode == 1 and "tables of the installed MLflow" in done.stdout and "tether backup" in done.stdout
+    assert (outdated / "mlflow.db").read_bytes() == before
+    (finding,) = doctor._form(outdated)
     assert finding.level == "note" and "`tether upgrade` is due" in finding.text
     text = (Path(__file__).resolve().parents[3] / "docs" / "operations" / "upgrade.md").read_text()
     check, commands = re.findall(r"```sh\n(.*?)```", text, re.S)  # what the page says to do
     for line in commands.splitlines():
-        words = line.replace("/backups", str(home.parent)).split()[1:]
-        assert tether_here(*words, home=home).returncode == 0, line
-    assert (home.parent / "before-upgrade" / "manifest.json").exists()
-    assert tether_here(*check.split()[1:], home=home).returncode == 0
-    assert doctor._form(home)[0].level == "ok"
+        words = line.replace("/backups", str(outdated.parent)).split()[1:]
+        assert tether_here(*words, home=outdated).returncode == 0, line
+    assert (outdated.parent / "before-upgrade" / "manifest.json").exists()
+    assert tether_here(*check.split()[1:], home=outdated).returncode == 0
+    assert doctor._form(outdated)[0].level == "ok"
 
 
 @pytest.mark.parametrize(
     "command", [("runs",), ("status",), ("run", "tiny"), ("store", "gc"), ("upgrade",), ("backup", "b")]
 )
 def test_a_newer_home_is_refused_in_one_sentence(tether_here: Any, home: Path, command: tuple[str, ...]) -> None:
-    schema.write_schema(home, HOME_SCHEMA + 1)
+    (home / "home.json").write_text(json.dumps({"schema_version": HOME_SCHEMA + 1}))
     done = tether_here(*command, home=home)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert (
@@ -165,24 +128,16 @@ def test_a_damaged_number_hides_no_run_and_upgrade_names_the_file(tether_here: A
     assert done.returncode == 0 and (home.parent / "backup/home/home.json").read_text() == "{}"
 
 
-def test_mlflows_tables_of_an_earlier_version_are_brought_up(home: Path, tmp_path: Path) -> None:
-    from alembic import command
-    from mlflow.store.db import utils
+def test_mlflows_tables_of_an_earlier_version_are_brought_up(outdated: Path) -> None:
+    database = outdated / "mlflow.db"
 
-    kept = sorted((Path(__file__).resolve().parents[2] / "homes").glob("[0-9]*.tar.gz"))[-1]
-    with tarfile.open(kept) as tar:
-        tar.extract("home/mlflow.db", tmp_path, filter="data")
-    database = home / "mlflow.db"
-    upgrade(home, print)  # of what a later MLflow than the kept home's has
-    schema.write_schema(home, HOME_SCHEMA)
-    with closing(sqlite3.connect(database)) as opened:
-        before = opened.execute("select name, key, value from registered_model_tags order by 1, 2").fetchall()
-        versions = opened.execute("select count(*) from model_versions").fetchone()
-    command.downgrade(utils._get_alembic_config(f"sqlite:///{database}"), "-1")
-    assert is_outdated(database) and due(home) == ["mlflow.db: the tables of the installed MLflow"]
-    upgrade(home, print)
-    assert not is_outdated(database) and due(home) == []
-    with closing(sqlite3.connect(database)) as opened:
-        assert opened.execute("select name, key, value from registered_model_tags order by 1, 2").fetchall() == before
-        assert opened.execute("select count(*) from model_versions").fetchone() == versions and versions[0] > 0
-    assert not list(home.glob(".mlflow*"))
+    def stored() -> list[Any]:
+        with closing(sqlite3.connect(database)) as opened:
+            tags = opened.execute("select name, key, value from registered_model_tags order by 1, 2").fetchall()
+            return [tags, opened.execute("select count(*) from model_versions").fetchone()]
+
+    before = stored()
+    assert is_outdated(database) and due(outdated) == ["mlflow.db: the tables of the installed MLflow"]
+    upgrade(outdated)
+    assert not is_outdated(database) and due(outdated) == [] and stored() == before and before[1] > (0,)
+    assert not list(outdated.glob(".mlflow*"))
