@@ -189,6 +189,4 @@ def _after(
         steps.append(Step("It does not become champion by itself. To promote it:", f"tether promote {name}/VERSION"))
     else:
         steps.append(Step(f"Its policy becomes champion if there is none or if it beats {name}@champion."))
-    steps.append(Step("To write it as a Hugging Face folder:", f"tether export {status.run} FOLDER"))
-    beside = f"tether status {status.run} --html --against RUN"
-    return [*steps, Step("To draw another run's curves beside its own:", beside)]
+    return [*steps, Step("To write it as a Hugging Face folder:", f"tether export {status.run} FOLDER")]

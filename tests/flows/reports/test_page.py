@@ -19,7 +19,7 @@ from components.store.store import ArtifactStore
 from flows.config.run_config import load_config
 from flows.launch.begin import Launch, new_run
 from flows.reports import page as run_page
-from flows.reports.facts import _check, run_facts
+from flows.reports.facts import run_facts
 from flows.reports.page import breakable, cut, duration, ending, moment, page, shown, write_page
 from tasks.result import Input
 from tasks.runs.journal import read_done, write_done
@@ -84,7 +84,7 @@ def test_each_of_several_files_of_preferences_is_on_the_page_with_its_path_diges
     inputs["reference"] = "c" * 64
     counts = {"rows": 71, "quarantined": 4, "pairs": 67, "splits": {"train": 40, "calibration": 12, "test": 15}}
     by_file = {"rows": 3, "row_numbers": [], "rows_by_file": {"a.jsonl": [17], "b.jsonl": [3, 5]}, "value": 0.1}
-    check = {"name": "unique", "suite": "preferences_rows", "severity": "warn", "threshold": 0.5, "passed": True}
+    check = {"name": "unique", "source": "preferences", "severity": "warn", "threshold": 0.5, "passed": True}
     out.mkdir()
     options = {"rows": 93, "left_out": 22, "weight": 0.5}
     write_json(out / "sources.json", [{"source": "b.jsonl", **counts}, {"source": "a.jsonl", **counts, **options}])
@@ -450,15 +450,15 @@ def test_a_page_that_waits_for_people_says_how_far_they_are_and_where_they_rate(
 def test_a_contract_that_failed_names_its_checks_and_their_rows_first(tmp_path: Path) -> None:
     """The sentence said that `data/contract is 0 and must be ≥ 1`, and the check stood far below."""
     named = {"source": "preferences", "severity": "error", "suite": "preferences_rows", "threshold": 0.0}
-    filled = {"name": "texts_filled", "description": "No response is empty.", "rows": 2, "row_numbers": [17, 230]}
+    filled = {"name": "texts_filled", "description": "No response is empty.", "rows": 2, "first_rows": "17, 230"}
     checks = [
         {**named, **filled, "passed": False, "value": 0.01},
         {**named, **filled, "name": "unique", "severity": "quarantine", "passed": False, "value": 0.01},
-        {**named, "name": "every_split", "description": "", "rows": 0, "row_numbers": [], "passed": False, "value": 0},
+        {**named, "name": "every_split", "description": "", "rows": 0, "first_rows": "", "passed": False, "value": 0},
     ]
     verdict = Verdict(name="validate.contract", metric="data/contract", op=">=", value=0, threshold=1, passed=False)
     stage = StageStatus(name="validate", state="gate_failed", gates=[verdict])
     facts = run_facts(tmp_path, stored_run(tmp_path, upto="validate"))
     status = facts.status.model_copy(update={"state": "gate_failed", "stages": [stage]})
-    facts = facts._replace(status=status, data=facts.data._replace(checks=[_check(each) for each in checks]))
+    facts = facts._replace(status=status, data=facts.data._replace(checks=checks))
     assert ending(facts) == ["The check texts_filled fails in 2 rows: 17, 230.", "The check every_split fails."]
