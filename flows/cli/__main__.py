@@ -324,12 +324,10 @@ def lineage(
         raise UserError("--json, --html, --mermaid: give one of them.")
     from flows.models import lineage_text
     from flows.models.lineage import lineage as gather
-    from flows.models.lineage import uncollected
 
     show = lineage_text.page if as_html else lineage_text.mermaid if as_mermaid else lineage_text.text
-    with uncollected():
-        found = gather(tether_home(), of, downstream)
-        echo(json.dumps(found.as_json()) if as_json else show(found))
+    found = gather(tether_home(), of, downstream)
+    echo(json.dumps(found.as_json()) if as_json else show(found))
 
 
 @command(app, "diff")
