@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from packaging.version import Version
-
 from components.base.errors import TetherError, UserError
 from components.base.redaction import redacted
 from components.base.text import counted, plain
@@ -26,12 +24,6 @@ from tasks.tracking.database import is_outdated
 
 CONSTRAINTS = Path(__file__).resolve().parent.parent / "infra" / "constraints.txt"
 DISK_GB = 5.0
-
-BREAKING = (
-    ("fastapi", "0.151", "every flow of Prefect 3.8.8 fails"),
-    ("sqlalchemy", "2.1", "Prefect's scheduler dies silently: a cron schedule creates no run"),
-)
-"""Versions that a plain `pip install prefect==3.8.8 mlflow` may install: package, first bad version, what breaks."""
 
 CERTIFICATES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PREFECT_API_SSL_CERT_FILE", "MLFLOW_TRACKING_SERVER_CERT_PATH")
 
@@ -54,13 +46,11 @@ def diagnose(home: Path) -> list[Finding]:
     return [
         _python(),
         *_torch(),
-        _runtime(),
-        _ranks(),
+        *_runtime(),
         *_disk(home),
         _store(home),
         *_form(home),
         *_versions(),
-        *breaking(),
         *servers(home),
         Finding("ok", "packages", f"all four from {Path(__file__).resolve().parent.parent}"),
         *_plugins(),
@@ -105,16 +95,14 @@ def _torch() -> list[Finding]:
     return found
 
 
-def _runtime() -> Finding:
-    here = Runtime().resolve()
-    return Finding("ok", "a run here", f"runtime: {{{here.setting}}} (part of every key)")
-
-
-def _ranks() -> Finding:
+def _runtime() -> list[Finding]:
     here = Runtime().resolve()
     processes, threads = counted(int(here.ranks), "process", "processes"), counted(here.threads, "thread")
     why = "one for each GPU" if here.device == "cuda" else "set runtime.ranks for more"
-    return Finding("ok", "ranks", f"sft, reward and ppo train in {processes} ({why}), with {threads} each")
+    return [
+        Finding("ok", "a run here", f"runtime: {{{here.setting}}} (part of every key)"),
+        Finding("ok", "ranks", f"sft, reward and ppo train in {processes} ({why}), with {threads} each"),
+    ]
 
 
 def _disk(home: Path) -> list[Finding]:
@@ -175,19 +163,6 @@ def _versions() -> list[Finding]:
         return [Finding("ok", "versions", f"all {len(wanted)} as in infra/constraints.txt")]
     lacking = f"; not installed: {', '.join(absent[:8])}" if absent else ""
     return [Finding("note", "versions", f"{', '.join(different[:8]) or 'all installed ones as tested'}{lacking}")]
-
-
-def breaking() -> list[Finding]:
-    """Check for installed versions that are known to break something."""
-    found = []
-    for name, first, what in BREAKING:
-        installed = importlib.metadata.version(name)
-        if Version(installed) >= Version(first):
-            text = f"{installed}: with {first} and later {what}. pip install '{name}<{first}', or `make install`"
-            found.append(Finding("fail", name, text))
-    return found or [
-        Finding("ok", "Prefect's needs", ", ".join(f"{name} below {first}" for name, first, _ in BREAKING))
-    ]
 
 
 def servers(home: Path) -> list[Finding]:
