@@ -36,7 +36,6 @@ KINDS = {
     "report": "runs/{run}/report.html",
     "terminal report": "runs/{run}/report.md",
     "earlier sent": "runs/{run}/tracking.json",
-    "earlier facts": "runs/{run}/tracking.jsonl",
     "pin": "store/pins/{run}.json",
     "record": "store/records/*/1.ppo.json",
     "first record": "store/records/*/1.validate.json",
@@ -83,7 +82,6 @@ def two_runs(whole: tuple[Home, list[Moment]], tmp_path_factory: pytest.TempPath
     assert call(path, "store", "pin", run).exit_code == 0
     (other,) = {each.name for each in (path / "runs").iterdir()} - {run}
     (path / "runs" / run / "tracking.json").write_text('{"facts": 2}')
-    (path / "runs" / run / "tracking.jsonl").write_text("{}")
     (path / "prefect" / "embedded").mkdir(parents=True)
     (path / "prefect" / "embedded" / "1.json").write_text('{"owner": {"host": "gone"}, "servers": []}')
     return Whole(path, run, other)

@@ -274,16 +274,9 @@ def sync(
     """Send MLflow what it missed while it did not answer. The next run does so too."""
     # Nothing waits for this command, so a slow server gets more time than the 3 s that a run allows.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
-    from tasks.runs.journal import left_by_earlier
     from tasks.tracking.carrier import sync as carry
     from tasks.tracking.client import database_file, in_short
 
-    for folder in filter(left_by_earlier, sorted((tether_home() / "runs").glob("*/"))):
-        echo(
-            f"{folder.name}: an earlier version of Tether did not send all of this run, and this version cannot. "
-            f"Run `tether sync` with that version.",
-            err=True,
-        )
     refused: dict[str, Exception] = {}
     try:
         with naming(database_file(tether_home()) or tether_home()):

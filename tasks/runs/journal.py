@@ -6,7 +6,6 @@ runs/<run>/mlflow.json         what MLflow has of the run, and its ids there; re
 
 import fcntl
 import getpass
-import json
 import logging
 import os
 import time
@@ -231,23 +230,6 @@ class Sent(BaseModel):
     def save(self, folder: Path) -> None:
         """Write the state to the run's folder."""
         write_model(folder / SENT, self)
-
-
-def left_by_earlier(folder: Path) -> bool:
-    """Return whether an earlier version of Tether, according to its own files, left part of the run unsent."""
-    facts, sent = folder / "tracking.jsonl", folder / "tracking.json"
-    if not facts.is_file():
-        return False
-    try:
-        known = json.loads(sent.read_bytes())["facts"]
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-    ):  # none, or a damaged one
-        known = 0
-    return not isinstance(known, int) or known < facts.stat().st_size
 
 
 @contextmanager

@@ -1,13 +1,12 @@
 """A damaged file about MLflow, or about what a stage gave, is said and costs nothing else."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from components.base.errors import UserError
 from tasks.runs.config import run_values, write_values
-from tasks.runs.journal import Sent, current_user, left_by_earlier, read_done, recorded_paths
+from tasks.runs.journal import Sent, current_user, read_done, recorded_paths
 
 DAMAGED = (b"", b"[]", b"null", b"5", b'{"project": "o', bytes(range(256)))
 
@@ -49,19 +48,6 @@ def test_a_damaged_config_is_named(folder: Path, data: bytes) -> None:
     (folder / "config.yaml").write_bytes(data)
     with pytest.raises(UserError, match=r"config\.yaml is damaged"):
         run_values(folder.parent.parent, "one")
-
-
-@pytest.mark.parametrize("data", [b"", b"[]", b"null", b"5", b'{"facts": "x"}', b"\xff"])
-def test_a_damaged_note_of_an_earlier_version_says_of_nothing_that_it_is_sent(folder: Path, data: bytes) -> None:
-    (folder / "tracking.jsonl").write_text(json.dumps({"a": 1}))
-    (folder / "tracking.json").write_bytes(data)
-    assert left_by_earlier(folder)
-
-
-def test_an_empty_journal_of_an_earlier_version_has_nothing_left_to_send(folder: Path) -> None:
-    assert not left_by_earlier(folder)
-    (folder / "tracking.jsonl").touch()
-    assert not left_by_earlier(folder)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from components.base.errors import UserError
 from components.base.process import is_alive, this_process
 from components.gates.judging import GatesConfig, judge
 from components.gates.text import outcome
-from tasks.runs.journal import Sent, left_by_earlier
+from tasks.runs.journal import Sent
 from tasks.runs.status import (
     WORST_FIRST,
     StatusFile,
@@ -208,15 +208,6 @@ def test_the_bound_of_a_null_is_in_the_json_of_the_gates_that_have_one_and_survi
     (stage,) = load_status(tmp_path, "r1").as_json()["stages"]
     within = {gate["name"]: gate.get("within") for gate in stage["gates"] if gate["threshold"] is not None}
     assert within == {"reward.ece": 0.0732, "reward.accuracy_low": None}
-
-
-@pytest.mark.parametrize(("sent", "left"), [(None, True), (3, True), (9, False)])
-def test_what_an_earlier_version_did_not_send_is_known(tmp_path, sent, left):
-    assert not left_by_earlier(tmp_path)
-    (tmp_path / "tracking.jsonl").write_text("a" * 9)
-    if sent is not None:
-        (tmp_path / "tracking.json").write_text(json.dumps({"facts": sent}))
-    assert left_by_earlier(tmp_path) is left
 
 
 @pytest.mark.timeout(PATIENCE * 20)
