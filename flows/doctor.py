@@ -116,7 +116,6 @@ def _disk(home: Path) -> list[Finding]:
 
 
 def _store(home: Path) -> Finding:
-    """Check where the store is and whether files can be written there."""
     try:
         place = ArtifactStore(home).place
         if place.where == str(home / "store"):
@@ -130,7 +129,6 @@ def _store(home: Path) -> Finding:
 
 
 def _form(home: Path) -> list[Finding]:
-    """Check whether the home needs an upgrade."""
     try:
         schema, database = home_schema(home), home / "mlflow.db"
         if schema is not None and schema > HOME_SCHEMA:
@@ -194,7 +192,6 @@ def _server(name: str, variable: str, without: str, ask: Callable[[], object]) -
 
 
 def _certificates() -> list[Finding]:
-    """Check the variables that name a certificate file: if the file is missing, no server would be trusted."""
     named = {name: os.environ[name] for name in CERTIFICATES if os.environ.get(name)}
     return [
         Finding("fail", "certificates", f"{name} = {path}: no such file. Set it to a CA's certificate, or unset it.", 2)
@@ -204,7 +201,6 @@ def _certificates() -> list[Finding]:
 
 
 def _plugins() -> list[Finding]:
-    """List the plug-ins that installed distributions offer for rewards, gates and data files."""
     found = []
     for group in GROUPS:
         kind = group.partition(".")[2]
@@ -219,7 +215,6 @@ def _plugins() -> list[Finding]:
 
 
 def _hub() -> Finding:
-    """Report where models that `sft.base` names on the hub are loaded from."""
     from huggingface_hub import constants, get_token
 
     if constants.HF_HUB_OFFLINE:

@@ -156,7 +156,6 @@ def _judge(config: RunConfig, home: Path, taken: Mapping[str, Record], data: Map
 
 
 def _find_kind(kind: str, config: RunConfig, home: Path) -> dict[str, Input]:
-    """Return the files that the config's `data` names as `kind`, checked and digested."""
     found: list[Input] = []
     hub = None if kind == SUITE else config.data.hub
     for value in values_of(getattr(config.data, kind)):
@@ -187,7 +186,6 @@ def _look_at(kind: str, path: Path, config: RunConfig) -> None:
 
 
 def _rewards(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dict[str, Input]:
-    """Return the folders of further reward models; if PPO is reused, those that it was computed with."""
     found = {}
     for name, model in model_sources(config).items():
         recorded = taken["ppo"].inputs.get(f"rewards/{name}") if "ppo" in taken else None
@@ -199,7 +197,6 @@ def _rewards(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dict
 
 
 def _suites(config: RunConfig, taken: Mapping[str, Record]) -> dict[str, Input]:
-    """Return the suites to evaluate the reward model on; if it is reused, those that it was evaluated on."""
     if "reward" in taken:
         recorded = {name: digest for name, digest in taken["reward"].inputs.items() if name.startswith(f"{SUITES}/")}
         files = {f"{SUITES}/{name}": Path(file) for name, file in config.reward.suites.items()}
@@ -328,11 +325,7 @@ def _previous(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dic
 
 
 def _previous_of(run: str, home: Path) -> dict[str, Input]:
-    """Return the reward model that `reward.refresh.from_run` names, and the data it was trained on.
-
-    Raises:
-        UserError: there is no such run, or it has no reward model.
-    """
+    """Return the reward model that `reward.refresh.from_run` names, and the data it was trained on."""
     status, store = _status(run, home, "reward.refresh.from_run"), ArtifactStore(home)
     reward, data = (status.stage(name).digest for name in ("reward", "validate"))
     if reward is None or data is None:

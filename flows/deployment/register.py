@@ -129,7 +129,6 @@ def _register(
     schema: ParameterSchema | None = None,
     queue: str | None = None,
 ) -> Deployed:
-    """Register one deployment. `schema` replaces the schema that Prefect makes; `queue` is a queue of the pool."""
     deployment = RunnerDeployment.from_flow(
         flow,
         name,
@@ -182,7 +181,6 @@ def _make_pool(name: str) -> None:
 
 
 def _queues(pool: str) -> list[str]:
-    """Return the queues of a work pool, in the order in which workers serve them."""
     with get_client(sync_client=True) as client:
         found = client.read_work_queues(work_pool_name=pool)
     return [each.name for each in sorted(found, key=lambda each: each.priority or 0)]

@@ -190,7 +190,6 @@ def _other_code(plan: Collection[Record], root: Path) -> str:
 
 
 def _changed_source(record: Record, root: Path) -> list[str]:
-    """Return the modules of a record's stage, and of its built-in task, that differ here from those recorded."""
     stage, task = KNOWN.get(record.stage), next(iter(record.parts.get("task", {})), None)
     here = code_parts(stage.module, root, task) if stage else KeyParts()
     then = KeyParts(source=record.parts.get("source", {}), task=record.parts.get("task", {}))

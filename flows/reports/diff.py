@@ -32,7 +32,6 @@ class StageDiff(NamedTuple):
 
     @property
     def same(self) -> bool:
-        """Return whether both runs used the same artifact."""
         return self.digests[0] is not None and self.digests[0] == self.digests[1]
 
 

@@ -83,12 +83,10 @@ class StageFacts:
 
     @property
     def name(self) -> str:
-        """Return the stage's name."""
         return self.status.name
 
     @property
     def metrics(self) -> Metrics:
-        """Return the final metrics."""
         return self.status.metrics
 
     @property
@@ -118,7 +116,6 @@ class StageFacts:
 
     @property
     def machine(self) -> dict[str, object]:
-        """Return where its artifact was computed: the machine and the options of `runtime`."""
         return {} if self.record is None else {**self.record.machine, **group(self.record.job, "runtime")}
 
     @property

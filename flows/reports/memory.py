@@ -92,7 +92,6 @@ class StagePlan:
 
     @property
     def worst(self) -> Phase:
-        """Return the phase that needs most memory."""
         return max(self.phases, key=lambda phase: phase.bytes)
 
 

@@ -101,7 +101,6 @@ def styled() -> dict[str, str]:
 
 
 def _finds(facts: RunFacts) -> str:
-    """Return a sentence on what the awaited labels can detect; empty if the run awaits none."""
     if facts.stage("human_eval").status.state != "awaiting_labels" or not facts.sheet:
         return ""
     from flows.reports.plan import finds  # loads scipy, which takes 0.9 s
@@ -119,7 +118,6 @@ def ending(facts: RunFacts) -> list[str]:
 
 
 def _broken_contract(facts: RunFacts) -> Iterator[str]:
-    """Yield the failed checks behind a failed contract, with the rows that fail them."""
     if any(gate.name == "validate.contract" and gate.stops for each in facts.status.stages for gate in each.gates):
         for check in facts.data.checks:
             if check["severity"] == "error" and not check["passed"]:
@@ -128,7 +126,6 @@ def _broken_contract(facts: RunFacts) -> Iterator[str]:
 
 
 def _skipped(stage: StageStatus) -> str:
-    """Return the sentence on a skipped stage and the gates that are withheld because of it."""
     withheld = ", ".join(gate.name for gate in stage.gates if gate.withheld)
     why = f" The policy is not a candidate for promotion until a run waives these gates: {withheld}."
     return f"The stage {stage.name} was skipped: later stages use its base model.{why if withheld else ''}"

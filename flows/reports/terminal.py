@@ -171,12 +171,10 @@ def cost(of: RunStatus | StageStatus, currency: str) -> str:
 
 
 def _called(status: RunStatus) -> list[str]:
-    """Return a run's name and tags, if it has any."""
     return [each for each in (status.name, " ".join(status.label.written)) if each]
 
 
 def _off(names: Sequence[str]) -> str:
-    """Return the line that stands for the gates that are off."""
     are, shown = counted(len(names), "gate is off", "gates are off"), ", ".join(names[:NAMED])
     if len(names) <= NAMED:
         return f"{are}: {shown}."
