@@ -16,7 +16,6 @@ from components.base.text import counted, plain
 from components.keys.plugins import GROUPS, installed_plugins
 from components.models.runtime import Runtime, usable_gpus
 from components.store.store import ArtifactStore
-from flows.data.pretrained import MODELS, model_folder
 from tasks.prefect_flow.server import check_server, is_untrusted, no_answer
 from tasks.runs.schema import HOME_FILE, HOME_SCHEMA, home_schema, newer
 from tasks.tracking.client import connect, in_short
@@ -55,7 +54,6 @@ def diagnose(home: Path) -> list[Finding]:
         Finding("ok", "packages", f"all four from {Path(__file__).resolve().parent.parent}"),
         *_plugins(),
         _hub(),
-        *_fetched(home),
     ]
 
 
@@ -225,12 +223,3 @@ def _hub() -> Finding:
         )
     told = f"sft.base takes a folder, a .gguf file or a model of the hub (org/name@revision): {how}; cache "
     return Finding("ok", "models", f"{told}{constants.HF_HUB_CACHE}")
-
-
-def _fetched(home: Path) -> list[Finding]:
-    return [
-        Finding("ok", name, str(model_folder(name, home)))
-        if (model_folder(name, home) / model.file).is_file()
-        else Finding("note", name, f"not fetched (`tether fetch {name}`); only the hh-smollm2 profile needs it")
-        for name, model in MODELS.items()
-    ]

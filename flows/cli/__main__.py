@@ -206,7 +206,6 @@ def compare(
 def status(
     run: Run = None,
     as_json: Json = False,
-    every_gate: Annotated[bool, typer.Option("--all", help="List the gates that are off too.")] = False,
     why: Annotated[bool, typer.Option("--why", help="Say why each stage was computed or reused instead.")] = False,
     as_html: Annotated[
         bool, typer.Option("--html", help="Write the run's report.html again from stored data, and print its path.")
@@ -238,7 +237,7 @@ def status(
     from flows.reports.terminal import print_run
 
     simulated, watched = what_is_simulated(home, document.run), what_ppo_watched(home, document)
-    print_run(Console(), document, simulated, watched, every_gate)
+    print_run(Console(), document, simulated, watched)
 
 
 @command(app, "runs")

@@ -140,15 +140,7 @@ def test_lost_files_and_records_leave_the_rest(tmp_path: Path) -> None:
 def test_a_run_whose_stage_was_cut_short_has_its_points_so_far(tmp_path: Path) -> None:
     run = stored_run(tmp_path, upto="sft")
     (tmp_path / "runs" / run / "metrics" / "ppo.jsonl").write_text(
-        '{"step": 1, "time": 1, "metrics": {"ppo/kl": 0.5}}\n'
+        '{"step": 1, "time": 1, "metrics": {"ppo/kl": 0.5}}\n{"step": 2, "time": 2, "metrics": {"ppo/kl": NaN}}\n'
     )
     facts = run_facts(tmp_path)
     assert facts.stage("ppo").curves == {"ppo/kl": [(1, 0.5)]} and facts.stage("ppo").by is None
-
-
-def test_an_unfinite_point_is_no_point(tmp_path: Path) -> None:
-    run = stored_run(tmp_path, upto="sft")
-    (tmp_path / "runs" / run / "metrics" / "ppo.jsonl").write_text(
-        '{"step": 1, "time": 1, "metrics": {"ppo/kl": NaN}}\n'
-    )
-    assert run_facts(tmp_path).stage("ppo").curves == {"ppo/kl": []}

@@ -71,6 +71,9 @@ def test_the_stored_numbers_are_on_the_page(tmp_path: Path) -> None:
         "mean score falls by 1.25 SFT deviations user: asked 2 SFT sft says 2", "KL of 61.5 nats user: asked 3",
         "Win rate against SFT 0.6543, 95 % interval 0.5987 to 0.7056, n = 48 items, judged by people.",
         "1 of ", "ppo. updates 7 changed 3", "0.1.0, commit c0ffeec0ffee", "torch 2.13.0",
+        "optimiser step training loss 1 5.5 2 2.25 3 0.75",
+        "PPO update proxy reward KL, nats per response β entropy, nats per token response, tokens "
+        "1 0.125 0 0.2 0.5 10 2 0.75 1.44 0.19 0.4 11 3 1.25 2.25 0.17 0.3 12.5",
     ):  # fmt: skip
         assert words in text, words
 
@@ -131,14 +134,6 @@ def test_the_page_says_what_stages_cost_what_reuse_saved_and_who_else_had_one_co
     assert "<p>by eve, took" in text and text.count("<p>by ") == 1, "who had a stage computed, where it is another one"
     assert "cost: 0.40 EUR, saved 1.00 EUR" in text.partition("</header>")[0]
     assert "; cost: saved 1.00 EUR</p>" in text and "; cost: 0.40 EUR</p>" in text
-
-
-def test_curves_stand_as_numbers_beside_their_pictures(tmp_path: Path) -> None:
-    stored_run(tmp_path)
-    text = shown_text(tmp_path)
-    assert "optimiser step training loss 1 5.5 2 2.25 3 0.75" in text
-    columns = "PPO update proxy reward KL, nats per response β entropy, nats per token response, tokens"
-    assert f"{columns} 1 0.125 0 0.2 0.5 10 2 0.75 1.44 0.19 0.4 11 3 1.25 2.25 0.17 0.3 12.5" in text
 
 
 def test_what_stabilisers_did_stands_in_the_table_of_curves_and_beside_the_final_metrics(
@@ -438,9 +433,6 @@ def test_a_page_that_waits_for_people_says_what_their_labels_can_find_and_does_n
     assert "waits for people's labels: 48 items, 3 raters each. 48 items and 3 raters find a win rate of 0.7" in text
     assert "3 raters are too few to tell how far people differ" in text
     assert "People judge." in text and "judges, gold scores" not in text
-
-
-def test_a_page_that_waits_for_people_says_how_far_they_are_and_where_they_rate(tmp_path: Path, awaiting: str) -> None:
     write_progress(tmp_path / "runs" / awaiting, LabelProgress(57, 144, f"https://review.example/{HOSTILE}"))
     text = shown_text(tmp_path)
     assert f"57 of 144 labels (39 %) were in; the review page is at https://review.example/{HOSTILE}" in text
