@@ -107,7 +107,7 @@ class Copier:
             self.write(name, pieces, stat.S_IMODE(info.st_mode) & 0o777, info.st_mtime)
 
     def small(self, place: Place, name: str, to: str, modified: float) -> None:
-        """Copy a small file of a store; a file that no longer exists is left out."""
+        """Copy a small file of a store as `file` does."""
         try:
             data = place.read(name)
         except FileNotFoundError:

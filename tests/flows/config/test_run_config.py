@@ -284,13 +284,6 @@ def test_no_threshold_is_in_any_key() -> None:
         assert "gates" not in keyed_values(config.job(stage.load_job()))
 
 
-def test_a_resolved_config_says_auto_nowhere() -> None:
-    config = load_config("tiny").resolved()
-    assert "auto" not in config.runtime.model_dump().values()
-    assert config.runtime.threads > 0
-    assert config.resolved() == config
-
-
 SERVED = tuple(
     f"ppo.rollout.{each}" for each in ("engine=vllm", "version=0.29.0", "dtype=float32", "batch_invariant=true")
 )

@@ -365,12 +365,6 @@ def ended(home: Path) -> Launch:
     return launch
 
 
-def test_every_run_leaves_both_reports_when_it_ends(tmp_path: Path) -> None:
-    folder = ended(tmp_path).ctx.folder
-    assert (folder / "report.md").read_text().startswith(f"# Run {folder.name}: not_run")
-    assert f"Run {folder.name}" in (folder / "report.html").read_text()
-
-
 def test_a_pages_mistake_does_not_fail_the_run_but_a_full_disk_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
