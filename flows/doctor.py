@@ -10,15 +10,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from packaging.version import Version
-
 from components.base.errors import TetherError, UserError
 from components.base.redaction import redacted
 from components.base.text import counted, plain
 from components.keys.plugins import GROUPS, installed_plugins
 from components.models.runtime import Runtime, usable_gpus
 from components.store.store import ArtifactStore
-from flows.data.pretrained import MODELS, model_folder
 from tasks.prefect_flow.server import check_server, is_untrusted, no_answer
 from tasks.runs.schema import HOME_FILE, HOME_SCHEMA, home_schema, newer
 from tasks.tracking.client import connect, in_short
@@ -26,12 +23,6 @@ from tasks.tracking.database import is_outdated
 
 CONSTRAINTS = Path(__file__).resolve().parent.parent / "infra" / "constraints.txt"
 DISK_GB = 5.0
-
-BREAKING = (
-    ("fastapi", "0.151", "every flow of Prefect 3.8.8 fails"),
-    ("sqlalchemy", "2.1", "Prefect's scheduler dies silently: a cron schedule creates no run"),
-)
-"""Versions that a plain `pip install prefect==3.8.8 mlflow` may install: package, first bad version, what breaks."""
 
 CERTIFICATES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PREFECT_API_SSL_CERT_FILE", "MLFLOW_TRACKING_SERVER_CERT_PATH")
 
@@ -54,18 +45,15 @@ def diagnose(home: Path) -> list[Finding]:
     return [
         _python(),
         *_torch(),
-        _runtime(),
-        _ranks(),
+        *_runtime(),
         *_disk(home),
         _store(home),
         *_form(home),
         *_versions(),
-        *breaking(),
         *servers(home),
         Finding("ok", "packages", f"all four from {Path(__file__).resolve().parent.parent}"),
         *_plugins(),
         _hub(),
-        *_fetched(home),
     ]
 
 
@@ -105,16 +93,14 @@ def _torch() -> list[Finding]:
     return found
 
 
-def _runtime() -> Finding:
-    here = Runtime().resolve()
-    return Finding("ok", "a run here", f"runtime: {{{here.setting}}} (part of every key)")
-
-
-def _ranks() -> Finding:
+def _runtime() -> list[Finding]:
     here = Runtime().resolve()
     processes, threads = counted(int(here.ranks), "process", "processes"), counted(here.threads, "thread")
     why = "one for each GPU" if here.device == "cuda" else "set runtime.ranks for more"
-    return Finding("ok", "ranks", f"sft, reward and ppo train in {processes} ({why}), with {threads} each")
+    return [
+        Finding("ok", "a run here", f"runtime: {{{here.setting}}} (part of every key)"),
+        Finding("ok", "ranks", f"sft, reward and ppo train in {processes} ({why}), with {threads} each"),
+    ]
 
 
 def _disk(home: Path) -> list[Finding]:
@@ -128,7 +114,6 @@ def _disk(home: Path) -> list[Finding]:
 
 
 def _store(home: Path) -> Finding:
-    """Check where the store is and whether files can be written there."""
     try:
         place = ArtifactStore(home).place
         if place.where == str(home / "store"):
@@ -142,7 +127,6 @@ def _store(home: Path) -> Finding:
 
 
 def _form(home: Path) -> list[Finding]:
-    """Check whether the home needs an upgrade."""
     try:
         schema, database = home_schema(home), home / "mlflow.db"
         if schema is not None and schema > HOME_SCHEMA:
@@ -175,19 +159,6 @@ def _versions() -> list[Finding]:
     return [Finding("note", "versions", f"{', '.join(different[:8]) or 'all installed ones as tested'}{lacking}")]
 
 
-def breaking() -> list[Finding]:
-    """Check for installed versions that are known to break something."""
-    found = []
-    for name, first, what in BREAKING:
-        installed = importlib.metadata.version(name)
-        if Version(installed) >= Version(first):
-            text = f"{installed}: with {first} and later {what}. pip install '{name}<{first}', or `make install`"
-            found.append(Finding("fail", name, text))
-    return found or [
-        Finding("ok", "Prefect's needs", ", ".join(f"{name} below {first}" for name, first, _ in BREAKING))
-    ]
-
-
 def servers(home: Path) -> list[Finding]:
     """Check certificate files, and whether the MLflow and Prefect servers answer and accept our credentials; unset
     servers are not checked."""
@@ -217,7 +188,6 @@ def _server(name: str, variable: str, without: str, ask: Callable[[], object]) -
 
 
 def _certificates() -> list[Finding]:
-    """Check the variables that name a certificate file: if the file is missing, no server would be trusted."""
     named = {name: os.environ[name] for name in CERTIFICATES if os.environ.get(name)}
     return [
         Finding("fail", "certificates", f"{name} = {path}: no such file. Set it to a CA's certificate, or unset it.", 2)
@@ -227,7 +197,6 @@ def _certificates() -> list[Finding]:
 
 
 def _plugins() -> list[Finding]:
-    """List the plug-ins that installed distributions offer for rewards, gates and data files."""
     found = []
     for group in GROUPS:
         kind = group.partition(".")[2]
@@ -242,7 +211,6 @@ def _plugins() -> list[Finding]:
 
 
 def _hub() -> Finding:
-    """Report where models that `sft.base` names on the hub are loaded from."""
     from huggingface_hub import constants, get_token
 
     if constants.HF_HUB_OFFLINE:
@@ -253,12 +221,3 @@ def _hub() -> Finding:
         )
     told = f"sft.base takes a folder, a .gguf file or a model of the hub (org/name@revision): {how}; cache "
     return Finding("ok", "models", f"{told}{constants.HF_HUB_CACHE}")
-
-
-def _fetched(home: Path) -> list[Finding]:
-    return [
-        Finding("ok", name, str(model_folder(name, home)))
-        if (model_folder(name, home) / model.file).is_file()
-        else Finding("note", name, f"not fetched (`tether fetch {name}`); only the hh-smollm2 profile needs it")
-        for name, model in MODELS.items()
-    ]

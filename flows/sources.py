@@ -1,13 +1,11 @@
 """Find a run's external inputs: data files, models and the filled rating sheet."""
 
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from components.base.errors import UserError, about
-from components.base.files import whole_folder
 from components.base.paths import user_path
 from components.data.hub import hub_commit, resolve_source
 from components.data.inputs import (
@@ -132,17 +130,12 @@ def compared_sources(
 
 def _read_now(config: RunConfig, home: Path, again: str | None) -> dict[str, Input]:
     """Return the inputs of `validate`, including earlier votes and the reference to compare with."""
-    data = _find_data(config, home)
-    refuse_unknown_sources(config.data.sources, data)
-    preferences = [given.digest for name, given in data.items() if kind_of(name) == "preferences"]
-    return data | _votes(config, home) | find_reference(config, home, preferences, again)
-
-
-def _find_data(config: RunConfig, home: Path) -> dict[str, Input]:
     data: dict[str, Input] = {}
     for kind in FILES:
         data |= _find_kind(kind, config, home)
-    return data
+    refuse_unknown_sources(config.data.sources, data)
+    preferences = [given.digest for name, given in data.items() if kind_of(name) == "preferences"]
+    return data | _votes(config, home) | find_reference(config, home, preferences, again)
 
 
 def _judge(config: RunConfig, home: Path, taken: Mapping[str, Record], data: Mapping[str, Input]) -> dict[str, Input]:
@@ -163,7 +156,6 @@ def _judge(config: RunConfig, home: Path, taken: Mapping[str, Record], data: Map
 
 
 def _find_kind(kind: str, config: RunConfig, home: Path) -> dict[str, Input]:
-    """Return the files that the config's `data` names as `kind`, checked and digested."""
     found: list[Input] = []
     hub = None if kind == SUITE else config.data.hub
     for value in values_of(getattr(config.data, kind)):
@@ -194,7 +186,6 @@ def _look_at(kind: str, path: Path, config: RunConfig) -> None:
 
 
 def _rewards(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dict[str, Input]:
-    """Return the folders of further reward models; if PPO is reused, those that it was computed with."""
     found = {}
     for name, model in model_sources(config).items():
         recorded = taken["ppo"].inputs.get(f"rewards/{name}") if "ppo" in taken else None
@@ -206,7 +197,6 @@ def _rewards(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dict
 
 
 def _suites(config: RunConfig, taken: Mapping[str, Record]) -> dict[str, Input]:
-    """Return the suites to evaluate the reward model on; if it is reused, those that it was evaluated on."""
     if "reward" in taken:
         recorded = {name: digest for name, digest in taken["reward"].inputs.items() if name.startswith(f"{SUITES}/")}
         files = {f"{SUITES}/{name}": Path(file) for name, file in config.reward.suites.items()}
@@ -331,48 +321,20 @@ def _previous(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dic
             name: Input(digest=digest, path=Path(name), stored=True, imported=imported)
             for name, digest in digests.items()
         }
-    return find_previous(config.reward.refresh.from_run, home)
+    return _previous_of(config.reward.refresh.from_run, home)
 
 
-def find_previous(run: str, home: Path) -> dict[str, Input]:
-    """Return the reward model that `reward.refresh.from_run` names, and the data it was trained on.
-
-    `run` is a run's id in `home`, or its folder in another home (`HOME/runs/ID`).
-
-    Raises:
-        UserError: there is no such run, or it has no reward model.
-    """
-    folder = user_path(run, "reward.refresh.from_run")
-    folder = folder.resolve() if folder.is_dir() else home / "runs" / run
-    store = ArtifactStore(folder.parent.parent)
-    try:
-        status = load_status(store.home, folder.name)
-    except UserError as error:
-        raise UserError(
-            f"reward.refresh.from_run = {run}: {error} Give a run's id (its folder in {home / 'runs'} has that name), "
-            "or the folder of a run in another home, as HOME/runs/ID."
-        ) from error
+def _previous_of(run: str, home: Path) -> dict[str, Input]:
+    """Return the reward model that `reward.refresh.from_run` names, and the data it was trained on."""
+    status, store = _status(run, home, "reward.refresh.from_run"), ArtifactStore(home)
     reward, data = (status.stage(name).digest for name in ("reward", "validate"))
     if reward is None or data is None:
         raise UserError(
             f"reward.refresh.from_run = {run}: that run has no reward model, because its reward stage has no result. "
             f"Name a run that got past reward (`tether status RUN` shows how far a run got)."
         )
-    wanted = dict(zip(PREVIOUS, (reward, data), strict=True))
-    imported = Graph.of(store).rests_on_import(wanted.values())
-    if store.home.resolve() == home.resolve():
-        return {
-            name: Input(digest=digest, path=store.path(digest), stored=True, imported=imported)
-            for name, digest in wanted.items()
-        }
-    found = {name: Input.of(_brought_here(store.path(digest), home)) for name, digest in wanted.items()}
-    return {name: given.model_copy(update={"imported": imported}) for name, given in found.items()}
-
-
-def _brought_here(artifact: Path, home: Path) -> Path:
-    """Copy another home's artifact into this home and return the copy, so that the run stays repeatable."""
-    copy = home / "artifacts" / artifact.name
-    if not copy.is_dir():
-        with whole_folder(copy) as folder:
-            shutil.copytree(artifact, folder, copy_function=shutil.copyfile, dirs_exist_ok=True)
-    return copy
+    imported = Graph.of(store).rests_on_import([reward, data])
+    return {
+        name: Input(digest=digest, path=store.path(digest), stored=True, imported=imported)
+        for name, digest in zip(PREVIOUS, (reward, data), strict=True)
+    }

@@ -40,10 +40,6 @@ def masked(text: str) -> str:
     return re.sub(r"\s", "", re.sub(r"-?\d+(?:\.\d+)?(?:e-?\d+)?", "#", text))
 
 
-def test_there_are_lessons() -> None:
-    assert {"bandit", "by_hand", "from_python", "library"} <= {each.stem for each in SCRIPTS}
-
-
 def test_a_cell_that_raises_fails_its_lesson(tmp_path: Path) -> None:
     script = tmp_path / "wrong.py"
     script.write_text("# %% [markdown]\n# # Title\n#\n# Text\n\n# %%\na = 1\nprint(a)\n\n# %%\nassert a == 2\n")

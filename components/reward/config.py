@@ -34,8 +34,7 @@ class RefreshConfig(Settings):
     """Continue training an earlier run's reward model with new pairs."""
 
     from_run: str = unkeyed(min_length=1)
-    """Id of a run in this home, or the folder of a run in another home, as `../old/.tether/runs/ID`. The key contains
-    the digests of its reward model and of its data."""
+    """Id of a run in this home. The key contains the digests of its reward model and of its data."""
     replay: float = Field(0.25, ge=0, lt=1)
     """Share of old pairs in the training pairs, so that the model does not forget them. They are chosen at random; all
     are used if there are fewer. Ibrahim et al. 2024 (arXiv 2403.08763) needed 5 % where new data resembled the old and

@@ -206,34 +206,27 @@ def compare(
 def status(
     run: Run = None,
     as_json: Json = False,
-    every_gate: Annotated[bool, typer.Option("--all", help="List the gates that are off too.")] = False,
     why: Annotated[bool, typer.Option("--why", help="Say why each stage was computed or reused instead.")] = False,
-    stage: Annotated[str | None, _stage_option("--stage", help="With --why: only this stage.")] = None,
     as_html: Annotated[
         bool, typer.Option("--html", help="Write the run's report.html again from stored data, and print its path.")
     ] = False,
-    against: Annotated[
-        str | None, _run_option(help="With --html: a run whose curves the charts show too (default: the champion's).")
-    ] = None,
 ) -> None:
     """Show a run: its stages, metrics and gates."""
     from tasks.runs.status import load_status
 
     if as_html + (as_json or why) > 1:
         raise UserError("--html: leave out --json and --why.")
-    for option, value, needs in (("--stage", stage, why), ("--against", against, as_html)):
-        if value is not None and not needs:
-            raise UserError(f"{option} needs {'--why' if option == '--stage' else '--html'}.")
     home = tether_home()
-    if why:
-        _explain(run, stage, as_json)
-        return
     document = load_status(home, run)
+    if why:
+        from tasks.execution.explanation import lines
+
+        echo(json.dumps(document.explanations()) if as_json else "\n".join(lines(document)))
+        return
     if as_html:
-        from flows.models.promotion import champions_run
         from flows.reports.page import write_page
 
-        echo(write_page(home, document.run, against or champions_run(home, document.run)))
+        echo(write_page(home, document.run))
         return
     if as_json:
         echo(json.dumps(document.as_json()))
@@ -244,20 +237,7 @@ def status(
     from flows.reports.terminal import print_run
 
     simulated, watched = what_is_simulated(home, document.run), what_ppo_watched(home, document)
-    print_run(Console(), document, simulated, watched, every_gate)
-
-
-def _explain(run: str | None, stage: str | None, as_json: bool) -> None:
-    """Print why each stage of a run, or one of them, was computed or reused."""
-    from flows.launch.begin import check_stages
-    from tasks.execution.explanation import lines
-    from tasks.runs.status import load_status
-    from tasks.stages import PIPELINE
-
-    check_stages("--stage", [stage] if stage is not None else [], PIPELINE)
-    document = load_status(tether_home(), run)
-    document.stages = [each for each in document.stages if stage in (None, each.name)]
-    echo(json.dumps(document.explanations()) if as_json else "\n".join(lines(document)))
+    print_run(Console(), document, simulated, watched)
 
 
 @command(app, "runs")
@@ -269,46 +249,19 @@ def runs(
         list[str] | None,
         typer.Option("--tag", metavar="KEY[=VALUE]", help="Only runs with this tag; repeat it to require several."),
     ] = None,
-    state: Annotated[
-        str | None, typer.Option(metavar="STATE", help="Only runs in this state, for example gate_failed.")
-    ] = None,
-    profile: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only runs of this profile.", autocompletion=completion.profiles)
-    ] = None,
-    rounds: Annotated[
-        bool, typer.Option("--rounds", help="Only the rounds of `tether iterate`, side by side.")
-    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON list on stdout.")] = False,
 ) -> None:
     """List runs, newest first, with state, failed gates and KL."""
-    if rounds:
-        _rounds(as_json, {"--limit": limit, "--tag": tag, "--state": state, "--profile": profile})
-        return
     from flows.reports.runs import listed, print_runs, selected
 
     every = listed(tether_home())
-    found = selected(every, tag or [], state, profile)
+    found = selected(every, tag or [])
     if as_json:
         echo(json.dumps([each.as_json() for each in found[:limit]]))
         return
     from rich.console import Console
 
     print_runs(Console(), found, limit or 20, len(every), tether_home())
-
-
-def _rounds(as_json: bool, others: dict[str, object]) -> None:
-    """Print `tether runs --rounds`; as JSON, a list with one list of rounds per first run."""
-    if given := [name for name, value in others.items() if value]:
-        raise UserError(f"runs: --rounds lists every round, so it can't be combined with {', '.join(given)}.")
-    from rich.console import Console
-
-    from flows.reports.rounds import all_rounds, print_rounds
-
-    groups = all_rounds(tether_home())
-    if as_json:
-        echo(json.dumps([[each._asdict() for each in group] for group in groups]))
-        return
-    print_rounds(Console(), groups)
 
 
 @command(app, "sync")
@@ -361,12 +314,10 @@ def lineage(
         raise UserError("--json, --html, --mermaid: give one of them.")
     from flows.models import lineage_text
     from flows.models.lineage import lineage as gather
-    from flows.models.lineage import uncollected
 
     show = lineage_text.page if as_html else lineage_text.mermaid if as_mermaid else lineage_text.text
-    with uncollected():
-        found = gather(tether_home(), of, downstream)
-        echo(json.dumps(found.as_json()) if as_json else show(found))
+    found = gather(tether_home(), of, downstream)
+    echo(json.dumps(found.as_json()) if as_json else show(found))
 
 
 @command(app, "diff")

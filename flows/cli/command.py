@@ -148,6 +148,5 @@ def fail(error: BaseException) -> NoReturn:
 
 
 def _paragraph(error: TetherError) -> str:
-    """Return an error's message as one paragraph, or one line for each of several mistakes."""
     lines = str(error).splitlines() if isinstance(error, Mistakes) else [str(error)]
     return "\n  ".join(" ".join(line.split()) for line in lines)

@@ -71,14 +71,18 @@ def plan(
     """Print how much memory training needs, and what to change.
 
     It lists each phase of sft, reward and ppo. Exit code 3 if a phase does not fit."""
-    from components.planning.shape import read_shape
+    from components.planning.shape import ModelShape, read_shape
     from flows.data.pretrained import find_base
-    from flows.reports.memory import MemoryPlan, parse_size, shape_of
+    from flows.reports.memory import MemoryPlan, parse_size
 
     limit = None if memory is None else parse_size(memory)
-    config = config_of(profile, set_)
-    base = None if shape or config.sft.base is None else find_base(config.sft.base, tether_home())
-    size = read_shape(shape) if shape else shape_of(config, base)
+    sft = config_of(profile, set_).sft
+    if shape:
+        size = read_shape(shape)
+    elif sft.base is not None:
+        size = ModelShape.of_path(find_base(sft.base, tether_home()), "sft.base")
+    else:
+        size = ModelShape.of_scratch(sft.scratch)
     found = MemoryPlan.of(profile, overrides_of(set_), size, gpus, limit)
     echo(found.as_json() if as_json else found.text())
     if found.fits is False:

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from components.base.errors import UserError
 from components.base.text import counted
 from flows.cli.command import command, echo
 from flows.environment import tether_home
@@ -19,19 +18,9 @@ DUE = 1
 """Exit code of `tether upgrade --check` if an upgrade is due."""
 
 
-def _refuse_config(value: str | None) -> None:
-    if value is not None:
-        text = "Environment variables name the servers (docs/operations/backup.md)."
-        raise UserError(f"--config: this option is gone. {text}")
-
-
-OldConfig = Annotated[str | None, typer.Option("--config", hidden=True)]  # the last release's backups pass it
-
-
 @command(keeping_commands, "backup")
 def backup(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder outside the home.")],
-    config: OldConfig = None,
 ) -> None:
     """Copy home, store and servers into a folder.
 
@@ -42,7 +31,6 @@ def backup(
     from flows.keeping.backup import LEFT_OUT, back_up
     from flows.keeping.servers import named_servers, servers_elsewhere
 
-    _refuse_config(config)
     home = tether_home()
     done = back_up(home, user_path(str(folder), "backup"), _steps(), echo)
     files = done.manifest.files
@@ -58,7 +46,6 @@ def backup(
 @command(keeping_commands, "restore")
 def restore(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that `tether backup` wrote.")],
-    config: OldConfig = None,
 ) -> None:
     """Restore home, store and servers from a backup.
 
@@ -66,7 +53,6 @@ def restore(
     from components.base.paths import user_path
     from flows.keeping.restore import restore as make
 
-    _refuse_config(config)
     home = tether_home()
     done = make(user_path(str(folder), "restore").absolute(), home, _steps(), echo)
     echo(f"{home} is as it was on {done.created} ({done.host}).")

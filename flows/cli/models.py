@@ -88,8 +88,8 @@ def reproduce(
         list[str] | None,
         typer.Option(
             "--data",
-            metavar="NAME[@DIGEST]=PATH",
-            help="Where an input is now: preferences=FILE; add the start of its sha256 if two have one name.",
+            metavar="NAME=PATH",
+            help="Where an input is now: preferences=FILE; repeat it for several.",
         ),
     ] = None,
     allow_other_code: Annotated[
@@ -131,7 +131,5 @@ def promote(
 def _named_path(given: str) -> tuple[str, Path]:
     name, equals, path = given.partition("=")
     if not (name and equals and path):
-        raise UserError(
-            f"--data {given}: give NAME=PATH or NAME@DIGEST=PATH, for example --data preferences=pairs.jsonl."
-        )
+        raise UserError(f"--data {given}: give NAME=PATH, for example --data preferences=pairs.jsonl.")
     return name, user_path(path, f"--data {name}")

@@ -7,10 +7,15 @@ from typer.core import TyperGroup
 from components.base.errors import UserError
 from flows.cli.command import fail
 
+_SERVERS = "Environment variables name the servers (docs/operations/backup.md)."
 REPLACED: dict[str, str] = {
+    "backup --config": _SERVERS,
     "card": "`tether export MODEL --card` prints the card.",
     "data suite": "`tether data check FILE --draft-suite OUT` drafts a suite from a good file.",
     "demote": "`tether promote MODEL --remove --reason TEXT` takes a version's aliases away.",
+    "deploy --no-alert": "Delete the automations whose names begin with `Tether: ` on Prefect's page Automations.",
+    "deploy --no-schedule": "Delete the schedule on the deployment's page.",
+    "deploy --server": "Set PREFECT_API_URL to the server's API.",
     "explain": "`tether status RUN --why` says why each stage was computed or reused.",
     "human-eval": "Its commands are in `tether people`.",
     "human-eval export": "`tether people tasks BATCH FILE` writes Label Studio's tasks; a run's folder has sheet.csv.",
@@ -19,15 +24,22 @@ REPLACED: dict[str, str] = {
     "metrics": "MLflow has each run's metrics, `tether status --json` its stages and gates. "
     "docs/operations/watching.md lists what Prefect and MLflow export to Prometheus.",
     "report": "`tether status RUN --html` writes the run's report.html again.",
+    "restore --config": _SERVERS,
     "review": "Its commands are in `tether people`: `page`, `answers` and `status`.",
     "review export": "Use `tether people answers BATCH`.",
     "review links": "Use `tether people page BATCH --links`, with --rater or --renew.",
     "review serve": "Use `tether people page BATCH`.",
+    "runs --profile": "`tether runs --json` has each run's profile.",
+    "runs --rounds": "The report of a run of `tether iterate` has a table of its rounds: `tether status RUN --html`.",
+    "runs --state": "`tether runs --json` has each run's state.",
     "stack": "`docker compose --file infra/compose.yaml up` starts the servers; docs/operations.md says how.",
+    "status --against": "Select the runs in MLflow (`tether ui`) and press Compare, which draws their curves together.",
+    "status --all": "The report and `tether status --json` list the gates that are off too.",
+    "status --stage": "`tether status RUN --why` has a paragraph for each stage, and --json an object.",
     "store unpin": "Use `tether store pin RUN --remove`.",
 }
-"""Maps an old command, without `tether`, to a sentence on what to use. An old group answers for those of its commands
-that are not here."""
+"""Maps an old command, or an old option of a command, to a sentence on what to use. An old group answers for those of
+its commands that are not here."""
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Run": ("run", "rerun", "iterate"),
     "Look at runs": ("runs", "status", "diff", "lineage", "ui", "sync"),
@@ -41,15 +53,16 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 
 
 class Commands(TyperGroup):
-    """A group of commands that knows the old names of its commands."""
+    """A group of commands that knows the old names of its commands and their old options."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command that the arguments name; an old name ends with exit code 2 and says the new one."""
-        if self.get_command(ctx, args[0]) is None and not ctx.resilient_parsing:
-            for words in (args[:2], args[:1]):
-                old = " ".join([*ctx.command_path.split()[1:], *words])
-                if old in REPLACED:
-                    fail(UserError(f"`tether {old}` is gone. {REPLACED[old]}"))
+        """Return the command that the arguments name; what is gone ends with exit code 2 and says what to use."""
+        options = [[args[0], word.partition("=")[0]] for word in args[1:] if word.startswith("--")]
+        unknown = [args[:2], args[:1]] if self.get_command(ctx, args[0]) is None else []
+        for words in [] if ctx.resilient_parsing else [*unknown, *options]:
+            old = " ".join([*ctx.command_path.split()[1:], *words])
+            if old in REPLACED:
+                fail(UserError(f"`tether {old}` is gone. {REPLACED[old]}"))
         return super().resolve_command(ctx, args)
 
 

@@ -21,18 +21,12 @@ def deploy(
         typer.Argument(help="The pipeline's defaults: a profile or a .yaml file.", autocompletion=completion.profiles),
     ] = "demo",
     set_: Set = None,
-    server: Annotated[
-        str | None, typer.Option(metavar="URL", help="The Prefect server's API (default: $PREFECT_API_URL).")
-    ] = None,
     cron: Annotated[str | None, typer.Option(metavar="CRON", help="When it runs by itself, e.g. '0 3 * * 1'.")] = None,
     timezone: Annotated[str, typer.Option(metavar="ZONE", help="The time zone of --cron.")] = "UTC",
     active: Annotated[
         bool | None,
         typer.Option("--active/--paused", help="Start or pause it (default: unchanged; a new schedule is paused)."),
     ] = None,
-    no_schedule: Annotated[
-        bool, typer.Option("--no-schedule", help="Remove the schedule that --cron made (default: keep it).")
-    ] = False,
     pool: Annotated[
         list[str] | None, typer.Option(metavar="POOL", help="Another pool that may compute stages.")
     ] = None,
@@ -50,44 +44,27 @@ def deploy(
             help="A chat webhook for alerts on failed gates, crashes, labels and full disks.",
         ),
     ] = None,
-    no_alert: Annotated[bool, typer.Option("--no-alert", help="Stop the alerts (default: keep them).")] = False,
 ) -> None:
     """Register pipeline, stages and scoring with a Prefect server."""
     config = config_of(profile, set_)
     if active is not None and cron is None:
         option = "--active" if active else "--paused"
         raise UserError(f"{option} needs a schedule. Give it with --cron, for example --cron '0 3 * * 1'.")
-    if no_schedule and cron is not None:
-        raise UserError("--no-schedule and --cron: give one of them.")
-    if no_alert and alert is not None:
-        raise UserError("--no-alert and --alert: give one of them.")
-    if server is not None:
-        os.environ["PREFECT_API_URL"] = server
-    _need_server("with --server, or PREFECT_API_URL")
+    _need_server()
     from flows.config.profiles import profile_name
-    from flows.deployment.alerts import check_address
+    from flows.deployment import alerts
     from flows.deployment.register import deploy as register
     from flows.deployment.register import describe
     from flows.deployment.schedules import Schedule
 
     if alert is not None:
-        check_address(alert)  # before anything is registered
+        alerts.check_address(alert)  # before anything is registered
     schedule = None if cron is None else Schedule(cron, timezone, active)
-    done, lines = register(tether_home(), profile_name(profile), config, schedule, pool or [], no_schedule, queue)
-    lines += _alerts(alert, no_alert)
+    done, lines = register(tether_home(), profile_name(profile), config, schedule, pool or [], queue)
+    if alert is not None:
+        alerts.alert(alert)
+        lines.append("Alerts: the server sends them to the address of --alert.")
     echo("\n".join(describe(done) + lines))
-
-
-def _alerts(url: str | None, stop: bool) -> list[str]:
-    """Start or stop alerts as `tether deploy` was told to, and return lines that say what changed."""
-    from flows.deployment import alerts
-
-    if url is not None:
-        alerts.alert(url)
-        return ["Alerts: the server sends them to the address of --alert."]
-    if stop:
-        return ["Alerts: stopped." if alerts.stop_alerts() else "Alerts: there are none."]
-    return []
 
 
 @command(server_commands, "doctor", any_home=True)
@@ -131,15 +108,15 @@ def serve(
     from tasks.execution import logs
 
     worker_environment()
-    _need_server("with PREFECT_API_URL")
+    _need_server()
     say = logs.logger.info if logs.as_json() else echo
     limits = {each: limit or (CPU_RUNS if each == CPU_POOL else 1) for each in pool or [CPU_POOL, GPU_POOL]}
     serve_pools(tether_home(), limits, say)
 
 
-def _need_server(how: str) -> None:
+def _need_server() -> None:
     from tasks.prefect_flow.server import check_server
 
     if not os.environ.get("PREFECT_API_URL"):
-        raise UserError(f"Name the Prefect server's API {how}, for example http://127.0.0.1:4200/api.")
+        raise UserError("Set PREFECT_API_URL to the Prefect server's API, for example http://127.0.0.1:4200/api.")
     check_server()

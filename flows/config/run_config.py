@@ -347,7 +347,6 @@ def default_values(home: Path, run: str, profile: str) -> tuple[str, dict[str, J
 
 
 def _texts(values: JsonValue, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every text in a config, keys included, each with its dotted key."""
     if isinstance(values, str):
         yield key, values
     for name, value in (
@@ -358,7 +357,6 @@ def _texts(values: JsonValue, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _groups(values: Any) -> list[tuple[str, Any]]:
-    """Return the keys and values of a group; nothing if `values` is not a group."""
     return list(values.items()) if isinstance(values, dict) else []
 
 

@@ -15,7 +15,6 @@ from uuid import UUID
 import httpx
 from prefect.automations import AutomationCore
 from prefect.blocks.webhook import Webhook
-from prefect.client.orchestration import get_client
 from prefect.events import emit_event
 from prefect.events.actions import CallWebhook
 from prefect.events.schemas.automations import EventTrigger, Posture
@@ -83,15 +82,6 @@ def check_address(url: str) -> None:
         raise UserError(f"--alert: {error}. Expected an address such as https://chat.example/hooks/ID.") from error
     if parts.scheme not in ("http", "https") or not parts.host:
         raise UserError("--alert: expected a chat webhook's address, which starts with http:// or https://.")
-
-
-def stop_alerts() -> bool:
-    """Remove the automations that `alert` made, and return whether there were any."""
-    with get_client(sync_client=True) as client:
-        found = [each for name in (RUNS, LABELS, DISK) for each in client.read_automations_by_name(name)]
-        for each in found:
-            client.delete_automation(each.id)
-    return bool(found)
 
 
 def _automations(block: UUID, tag: str) -> list[AutomationCore]:

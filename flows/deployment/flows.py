@@ -5,8 +5,9 @@ Prefect retries a flow run, it continues the run that it began.
 """
 
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 from uuid import UUID
 
 from prefect import flow, runtime
@@ -36,8 +37,6 @@ from tasks.prefect_flow.stages import Outcome, unless_gone
 from tasks.runs.journal import REPORT, current_user
 from tasks.runs.schema import check_home
 from tasks.stages import KNOWN, StageName
-
-T = TypeVar("T")
 
 
 @flow(
@@ -125,14 +124,14 @@ def human_eval(
 def compute(order: Order) -> State[Any]:
     """Compute one stage that a pipeline elsewhere has ordered. Not meant to be started by people."""
 
-    def work(home: Path, console: Console) -> str:
+    def work(home: Path, console: Console) -> tuple[str, str | None]:
         store = ArtifactStore(home)
         logs.bind(run=order.run, stage=KNOWN[order.stage].shown)
         say(console, f"{order.stage} for run {order.run}: reading and writing {store.place.where}")
         with StageProgress(console, order.stage) as progress:
             record = receive(order, store, progress.show, lambda text: say(console, text))
         say(console, f"{order.stage}: artifact {record.digest[:12]}")
-        return record.digest
+        return "Completed", None
 
     return _guarded(work)
 
@@ -181,9 +180,8 @@ def pool_of(flow_run: str) -> str | None:
 
 
 def _run(begin: Callable[[Path], Launch]) -> State[Any]:
-    """Begin a run, compute it, and return a state that says how it ended."""
 
-    def go(home: Path, console: Console) -> str:
+    def go(home: Path, console: Console) -> tuple[str, str | None]:
         begun = begin(home)
         begun.ctx.console = console
         say(console, f"run {begun.ctx.run} in {home}")
@@ -191,23 +189,19 @@ def _run(begin: Callable[[Path], Launch]) -> State[Any]:
             result = compute_in_flow(begun, str(runtime.flow_run.id))
         finally:
             say(console, f"report: {begun.ctx.folder / REPORT}")
-        if result is None:
-            say(console, f"waiting for people's labels: give each rater a file of {begun.ctx.folder / RATERS}")
-            waiting.append(awaiting(begun.ctx.folder))
-        return "Completed" if result is not None else "AwaitingLabels"
+        if result is not None:
+            return "Completed", None
+        say(console, f"waiting for people's labels: give each rater a file of {begun.ctx.folder / RATERS}")
+        return "AwaitingLabels", awaiting(begun.ctx.folder)
 
-    waiting: list[str] = []
-    return _guarded(go, name=lambda state: state, message=lambda _: waiting[0] if waiting else None)
+    return _guarded(go)
 
 
-def _guarded(
-    call: Callable[[Path, Console], T],
-    name: Callable[[T], str] = lambda _: "Completed",
-    message: Callable[[T], str | None] = lambda _: None,
-) -> State[Any]:
-    """Call `call` with this home and a console that writes to the flow run's log, and return the end state."""
+def _guarded(call: Callable[[Path, Console], tuple[str, str | None]]) -> State[Any]:
+    """Call `call` with this home and a console that writes to the flow run's log, and return the end state, whose name
+    and message `call` returns."""
 
-    def in_this_environment() -> T:
+    def in_this_environment() -> tuple[str, str | None]:
         check_packages()
         prepare_environment(home)
         check_home(home)
@@ -224,4 +218,4 @@ def _guarded(
             raise
 
     home = tether_home()
-    return Outcome[T]().capture(in_this_environment, name, message)
+    return Outcome[tuple[str, str | None]]().capture(in_this_environment, itemgetter(0), itemgetter(1))

@@ -17,6 +17,7 @@ from components.base.errors import UserError, refuse_credentials
 from components.gates.judging import Waiver, check_waivers
 from flows.config.profiles import lay
 from flows.config.run_config import RunConfig, check_config, check_critic_is_used, to_values
+from flows.launch.waivers import asked_waivers
 from tasks.runs.label import LONGEST_NAME, Label, one_line
 
 LAST = ("runners", "runtime", "retries", "retry_seconds", "prices", "mlflow", "project")
@@ -108,15 +109,10 @@ def waivers(gates: Sequence[str], because: str | None, waived_by: str | None, co
     Raises:
         UserError: there is no such gate, the reason or the name is missing, or there is nothing to waive.
     """
-    reason, user = (because or "").strip(), (waived_by or "").strip()
-    if gates and not (reason and user):
-        raise UserError(
-            f"waive = {gates[0]}: give the reason in because, and your name in waived_by; both are recorded."
-        )
-    if (reason or user) and not gates:
-        raise UserError("because, waived_by: name the waived gate in waive.")
-    refuse_credentials("because", reason)
+    user = (waived_by or "").strip()
+    if bool(user) != bool(gates):
+        raise UserError("waived_by: give your name together with the gate (waive) and the reason (because).")
     refuse_credentials("waived_by", user)
-    given = [Waiver(gate=gate, user=user, reason=reason) for gate in gates]
+    given = asked_waivers(gates, because or "", user=user)
     check_waivers(given, config.gates, "waive =")
     return given

@@ -64,7 +64,6 @@ def deploy(
     config: RunConfig,
     schedule: Schedule | None,
     pools: Iterable[str] = (),
-    remove_schedule: bool = False,
     queue: str | None = None,
 ) -> tuple[list[Deployed], list[str]]:
     """Register everything, or update it, on the server at `PREFECT_API_URL`.
@@ -74,9 +73,9 @@ def deploy(
         profile: the name of the pipeline's deployment, and in its runs' ids.
         config: the pipeline's defaults, not resolved, because the machine that runs it resolves them. PPO goes to the
             GPU pool unless they set its runner.
-        schedule: the pipeline's schedule; None leaves that of an earlier call unchanged.
+        schedule: the pipeline's schedule; None leaves that of an earlier call unchanged. Schedules that people made on
+            the page always stay.
         pools: further pools that compute stages, in addition to cpu and gpu.
-        remove_schedule: remove the schedule of an earlier call. Schedules that people made on the page always stay.
         queue: the queue in the pool cpu for the pipeline's runs; None leaves it unchanged.
 
     Returns:
@@ -106,7 +105,7 @@ def deploy(
     ]
     with get_client(sync_client=True) as client:
         pipeline = client.read_deployment_by_name(f"{flows.rlhf.name}/{profile}")
-        lines = set_schedule(client, pipeline.id, schedule, remove_schedule)
+        lines = set_schedule(client, pipeline.id, schedule)
     notice_dead_runs()
     lines += [f"Stale: {text}" for text in stale()]
     return done, lines
@@ -130,7 +129,6 @@ def _register(
     schema: ParameterSchema | None = None,
     queue: str | None = None,
 ) -> Deployed:
-    """Register one deployment. `schema` replaces the schema that Prefect makes; `queue` is a queue of the pool."""
     deployment = RunnerDeployment.from_flow(
         flow,
         name,
@@ -183,7 +181,6 @@ def _make_pool(name: str) -> None:
 
 
 def _queues(pool: str) -> list[str]:
-    """Return the queues of a work pool, in the order in which workers serve them."""
     with get_client(sync_client=True) as client:
         found = client.read_work_queues(work_pool_name=pool)
     return [each.name for each in sorted(found, key=lambda each: each.priority or 0)]

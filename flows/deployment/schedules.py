@@ -34,24 +34,17 @@ class Schedule(NamedTuple):
             ) from error
 
 
-def set_schedule(client: SyncPrefectClient, deployment: UUID, wanted: Schedule | None, remove: bool) -> list[str]:
-    """Create, change or remove our schedule of a deployment, and return a line that says what became of it.
+def set_schedule(client: SyncPrefectClient, deployment: UUID, wanted: Schedule | None) -> list[str]:
+    """Create or change our schedule of a deployment, and return a line that says what became of it.
 
     Args:
         client: of the server.
         deployment: the deployment's id.
         wanted: replaces the schedule of an earlier deploy; None leaves that unchanged.
-        remove: remove the schedule of an earlier deploy.
     """
     before = next((each for each in client.read_deployment(deployment).schedules if each.slug == OURS), None)
-    if wanted is None and before is None:
-        return []
-    if wanted is None and before is not None:
-        if not remove:
-            return [f"Schedule kept: {_told(before)} (--no-schedule removes it, --cron changes it)."]
-        client.delete_deployment_schedule(deployment, before.id)
-        return [f"Schedule removed: {_told(before)}."]
-    assert wanted is not None
+    if wanted is None:
+        return [f"Schedule kept: {_told(before)} (--cron changes it, its page removes it)."] if before else []
     cron, active, was = wanted.checked(), bool(wanted.active), ""
     if before is None:
         new = DeploymentScheduleCreate(schedule=cron, active=active, slug=OURS)

@@ -20,18 +20,15 @@ the unfinished stage from its first step, with the same bytes, and finds the ear
 """
 
 import contextlib
-import fcntl
 import importlib.metadata
-import os
-import shutil
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from components.base.errors import UserError
-from components.base.files import make_folder, sync
+from components.base.files import whole_folder
 from components.base.text import counted
 from components.store.records import KEY, Record, parse_record
 from components.store.store import ArtifactStore, shared_place
@@ -83,11 +80,12 @@ def back_up(home: Path, target: Path, steps: Steps, say: Say) -> Written:
         raise UserError(
             f"backup {target}: this folder is inside {home}, and would be lost with it. Name a folder elsewhere."
         )
-    with _partial(target) as folder:
+    _refuse_taken(target)
+    with whole_folder(target) as folder:
+        folder.chmod(0o700)
         copier = Copier(folder)
         shared = _copy(home, servers, steps, copier, say)
         _say_what_is_missing(folder, copier, say)
-        copier.sync()
         manifest = Manifest(
             tether=importlib.metadata.version("tether"),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -99,6 +97,7 @@ def back_up(home: Path, target: Path, steps: Steps, say: Say) -> Written:
             files=dict(sorted(copier.files.items())),
         )
         write_manifest(folder, manifest)
+        _refuse_taken(target)  # another backup may have been quicker
     return Written(target, manifest, sum(file.size for file in manifest.files.values()))
 
 
@@ -182,43 +181,6 @@ def _say_what_is_missing(folder: Path, copier: Copier, say: Say) -> None:
         )
 
 
-@contextlib.contextmanager
-def _partial(target: Path) -> Iterator[Path]:
-    """Yield the empty folder `target.partial`, locked by this process; it becomes `target` if the block succeeds.
-
-    The remains of a killed backup are removed from it first.
-
-    Raises:
-        UserError: `target` exists and is not an empty folder, or another backup is writing it.
-    """
+def _refuse_taken(target: Path) -> None:
     if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
         raise UserError(f"backup {target}: it exists, and is not an empty folder. Name another one.")
-    partial = target.with_name(f"{target.name}.partial")
-    make_folder(target.parent)
-    partial.mkdir(mode=0o700, exist_ok=True)
-    descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(
-                f"backup {target}: another `tether backup` is writing {partial}. Wait, or name another folder."
-            ) from error
-        partial.chmod(0o700)
-        _empty(partial)
-        try:
-            yield partial
-        except BaseException:
-            _empty(partial)
-            with contextlib.suppress(OSError):
-                partial.rmdir()
-            raise
-        os.rename(partial, target)
-        sync(target.parent)
-    finally:
-        os.close(descriptor)
-
-
-def _empty(folder: Path) -> None:
-    for each in folder.iterdir():
-        shutil.rmtree(each) if each.is_dir() and not each.is_symlink() else each.unlink()

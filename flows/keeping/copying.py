@@ -12,7 +12,7 @@ from typing import TypeVar
 from rich.console import Console
 
 from components.base.errors import naming
-from components.base.files import make_folder, sync
+from components.base.files import make_folder
 from components.base.paths import open_regular
 from components.base.text import counted
 from components.store.place import Entry, Place
@@ -88,8 +88,6 @@ class Copier:
                 digest.update(chunk)
                 size += len(chunk)
                 file.write(chunk)
-            file.flush()
-            os.fsync(file.fileno())
         when = time.time() if modified is None else modified
         self.files[name] = BackedUpFile(size=size, sha256=digest.hexdigest(), mode=mode, modified=when)
         return digest.hexdigest()
@@ -109,7 +107,7 @@ class Copier:
             self.write(name, pieces, stat.S_IMODE(info.st_mode) & 0o777, info.st_mtime)
 
     def small(self, place: Place, name: str, to: str, modified: float) -> None:
-        """Copy a small file of a store; a file that no longer exists is left out."""
+        """Copy a small file of a store as `file` does."""
         try:
             data = place.read(name)
         except FileNotFoundError:
@@ -126,12 +124,6 @@ class Copier:
         copy_database(path, draft)
         self.file(draft, name)
         draft.unlink()
-
-    def sync(self) -> None:
-        """Make the names of the written files durable on the disk."""
-        for folder in {parent for name in self.files for parent in (self._folder / name).parents}:
-            if folder.is_relative_to(self._folder):
-                sync(folder)
 
 
 def files_below(folder: Path, links: bool = False) -> dict[str, Path]:

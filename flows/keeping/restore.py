@@ -109,7 +109,6 @@ def _check(manifest: Manifest, source: Path, home: Path) -> Place | None:
 
 
 def _verify(source: Path, manifest: Manifest, steps: Steps) -> None:
-    """Read and verify the whole backup before anything is written."""
 
     def read(name: str) -> None:
         for _ in checked(source, name, manifest.files[name]):

@@ -73,7 +73,6 @@ def named_servers() -> Servers:
 
 
 def _auth_database(path: str) -> str:
-    """Return the address in the file that `MLFLOW_AUTH_CONFIG_PATH` names."""
     config = configparser.ConfigParser()
     with open(path, encoding="utf-8") as file:
         config.read_file(file)
@@ -203,11 +202,7 @@ def fill(
 
 
 def _run(program: str, servers: Servers, name: str, options: list[str], stdout: int = subprocess.PIPE) -> str:
-    """Run one of PostgreSQL's programs on a database; return what it printed.
-
-    Raises:
-        UserError: it is not installed, or fails.
-    """
+    """Run one of PostgreSQL's programs on a database; return what it printed. Raises UserError if it fails."""
     path, url = shutil.which(program), servers.databases[name]
     if path is None:
         raise UserError(f"{program}: no such program. Install PostgreSQL's clients (Debian: postgresql-client).")

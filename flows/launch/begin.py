@@ -184,12 +184,7 @@ def rerun(
 
 
 def _settled(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]]:
-    """Return `config` with the base model's commit, the chat template's text and a number for each learning rate, and
-    lines that name them.
-
-    Raises:
-        UserError: as `pinned_base`, `with_template` and `with_rates`.
-    """
+    """Return `config` with the base's commit, the template's text and every learning rate, and lines that name them."""
     config, pinned = pinned_base(with_template(config), home)
     config, chosen = with_rates(config, home)
     return config, [*pinned, *chosen]
@@ -223,11 +218,7 @@ def begin_run(
 
 
 def _ends_after(until: str | None, computed: Sequence[str]) -> dict[str, str]:
-    """Return `until` as it enters a run's origin and context; empty if the run ends with the last stage.
-
-    Raises:
-        UserError: it is not a stage, or comes before a stage that is to be computed.
-    """
+    """Return `until` as it enters a run's origin and context; empty if the run ends with the last stage."""
     if until is None:
         return {}
     check_stages("--until", [until], PIPELINE)
@@ -271,7 +262,6 @@ def off_gates(config: RunConfig) -> list[str]:
 
 
 def _check_judge(what: str, stages: Iterable[str], config: RunConfig) -> None:
-    """Raise UserError if one of `stages` belongs to an independent judge and `config` has none."""
     for stage in stages:
         if stage in OPTIONAL and not config.data.has_judge:
             raise UserError(

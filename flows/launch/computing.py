@@ -94,7 +94,6 @@ def _go(launch: Launch, work: Callable[[], StageResult | None]) -> StageResult |
 
 
 def _write_comparison(ctx: RunContext) -> None:
-    """Write the result of a comparison of models into the run's folder, if its labels have been scored."""
     from components.human_eval.comparison.pairs import RESULT
     from flows.models.compared import result_text
     from tasks.runs.compared import compared_names
@@ -106,11 +105,7 @@ def _write_comparison(ctx: RunContext) -> None:
 
 
 def _check_machine(launch: Launch, first: str | None) -> None:
-    """Check that this machine can compute the stages from `first` on that are not a pool's, before that one begins.
-
-    Raises:
-        MachineMismatch: it cannot.
-    """
+    """Check that this machine can compute the stages from `first` on that are not a pool's."""
     ctx, config, sources, _ = launch
     stages = (COMPARED if sources.compared else STAGES).values()
     for stage in dropwhile(lambda each: each.name != first, stages):

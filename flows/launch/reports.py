@@ -1,6 +1,5 @@
 """Write a run's pages for people, however it ended."""
 
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,10 +8,8 @@ from typing import Any
 
 from components.base.errors import UserError
 from components.base.files import write_whole
-from components.base.jsonl import read_rows
 from components.base.nested import group
 from components.base.text import line
-from components.store.store import ArtifactStore
 from tasks.execution.context import RunContext
 from tasks.runs.config import run_values
 from tasks.runs.journal import REPORT
@@ -52,17 +49,13 @@ def what_ppo_watched(home: Path, status: RunStatus) -> list[str]:
 
     Empty if the run has no policy, or if its record or these files are missing in the store.
     """
-    store = ArtifactStore(home)
-    of = next((stage for stage in status.stages if stage.name == "ppo" and stage.key and stage.digest), None)
-    found = [] if of is None else store.published(str(of.key))
-    record = next((each for each in found if of is not None and each.digest == of.digest), None)
-    if record is None:
+    from flows.reports.facts import StageFacts
+
+    policy = next((StageFacts.of(home, status.run, stage) for stage in status.stages if stage.name == "ppo"), None)
+    if policy is None:
         return []
-    about, carried = (store.file(record, name) for name in ("metadata.json", "kl_carriers.jsonl"))
-    raised = [] if about is None else json.loads(about.read_text(encoding="utf-8")).get("alarms", [])
-    named = ", ".join(f"{each['name']} at update {each['update']}" for each in raised)
-    rows = [] if carried is None else read_rows(carried)
-    return ([f"Alarms of ppo: {named}."] if raised else []) + (_carriers(rows[-1]) if rows else [])
+    named = ", ".join(f"{each['name']} at update {each['update']}" for each in policy.alarms)
+    return ([f"Alarms of ppo: {named}."] if named else []) + (_carriers(policy.carriers) if policy.carriers else [])
 
 
 def _carriers(found: Mapping[str, Any]) -> list[str]:

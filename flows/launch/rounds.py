@@ -98,7 +98,6 @@ def judged_run(home: Path, run: str | None) -> RunStatus:
 
 
 def _votes(home: Path, status: RunStatus) -> bool:
-    """Return whether a run's artifact of `human_eval` holds people's votes."""
     stage = status.stage("human_eval")
     if stage.state not in SCORED or stage.digest is None:
         return False

@@ -7,8 +7,8 @@ from components.gates.judging import Waiver
 from tasks.runs.journal import current_user
 
 
-def asked_waivers(gates: Sequence[str], because: str, dashes: str = "") -> list[Waiver]:
-    """Return a waiver for each gate, with its reason, by the current user.
+def asked_waivers(gates: Sequence[str], because: str, dashes: str = "", user: str | None = None) -> list[Waiver]:
+    """Return a waiver for each gate, with its reason, by `user` (None: the current one).
 
     Args:
         dashes: the prefix of option names in messages: `--` for a command, empty for Python.
@@ -21,4 +21,4 @@ def asked_waivers(gates: Sequence[str], because: str, dashes: str = "") -> list[
     if because and not gates:
         raise UserError(f"{dashes}because: name the waived gate with {dashes}waive GATE.")
     refuse_credentials(f"{dashes}because", because)
-    return [Waiver(gate=gate, user=current_user(), reason=because.strip()) for gate in gates]
+    return [Waiver(gate=gate, user=user or current_user(), reason=because.strip()) for gate in gates]

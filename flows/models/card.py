@@ -22,7 +22,7 @@ from flows.data.pretrained import MODELS as FETCHED
 from flows.models.card_metrics import arguments, interval, measured
 from flows.models.facts import OF_JUDGE, SHOWN, ModelFacts, facts_of_run
 from flows.reports.facts import code_name
-from flows.reports.terminal import model_votes_note, price, simulated_note
+from flows.reports.terminal import model_votes_note, simulated_note
 from tasks.execution.context import RunContext
 from tasks.tracking.links import JUDGE
 
@@ -69,7 +69,7 @@ def _template() -> Template:
     )  # fmt: skip
     environment.filters |= {
         "words": lambda value: markdown(str(value)), "code": markdown_code, "number": number, "outcome": outcome,
-        "rule": rule, "money": _money, "interval": interval,
+        "rule": rule, "interval": interval,
         "json": lambda value: json.dumps(value, ensure_ascii=False),
         "code_of": lambda record: code_name(record.environment.get("code", {})),
     }  # fmt: skip
@@ -77,14 +77,12 @@ def _template() -> Template:
 
 
 def _context(facts: ModelFacts) -> dict[str, Any]:
-    """Return what the template reads beside the facts."""
     job, metrics, votes = facts.record.job, measured(facts), facts.stages_of.get("validate")
     options = group(job, SHOWN.get(facts.record.stage, facts.record.stage))
     reward, data = facts.stages_of.get("reward"), _Preferences.of(facts)
     judges = (facts.promoted or {}).get("judges") or group(facts.config, "human_eval").get("judges", "unknown")
     votes_of_models = "" if votes is None else model_votes_note(votes.metrics)
     prefix = "reward/judge_" if facts.kind == JUDGE else "reward/"
-    currencies = sorted({currency for costs in facts.costs.values() for currency in costs})
     return {
         "metadata": _metadata(facts, data, bool(votes_of_models)),
         "facts": facts,
@@ -97,8 +95,6 @@ def _context(facts: ModelFacts) -> dict[str, Any]:
         "weights": dict(sorted(group(job, "reward", "objectives").items())) or {"": 1.0},
         "scale": {n: facts.record.metrics.get(f"{prefix}{n}", math.nan) for n in ("shift", "scale", "temperature")},
         "sources": _sources(facts),
-        "total": {name: math.fsum(costs.get(name, 0.0) for costs in facts.costs.values()) for name in currencies},
-        "without_cost": [record.stage for record in facts.made if record.digest not in facts.costs],
         "measured": metrics,
         "names": [metric.metric for metric in metrics],
         "null_ece": None if reward is None else reward.metrics.get("reward/ece_null_95"),
@@ -197,7 +193,6 @@ class _Preferences(NamedTuple):
 
 
 def _sources(facts: ModelFacts) -> Iterator[dict[str, str]]:
-    """Yield name, digest and licence of each external input."""
     for node in (node for node in facts.upstream if not node.records):
         base, path = _Base.of(facts) if "base" in node.names else None, facts.paths.get(node.digest)
         shown = base.name if base else path.name if path else ""
@@ -206,13 +201,7 @@ def _sources(facts: ModelFacts) -> Iterator[dict[str, str]]:
 
 
 def _template_notes(facts: ModelFacts) -> Sequence[str]:
-    """Return what the run changed in the chat template."""
     options: Mapping[str, JsonValue] = next((group(r.job, "sft") for r in facts.made if r.stage == "sft"), {})
     variables = group(options, "template_variables").items()
     notes = [f"`{name}` is {markdown(json.dumps(value))} unless you pass another value" for name, value in variables]
     return notes + ["a system message is put before the first question"] * bool(options.get("system_in_question"))
-
-
-def _money(costs: Mapping[str, float]) -> str:
-    """Return costs by currency as text."""
-    return " and ".join(price(cost, currency) for currency, cost in costs.items())

@@ -14,7 +14,7 @@ from components.store.store import ArtifactStore
 from flows.data.candidates import STAGES, find_models
 from tasks.result import Input
 from tasks.runs.compared import COMPARED
-from tasks.runs.status import has_run, load_status
+from tasks.runs.status import has_run
 from tasks.tracking.registry import find_version
 
 if TYPE_CHECKING:
@@ -47,14 +47,12 @@ def find_compared(home: Path, names: Sequence[str]) -> dict[str, Input]:
 
 def _find(home: Path, name: str) -> Input:
     store = ArtifactStore(home)
-    if has_run(home, name):
-        return _of_run(home, f"{name}:ppo")
-    if user_path(name, "compare").is_dir():
-        (model,) = find_models([name], home)
-        return Input.of(model.folder)
-    run, _, stage = name.rpartition(":")
-    if run and stage in STAGES and has_run(home, run):
-        return _of_run(home, name)
+    named = f"{name}:ppo" if has_run(home, name) else name
+    run, _, stage = named.rpartition(":")
+    of_run = bool(run) and stage in STAGES and has_run(home, run)
+    if of_run or user_path(name, "compare").is_dir():
+        (model,) = find_models([named], home)
+        return _stored(store, model.digest, stage) if of_run else Input.of(model.folder)
     version = find_version(home, name)
     if version is None:
         raise UserError(
@@ -70,12 +68,6 @@ def _find(home: Path, name: str) -> Input:
             "computed here, or a folder."
         )
     return _stored(store, version.digest, stages[0])
-
-
-def _of_run(home: Path, name: str) -> Input:
-    (model,) = find_models([name], home)
-    run, _, stage = name.rpartition(":")
-    return _stored(ArtifactStore(home), load_status(home, run).stage(stage).digest or model.digest, stage)
 
 
 def _stored(store: ArtifactStore, digest: str, stage: str) -> Input:

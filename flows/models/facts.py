@@ -59,12 +59,9 @@ class ModelFacts(NamedTuple):
     """Who made it champion: `{by, at, run, judges}`; None if nobody did."""
     users: Mapping[str, str]
     """Maps each run in this home that computed a part of it to the user who started the run."""
-    costs: Mapping[str, Mapping[str, float]]
-    """Maps the digest of each artifact it was made of to the cost of computing it, by currency, if known."""
 
     @property
     def kind(self) -> str:
-        """Return `sft`, `reward`, `judge` or `policy`."""
         return KINDS[self.record.stage]
 
     @property
@@ -243,19 +240,7 @@ def _gather(
         versions=own,
         promoted=promoted,
         users={run: each.user for run, each in computed_in.items() if each.user},
-        costs={each.digest: cost for each in made if (cost := _cost(each, computed_in.get(each.run)))},
     )
-
-
-def _cost(record: Record, run: RunStatus | None) -> dict[str, float]:
-    """Return the cost of computing a record in the run that computed it, by currency; empty if the run has no price or
-    is not in this home."""
-    if run is None:
-        return {}
-    for stage in run.stages:
-        if record.key in stage.needs and stage.price is not None and record.stage in stage.computed:
-            return {run.currency: stage.computed[record.stage] / 3600 * stage.price}
-    return {}
 
 
 def _other_runs(home: Path, run: str, upstream: Iterable[Node]) -> tuple[Mapping[str, JsonValue], dict[str, RunStatus]]:

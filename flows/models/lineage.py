@@ -1,10 +1,8 @@
 """Find what a run, model, artifact or file was made of, and what was made of it, for `tether lineage`."""
 
 import functools
-import gc
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -142,20 +140,6 @@ class LineageGraph(NamedTuple):
         }
 
 
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Turn off the garbage collector: it scans the same thousands of records repeatedly, which takes half of the
-    time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-@uncollected()
 def lineage(home: Path, asked: str, downstream: bool = False) -> LineageGraph:
     """Return the graph upstream (or downstream) of what `asked` names.
 

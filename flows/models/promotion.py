@@ -1,20 +1,14 @@
 """Move a registered model's aliases for a person, and record who did it and why."""
 
-import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from components.base.errors import UserError, refuse_credentials
-from tasks.runs.config import run_values
-from tasks.runs.status import has_run
 from tasks.tracking.client import connect, permitted
-from tasks.tracking.links import model_name
 from tasks.tracking.promotion import CHAMPION, Versions, human_eval, withheld_reason
-from tasks.tracking.registry import Version, find_version, versions
+from tasks.tracking.registry import Version, versions
 from tasks.tracking.weights import Weights, wanted
-
-logger = logging.getLogger(__name__)
 
 
 def promoted(home: Path, asked: str, by: str, because: str) -> str:
@@ -68,19 +62,6 @@ def demoted(home: Path, asked: str, by: str, because: str) -> str:
         Versions(connect(home)).demote(found.name, found.version, by, because, _now())
     lost = f" It was {' and '.join(found.aliases)}; no version is now." if found.aliases else ""
     return f"{found.name}/{found.version} is demoted: {because}.{lost}"
-
-
-def champions_run(home: Path, run: str) -> str | None:
-    """Return the run in this home that computed the champion of a run's project. None if there is none, or if the
-    registry can't be asked, because a report does not wait for it."""
-    name = model_name(str(run_values(home, run).get("project", "")), "policy")
-    try:
-        found = find_version(home, f"{name}@{CHAMPION}")
-    except UserError as error:
-        logger.warning("The champion's curves are left out: %s", error)
-        return None
-    by = found.tags.get("tether.run") if found is not None else None
-    return by if by and has_run(home, by) else None
 
 
 def _find(registered: Sequence[Version], asked: str) -> Version:

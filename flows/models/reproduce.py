@@ -92,8 +92,7 @@ def reproduce(
         home: the Tether home.
         asked: a run's id (all its stages), a model (as in `find_model`), or an artifact's digest.
         data: names of inputs (`preferences`, `base`, `sheet`, ...) and their paths; others are read where they were
-            recorded. If several inputs have one name, it is given with the path of each, or as `NAME@DIGEST`, the one
-            whose sha256 begins with DIGEST.
+            recorded. If several inputs have one name, it is given with the path of each.
         allow_other_code: continue even if the code has changed since.
         console: prints the progress.
         root: the folder that holds Tether's packages.
@@ -191,7 +190,6 @@ def _other_code(plan: Collection[Record], root: Path) -> str:
 
 
 def _changed_source(record: Record, root: Path) -> list[str]:
-    """Return the modules of a record's stage, and of its built-in task, that differ here from those recorded."""
     stage, task = KNOWN.get(record.stage), next(iter(record.parts.get("task", {})), None)
     here = code_parts(stage.module, root, task) if stage else KeyParts()
     then = KeyParts(source=record.parts.get("source", {}), task=record.parts.get("task", {}))
@@ -208,13 +206,12 @@ def _sources(
         for name, digest in record.inputs.items()
         if digest not in plan and _file_of(record, digest, plan) is None
     }
-    given = _given(data, wanted, plan)
+    given = _given(data, wanted)
     recorded = recorded_inputs(home, {record.run for record in plan.values()})
     found: dict[str, Path] = {}
     for name, digest in sorted(wanted):
         path = given.get(digest) or (recorded[digest].path if digest in recorded else None)
-        shared = sum(other == name for other, _ in wanted) > 1
-        again = f"Give the original with --data {_exact(name, digest) if shared else name}=PATH (sha256 {digest[:16]})."
+        again = f"Give the original with --data {name}=PATH (sha256 {digest[:16]})."
         if path is None:
             damaged = ", ".join(f"{key[:16]}: {miss.reason}" for key, miss in sorted(graph.unreadable.items()))
             lost = f", and a damaged record may have known it ({damaged})" if damaged else ""
@@ -227,48 +224,28 @@ def _sources(
     return found
 
 
-def _given(
-    data: Collection[tuple[str, Path]], wanted: Collection[tuple[str, str]], plan: Mapping[str, Record]
-) -> dict[str, Path]:
+def _given(data: Collection[tuple[str, Path]], wanted: Collection[tuple[str, str]]) -> dict[str, Path]:
     """Map the digest of each input that the user names to its path; `wanted` has names and digests of all inputs.
 
-    Two inputs can share a name if an artifact was compared with an earlier run's (`data.reference`). A name without a
-    digest then means the input whose content is at the path.
+    Two inputs can share a name if an artifact was compared with an earlier run's (`data.reference`): the content of the
+    path says which one is meant.
 
     Raises:
-        UserError: there is no such input, or the name fits several.
+        UserError: there is no such input, or the path holds other content.
     """
     found: dict[str, Path] = {}
-    for asked, path in data:
-        name, _, begin = asked.partition("@")
-        fitting = sorted(digest for other, digest in wanted if other == name and digest.startswith(begin))
-        if len(fitting) > 1 and path.exists() and (here := Input.named(path).digest) in fitting:
-            fitting = [here]
-        if not fitting:
-            known = sorted({other for other, _ in wanted})
-            if name in known:
-                known = sorted(_exact(*each) for each in wanted if each[0] == name)
-            there = ", ".join(known) or "none: all its data are generated"
-            raise UserError(f"--data {asked}: there is no such input; there is {there}.")
-        if len(fitting) > 1:
-            several = " and ".join(f"{_exact(name, each)} ({_readers(each, plan)})" for each in fitting)
-            raise UserError(
-                f"--data {asked}={path}: {len(fitting)} inputs have that name, {several}, and the path holds none of "
-                f"them. Name one of them, for example --data {_exact(name, fitting[0])}=PATH."
-            )
-        found[fitting[0]] = path
+    for name, path in data:
+        digests = [digest for other, digest in wanted if other == name]
+        if not digests:
+            there = ", ".join(sorted({other for other, _ in wanted})) or "none: all its data are generated"
+            raise UserError(f"--data {name}: there is no such input; there is {there}.")
+        if not path.exists():
+            raise UserError(f"--data {name}: {path}: there is no such file or folder.")
+        if (here := Input.named(path).digest) not in digests:
+            then = " or ".join(digest[:16] for digest in sorted(digests))
+            raise UserError(f"--data {name}: {path} has the sha256 {here[:16]}, but {then} was read.")
+        found[here] = path
     return found
-
-
-def _exact(name: str, digest: str) -> str:
-    """Return the name that identifies one of several inputs with the same name."""
-    return f"{name}@{digest[:12]}"
-
-
-def _readers(digest: str, plan: Mapping[str, Record]) -> str:
-    """Return the stages that read an input, with their runs, such as `validate of run r1`."""
-    reads = (record for record in plan.values() if digest in record.inputs.values())
-    return ", ".join(sorted({f"{record.stage} of run {record.run}" for record in reads}))
 
 
 def _file_of(record: Record, digest: str, plan: Mapping[str, Record]) -> tuple[str, str] | None:

@@ -1,4 +1,4 @@
-"""Compare two runs (data, options, code, libraries, metrics, gates), and draw several runs' curves on shared axes."""
+"""Compare two runs: data, options, code, libraries, metrics and gates."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -10,22 +10,7 @@ from components.base.text import line
 from components.gates.text import number, outcome
 from components.keys.changes import Change, changes
 from components.store.store import ArtifactStore
-from flows.reports.facts import Curve, StageFacts, taken_record
-from tasks.execution.drawing import (
-    BLUE,
-    GREY,
-    ORANGE,
-    PURPLE,
-    RED,
-    legend,
-    new_figure,
-    panel,
-    plain,
-    steps_axis,
-    svg,
-    thin,
-)
-from tasks.execution.drawing import line as draw_line
+from flows.reports.facts import taken_record
 from tasks.runs.config import run_values
 from tasks.runs.status import RunStatus, StageStatus, load_status
 
@@ -47,7 +32,6 @@ class StageDiff(NamedTuple):
 
     @property
     def same(self) -> bool:
-        """Return whether both runs used the same artifact."""
         return self.digests[0] is not None and self.digests[0] == self.digests[1]
 
 
@@ -132,56 +116,3 @@ def text(found: RunDiff) -> str:
 
 def _pair(values: tuple[object, object]) -> str:
     return " | ".join("none" if value is None else line(str(value)) for value in values)
-
-
-class Overlay(NamedTuple):
-    """Several runs' curves in one picture."""
-
-    title: str
-    svg: bytes
-    told: str
-    """The picture in words, for readers who can't see it."""
-
-
-LOOKS = (
-    (BLUE, "-"), (ORANGE, "--"), ("#159a80", "-."), (PURPLE, ":"), (RED, (0, (5, 1, 1, 1, 1, 1))), (GREY, (0, (1, 1))),
-)  # fmt: skip
-"""Colour and dash pattern of each run. The dashes tell the runs apart without colour."""
-
-
-def called(status: RunStatus) -> str:
-    """Return a run's label in a picture: its name if it has one, or its id."""
-    return plain(status.name) if status.name else status.run
-
-
-def overlay_of(home: Path, runs: Sequence[str]) -> Overlay | None:
-    """Draw reward, KL and β of up to six runs by PPO update. Returns None if no run has curves of PPO.
-
-    Raises:
-        UserError: there is no such run.
-    """
-    store = ArtifactStore(home)
-    named: list[tuple[str, Mapping[str, Curve]]] = []
-    for run in runs:
-        status = load_status(home, run)
-        if (stage := next((each for each in status.stages if each.name == "ppo"), None)) is not None:
-            found = StageFacts(home, run, stage, store, taken_record(store, stage)).curves
-            named.append((called(status), found))
-    shown = {"ppo/proxy_reward": "reward, score units", "ppo/kl": "KL to SFT, nats", "ppo/beta": "β"}
-    if not any(curves.get(name) for _, curves in named for name in shown):
-        return None
-    figure = new_figure(6.4)
-    axes = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 1.5))
-    told = []
-    for axis, (name, label) in zip(axes, shown.items(), strict=True):
-        panel(axis, label, zero=name != "ppo/proxy_reward")
-        for (colour, dashes), (who, curves) in zip(LOOKS, named, strict=False):
-            curve = thin(curves.get(name, ()))
-            draw_line(axis, curve, colour, who, style=dashes)
-            if curve:
-                told.append(f"{label} of {who} goes from {number(curve[0][1])} to {number(curve[-1][1])}")
-    steps_axis(axes[-1], "PPO update")
-    legend(axes[0])
-    figure.align_ylabels()
-    title = f"Reward, KL and β: {', '.join(who for who, _ in named)}"
-    return Overlay(title, svg(figure, "Runs on the same axes"), "; ".join(told))

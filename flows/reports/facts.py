@@ -11,21 +11,21 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from pydantic import JsonValue
 
 from components.base.hashing import canonical_json, digest_json
 from components.base.nested import flatten, group
 from components.data.inputs import NAMED, REFERENCE, label_of, of_kind, values_of
-from components.gates.judging import Verdict, stand_in
+from components.gates.judging import Verdict
 from components.gates.margins import Margin, margin, tightness
 from components.gates.table import GATES
-from components.gates.text import number, outcome, rule
+from components.gates.text import outcome, rule
 from components.human_eval.comparison.pairs import RESULT
 from components.keys.code_version import CodeVersion
 from components.store.store import ArtifactStore, Record
-from data_contracts.expectations.suites import JudgedCheck, first_rows
+from data_contracts.expectations.suites import first_rows
 from flows.config.run_config import default_values
 from flows.reports.links import Link, links
 from flows.reports.rounds import Round, rounds_up_to
@@ -75,14 +75,18 @@ class StageFacts:
     record: Record | None
     """None if the stage has no artifact, or its record is missing in the store."""
 
+    @classmethod
+    def of(cls, home: Path, run: str, stage: StageStatus) -> "StageFacts":
+        """Return the facts of a stage of a run."""
+        store = ArtifactStore(home)
+        return cls(home, run, stage, store, taken_record(store, stage))
+
     @property
     def name(self) -> str:
-        """Return the stage's name."""
         return self.status.name
 
     @property
     def metrics(self) -> Metrics:
-        """Return the final metrics."""
         return self.status.metrics
 
     @property
@@ -91,9 +95,28 @@ class StageFacts:
         return str((self.document("metadata.json") or {}).get("reason", ""))
 
     @property
+    def alarms(self) -> list[Document]:
+        """Return the first alarm of each name that PPO raised, by update."""
+        return (self.document("metadata.json") or {}).get("alarms", [])
+
+    @property
+    def carriers(self) -> Document | None:
+        """Return the tokens and prompts that carry KL, from the newest batch for which they are known."""
+        return next(reversed(self.rows("kl_carriers.jsonl")), None)
+
+    @property
     def by(self) -> str | None:
         """Return the run that computed the artifact, if it is a different run."""
         return self.record.run if self.record is not None and self.record.run != self.run else None
+
+    @property
+    def source(self) -> str:
+        """Return the start of one digest of the code that is part of the key; empty if it is not recorded."""
+        return digest_json(self.record.parts["source"])[:12] if self.record and "source" in self.record.parts else ""
+
+    @property
+    def machine(self) -> dict[str, object]:
+        return {} if self.record is None else {**self.record.machine, **group(self.record.job, "runtime")}
 
     @property
     def why(self) -> dict[str, str]:
@@ -191,9 +214,7 @@ class GateFacts(NamedTuple):
     verdict: Verdict
     outcome: str
     rule: str
-    within: str | None
-    """Metrics of an alternative bound: the gate passes if either bound holds."""
-    within_value: str | None
+    """With its second bound, if it has one: the gate passes if either holds."""
     description: str
     margin: Margin
 
@@ -242,12 +263,6 @@ class PolicyFacts(NamedTuple):
     samples: list[ShownSample]
     worst: list[ShownSample]
     """The prompts whose mean score falls most, and those with the largest KL of a response; empty for older runs."""
-    choice: str
-    """Which checkpoint is published and why; empty if the artifact does not say."""
-    alarms: list[Document]
-    """The first alarm of each name, by update."""
-    carriers: Document | None
-    """The tokens and prompts that carry KL, from the newest batch for which they are known."""
 
 
 class Option(NamedTuple):
@@ -259,18 +274,6 @@ class Option(NamedTuple):
     default: object
     """The profile's value."""
     changed: bool
-
-
-class Computation(NamedTuple):
-    """Where, when and by which code a stage was computed."""
-
-    stage: str
-    record: Record
-    code: CodeVersion
-    source: str | None
-    """One digest of the code that is part of the key."""
-    machine: Mapping[str, object]
-    libraries: Mapping[str, str]
 
 
 class RunFacts(NamedTuple):
@@ -306,7 +309,6 @@ class RunFacts(NamedTuple):
     against: str
     """The name of the values that `options` are compared with."""
     options: list[Option]
-    environment: list[Computation]
     lineage: Diagram | None = None
     """The artifacts that its stages were made of; None if no stage has ended."""
     rounds: Sequence[Round] = ()
@@ -324,13 +326,10 @@ def run_facts(home: Path, run: str | None = None) -> RunFacts:
         UserError: there is no such run.
     """
     status = load_status(home, run)
-    store, values = ArtifactStore(home), run_values(home, status.run)
+    values = run_values(home, status.run)
     # A run of an earlier version may have fewer stages; the page needs an entry for each.
-    lacking = [StageStatus(name=name) for name in PIPELINE if name not in {each.name for each in status.stages}]
-    stages = {
-        each.name: StageFacts(home, status.run, each, store, taken_record(store, each))
-        for each in (*status.stages, *lacking)
-    }
+    states = {name: StageStatus(name=name) for name in PIPELINE} | {stage.name: stage for stage in status.stages}
+    stages = {name: StageFacts.of(home, status.run, stage) for name, stage in states.items()}
     reward, human_eval = stages["reward"], stages["human_eval"]
     labels = read_progress(home / "runs" / status.run)
     documents = [reward.document(f"{name}.json") or {} for name in ("calibration", "robustness")]
@@ -363,7 +362,6 @@ def run_facts(home: Path, run: str | None = None) -> RunFacts:
         labels=labels,
         against=against,
         options=options,
-        environment=[_computation(each.name, each.record) for each in stages.values() if each.record is not None],
         lineage=graph_of(done) if (done := readable_done(home / "runs" / status.run)[0]) else None,
         rounds=rounds_up_to(home, status),
     )
@@ -389,16 +387,8 @@ def code_name(code: CodeVersion) -> str:
 
 
 def _gate(stage: StageFacts, verdict: Verdict) -> GateFacts:
-    known = GATES.get(verdict.name)
-    second = stand_in(known, stage.metrics) if known is not None and verdict.threshold is not None else None
-    within, value = second if second is not None else (None, None)
-    said = None if value is None else " to ".join(map(number, value if isinstance(value, tuple) else (value,)))
-    description = verdict.description or (known.description if known is not None else "")
-    alone = verdict.model_copy(
-        update={"within": None}
-    )  # the page shows the second bound separately, with its metric's name
-    found = margin(verdict, stage.metrics)
-    return GateFacts(verdict, outcome(verdict), rule(alone), within, said, description, found)
+    description = verdict.description or (GATES[verdict.name].description if verdict.name in GATES else "")
+    return GateFacts(verdict, outcome(verdict), rule(verdict), description, margin(verdict, stage.metrics))
 
 
 def _data(stage: StageFacts, config: Mapping[str, Any]) -> DataFacts:
@@ -413,7 +403,7 @@ def _data(stage: StageFacts, config: Mapping[str, Any]) -> DataFacts:
         ],
         generated=config.get("generator") if config.get("preferences", "") is None else None,
         metrics=stage.metrics,
-        checks=[_check(each) for each in stage.document("report.json") or []],
+        checks=[{**each, "first_rows": first_rows(each)} for each in stage.document("report.json") or []],
         quarantined=len(lines) if stage.record is not None else None,
         examples=[json.loads(line) for line in lines[:EXAMPLES]],
     )
@@ -437,14 +427,6 @@ def _sources(
         yield SourceFacts(kind, None, read.get(kind))
 
 
-def _check(row: Document) -> Document:
-    """Return an entry of `report.json` with today's field names; an earlier version had different and fewer ones."""
-    earlier = {"name": row.get("check"), "row_numbers": row.get("first_rows", [])}
-    left_out = dict.fromkeys(("description", "value", "threshold", "rows"))
-    check = {**left_out, **earlier, "source": row.get("suite"), **row}
-    return {**check, "first_rows": first_rows(cast(JudgedCheck, check))}
-
-
 def _on_the_sheet(human_eval: StageFacts) -> Collection[str]:
     """Return the prompts that raters are judging now. The page is stored next to their sheet, and its samples would
     reveal which model wrote which reply."""
@@ -457,14 +439,10 @@ def _policy(stage: StageFacts, config: Mapping[str, Any], hidden: Collection[str
     computed: Mapping[str, Any] = group(stage.record.job if stage.record is not None else {}, "ppo") or config
     tether = {"target": None, "unit": "response", "stop_above": None, **computed.get("kl", {"control": "unknown"})}
     rows = stage.rows("evaluation.jsonl")
-    carriers = stage.rows("kl_carriers.jsonl")
-    raised = (stage.document("metadata.json") or {}).get("alarms", [])
     why = {"fall": "mean score falls by {:.3g} SFT deviations", "kl": "KL of {:.3g} nats"}
     worst = [(row, why[row["reason"]].format(row["value"])) for row in stage.rows("worst.jsonl")]
     shown = [ShownSample(row, 0, [text]) for row, text in worst if canonical_json(row["prompt"]) not in hidden]
-    return PolicyFacts(
-        tether, len(rows), _samples(rows, hidden), shown, stage.choice, raised, carriers[-1] if carriers else None
-    )
+    return PolicyFacts(tether, len(rows), _samples(rows, hidden), shown)
 
 
 def _samples(rows: Sequence[Document], hidden: Collection[str] = ()) -> list[ShownSample]:
@@ -491,14 +469,3 @@ def _options(home: Path, run: str, values: Mapping[str, JsonValue], profile: str
         Option(name, value, plain.get(name), value != plain.get(name) and not name.startswith(("runtime.", "runners.")))
         for name, value in flatten(values).items()
     ]
-
-
-def _computation(stage: str, record: Record) -> Computation:
-    return Computation(
-        stage=stage,
-        record=record,
-        code=record.environment.get("code", CodeVersion()),
-        source=digest_json(record.parts["source"]) if "source" in record.parts else None,
-        machine={**record.machine, **group(record.job, "runtime")},
-        libraries=record.parts.get("libraries", {}),
-    )

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 from components.base.errors import UserError
@@ -36,18 +35,6 @@ def planned_run(config: RunConfig, shape: ModelShape, gpu: bool = False) -> Plan
     judges, uncounted = judges_of(config)
     judged = config.data.has_judge
     return PlannedRun(shape, dtype, config.generation, config.sft, config.reward, config.ppo, judges, uncounted, judged)
-
-
-def shape_of(config: RunConfig, base: Path | None) -> ModelShape:
-    """Return the shape of the model that a run trains.
-
-    Args:
-        base: the folder of the pretrained model that `sft.base` names; None if it names none.
-
-    Raises:
-        UserError: memory can't be computed for this kind of pretrained model.
-    """
-    return ModelShape.of_scratch(config.sft.scratch) if base is None else ModelShape.of_path(base, "sft.base")
 
 
 def judges_of(config: RunConfig) -> tuple[int, tuple[str, ...]]:
@@ -105,7 +92,6 @@ class StagePlan:
 
     @property
     def worst(self) -> Phase:
-        """Return the phase that needs most memory."""
         return max(self.phases, key=lambda phase: phase.bytes)
 
 

@@ -23,10 +23,9 @@ from components.base.text import counted, line
 from components.gates.table import OF_SOURCE, brief_metrics
 from components.gates.text import number
 from components.keys.code_version import code_version
-from flows.reports.diff import Overlay, overlay_of
 from flows.reports.facts import Curve, RunFacts, StageFacts, code_name, rests_on_import, run_facts
 from flows.reports.links import elsewhere
-from flows.reports.rounds import COLUMNS, rounds_chart
+from flows.reports.rounds import COLUMNS
 from flows.reports.terminal import by_another, cost, ends_after, model_votes_of, simulated_note
 from tasks.execution.drawing import thin
 from tasks.lineage.picture import in_html
@@ -39,16 +38,15 @@ ROWS = 100
 """The largest number of rows in a table of curves; more are thinned evenly."""
 
 
-def write_page(home: Path, run: str, against: str | None = None) -> Path:
-    """Write `report.html` into the run's folder and return its path; `against` is a run whose curves are drawn too.
+def write_page(home: Path, run: str) -> Path:
+    """Write `report.html` into the run's folder and return its path.
 
     Raises:
         UserError: there is no such run, or an imported artifact has content that no stage writes.
     """
     path = home / "runs" / run / "report.html"
     try:
-        facts = run_facts(home, run)
-        text = page(facts, overlay_of(home, [run, against]) if against is not None and against != run else None)
+        text = page(run_facts(home, run))
     except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError, TemplateError) as error:
         if not rests_on_import(home, run):
             raise
@@ -76,8 +74,8 @@ class Table(NamedTuple):
         return "; ".join(told)
 
 
-def page(facts: RunFacts, overlay: Overlay | None = None) -> str:
-    """Return the page for the result of `run_facts`; `overlay` shows another run's curves on the same axes."""
+def page(facts: RunFacts) -> str:
+    """Return the page for the result of `run_facts`."""
     stages = {stage.name: stage for stage in facts.stages}
     return template("run.html").render(
         facts._asdict(),
@@ -86,9 +84,7 @@ def page(facts: RunFacts, overlay: Overlay | None = None) -> str:
         **styled(),
         ending=ending(facts),
         elsewhere=elsewhere(facts.home, facts.status, facts.links),
-        overlay=overlay,
         finds=_finds(facts),
-        rounds_chart=rounds_chart(facts.rounds),
         rounds_columns=COLUMNS,
         written_by=code_version(),
         simulated_note=simulated_note(facts.simulated, facts.people_judge),
@@ -105,7 +101,6 @@ def styled() -> dict[str, str]:
 
 
 def _finds(facts: RunFacts) -> str:
-    """Return a sentence on what the awaited labels can detect; empty if the run awaits none."""
     if facts.stage("human_eval").status.state != "awaiting_labels" or not facts.sheet:
         return ""
     from flows.reports.plan import finds  # loads scipy, which takes 0.9 s
@@ -123,7 +118,6 @@ def ending(facts: RunFacts) -> list[str]:
 
 
 def _broken_contract(facts: RunFacts) -> Iterator[str]:
-    """Yield the failed checks behind a failed contract, with the rows that fail them."""
     if any(gate.name == "validate.contract" and gate.stops for each in facts.status.stages for gate in each.gates):
         for check in facts.data.checks:
             if check["severity"] == "error" and not check["passed"]:
@@ -132,7 +126,6 @@ def _broken_contract(facts: RunFacts) -> Iterator[str]:
 
 
 def _skipped(stage: StageStatus) -> str:
-    """Return the sentence on a skipped stage and the gates that are withheld because of it."""
     withheld = ", ".join(gate.name for gate in stage.gates if gate.withheld)
     why = f" The policy is not a candidate for promotion until a run waives these gates: {withheld}."
     return f"The stage {stage.name} was skipped: later stages use its base model.{why if withheld else ''}"
@@ -232,7 +225,6 @@ def cut(text: object) -> str:
     return text if more <= 0 else f"{text[:LONGEST]} … ({more:,} more characters)"
 
 
-def picture(svg: Path | bytes) -> str:
+def picture(svg: Path) -> str:
     """Return a chart as an image's data URL: scripts in it do not run, and its ids can't clash with the page's."""
-    drawn = svg if isinstance(svg, bytes) else svg.read_bytes()
-    return f"data:image/svg+xml;base64,{base64.b64encode(drawn).decode()}"
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg.read_bytes()).decode()}"

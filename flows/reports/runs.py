@@ -9,12 +9,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from components.base.errors import UserError
 from components.gates.text import number
 from flows.reports.terminal import STYLES, price
 from tasks.execution.progress import cell, say
 from tasks.runs.label import Label
-from tasks.runs.status import WORST_FIRST, RunStatus, load_readable
+from tasks.runs.status import RunStatus, load_readable
 
 DAMAGED = "damaged"
 """The state of a run whose run.json can't be read."""
@@ -69,25 +68,15 @@ def _listed(status: RunStatus) -> ListedRun:
     return ListedRun(*told, kl, win_rate, status.tags, *cost, failed)
 
 
-def selected(
-    runs: Sequence[ListedRun], tags: Sequence[str] = (), state: str | None = None, profile: str | None = None
-) -> list[ListedRun]:
-    """Return the runs that have every tag (`key`, or `key=value`), the state and the profile.
+def selected(runs: Sequence[ListedRun], tags: Sequence[str]) -> list[ListedRun]:
+    """Return the runs that have every tag (`key`, or `key=value`).
 
     Raises:
-        UserError: there is no such state, or a tag is invalid.
+        UserError: a tag is invalid.
     """
-    states = (*WORST_FIRST, DAMAGED)
-    if state is not None and state not in states:
-        raise UserError(f"--state {state}: no such state. A run's state is one of {', '.join(states)}.")
     Label.of(None, tags)
     asked = {"=".join(part.strip() for part in tag.split("=", 1)) for tag in tags}
-
-    def fits(run: ListedRun) -> bool:
-        own = {*run.tags, *(f"{key}={value}" for key, value in run.tags.items())}
-        return asked <= own and state in (None, run.state) and profile in (None, run.profile)
-
-    return [run for run in runs if fits(run)]
+    return [run for run in runs if asked <= {*run.tags, *(f"{key}={value}" for key, value in run.tags.items())}]
 
 
 def print_runs(console: Console, runs: Sequence[ListedRun], limit: int, of: int, home: Path) -> None:

@@ -53,16 +53,14 @@ def model_votes_of(status: RunStatus) -> str:
     return next((model_votes_note(stage.metrics) for stage in status.stages if stage.name == "validate"), "")
 
 
-def print_run(
-    console: Console, status: RunStatus, simulated: str = "", watched: Sequence[str] = (), every_gate: bool = False
-) -> None:
+def print_run(console: Console, status: RunStatus, simulated: str = "", watched: Sequence[str] = ()) -> None:
     """Print `status` in two tables, then the lines of `watched` (PPO's alarms and KL) and the sentence `simulated`.
 
-    Gates that are off share one line, unless `every_gate` gives each of them a row.
+    Gates that are off share one line.
     """
     console.print(_stage_table(status))
     gates = [gate for stage in status.stages for gate in stage.gates]
-    off = [] if every_gate else [gate.name for gate in gates if outcome(gate) == "OFF"]
+    off = [gate.name for gate in gates if outcome(gate) == "OFF"]
     if judged := [gate for gate in gates if gate.name not in off]:
         console.print(_gate_table(judged))
     if off:
@@ -171,16 +169,14 @@ def cost(of: RunStatus | StageStatus, currency: str) -> str:
 
 
 def _called(status: RunStatus) -> list[str]:
-    """Return a run's name and tags, if it has any."""
     return [each for each in (status.name, " ".join(status.label.written)) if each]
 
 
 def _off(names: Sequence[str]) -> str:
-    """Return the line that stands for the gates that are off."""
     are, shown = counted(len(names), "gate is off", "gates are off"), ", ".join(names[:NAMED])
     if len(names) <= NAMED:
         return f"{are}: {shown}."
-    return f"{are} (`tether status --all` lists them): {shown} and {len(names) - NAMED} more."
+    return f"{are} (the report lists them): {shown} and {len(names) - NAMED} more."
 
 
 def _gate_table(gates: Sequence[Verdict]) -> Table:

@@ -88,7 +88,6 @@ def _failed(failed: Sequence[tuple[StageStatus, Verdict]]) -> str:
 
 
 def _after_gates(status: RunStatus, gates: Sequence[Verdict], options: Mapping[str, JsonValue]) -> list[Step]:
-    """Return what to do about each failed gate, and one command that tries all suggested options."""
     if not gates:
         return []
     found = {gate.name: setting(gate, options) for gate in gates}
@@ -109,7 +108,6 @@ def _after_gates(status: RunStatus, gates: Sequence[Verdict], options: Mapping[s
 
 
 def _of_run(command: str, run: str) -> str:
-    """Return a command of `ADVICE` with this run's id filled in."""
     return re.sub(r"^tether rerun ([\w.]+)", rf"tether rerun \1 --from {run}", command).replace(" RUN", f" {run}")
 
 
@@ -172,7 +170,6 @@ def _measured(status: RunStatus) -> set[str]:
 def _after(
     status: RunStatus, values: Mapping[str, JsonValue], options: Mapping[str, JsonValue], policy: str, decision: str
 ) -> list[Step]:
-    """Return the next steps for a run that no gate stopped."""
     lacking = next((each.name for each in status.stages if each.state == "not_run"), "")
     if lacking:
         return [Step(f"It ended before {lacking}. To continue:", f"tether rerun {lacking} --from {status.run}")]
@@ -189,6 +186,4 @@ def _after(
         steps.append(Step("It does not become champion by itself. To promote it:", f"tether promote {name}/VERSION"))
     else:
         steps.append(Step(f"Its policy becomes champion if there is none or if it beats {name}@champion."))
-    steps.append(Step("To write it as a Hugging Face folder:", f"tether export {status.run} FOLDER"))
-    beside = f"tether status {status.run} --html --against RUN"
-    return [*steps, Step("To draw another run's curves beside its own:", beside)]
+    return [*steps, Step("To write it as a Hugging Face folder:", f"tether export {status.run} FOLDER")]

@@ -99,22 +99,16 @@ def test_peoples_sheet_is_scored_even_where_judges_are_simulated(tmp_path: Path)
     assert runner.calls[-1][1]["sheet"] == sheet
 
 
-def test_data_files_and_a_base_model_reach_their_stages(tmp_path: Path) -> None:
-    (tmp_path / "pairs.jsonl").write_text("{}\n")
-    given = Input.of(tmp_path / "pairs.jsonl")
+def test_each_external_input_reaches_its_stages_alone(tmp_path: Path) -> None:
+    names = ("preferences", "base", "previous_reward", "previous_data")
+    given = {name: Input(digest=name, path=tmp_path / name) for name in names}
+    data, base = ({name: given[name]} for name in names[:2])
+    previous = {name: given[name] for name in names[2:]}
     runner = Recorder(tmp_path)
-    rlhf.pipeline(config(), Sources(data={"preferences": given}, base={"base": given}), runner)
-    assert runner.calls[0] == ("validate", {"preferences": given, "base": given})
-    assert runner.calls[1] == ("sft", {"data": "validate", "base": given})
-
-
-def test_an_earlier_runs_model_and_data_reach_the_reward_stage_alone(tmp_path: Path) -> None:
-    (tmp_path / "artifact").mkdir()
-    given = {
-        name: Input(digest=name, path=tmp_path / "artifact", stored=True)
-        for name in ("previous_reward", "previous_data")
-    }
-    runner = Recorder(tmp_path)
-    rlhf.pipeline(config(), Sources(previous=given), runner)
-    assert runner.calls[2] == ("reward", {"data": "validate", "sft": "sft", **given})
-    assert all(not given.keys() & inputs.keys() for name, inputs in runner.calls if name != "reward")
+    rlhf.pipeline(config(), Sources(data=data, base=base, previous=previous), runner)
+    assert runner.calls[:3] == [
+        ("validate", {**data, **base}),
+        ("sft", {"data": "validate", **base}),
+        ("reward", {"data": "validate", "sft": "sft", **previous}),
+    ]
+    assert all(not given.keys() & inputs.keys() for _, inputs in runner.calls[3:])

@@ -12,7 +12,7 @@ import pytest
 
 from components.base.errors import UserError
 from components.base.settings import keyed_values
-from components.store.store import ArtifactStore, Record, digest_folder
+from components.store.store import ArtifactStore, Record
 from flows.base_run import changed_before
 from flows.config.profiles import parse_override
 from flows.config.run_config import RunConfig, check_config, load_config, to_values
@@ -40,17 +40,13 @@ def earlier(home: Path, run: str = "r1", **digests: str | None) -> dict[str, str
     return found
 
 
-def refreshing(run: str | Path) -> RunConfig:
+def refreshing(run: str) -> RunConfig:
     return load_config("tiny", [parse_override(f"reward.refresh.from_run={run}")]).resolved()
 
 
-def test_a_run_is_named_by_its_id_or_its_folder_and_neither_enters_the_key(tmp_path: Path) -> None:
+def test_the_id_of_the_run_whose_reward_model_is_refreshed_is_in_no_key(tmp_path: Path) -> None:
     digests = earlier(tmp_path / "home")
-    by_id, by_folder = (
-        find_sources(refreshing(named), tmp_path / "home") for named in ("r1", tmp_path / "home" / "runs" / "r1")
-    )
-    assert by_id == by_folder
-    found = by_id.previous
+    found = find_sources(refreshing("r1"), tmp_path / "home").previous
     assert {name: source.digest for name, source in found.items()} == {
         "previous_reward": digests["reward"], "previous_data": digests["validate"]
     }  # fmt: skip
@@ -61,28 +57,17 @@ def test_a_run_is_named_by_its_id_or_its_folder_and_neither_enters_the_key(tmp_p
     assert find_sources(load_config("tiny"), tmp_path / "home").previous == {}
 
 
-def test_a_run_of_another_home_is_copied_and_outlives_it(tmp_path: Path) -> None:
-    digests = earlier(tmp_path / "theirs")
-    found = find_sources(refreshing(tmp_path / "theirs" / "runs" / "r1"), tmp_path / "home").previous
-    shutil.rmtree(tmp_path / "theirs")
-    for name, stage in (("previous_reward", "reward"), ("previous_data", "validate")):
-        assert found[name].digest == digests[stage] == digest_folder(found[name].path)
-        assert found[name].path.is_relative_to(tmp_path / "home")
-
-
-def test_a_worker_finds_a_stored_artifact_by_its_digest_and_a_copy_by_its_path(tmp_path: Path) -> None:
+def test_a_worker_finds_a_stored_artifact_by_its_digest(tmp_path: Path) -> None:
     earlier(tmp_path / "home")
-    earlier(tmp_path / "theirs", run="r2")
-    job = refreshing("r1").stage_job(STAGES["reward"])
-    for named, stored in (("r1", True), (tmp_path / "theirs" / "runs" / "r2", False)):
-        inputs = find_sources(refreshing(named), tmp_path / "home").previous
-        work, store = Work(STAGES["reward"], job, inputs, "k", {}, "r"), ArtifactStore(tmp_path / "home")
-        ordered = _order(work, refresh=False, store=store).inputs
-        assert {name: given.stored for name, given in ordered.items()} == dict.fromkeys(inputs, stored)
+    config = refreshing("r1")
+    inputs, store = find_sources(config, tmp_path / "home").previous, ArtifactStore(tmp_path / "home")
+    work = Work(STAGES["reward"], config.stage_job(STAGES["reward"]), inputs, "k", {}, "r")
+    ordered = _order(work, refresh=False, store=store).inputs
+    assert {name: given.stored for name, given in ordered.items()} == dict.fromkeys(inputs, True)
 
 
 def test_a_run_that_is_not_there_or_has_no_reward_model_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"reward\.refresh\.from_run = r9: there is no run r9 in .*HOME/runs/ID"):
+    with pytest.raises(UserError, match=r"reward\.refresh\.from_run = r9: there is no run r9 in .*`tether runs` lists"):
         find_sources(refreshing("r9"), tmp_path / "home")
     earlier(tmp_path / "home", reward=None)
     with pytest.raises(UserError, match=r"reward\.refresh\.from_run = r1: that run has no reward model"):

@@ -44,8 +44,6 @@ def one_paragraph(done) -> str:
         (["status", "20200101-000000-aaaa"], "20200101-000000-aaaa"),
         (["status", "--json"], "no run"),
         (["people", "score", "sheet.csv"], "no run"),
-        (["backup", "copy", "--config", "infra/stack.yaml"], "--config: this option is gone. Environment"),
-        (["restore", "copy", "--config", "infra/stack.yaml"], "--config: this option is gone. Environment"),
         (["people", "tasks", "RUN", "tasks.csv"], "tasks.csv: Label Studio's tasks are JSON. Name a file that ends"),
         (["data", "check", "a.jsonl", "--draft-suite", "s.json", "--json", "--out", "d"], "leave out --out, --json."),
         (["fetch", "gpt5"], "smollm2"),

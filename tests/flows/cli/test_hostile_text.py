@@ -4,7 +4,6 @@ Terminals obey control characters and rich obeys [markup]; pages could run scrip
 """
 
 import json
-import logging
 import re
 import shutil
 from collections.abc import Callable
@@ -101,18 +100,6 @@ def test_an_error_and_a_warning_command_nothing_either(tether: Callable[..., Any
     (home / "runs" / "bad\x1b[2J" / "run.json").write_text("{")
     done = tether("status", home=home)
     assert done.returncode == 0 and r"bad\x1b[2J" in done.stderr and not commands(done.stdout + done.stderr)
-
-
-def test_a_log_record_says_what_was_to_command_the_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from flows.environment import prepare_environment
-
-    before = logging.getLogRecordFactory()
-    try:
-        prepare_environment(tmp_path)
-        made = logging.getLogRecordFactory()("tasks", logging.WARNING, "", 1, "run %s", ("\x1b[2J",), None)
-        assert made.getMessage() == r"run \x1b[2J"
-    finally:
-        logging.setLogRecordFactory(before)
 
 
 class Tags(HTMLParser):

@@ -65,21 +65,13 @@ def lose(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lose]:
             each.close()
 
 
-def test_every_command_is_tried() -> None:
-    assert len(COMMANDS) > 30 and ("run",) in COMMANDS and ("store", "gc") in COMMANDS
-
-
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_a_commands_help_that_cannot_be_written(words: tuple[str, ...], lose: Lose) -> None:
+def test_a_commands_help_or_its_message_on_a_typo_cannot_be_written(words: tuple[str, ...], lose: Lose) -> None:
     call = partial(app, [*words, "--help"], prog_name="tether")
     lose(stdout=unread)
     assert exit_code(call) == 141
     lose(stdout=full)
     assert exit_code(call) == 2
-
-
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_a_mistyped_option_whose_message_nobody_reads(words: tuple[str, ...], lose: Lose) -> None:
     for make in (unread, full):
         lose(stdout=make, stderr=make)
         assert exit_code(partial(app, [*words, "--no-such-option"], prog_name="tether")) == 2

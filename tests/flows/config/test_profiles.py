@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from components.base.errors import UserError
 from flows.config import yaml as yaml_text
-from flows.config.profiles import apply_overrides, lay, merge, parse_override, profile_name, read_profile
+from flows.config.profiles import apply_overrides, lay, parse_override, profile_name, read_profile
 from flows.config.run_config import load_config
 from tests.waiting import PATIENCE
 
@@ -237,10 +237,6 @@ def test_demo_long_has_the_options_that_were_measured(tmp_path: Path) -> None:
     (tmp_path / "demo.yaml").write_text(DEMO_UNTIL_2026_11_26)
     gates = load_config("demo-long").gates
     assert load_config(tmp_path / "demo.yaml").model_copy(update={"gates": gates}) == load_config("demo-long")
-
-
-def test_groups_merge_and_lists_are_replaced() -> None:
-    assert merge({"a": {"b": 1, "c": [1, 2]}}, {"a": {"c": [3]}}) == {"a": {"b": 1, "c": [3]}}
 
 
 def test_data_of_ones_own_turn_off_what_only_the_simulated_truth_can_answer() -> None:

@@ -38,10 +38,6 @@ def test_a_profile_is_valid_and_judges_every_stage(name: str) -> None:
     assert judged == set(PIPELINE)
 
 
-def test_the_five_profiles_are_there() -> None:
-    assert profile_names() == ["demo", "demo-long", "gpu", "hh-smollm2", "tiny"]
-
-
 @pytest.mark.parametrize("name", profile_names())
 def test_what_show_config_prints_is_the_same_config(name: str, tmp_path: Path) -> None:
     config = load_config(name)
@@ -151,12 +147,6 @@ def test_a_removed_option_is_dropped_at_its_default_and_else_refused(option: str
     with pytest.raises(UserError) as refused:
         load_config("tiny", [parse_override(f"{option}=7")])
     assert str(refused.value) == f"tiny: {option} = 7: this option is gone. {advice}"
-
-
-@pytest.mark.parametrize(("value", "text"), [(None, "null"), (True, "true"), ([1], "[1]")])
-def test_a_removed_options_value_is_shown_as_yaml(value: object, text: str) -> None:
-    with pytest.raises(UserError, match=rf"mine: reward\.calibration_bins = {re.escape(text)}: this option is gone"):
-        check_config({"reward": {"calibration_bins": value}}, "mine")
 
 
 @pytest.mark.parametrize(
@@ -292,13 +282,6 @@ def test_no_threshold_is_in_any_key() -> None:
     config = load_config("tiny")
     for stage in STAGES.values():
         assert "gates" not in keyed_values(config.job(stage.load_job()))
-
-
-def test_a_resolved_config_says_auto_nowhere() -> None:
-    config = load_config("tiny").resolved()
-    assert "auto" not in config.runtime.model_dump().values()
-    assert config.runtime.threads > 0
-    assert config.resolved() == config
 
 
 SERVED = tuple(

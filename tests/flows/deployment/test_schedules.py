@@ -55,22 +55,17 @@ def test_a_server_keeps_a_started_schedule_over_a_new_deployment_and_names_a_sta
         ran = client.create_flow_run_from_deployment(old.id)
         assert ran.state is not None and ran.state.is_scheduled(), "Prefect lets it fail when it starts"
 
-        def again(name: str, cron: str = "", active: bool | None = None, remove_schedule: bool = False) -> list[str]:
-            schedule = Schedule(cron, "UTC", active) if cron else None
-            return deploy(tmp_path, name, config, schedule, remove_schedule=remove_schedule)[1]
+        def again(name: str, cron: str = "", active: bool | None = None) -> list[str]:
+            return deploy(tmp_path, name, config, Schedule(cron, "UTC", active) if cron else None)[1]
 
         kept, stale = again("kept")
         assert schedules() == [("0 3 * * 1", True), ("0 9 * * *", True)]
-        assert kept == "Schedule kept: 0 3 * * 1 UTC, active (--no-schedule removes it, --cron changes it)."
+        assert kept == "Schedule kept: 0 3 * * 1 UTC, active (--cron changes it, its page removes it)."
         assert stale.startswith("Stale: rlhf/old ") and "whitening" in stale
         assert [each.what for each in findings()] == ["deployment"]
         assert again("old", "0 3 * * 1") == ["Schedule: 0 3 * * 1 UTC, paused (its page or --active starts it)."]
         assert findings() == [] and schedules("old") == [("0 3 * * 1", False)]
-        assert again("old", remove_schedule=True) == ["Schedule removed: 0 3 * * 1 UTC, paused."]
-        assert schedules("old") == []
         assert again("kept", "0 4 * * 1") == ["Schedule: 0 4 * * 1 UTC, active; before: 0 3 * * 1 UTC, active."]
         assert schedules() == [("0 4 * * 1", True), ("0 9 * * *", True)], "a schedule that was started stays active"
         again("kept", "0 4 * * 1", active=False)
         assert schedules() == [("0 4 * * 1", False), ("0 9 * * *", True)]
-        again("kept", remove_schedule=True)
-        assert schedules() == [("0 9 * * *", True)]

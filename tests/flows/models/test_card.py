@@ -122,21 +122,6 @@ def test_a_judges_data_are_named_by_their_own_file(make_home: Any) -> None:
     assert "Measured only on the held-out split of careful.jsonl" in text
 
 
-def test_a_card_says_what_computing_the_model_cost_and_whose_cost_is_not_known(make_home: Any) -> None:
-    home = make_home()
-    assert "cost" not in of(home, "ppo").partition("## Options")[0]
-    path = home.path / "runs" / RUN / "run.json"
-    document = json.loads(path.read_text()) | {"currency": "EUR"}
-    for stage, seconds in (("sft", 1800.0), ("reward", 900.0), ("ppo", 3600.0)):
-        entry = next(each for each in document["stages"] if each["name"] == stage)
-        entry |= {"price": 2.0, "started": 1.0, "computed": {stage: seconds}}
-    path.write_text(json.dumps(document))
-    text = of(home, "ppo")
-    assert re.search(r"\| sft \|.*\| 1\.00 EUR \|", text) and re.search(r"\| validate \|.*\| not known \|", text)
-    assert "Computing it cost 3.50 EUR in all, without validate, whose cost is not known." in text
-    assert "Computing it cost 1.00 EUR in all" in of(home, "sft")
-
-
 def test_peoples_data_are_named_by_digest_and_their_licence_is_unknown(make_home: Any, tmp_path: Path) -> None:
     home = make_home("data.preferences=/secret/place/pairs.jsonl")
     validated = home.records["validate"].model_copy(update={"inputs": {"preferences": "c" * 64}})

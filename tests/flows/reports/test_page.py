@@ -19,7 +19,7 @@ from components.store.store import ArtifactStore
 from flows.config.run_config import load_config
 from flows.launch.begin import Launch, new_run
 from flows.reports import page as run_page
-from flows.reports.facts import _check, run_facts
+from flows.reports.facts import run_facts
 from flows.reports.page import breakable, cut, duration, ending, moment, page, shown, write_page
 from tasks.result import Input
 from tasks.runs.journal import read_done, write_done
@@ -71,6 +71,9 @@ def test_the_stored_numbers_are_on_the_page(tmp_path: Path) -> None:
         "mean score falls by 1.25 SFT deviations user: asked 2 SFT sft says 2", "KL of 61.5 nats user: asked 3",
         "Win rate against SFT 0.6543, 95 % interval 0.5987 to 0.7056, n = 48 items, judged by people.",
         "1 of ", "ppo. updates 7 changed 3", "0.1.0, commit c0ffeec0ffee", "torch 2.13.0",
+        "optimiser step training loss 1 5.5 2 2.25 3 0.75",
+        "PPO update proxy reward KL, nats per response β entropy, nats per token response, tokens "
+        "1 0.125 0 0.2 0.5 10 2 0.75 1.44 0.19 0.4 11 3 1.25 2.25 0.17 0.3 12.5",
     ):  # fmt: skip
         assert words in text, words
 
@@ -84,7 +87,7 @@ def test_each_of_several_files_of_preferences_is_on_the_page_with_its_path_diges
     inputs["reference"] = "c" * 64
     counts = {"rows": 71, "quarantined": 4, "pairs": 67, "splits": {"train": 40, "calibration": 12, "test": 15}}
     by_file = {"rows": 3, "row_numbers": [], "rows_by_file": {"a.jsonl": [17], "b.jsonl": [3, 5]}, "value": 0.1}
-    check = {"name": "unique", "suite": "preferences_rows", "severity": "warn", "threshold": 0.5, "passed": True}
+    check = {"name": "unique", "source": "preferences", "severity": "warn", "threshold": 0.5, "passed": True}
     out.mkdir()
     options = {"rows": 93, "left_out": 22, "weight": 0.5}
     write_json(out / "sources.json", [{"source": "b.jsonl", **counts}, {"source": "a.jsonl", **counts, **options}])
@@ -131,14 +134,6 @@ def test_the_page_says_what_stages_cost_what_reuse_saved_and_who_else_had_one_co
     assert "<p>by eve, took" in text and text.count("<p>by ") == 1, "who had a stage computed, where it is another one"
     assert "cost: 0.40 EUR, saved 1.00 EUR" in text.partition("</header>")[0]
     assert "; cost: saved 1.00 EUR</p>" in text and "; cost: 0.40 EUR</p>" in text
-
-
-def test_curves_stand_as_numbers_beside_their_pictures(tmp_path: Path) -> None:
-    stored_run(tmp_path)
-    text = shown_text(tmp_path)
-    assert "optimiser step training loss 1 5.5 2 2.25 3 0.75" in text
-    columns = "PPO update proxy reward KL, nats per response β entropy, nats per token response, tokens"
-    assert f"{columns} 1 0.125 0 0.2 0.5 10 2 0.75 1.44 0.19 0.4 11 3 1.25 2.25 0.17 0.3 12.5" in text
 
 
 def test_what_stabilisers_did_stands_in_the_table_of_curves_and_beside_the_final_metrics(
@@ -370,12 +365,6 @@ def ended(home: Path) -> Launch:
     return launch
 
 
-def test_every_run_leaves_both_reports_when_it_ends(tmp_path: Path) -> None:
-    folder = ended(tmp_path).ctx.folder
-    assert (folder / "report.md").read_text().startswith(f"# Run {folder.name}: not_run")
-    assert f"Run {folder.name}" in (folder / "report.html").read_text()
-
-
 def test_a_pages_mistake_does_not_fail_the_run_but_a_full_disk_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -438,9 +427,6 @@ def test_a_page_that_waits_for_people_says_what_their_labels_can_find_and_does_n
     assert "waits for people's labels: 48 items, 3 raters each. 48 items and 3 raters find a win rate of 0.7" in text
     assert "3 raters are too few to tell how far people differ" in text
     assert "People judge." in text and "judges, gold scores" not in text
-
-
-def test_a_page_that_waits_for_people_says_how_far_they_are_and_where_they_rate(tmp_path: Path, awaiting: str) -> None:
     write_progress(tmp_path / "runs" / awaiting, LabelProgress(57, 144, f"https://review.example/{HOSTILE}"))
     text = shown_text(tmp_path)
     assert f"57 of 144 labels (39 %) were in; the review page is at https://review.example/{HOSTILE}" in text
@@ -450,15 +436,15 @@ def test_a_page_that_waits_for_people_says_how_far_they_are_and_where_they_rate(
 def test_a_contract_that_failed_names_its_checks_and_their_rows_first(tmp_path: Path) -> None:
     """The sentence said that `data/contract is 0 and must be ≥ 1`, and the check stood far below."""
     named = {"source": "preferences", "severity": "error", "suite": "preferences_rows", "threshold": 0.0}
-    filled = {"name": "texts_filled", "description": "No response is empty.", "rows": 2, "row_numbers": [17, 230]}
+    filled = {"name": "texts_filled", "description": "No response is empty.", "rows": 2, "first_rows": "17, 230"}
     checks = [
         {**named, **filled, "passed": False, "value": 0.01},
         {**named, **filled, "name": "unique", "severity": "quarantine", "passed": False, "value": 0.01},
-        {**named, "name": "every_split", "description": "", "rows": 0, "row_numbers": [], "passed": False, "value": 0},
+        {**named, "name": "every_split", "description": "", "rows": 0, "first_rows": "", "passed": False, "value": 0},
     ]
     verdict = Verdict(name="validate.contract", metric="data/contract", op=">=", value=0, threshold=1, passed=False)
     stage = StageStatus(name="validate", state="gate_failed", gates=[verdict])
     facts = run_facts(tmp_path, stored_run(tmp_path, upto="validate"))
     status = facts.status.model_copy(update={"state": "gate_failed", "stages": [stage]})
-    facts = facts._replace(status=status, data=facts.data._replace(checks=[_check(each) for each in checks]))
+    facts = facts._replace(status=status, data=facts.data._replace(checks=checks))
     assert ending(facts) == ["The check texts_filled fails in 2 rows: 17, 230.", "The check every_split fails."]

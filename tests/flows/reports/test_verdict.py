@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.reports.page import marked, write_page
+from flows.reports.page import marked
 from flows.reports.verdict import RunVerdict, run_verdict
 from tasks.runs.config import run_values
 from tasks.runs.labels import LabelProgress
@@ -107,15 +107,6 @@ def test_other_ends_say_how_to_go_on(tmp_path: Path, state: str, sentence: str, 
 def test_a_run_that_ended_before_a_stage_says_which_command_goes_on(tmp_path: Path) -> None:
     stored_run(tmp_path, upto="reward")
     assert commands(told(tmp_path)) == [f"tether rerun ppo --from {RUN}"]
-
-
-def test_the_curves_of_another_run_stand_on_the_same_axes_and_are_told_in_words(tmp_path: Path) -> None:
-    stored_run(tmp_path)
-    other = stored_run(tmp_path, "20260102-000000-bbbb", by=RUN)
-    assert "Reward, KL and β: " not in write_page(tmp_path, other).read_text()
-    text = write_page(tmp_path, other, RUN).read_text()
-    assert f"Reward, KL and β: {other}, {RUN}" in text
-    assert f"KL to SFT, nats of {RUN} goes from 0 to 2.25" in text
 
 
 def test_backticks_become_code_and_what_stands_in_them_stays_text() -> None:
