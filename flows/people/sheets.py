@@ -10,7 +10,6 @@ from components.base.files import make_folder, replacing, write_whole
 from components.base.paths import read_regular, user_path
 from components.human_eval.config import HumanEvalConfig
 from components.human_eval.labels import Sample
-from components.human_eval.results.seconds import as_cells, read_seconds
 from components.human_eval.sheet import GUIDELINES_FILE, RATERS
 from components.store.store import ArtifactStore, Record
 from flows.config.run_config import RunConfig
@@ -84,14 +83,8 @@ def joined(folder: Path, store: ArtifactStore, sample: Record | None, sheets: Pa
         )
     opened = Sample.open(artifact)
     answers = opened.answers(*files)
-    seconds = read_seconds(files, opened.raters)
-    further = (
-        {item: as_cells(seconds, item, opened.raters) for item in answers.ratings | answers.attention}
-        if seconds
-        else None
-    )
     with replacing(folder / LABELS) as temporary:
-        opened.write(temporary, answers, further)
+        opened.write(temporary, answers)
     return folder / LABELS
 
 

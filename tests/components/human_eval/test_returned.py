@@ -201,10 +201,10 @@ def test_three_raters_own_files_are_scored_as_the_joined_sheet_to_the_byte(case:
     sample = Sample.open(case.sample)
     joined = sample.ratings(case.root / "filled.csv")
     assert sample.ratings(*own_files(case)) == sample.ratings(*reversed(own_files(case))) == joined
-    sample.write(case.root / "one.csv", joined)
+    sample.write(case.root / "one.csv", sample.answers(case.root / "filled.csv"))
     shuffled = [table[0], *random.Random(1).sample(table[1:], 24)]
     sample.write(
-        case.root / "two.csv", sample.ratings(save(case.root / "back.csv", shuffled, "utf-16", delimiter="\t"))
+        case.root / "two.csv", sample.answers(save(case.root / "back.csv", shuffled, "utf-16", delimiter="\t"))
     )
     assert (case.root / "one.csv").read_bytes() == (case.root / "two.csv").read_bytes()
     assert case.score(case.root / "one.csv") == case.score(case.root / "filled.csv")

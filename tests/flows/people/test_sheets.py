@@ -17,7 +17,6 @@ from components.data.rows import RawRow
 from components.human_eval.blinding import blind, sealed_key
 from components.human_eval.config import HumanEvalConfig
 from components.human_eval.labels import Sample
-from components.human_eval.results.seconds import read_seconds
 from components.human_eval.sample import write_sheet
 from components.human_eval.selection import Chosen
 from flows.config.profiles import Override
@@ -90,8 +89,9 @@ def test_the_seconds_that_a_tool_measured_come_into_the_joined_labels(tmp_path: 
     store: Any = Store(sample)
     record: Any = object()
     labels = joined(run, store, record, path)
-    assert read_seconds([labels], 2) == {(f"q000{n}", 1): pytest.approx(n - 0.8) for n in range(1, 7)}
-    assert Sample.open(sample).ratings(labels)["q0001"] == ("", "a"), "which read back all the same"
+    answers = Sample.open(sample).answers(labels)
+    assert answers.seconds == {(f"q000{n}", 1): pytest.approx(n - 0.8) for n in range(1, 7)}
+    assert answers.ratings["q0001"] == ("", "a"), "which read back all the same"
 
 
 def test_a_refused_sheet_leaves_the_run_as_it_was(tmp_path: Path, sample: Path) -> None:
