@@ -3,6 +3,7 @@
 `components.human_eval.batch.reading` reads the returned files.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, NotRequired, TypedDict
@@ -135,6 +136,22 @@ def _tenths(row: SheetRow) -> list[str]:
 def rater_file(rater: int) -> str:
     """Return the name of a rater's own file."""
     return f"rater_{rater}.csv"
+
+
+def guideline_blocks(text: str) -> list[tuple[str, str]]:
+    """Return guidelines as blocks, each a tag (`h1` to `h6`, `p` or `blockquote`) and a text: Markdown headings,
+    paragraphs and quotations. Other markup stays in the text."""
+    blocks = []
+    for part in re.split(r"\n\s*\n", text.replace("\r\n", "\n").strip()):
+        lines = part.strip().split("\n")
+        if heading := re.match(r"(#{1,6})\s+(.*)$", lines[0]):
+            blocks.append((f"h{len(heading[1])}", heading[2]))
+            lines = lines[1:]
+        if lines and all(line.startswith(">") for line in lines):
+            blocks.append(("blockquote", "\n".join(line[1:].strip() for line in lines)))
+        elif lines:
+            blocks.append(("p", "\n".join(lines)))
+    return blocks
 
 
 COLUMNS = (

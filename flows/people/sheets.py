@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from components.base.errors import UserError
 from components.base.files import make_folder, replacing, write_whole
-from components.base.paths import read_regular, user_path
+from components.base.paths import user_text
 from components.human_eval.config import HumanEvalConfig
 from components.human_eval.labels import Sample
 from components.human_eval.sheet import GUIDELINES_FILE, RATERS
@@ -31,15 +31,7 @@ def with_guidelines(config: RunConfig) -> RunConfig:
     field, given = "human_eval.guidelines", config.human_eval.guidelines
     if given is None:
         return config
-    path = user_path(given, field)
-    try:
-        text = read_regular(path).decode("utf-8-sig")
-    except OSError as error:
-        raise UserError(
-            f"{field} = {given}: the file can't be read: {error.strerror}. Name a text or Markdown file."
-        ) from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{field} = {given}: this is not text in UTF-8. Save it as UTF-8 and start again.") from error
+    text = user_text(given, field)
     try:
         values = config.human_eval.model_dump() | {"instructions": text, "guidelines": None}
         return config.model_copy(update={"human_eval": HumanEvalConfig.model_validate(values)})

@@ -10,7 +10,6 @@ import uvicorn
 from sqlalchemy import update
 
 from components.base.errors import UserError
-from components.base.paths import read_regular
 from flows.review.batches import BatchSource
 from flows.review.database.connect import writing
 from flows.review.database.tables import batch
@@ -111,23 +110,6 @@ def after_completion(
             tell(follow(name, files[0].parent))
 
     return on_complete
-
-
-def read_guidelines(file: Path | None) -> str | None:
-    """Return the text of a file of guidelines; None without a file.
-
-    Raises:
-        UserError: the file can't be read, or is empty.
-    """
-    if file is None:
-        return None
-    try:
-        text = read_regular(file).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--guidelines {file}: the file can't be read as UTF-8 text ({error}).") from error
-    if not text.strip():
-        raise UserError(f"--guidelines {file}: the file is empty. Write in it what raters should prefer.")
-    return text
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 
 from components.human_eval.sheet import FLAGS, MEANINGS
 from flows.review.page.guard import Guard
-from flows.review.page.texts import guideline_blocks, shown
+from flows.review.page.texts import shown, shown_guidelines
 from flows.review.progress import progress_of
 from flows.review.summary import summary
 from flows.review.votes import SKIP, GivenAnswer, RequestRefused, ReviewRater, Voting
@@ -60,7 +60,7 @@ def make_app(voting: Voting, on_complete: OnComplete | None = None, secure: bool
     )  # fmt: skip
     pages.filters["shown"] = shown
     pages.globals |= {
-        "version": version, "batch": voting.batch, "guidelines": guideline_blocks(voting.batch.guidelines),
+        "version": version, "batch": voting.batch, "guidelines": shown_guidelines(voting.batch.guidelines),
         "answers": {each: ANSWERS[each] for each in (*voting.batch.ratings, SKIP)}, "flags": FLAGS, "comment": COMMENT,
         "meanings": MEANINGS,
     }  # fmt: skip
