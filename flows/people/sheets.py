@@ -11,7 +11,6 @@ from components.base.paths import user_text
 from components.human_eval.config import HumanEvalConfig
 from components.human_eval.labels import Sample
 from components.human_eval.sheet import GUIDELINES_FILE, RATERS
-from components.store.store import ArtifactStore, Record
 from flows.config.run_config import RunConfig
 
 LABELS = "labels.csv"
@@ -52,10 +51,13 @@ def give_out(sample: Path, folder: Path) -> None:
             write_whole(copy, source.read_bytes())
 
 
-def joined(folder: Path, store: ArtifactStore, sample: Record | None, sheets: Path | Sequence[Path]) -> Path:
+def joined(folder: Path, sample: Path | None, sheets: Path | Sequence[Path]) -> Path:
     """Check what raters returned, and write their answers as one sheet, `labels.csv`, into a run's folder.
 
     The same answers give the same bytes and the same key, whatever files they come from.
+
+    Args:
+        sample: the folder of the sample's artifact.
 
     Returns:
         The path of that file. If the sample is missing in the store and only one file is given, that file.
@@ -65,15 +67,14 @@ def joined(folder: Path, store: ArtifactStore, sample: Record | None, sheets: Pa
         Mistakes: as `Sample.ratings`.
     """
     files = [file for path in ([sheets] if isinstance(sheets, Path) else sheets) for file in files_of(path)]
-    artifact = None if sample is None else store.path(sample)
-    if artifact is None or not (artifact / "sheet.json").is_file():
+    if sample is None or not (sample / "sheet.json").is_file():
         if len(files) == 1:
             return files[0]
         raise UserError(
             "the sample of these sheets is no longer complete in the store, so the sheets can't be joined. "
             "Rerun human_eval to compute it again."
         )
-    opened = Sample.open(artifact)
+    opened = Sample.open(sample)
     answers = opened.answers(*files)
     with replacing(folder / LABELS) as temporary:
         opened.write(temporary, answers)

@@ -3,7 +3,7 @@
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
 import uvicorn
@@ -58,39 +58,32 @@ def serve(
         )  # fmt: skip
         ready(shown)
         app.state.finish()  # a server that died may not have finished the batch
-        with _shown(voting, show):
+        with nullcontext() if show is None else _shown(voting, show):
             uvicorn.Server(config).run(sockets=[listener])
 
 
 @contextmanager
-def _shown(voting: Voting, show: Callable[[LabelProgress], None] | None) -> Iterator[None]:
+def _shown(voting: Voting, show: Callable[[LabelProgress], None]) -> Iterator[None]:
     """Call `show` with the progress at the start, after each change, and at the end."""
-    ended, last = threading.Event(), None
-
-    def look() -> None:
-        nonlocal last
-        with voting.engine.connect() as connection:
-            found = progress_of(connection, voting.batch.id)
-        if show is not None and found != last:
-            last = found
-            show(found)
+    ended = threading.Event()
 
     def repeat() -> None:
-        look()
-        while not ended.wait(SHOWN_EVERY_S):
-            look()
+        last, done = None, False
+        while not done:
+            done = last is not None and ended.wait(SHOWN_EVERY_S)
+            with voting.engine.connect() as connection:
+                found = progress_of(connection, voting.batch.id)
+            if found != last:
+                last = found
+                show(found)
 
     thread = threading.Thread(target=repeat, name="progress", daemon=True)
-    if show is None:
-        yield
-        return
     thread.start()
     try:
         yield
     finally:
         ended.set()
         thread.join(SHOWN_EVERY_S)
-        look()
 
 
 def after_completion(

@@ -11,12 +11,8 @@ import pytest
 from sqlalchemy import Engine, select, text
 
 from components.base.errors import UserError
-from components.base.jsonl import read_rows, write_json, write_rows
-from components.human_eval.blinding import blind, sealed_key
-from components.human_eval.config import HumanEvalConfig
+from components.base.jsonl import read_rows, write_rows
 from components.human_eval.labels import Sample, given, rated_columns
-from components.human_eval.sample import write_sheet
-from components.human_eval.selection import Chosen
 from data_contracts.rows.ledger import quarantine_line
 from flows.people.sheets import LABELS, joined
 from flows.review import batches
@@ -31,6 +27,7 @@ from flows.review.serve import after_completion
 from flows.review.votes import SKIP
 from tasks.runs.labels import LabelProgress
 from tests.flows.review.conftest import Site, answer, make_source
+from tests.sheets import write_sample
 
 ITEMS = 6
 
@@ -38,13 +35,7 @@ ITEMS = 6
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The home of run `run-1` with a sample for two ratings of each item; the policy says yes."""
-    folder, config = tmp_path / "sample", HumanEvalConfig(raters=2, repeats=0, criteria=("helpful",))
-    chosen = [Chosen([{"role": "user", "content": f"question {n}"}], None, "all") for n in range(ITEMS)]
-    items, salt = blind(chosen, [f"no {n}" for n in range(ITEMS)], [f"yes {n}" for n in range(ITEMS)], 0, b"secret")
-    write_json(folder / "key.json", sealed_key(items, salt))
-    rows = ({"item": i.item, "prompt": i.chosen.prompt, "stratum": "all"} for i in items)
-    write_rows(folder / "responses.jsonl", rows)
-    write_sheet(folder, items, config)
+    folder = write_sample(tmp_path / "sample", ITEMS, criteria=("helpful",))
     home = tmp_path / "home"
     (home / "runs" / "run-1").mkdir(parents=True)
     monkeypatch.setattr(batches, "has_run", lambda home, run: run == "run-1")
@@ -88,15 +79,8 @@ def test_three_people_who_share_a_run_s_items_give_files_that_score_as_what_they
     assert {(row["flags"], row["comment"][-1], row["raters"]) for row in rows} == {("false", "\u202e", "3")}
     assert {row["seconds"] for row in rows} <= {"0.0", "0.1", "0.2", "0.3"}, "no more than the server measured"
     assert {row["helpful"] for row in rows} <= {"a", "b"}
-
-    class Store:
-        def path(self, record: Any) -> Path:
-            return run.parent / "sample"
-
-    store: Any = Store()
-    record: Any = object()
     folder = run / "runs" / "run-1"
-    joint = joined(folder, store, record, folder / "raters")
+    joint = joined(folder, run.parent / "sample", folder / "raters")
     assert joint == folder / LABELS and sample.ratings(joint) == labels, "the joint file has all three columns"
 
 
