@@ -1,8 +1,8 @@
 """The second half of human_eval: returned sheets, unblinded and scored."""
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TypedDict
 
 from components.base.errors import UserError
 from components.base.hashing import canonical_json
@@ -25,19 +25,9 @@ from components.human_eval.results.reward_model import reward_agreement, reward_
 from components.human_eval.results.summary import by_stratum, item_score, per_rater, rating_score, rating_scores
 from components.human_eval.sheet import SIMULATED
 from components.stats.betting import always_valid_low, always_valid_low_of_people
-from components.stats.intervals import Interval
+from components.stats.intervals import Interval, Numbers
 from components.stats.raters import crossed_proportion, too_few_raters
 from components.stats.votes import fleiss_kappa_interval
-
-
-class CriterionSummary(TypedDict):
-    """The policy's win rate by one criterion, ties 1/2; None if nobody answered."""
-
-    items: int
-    win_rate: float | None
-    win_rate_low: float | None
-    win_rate_high: float | None
-    ties: float | None
 
 
 def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
@@ -67,6 +57,12 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
     checks = rater_checks(sample, labels, level)
     attention = attention_check(sample, answers.attention, level, labels)
     criteria = {name: _criterion(sample, own, level) for name, own in answers.criteria.items()}
+    by_criterion = {
+        f"human_eval/{name}_{measure}": number
+        for name, numbers in criteria.items()
+        for measure, number in numbers.items()
+        if measure.startswith("win_rate") and number is not None
+    }
     even = equal_length(sample, scores, [prompt_of(sample, item) for item in scores], job.seed, level)
     of_items = outcomes(scores.values())
     least = job.human_eval.decides
@@ -84,7 +80,7 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
         "human_eval/items_lost": float(of_items["losses"]),
         **checks.metrics(),
         **({} if attention is None else attention.lowest.metrics("human_eval/attention")),
-        **_criterion_metrics(criteria),
+        **by_criterion,
         **reward_metrics(reward),
     }
     if even is not None:
@@ -141,26 +137,14 @@ def _win_rate(sample: Sample, rated: Labels, level: float) -> Interval:
     return crossed_proportion(values, items, raters, [prompt_of(sample, item) for item in items], level)
 
 
-def _criterion(sample: Sample, labels: Labels, level: float) -> CriterionSummary:
-    """Return the policy's win rate by one criterion, over the items with an answer to it."""
+def _criterion(sample: Sample, labels: Labels, level: float) -> Numbers:
+    """Return the number of items with an answer to one criterion, and over these the policy's win rate by it (ties
+    1/2) with its interval and the share of ties; None if nobody answered."""
     rated = {item: each for item, each in labels.items() if item not in sample.repeat_of and any(each)}
-    if not rated:
-        return {"items": 0, "win_rate": None, "win_rate_low": None, "win_rate_high": None, "ties": None}
-    win = _win_rate(sample, rated, level)
     every = [answer for each in rated.values() for answer in each if answer]
-    return {
-        "items": len(rated), "win_rate": win.value, "win_rate_low": win.low, "win_rate_high": win.high,
-        "ties": every.count("tie") / len(every),
-    }  # fmt: skip
-
-
-def _criterion_metrics(criteria: Mapping[str, CriterionSummary]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for name, own in criteria.items():
-        if own["win_rate"] is not None:
-            win = Interval(own["win_rate"], own["win_rate_low"] or 0.0, own["win_rate_high"] or 0.0)
-            found |= win.metrics(f"human_eval/{name}_win_rate")
-    return found
+    win = _win_rate(sample, rated, level) if rated else Interval(math.nan, math.nan, math.nan)
+    ties = every.count("tie") / len(every) if every else None
+    return {"items": len(rated), **win.named("win_rate"), "ties": ties}
 
 
 def judged_by(sample: Sample, labels: Labels) -> str:

@@ -5,7 +5,6 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import Engine, select, text
@@ -43,18 +42,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
-def judge(page: Site, value: Callable[[str], str], people: int | None = None, **more: Any) -> None:
-    """Have people answer all that they are asked; `value` says yes or no, by what stands on a side."""
-    asked = True
-    while asked:
-        asked = False
-        for person in page.raters[:people]:
-            if (pair := page.voting.next_pair(person)) is not None:
-                asked = True
-                said = value(pair.first)
-                page.voting.take(person, pair.ticket, answer(said, **more))
-
-
 def for_policy(first: str) -> str:
     return "a" if first.startswith("yes") else "b"
 
@@ -65,7 +52,7 @@ def test_three_people_who_share_a_run_s_items_give_files_that_score_as_what_they
     source = batches.find_batch(run, "run-1")
     assert (source.overlap, source.criteria[0]["name"], len(source.pairs)) == (2, "helpful", ITEMS)
     page = site(raters=3, source=source)
-    judge(page, for_policy, comment="=1+1 \u202e", flags=["false"], criteria={"helpful": "a"}, seconds=3.0)
+    page.judge(for_policy, comment="=1+1 \u202e", flags=["false"], criteria={"helpful": "a"}, seconds=3.0)
     files = export(page.voting, source)
     assert [file.name for file in files] == ["rater_1.csv", "rater_2.csv", "rater_3.csv"]
     assert export(page.voting, source) == files, "and once more"
@@ -86,7 +73,7 @@ def test_three_people_who_share_a_run_s_items_give_files_that_score_as_what_they
 
 def test_a_skipped_pair_is_an_empty_rating_and_counts_as_none(run: Path, site: Callable[..., Site]) -> None:
     page = site(raters=2, source=batches.find_batch(run, "run-1"))
-    judge(page, lambda first: SKIP if first[-1] == "0" else "tie")
+    page.judge(lambda first: SKIP if first[-1] == "0" else "tie")
     labels = Sample.open(run.parent / "sample").ratings(*export(page.voting, page.source))
     assert given(labels, 2) == 2 * (ITEMS - 1)
 
@@ -97,12 +84,12 @@ def test_ratings_that_somebody_filled_in_by_hand_are_not_overwritten(run: Path, 
     page = site(raters=2, source=batches.find_batch(run, "run-1"))
     with pytest.raises(UserError, match="nobody has answered"):
         export(page.voting, page.source)
-    judge(page, for_policy, people=1)
+    page.judge(for_policy, people=1)
     export(page.voting, page.source)
     empty = (run.parent / "sample" / "raters" / "rater_2.csv").read_bytes().decode("utf-8-sig")
     by_hand = empty.replace('"2",""', '"2","tie"', 1)
     (folder / "rater_2.csv").write_bytes(by_hand.encode())
-    judge(page, for_policy)
+    page.judge(for_policy)
     with pytest.raises(UserError, match="did not come from the page"):
         export(page.voting, page.source)
     assert (folder / "rater_2.csv").read_bytes() == by_hand.encode()
@@ -117,7 +104,7 @@ def test_the_page_never_opens_the_key_and_the_bound_is_that_of_the_answers(
     (sample / "key.json").unlink()
     (sample / "responses.jsonl").rename(sample / "away")
     page = site(raters=2, source=batches.find_batch(run, "run-1"))
-    judge(page, for_policy)
+    page.judge(for_policy)
     assert page.browser(page.admin).get("/progress").status_code == 200
     export(page.voting, page.source)
     (sample / "key.json").write_bytes(key)
@@ -136,7 +123,7 @@ def test_candidates_come_back_as_votes_that_data_can_be_read_from(tmp_path: Path
     (tmp_path / "key.jsonl").write_text("not JSON: who opens it fails")
     source = batches.find_batch(tmp_path, str(tmp_path), overlap=2)
     page = site(raters=2, source=source)
-    judge(page, for_policy)
+    page.judge(for_policy)
     assert "Who is winning" not in page.browser(page.admin).get("/progress").text, "there is no key to that"
     (file,) = export(page.voting, source)
     assert file == tmp_path / VOTES
@@ -155,7 +142,7 @@ def test_experts_decide_pairs_without_a_majority_and_do_not_see_how_others_voted
     source = batches.find_batch(tmp_path, str(tmp_path / "review.jsonl"))
     page = site(raters=1, source=source)
     assert "votes" not in page.browser(page.links[0]).get("/").text
-    judge(page, for_policy)
+    page.judge(for_policy)
     (file,) = export(page.voting, source)
     assert {row["votes"][0]["annotator"] for row in read_rows(file)} == {"expert_1"}
     found = [(row["prompt"][0]["content"], row["a"], row["votes"][0]["label"]) for row in read_rows(file)]
