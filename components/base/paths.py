@@ -67,6 +67,24 @@ def read_regular(path: Path, most: int = LARGEST_READ) -> bytes:
     return data
 
 
+def user_text(text: str, field: str) -> str:
+    """Return the content of the text file (UTF-8) that a user gave as `text` for the option `field`.
+
+    Raises:
+        UserError: it can't be read, is not UTF-8, or is empty.
+    """
+    path = user_path(text, field)
+    try:
+        content = read_regular(path).decode("utf-8-sig")
+    except OSError as error:
+        raise UserError(f"{field} = {text}: the file can't be read: {error.strerror}. Name a text file.") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{field} = {text}: this is not text in UTF-8. Save it as UTF-8 and start again.") from error
+    if not content.strip():
+        raise UserError(f"{field} = {text}: the file is empty. Write the text into it.")
+    return content
+
+
 def holds_model_or_data(folder: Path) -> bool:
     """Return whether a folder, by the names of its files, is a model, one of Tether's models, or a saved dataset."""
     names = set(os.listdir(folder))

@@ -6,9 +6,9 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 from components.base.errors import Mistakes, UserError
@@ -26,7 +26,8 @@ _BY_CHANCE = 1e-6
 
 Labels = dict[str, tuple[str, ...]]
 """Maps an item to its ratings, one per rater; "" is a missing one."""
-Further = Mapping[str, dict[str, str]]
+Seconds = Mapping[tuple[str, int], float]
+"""Maps item (`q0001`) and rater (from 0) to the seconds that the rater's tool measured."""
 OVERALL = "rating"
 """The name of the question that is always asked: which reply one would rather receive."""
 
@@ -40,6 +41,7 @@ class Answers(NamedTuple):
     """The same for each criterion: a, b or tie."""
     attention: Labels
     """Ratings of the attention checks, which count only for the raters' attention."""
+    seconds: Seconds
 
 
 class Texts(NamedTuple):
@@ -50,21 +52,18 @@ class Texts(NamedTuple):
     response_b: str
 
 
-class _Opened(NamedTuple):
+@dataclass(frozen=True)
+class Sample:
+    """A sample artifact: the sheet's description, its unsealed key and the responses, by item."""
+
     folder: Path
     about: SheetInfo
     policy_side: dict[str, Side]
     responses: dict[str, JudgedItem]
     repeat_of: dict[str, str]
-    attention: Mapping[str, Side] = MappingProxyType({})
-
-
-class Sample(_Opened):
-    """A sample artifact: the sheet's description, its unsealed key and the responses, by item.
-
-    `repeat_of` maps an item to the one that it repeats with sides exchanged, `attention` an attention check to its
-    right answer. Attention checks are in neither of the other maps.
-    """
+    """Maps an item to the one that it repeats with sides exchanged."""
+    attention: Mapping[str, Side] = field(default_factory=dict)
+    """Maps an attention check to its right answer. These items are in neither of the other maps."""
 
     @property
     def raters(self) -> int:
@@ -95,11 +94,6 @@ class Sample(_Opened):
     def _by_texts(self) -> dict[Texts, str]:
         return {texts: item for item, texts in self.given.items()}
 
-    @cached_property
-    def _numbers(self) -> list[str]:
-        """Return every item's number, in the sheet's order, including attention checks."""
-        return [name.split("-")[0] for name in self.given]
-
     @property
     def criteria(self) -> list[str]:
         """Return the criteria that are asked in addition to the overall preference."""
@@ -123,6 +117,7 @@ class Sample(_Opened):
         """
         mistakes: list[str] = []
         answers: dict[tuple[str, str, int], tuple[str, str]] = {}
+        seconds: dict[tuple[str, int], float] = {}
         people = self.raters
         for path in files:
             try:
@@ -134,6 +129,7 @@ class Sample(_Opened):
             people = max(people, sheet.raters)
             for row, item in self._items(sheet, mistakes):
                 place = f"{path}, row {row.number}"
+                seconds |= {(item, rater): taken for rater, taken in enumerate(row.seconds[: self.raters]) if taken}
                 for question, own in zip((OVERALL, *self.criteria), (row.ratings, *row.criteria), strict=True):
                     for rater, rating in enumerate(own):
                         known, where = answers.get((question, item, rater), (rating, ""))
@@ -159,31 +155,23 @@ class Sample(_Opened):
             }
 
         criteria = {name: of(name, self.policy_side) for name in self.criteria}
-        return Answers(of(OVERALL, self.policy_side), criteria, of(OVERALL, self.attention))
+        return Answers(of(OVERALL, self.policy_side), criteria, of(OVERALL, self.attention), seconds)
 
-    def write(self, path: Path, labels: Labels | Answers, further: Further | None = None) -> None:
-        """Write answers as the joint sheet. Equal answers give equal bytes, whatever files they came from.
-
-        Args:
-            further: cells of further columns, by item; every item has the same columns.
-        """
-        if not isinstance(labels, Answers):
-            labels = Answers(labels, {}, {})
-        every = labels.ratings | labels.attention
-        raters = len(rated_columns(every))
-        criteria = self.criteria if labels.criteria else []
+    def write(self, path: Path, answers: Answers) -> None:
+        """Write answers as the joint sheet. Equal answers give equal bytes, whatever files they came from."""
+        every = answers.ratings | answers.attention
+        raters, timed = len(rated_columns(every)), range(self.raters if answers.seconds else 0)
         none = ("",) * raters
-        rows = read_rows(self.folder / "sheet.jsonl")
+        numbered = ((row["item"].split("-")[0], row) for row in read_rows(self.folder / "sheet.jsonl"))
         filled = [
             SheetRow(
                 number, row["item"], row["prompt"], row["response_a"], row["response_b"], every.get(item, none),
-                tuple(labels.criteria[name].get(item, none) for name in criteria),
+                tuple(answers.criteria[name].get(item, none) for name in self.criteria),
+                tuple(answers.seconds.get((item, rater)) for rater in timed),
             )
-            for number, (item, row) in enumerate(zip(self._numbers, rows, strict=True), 2)
+            for number, (item, row) in enumerate(numbered, 2)
         ]  # fmt: skip
-        cells = {} if not further else dict.fromkeys(next(iter(further.values())), "")
-        more = [cells | (further or {}).get(item, {}) for item in self._numbers]
-        write_joint(path, filled, raters, shared=raters > self.raters, criteria=criteria, further=more)
+        write_joint(path, filled, raters, shared=raters > self.raters, criteria=self.criteria)
 
     def _items(self, sheet: ReturnedSheet, mistakes: list[str]) -> list[tuple[SheetRow, str]]:
         """Return the rows of a sheet with their items' numbers; add mistakes to `mistakes`."""
@@ -273,11 +261,6 @@ def rated_columns(labels: Mapping[str, Sequence[str]]) -> list[str]:
     return rating_columns(max(map(len, labels.values()), default=0))
 
 
-def asked(labels: Mapping[str, Sequence[str]], per_item: int) -> int:
-    """Return how many ratings the sheet asks for: `per_item` for each item."""
-    return per_item * len(labels)
-
-
 def given(labels: Mapping[str, Sequence[str]], per_item: int) -> int:
-    """Return how many of these were given; an item's ratings beyond `per_item` do not count."""
+    """Return how many of the `per_item` ratings of each item were given; further ones of an item do not count."""
     return sum(min(per_item, sum(map(bool, each))) for each in labels.values())

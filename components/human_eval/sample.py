@@ -49,10 +49,7 @@ def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
     """
     config, artifact = job.human_eval, out / "artifact"
     check_judges(config, inputs["data"])
-    rows: Sequence[HeldOutPrompt] = read_split(inputs["data"] / "prompts.test")
-    if not rows:
-        raise UserError("human_eval: the data hold no held-out prompt to judge. Raise data.split.test.")
-    rows = not_judged_yet(rows, inputs["data"], config.items)
+    rows = not_judged_yet(held_out_prompts(inputs["data"]), inputs["data"], config.items)
     chosen = choose(rows, config, job.seed)
     responses = respond(job, inputs, [c.prompt for c in chosen], out, observe)
     texts = {side: [r["text"] for r in responses[side]] for side in ("sft", "policy")}
@@ -61,15 +58,12 @@ def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
     items, salt = blind(chosen, texts["sft"], texts["policy"], job.seed, seal, repeats)
     if checks:
         items = with_attention(items, held_out_replies(inputs["data"]), checks, salt)
-    write_json(artifact / "key.json", sealed_key(items, salt))
     write_rows(
         artifact / "responses.jsonl",
         (JudgedItem(item=i.item, stratum=i.chosen.stratum, category=i.chosen.category, prompt=i.chosen.prompt,
                     sft=i.sft, policy=i.policy) for i in items if i.known is None),
     )  # fmt: skip
-    sheet = write_sheet(artifact, items, config)
-    if config.judges == "simulated":
-        write_joint(artifact / SIMULATED, simulate(sheet, items, config, job.seed), config.raters)
+    write_blinded(artifact, items, salt, config, job.seed)
     return {
         "human_eval/sampled": float(len(chosen)),
         "human_eval/repeated": float(sum(item.repeat_of is not None for item in items)),
@@ -79,6 +73,21 @@ def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
         "human_eval/sft_ended": sum(r["ended"] for r in responses["sft"]) / len(chosen),
         "human_eval/policy_ended": sum(r["ended"] for r in responses["policy"]) / len(chosen),
     }
+
+
+def held_out_prompts(data: Path) -> Sequence[HeldOutPrompt]:
+    """Return the prompts of the test split. Raises UserError if there is none."""
+    if rows := read_split(data / "prompts.test"):
+        return rows
+    raise UserError("human_eval: the data hold no held-out prompt to judge. Raise data.split.test.")
+
+
+def write_blinded(artifact: Path, items: Sequence[Item], salt: str, config: HumanEvalConfig, seed: int) -> None:
+    """Write the sealed key, the sheet that commits to it and, if judges are simulated, their ratings."""
+    write_json(artifact / "key.json", sealed_key(items, salt))
+    sheet = write_sheet(artifact, items, config)
+    if config.judges == "simulated":
+        write_joint(artifact / SIMULATED, simulate(sheet, items, config, seed), config.raters)
 
 
 def not_judged_yet(rows: Sequence[HeldOutPrompt], data: Path, items: int) -> Sequence[HeldOutPrompt]:

@@ -1,8 +1,8 @@
 """The second half of human_eval: returned sheets, unblinded and scored."""
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TypedDict
 
 from components.base.errors import UserError
 from components.base.hashing import canonical_json
@@ -11,27 +11,23 @@ from components.base.observe import Observe
 from components.data.spreadsheet import write_csv
 from components.human_eval.batch.halves import JUDGED, JUDGED_IN, PREFERENCES, may_train
 from components.human_eval.config import ScoreJob
-from components.human_eval.labels import Labels, Sample, asked, given, rated_columns
-from components.human_eval.results.checks import TIES, attention_check, named_raters, prompt_of, rater_checks
+from components.human_eval.labels import Labels, Sample, given, rated_columns
+from components.human_eval.results.checks import (
+    OTHER_SIDE,
+    TIES,
+    attention_check,
+    named_raters,
+    prompt_of,
+    rater_checks,
+)
 from components.human_eval.results.outcomes import equal_length, outcomes, rating_outcomes
 from components.human_eval.results.reward_model import reward_agreement, reward_metrics
-from components.human_eval.results.seconds import read_seconds
 from components.human_eval.results.summary import by_stratum, item_score, per_rater, rating_score, rating_scores
 from components.human_eval.sheet import SIMULATED
 from components.stats.betting import always_valid_low, always_valid_low_of_people
-from components.stats.intervals import Interval
+from components.stats.intervals import Interval, Numbers
 from components.stats.raters import crossed_proportion, too_few_raters
 from components.stats.votes import fleiss_kappa_interval
-
-
-class CriterionSummary(TypedDict):
-    """The policy's win rate by one criterion, ties 1/2; None if nobody answered."""
-
-    items: int
-    win_rate: float | None
-    win_rate_low: float | None
-    win_rate_high: float | None
-    ties: float | None
 
 
 def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
@@ -51,12 +47,8 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
     sample = Sample.open(inputs["sample"])
     answers = sample.answers(inputs["sheet"])
     labels = answers.ratings
-    first = {item: each for item, each in labels.items() if item not in sample.repeat_of}
-    rated = {item: each for item, each in first.items() if any(each)}
-    if not rated:
-        raise UserError(f"{inputs['sheet']}: only items that repeat others are rated. Rate the others too.")
+    rated = rated_once(sample, labels, inputs["sheet"])
     scores = {item: item_score(each, sample.policy_side[item]) for item, each in rated.items()}
-    raters = sum(any(each[i] for each in rated.values()) for i in range(len(rated_columns(labels))))
     win = _win_rate(sample, rated, level)
     order = sorted(scores)
     early = always_valid_low([scores[item] for item in order], (1 - level) / 2)
@@ -65,36 +57,36 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
     checks = rater_checks(sample, labels, level)
     attention = attention_check(sample, answers.attention, level, labels)
     criteria = {name: _criterion(sample, own, level) for name, own in answers.criteria.items()}
+    by_criterion = {
+        f"human_eval/{name}_{measure}": number
+        for name, numbers in criteria.items()
+        for measure, number in numbers.items()
+        if measure.startswith("win_rate") and number is not None
+    }
     even = equal_length(sample, scores, [prompt_of(sample, item) for item in scores], job.seed, level)
-    seconds = read_seconds([inputs["sheet"]], sample.raters)
     of_items = outcomes(scores.values())
     least = job.human_eval.decides
     reward = reward_agreement(sample, rated, least, inputs["scores"], job.seed, level) if "scores" in inputs else None
-    every = [rating for each in rated.values() for rating in each if rating]
+    of_labels = label_metrics(sample, labels, rated)
     metrics = {
         "human_eval/win_rate": win.value,
         "human_eval/win_rate_low": win.low,
         "human_eval/win_rate_high": win.high,
         "human_eval/always_valid_low": float(early[-1]),
         "human_eval/always_valid_low_of_people": float(of_people[-1]),
-        "human_eval/labels_complete": given(labels, sample.raters) / asked(labels, sample.raters),
-        "human_eval/items": float(len(rated)),
-        "human_eval/raters": float(raters),
-        "human_eval/ties": every.count("tie") / len(every),
-        "human_eval/both_bad": every.count("both_bad") / len(every),
+        **of_labels,
         "human_eval/items_won": float(of_items["wins"]),
         "human_eval/items_tied": float(of_items["ties"]),
         "human_eval/items_lost": float(of_items["losses"]),
         **checks.metrics(),
         **({} if attention is None else attention.lowest.metrics("human_eval/attention")),
-        **_criterion_metrics(criteria),
+        **by_criterion,
         **reward_metrics(reward),
     }
     if even is not None:
         found = Interval(even["win_rate"], even["low"], even["high"])
         metrics |= found.metrics("human_eval/win_rate_equal_length")
-    votes = [[each.count(value) for value in sample.about["ratings"]] for each in rated.values()]
-    kappa = fleiss_kappa_interval(votes, [prompt_of(sample, item) for item in rated], level=level)
+    kappa = agreement(sample, rated, level)
     metrics |= kappa.metrics("human_eval/fleiss_kappa")
     result = {
         "judges": judged_by(sample, labels),
@@ -103,7 +95,7 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
         "level": level,
         "win_rate": win._asdict(),
         "interval_over": "prompts and raters",
-        "too_few_raters": too_few_raters(raters),
+        "too_few_raters": too_few_raters(int(of_labels["human_eval/raters"])),
         "always_valid_low": metrics["human_eval/always_valid_low"],
         "always_valid_low_of_people": metrics["human_eval/always_valid_low_of_people"],
         "outcomes": {"items": of_items, "ratings": rating_outcomes(sample, rated)},
@@ -113,23 +105,23 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
         "ties": metrics["human_eval/ties"],
         "both_bad": metrics["human_eval/both_bad"],
         "items": len(rated),
-        "items_sampled": len(first),
+        "items_sampled": sum(item not in sample.repeat_of for item in labels),
         "items_repeated": len(sample.repeat_of),
         "labels_complete": metrics["human_eval/labels_complete"],
-        "ratings": {"given": given(labels, sample.raters), "asked": asked(labels, sample.raters)},
+        "ratings": {"given": given(labels, sample.raters), "asked": sample.raters * len(labels)},
         "position_bias": checks.position_bias and dict(zip(("value", "high"), checks.position_bias, strict=True)),
         "self_agreement": checks.self_agreement and checks.self_agreement._asdict(),
         "raters_alike": checks.alike,
         "attention": attention and {"items": len(sample.attention), **attention.lowest._asdict()},
         "criteria": criteria,
-        "raters": list(per_rater(sample, labels, level, seconds, attention)),
+        "raters": list(per_rater(sample, labels, level, answers.seconds, attention)),
         "named_raters": named_raters(checks, attention),
         "strata": by_stratum(sample, scores, level),
         "key_sha256": sample.about["key_sha256"],
         "guidelines_sha256": sample.about.get("guidelines_sha256"),
     }
     write_json(out / "artifact" / "result.json", result)
-    write_unblinded(out / "artifact" / "ratings.csv", sample, labels)
+    _write_unblinded(out / "artifact" / "ratings.csv", sample, labels)
     for name, half in ((PREFERENCES, True), (JUDGED, False)):
         own = {item: each for item, each in rated.items() if may_train(sample.responses[item]["prompt"]) is half}
         write_rows(out / "artifact" / name, _preferences(sample, own))
@@ -145,26 +137,14 @@ def _win_rate(sample: Sample, rated: Labels, level: float) -> Interval:
     return crossed_proportion(values, items, raters, [prompt_of(sample, item) for item in items], level)
 
 
-def _criterion(sample: Sample, labels: Labels, level: float) -> CriterionSummary:
-    """Return the policy's win rate by one criterion, over the items with an answer to it."""
+def _criterion(sample: Sample, labels: Labels, level: float) -> Numbers:
+    """Return the number of items with an answer to one criterion, and over these the policy's win rate by it (ties
+    1/2) with its interval and the share of ties; None if nobody answered."""
     rated = {item: each for item, each in labels.items() if item not in sample.repeat_of and any(each)}
-    if not rated:
-        return {"items": 0, "win_rate": None, "win_rate_low": None, "win_rate_high": None, "ties": None}
-    win = _win_rate(sample, rated, level)
     every = [answer for each in rated.values() for answer in each if answer]
-    return {
-        "items": len(rated), "win_rate": win.value, "win_rate_low": win.low, "win_rate_high": win.high,
-        "ties": every.count("tie") / len(every),
-    }  # fmt: skip
-
-
-def _criterion_metrics(criteria: Mapping[str, CriterionSummary]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for name, own in criteria.items():
-        if own["win_rate"] is not None:
-            win = Interval(own["win_rate"], own["win_rate_low"] or 0.0, own["win_rate_high"] or 0.0)
-            found |= win.metrics(f"human_eval/{name}_win_rate")
-    return found
+    win = _win_rate(sample, rated, level) if rated else Interval(math.nan, math.nan, math.nan)
+    ties = every.count("tie") / len(every) if every else None
+    return {"items": len(rated), **win.named("win_rate"), "ties": ties}
 
 
 def judged_by(sample: Sample, labels: Labels) -> str:
@@ -173,20 +153,57 @@ def judged_by(sample: Sample, labels: Labels) -> str:
     return "simulated" if file.exists() and sample.ratings(file) == labels else "people"
 
 
-def write_unblinded(path: Path, sample: Sample, labels: Labels) -> None:
-    """Write every item with its authors, each rating as policy, sft, tie or both_bad, and its score."""
-    columns = ["item", "repeats", "stratum", "prompt", "sft", "policy", "policy_side"]
-    columns += [*rated_columns(labels), "score"]
-    rows = []
+def rated_once(sample: Sample, labels: Labels, sheet: Path) -> Labels:
+    """Return the rated items without those that repeat others.
+
+    Raises:
+        UserError: there is none.
+    """
+    rated = {item: each for item, each in labels.items() if item not in sample.repeat_of and any(each)}
+    if not rated:
+        raise UserError(f"{sheet}: only items that repeat others are rated. Rate the others too.")
+    return rated
+
+
+def label_metrics(sample: Sample, labels: Labels, rated: Labels) -> dict[str, float]:
+    """Return how many labels there are of how many raters, and the shares of ties among them."""
+    every = [rating for each in rated.values() for rating in each if rating]
+    return {
+        "human_eval/labels_complete": given(labels, sample.raters) / (sample.raters * len(labels)),
+        "human_eval/items": float(len(rated)),
+        "human_eval/raters": float(sum(map(any, zip(*rated.values(), strict=True)))),
+        "human_eval/ties": every.count("tie") / len(every),
+        "human_eval/both_bad": every.count("both_bad") / len(every),
+    }
+
+
+def agreement(sample: Sample, rated: Labels, level: float) -> Interval:
+    """Return Fleiss' kappa of the rated items, with its interval over prompts."""
+    votes = [[each.count(value) for value in sample.about["ratings"]] for each in rated.values()]
+    return fleiss_kappa_interval(votes, [prompt_of(sample, item) for item in rated], level=level)
+
+
+def unblinded(sample: Sample, labels: Labels, policy: str, sft: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield every item with its cells `item`, `repeats`, `stratum` and `prompt`, and each rating as the author's name,
+    tie or both_bad."""
     for item, each in labels.items():
         side, row = sample.policy_side[item], sample.responses[item]
-        named = {"": "", **dict(zip(TIES, TIES, strict=True)), side: "policy", "b" if side == "a" else "a": "sft"}
-        rows.append({
+        named = {"": "", **dict(zip(TIES, TIES, strict=True)), side: policy, OTHER_SIDE[side]: sft}
+        yield item, {
             "item": item, "repeats": sample.repeat_of.get(item, ""), "stratum": row["stratum"],
-            "prompt": canonical_json(row["prompt"]), "sft": row["sft"], "policy": row["policy"], "policy_side": side,
-            "score": str(item_score(each, side)) if any(each) else "",
+            "prompt": canonical_json(row["prompt"]),
             **{name: named[r] for name, r in zip(rated_columns(labels), each, strict=True)},
-        })  # fmt: skip
+        }  # fmt: skip
+
+
+def _write_unblinded(path: Path, sample: Sample, labels: Labels) -> None:
+    """Write every item with its authors, its ratings and its score."""
+    columns = ["item", "repeats", "stratum", "prompt", "sft", "policy", "policy_side", *rated_columns(labels), "score"]
+    rows = []
+    for item, cells in unblinded(sample, labels, "policy", "sft"):
+        side, row, own = sample.policy_side[item], sample.responses[item], labels[item]
+        score = str(item_score(own, side)) if any(own) else ""
+        rows.append({**cells, "sft": row["sft"], "policy": row["policy"], "policy_side": side, "score": score})
     write_csv(path, columns, rows)
 
 

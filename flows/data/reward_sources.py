@@ -1,6 +1,7 @@
 """Resolve the sources of `ppo.rewards` when a run begins: everything that PPO's key depends on."""
 
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ def settled_rewards(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]
         elif isinstance(each, PluginReward):
             told = {"code": plugin_code(find_plugin("tether.rewards", each.entry, "ppo.rewards"))}
         elif isinstance(each, HttpReward) and each.version == "auto":
-            told = {"told": _version(each)}
+            with closing(HttpSource(each)) as scorer:
+                told = {"told": scorer.version()}
             if told["told"] == NO_VERSION:
                 notes.append(
                     f"ppo.rewards: {each.url} reports no version, so ppo is recomputed even if a result is stored"
@@ -123,11 +125,3 @@ def reward_model(config: ModelReward, home: Path) -> tuple[str, Path]:
 def model_sources(config: RunConfig) -> Mapping[str, ModelReward]:
     """Return the reward models that `ppo.rewards` names, by name."""
     return {each.name: each for each in config.ppo.rewards or () if isinstance(each, ModelReward)}
-
-
-def _version(config: HttpReward) -> str:
-    source = HttpSource(config)
-    try:
-        return source.version()
-    finally:
-        source.close()

@@ -96,7 +96,8 @@ def scoring(
     records, _ = standing(ArtifactStore(home), status, PIPELINE)
     compared = of_origin(home, status.origin)
     sample = records.get("human_eval.compare" if compared else "human_eval.sample")
-    sheet = joined(home / "runs" / status.run, ArtifactStore(home), sample, sheets)
+    artifact = None if sample is None else ArtifactStore(home).path(sample)
+    sheet = joined(home / "runs" / status.run, artifact, sheets)
     if compared:
         sources = compared_sources(config, home, compared, sheet, records)
     else:

@@ -7,12 +7,10 @@ from pydantic import ValidationError
 
 from components.base.errors import UserError
 from components.base.files import make_folder, replacing, write_whole
-from components.base.paths import read_regular, user_path
+from components.base.paths import user_text
 from components.human_eval.config import HumanEvalConfig
 from components.human_eval.labels import Sample
-from components.human_eval.results.seconds import as_cells, read_seconds
 from components.human_eval.sheet import GUIDELINES_FILE, RATERS
-from components.store.store import ArtifactStore, Record
 from flows.config.run_config import RunConfig
 
 LABELS = "labels.csv"
@@ -32,15 +30,7 @@ def with_guidelines(config: RunConfig) -> RunConfig:
     field, given = "human_eval.guidelines", config.human_eval.guidelines
     if given is None:
         return config
-    path = user_path(given, field)
-    try:
-        text = read_regular(path).decode("utf-8-sig")
-    except OSError as error:
-        raise UserError(
-            f"{field} = {given}: the file can't be read: {error.strerror}. Name a text or Markdown file."
-        ) from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{field} = {given}: this is not text in UTF-8. Save it as UTF-8 and start again.") from error
+    text = user_text(given, field)
     try:
         values = config.human_eval.model_dump() | {"instructions": text, "guidelines": None}
         return config.model_copy(update={"human_eval": HumanEvalConfig.model_validate(values)})
@@ -61,10 +51,13 @@ def give_out(sample: Path, folder: Path) -> None:
             write_whole(copy, source.read_bytes())
 
 
-def joined(folder: Path, store: ArtifactStore, sample: Record | None, sheets: Path | Sequence[Path]) -> Path:
+def joined(folder: Path, sample: Path | None, sheets: Path | Sequence[Path]) -> Path:
     """Check what raters returned, and write their answers as one sheet, `labels.csv`, into a run's folder.
 
     The same answers give the same bytes and the same key, whatever files they come from.
+
+    Args:
+        sample: the folder of the sample's artifact.
 
     Returns:
         The path of that file. If the sample is missing in the store and only one file is given, that file.
@@ -74,24 +67,17 @@ def joined(folder: Path, store: ArtifactStore, sample: Record | None, sheets: Pa
         Mistakes: as `Sample.ratings`.
     """
     files = [file for path in ([sheets] if isinstance(sheets, Path) else sheets) for file in files_of(path)]
-    artifact = None if sample is None else store.path(sample)
-    if artifact is None or not (artifact / "sheet.json").is_file():
+    if sample is None or not (sample / "sheet.json").is_file():
         if len(files) == 1:
             return files[0]
         raise UserError(
             "the sample of these sheets is no longer complete in the store, so the sheets can't be joined. "
             "Rerun human_eval to compute it again."
         )
-    opened = Sample.open(artifact)
+    opened = Sample.open(sample)
     answers = opened.answers(*files)
-    seconds = read_seconds(files, opened.raters)
-    further = (
-        {item: as_cells(seconds, item, opened.raters) for item in answers.ratings | answers.attention}
-        if seconds
-        else None
-    )
     with replacing(folder / LABELS) as temporary:
-        opened.write(temporary, answers, further)
+        opened.write(temporary, answers)
     return folder / LABELS
 
 

@@ -3,14 +3,13 @@
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
 import uvicorn
 from sqlalchemy import update
 
 from components.base.errors import UserError
-from components.base.paths import read_regular
 from flows.review.batches import BatchSource
 from flows.review.database.connect import writing
 from flows.review.database.tables import batch
@@ -59,39 +58,32 @@ def serve(
         )  # fmt: skip
         ready(shown)
         app.state.finish()  # a server that died may not have finished the batch
-        with _shown(voting, show):
+        with nullcontext() if show is None else _shown(voting, show):
             uvicorn.Server(config).run(sockets=[listener])
 
 
 @contextmanager
-def _shown(voting: Voting, show: Callable[[LabelProgress], None] | None) -> Iterator[None]:
+def _shown(voting: Voting, show: Callable[[LabelProgress], None]) -> Iterator[None]:
     """Call `show` with the progress at the start, after each change, and at the end."""
-    ended, last = threading.Event(), None
-
-    def look() -> None:
-        nonlocal last
-        with voting.engine.connect() as connection:
-            found = progress_of(connection, voting.batch.id)
-        if show is not None and found != last:
-            last = found
-            show(found)
+    ended = threading.Event()
 
     def repeat() -> None:
-        look()
-        while not ended.wait(SHOWN_EVERY_S):
-            look()
+        last, done = None, False
+        while not done:
+            done = last is not None and ended.wait(SHOWN_EVERY_S)
+            with voting.engine.connect() as connection:
+                found = progress_of(connection, voting.batch.id)
+            if found != last:
+                last = found
+                show(found)
 
     thread = threading.Thread(target=repeat, name="progress", daemon=True)
-    if show is None:
-        yield
-        return
     thread.start()
     try:
         yield
     finally:
         ended.set()
         thread.join(SHOWN_EVERY_S)
-        look()
 
 
 def after_completion(
@@ -111,23 +103,6 @@ def after_completion(
             tell(follow(name, files[0].parent))
 
     return on_complete
-
-
-def read_guidelines(file: Path | None) -> str | None:
-    """Return the text of a file of guidelines; None without a file.
-
-    Raises:
-        UserError: the file can't be read, or is empty.
-    """
-    if file is None:
-        return None
-    try:
-        text = read_regular(file).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--guidelines {file}: the file can't be read as UTF-8 text ({error}).") from error
-    if not text.strip():
-        raise UserError(f"--guidelines {file}: the file is empty. Write in it what raters should prefer.")
-    return text
 
 
 def _listening(host: str, port: int) -> socket.socket:

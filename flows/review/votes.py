@@ -1,7 +1,7 @@
 """Decide which rater is asked which pair, and record the answers. Every answer is kept; one per slot counts.
 
-The tables' constraints prevent two people from having one slot, and one person from having two slots of an item.
-Searching for a slot only reads; taking or answering one takes the database's write lock.
+Searching for a slot only reads. Slots are claimed and answered one after the other. The tables' constraints also
+prevent two people from having one slot, and one person from having two slots of an item.
 """
 
 import hashlib
@@ -9,14 +9,14 @@ import hmac
 import json
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Engine, Row, Select, and_, exists, func, insert, or_, select, update
-from sqlalchemy.exc import IntegrityError
 
-from components.human_eval.sheet import FLAGS
+from components.human_eval.sheet import FLAGS, OF_CRITERIA
 from flows.review.database.connect import writing
 from flows.review.database.tables import batch, item, rater, slot, vote
 from flows.review.links import token_hash
@@ -27,6 +27,7 @@ SKIP = "skip"
 """The answer of a rater who can't judge a pair."""
 _RENEW_S = 5 * 60
 _OTHER = {"a": "b", "b": "a"}
+_FOREIGN = "This form is not one of this page's. Load the page again."
 _ALREADY = "You have answered this pair already. To change your answer, use Undo."
 
 
@@ -113,29 +114,19 @@ class Voting:
     def next_pair(self, person: ReviewRater) -> AskedPair | None:
         """Return the pair that the rater has claimed, or claim the next open one for them; None if there is none for
         them."""
-        for _ in range(8):
-            now = time.time()
-            with self.engine.connect() as connection:
-                own = connection.execute(_own_claim(person)).first()
-                open_one = None if own is not None else self._first_open(connection, person, now)
+        now = time.time()
+        with self.engine.connect() as connection:  # only reads: a rater who reloads the page waits for nobody
+            own = connection.execute(_own_claim(person)).first()
             if own is not None and own.claimed > now - _RENEW_S:
                 return self._asked(person, own)
-            if own is None and open_one is None:
+            if own is None and self._first_open(connection, person, now) is None:
                 return None
-            try:
-                with writing(self.engine) as connection:
-                    if own is None:
-                        found = self._first_open(connection, person, now, lock=True)
-                    else:
-                        mine = _own_claim(person).with_for_update(skip_locked=True, of=slot)
-                        found = connection.execute(mine).first()
-                    if found is not None:
-                        taken = update(slot).where(slot.c.id == found.slot).values(rater=person.id, claimed=now)
-                        connection.execute(taken)
-                        return self._asked(person, found)
-            except IntegrityError:  # their other tab was first
-                continue
-        raise RequestRefused(503, "Many people are answering right now. Load the page again.")
+        with self._alone() as connection:
+            found = connection.execute(_own_claim(person)).first() or self._first_open(connection, person, now)
+            if found is None:
+                return None
+            connection.execute(update(slot).where(slot.c.id == found.slot).values(rater=person.id, claimed=now))
+            return self._asked(person, found)
 
     def take(self, person: ReviewRater, ticket: str, given: GivenAnswer) -> bool:
         """Record an answer and return whether it counts; a late one does not. A repeated ticket changes nothing.
@@ -153,27 +144,21 @@ class Voting:
             "flags": json.dumps(list(given.flags)), "comment": given.comment,
             "seconds": took if given.seconds is None else min(took, given.seconds), "at": now,
         }  # fmt: skip
-        try:
-            with writing(self.engine) as connection:
-                judged = connection.scalars(
-                    select(item.c.id).where(item.c.batch == self.batch.id, item.c.place == place)
-                ).one()
-                if earlier := self._earlier(connection, nonce):
-                    return not earlier.late
-                free = self._slot_for(connection, person, judged, now)
-                number = connection.scalar(
-                    insert(vote).values(item=judged, late=free is None, **values).returning(vote.c.id)
-                )
-                if free is not None:
-                    passed_on = given.answer == SKIP and self._others(connection, person, judged)
-                    filled: dict[str, Any] = {"rater": person.id, "vote": number}
-                    empty: dict[str, Any] = {"rater": None, "claimed": None, "vote": None}
-                    connection.execute(update(slot).where(slot.c.id == free).values(**(empty if passed_on else filled)))
-        except (IntegrityError, RequestRefused):  # of the same form, sent twice at once, the other one was first
-            with self.engine.connect() as connection:
-                if earlier := self._earlier(connection, nonce):
-                    return not earlier.late
-            raise
+        with self._alone() as connection:
+            if earlier := self._earlier(connection, nonce):
+                return not earlier.late
+            judged = connection.scalars(
+                select(item.c.id).where(item.c.batch == self.batch.id, item.c.place == place)
+            ).one()
+            free = self._slot_for(connection, person, judged, now)
+            number = connection.scalar(
+                insert(vote).values(item=judged, late=free is None, **values).returning(vote.c.id)
+            )
+            if free is not None:
+                passed_on = given.answer == SKIP and self._others(connection, person, judged)
+                filled: dict[str, Any] = {"rater": person.id, "vote": number}
+                empty: dict[str, Any] = {"rater": None, "claimed": None, "vote": None}
+                connection.execute(update(slot).where(slot.c.id == free).values(**(empty if passed_on else filled)))
         return free is not None
 
     def undo(self, person: ReviewRater, nonce: str) -> bool:
@@ -184,11 +169,10 @@ class Voting:
             RequestRefused: the batch is complete, and its answers have been passed on.
         """
         if not 16 <= len(nonce) <= 64:
-            raise RequestRefused(400, "This form is not one of this page's. Load the page again.")
+            raise RequestRefused(400, _FOREIGN)
         now = time.time()
-        with writing(self.engine) as connection:
-            done = connection.scalar(select(batch.c.completed).where(batch.c.id == self.batch.id))
-            if done is not None:
+        with self._alone() as connection:
+            if connection.scalar(select(batch.c.completed).where(batch.c.id == self.batch.id)) is not None:
                 raise RequestRefused(409, "The batch is complete, so answers can no longer be taken back.")
             if self._earlier(connection, f"undo {nonce}"):
                 return False
@@ -209,15 +193,13 @@ class Voting:
 
     def complete(self) -> bool:
         """Return True once all slots are answered, but only to the first caller."""
+        left = exists().where(slot.c.batch == self.batch.id, slot.c.vote.is_(None))
         with self.engine.connect() as connection:
-            if connection.scalar(select(exists().where(slot.c.batch == self.batch.id, slot.c.vote.is_(None)))):
+            if connection.scalar(select(left)):
                 return False
-        with writing(self.engine) as connection:
-            marked = update(batch).where(
-                batch.c.id == self.batch.id, batch.c.completed.is_(None),
-                ~exists().where(slot.c.batch == self.batch.id, slot.c.vote.is_(None)),
-            ).values(completed=time.time())  # fmt: skip
-            return connection.execute(marked).rowcount == 1
+        with self._alone() as connection:
+            marked = update(batch).where(batch.c.id == self.batch.id, batch.c.completed.is_(None), ~left)
+            return connection.execute(marked.values(completed=time.time())).rowcount == 1
 
     def hand_on(self) -> bool:
         """Return whether the batch is complete but was not handed on, because a server died in between."""
@@ -242,14 +224,17 @@ class Voting:
             counted = select(func.count()).select_from(_standing(person).subquery())
             return connection.scalar(counted) or 0
 
-    def _first_open(
-        self, connection: Connection, person: ReviewRater, now: float, lock: bool = False
-    ) -> Row[Any] | None:
+    @contextmanager
+    def _alone(self) -> Iterator[Connection]:
+        """Run a transaction during which nobody else claims or answers a slot of this batch."""
+        with writing(self.engine) as connection:  # has SQLite's only write lock; PostgreSQL locks the batch's row
+            connection.execute(select(batch.c.id).where(batch.c.id == self.batch.id).with_for_update())
+            yield connection
+
+    def _first_open(self, connection: Connection, person: ReviewRater, now: float) -> Row[Any] | None:
         """Return the rater's next slot. A repeat of an item that they did not judge comes last, because repeats measure
         whether raters agree with themselves."""
         query = self._open(person, now)
-        if lock:
-            query = query.with_for_update(skip_locked=True, of=slot)
         judged = exists().where(vote.c.item == item.c.repeats, vote.c.rater == person.id)
         first = connection.execute(query.where(or_(item.c.repeats.is_(None), judged))).first()
         return first if first is not None else connection.execute(query).first()
@@ -279,14 +264,14 @@ class Voting:
             RequestRefused: they have already answered the item.
         """
         own = select(slot.c.id, slot.c.vote).where(slot.c.item == judged, slot.c.rater == person.id)
-        if (found := connection.execute(own.with_for_update()).first()) is not None:
+        if (found := connection.execute(own).first()) is not None:
             if found.vote is not None:
                 raise RequestRefused(409, _ALREADY)
             return int(found.id)
         if connection.scalar(select(exists(_standing(person, judged)))):
             raise RequestRefused(409, _ALREADY)
         free = select(slot.c.id).where(slot.c.item == judged, slot.c.vote.is_(None), _free(now)).order_by(slot.c.copy)
-        return connection.scalar(free.limit(1).with_for_update(skip_locked=True))
+        return connection.scalar(free.limit(1))
 
     def _others(self, connection: Connection, person: ReviewRater, judged: int) -> bool:
         """Return whether somebody else can judge an item that the rater skips: more people were not asked about it than
@@ -307,10 +292,9 @@ class Voting:
         names = {each["name"] for each in self.batch.criteria}
         if given.answer not in (*self.batch.ratings, SKIP):
             raise RequestRefused(400, "This is not one of the answers. Load the page again.")
-        if not set(given.flags) <= FLAGS.keys() or not set(given.criteria) <= names:
-            raise RequestRefused(400, "This form is not one of this page's. Load the page again.")
-        if not set(given.criteria.values()) <= {"a", "b", "tie"}:
-            raise RequestRefused(400, "This form is not one of this page's. Load the page again.")
+        answers = set(given.criteria.values()) <= {*OF_CRITERIA}
+        if not set(given.flags) <= FLAGS.keys() or not set(given.criteria) <= names or not answers:
+            raise RequestRefused(400, _FOREIGN)
 
     def _asked(self, person: ReviewRater, row: Row[Any]) -> AskedPair:
         sides = (row.a, row.b) if self._sides(person, row.place) == "ab" else (row.b, row.a)

@@ -13,13 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from components.base.errors import UserError
 from components.base.hashing import canonical_json, hash8
 from components.base.jsonl import Message
-from components.data.rows import CanonicalRow
 from components.data.tables.published import has_split, read_split, rows_at
 from components.human_eval.blinding import Item
 from components.human_eval.selection import Chosen
@@ -37,19 +33,8 @@ class HeldOutReply(NamedTuple):
     reply: str
 
 
-class HeldOutReplies(Iterable[HeldOutReply]):
-    """The preferred replies of a split's rows at `places` (n,), which are read each time that they are gone through."""
-
-    def __init__(self, rows: Sequence[CanonicalRow], places: NDArray[np.int64]) -> None:
-        self._rows, self._places = rows, places
-
-    def __iter__(self) -> Iterator[HeldOutReply]:
-        return (HeldOutReply(row["prompt"], row["chosen"]) for row in rows_at(self._rows, self._places.tolist()))
-
-
-def held_out_replies(data: Path) -> HeldOutReplies:
-    """Return the preferred replies of the test split that are long enough, one per prompt. Memory holds about 100 bytes
-    per prompt.
+def held_out_replies(data: Path) -> Iterator[HeldOutReply]:
+    """Return the preferred replies of the test split that are long enough, one per prompt; rows are read one at a time.
 
     Raises:
         UserError: there is none.
@@ -57,13 +42,13 @@ def held_out_replies(data: Path) -> HeldOutReplies:
     pairs = data / "pairs.test"
     rows = read_split(pairs) if has_split(pairs) else []
     last = {hash8(canonical_json(row["prompt"])): (n, _is_long(row["chosen"])) for n, row in enumerate(rows)}
-    places = np.array([place for place, is_long in last.values() if is_long], np.int64)
-    if not len(places):
+    places = [place for place, is_long in last.values() if is_long]
+    if not places:
         raise UserError(
             f"human_eval.attention: no held-out pair has a preferred reply of {_WORDS} or more different "
             "words, so no item can be made whose right answer is known. Set human_eval.attention=0."
         )
-    return HeldOutReplies(rows, places)
+    return (HeldOutReply(row["prompt"], row["chosen"]) for row in rows_at(rows, places))
 
 
 def with_attention(items: Sequence[Item], replies: Iterable[HeldOutReply], count: int, secret: str) -> list[Item]:

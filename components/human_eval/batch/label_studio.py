@@ -5,12 +5,20 @@ Label Studio.
 """
 
 import html
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 from xml.sax.saxutils import quoteattr
 
-from components.human_eval.sheet import FLAGS, MEANINGS, OF_CRITERIA, PEOPLE, TEXTS, AskedCriterion, rating_of
+from components.human_eval.sheet import (
+    FLAGS,
+    MEANINGS,
+    OF_CRITERIA,
+    PEOPLE,
+    TEXTS,
+    AskedCriterion,
+    guideline_blocks,
+    rating_of,
+)
 
 _OF_MIN = ("annotator", "annotation_id")
 """Columns of its flat exports, which have one annotation per row."""
@@ -71,14 +79,8 @@ def _choices(
 
 def instruction(guidelines: str) -> str:
     """Return guidelines as the project's expert instruction, which is HTML; HTML in the guidelines is escaped."""
-    found = []
-    for block in re.split(r"\n\s*\n", guidelines.replace("\r\n", "\n").strip()):
-        heading = re.fullmatch(r"(#{1,3}) +(.+)", block)
-        quoted = all(line.startswith(">") for line in block.split("\n"))
-        text = html.escape(heading[2] if heading else re.sub(r"(?m)^> ?", "", block) if quoted else block, quote=False)
-        tag = f"h{len(heading[1])}" if heading else "blockquote" if quoted else "p"
-        found.append(f"<{tag}>{text}</{tag}>")
-    return "\n".join(found) + "\n"
+    blocks = guideline_blocks(guidelines)
+    return "\n".join(f"<{tag}>{html.escape(text, quote=False)}</{tag}>" for tag, text in blocks) + "\n"
 
 
 def is_export(columns: Iterable[str]) -> bool:

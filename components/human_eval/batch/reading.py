@@ -5,6 +5,7 @@ All mistakes in a file are reported together.
 
 import csv
 import io
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from components.base.strict_json import BadJson, parse_json
 from components.base.text import counted
 from components.data.spreadsheet import unprotect
 from components.human_eval.batch.label_studio import is_export, sheet_rows
-from components.human_eval.sheet import OF_CRITERIA, PEOPLE, TEXTS, SheetRow, rating_columns, rating_of
+from components.human_eval.sheet import OF_CRITERIA, PEOPLE, TEXTS, SheetRow, rating_columns, rating_of, seconds_columns
 
 _LARGEST = 256 * 2**20
 _START = 2**18
@@ -55,11 +56,8 @@ def parse_sheet(path: Path, raters: int, valid: Sequence[str], criteria: Sequenc
     Raises:
         UserError: nothing can be read, or the columns are not those of a sheet.
     """
-    text, lossy = _decode(path)
     mistakes: list[str] = []
-    start = text.lstrip()[:1]
-    records = _json(path, text, mistakes) if start in ("{", "[") else _table(path, text, mistakes)
-    records = _of_label_studio(path, records, mistakes)
+    records, lossy = _records(path, mistakes)
     columns = list(dict.fromkeys(name for _, record in records for name in record))
     raters = max([raters, *(int(each) for _, record in records if _PEOPLE.fullmatch(each := str(record.get(PEOPLE))))])
     wrong = list(_wrong_columns(path, columns, raters)) if records else []
@@ -92,10 +90,8 @@ def sheet_records(path: Path) -> list[tuple[int, dict[str, str]]]:
     Raises:
         UserError: nothing can be read. Mistakes: some rows cannot be read.
     """
-    text, _ = _decode(path)
     mistakes: list[str] = []
-    found = _json(path, text, mistakes) if text.lstrip()[:1] in ("{", "[") else _table(path, text, mistakes)
-    found = _of_label_studio(path, found, mistakes)
+    found, _ = _records(path, mistakes)
     if mistakes:
         raise Mistakes(*mistakes)
     records = []
@@ -107,11 +103,13 @@ def sheet_records(path: Path) -> list[tuple[int, dict[str, str]]]:
     return records
 
 
-def _of_label_studio(path: Path, records: _Records, mistakes: list[str]) -> _Records:
-    """Return rows of a sheet if `records` are an export of Label Studio; otherwise `records` themselves."""
-    if not records or not all(is_export(record) for _, record in records):
-        return records
-    return sheet_rows(path, records, mistakes)
+def _records(path: Path, mistakes: list[str]) -> tuple[_Records, bool]:
+    """Return a file's rows, and whether its encoding may have lost characters; Label Studio's as rows of a sheet."""
+    text, lossy = _decode(path)
+    records = _json(path, text, mistakes) if text.lstrip()[:1] in ("{", "[") else _table(path, text, mistakes)
+    if records and all(is_export(record) for _, record in records):
+        records = sheet_rows(path, records, mistakes)
+    return records, lossy
 
 
 def _decode(path: Path) -> tuple[str, bool]:
@@ -289,7 +287,21 @@ def _row(
         return tuple(kept)
 
     ratings, asked = answers("rating", valid), tuple(answers(name, OF_CRITERIA) for name in criteria)
-    return SheetRow(number, texts[0], texts[1], texts[2], texts[3], ratings, asked) if texts[0] else None
+    if not texts[0]:
+        return None
+    measured = dict(record) | ({f"seconds_{rater}": record["seconds"]} if "seconds" in record else {})
+    seconds = tuple(_positive(measured.get(name)) for name in seconds_columns(raters))
+    seconds = seconds if any(seconds) else ()
+    return SheetRow(number, texts[0], texts[1], texts[2], texts[3], ratings, asked, seconds)
+
+
+def _positive(cell: object) -> float | None:
+    """Return a measured time; anything but a number above 0 was not measured."""
+    try:
+        value = float(str(cell))
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value > 0 else None
 
 
 def _columns(question: str, raters: int) -> list[str]:

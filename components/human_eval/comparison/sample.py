@@ -6,18 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from components.base.errors import UserError
 from components.base.jsonl import write_json, write_rows
 from components.base.observe import Observe
-from components.data.tables.published import read_split
 from components.data.words import seen
-from components.human_eval.blinding import blind, sealed_key
+from components.human_eval.blinding import blind
 from components.human_eval.comparison.pairs import MODELS, ComparedItem, model_inputs
 from components.human_eval.config import SampleJob
 from components.human_eval.respond import respond
-from components.human_eval.sample import check_judges, simulate, write_sheet
+from components.human_eval.sample import check_judges, held_out_prompts, write_blinded
 from components.human_eval.selection import Chosen, choose
-from components.human_eval.sheet import SIMULATED, write_joint
 
 
 class _Pair(NamedTuple):
@@ -40,10 +37,7 @@ def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
     """
     config, artifact = job.human_eval, out / "artifact"
     check_judges(config, inputs["data"])
-    rows = read_split(inputs["data"] / "prompts.test")
-    if not rows:
-        raise UserError("human_eval: the data hold no held-out prompt to judge. Raise data.split.test.")
-    chosen = choose(rows, config, job.seed)
+    chosen = choose(held_out_prompts(inputs["data"]), config, job.seed)
     names = model_inputs(inputs)
     responses = respond(job, inputs, [c.prompt for c in chosen], out, observe, {name: name for name in names})
     texts = [[r["text"] for r in responses[name]] for name in names]
@@ -63,12 +57,9 @@ def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
             "item": item.item, "stratum": stratum, "category": item.chosen.category, "prompt": item.chosen.prompt,
             "sft": item.sft, "policy": item.policy, "models": [i, j],
         })  # fmt: skip
-    write_json(artifact / "key.json", sealed_key(items, salt))
     write_json(artifact / MODELS, {"models": len(names), "of": {c["item"]: c["models"] for c in compared}})
     write_rows(artifact / "responses.jsonl", compared)
-    sheet = write_sheet(artifact, items, config)
-    if config.judges == "simulated":
-        write_joint(artifact / SIMULATED, simulate(sheet, items, config, job.seed), config.raters)
+    write_blinded(artifact, items, salt, config, job.seed)
     return {
         "human_eval/sampled": float(len(pairs)),
         "human_eval/prompts": float(len(chosen)),

@@ -1,26 +1,22 @@
 """The second half of a comparison: unblind returned sheets; compute models' strengths and a table of every two
 models."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
-from components.base.errors import UserError
-from components.base.hashing import canonical_json
 from components.base.jsonl import write_json
 from components.base.observe import Observe
 from components.data.spreadsheet import write_csv
 from components.human_eval.comparison.pairs import RESULT, input_name, models_of
 from components.human_eval.config import ScoreJob
-from components.human_eval.labels import Labels, Sample, asked, given
-from components.human_eval.results.checks import TIES, named_raters, prompt_of, rater_checks
+from components.human_eval.labels import Labels, Sample, rated_columns
+from components.human_eval.results.checks import named_raters, prompt_of, rater_checks
 from components.human_eval.results.summary import per_rater, rating_score
-from components.human_eval.score import judged_by
-from components.human_eval.sheet import rating_columns
+from components.human_eval.score import agreement, judged_by, label_metrics, rated_once, unblinded
 from components.stats.intervals import Numbers
 from components.stats.paired import Inseparable, PairedScore, strengths
 from components.stats.raters import FEWEST_RATERS, crossed_proportion, too_few_raters
-from components.stats.votes import fleiss_kappa_interval
 
 
 class ModelStrength(TypedDict):
@@ -88,16 +84,12 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
     """
     level, sample = job.human_eval.level, Sample.open(inputs["sample"])
     labels = sample.ratings(inputs["sheet"])
-    rated = {item: each for item, each in labels.items() if item not in sample.repeat_of and any(each)}
-    if not rated:
-        raise UserError(f"{inputs['sheet']}: only items that repeat others are rated. Rate the others too.")
+    rated = rated_once(sample, labels, inputs["sheet"])
     models, of = models_of(inputs["sample"])
-    raters = sum(any(each[i] for each in rated.values()) for i in range(sample.raters))
+    of_labels = label_metrics(sample, labels, rated)
+    raters = int(of_labels["human_eval/raters"])
     pairs = list(_pair_rows(sample, rated, of, level))
     checks = rater_checks(sample, labels, level)
-    every = [rating for each in rated.values() for rating in each if rating]
-    votes = [[each.count(value) for value in sample.about["ratings"]] for each in rated.values()]
-    kappa = fleiss_kappa_interval(votes, [prompt_of(sample, item) for item in rated], level=level)
     result: ComparisonResult = {
         "judges": judged_by(sample, labels),
         "level": level,
@@ -112,16 +104,12 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
         "key_sha256": sample.about["key_sha256"],
     }
     write_json(out / "artifact" / RESULT, result)
-    write_unblinded(out / "artifact" / "ratings.csv", sample, labels, of)
+    _write_unblinded(out / "artifact" / "ratings.csv", sample, labels, of)
     metrics = {
-        "human_eval/items": float(len(rated)),
-        "human_eval/raters": float(raters),
+        **of_labels,
         "human_eval/models": float(models),
-        "human_eval/labels_complete": given(labels, sample.raters) / asked(labels, sample.raters),
-        "human_eval/ties": every.count("tie") / len(every),
-        "human_eval/both_bad": every.count("both_bad") / len(every),
         **checks.metrics(),
-        **kappa.metrics("human_eval/fleiss_kappa"),
+        **agreement(sample, rated, level).metrics("human_eval/fleiss_kappa"),
     }
     for row in pairs:
         name = f"human_eval/win_rate_{row['first']}_{row['second']}"
@@ -186,18 +174,13 @@ def _pair_rows(sample: Sample, rated: Labels, of: Mapping[str, tuple[int, int]],
         }  # fmt: skip
 
 
-def write_unblinded(path: Path, sample: Sample, labels: Labels, of: Mapping[str, tuple[int, int]]) -> None:
-    """Write every item with its two models, and each rating as first, second, tie or both_bad."""
+def _write_unblinded(path: Path, sample: Sample, labels: Labels, of: Mapping[str, tuple[int, int]]) -> None:
+    """Write every item with its two models and its ratings as first, second, tie or both_bad."""
     columns = ["item", "repeats", "stratum", "prompt", "first", "second", "response_first", "response_second"]
-    names: Sequence[str] = rating_columns(sample.raters)
     rows = []
-    for item, each in labels.items():
-        side, row = sample.policy_side[item], sample.responses[item]
-        named = {"": "", **dict(zip(TIES, TIES, strict=True)), side: "second", "b" if side == "a" else "a": "first"}
+    for item, cells in unblinded(sample, labels, "second", "first"):
         first, second = map(input_name, of[item])
-        rows.append({
-            "item": item, "repeats": sample.repeat_of.get(item, ""), "stratum": row["stratum"],
-            "prompt": canonical_json(row["prompt"]), "first": first, "second": second, "response_first": row["sft"],
-            "response_second": row["policy"], **{n: named[r] for n, r in zip(names, each, strict=True)},
-        })  # fmt: skip
-    write_csv(path, [*columns, *names], rows)
+        row = sample.responses[item]
+        texts = {"response_first": row["sft"], "response_second": row["policy"]}
+        rows.append({**cells, "first": first, "second": second, **texts})
+    write_csv(path, [*columns, *rated_columns(labels)], rows)

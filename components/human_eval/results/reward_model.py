@@ -13,7 +13,7 @@ import numpy as np
 
 from components.base.jsonl import read_rows
 from components.human_eval.labels import Labels, Sample
-from components.human_eval.results.checks import prompt_of
+from components.human_eval.results.checks import OTHER_SIDE, prompt_of
 from components.human_eval.results.summary import item_score, rating_scores
 from components.stats.calibration.measure import ConfidenceBin, calibration, correctness
 from components.stats.intervals import Interval, Numbers, clustered_auroc, clustered_proportion
@@ -136,9 +136,8 @@ def reward_metrics(found: RewardAgreement | None) -> dict[str, float]:
 
 def _gains(sample: Sample, items: Iterable[str], raw: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Return the raw reward of the policy's reply minus that of SFT's, by item."""
-    other = {"a": "b", "b": "a"}
     sides = {item: sample.policy_side[item] for item in items}
-    return {item: raw[item][side] - raw[item][other[side]] for item, side in sides.items()}
+    return {item: raw[item][side] - raw[item][OTHER_SIDE[side]] for item, side in sides.items()}
 
 
 def _by_gain(

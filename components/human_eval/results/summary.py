@@ -7,20 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypedDict
 
-from components.human_eval.labels import Labels, Sample, rated_columns
+from components.human_eval.labels import Labels, Sample, Seconds, rated_columns
 from components.human_eval.results.checks import TIES, AttentionCheck, prompt_of, side_a, with_themselves
-from components.human_eval.results.checks import attention_check as attention_check
-from components.human_eval.results.checks import rater_checks as rater_checks
-from components.human_eval.results.seconds import Seconds
 from components.stats.intervals import LEVEL, clustered_proportion
-
-
-class SideShare(TypedDict):
-    """Share of a rater's ratings `a` among those for a side, with its interval over prompts."""
-
-    value: float
-    low: float
-    high: float
 
 
 class RaterSummary(TypedDict):
@@ -35,8 +24,9 @@ class RaterSummary(TypedDict):
     ties: float | None
     """Share of ties, without `both_bad`."""
     both_bad: float | None
-    side_a: SideShare | None
-    """A value far from 1/2 shows a position bias, since each author is on either side equally often."""
+    side_a: dict[str, float] | None
+    """Share of `a` among the ratings for a side, `value`, with the ends `low` and `high` of its interval over prompts.
+    Far from 1/2 it shows a position bias, since each author is on either side equally often."""
     agreement: float | None
     """Share of other raters' ratings of the same items with which this rater's agree."""
     self_agreement: float | None
@@ -99,7 +89,7 @@ def per_rater(
             "b": kinds["b"] / len(first) if first else None,
             "ties": kinds["tie"] / len(first) if first else None,
             "both_bad": kinds["both_bad"] / len(first) if first else None,
-            "side_a": None if side is None else {"value": side.value, "low": side.low, "high": side.high},
+            "side_a": None if side is None else side._asdict(),
             "agreement": _mean(others),
             "self_agreement": _mean(alike),
             "attention": None if attention is None else attention.of.get(index),

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NotRequired, Protocol, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from components.base.errors import Unreachable, UserError, refuse_credentials
 from components.base.jsonl import Message
@@ -27,18 +27,6 @@ class JudgeAnswer(TypedDict):
     """For a model in a folder: the probability that it answers A or B at all."""
     said: NotRequired[str]
     """For an endpoint: the answer, shortened. For either: why there is no answer."""
-
-
-class Judge(Protocol):
-    """Answers questions. Equal questions must get equal answers."""
-
-    def answer(self, messages: Sequence[Message]) -> JudgeAnswer:
-        """Answer one question."""
-        ...
-
-    def close(self) -> None:
-        """Close its connections."""
-        ...
 
 
 class FolderJudge:
@@ -157,6 +145,10 @@ class EndpointJudge:
 
     def _error(self, text: str) -> UserError:
         return UserError(f"--judge {self._config.url}: {text}")
+
+
+Judge = FolderJudge | EndpointJudge
+"""Answers questions. Equal questions get equal answers."""
 
 
 def _content(answer: HttpAnswer) -> str | None:

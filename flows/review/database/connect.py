@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from components.base.errors import TetherError, UserError
+from components.base.errors import UserError
 from components.base.files import make_folder
+from flows.review.database.tables import metadata
 
 FOLDER = "review"
 """The folder of a home that holds its batches' databases."""
@@ -143,11 +144,13 @@ def _upgrade(engine: Engine) -> None:
         return
     with writing(engine) as connection:
         config.attributes["connection"] = connection
+        if present is None:  # a new database: the migrations are for older tables
+            metadata.create_all(connection)
+            command.stamp(config, "head")
+            return
         try:
             command.upgrade(config, "head")
         except CommandError as error:
             raise UserError(
                 f"a newer Tether wrote the review page's database ({error}). Use that version, or another database."
             ) from error
-        except SQLAlchemyError as error:
-            raise TetherError(f"the review page's tables could not be created: {error}") from error

@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 
 from components.human_eval.sheet import FLAGS, MEANINGS
 from flows.review.page.guard import Guard
-from flows.review.page.texts import guideline_blocks, shown
+from flows.review.page.texts import shown, shown_guidelines
 from flows.review.progress import progress_of
 from flows.review.summary import summary
 from flows.review.votes import SKIP, GivenAnswer, RequestRefused, ReviewRater, Voting
@@ -60,7 +60,7 @@ def make_app(voting: Voting, on_complete: OnComplete | None = None, secure: bool
     )  # fmt: skip
     pages.filters["shown"] = shown
     pages.globals |= {
-        "version": version, "batch": voting.batch, "guidelines": guideline_blocks(voting.batch.guidelines),
+        "version": version, "batch": voting.batch, "guidelines": shown_guidelines(voting.batch.guidelines),
         "answers": {each: ANSWERS[each] for each in (*voting.batch.ratings, SKIP)}, "flags": FLAGS, "comment": COMMENT,
         "meanings": MEANINGS,
     }  # fmt: skip
@@ -109,7 +109,8 @@ def make_app(voting: Voting, on_complete: OnComplete | None = None, secure: bool
     async def unknown(request: Request, error: HTTPException) -> Response:
         return page("told.html", error.status_code, told="There is nothing here.")
 
-    def entered(request: Request, token: str) -> Response:
+    @app.api_route("/r/{token}", methods=["GET", "POST"])
+    def enter(request: Request, token: str) -> Response:
         """Log in by a link, in place of another person's login only if this page's own form says so."""
         found, before = voting.person(token), voting.person(request.cookies.get(cookie, ""))
         if found is None:
@@ -119,14 +120,6 @@ def make_app(voting: Voting, on_complete: OnComplete | None = None, secure: bool
         response = RedirectResponse("/", 303, headers={"Referrer-Policy": "no-referrer"})
         response.set_cookie(cookie, token, max_age=_DAYS_90, httponly=True, samesite="lax", secure=secure)
         return response
-
-    @app.get("/r/{token}")
-    def enter(request: Request, token: str) -> Response:
-        return entered(request, token)
-
-    @app.post("/r/{token}")
-    def switch(request: Request, token: str) -> Response:
-        return entered(request, token)
 
     @app.get("/")
     def ask(request: Request, late: int = 0) -> Response:

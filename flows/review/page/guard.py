@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import MutableMapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -64,10 +65,6 @@ class PromptRequests(H11Protocol):
             timer.cancel()
 
 
-class _TooLarge(Exception):
-    pass
-
-
 class Guard:
     """ASGI middleware that protects an app."""
 
@@ -76,48 +73,24 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        headers = Headers(scope=scope)
-        started = False
 
         async def guarded(message: Message) -> None:
-            nonlocal started
             if message["type"] == "http.response.start":
-                started = True
                 own = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     own.setdefault(name, value)
             await send(message)
 
-        read = 0
-
-        async def limited() -> Message:
-            nonlocal read
-            message = await receive()
-            read += len(message.get("body", b""))
-            if read > LARGEST_BODY:
-                raise _TooLarge
-            return message
-
-        if (refused := _refusal(scope, headers)) is not None:
-            await refused(scope, receive, guarded)
-            return
-        try:
-            await self.app(scope, limited, guarded)
-        except ClientDisconnect:  # half of a form: nobody is left to answer
-            return
-        except _TooLarge:
-            if not started:
-                await _plain(413, "This form is too large.")(scope, receive, guarded)
+        refused = _refusal(scope, Headers(scope=scope)) if scope["type"] == "http" else None
+        with suppress(ClientDisconnect):  # half of a form: nobody is left to answer
+            await (refused or self.app)(scope, receive, guarded)
 
 
 def _refusal(scope: MutableMapping[str, Any], headers: Headers) -> PlainTextResponse | None:
     """Return the response to send instead of the app's, if the request is refused."""
     length = headers.get("content-length", "0")
-    if not length.isdigit() or int(length) > LARGEST_BODY:
-        return _plain(413, "This form is too large.")
+    if "transfer-encoding" in headers or not length.isdigit() or int(length) > LARGEST_BODY:
+        return _plain(413, "This form is too large, or does not say its length.")
     if scope["method"] not in ("GET", "HEAD", "POST"):
         return _plain(405, "This page accepts only GET and POST.")
     if scope["method"] == "POST" and not _own_origin(headers):

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 from markupsafe import Markup, escape
 
+from components.human_eval.sheet import guideline_blocks
+
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f\u2028-\u202e"
     "\u2060-\u206f\u2800\u3164\ufe00-\ufe0e\ufeff\uffa0\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
@@ -14,7 +16,6 @@ surrogates. U+FE0F, which turns a sign into an emoji, is not among them, because
 _JOINERS = "\u200c\u200d"
 _CHARACTERS, _LINES = 1_500, 16
 """A text with more characters or lines is shown at limited height, with `show all` above it."""
-_RULE = re.compile(r"^(#{1,6})\s+(.*)$")
 
 
 class ShownText(NamedTuple):
@@ -23,13 +24,6 @@ class ShownText(NamedTuple):
     html: Markup
     length: int
     long: bool
-
-
-class GuidelineBlock(NamedTuple):
-    """A heading (`h2` to `h4`), a paragraph (`p`) or a quotation (`blockquote`)."""
-
-    tag: str
-    text: Markup
 
 
 def shown(text: str) -> ShownText:
@@ -46,19 +40,10 @@ def shown(text: str) -> ShownText:
     return ShownText(Markup("").join(parts), len(text), len(text) > _CHARACTERS or text.count("\n") > _LINES)
 
 
-def guideline_blocks(text: str) -> list[GuidelineBlock]:
-    """Return guidelines as blocks: Markdown headings, paragraphs and quotations. Other markup is shown unchanged."""
-    blocks = []
-    for part in re.split(r"\n\s*\n", text.replace("\r\n", "\n").strip()):
-        lines = part.strip().split("\n")
-        if heading := _RULE.match(lines[0]):
-            blocks.append(GuidelineBlock(f"h{min(4, len(heading[1]) + 1)}", shown(heading[2]).html))
-            lines = lines[1:]
-        if lines and all(line.startswith(">") for line in lines):
-            blocks.append(GuidelineBlock("blockquote", shown("\n".join(line[1:].strip() for line in lines)).html))
-        elif lines:
-            blocks.append(GuidelineBlock("p", shown("\n".join(lines)).html))
-    return blocks
+def shown_guidelines(text: str) -> list[tuple[str, Markup]]:
+    """Return guidelines as blocks of tag and text. Headings are those below the page's own, `h2` to `h4`."""
+    tags = {f"h{level}": f"h{min(4, level + 1)}" for level in range(1, 7)}
+    return [(tags.get(tag, tag), shown(block).html) for tag, block in guideline_blocks(text)]
 
 
 def _joins(text: str, at: int) -> bool:

@@ -1,6 +1,5 @@
 """What is asked beside the pairs that count: criteria, and items whose right answer is known."""
 
-import csv
 import json
 import random
 from collections import Counter
@@ -19,21 +18,8 @@ from components.human_eval.config import HumanEvalConfig
 from components.human_eval.labels import Sample
 from components.human_eval.selection import Chosen
 from components.stats.raters import crossed_proportion
+from tests.sheets import cells, save
 from tests.splits import write_split
-
-Table = list[list[str]]
-
-
-def table_of(path: Path) -> Table:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        return list(csv.reader(file))
-
-
-def save(path: Path, table: Table) -> Path:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows(table)
-    return path
-
 
 # Criteria -------------------------------------------------------------------------------------------------------------
 
@@ -47,7 +33,7 @@ def own_files(case: Any, answer: Callable[[str, str, int], str]) -> list[Path]:
     """Each rater's own file; `answer` sees a column, reply A and the rater."""
     files = []
     for rater in (1, 2, 3):
-        table = table_of(case.sample / "raters" / f"rater_{rater}.csv")
+        table = cells(case.sample / "raters" / f"rater_{rater}.csv")
         header = next(n for n, row in enumerate(table) if row[0] == "item")
         names = table[header]
         assert names[4:] == ["rater", "rating", "helpful", "harmless"]

@@ -14,7 +14,6 @@ from components.base.errors import Mistakes
 from components.base.jsonl import read_rows
 from components.human_eval.batch.label_studio import instruction, labelling_config, tasks
 from components.human_eval.labels import Sample
-from components.human_eval.results.seconds import read_seconds
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "label_studio"
 EXPORTS = ("export.json", "export_min.json", "export.csv")
@@ -35,7 +34,7 @@ def test_its_own_exports_come_back_as_the_votes_that_were_given(sample: Sample, 
     for t, item in enumerate(found.ratings):
         assert found.criteria["helpful"][item] == tuple(criteria[(t + u) % 3] if (t + u) % 3 else "" for u in range(3))
         assert found.criteria["coherent"][item] == ("", "b", "")
-    assert read_seconds([GOLDEN / name], 3)["q0003", 1] == 13.5, "10.5 + t + u"
+    assert sample.answers(GOLDEN / name).seconds["q0003", 1] == 13.5, "10.5 + t + u"
 
 
 def test_its_exports_and_a_sheet_with_the_same_answers_are_the_same_bytes(sample: Sample, tmp_path: Path) -> None:

@@ -64,7 +64,6 @@ def test_honest_raters_pass_the_gates_on_raters(case: Any, of_raters: tuple[str,
 
 
 def test_a_rater_who_always_writes_a_fails_position_and_self_agreement(case: Any) -> None:
-    """Defect 7: 512 times `a` left a kappa of 0.127, which passed."""
     metrics, result = scored(case, lambda row: (honest(row, 0, 0.95), honest(row, 1, 0.95), "a"))
     assert failed(metrics) >= {"position_bias", "self_agreement_low"}
     assert metrics["human_eval/position_bias"] == metrics["human_eval/position_bias_high"] == 0.5
@@ -140,7 +139,6 @@ def test_two_who_nearly_always_say_tie_are_not_called_copies() -> None:
 
 
 def test_copied_columns_fail_though_their_kappa_is_perfect(case: Any) -> None:
-    """Defect 7: three copied columns gave kappa 1.0."""
     metrics, result = scored(case, lambda row: (honest(row, 0),) * 3)
     assert metrics["human_eval/fleiss_kappa"] == metrics["human_eval/raters_alike"] == 1.0
     assert failed(metrics) & {"raters_alike"} and result["fleiss_kappa_low"] < 1
@@ -148,7 +146,6 @@ def test_copied_columns_fail_though_their_kappa_is_perfect(case: Any) -> None:
 
 
 def test_kappa_is_judged_by_its_lower_end_and_stands_with_its_interval(case: Any) -> None:
-    """Defect 7: kappa had no interval in the result."""
     drawn = random.Random(4)
     metrics, result = scored(case, lambda row: tuple(drawn.choice("ab") for _ in range(3)))
     assert result["fleiss_kappa_low"] < result["fleiss_kappa"] < result["fleiss_kappa_high"]
@@ -156,17 +153,12 @@ def test_kappa_is_judged_by_its_lower_end_and_stands_with_its_interval(case: Any
 
 
 def test_both_bad_counts_a_half_and_is_a_share_of_its_own(make_case: Callable[..., Any]) -> None:
-    """Defect 10: one vocabulary, a, b, tie and both_bad."""
     metrics, result = scored(make_case(), lambda row: ("both_bad", "both_bad", "tie"))
     assert metrics["human_eval/win_rate"] == 0.5 and metrics["human_eval/both_bad"] == pytest.approx(2 / 3)
     assert result["raters"][0]["both_bad"] == 1.0 and result["raters"][0]["ties"] == 0.0
-    narrow = make_case("narrow", scale="a/b/tie")
-    with pytest.raises(Exception, match=r"'both_bad' is not a rating\. Write a, b, tie"):
-        scored(narrow, lambda row: ("both_bad", "a", "b"))
 
 
 def test_the_win_rates_interval_holds_for_other_raters_too_and_says_when_they_are_too_few(case: Any) -> None:
-    """Defect 4: with raters who differ, a nominal 95 % covered 72 %."""
     metrics, result = scored(case, lambda row: tuple(honest(row, n, (0.5, 0.75, 1.0)[n]) for n in range(3)))
     alike, _ = scored(case, lambda row: tuple(honest(row, n, 0.75) for n in range(3)))
     width, narrow = (m["human_eval/win_rate_high"] - m["human_eval/win_rate_low"] for m in (metrics, alike))
@@ -175,7 +167,6 @@ def test_the_win_rates_interval_holds_for_other_raters_too_and_says_when_they_ar
 
 
 def test_who_looks_early_has_a_bound_that_allows_for_it(make_case: Callable[..., Any]) -> None:
-    """Defect 6: stopping when the lower end passes 0.5 promoted an equal policy in 13.8 %."""
     case = make_case(items=30)
     metrics, result = scored(case, lambda row: tuple(honest(row, n) for n in range(3)))
     key = json.loads((case.sample / "key.json").read_text())["policy_side"]
@@ -210,7 +201,6 @@ def test_repeated_items_show_the_pair_again_with_its_sides_exchanged_and_count_i
 
 
 def test_a_scored_sheet_is_data_with_its_votes(case: Any) -> None:
-    """Defect 8: the labels went nowhere."""
     scored(case, lambda row: (honest(row, 0), "both_bad", "") if row.item < "q0040" else ("", "", ""))
     artifact = case.root / "scored" / "artifact"
     trains, judges = (read_rows(artifact / f"{name}.jsonl") for name in ("preferences", "judged"))
@@ -235,7 +225,6 @@ def test_a_scored_sheet_is_data_with_its_votes(case: Any) -> None:
 def test_sides_depend_on_a_secret_of_the_home_and_the_same_home_gives_the_same_bytes(
     make_case: Callable[..., Any],
 ) -> None:
-    """Defect 14: who knew prompts and seed could try all sides of some 24 items until the key's digest fits."""
 
     def files(name: str, home: str) -> dict[str, bytes]:
         sample = make_case(name, home=home).sample
@@ -248,7 +237,6 @@ def test_sides_depend_on_a_secret_of_the_home_and_the_same_home_gives_the_same_b
 
 
 def test_without_the_secret_the_keys_digest_can_not_be_guessed() -> None:
-    """Defect 14: the salt was a digest of what is judged."""
     chosen = [Chosen([{"role": "user", "content": f"{n}"}], None, "all") for n in range(4)]
     texts = ["one", "two", "three", "four"], ["ein", "zwei", "drei", "vier"]
     salts = {blind(chosen, *texts, seed=0, seal=seal)[1] for seal in (b"", b"x", b"y")}
@@ -256,7 +244,6 @@ def test_without_the_secret_the_keys_digest_can_not_be_guessed() -> None:
 
 
 def test_the_secret_is_made_once_for_its_owner_alone(tmp_path: Any) -> None:
-    """Defect 14: a secret that others can read seals nothing."""
     path = home_seal(tmp_path / "home")
     before = path.read_bytes()
     assert path.stat().st_mode & 0o777 == 0o600 and len(before) == 64

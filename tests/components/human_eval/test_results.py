@@ -15,6 +15,7 @@ from sklearn.metrics import roc_auc_score
 
 from components.data.spreadsheet import write_csv
 from components.gates.judging import judge
+from components.human_eval.labels import Sample
 from components.human_eval.results.outcomes import at_equal_length, outcomes
 from components.human_eval.sheet import SheetRow, as_record
 from flows.config.run_config import load_config
@@ -244,8 +245,6 @@ def test_without_a_decided_pair_nothing_is_said_of_the_reward_model_so_that_its_
 
 @pytest.mark.parametrize("own", [True, False])
 def test_a_raters_time_is_the_median_of_what_their_tool_measured(make_case: Callable[..., Any], own: bool) -> None:
-    from components.human_eval.results.seconds import read_seconds
-
     case = make_case()
     path, rows = case.root / "timed.csv", []
     for number, row in enumerate(case.rows()):
@@ -258,7 +257,7 @@ def test_a_raters_time_is_the_median_of_what_their_tool_measured(make_case: Call
             record |= {"seconds_2": cell}
         rows.append(record)
     write_csv(path, list(rows[0]), rows)
-    found = read_seconds([path], 3)
+    found = Sample.open(case.sample).answers(path).seconds
     assert {rater for _, rater in found} == {1} and sorted(set(found.values())) == [7, 9.5, 11]
     _, result = case.score(path)
     assert [each["seconds"] for each in result["raters"]] == [None, 9.5, None]

@@ -1,7 +1,6 @@
 """Sheets as people return them: what spreadsheets do is forgiven, ratings of another item are refused by row."""
 
 import csv
-import io
 import json
 import random
 from collections.abc import Callable, Sequence
@@ -17,20 +16,7 @@ from components.data.spreadsheet import protect, unprotect
 from components.human_eval.batch.texts import plain, same
 from components.human_eval.labels import Sample
 from components.human_eval.sheet import SheetRow
-
-Table = list[list[str]]
-
-
-def cells(path: Path) -> Table:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        return list(csv.reader(file))
-
-
-def save(path: Path, table: Table, encoding: str = "utf-8-sig", **options: Any) -> Path:
-    text = io.StringIO(newline="")
-    csv.writer(text, **options).writerows(table)
-    path.write_bytes(text.getvalue().encode(encoding, "replace"))
-    return path
+from tests.sheets import Table, cells, save
 
 
 def mixed(row: SheetRow) -> tuple[str, ...]:
@@ -69,7 +55,6 @@ def column(table: Table, index: int, values: Sequence[str]) -> Table:
 
 
 def test_items_that_slipped_by_one_row_are_refused_by_row(case: Any, table: Table) -> None:
-    """Defect 1: a slipped column of items was scored in silence."""
     items = [row[0] for row in table[1:]]
     told = mistakes(case, save(case.root / "back.csv", column(table, 0, [items[-1], *items[:-1]])))
     assert len(told) == 24
@@ -77,14 +62,12 @@ def test_items_that_slipped_by_one_row_are_refused_by_row(case: Any, table: Tabl
 
 
 def test_exchanged_columns_are_refused_by_row(case: Any, table: Table) -> None:
-    """Defect 1: with A and B exchanged, every rating counted for the other model."""
     swapped = [table[0], *([row[0], row[1], row[3], row[2], *row[4:]] for row in table[1:])]
     told = mistakes(case, save(case.root / "back.csv", swapped))
     assert len(told) == 24 and "row 2, columns `response_a`, `response_b`: the replies are exchanged" in told[0]
 
 
 def test_an_edited_text_is_refused_with_the_place_of_the_change(case: Any, table: Table) -> None:
-    """Defect 1: what was rated is not what stands in the result."""
     table[5][2] += " indeed"
     (told,) = mistakes(case, save(case.root / "back.csv", table))
     assert "row 6, column `response_a`: the text is not the one given out" in told and "' indeed'" in told
@@ -93,7 +76,6 @@ def test_an_edited_text_is_refused_with_the_place_of_the_change(case: Any, table
 def test_a_column_of_ratings_sorted_alone_is_refused_and_whole_rows_sorted_by_it_are_not(
     case: Any, table: Table
 ) -> None:
-    """Defect 1: ratings sorted alone gave a win rate of 0.457 in place of 0.644."""
     alone = save(case.root / "alone.csv", column(table, 5, sorted(row[5] for row in table[1:])))
     (told,) = mistakes(case, alone)
     assert "rows 2 to 25: the ratings of rater 2 are sorted (a, then b, then both_bad, then tie)" in told
@@ -102,7 +84,6 @@ def test_a_column_of_ratings_sorted_alone_is_refused_and_whole_rows_sorted_by_it
 
 
 def test_a_sheet_without_its_texts_is_refused(case: Any, table: Table) -> None:
-    """Defect 1: nothing in it could be compared."""
     (told,) = mistakes(case, save(case.root / "back.csv", [[row[0], *row[4:]] for row in table]))
     assert "no column `prompt`, `response_a`, `response_b`" in told
 
@@ -183,7 +164,6 @@ def own_files(case: Any) -> list[Path]:
 
 
 def test_a_raters_file_tells_them_what_to_do_and_nothing_of_the_others(case: Any) -> None:
-    """Defect 2: raters got a bare table; the instructions stood in the store, beside the key."""
     table = cells(case.sample / "raters" / "rater_2.csv")
     header = next(n for n, row in enumerate(table) if row[0] == "item")
     above = [row[0] for row in table[:header]]
@@ -197,21 +177,19 @@ def test_a_raters_file_tells_them_what_to_do_and_nothing_of_the_others(case: Any
 
 
 def test_three_raters_own_files_are_scored_as_the_joined_sheet_to_the_byte(case: Any, table: Table) -> None:
-    """Defect 3: raters saw each other's answers in one file, or somebody merged three by hand."""
     sample = Sample.open(case.sample)
     joined = sample.ratings(case.root / "filled.csv")
     assert sample.ratings(*own_files(case)) == sample.ratings(*reversed(own_files(case))) == joined
-    sample.write(case.root / "one.csv", joined)
+    sample.write(case.root / "one.csv", sample.answers(case.root / "filled.csv"))
     shuffled = [table[0], *random.Random(1).sample(table[1:], 24)]
     sample.write(
-        case.root / "two.csv", sample.ratings(save(case.root / "back.csv", shuffled, "utf-16", delimiter="\t"))
+        case.root / "two.csv", sample.answers(save(case.root / "back.csv", shuffled, "utf-16", delimiter="\t"))
     )
     assert (case.root / "one.csv").read_bytes() == (case.root / "two.csv").read_bytes()
     assert case.score(case.root / "one.csv") == case.score(case.root / "filled.csv")
 
 
 def test_a_sheet_with_ones_own_column_only_is_read_and_the_others_answers_are_missing(case: Any, table: Table) -> None:
-    """Defect 3: `column rating_2 is missing`."""
     alone = save(case.root / "mine.csv", [[*row[:4], row[5]] for row in table])
     found = Sample.open(case.sample).ratings(alone)
     assert [each[1] for each in found.values()] == [mixed(row)[1] for row in case.rows()]
@@ -222,24 +200,17 @@ def test_a_sheet_with_ones_own_column_only_is_read_and_the_others_answers_are_mi
 
 
 def test_two_people_with_one_raters_file_are_told_apart_by_what_they_answered(case: Any) -> None:
-    """Defect 3: copies of one file would overwrite each other."""
     first, second, _ = own_files(case)
-    table = [[*row[:-2], "1", row[-1]] if row[-2:-1] == ["2"] else row for row in cells_of(second, ";")]
+    table = [[*row[:-2], "1", row[-1]] if row[-2:-1] == ["2"] else row for row in cells(second, ";")]
     told = mistakes(case, first, save(case.root / "again.csv", table))
     differing = [row for row in case.rows() if mixed(row)[0] != mixed(row)[1]]
     assert len(told) == len(differing) and "two people need two rater numbers" in told[0]
-
-
-def cells_of(path: Path, delimiter: str) -> Table:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        return list(csv.reader(file, delimiter=delimiter))
 
 
 # Everything at once ---------------------------------------------------------------------------------------------------
 
 
 def test_every_mistake_of_every_file_is_told_at_once_each_in_its_line(case: Any, table: Table) -> None:
-    """Defect 11: a second typo was named only after the first was mended."""
     table[3][4], table[7][6], table[9][0], table[12][3] = "left", "c", "q9999-00000000", "other"
     table[15][0] = table[14][0]
     file, gone = save(case.root / "back.csv", table), case.root / "gone.csv"
@@ -254,7 +225,6 @@ def test_every_mistake_of_every_file_is_told_at_once_each_in_its_line(case: Any,
 
 
 def test_of_many_mistakes_twenty_are_shown_and_the_rest_counted() -> None:
-    """Defect 11: a list of 512 mistakes is no help either."""
     lines = str(Mistakes(*(f"row {n}" for n in range(50)))).splitlines()
     assert len(lines) == 22 and lines[0] == "50 mistakes:" and lines[-1].strip() == "and 30 more"
     assert str(Mistakes("row 1")) == "row 1"
@@ -264,7 +234,6 @@ def test_of_many_mistakes_twenty_are_shown_and_the_rest_counted() -> None:
     "above", [[["sep=;"]], [["Ratings of the third week"], []], []], ids=["Excel's sep", "title", "capitals"]
 )
 def test_a_title_or_a_header_in_capitals_is_passed_over(case: Any, table: Table, above: Table) -> None:
-    """Defect 11: `Item`, a title row and Excel's `sep=;` line were "no column item"."""
     header = [name.replace("_", " ").title() for name in table[0]]
     assert header[:3] == ["Item", "Prompt", "Response A"]
     file = save(case.root / "back.csv", [*above, header, *table[1:]], delimiter=";")
@@ -272,7 +241,6 @@ def test_a_title_or_a_header_in_capitals_is_passed_over(case: Any, table: Table,
 
 
 def test_one_answer_left_open_is_a_share_and_not_a_failure(case: Any, table: Table) -> None:
-    """Defect 11: one missing answer of 1,536 failed `labels_complete: 1`, and a rater who stopped counted the same."""
     table[3][5] = ""
     metrics, _ = case.score(save(case.root / "back.csv", table))
     assert metrics["human_eval/labels_complete"] == 71 / 72
@@ -280,7 +248,6 @@ def test_one_answer_left_open_is_a_share_and_not_a_failure(case: Any, table: Tab
 
 @pytest.mark.parametrize("kind", ["csv", "json"])
 def test_long_cells_and_json_arrays_come_back(make_case: Callable[..., Any], kind: str) -> None:
-    """Defect 12: a cell over 131,072 characters was written and could not be read; a JSON array met that message."""
     before = csv.field_size_limit(131_072)
     try:
         case = make_case(items=4, sft="word " * 27_000)
@@ -306,7 +273,6 @@ def csv_rows(path: Path) -> Table:
 
 
 def test_the_older_word_for_a_tie_and_other_spellings_are_read(case: Any, table: Table) -> None:
-    """Defect 10: `equal` of candidates' sheets was no rating here."""
     spelled = {"tie": "Equal ", "both_bad": "Both bad", "a": " A", "b": "B"}
     changed = [table[0], *([*row[:4], *(spelled[rating] for rating in row[4:])] for row in table[1:])]
     file = save(case.root / "back.csv", changed)

@@ -1,13 +1,11 @@
 import csv
 import json
-import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from components.base.errors import UserError
-from components.human_eval.score import item_score
 from components.human_eval.sheet import SheetRow
 from components.stats.raters import crossed_proportion
 
@@ -15,12 +13,6 @@ from components.stats.raters import crossed_proportion
 def prefer(start: str) -> Callable[[SheetRow], tuple[str, ...]]:
     """Three raters who can tell by a response's first word which one they want."""
     return lambda row: ("a" if row.response_a.startswith(start) else "b",) * 3
-
-
-def test_an_item_scores_the_mean_of_its_ratings() -> None:
-    assert item_score(("a", "tie", "b"), "a") == 0.5
-    assert item_score(("a", "", "tie"), "a") == 0.75
-    assert item_score(("a", "a"), "b") == 0.0
 
 
 def test_raters_who_prefer_the_policy_give_it_every_win_through_the_blinding(make_case: Callable[..., Any]) -> None:
@@ -98,23 +90,6 @@ def test_the_unblinded_table_names_the_authors(make_case: Callable[..., Any]) ->
     for row in rows:
         assert row["policy"].startswith("Hey") and row["sft"].startswith("'=Dear")
         assert (row["rating_1"], row["score"]) == ("policy", "1.0")
-
-
-def test_rows_may_come_back_in_any_order_and_as_json_lines(make_case: Callable[..., Any]) -> None:
-    case = make_case()
-    file = case.fill(prefer("Hey"))
-    expected = case.score(file)
-    header, *lines = file.read_bytes().decode().split("\r\n")[:-1]
-    random.Random(0).shuffle(lines)
-    shuffled = case.root / "shuffled.csv"
-    shuffled.write_bytes("\r\n".join([header, *lines]).encode())
-    assert case.score(shuffled) == expected
-    records = [dict(json.loads(line)) for line in (case.sample / "sheet.jsonl").read_text().splitlines()]
-    for record in records:
-        side = "A" if record["response_a"].startswith("Hey") else "B"
-        record |= {"rating_1": side, "rating_2": side, "rating_3": side}
-    (case.root / "filled.jsonl").write_text("\n".join(map(json.dumps, records)))
-    assert case.score(case.root / "filled.jsonl") == expected
 
 
 def test_the_judge_is_named_after_whose_ratings_they_are(

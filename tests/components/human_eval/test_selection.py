@@ -34,6 +34,7 @@ def test_the_sample_keeps_the_categories_in_proportion() -> None:
     chosen = choose(rows("x" * 60 + "y" * 30 + "z" * 10), HumanEvalConfig(items=20), seed=0)
     assert Counter(c.stratum for c in chosen) == {"x": 12, "y": 6, "z": 2}
     assert len({c.prompt[0]["content"] for c in chosen}) == 20
+    assert len(choose(rows("xxyyz"), HumanEvalConfig(items=256), seed=0)) == 5, "a small split is judged whole"
 
 
 def test_the_sample_depends_on_the_seed_and_not_on_the_order_of_the_file() -> None:
@@ -67,10 +68,6 @@ def test_short_and_long_prompts_of_a_rare_category_are_both_judged(monkeypatch: 
     }  # fmt: skip
 
 
-def test_a_small_test_split_is_judged_whole() -> None:
-    assert len(choose(rows("xxyyz"), HumanEvalConfig(items=256), seed=0)) == 5
-
-
 def test_sides_are_balanced_in_every_stratum_and_unpredictable() -> None:
     chosen = [Chosen([{"role": "user", "content": str(i)}], None, "xy"[i % 2]) for i in range(400)]
     texts = [[f"{who} {i}" for i in range(400)] for who in ("sft", "policy")]
@@ -85,19 +82,11 @@ def test_sides_are_balanced_in_every_stratum_and_unpredictable() -> None:
     assert [i.policy_side for i in other] != sides, "the seed alone must not give the sides away"
 
 
-@pytest.mark.parametrize("wrong", [{"items": 1}, {"raters": 0}, {"level": 1.0}, {"judges": "me"}, {"scale": "1-5"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"items": 1}, {"raters": 0}, {"level": 1.0}, {"judges": "me"}, {"scale": "1-5"},
+     {"judges": "simulated", "scale": "a/b"}],
+)  # fmt: skip
 def test_impossible_options_are_refused(wrong: dict) -> None:
     with pytest.raises(ValidationError):
         HumanEvalConfig(**wrong)
-
-
-def test_simulated_judges_need_ties() -> None:
-    with pytest.raises(ValidationError, match=r"human_eval\.scale=a/b/tie"):
-        HumanEvalConfig(judges="simulated", scale="a/b")
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_sides_are_half_and_half_whichever_comes_first(seed: int) -> None:
-    chosen = [Chosen([{"role": "user", "content": f"q{i}"}], None, "all") for i in range(10)]
-    items, _ = blind(chosen, ["one"] * 10, ["two"] * 10, seed)
-    assert sum(item.policy_side == "a" for item in items) == 5

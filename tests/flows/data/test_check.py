@@ -301,7 +301,6 @@ def test_a_table_of_single_votes_is_counted_in_votes_so_that_few_bad_ones_fail_n
 def test_three_peoples_labels_one_below_the_other_are_told_to_name_their_annotators(
     tether_here, tmp_path: Path
 ) -> None:
-    """Defect 10: 77 of 90 rows were quarantined as contradictions, and nothing said what was missing."""
     pairs = [{"prompt": f"question {n} of many", "a": f"one {n}", "b": f"two {n}"} for n in range(30)]
     labels = ("a", "b", "tie", "both_bad")
     rows = [pair | {"label": labels[(n + who) % 4]} for who in range(3) for n, pair in enumerate(pairs)]
@@ -318,7 +317,6 @@ def test_three_peoples_labels_one_below_the_other_are_told_to_name_their_annotat
 
 
 def test_a_raters_own_file_with_its_instructions_is_a_sheet_wherever_it_is_named(tether_here, tmp_path: Path) -> None:
-    """Defects 2 and 8: read as data, its first lines were the columns; unblinded ratings named no file to use."""
     row = SheetRow(2, "q0001-abcdef01", "[user]\nHi", "x", "y", ("",))
     write_raters_files(tmp_path, [row], 1, ["Read both.", "Ratings: a, b."])
     text = (tmp_path / "rater_1.csv").read_text(encoding="utf-8-sig")
@@ -392,25 +390,3 @@ def test_fields_that_are_not_read_are_named_with_their_rows(tether_here, tmp_pat
     assert "Columns that are not used: topic, prompt[].name (12 rows).\n" in done.stdout
     report = json.loads(check(tether_here, tmp_path, "pairs.jsonl", "--json").stdout)
     assert report["unread"] == {"preferences": {"topic": 40, "prompt[].name": 12}}
-
-
-CASES = Path("/work/shared/cases/data")
-
-
-@pytest.mark.skipif(not CASES.is_dir(), reason="the cases lie beside the repository")
-@pytest.mark.parametrize(
-    ("name", "code", "said"),
-    [
-        ("d01d_swift_query.jsonl", 3, "40 pairs kept, 0 rows quarantined"),
-        ("d04b_tools_json.jsonl", 3, "row 1: `tools` belongs to the prompt"),
-        ("d06f_names.jsonl", 0, "Columns that are not used: prompt[].name (20 rows)."),
-        ("d07b_score_nan.jsonl", 2, "write null"),
-        ("d14b_argilla_v2.jsonl", 3, "40 votes of Argilla's records are not submitted, and do not count."),
-        ("d17_nfd.jsonl", 3, "the responses look the same"),
-        ("d09h_na.csv", 3, "no_placeholder: No response is a missing value written as text"),
-        ("d25_split_col.jsonl", 3, "The column `split` says test in 8 rows of the first 40."),
-    ],
-)
-def test_a_file_of_the_cases_is_read_or_refused_rightly(tether_here, tmp_path: Path, name, code, said: str) -> None:
-    done = check(tether_here, tmp_path, str(CASES / name))
-    assert done.returncode == code and said in done.stdout + done.stderr

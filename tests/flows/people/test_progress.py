@@ -7,11 +7,6 @@ from typing import Any
 import pytest
 
 from components.base.errors import Mistakes, UserError
-from components.base.jsonl import write_json, write_rows
-from components.human_eval.blinding import blind, sealed_key
-from components.human_eval.config import HumanEvalConfig
-from components.human_eval.sample import write_sheet
-from components.human_eval.selection import Chosen
 from components.store.store import ArtifactStore
 from flows.people.progress import begin_waiting, progress_of_files, show_progress, subprocess, when_complete
 from flows.people.sheets import give_out
@@ -21,6 +16,7 @@ from flows.review.links import add_raters, enter_batch
 from flows.review.votes import Voting
 from tasks.runs.labels import LabelProgress, read_progress
 from tests.flows.review.conftest import answer
+from tests.sheets import write_sample
 from tests.stored_run import stored_run
 
 
@@ -32,12 +28,7 @@ def waiting(tmp_path: Path) -> str:
 
 def waits(home: Path, *changes: str) -> str:
     run = stored_run(home, upto="ppo", changes=["human_eval.judges=people", *changes])
-    out = home / "sample"
-    chosen = [Chosen([{"role": "user", "content": f"question {n}"}], None, "all") for n in range(4)]
-    items, salt = blind(chosen, [f"no {n}" for n in range(4)], [f"yes {n}" for n in range(4)], 0, b"secret")
-    write_json(out / "key.json", sealed_key(items, salt))
-    write_rows(out / "responses.jsonl", ({"item": i.item, "prompt": i.chosen.prompt} for i in items))
-    write_sheet(out, items, HumanEvalConfig(raters=2, repeats=0))
+    out = write_sample(home / "sample", 4)
     about = {"stage": "human_eval.sample", "run": run, "job": {}, "inputs": {}, "parts": {}, "metrics": {}}
     record = ArtifactStore(home).publish("5" * 64, out, None, about)
     path = home / "runs" / run / "run.json"

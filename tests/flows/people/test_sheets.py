@@ -10,43 +10,22 @@ from typing import Any
 import pytest
 
 from components.base.errors import Mistakes, UserError
-from components.base.jsonl import read_rows, write_json, write_rows
+from components.base.jsonl import read_rows, write_rows
 from components.base.settings import keyed_values
 from components.data.formats.pairs import parse_pair
 from components.data.rows import RawRow
-from components.human_eval.blinding import blind, sealed_key
-from components.human_eval.config import HumanEvalConfig
 from components.human_eval.labels import Sample
-from components.human_eval.results.seconds import read_seconds
-from components.human_eval.sample import write_sheet
-from components.human_eval.selection import Chosen
 from flows.config.profiles import Override
 from flows.config.run_config import load_config
 from flows.people.sheets import LABELS, give_out, joined, with_guidelines
 from flows.people.tools import read_votes, write_tasks
 from flows.review.batches import find_batch, sample_batch
-
-
-class Store:
-    """A store that has one artifact, or has lost it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def path(self, record: Any) -> Path:
-        return self.folder
+from tests.sheets import write_sample
 
 
 @pytest.fixture
 def sample(tmp_path: Path) -> Path:
-    """A sample of six items for two raters."""
-    folder, config = tmp_path / "sample", HumanEvalConfig(raters=2, repeats=0)
-    chosen = [Chosen([{"role": "user", "content": f"question {n}"}], None, "all") for n in range(6)]
-    items, salt = blind(chosen, [f"no {n}" for n in range(6)], [f"yes {n}" for n in range(6)], 0, b"secret")
-    write_json(folder / "key.json", sealed_key(items, salt))
-    write_rows(folder / "responses.jsonl", ({"item": i.item, "prompt": i.chosen.prompt} for i in items))
-    write_sheet(folder, items, config)
-    return folder
+    return write_sample(tmp_path / "sample", 6)
 
 
 def filled(path: Path, rating: str) -> Path:
@@ -66,17 +45,14 @@ def test_what_a_rater_has_filled_in_is_not_overwritten_when_the_run_is_taken_up(
 
 
 def test_a_folder_of_raters_files_and_the_files_one_by_one_are_the_same_labels(tmp_path: Path, sample: Path) -> None:
-    """Defect 3: nobody merges by hand."""
     run = tmp_path / "run"
     give_out(sample, run)
     files = [filled(run / "raters" / f"rater_{n}.csv", rating) for n, rating in ((1, "a"), (2, "both bad"))]
     (run / "raters" / ".~lock.rater_1.csv#").write_text("LibreOffice's")
-    store: Any = Store(sample)
-    record: Any = object()
-    one = joined(run, store, record, run / "raters").read_bytes()
-    assert joined(run, store, record, list(reversed(files))) == run / LABELS
+    one = joined(run, sample, run / "raters").read_bytes()
+    assert joined(run, sample, list(reversed(files))) == run / LABELS
     assert (run / LABELS).read_bytes() == one and one.count(b'"a","both_bad"') == 6
-    assert joined(run, store, record, run / LABELS).read_bytes() == one, "and so are the joined ones"
+    assert joined(run, sample, run / LABELS).read_bytes() == one, "and so are the joined ones"
 
 
 def test_the_seconds_that_a_tool_measured_come_into_the_joined_labels(tmp_path: Path, sample: Path) -> None:
@@ -87,22 +63,18 @@ def test_the_seconds_that_a_tool_measured_come_into_the_joined_labels(tmp_path: 
     at = next(n for n, line in enumerate(lines) if line.startswith('"item"'))
     timed = [*lines[:at], lines[at] + ',"seconds"', *(f'{line},"{n}.2"' for n, line in enumerate(lines[at + 1 : -1]))]
     path.write_bytes("\r\n".join(timed).encode())
-    store: Any = Store(sample)
-    record: Any = object()
-    labels = joined(run, store, record, path)
-    assert read_seconds([labels], 2) == {(f"q000{n}", 1): pytest.approx(n - 0.8) for n in range(1, 7)}
-    assert Sample.open(sample).ratings(labels)["q0001"] == ("", "a"), "which read back all the same"
+    labels = joined(run, sample, path)
+    answers = Sample.open(sample).answers(labels)
+    assert answers.seconds == {(f"q000{n}", 1): pytest.approx(n - 0.8) for n in range(1, 7)}
+    assert answers.ratings["q0001"] == ("", "a"), "which read back all the same"
 
 
 def test_a_refused_sheet_leaves_the_run_as_it_was(tmp_path: Path, sample: Path) -> None:
-    """Defect 11: all that is wrong is told before anything is begun."""
     run = tmp_path / "run"
     give_out(sample, run)
     files = [filled(run / "raters" / f"rater_{n}.csv", "left") for n in (1, 2)]
-    store: Any = Store(sample)
-    record: Any = object()
     with pytest.raises(Mistakes, match="12 mistakes"):
-        joined(run, store, record, files)
+        joined(run, sample, files)
     assert not (run / LABELS).exists()
 
 
@@ -110,20 +82,18 @@ def test_without_its_sample_one_sheet_is_taken_as_it_is_and_several_can_not_be_j
     tmp_path: Path, sample: Path
 ) -> None:
     give_out(sample, tmp_path)
-    lost: Any = Store(tmp_path / "nothing")
-    record: Any = object()
-    assert joined(tmp_path, lost, record, tmp_path / "sheet.csv") == tmp_path / "sheet.csv"
-    assert joined(tmp_path, lost, None, tmp_path / "sheet.csv") == tmp_path / "sheet.csv"
+    lost = tmp_path / "nothing"
+    assert joined(tmp_path, lost, tmp_path / "sheet.csv") == tmp_path / "sheet.csv"
+    assert joined(tmp_path, None, tmp_path / "sheet.csv") == tmp_path / "sheet.csv"
     with pytest.raises(UserError, match="can't be joined"):
-        joined(tmp_path, lost, record, tmp_path / "raters")
+        joined(tmp_path, lost, tmp_path / "raters")
     (tmp_path / "empty").mkdir()
     for path, said in ((tmp_path / "empty", "has no sheet"), (tmp_path / "gone.csv", "there is no such file")):
         with pytest.raises(UserError, match=said):
-            joined(tmp_path, lost, record, path)
+            joined(tmp_path, lost, path)
 
 
 def test_the_instructions_name_the_ratings_that_the_scale_has(sample: Path) -> None:
-    """Defect 2: raters are told what each rating means."""
     about = json.loads((sample / "sheet.json").read_text())
     assert about["instructions"].endswith("both_bad = both are bad, and neither should be sent.")
 
@@ -158,7 +128,7 @@ def test_guidelines_of_a_file_are_read_once_and_stay_with_the_run(tmp_path: Path
     [
         (None, "can't be read: No such file"),
         (b"\xff\xfe#", "not text in UTF-8"),
-        (b" \n", "not empty, and without control"),
+        (b" \n", "is empty"),
         (b"bell \x07", "without control characters"),
         (b"x" * 32_001, "at most 32000 characters"),
     ],
@@ -198,11 +168,9 @@ def test_a_batch_goes_out_for_label_studio_with_config_and_guidelines_and_comes_
     assert "<h2>Honest</h2>" in files[2].read_text() and 'name="rating"' in files[1].read_text()
     tasks = json.loads(files[0].read_text())
     (tmp_path / "back.json").write_text(json.dumps(labelled(tasks, lambda n, k: ("a", "tie")[k], 2)))
-    store: Any = Store(sample)
     run = tmp_path / "run"
     run.mkdir()
-    record: Any = object()
-    assert joined(run, store, record, tmp_path / "back.json").read_bytes().count(b'"a","tie"') == 6
+    assert joined(run, sample, tmp_path / "back.json").read_bytes().count(b'"a","tie"') == 6
     with pytest.raises(UserError, match=r"tether people score .*back\.json --run run"):
         read_votes(batch, tmp_path / "back.json")
 

@@ -54,6 +54,16 @@ class Site(NamedTuple):
         """Those who hold the links."""
         return [found for link in self.links if (found := self.voting.person(link.token)) is not None]
 
+    def judge(self, value: Callable[[str], str], people: int | None = None, **more: Any) -> None:
+        """Have people answer until nobody is asked anything; `value` gives the answer by what stands on side A."""
+        asked = True
+        while asked:
+            asked = False
+            for person in self.raters[:people]:
+                if (pair := self.voting.next_pair(person)) is not None:
+                    asked = True
+                    self.voting.take(person, pair.ticket, answer(value(pair.first), **more))
+
     def browser(self, link: PersonalLink | None = None) -> TestClient:
         """A browser that has opened a link."""
         client = TestClient(self.app, headers=ORIGIN)

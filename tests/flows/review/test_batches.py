@@ -5,33 +5,28 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import Engine, select, text
 
 from components.base.errors import UserError
-from components.base.jsonl import read_rows, write_json, write_rows
-from components.human_eval.blinding import blind, sealed_key
-from components.human_eval.config import HumanEvalConfig
+from components.base.jsonl import read_rows, write_rows
 from components.human_eval.labels import Sample, given, rated_columns
-from components.human_eval.sample import write_sheet
-from components.human_eval.selection import Chosen
 from data_contracts.rows.ledger import quarantine_line
 from flows.people.sheets import LABELS, joined
 from flows.review import batches
 from flows.review.bound import early_bound
 from flows.review.database.connect import database_file, database_url, open_database, writing
 from flows.review.database.tables import item as item_table
-from flows.review.database.tables import metadata
 from flows.review.export import VOTES, export
 from flows.review.links import add_raters, enter_batch, renew_link
-from flows.review.page.texts import guideline_blocks, shown
+from flows.review.page.texts import shown, shown_guidelines
 from flows.review.progress import progress_of_run
 from flows.review.serve import after_completion
 from flows.review.votes import SKIP
 from tasks.runs.labels import LabelProgress
 from tests.flows.review.conftest import Site, answer, make_source
+from tests.sheets import write_sample
 
 ITEMS = 6
 
@@ -39,30 +34,12 @@ ITEMS = 6
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The home of run `run-1` with a sample for two ratings of each item; the policy says yes."""
-    folder, config = tmp_path / "sample", HumanEvalConfig(raters=2, repeats=0, criteria=("helpful",))
-    chosen = [Chosen([{"role": "user", "content": f"question {n}"}], None, "all") for n in range(ITEMS)]
-    items, salt = blind(chosen, [f"no {n}" for n in range(ITEMS)], [f"yes {n}" for n in range(ITEMS)], 0, b"secret")
-    write_json(folder / "key.json", sealed_key(items, salt))
-    rows = ({"item": i.item, "prompt": i.chosen.prompt, "stratum": "all"} for i in items)
-    write_rows(folder / "responses.jsonl", rows)
-    write_sheet(folder, items, config)
+    folder = write_sample(tmp_path / "sample", ITEMS, criteria=("helpful",))
     home = tmp_path / "home"
     (home / "runs" / "run-1").mkdir(parents=True)
     monkeypatch.setattr(batches, "has_run", lambda home, run: run == "run-1")
     monkeypatch.setattr(batches, "sample_folder", lambda home, run: folder)
     return home
-
-
-def judge(page: Site, value: Callable[[str], str], people: int | None = None, **more: Any) -> None:
-    """Have people answer all that they are asked; `value` says yes or no, by what stands on a side."""
-    asked = True
-    while asked:
-        asked = False
-        for person in page.raters[:people]:
-            if (pair := page.voting.next_pair(person)) is not None:
-                asked = True
-                said = value(pair.first)
-                page.voting.take(person, pair.ticket, answer(said, **more))
 
 
 def for_policy(first: str) -> str:
@@ -75,7 +52,7 @@ def test_three_people_who_share_a_run_s_items_give_files_that_score_as_what_they
     source = batches.find_batch(run, "run-1")
     assert (source.overlap, source.criteria[0]["name"], len(source.pairs)) == (2, "helpful", ITEMS)
     page = site(raters=3, source=source)
-    judge(page, for_policy, comment="=1+1 \u202e", flags=["false"], criteria={"helpful": "a"}, seconds=3.0)
+    page.judge(for_policy, comment="=1+1 \u202e", flags=["false"], criteria={"helpful": "a"}, seconds=3.0)
     files = export(page.voting, source)
     assert [file.name for file in files] == ["rater_1.csv", "rater_2.csv", "rater_3.csv"]
     assert export(page.voting, source) == files, "and once more"
@@ -89,21 +66,14 @@ def test_three_people_who_share_a_run_s_items_give_files_that_score_as_what_they
     assert {(row["flags"], row["comment"][-1], row["raters"]) for row in rows} == {("false", "\u202e", "3")}
     assert {row["seconds"] for row in rows} <= {"0.0", "0.1", "0.2", "0.3"}, "no more than the server measured"
     assert {row["helpful"] for row in rows} <= {"a", "b"}
-
-    class Store:
-        def path(self, record: Any) -> Path:
-            return run.parent / "sample"
-
-    store: Any = Store()
-    record: Any = object()
     folder = run / "runs" / "run-1"
-    joint = joined(folder, store, record, folder / "raters")
+    joint = joined(folder, run.parent / "sample", folder / "raters")
     assert joint == folder / LABELS and sample.ratings(joint) == labels, "the joint file has all three columns"
 
 
 def test_a_skipped_pair_is_an_empty_rating_and_counts_as_none(run: Path, site: Callable[..., Site]) -> None:
     page = site(raters=2, source=batches.find_batch(run, "run-1"))
-    judge(page, lambda first: SKIP if first[-1] == "0" else "tie")
+    page.judge(lambda first: SKIP if first[-1] == "0" else "tie")
     labels = Sample.open(run.parent / "sample").ratings(*export(page.voting, page.source))
     assert given(labels, 2) == 2 * (ITEMS - 1)
 
@@ -114,12 +84,12 @@ def test_ratings_that_somebody_filled_in_by_hand_are_not_overwritten(run: Path, 
     page = site(raters=2, source=batches.find_batch(run, "run-1"))
     with pytest.raises(UserError, match="nobody has answered"):
         export(page.voting, page.source)
-    judge(page, for_policy, people=1)
+    page.judge(for_policy, people=1)
     export(page.voting, page.source)
     empty = (run.parent / "sample" / "raters" / "rater_2.csv").read_bytes().decode("utf-8-sig")
     by_hand = empty.replace('"2",""', '"2","tie"', 1)
     (folder / "rater_2.csv").write_bytes(by_hand.encode())
-    judge(page, for_policy)
+    page.judge(for_policy)
     with pytest.raises(UserError, match="did not come from the page"):
         export(page.voting, page.source)
     assert (folder / "rater_2.csv").read_bytes() == by_hand.encode()
@@ -134,7 +104,7 @@ def test_the_page_never_opens_the_key_and_the_bound_is_that_of_the_answers(
     (sample / "key.json").unlink()
     (sample / "responses.jsonl").rename(sample / "away")
     page = site(raters=2, source=batches.find_batch(run, "run-1"))
-    judge(page, for_policy)
+    page.judge(for_policy)
     assert page.browser(page.admin).get("/progress").status_code == 200
     export(page.voting, page.source)
     (sample / "key.json").write_bytes(key)
@@ -153,7 +123,7 @@ def test_candidates_come_back_as_votes_that_data_can_be_read_from(tmp_path: Path
     (tmp_path / "key.jsonl").write_text("not JSON: who opens it fails")
     source = batches.find_batch(tmp_path, str(tmp_path), overlap=2)
     page = site(raters=2, source=source)
-    judge(page, for_policy)
+    page.judge(for_policy)
     assert "Who is winning" not in page.browser(page.admin).get("/progress").text, "there is no key to that"
     (file,) = export(page.voting, source)
     assert file == tmp_path / VOTES
@@ -172,7 +142,7 @@ def test_experts_decide_pairs_without_a_majority_and_do_not_see_how_others_voted
     source = batches.find_batch(tmp_path, str(tmp_path / "review.jsonl"))
     page = site(raters=1, source=source)
     assert "votes" not in page.browser(page.links[0]).get("/").text
-    judge(page, for_policy)
+    page.judge(for_policy)
     (file,) = export(page.voting, source)
     assert {row["votes"][0]["annotator"] for row in read_rows(file)} == {"expert_1"}
     found = [(row["prompt"][0]["content"], row["a"], row["votes"][0]["label"]) for row in read_rows(file)]
@@ -256,15 +226,10 @@ def test_what_follows_completion_is_done_again_where_it_failed(site: Callable[..
     assert (tmp_path / "raters" / "rater_1.csv").exists() and told[1] == f"run-1 of {tmp_path / 'raters'}"
 
 
-def test_migrations_make_the_tables_that_the_code_uses(tmp_path: Path) -> None:
-    from alembic.autogenerate import compare_metadata
-    from alembic.runtime.migration import MigrationContext
-
+def test_a_database_is_private_safe_and_not_of_a_newer_version(tmp_path: Path) -> None:
     engine = open_database(tmp_path / "new.db")
     assert (tmp_path / "new.db").stat().st_mode & 0o777 == 0o600
     with engine.connect() as connection:
-        context = MigrationContext.configure(connection, opts={"version_table": "review_version"})
-        assert compare_metadata(context, metadata) == []
         settings = [
             connection.scalar(text(f"PRAGMA {name}")) for name in ("journal_mode", "synchronous", "foreign_keys")
         ]
@@ -305,8 +270,8 @@ def test_hostile_text_is_shown_as_text(given_text: str, html: str) -> None:
 
 
 def test_guidelines_are_headings_paragraphs_and_quotations_and_nothing_else() -> None:
-    blocks = guideline_blocks("# One\ntext <b>\n\n> said\n> so\n\n[x](javascript:1)")
-    assert [tuple(block) for block in blocks] == [
+    blocks = shown_guidelines("# One\ntext <b>\n\n> said\n> so\n\n[x](javascript:1)")
+    assert blocks == [
         ("h2", "One"), ("p", "text &lt;b&gt;"), ("blockquote", "said\nso"), ("p", "[x](javascript:1)"),
     ]  # fmt: skip
 

@@ -28,14 +28,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def drained(site: Site, value: str = "a") -> None:
-    """Have everybody answer until nobody is asked anything."""
-    asked = True
-    while asked:
-        asked = False
-        for person in site.raters:
-            if (pair := site.voting.next_pair(person)) is not None:
-                asked = True
-                site.voting.take(person, pair.ticket, answer(value))
+    site.judge(lambda _: value)
 
 
 def counted(site: Site) -> list[tuple[str, int, str]]:
