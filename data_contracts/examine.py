@@ -55,6 +55,7 @@ from data_contracts.findings.beside import (
     held_out_prompts,
     mark_forbidden,
     one_a_prompt,
+    prompt_texts,
     sampled_pairs,
     sampled_prompts,
 )
@@ -430,7 +431,7 @@ class Examination:
         examined = self.pairs or next(iter(self.sources.values()))
         rows = self._sample(examined, range(len(SPLITS)))[: drift.LANGUAGE_SAMPLE]
         if examined is self.sources.get("prompts"):
-            return drift.language_shares(_prompts(rows))
+            return drift.language_shares(prompt_texts(rows))
         return drift.language_shares([row.get("response") or f"{row['chosen']} {row['rejected']}" for row in rows])
 
     @cached_property
@@ -497,7 +498,7 @@ class Examination:
             found["language_drift"] = self._language_drift.result()
             if (prompts := self.sources.get("prompts")) is not None:
                 every = range(len(SPLITS))
-                one, other = (_prompts(self._sample(examined, every)) for examined in (pairs, prompts))
+                one, other = (prompt_texts(self._sample(examined, every)) for examined in (pairs, prompts))
                 found["prompts_alike"] = drift.told_apart(one, other, self.job.seed)
             if (deployed := self.inputs.get(DEPLOYMENT)) is not None:
                 theirs = sampled_prompts(deployed, self.job.data, self.job.seed)
@@ -533,7 +534,3 @@ def generated(name: str, rows: Iterable[Mapping[str, object]]) -> RowSource:
     """Return rows of the built-in task as a source of a kind of data."""
     raws = [RawRow(number, row) for number, row in enumerate(rows, 1)]
     return RowSource(name, "the support desk's generator", raws, {}, "")
-
-
-def _prompts(rows: Sequence[CanonicalRow]) -> list[str]:
-    return ["\n".join(m["content"] for m in row["prompt"]) for row in rows]

@@ -23,7 +23,7 @@ from components.models.chat.rendering import ManyRendered, rendered_conversation
 from components.models.config import GenerationConfig
 from data_contracts.findings.drift import language_of
 from data_contracts.findings.encoding import Encoded, Encoder
-from data_contracts.findings.near import PERMUTATIONS, Sketches, SketchFile, runs_of_words, signatures
+from data_contracts.findings.near import PERMUTATIONS, Sketches, runs_of_words, signatures
 from data_contracts.rows.ledger import Ledger
 from data_contracts.rows.measuring import item_in
 from data_contracts.rows.processes import in_order
@@ -122,7 +122,7 @@ def read_texts(ledger: Ledger, how: TextReading, progress: Callable[[int], None]
         seen += rows
         progress(seen)
     found = Shards([Shard(part.texts) for part in parts])
-    sketched, of_prompts = (SketchFile(folder / name) for name in ("sketches", "prompt-sketches"))
+    sketched, of_prompts = (Sketches(folder / name) for name in ("sketches", "prompt-sketches"))
     counts = np.zeros(2)  # unknown tokens, tokens
     for start, shard in zip(ledger.shards.starts, found, strict=False):
         sketched.append(shard.column("sketch"))
@@ -137,7 +137,7 @@ def read_texts(ledger: Ledger, how: TextReading, progress: Callable[[int], None]
     for index, item in ledger.items(chosen):
         samples.setdefault(int(ledger.facts["split"][index]), []).append(item)
     unknown = counts[0] / counts[1] if counts[1] else float("nan")
-    return RowTexts(wanted, found, sketched.written(), of_prompts.written(), unknown, samples)
+    return RowTexts(wanted, found, sketched, of_prompts, unknown, samples)
 
 
 def _read_part(how: TextReading, part: _Part) -> int:
@@ -223,16 +223,9 @@ def _find_markers(found: _Measured, markers: Any, indices: list[int], items: lis
     found.measure("special_texts", counts)
 
 
-@lru_cache(maxsize=1)
-def _encoder(tokenizer: Any) -> Encoder:
-    """Return the encoder of a tokenizer, which a process makes once."""
-    return Encoder(tokenizer)
-
-
-@lru_cache(maxsize=1)
-def _rendering(tokenizer: Any) -> ManyRendered:
-    """Return what renders many rows in a tokenizer's chat template; it compares its first ones once in a process."""
-    return ManyRendered(tokenizer)
+# Both compare their first texts with a slower way, so a process makes them once.
+_encoder = lru_cache(maxsize=1)(Encoder)
+_rendering = lru_cache(maxsize=1)(ManyRendered)
 
 
 def _tokenised(
