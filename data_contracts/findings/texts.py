@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from data_contracts.findings.drift import language_of
 from data_contracts.findings.encoding import Encoded, Encoder
 from data_contracts.findings.near import PERMUTATIONS, Sketches, runs_of_words, signatures
 from data_contracts.rows.ledger import Ledger
-from data_contracts.rows.measuring import item_in
+from data_contracts.rows.measuring import RESPONSES, Side, item_in
 from data_contracts.rows.processes import in_order
 from data_contracts.rows.shards import Shard, Shards, is_whole, write_shard
 
@@ -33,8 +33,6 @@ _CHUNK = 500
 """Number of rows whose tokens are in memory at once."""
 _RENDERED = 50
 """Number of rows that are rendered together; if the template refuses one, they are rendered one by one."""
-_Side = Literal["chosen", "rejected", "response"]
-_RESPONSES: tuple[_Side, ...] = ("chosen", "rejected", "response")
 TEMPLATE_READINGS = ("agrees", "refused", "changed")
 """Results of a chat template for a row: it renders the row unchanged, refuses its prompt, or changes the text."""
 SAMPLE = 2_000
@@ -192,7 +190,7 @@ def overlong(texts: RowTexts, rows: int, cap: int) -> NDArray[np.bool_]:
 
 
 def _responses(item: CanonicalRow) -> list[str]:
-    return [item[name] for name in _RESPONSES if name in item]
+    return [item[name] for name in RESPONSES if name in item]
 
 
 def _sampled(ledger: Ledger, wanted: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -233,7 +231,7 @@ def _tokenised(
     items: list[CanonicalRow],
 ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:  # fmt: skip
     """Return token counts (n, 3) of the rows' texts, and the unknown and total counts that `read_texts` adds up."""
-    sides = [side for side in _RESPONSES if side in items[0]]
+    sides = [side for side in RESPONSES if side in items[0]]
     cap, ends = generation.max_new_tokens, endings_of(tokenizer)
     rendered: list[str] = []
     template = np.zeros(len(items))
@@ -270,7 +268,7 @@ def _tokenised(
 
 
 def _all_rendered(
-    tokenizer: Any, items: list[CanonicalRow], sides: list[_Side], ends: Endings
+    tokenizer: Any, items: list[CanonicalRow], sides: list[Side], ends: Endings
 ) -> list[tuple[str, Problem | None]]:
     """Return `rendered_and_judged` of each row. Rendering many together takes half the time."""
     try:
