@@ -236,11 +236,9 @@ class Examination:
 
     @property
     def _limits(self) -> dict[str, int]:
-        """Return the largest number of pairs of each file that has one."""
         return {name: each.max_pairs for name, each in self.job.data.sources.items() if each.max_pairs is not None}
 
     def _forbidden(self) -> list[Forbidden]:
-        """Return the prompts that rows must not repeat."""
         found, data = [], self.job.data
         if benchmarks := of_kind(self.inputs, DECONTAMINATE):
             found.append(forbidden_prompts(benchmarks, data, self.shards))
@@ -328,7 +326,6 @@ class Examination:
         return RowJudge(self.context, name, ledger, [*ours, *rows], whole)
 
     def _columns(self, name: str, sources: Sequence[RowSource]) -> list[str]:
-        """Return the column names in the first rows of the sources."""
         first = (row for source in self._given(name) or sources for row in islice(source.rows, DETECT_ON))
         return list(dict.fromkeys(str(column) for row in first for column in row.data))
 
@@ -487,7 +484,6 @@ class Examination:
         return outcomes, self.context
 
     def _measures(self) -> dict[str, drift.DriftMeasure]:
-        """Return the dataset-level measures that apply here, each with the value that chance alone would reach."""
         found: dict[str, drift.DriftMeasure | None] = {}
         if (pairs := self.pairs) is not None:
             sizes = np.bincount(pairs.facts["split"], minlength=len(SPLITS))

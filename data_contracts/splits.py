@@ -68,7 +68,6 @@ class _Published(NamedTuple):
 
 
 def _published(found: Examination) -> tuple[_Published, _Published, _Published]:
-    """Return the pairs, the demonstrations and the prompts to publish."""
     pairs, taught, asked = found.only_pairs, found.taught, found.asked
     said = taught.ledger.facts
 
@@ -121,7 +120,6 @@ def _write_kind(artifact: Path, rows: _Published) -> None:
 
 
 def _row(rows: _Published, index: int, item: CanonicalRow) -> dict[str, Any]:
-    """Return the row of a split that a good row becomes."""
     if rows.kind == "prompts":
         return {name: item[name] for name in ("prompt", "category", "columns") if name in item}
     if rows.kind == "demonstrations":

@@ -119,7 +119,6 @@ def read_source(
 
 
 def _plugged(path: Path, reader: ReaderPlugin) -> Iterator[RawRow]:
-    """Yield the rows that a plug-in reads, numbered from 1."""
     field = f"data.readers.{path.suffix.lower()}"
     plugin = find_plugin("tether.readers", reader.plugin, field)
     check_plugin(plugin, reader.code, field)
@@ -154,7 +153,6 @@ def _kind(path: Path) -> str:
 
 
 def _refuse_packed(path: Path) -> None:
-    """Refuse a file that another program packed, with the way to unpack it."""
     with path.open("rb") as file:
         start = file.read(8)
     for magic, (what, advice) in _PACKED.items():
@@ -178,7 +176,6 @@ def is_gzipped(path: Path) -> bool:
 
 
 def _open(path: Path, position: Position | None = None) -> IO[bytes]:
-    """Open the file's bytes, unpacked if it is gzipped."""
     position = position or Position()
     if is_gzipped(path):
         return cast(IO[bytes], io.BufferedReader(_Unpacked(path, position), _AT_ONCE))

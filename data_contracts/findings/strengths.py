@@ -61,7 +61,6 @@ def model_table(ledger: Ledger, seed: int) -> tuple[list[ModelRow], str | None]:
 
 
 def _ballots(facts: Any) -> NDArray[np.int64]:
-    """Return the votes for the first, the second and neither response (n, 3)."""
     ballots: NDArray[np.int64] = facts["ballot"].astype(np.int64)
     alone, first = ~facts["voted"], facts["first_wins"]
     ballots[alone & (first == 1), 0] = 1

@@ -79,8 +79,6 @@ class TextReading(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """The good rows of one shard."""
-
     rows: Path
     texts: Path
     """The shard to write."""
@@ -89,8 +87,6 @@ class _Part(NamedTuple):
 
 
 class _Measured:
-    """Measurements of a shard's texts."""
-
     def __init__(self) -> None:
         self.columns: dict[str, list[NDArray[Any]]] = {}
         self.late: list[tuple[int, str, str]] = []

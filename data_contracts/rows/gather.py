@@ -187,7 +187,6 @@ def detected(source: RowSource) -> tuple[str, Iterable[RawRow]]:
 
 
 def _counting(rows: Iterable[RawRow], source: RowSource, used: Callable[[str], bool]) -> Iterator[RawRow]:
-    """Yield `rows`; count in `source.unread` what they say and is not read."""
     for row in rows:
         if row.problem is None and source.unread is not None:
             source.unread.update(unread(row.data, used, source.options.score).difference(source.kept, source.extra))
@@ -243,7 +242,6 @@ def _parsed(raw: RawRow, name: str, source: RowSource, max_characters: int) -> l
 
 
 def _decide_by_margin(row: Row, raw: RawRow, threshold: float) -> None:
-    """Add a problem if a pair's score difference is at most `threshold`, if one is set."""
     margin = row.item.get("margin") if row.item is not None else None
     if threshold and margin is not None and margin <= threshold and not any(p.check == "decided" for p in row.problems):
         row.problems.append(Problem("decided", narrow(margin, threshold)))

@@ -336,7 +336,6 @@ class Ledger:
         return found
 
     def _said(self, check: str, index: int) -> str:
-        """Return why the row `index` fails `check`."""
         source = self.place(int(self.facts.at("row", index)))[0]
         first, text = self._first_notes.get((source, check), (-1, ""))
         late = (problem.text for problem in self.late.get(index, ()) if problem.check == check)

@@ -98,17 +98,12 @@ def test_a_hub_dataset_is_fetched_once_and_then_read_as_a_file(tmp_path, monkeyp
 
     stand_in(monkeypatch, load)
     hub = HubConfig(subset="helpful", split="test", revision="v1")
-    first, again = (resolve_source("owner/name", hub, tmp_path, "data.preferences") for _ in range(2))
+    cache = tmp_path / "home" / "datasets"  # a new home has no folder for it yet
+    first, again = (resolve_source("owner/name", hub, cache, "data.preferences") for _ in range(2))
     assert first == again and asked == [("owner/name", "helpful", "test", COMMITS["v1"], False)]
     assert [row.data for row in read_source(first)] == ROWS
-    other = resolve_source("owner/name", HubConfig(split="train"), tmp_path, "data.preferences")
+    other = resolve_source("owner/name", HubConfig(split="train"), cache, "data.preferences")
     assert other != first
-
-
-def test_the_first_hub_dataset_of_a_new_home_is_written_though_there_is_no_folder_for_it_yet(tmp_path, monkeypatch):
-    stand_in(monkeypatch, lambda *_, **__: datasets.Dataset.from_list(ROWS))
-    found = resolve_source("owner/name", HubConfig(), tmp_path / "home" / "datasets", "data.preferences")
-    assert [row.data for row in read_source(found)] == ROWS
 
 
 def test_a_hub_dataset_is_of_one_commit_though_its_branch_moves_and_the_copy_is_lost(tmp_path, monkeypatch, commits):

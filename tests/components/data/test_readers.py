@@ -197,10 +197,19 @@ def test_an_apostrophe_is_one_of_the_text_but_in_rows_that_tether_wrote_for_labe
     ]
 
 
-@pytest.mark.parametrize("delimiter", ";\t")
-def test_a_csv_of_a_spreadsheet_with_decimal_commas_is_read_and_a_comma_in_a_cell_stays(tmp_path, delimiter):
-    (tmp_path / "a.csv").write_text(f"prompt{delimiter}chosen\r\na, b{delimiter}c\r\n")
-    assert contents(tmp_path / "a.csv") == [(2, {"prompt": "a, b", "chosen": "c"})]
+@pytest.mark.parametrize(
+    ("text", "row"),
+    [
+        *((f"prompt{mark}chosen\r\na, b{mark}c\r\n", {"prompt": "a, b", "chosen": "c"}) for mark in ";\t|"),
+        *((f'"prompt, asked"{mark}chosen\nq, please{mark}x\n', {"prompt, asked": "q, please", "chosen": "x"})
+          for mark in ";\t"),
+        *((f"{first}\r\nprompt;chosen\r\np, q;a\r\n", {"prompt": "p, q", "chosen": "a"})
+          for first in ("sep=;", '"sep=;"', "\ufeffsep=;", "SEP=;")),
+    ],
+)  # fmt: skip
+def test_the_delimiter_of_a_csv_is_that_of_its_header(tmp_path, text, row):
+    (tmp_path / "a.csv").write_bytes(text.encode())
+    assert contents(tmp_path / "a.csv") == [(2, row)]
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
@@ -234,20 +243,6 @@ def test_a_row_of_csv_with_an_open_quotation_mark_takes_no_other_row_with_it(tmp
     assert [row.data["prompt"] for row in rows if not row.problem] == [f"q{n}" for n in range(9) if n != 4]
 
 
-@pytest.mark.parametrize("header", ['"prompt, asked";chosen;rejected', '"prompt, asked"\tchosen\trejected'])
-def test_a_comma_in_a_quoted_name_of_a_column_is_not_taken_for_the_delimiter(tmp_path, header):
-    delimiter = header[len('"prompt, asked"')]
-    (tmp_path / "x.csv").write_text(f"{header}\n" + delimiter.join(["q, please", "x", "y"]) + "\n")
-    assert contents(tmp_path / "x.csv") == [(2, {"prompt, asked": "q, please", "chosen": "x", "rejected": "y"})]
-
-
-@pytest.mark.parametrize("first", ["sep=;", '"sep=;"', "\ufeffsep=;", "SEP=;"])
-def test_the_line_that_names_excels_delimiter_is_no_header(tmp_path, first):
-    path = tmp_path / "rows.csv"
-    path.write_bytes(f"{first}\r\nprompt;chosen;rejected\r\np, q;a;b\r\n".encode())
-    assert contents(path) == [(2, {"prompt": "p, q", "chosen": "a", "rejected": "b"})]
-
-
 @pytest.mark.parametrize(
     "header",
     ["prompt, chosen, rejected", '"prompt", "chosen", "rejected"', "prompt,chosen,rejected"],
@@ -262,12 +257,6 @@ def test_blanks_after_commas_are_no_part_of_a_cell(tmp_path, header):
     assert contents(path)[1] == (3, {"prompt": "p", "chosen": "a", "rejected": "b"})
     path.write_text("prompt,chosen,rejected\np, a,b\n")
     assert contents(path) == [(2, {"prompt": "p", "chosen": " a", "rejected": "b"})]
-
-
-def test_bars_between_cells_are_a_delimiter(tmp_path):
-    path = tmp_path / "rows.csv"
-    path.write_text("prompt|chosen|rejected\np|a, b|c\n")
-    assert contents(path) == [(2, {"prompt": "p", "chosen": "a, b", "rejected": "c"})]
 
 
 @pytest.mark.parametrize(
