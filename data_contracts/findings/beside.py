@@ -67,10 +67,7 @@ def forbidden_prompts(inputs: Mapping[str, Path], data: DataConfig, folder: Path
         UserError: a file can't be read, or has no prompt.
     """
     files = [
-        (
-            label_of(name),
-            ((row["row"], row["prompt"]) for row in prompts_in(path, data, "data.decontaminate")),
-        )
+        (label_of(name), ((row["row"], row["prompt"]) for row in prompts_in(path, data, "data.decontaminate")))
         for name, path in inputs.items()
     ]
     named = ("contaminated", "uncontaminated", "data.decontaminate")

@@ -116,8 +116,7 @@ def look_at(name: str, path: Path, data: DataConfig) -> None:
     """Check the beginning of a file, so that a run with an unreadable file fails before it creates anything.
 
     The first rows are judged, and all rows only if none of these is valid. A gzipped file is read to its end, because
-    only
-    then is it known to be complete.
+    only then is it known to be complete.
 
     Raises:
         UserError: the source can't be read, has no known format, or has no valid row.

@@ -23,11 +23,15 @@ def test_the_same_rows_come_from_every_kind_of_file(tmp_path):
     frame = pandas.DataFrame(ROWS)
     (tmp_path / "a.jsonl").write_text(LINES)
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(LINES.encode()))
+    (tmp_path / "without a suffix").write_bytes(gzip.compress(LINES.encode()))
+    (tmp_path / "marked.jsonl").write_bytes(b"\xef\xbb\xbf" + LINES.encode())
     (tmp_path / "a.json").write_text(json.dumps(ROWS))
+    (tmp_path / "lines.json").write_text(LINES)
     frame.to_parquet(tmp_path / "a.parquet")
     frame.to_csv(tmp_path / "a.csv", index=False)
     frame.to_csv(tmp_path / "a.tsv", index=False, sep="\t")
-    for name in ("a.jsonl", "a.jsonl.gz", "a.json", "a.parquet"):
+    of_rows = ("a.jsonl", "a.jsonl.gz", "without a suffix", "marked.jsonl", "a.json", "lines.json", "a.parquet")
+    for name in of_rows:
         assert contents(tmp_path / name) == list(enumerate(ROWS, 1)), name
     for name in ("a.csv", "a.tsv"):
         assert contents(tmp_path / name) == list(enumerate(ROWS, 2)), name
@@ -52,11 +56,6 @@ def test_a_reader_says_how_far_it_is_in_its_file(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps(rows))
     position = Position()
     assert len(list(read_source(tmp_path / "a.json", position=position))) == 2000 and position == Position(rows=2000)
-
-
-def test_a_file_without_a_suffix_is_known_by_its_first_bytes(tmp_path):
-    (tmp_path / "object").write_bytes(gzip.compress(LINES.encode()))
-    assert len(contents(tmp_path / "object")) == 3
 
 
 def test_a_csv_cell_may_hold_line_breaks_and_messages(tmp_path):
@@ -100,11 +99,6 @@ def test_a_bad_line_among_good_ones_comes_out_with_its_problem(tmp_path, line, r
     assert [row.number for row in rows if row.problem] == [4]
     assert rows[3].problem.check == "readable" and reason in rows[3].problem.text
     assert len(rows) == 7
-
-
-def test_a_byte_order_mark_spoils_no_row(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + LINES.encode())
-    assert contents(tmp_path / "a.jsonl")[0][1] == ROWS[0]
 
 
 def test_a_truncated_gzip_says_after_which_row_it_broke_off(tmp_path):
@@ -156,11 +150,6 @@ def test_a_damaged_byte_inside_a_gzip_is_the_users_error(tmp_path):
     (tmp_path / "a.jsonl.gz").write_bytes(packed)
     with pytest.raises(UserError, match="cut short or damaged"):
         list(read_source(tmp_path / "a.jsonl.gz"))
-
-
-def test_json_lines_called_json_are_read(tmp_path):
-    (tmp_path / "a.json").write_text(LINES)
-    assert contents(tmp_path / "a.json") == list(enumerate(ROWS, 1))
 
 
 def test_reading_the_first_rows_reads_no_further(tmp_path):
