@@ -236,9 +236,9 @@ def _compared(
     categories = [[str(row["category"]) for row in side if row.get("category")] for side in sides]
     found = {
         f"{what}_length": length_drift(*lengths),
-        f"{what}_language": language_drift(*texts, seed),
-        f"{what}_words": told_apart(*prompts, seed),
+        f"{what}_language": language_drift(texts[0], texts[1], seed),
+        f"{what}_words": told_apart(prompts[0], prompts[1], seed),
         f"{what}_preference": preference,
-        f"{what}_category": distance(*categories, seed),
+        f"{what}_category": distance(categories[0], categories[1], seed),
     }
     return {name: measured for name, measured in found.items() if measured is not None}
