@@ -55,6 +55,7 @@ from data_contracts.findings.beside import (
     held_out_prompts,
     mark_forbidden,
     one_a_prompt,
+    prompt_texts,
     sampled_pairs,
     sampled_prompts,
 )
@@ -235,11 +236,9 @@ class Examination:
 
     @property
     def _limits(self) -> dict[str, int]:
-        """Return the largest number of pairs of each file that has one."""
         return {name: each.max_pairs for name, each in self.job.data.sources.items() if each.max_pairs is not None}
 
     def _forbidden(self) -> list[Forbidden]:
-        """Return the prompts that rows must not repeat."""
         found, data = [], self.job.data
         if benchmarks := of_kind(self.inputs, DECONTAMINATE):
             found.append(forbidden_prompts(benchmarks, data, self.shards))
@@ -327,7 +326,6 @@ class Examination:
         return RowJudge(self.context, name, ledger, [*ours, *rows], whole)
 
     def _columns(self, name: str, sources: Sequence[RowSource]) -> list[str]:
-        """Return the column names in the first rows of the sources."""
         first = (row for source in self._given(name) or sources for row in islice(source.rows, DETECT_ON))
         return list(dict.fromkeys(str(column) for row in first for column in row.data))
 
@@ -430,7 +428,7 @@ class Examination:
         examined = self.pairs or next(iter(self.sources.values()))
         rows = self._sample(examined, range(len(SPLITS)))[: drift.LANGUAGE_SAMPLE]
         if examined is self.sources.get("prompts"):
-            return drift.language_shares(_prompts(rows))
+            return drift.language_shares(prompt_texts(rows))
         return drift.language_shares([row.get("response") or f"{row['chosen']} {row['rejected']}" for row in rows])
 
     @cached_property
@@ -486,7 +484,6 @@ class Examination:
         return outcomes, self.context
 
     def _measures(self) -> dict[str, drift.DriftMeasure]:
-        """Return the dataset-level measures that apply here, each with the value that chance alone would reach."""
         found: dict[str, drift.DriftMeasure | None] = {}
         if (pairs := self.pairs) is not None:
             sizes = np.bincount(pairs.facts["split"], minlength=len(SPLITS))
@@ -497,7 +494,7 @@ class Examination:
             found["language_drift"] = self._language_drift.result()
             if (prompts := self.sources.get("prompts")) is not None:
                 every = range(len(SPLITS))
-                one, other = (_prompts(self._sample(examined, every)) for examined in (pairs, prompts))
+                one, other = (prompt_texts(self._sample(examined, every)) for examined in (pairs, prompts))
                 found["prompts_alike"] = drift.told_apart(one, other, self.job.seed)
             if (deployed := self.inputs.get(DEPLOYMENT)) is not None:
                 theirs = sampled_prompts(deployed, self.job.data, self.job.seed)
@@ -533,7 +530,3 @@ def generated(name: str, rows: Iterable[Mapping[str, object]]) -> RowSource:
     """Return rows of the built-in task as a source of a kind of data."""
     raws = [RawRow(number, row) for number, row in enumerate(rows, 1)]
     return RowSource(name, "the support desk's generator", raws, {}, "")
-
-
-def _prompts(rows: Sequence[CanonicalRow]) -> list[str]:
-    return ["\n".join(m["content"] for m in row["prompt"]) for row in rows]

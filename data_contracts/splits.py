@@ -68,22 +68,15 @@ class _Published(NamedTuple):
 
 
 def _published(found: Examination) -> tuple[_Published, _Published, _Published]:
-    """Return the pairs, the demonstrations and the prompts to publish."""
     pairs, taught, asked = found.only_pairs, found.taught, found.asked
     said = taught.ledger.facts
 
     def rows(kind: str, of: Examined, wanted: NDArray[np.bool_], *more: Any) -> _Published:
         return _Published(kind, of.ledger.lines, wanted, of.ledger.facts["split"], *more)
 
+    of_pairs = weights_of_rankings(pairs), _overlong(found, pairs).any(1), _source_weights(found)
     return (
-        rows(
-            "pairs",
-            pairs,
-            pairs.kept,
-            weights_of_rankings(pairs),
-            _overlong(found, pairs).any(1),
-            _source_weights(found),
-        ),
+        rows("pairs", pairs, pairs.kept, *of_pairs),
         rows("demonstrations", taught, first_of_each(taught.kept, combined(said["prompt"], said["chosen"]))),
         rows("prompts", asked, first_of_each(asked.kept, asked.ledger.facts["prompt"])),
     )
@@ -103,25 +96,19 @@ def _overlong(found: Examination, of: Examined) -> NDArray[np.bool_]:
 
 def _write(artifact: Path, kinds: Sequence[_Published]) -> None:
     for rows in kinds:
-        _write_kind(artifact, rows)
-
-
-def _write_kind(artifact: Path, rows: _Published) -> None:
-    names = list(SPLITS)
-    if rows.kind == "demonstrations":
-        names = ["train" if split == TRAIN else "heldout" for split in range(len(SPLITS))]
-    weighted = rows.source_weights is not None
-    with naming(artifact), ExitStack() as splits:
-        writers = {
-            name: splits.enter_context(SplitWriter(artifact / f"{rows.kind}.{name}", weighted))
-            for name in dict.fromkeys(names)
-        }
-        for index, item in rows.lines.items(rows.wanted, mixed=True):
-            writers[names[rows.split[index]]].write(_row(rows, index, item))
+        of_pairs = rows.kind != "demonstrations"
+        names = [name if of_pairs or split == TRAIN else "heldout" for split, name in enumerate(SPLITS)]
+        weighted = rows.source_weights is not None
+        with naming(artifact), ExitStack() as splits:
+            writers = {
+                name: splits.enter_context(SplitWriter(artifact / f"{rows.kind}.{name}", weighted))
+                for name in dict.fromkeys(names)
+            }
+            for index, item in rows.lines.items(rows.wanted, mixed=True):
+                writers[names[rows.split[index]]].write(_row(rows, index, item))
 
 
 def _row(rows: _Published, index: int, item: CanonicalRow) -> dict[str, Any]:
-    """Return the row of a split that a good row becomes."""
     if rows.kind == "prompts":
         return {name: item[name] for name in ("prompt", "category", "columns") if name in item}
     if rows.kind == "demonstrations":

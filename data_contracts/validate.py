@@ -168,11 +168,8 @@ def metrics(found: Examination, checks: Sequence[JudgedCheck], quarantined: int)
     values |= {"data/contaminated": sum(contaminated)} if contaminated else {}
     noise = found.label_noise
     if isinstance(noise, LabelNoise):
-        values |= {
-            "data/label_noise": noise.value,
-            "data/label_noise_low": noise.low,
-            "data/label_noise_high": noise.high,
-        }
+        ends = {"data/label_noise_low": noise.low, "data/label_noise_high": noise.high}
+        values |= {"data/label_noise": noise.value} | ends
     for name, interval in (
         ("data/length_preference", found.longer_wins),
         ("data/annotator_agreement", agreement.kappa),
@@ -189,8 +186,7 @@ def model_shares(pairs: Examined) -> dict[str, float]:
 
     `data/model_votes` is the models' share of votes (a pair without votes counts as one vote of a person).
     `data/model_pairs` is the share of pairs without a person's vote. `data/model_votes_from/NAME` is one model's share
-    of
-    votes; with several models, the total is divided in proportion to their votes in the whole file.
+    of votes; with several models, the total is divided in proportion to their votes in the whole file.
     """
     of_models, votes = pairs.facts["of_models"], np.maximum(pairs.facts["ballot"].sum(1), 1)
     if not of_models.any():

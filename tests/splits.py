@@ -1,11 +1,13 @@
-"""Splits for tests, as validation publishes them."""
+"""Files of pairs for tests, and splits as validation publishes them."""
 
+import gzip
+import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from components.data.tables.published import SplitWriter
+from components.data.tables.published import SplitWriter, read_split
 from data_contracts.examine import Examination
 from data_contracts.splits import splits_beside
 
@@ -31,3 +33,30 @@ def write_split(folder: Path, rows: Iterable[Mapping[str, Any]], weighted: bool 
     with SplitWriter(folder, weighted) as split:
         for row in rows:
             split.write(row)
+
+
+def pairs(start: int, stop: int, **more: Any) -> list[dict[str, Any]]:
+    """Pairs that differ in their numbers, with the fields `more`."""
+    return [
+        {"prompt": f"question {i}", "chosen": f"good {i} indeed", "rejected": f"bad {i}", **more}
+        for i in range(start, stop)
+    ]
+
+
+def write(path: Path, rows: Iterable[Any]) -> Path:
+    """Write rows, texts as they are, a line each; gzipped if the name says so. Return `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    return path
+
+
+def lines(out: Path, name: str) -> list[Any]:
+    """The rows of a split of the artifact in `out`."""
+    return list(read_split(out / "artifact" / name))
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    """The files of the artifact in `out`, by name."""
+    files = (path for path in (out / "artifact").rglob("*") if path.is_file())
+    return {str(path.relative_to(out / "artifact")): path.read_bytes() for path in files}

@@ -268,13 +268,11 @@ class DataConfig(Settings):
     @field_validator("decontaminate", mode="before")
     @classmethod
     def _a_list(cls, given: object) -> object:
-        """Turn a single name into a list of one."""
         return (given,) if isinstance(given, str) else given
 
     @field_validator("preferences", "judge_preferences", mode="before")
     @classmethod
     def _one_or_several(cls, given: object, info: ValidationInfo) -> object:
-        """Replace a list of one by its element."""
         if given is None or isinstance(given, str):
             return given
         if not isinstance(given, list | tuple) or not all(isinstance(each, str) for each in given):

@@ -119,7 +119,6 @@ def read_source(
 
 
 def _plugged(path: Path, reader: ReaderPlugin) -> Iterator[RawRow]:
-    """Yield the rows that a plug-in reads, numbered from 1."""
     field = f"data.readers.{path.suffix.lower()}"
     plugin = find_plugin("tether.readers", reader.plugin, field)
     check_plugin(plugin, reader.code, field)
@@ -154,7 +153,6 @@ def _kind(path: Path) -> str:
 
 
 def _refuse_packed(path: Path) -> None:
-    """Refuse a file that another program packed, with the way to unpack it."""
     with path.open("rb") as file:
         start = file.read(8)
     for magic, (what, advice) in _PACKED.items():
@@ -178,23 +176,10 @@ def is_gzipped(path: Path) -> bool:
 
 
 def _open(path: Path, position: Position | None = None) -> IO[bytes]:
-    """Open the file's bytes, unpacked if it is gzipped."""
     position = position or Position()
     if is_gzipped(path):
-        _refuse_bomb(path)
         return cast(IO[bytes], io.BufferedReader(_Unpacked(path, position), _AT_ONCE))
     return io.BufferedReader(_Counted(path, position), _AT_ONCE)
-
-
-def _refuse_bomb(path: Path) -> None:
-    """Refuse a gzipped file whose stated size is too large, before any row is read."""
-    with path.open("rb") as file:
-        file.seek(-min(4, path.stat().st_size), io.SEEK_END)
-        said = int.from_bytes(file.read(), "little")  # modulo 4 GiB; arbitrary if the file is truncated
-    if said > _most_unpacked(path):
-        with contextlib.suppress(EOFError, zlib.error, OSError), io.BufferedReader(_Unpacked(path), _MIB) as whole:
-            while whole.read(_MIB):
-                pass
 
 
 def _most_unpacked(path: Path) -> int:

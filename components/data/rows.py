@@ -207,7 +207,6 @@ def unclean(text: str) -> str | None:
 
 
 def _kind_of(escaped: str) -> str:
-    """Return what a forbidden character is, from its escape (`unclean`)."""
     if escaped.startswith("'\\udc"):
         return "byte that is not UTF-8, shown as"
     return "replacement character" if escaped == _REPLACED else "control character"
@@ -304,7 +303,6 @@ def text_problems(prompt: list[Message], responses: dict[str, str], max_characte
 
 
 def _named(prompt: list[Message], responses: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the texts of a row by their names in messages."""
     yield from ((f"prompt turn {i}", m["content"]) for i, m in enumerate(prompt, 1))
     yield from responses.items()
 

@@ -106,7 +106,6 @@ def as_document(checks: Mapping[str, Iterable[Check]]) -> dict[str, Any]:
 
 
 def _check(path: Path, place: int, entry: Any, names: set[str]) -> tuple[Check, bool]:
-    """Return the expectation `entry`, and whether it judges single rows."""
     kind = entry.get("type") if isinstance(entry, dict) else None
     where = f"data.suite: {path}: expectations[{place}]" + (f" ({kind})" if isinstance(kind, str) else "")
 

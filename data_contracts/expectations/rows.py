@@ -83,8 +83,6 @@ def _table(
 
 
 def _decided(data: DataConfig) -> Iterator[tuple[str, dict[str, object]]]:
-    """Yield the expectations that a pair is decided: enough votes, a wide enough lead, and a large enough score
-    difference."""
     narrow = data.decision.margin + 1e-9 if data.decision.margin else 0.0
     yield "ExpectColumnValuesToBeBetween", {"column": "lead", "min_value": narrow, "strict_min": True}
     kind, options = _at_least("deciding_votes", data.decision.minimum or OWN_MINIMUM)

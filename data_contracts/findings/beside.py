@@ -19,7 +19,7 @@ from components.data.splits import SPLITS, loose_key, prompt_key
 from components.data.tables.published import read_split, rows_at
 from components.data.words import words_of
 from data_contracts.findings.drift import DriftMeasure, difference, distance, language_drift, length_drift, told_apart
-from data_contracts.findings.near import AT_ONCE, Sketches, SketchFile, near_earlier, runs_of_words, signatures
+from data_contracts.findings.near import AT_ONCE, Sketches, near_earlier, runs_of_words, signatures
 from data_contracts.findings.texts import SAMPLE, RowTexts
 from data_contracts.findings.whole import TRAIN
 from data_contracts.rows.frames import longer_wins
@@ -67,10 +67,7 @@ def forbidden_prompts(inputs: Mapping[str, Path], data: DataConfig, folder: Path
         UserError: a file can't be read, or has no prompt.
     """
     files = [
-        (
-            label_of(name),
-            ((row["row"], row["prompt"]) for row in prompts_in(path, data, "data.decontaminate")),
-        )
+        (label_of(name), ((row["row"], row["prompt"]) for row in prompts_in(path, data, "data.decontaminate")))
         for name, path in inputs.items()
     ]
     named = ("contaminated", "uncontaminated", "data.decontaminate")
@@ -97,17 +94,17 @@ def _forbidden(
     near: NearDuplicateConfig, folder: Path,
 ) -> Forbidden:  # fmt: skip
     loose, places = array("Q"), array("q")
-    sketched = SketchFile(folder / named[0])
+    sketches = Sketches(folder / named[0])
     for file, (_, prompts) in enumerate(files):
         rows = iter(prompts)
         while chunk := list(islice(rows, _CHUNK)):
             texts = (" ".join(m["content"] for m in prompt) for _, prompt in chunk)
-            sketched.append(signatures([runs_of_words(text, near.words) for text in texts]))
+            sketches.append(signatures([runs_of_words(text, near.words) for text in texts]))
             for number, prompt in chunk:
                 loose.append(hash64(loose_key(prompt)))
                 places.extend((file, number))
     where = np.array(places, np.int64).reshape(-1, 2)
-    return Forbidden(*named, sketched.written(), np.array(loose, np.uint64), where, [name for name, _ in files])
+    return Forbidden(*named, sketches, np.array(loose, np.uint64), where, [name for name, _ in files])
 
 
 def mark_forbidden(ledger: Ledger, texts: RowTexts, forbidden: Forbidden, near: NearDuplicateConfig) -> None:
@@ -121,12 +118,11 @@ def mark_forbidden(ledger: Ledger, texts: RowTexts, forbidden: Forbidden, near: 
     if not count or not looked_at.any():
         ledger.measure(forbidden.column, index[looked_at], np.zeros(looked_at.sum(), bool))
         return
-    sketched = SketchFile(ledger.path.with_name(f"{ledger.path.name}-{forbidden.column}"))
-    for start in range(0, count, AT_ONCE):
-        sketched.append(forbidden.sketches[np.arange(start, min(start + AT_ONCE, count))])
-    for start in range(0, len(texts.prompt_sketch), AT_ONCE):
-        sketched.append(texts.prompt_sketch[np.arange(start, min(start + AT_ONCE, len(texts.prompt_sketch)))])
-    found = near_earlier(sketched.written(), near.jaccard, among=count)[count:]
+    sketches = Sketches(ledger.path.with_name(f"{ledger.path.name}-{forbidden.column}"))
+    for known in (forbidden.sketches, texts.prompt_sketch):
+        for start in range(0, len(known), AT_ONCE):
+            sketches.append(known[np.arange(start, min(start + AT_ONCE, len(known)))])
+    found = near_earlier(sketches, near.jaccard, among=count)[count:]
     found[~looked_at] = -1
     order = np.argsort(forbidden.loose)
     loose = ledger.facts["loose"][index]
@@ -195,18 +191,10 @@ def compared_prompts(
     ours: Sequence[CanonicalRow], theirs: Sequence[CanonicalRow], seed: int
 ) -> dict[str, DriftMeasure]:
     """Return how far the preferences' prompts (`ours`) differ from deployment prompts, by check of `data.checks`."""
-    ours = one_a_prompt(ours)
-    texts = [["\n".join(m["content"] for m in row["prompt"]) for row in rows] for rows in (ours, theirs)]
-    lengths = [np.array([len(words_of(text)) for text in side]) for side in texts]
-    categories = [[row["category"] for row in rows if row.get("category")] for rows in (ours, theirs)]
-    found = {
-        "deployment_length": length_drift(*lengths),
-        "deployment_language": language_drift(texts[0], texts[1], seed),
-        "deployment_words": told_apart(texts[0], texts[1], seed),
-    }
-    if all(categories):
-        found["deployment_category"] = distance([str(c) for c in categories[0]], [str(c) for c in categories[1]], seed)
-    return {name: measured for name, measured in found.items() if measured is not None}
+    sides = one_a_prompt(ours), theirs
+    prompts = [prompt_texts(side) for side in sides]
+    lengths = [np.array([len(words_of(text)) for text in texts]) for texts in prompts]
+    return _compared("deployment", sides, prompts, prompts, lengths, seed)
 
 
 def sampled_pairs(reference: Path, seed: int) -> list[CanonicalRow]:
@@ -224,20 +212,33 @@ def sampled_pairs(reference: Path, seed: int) -> list[CanonicalRow]:
 
 def compared_pairs(ours: Sequence[CanonicalRow], theirs: Sequence[CanonicalRow], seed: int) -> dict[str, DriftMeasure]:
     """Return how far the pairs (`ours`) differ from those of earlier data, by check of `data.checks`."""
-    ours, theirs = one_a_prompt(ours), one_a_prompt(theirs)
-    prompts = [["\n".join(m["content"] for m in row["prompt"]) for row in rows] for rows in (ours, theirs)]
-    said = [[f"{row['chosen']} {row['rejected']}" for row in rows] for rows in (ours, theirs)]
+    sides = one_a_prompt(ours), one_a_prompt(theirs)
+    answers = [[f"{row['chosen']} {row['rejected']}" for row in side] for side in sides]
     words = [
-        np.array([[len(words_of(row["chosen"])), len(words_of(row["rejected"]))] for row in rows]).reshape(-1, 2)
-        for rows in (ours, theirs)
+        np.array([[len(words_of(row["chosen"])), len(words_of(row["rejected"]))] for row in side]).reshape(-1, 2)
+        for side in sides
     ]
-    categories = [[str(row["category"]) for row in rows if row.get("category")] for rows in (ours, theirs)]
+    preference, lengths = difference(*map(longer_wins, words)), [counts.max(1) for counts in words]
+    return _compared("reference", sides, list(map(prompt_texts, sides)), answers, lengths, seed, preference)
+
+
+def prompt_texts(rows: Iterable[CanonicalRow]) -> list[str]:
+    """Return the text of each row's prompt, a line for each message."""
+    return ["\n".join(m["content"] for m in row["prompt"]) for row in rows]
+
+
+def _compared(
+    what: str, sides: Sequence[Sequence[CanonicalRow]], prompts: Sequence[list[str]], texts: Sequence[list[str]],
+    lengths: Sequence[NDArray[np.int64]], seed: int, preference: DriftMeasure | None = None,
+) -> dict[str, DriftMeasure]:  # fmt: skip
+    """Return the drift between two sides, by check: of the words of their `prompts`, the languages of their `texts`,
+    their `lengths`, their preference for length if it is measured, and their categories if both have some."""
+    categories = [[str(row["category"]) for row in side if row.get("category")] for side in sides]
     found = {
-        "reference_length": length_drift(*(side.max(1) for side in words)),
-        "reference_language": language_drift(said[0], said[1], seed),
-        "reference_words": told_apart(prompts[0], prompts[1], seed),
-        "reference_preference": difference(*(longer_wins(side) for side in words)),
+        f"{what}_length": length_drift(*lengths),
+        f"{what}_language": language_drift(texts[0], texts[1], seed),
+        f"{what}_words": told_apart(prompts[0], prompts[1], seed),
+        f"{what}_preference": preference,
+        f"{what}_category": distance(categories[0], categories[1], seed),
     }
-    if all(categories):
-        found["reference_category"] = distance(categories[0], categories[1], seed)
     return {name: measured for name, measured in found.items() if measured is not None}

@@ -68,7 +68,6 @@ def draft(path: Path, data: DataConfig, scratch: Path) -> dict[str, Any]:
 
 
 def _expected(name: str, values: "pd.Series[Any]", file: str, kind: str) -> Iterator[dict[str, Any]]:
-    """Yield an expectation that fits a column's values, if there is one."""
     known = values.dropna()
     if not len(known):
         return

@@ -136,7 +136,6 @@ class RowJudge:
         return frame, judged
 
     def _take(self, check: Check, found: Sequence[ExpectationResult]) -> None:
-        """Record what an expectation found in each batch of rows."""
         named = (int(line) for part in found for group in part.named for line in group[LINE])
         lines = np.fromiter(named, np.int64)
         self._succeeded[check.name] = succeeded(check, found) and self._succeeded.get(check.name, True)
@@ -191,7 +190,6 @@ class RowJudge:
 
 
 def _known(part: ExpectationResult) -> int:
-    """Return how many values an expectation judged."""
     return int((part.result.get("element_count") or 0) - (part.result.get("missing_count") or 0))
 
 

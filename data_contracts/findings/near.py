@@ -1,9 +1,8 @@
 """Near-duplicates by MinHash (Broder 1997) and banding (Leskovec, Rajaraman and Ullman, section 3.4)."""
 
-import os
-import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +19,6 @@ AT_ONCE = 16_384
 """Number of texts whose signatures are in memory at once."""
 _DENSE = 4
 """If requested places are on average closer than one in this many, the whole span between them is read at once."""
-_BYTES = 4 * PERMUTATIONS
-"""Bytes of one signature."""
 
 Signatures = NDArray[np.uint32]
 """(n, PERMUTATIONS)"""
@@ -45,12 +42,12 @@ def signatures(sets: Sequence[list[str]]) -> Signatures:
     return np.array(rows, np.uint32)
 
 
-class SketchFile:
-    """Writes signatures to a file, 256 bytes for each text, to save memory."""
+class Sketches:
+    """Signatures (n, PERMUTATIONS) in a file, 256 bytes for each text; only the requested ones are read."""
 
     def __init__(self, path: Path) -> None:
         """Create `path`, replacing an existing file."""
-        self.path, self.texts = path, 0
+        self.path, self._texts = path, 0
         with naming(path):
             path.write_bytes(b"")
 
@@ -58,21 +55,7 @@ class SketchFile:
         """Append the signatures of more texts."""
         with naming(self.path), self.path.open("ab") as out:
             found.tofile(out)
-        self.texts += len(found)
-
-    def written(self) -> "Sketches":
-        """Return all signatures; the file may be removed afterwards."""
-        return Sketches(self.path, self.texts)
-
-
-class Sketches:
-    """Signatures (n, PERMUTATIONS) in a file; only the requested ones are read."""
-
-    def __init__(self, path: Path, texts: int) -> None:
-        self._texts = texts
-        with naming(path):
-            self._file = os.open(path, os.O_RDONLY)
-        weakref.finalize(self, os.close, self._file)
+        self._texts += len(found)
 
     def __len__(self) -> int:
         return self._texts
@@ -83,16 +66,16 @@ class Sketches:
             return np.empty((0, PERMUTATIONS), np.uint32)
         low, high = int(places.min()), int(places.max()) + 1
         if high - low <= _DENSE * len(places):
-            return self._between(low, high)[places - low]
-        wanted, back = np.unique(places, return_inverse=True)
+            wanted, back = np.arange(low, high), places - low
+        else:
+            wanted, back = np.unique(places, return_inverse=True)
         runs = np.split(wanted, np.flatnonzero(np.diff(wanted) > 1) + 1)
-        return np.concatenate([self._between(int(run[0]), int(run[-1]) + 1) for run in runs])[back]
+        with naming(self.path), self.path.open("rb", buffering=0) as file:
+            return np.concatenate([self._run(file, int(run[0]), len(run)) for run in runs])[back]
 
-    def _between(self, start: int, stop: int) -> Signatures:
-        data = bytearray()
-        while len(data) < (stop - start) * _BYTES:
-            data += os.pread(self._file, (stop - start) * _BYTES - len(data), start * _BYTES + len(data))
-        return np.frombuffer(data, np.uint32).reshape(-1, PERMUTATIONS)
+    def _run(self, file: IO[bytes], start: int, count: int) -> Signatures:
+        file.seek(start * PERMUTATIONS * 4)
+        return np.fromfile(file, np.uint32, count * PERMUTATIONS).reshape(-1, PERMUTATIONS)
 
 
 def band_rows(jaccard: float) -> int:

@@ -6,6 +6,7 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from components.stats.intervals import Interval
 from components.stats.paired import Inseparable, PairedScore, strengths
 from data_contracts.rows.ledger import Ledger
 
@@ -35,6 +36,7 @@ def model_table(ledger: Ledger, seed: int) -> tuple[list[ModelRow], str | None]:
     counts = np.zeros(len(names), np.int64)
     np.add.at(counts, one, ballots.sum(axis=1))
     np.add.at(counts, other, ballots.sum(axis=1))
+    why: str | None = None
     votes: list[PairedScore] = []
     prompts: list[int] = []
     for a, b, prompt, ballot in zip(one.tolist(), other.tolist(), ledger.facts["prompt"][index].tolist(),
@@ -44,24 +46,21 @@ def model_table(ledger: Ledger, seed: int) -> tuple[list[ModelRow], str | None]:
             prompts += [prompt] * times
     if not votes:
         return [], None
+    estimates: Sequence[Interval | None] = [None] * len(names)
     try:
-        found = strengths(votes, len(names), prompts, baseline=int(counts.argmax()), draws=DRAWS, seed=seed)
+        baseline = int(counts.argmax())
+        estimates = strengths(votes, len(names), prompts, baseline=baseline, draws=DRAWS, seed=seed).strength
     except Inseparable as error:
-        rows = [
-            ModelRow(model=name, votes=int(n), strength=None, interval=None)
-            for name, n in zip(names, counts, strict=True)
-        ]
         sides = " against ".join(_named(names, side) for side in (error.better, error.worse) if side)
-        return sorted(rows, key=lambda row: -row["votes"]), f"{error}{sides and f' ({sides})'}"
+        why = f"{error}{sides and f' ({sides})'}"
     rows = [
-        ModelRow(model=name, votes=int(n), strength=each.value, interval=each.ends)
-        for name, n, each in zip(names, counts, found.strength, strict=True)
+        ModelRow(model=name, votes=int(n), strength=each and each.value, interval=each and each.ends)
+        for name, n, each in zip(names, counts, estimates, strict=True)
     ]
-    return sorted(rows, key=lambda row: -(row["strength"] or 0.0)), None
+    return sorted(rows, key=lambda row: (-(row["strength"] or 0.0), -row["votes"] if why else 0)), why
 
 
 def _ballots(facts: Any) -> NDArray[np.int64]:
-    """Return the votes for the first, the second and neither response (n, 3)."""
     ballots: NDArray[np.int64] = facts["ballot"].astype(np.int64)
     alone, first = ~facts["voted"], facts["first_wins"]
     ballots[alone & (first == 1), 0] = 1

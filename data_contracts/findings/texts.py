@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +23,9 @@ from components.models.chat.rendering import ManyRendered, rendered_conversation
 from components.models.config import GenerationConfig
 from data_contracts.findings.drift import language_of
 from data_contracts.findings.encoding import Encoded, Encoder
-from data_contracts.findings.near import PERMUTATIONS, Sketches, SketchFile, runs_of_words, signatures
+from data_contracts.findings.near import PERMUTATIONS, Sketches, runs_of_words, signatures
 from data_contracts.rows.ledger import Ledger
-from data_contracts.rows.measuring import item_in
+from data_contracts.rows.measuring import RESPONSES, Side, item_in
 from data_contracts.rows.processes import in_order
 from data_contracts.rows.shards import Shard, Shards, is_whole, write_shard
 
@@ -33,8 +33,6 @@ _CHUNK = 500
 """Number of rows whose tokens are in memory at once."""
 _RENDERED = 50
 """Number of rows that are rendered together; if the template refuses one, they are rendered one by one."""
-_Side = Literal["chosen", "rejected", "response"]
-_RESPONSES: tuple[_Side, ...] = ("chosen", "rejected", "response")
 TEMPLATE_READINGS = ("agrees", "refused", "changed")
 """Results of a chat template for a row: it renders the row unchanged, refuses its prompt, or changes the text."""
 SAMPLE = 2_000
@@ -81,8 +79,6 @@ class TextReading(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """The good rows of one shard."""
-
     rows: Path
     texts: Path
     """The shard to write."""
@@ -91,8 +87,6 @@ class _Part(NamedTuple):
 
 
 class _Measured:
-    """Measurements of a shard's texts."""
-
     def __init__(self) -> None:
         self.columns: dict[str, list[NDArray[Any]]] = {}
         self.late: list[tuple[int, str, str]] = []
@@ -122,7 +116,7 @@ def read_texts(ledger: Ledger, how: TextReading, progress: Callable[[int], None]
         seen += rows
         progress(seen)
     found = Shards([Shard(part.texts) for part in parts])
-    sketched, of_prompts = (SketchFile(folder / name) for name in ("sketches", "prompt-sketches"))
+    sketched, of_prompts = (Sketches(folder / name) for name in ("sketches", "prompt-sketches"))
     counts = np.zeros(2)  # unknown tokens, tokens
     for start, shard in zip(ledger.shards.starts, found, strict=False):
         sketched.append(shard.column("sketch"))
@@ -137,7 +131,7 @@ def read_texts(ledger: Ledger, how: TextReading, progress: Callable[[int], None]
     for index, item in ledger.items(chosen):
         samples.setdefault(int(ledger.facts["split"][index]), []).append(item)
     unknown = counts[0] / counts[1] if counts[1] else float("nan")
-    return RowTexts(wanted, found, sketched.written(), of_prompts.written(), unknown, samples)
+    return RowTexts(wanted, found, sketched, of_prompts, unknown, samples)
 
 
 def _read_part(how: TextReading, part: _Part) -> int:
@@ -192,7 +186,7 @@ def overlong(texts: RowTexts, rows: int, cap: int) -> NDArray[np.bool_]:
 
 
 def _responses(item: CanonicalRow) -> list[str]:
-    return [item[name] for name in _RESPONSES if name in item]
+    return [item[name] for name in RESPONSES if name in item]
 
 
 def _sampled(ledger: Ledger, wanted: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -223,16 +217,9 @@ def _find_markers(found: _Measured, markers: Any, indices: list[int], items: lis
     found.measure("special_texts", counts)
 
 
-@lru_cache(maxsize=1)
-def _encoder(tokenizer: Any) -> Encoder:
-    """Return the encoder of a tokenizer, which a process makes once."""
-    return Encoder(tokenizer)
-
-
-@lru_cache(maxsize=1)
-def _rendering(tokenizer: Any) -> ManyRendered:
-    """Return what renders many rows in a tokenizer's chat template; it compares its first ones once in a process."""
-    return ManyRendered(tokenizer)
+# Both compare their first texts with a slower way, so a process makes them once.
+_encoder = lru_cache(maxsize=1)(Encoder)
+_rendering = lru_cache(maxsize=1)(ManyRendered)
 
 
 def _tokenised(
@@ -240,7 +227,7 @@ def _tokenised(
     items: list[CanonicalRow],
 ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:  # fmt: skip
     """Return token counts (n, 3) of the rows' texts, and the unknown and total counts that `read_texts` adds up."""
-    sides = [side for side in _RESPONSES if side in items[0]]
+    sides = [side for side in RESPONSES if side in items[0]]
     cap, ends = generation.max_new_tokens, endings_of(tokenizer)
     rendered: list[str] = []
     template = np.zeros(len(items))
@@ -277,7 +264,7 @@ def _tokenised(
 
 
 def _all_rendered(
-    tokenizer: Any, items: list[CanonicalRow], sides: list[_Side], ends: Endings
+    tokenizer: Any, items: list[CanonicalRow], sides: list[Side], ends: Endings
 ) -> list[tuple[str, Problem | None]]:
     """Return `rendered_and_judged` of each row. Rendering many together takes half the time."""
     try:

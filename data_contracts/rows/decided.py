@@ -40,14 +40,12 @@ def by_votes(raw: RawRow, name: str, source: str, max_characters: int, config: D
 
 
 def _of_experts(votes: object, experts: tuple[str, ...]) -> list[Mapping[str, Any]]:
-    """Return those of a list of votes whose annotators are experts."""
     if not isinstance(votes, list):
         return []
     return [each for each in votes if isinstance(each, dict) and str(each.get("annotator")) in experts]
 
 
 def _is_given_out(raw: RawRow) -> bool:
-    """Return whether Tether gave out the pair for labelling."""
     return str(raw.data.get("id", "")).startswith(LABELLED) or JUDGED_IN in raw.data
 
 

@@ -12,17 +12,10 @@ from data_contracts.rows.ledger import Ledger
 from data_contracts.rows.measuring import places
 
 
-def named_rows(ledger: Ledger, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-    """Return the columns that identify `rows` (n,), which are codes of `Ledger.place`: `row_id`, and `file` if there
-    are several."""
-    file, numbers = places(rows)
-    return {"row_id": numbers} | ({"file": np.array(ledger.files)[file]} if len(ledger.files) > 1 else {})
-
-
 def pair_frame(
     ledger: Ledger, kept: NDArray[np.bool_], splits_of_prompt: NDArray[Any], near_training: NDArray[Any]
 ) -> pd.DataFrame:
-    """Return a frame with a row for each kept pair.
+    """Return a frame with a row for each kept pair, identified by `row_id`, and by `file` if there are several.
 
     Args:
         kept: which pairs of the ledger are kept.
@@ -31,10 +24,12 @@ def pair_frame(
             pairs (n,).
     """
     facts = ledger.facts[kept]
+    file, numbers = places(facts["row"])
     first_wins = np.where(facts["first_wins"] < 0, np.nan, facts["first_wins"])
     return pd.DataFrame(
         {
-            **named_rows(ledger, facts["row"]),
+            "row_id": numbers,
+            **({"file": np.array(ledger.files)[file]} if len(ledger.files) > 1 else {}),
             "split": pd.Categorical.from_codes(facts["split"], pd.Index(list(SPLITS))),
             "splits_of_prompt": splits_of_prompt,
             "near_training": near_training,

@@ -116,8 +116,7 @@ def look_at(name: str, path: Path, data: DataConfig) -> None:
     """Check the beginning of a file, so that a run with an unreadable file fails before it creates anything.
 
     The first rows are judged, and all rows only if none of these is valid. A gzipped file is read to its end, because
-    only
-    then is it known to be complete.
+    only then is it known to be complete.
 
     Raises:
         UserError: the source can't be read, has no known format, or has no valid row.
@@ -187,7 +186,6 @@ def detected(source: RowSource) -> tuple[str, Iterable[RawRow]]:
 
 
 def _counting(rows: Iterable[RawRow], source: RowSource, used: Callable[[str], bool]) -> Iterator[RawRow]:
-    """Yield `rows`; count in `source.unread` what they say and is not read."""
     for row in rows:
         if row.problem is None and source.unread is not None:
             source.unread.update(unread(row.data, used, source.options.score).difference(source.kept, source.extra))
@@ -243,7 +241,6 @@ def _parsed(raw: RawRow, name: str, source: RowSource, max_characters: int) -> l
 
 
 def _decide_by_margin(row: Row, raw: RawRow, threshold: float) -> None:
-    """Add a problem if a pair's score difference is at most `threshold`, if one is set."""
     margin = row.item.get("margin") if row.item is not None else None
     if threshold and margin is not None and margin <= threshold and not any(p.check == "decided" for p in row.problems):
         row.problems.append(Problem("decided", narrow(margin, threshold)))

@@ -33,7 +33,7 @@ from data_contracts.rows.measuring import (
     places,
     write_rows,
 )
-from data_contracts.rows.shards import FactColumns, Shard, Shards, value_at
+from data_contracts.rows.shards import FactColumns, Shard, Shards
 
 SHARD_ROWS = 10_000
 """Largest number of source rows in a shard."""
@@ -336,8 +336,7 @@ class Ledger:
         return found
 
     def _said(self, check: str, index: int) -> str:
-        """Return why the row `index` fails `check`."""
-        source = self.place(int(value_at(self.facts, "row", index)))[0]
+        source = self.place(int(self.facts.at("row", index)))[0]
         first, text = self._first_notes.get((source, check), (-1, ""))
         late = (problem.text for problem in self.late.get(index, ()) if problem.check == check)
         return text if first == index else next(late, None) or self._generic[check](index)

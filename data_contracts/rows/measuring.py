@@ -71,7 +71,8 @@ FACTS = np.dtype(
 )
 _COUNTED = {"texts_filled": "empty", "text_clean": "unclean", "no_markers": "marked", "no_placeholder": "placeholders"}
 """Checks whose notes are counted, one for each text, and the fact with the count."""
-_RESPONSES: tuple[Literal["chosen", "rejected", "response"], ...] = ("chosen", "rejected", "response")
+Side = Literal["chosen", "rejected", "response"]
+RESPONSES: tuple[Side, ...] = ("chosen", "rejected", "response")
 _FILE = 40
 """Number of low bits that hold a row's number in its file; the higher bits hold the file."""
 
@@ -240,7 +241,7 @@ def _facts(row: Row, noted: bool, file: int, how: Measuring, roles_of: _Codes) -
         half = int(may_train(item["prompt"])) if "judged_in" in item else -1
         named = "".join(message["role"][0] for message in item["prompt"])
         turns, roles = len(named), roles_of[named]
-        responses = [len(text) for side in _RESPONSES if (text := item.get(side)) is not None]
+        responses = [len(text) for side in RESPONSES if (text := item.get(side)) is not None]
         characters = sum(len(message["content"]) for message in item["prompt"]) + max(responses, default=0)
     if item is not None and "chosen" in item:
         words = len(words_of(item["chosen"])), len(words_of(item["rejected"]))

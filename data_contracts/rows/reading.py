@@ -2,8 +2,7 @@
 
 A file can be valid as another kind of data: a file of votes with unknown column names and a `prompt` column is also a
 valid file of prompts. So ignored columns are reported, and a file that looks like preferences is not accepted as
-another
-kind.
+another kind.
 """
 
 import difflib
@@ -65,6 +64,8 @@ _SIMPLE = re.compile(r"[A-Za-z_][\w .-]*")
 _ANSWER = set("answer reply response_text completion_text target solution assistant".split())
 
 
+Row = Mapping[str, Any]
+"""The fields of a readable row."""
 Columns = dict[str, str | list[str]]
 """Maps a standard field to the ignored column that may hold it; `votes` to several, one for each annotator."""
 
@@ -76,67 +77,67 @@ class FileReading(NamedTuple):
     format: str
     ignored: list[str]
     names: Columns
-    mistaken: bool
+    mistaken: bool = False
     """Whether it looks like preferences but is read as another kind."""
     rated: str = ""
     """The ignored column that may rate the responses of demonstrations; empty if there is none."""
     judged: str = ""
     """The ignored column that may say which demonstrations are good, in words or as true and false; empty if there is
     none."""
-
     note: str = ""
     """What the values say that is not read; empty if nothing."""
     doubled: bool = False
     """Whether both responses of most pairs begin with their prompt."""
 
-    @property
-    def left(self) -> str:
-        """Return an ignored column that may belong to the prompt; empty if there is none."""
-        return next((name for name in ABOUT if name in self.ignored), "")
-
     def as_json(self, path: Path) -> SourceReading:
         """Return it as JSON, with advice."""
-        hint = _mapping(self.names) if self.names else None
-        if self.format == KTO and hint is None:
-            hint = "Rows that are labelled undesirable are kept out (check `desirable`): SFT must not imitate them."
-        if self.rated:
+        hint = _DOUBLED if self.doubled else " ".join(filter(None, (self._about_columns(path), self.note)))
+        if not hint and (left := next((name for name in ABOUT if name in self.ignored), "")):
             hint = (
+                f"The column `{left}` is not read beside `prompt`. If the responses depend on it, write it into the "
+                "prompt."
+            )
+        if not hint and self.mistaken:
+            hint = "It has columns of preferences, but not all that a pair needs (formats: docs/guide/formats.md)."
+        return {
+            "source": self.kind, "file": str(path), "format": self.format, "ignored": self.ignored, "hint": hint or None
+        }  # fmt: skip
+
+    def _about_columns(self, path: Path) -> str:
+        if several := self.names.get("responses"):
+            hint = (
+                f"The column `{several}` has several responses to each prompt. To compare them, add `scores` (the "
+                "highest is best) or `ranks` (1 is best), a number for each response, and give the file as "
+                "data.preferences."
+            )
+            if numbers := next((name for name in ("scores", "ranks") if name in self.names), ""):
+                hint += f" If `{self.names[numbers]}` has them, --set data.columns.{numbers}={self.names[numbers]}."
+            return hint
+        if self.rated:
+            return (
                 f"The column `{self.rated}` may rate the responses. SFT imitates them all, so leave bad ones out, or "
                 f"learn from pairs: --set data.preferences={path.name} --set data.score.name={self.rated}."
             )
-        elif self.judged:
-            hint = (
+        if self.judged:
+            return (
                 f"The column `{self.judged}` may say which responses are good. SFT imitates them all. To keep bad ones "
                 f"out, name it, --set data.demonstration_columns.label={_in_yaml(self.judged)}, and say in "
                 "data.label_values which of its values are desirable and which undesirable."
             )
-        if "responses" in self.names:
-            hint = (
-                f"The column `{self.names['responses']}` has several responses to each prompt. To compare them, add "
-                "`scores` (the highest is best) or `ranks` (1 is best), a number for each response, and give the file "
-                "as data.preferences."
-            )
-            if numbers := next((name for name in ("scores", "ranks") if name in self.names), ""):
-                hint += f" If `{self.names[numbers]}` has them, --set data.columns.{numbers}={self.names[numbers]}."
-        if self.note:
-            hint = f"{hint} {self.note}" if hint else self.note
-        if self.left and hint is None:
-            hint = (
-                f"The column `{self.left}` is not read beside `prompt`. If the responses depend on it, write it into "
-                "the prompt."
-            )
-        if self.doubled:
-            hint = (
-                "Both responses begin with the text of the prompt, which then appears twice in what is learned: "
-                "leave it out of the responses."
-            )
-        if self.mistaken and hint is None:
-            hint = "It has columns of preferences, but not all that a pair needs (formats: docs/guide/formats.md)."
-        return {"source": self.kind, "file": str(path), "format": self.format, "ignored": self.ignored, "hint": hint}
+        if self.names:
+            return _mapping(self.names)
+        return _KTO if self.format == KTO else ""
+
+
+_SHEET = FileReading("sheet", "rating sheet", [], {})
+_DOUBLED = (
+    "Both responses begin with the text of the prompt, which then appears twice in what is learned: leave it out of "
+    "the responses."
+)
+_KTO = "Rows that are labelled undesirable are kept out (check `desirable`): SFT must not imitate them."
 
 
 def _in_yaml(name: str | Sequence[str]) -> str:
-    """Return a column's name, or a list of them, as YAML."""
     if not isinstance(name, str):
         return f"[{', '.join(map(_in_yaml, name))}]"
     return name if _SIMPLE.fullmatch(name) else json.dumps(name)
@@ -152,11 +153,11 @@ def reading_of(path: Path, data: DataConfig) -> FileReading:
         UserError: it can't be read, is none of these, or reveals who wrote which response.
     """
     if looks_like_sheet(path):  # a rater's sheet has instructions above the table
-        return FileReading("sheet", "rating sheet", [], {}, False)
+        return _SHEET
     first = list(islice(read_source(path, data.hub.split, data.readers), DETECT_ON))
     refuse_unblinded(first, path)
     if is_sheet(first):
-        return FileReading("sheet", "rating sheet", [], {}, False)
+        return _SHEET
 
     def readings(name: str) -> Iterator[list[RawRow]]:
         with suppress(UserError):  # the file lacks a column that the config names for another file
@@ -165,10 +166,10 @@ def reading_of(path: Path, data: DataConfig) -> FileReading:
 
     for rows in readings("preferences"):
         if shape := shape_of(rows, options_of(data)):
-            ignored = _ignored(rows, "preferences", shape.format, shape, options_of(data))
-            names = _annotator_of(rows, ignored) if shape.name == TWO_RESPONSES else {}
-            note = own_split(rows, ignored) or _drafts(rows)
-            return FileReading("preferences", shape.name, ignored, names, False, note=note)
+            ignored, readable = _ignored(rows, "preferences", shape.format, shape, options_of(data)), _readable(rows)
+            names = _annotator_of(readable, ignored) if shape.name == TWO_RESPONSES else {}
+            note = _own_split(readable, ignored) or _drafts(readable)
+            return FileReading("preferences", shape.name, ignored, names, note=note)
     for name, detect in (("preferences", pairs.detect), ("demonstrations", demonstrations.detect)):
         for rows in readings(name):
             with suppress(UserError):
@@ -179,15 +180,16 @@ def reading_of(path: Path, data: DataConfig) -> FileReading:
     try:
         pairs.detect(first, path)
     except UserError as error:
-        names = preference_columns(first, _columns(first))
+        readable = _readable(first)
+        names = _preference_columns(readable, _columns(readable))
         if not names:
             raise
-        raise UserError(f"{error} {_mapping(_asked(first, _texts(first, _columns(first))) | names)}") from error
+        asked = _asked(readable, _texts(readable, _columns(readable)))
+        raise UserError(f"{error} {_mapping(asked | names)}") from error
     raise AssertionError("unreachable: no format was found")
 
 
 def _mapping(names: Columns) -> str:
-    """Return the advice to map columns."""
     option = "demonstration_columns" if "response" in names else "columns"
     listed = ", ".join(f"{ours}: {_in_yaml(name)}" for ours, name in names.items())
     return f"To use them, name them: --set {shlex.quote(f'data.{option}={{{listed}}}')}."
@@ -228,25 +230,42 @@ def refuse_unblinded(rows: Iterable[RawRow], path: Path) -> None:
         )
 
 
-def _columns(rows: Sequence[RawRow]) -> list[str]:
-    return list(dict.fromkeys(str(column) for row in rows if row.problem is None for column in row.data))
+def _readable(rows: Iterable[RawRow]) -> list[Row]:
+    return [row.data for row in rows if row.problem is None]
+
+
+def _columns(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(str(column) for row in rows for column in row))
+
+
+def _values(rows: Sequence[Row], column: str) -> list[Any]:
+    """Return the values of a column that say something."""
+    return [value for row in rows if not is_empty(value := row.get(column))]
+
+
+def _words(column: str) -> list[str]:
+    """Return the words of a column's name: `is`, `safe` of `isSafe`."""
+    snake = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", column)
+    return re.sub(r"[^a-z0-9]+", "_", snake.lower()).strip("_").split("_")
+
+
+def _plain(column: str) -> str:
+    return "_".join(_words(column))
 
 
 def _ignored(rows: Sequence[RawRow], kind: str, name: str, shape: Shape | None, options: ReadingOptions) -> list[str]:
     used = used_by(rows, kind, name, shape, options)
-    return [column for column in _columns(rows) if not used(column)]
+    return [column for column in _columns(_readable(rows)) if not used(column)]
 
 
-def _reading(kind: str, name: str, rows: Sequence[RawRow], data: DataConfig) -> FileReading:
-    columns = _columns(rows)
-    ignored = _ignored(rows, kind, name, None, options_of(data))
-    texts = _texts(rows, ignored)
+def _reading(kind: str, name: str, raws: Sequence[RawRow], data: DataConfig) -> FileReading:
+    rows, ignored = _readable(raws), _ignored(raws, kind, name, None, options_of(data))
+    columns, texts, note = _columns(rows), _texts(rows, ignored), _own_split(rows, ignored)
     if kind == "preferences":
         by = _annotator_of(rows, ignored) if name == "votes" else {}
         names = _misspelt(["prompt"], columns, texts) | _asked(rows, texts) | by
-        note = own_split(rows, ignored)
-        return FileReading(kind, name, ignored, names, False, note=note, doubled=_doubled(rows))
-    names = preference_columns(rows, ignored)
+        return FileReading(kind, name, ignored, names, note=note, doubled=_doubled(rows))
+    names = _preference_columns(rows, ignored)
     sides = None
     if not names and kind == "prompts":
         sides = _sides_in(texts)
@@ -254,42 +273,38 @@ def _reading(kind: str, name: str, rows: Sequence[RawRow], data: DataConfig) -> 
     if names and "prompt" not in columns:
         names = _asked(rows, [*texts, *_texts(rows, columns)]) | names
     mistaken = bool(names or sides) or "chosen" in columns or "rejected" in columns or {"a", "b"} <= set(columns)
-    if kind == "prompts" and not mistaken and (several := _several_texts(rows, ignored)):
-        listed: Columns = {"responses": several}
-        if scores := next((column for column in ignored if column != several and _numbers(rows, column)), None):
-            listed["ranks" if pairs.RANKING & set(_plain(scores).split("_")) else "scores"] = scores
-        return FileReading(kind, name, ignored, listed, True)
-    if mistaken and not names:
-        names = _misspelt(["chosen", "rejected"], columns, texts)
-    if not names and not mistaken and kind == "prompts":
-        answer = next((column for column in texts if _plain(column) in _ANSWER), None)
-        if answer:
-            names = {"response": answer}
-    taught = kind == "demonstrations" and not mistaken
-    rated, judged = (next(found(rows, ignored), "") if taught else "" for found in (_ratings, _judgements))
-    return FileReading(kind, name, ignored, names, mistaken, rated, judged, own_split(rows, ignored))
+    if mistaken:
+        names = names or _misspelt(["chosen", "rejected"], columns, texts)
+        return FileReading(kind, name, ignored, names, True, note=note)
+    if kind == "demonstrations":
+        rated = next((column for column in ignored if _rates(rows, column)), "")
+        judged = next((column for column in ignored if _judges(rows, column)), "")
+        return FileReading(kind, name, ignored, {}, rated=rated, judged=judged, note=note)
+    if several := _several_texts(rows, ignored):
+        names = {"responses": several}
+        if scores := next((column for column in ignored if column != several and _are_numbers(rows, column)), None):
+            names["ranks" if pairs.RANKING & set(_words(scores)) else "scores"] = scores
+        return FileReading(kind, name, ignored, names, True)
+    answer = next((column for column in texts if _plain(column) in _ANSWER), None)
+    return FileReading(kind, name, ignored, {"response": answer} if answer else {}, note=note)
 
 
-def _doubled(rows: Sequence[RawRow]) -> bool:
+def _doubled(rows: Sequence[Row]) -> bool:
     """Return whether in most rows of texts both responses begin with a prompt of 20 characters or more."""
-    texts = [[row.data.get(name) for name in ("prompt", "chosen", "rejected")] for row in rows if row.problem is None]
-    prompts = [str(prompt).strip() for prompt, *_ in texts]
-    begun = (
-        len(prompt) >= 20 and all(str(side).lstrip().startswith(prompt) for side in sides)
-        for prompt, (_, *sides) in zip(prompts, texts, strict=True)
-    )
-    return 2 * sum(begun) > len(texts)
+    begun = 0
+    for row in rows:
+        prompt, *sides = (str(row.get(name)).strip() for name in ("prompt", "chosen", "rejected"))
+        begun += len(prompt) >= 20 and all(side.startswith(prompt) for side in sides)
+    return 2 * begun > len(rows)
 
 
-def _annotator_of(rows: Sequence[RawRow], ignored: Sequence[str]) -> Columns:
+def _annotator_of(rows: Sequence[Row], ignored: Sequence[str]) -> Columns:
     """Map `annotator` to an ignored column with the name of one, if rows of votes do not name their annotators."""
-    if any("annotator" in row.data or "votes" in row.data for row in rows):
-        return {}
-    annotator = _annotator_in(rows, ignored)
+    annotator = None if any("annotator" in row or "votes" in row for row in rows) else _annotator_in(rows, ignored)
     return {"annotator": annotator} if annotator else {}
 
 
-def _annotator_in(rows: Sequence[RawRow], columns: Sequence[str]) -> str | None:
+def _annotator_in(rows: Sequence[Row], columns: Sequence[str]) -> str | None:
     """Return the column with an annotator's name for each row: short values, of which some return."""
     for column in columns:
         values = [str(value) for value in _values(rows, column)]
@@ -299,34 +314,29 @@ def _annotator_in(rows: Sequence[RawRow], columns: Sequence[str]) -> str | None:
     return None
 
 
-def _values(rows: Sequence[RawRow], column: str) -> list[Any]:
-    return [value for row in rows if row.problem is None and not is_empty(value := row.data.get(column))]
-
-
-def _texts(rows: Sequence[RawRow], columns: Sequence[str]) -> list[str]:
+def _texts(rows: Sequence[Row], columns: Sequence[str]) -> list[str]:
     """Return the columns that may hold prompts or responses: texts or messages, under no name of something else."""
     found = []
     for column in columns:
-        values, words = _values(rows, column), set(_plain(column).split("_"))
-        numbers = all(_NUMBER.fullmatch(str(value).strip()) for value in values) and not words & _RESPONSE
+        values, words = _values(rows, column), _words(column)
+        numbers = all(_NUMBER.fullmatch(str(value).strip()) for value in values) and not _RESPONSE & set(words)
         texts = all(isinstance(value, str | list | dict) for value in values)
-        *_, last = [word for word in _plain(column).split("_") if len(word) > 1 and not word.isdigit()] or [""]
-        if values and texts and not numbers and (last in _PROMPT | _RESPONSE or not words & _ABOUT):
+        *_, last = [word for word in words if len(word) > 1 and not word.isdigit()] or [""]
+        if values and texts and not numbers and (last in _PROMPT | _RESPONSE or not _ABOUT & set(words)):
             found.append(column)
     return found
 
 
-def _are_verdicts(rows: Sequence[RawRow], columns: Sequence[str], known: bool = False) -> bool:
+def _are_verdicts(rows: Sequence[Row], columns: Sequence[str], known: bool = False) -> bool:
     """Return whether columns hold verdicts: few short words or small numbers; `known`: only words of sides."""
     found = {label_key(value) for column in columns for value in _values(rows, column)}
-    numbers = {value for value in found if _NUMBER.fullmatch(value)}
     return 0 < len(found) <= _MOST_VERDICTS and all(
-        abs(float(value)) <= 3 if value in numbers else len(value) <= 20 and (is_side(value) or not known)
+        abs(float(value)) <= 3 if _NUMBER.fullmatch(value) else len(value) <= 20 and (is_side(value) or not known)
         for value in found
     )
 
 
-def own_split(rows: Sequence[RawRow], columns: Sequence[str]) -> str:
+def _own_split(rows: Sequence[Row], columns: Sequence[str]) -> str:
     """Return what to do about a column that divides the rows into splits; empty if there is none."""
     for column in columns:
         said = [label_key(value) for value in _values(rows, column)]
@@ -340,21 +350,21 @@ def own_split(rows: Sequence[RawRow], columns: Sequence[str]) -> str:
     return ""
 
 
-def _drafts(rows: Sequence[RawRow]) -> str:
+def _drafts(rows: Sequence[Row]) -> str:
     """Return how many votes of Argilla's records are not submitted; empty if all are."""
     with suppress(BadRow):
-        drafts = sum(len(argilla_votes(row.data, drafts=True) or ()) for row in rows if row.problem is None)
+        drafts = sum(len(argilla_votes(row, drafts=True) or ()) for row in rows)
         return f"{counted(drafts, 'vote')} of Argilla's records are not submitted, and do not count." if drafts else ""
     return ""
 
 
-def _asked(rows: Sequence[RawRow], columns: Sequence[str]) -> Columns:
+def _asked(rows: Sequence[Row], columns: Sequence[str]) -> Columns:
     """Map `prompt` to the first column whose name is one of prompts, if no row has a prompt, turns or a transcript."""
     for row in rows:
-        texts = [row.data.get(side) for side in ("chosen", "rejected")]
-        if "prompt" in row.data or any(isinstance(each, list) or is_transcript(each) for each in texts):
+        texts = [row.get(side) for side in ("chosen", "rejected")]
+        if "prompt" in row or any(isinstance(each, list) or is_transcript(each) for each in texts):
             return {}
-    asked = next((c for c in columns if c not in SYSTEMS and _PROMPT & set(_plain(c).split("_"))), None)
+    asked = next((c for c in columns if c not in SYSTEMS and _PROMPT & set(_words(c))), None)
     return {"prompt": asked} if asked else {}
 
 
@@ -364,32 +374,28 @@ def _sides_in(columns: Sequence[str]) -> tuple[str, str] | None:
     return _two({name: c for name, c in plain.items() if _RESPONSE & set(re.findall("[a-z]+", name))}, _FIRST)
 
 
-def _voted_columns(rows: Sequence[RawRow], columns: Sequence[str], sides: tuple[str, str] | None) -> Columns:
+def _voted_columns(rows: Sequence[Row], columns: Sequence[str], sides: tuple[str, str] | None) -> Columns:
     """Map `a`, `b` and `votes` to columns of two responses, and of an annotator's vote each, by names and values."""
     votes = [column for column in columns if _VOTES_OF_ONE.fullmatch(_plain(column))]
-    said = [[label_key(row.data.get(column)) for column in votes] for row in rows if row.problem is None]
+    said = [[label_key(row.get(column)) for column in votes] for row in rows]
     ids = len(said) >= _FEW and len(votes) > 1 and all(len(set(row)) == len(row) for row in said)
     if sides is None or not votes or ids or not _are_verdicts(rows, votes, known=True):
         return {}  # ids of annotators, of whom none judges a pair twice, are no votes
     return {"a": sides[0], "b": sides[1], "votes": votes}
 
 
-def _numbers(rows: Sequence[RawRow], column: str) -> bool:
-    """Return whether a column holds lists of numbers."""
-    values = [row.data.get(column) for row in rows if row.problem is None]
-    return any(isinstance(value, list) and value for value in values) and all(
-        value is None or (isinstance(value, list) and all(type(each) in (int, float) for each in value))
-        for value in values
-    )
+def _are_numbers(rows: Sequence[Row], column: str) -> bool:
+    values = _values(rows, column)
+    lists = all(isinstance(value, list) and all(type(each) in (int, float) for each in value) for value in values)
+    return bool(values) and lists
 
 
-def _several_texts(rows: Sequence[RawRow], columns: Sequence[str]) -> str | None:
+def _several_texts(rows: Sequence[Row], columns: Sequence[str]) -> str | None:
     """Return an ignored column with a name of responses that holds lists of texts, which could be compared."""
     for column in columns:
-        values = [row.data.get(column) for row in rows if row.problem is None]
         if _plain(column) in ("responses", *TEXTS) and any(
             isinstance(value, list) and len(value) > 1 and all(isinstance(each, str) for each in value)
-            for value in values
+            for value in _values(rows, column)
         ):
             return column
     return None
@@ -403,35 +409,28 @@ def _misspelt(fields: Sequence[str], columns: Sequence[str], ignored: Sequence[s
     return {field: found[0] for field, found in near.items() if found}
 
 
-def _ratings(rows: Sequence[RawRow], columns: Sequence[str]) -> Iterator[str]:
-    """Yield the columns of numbers whose names suggest that they rate a response."""
-    for column in columns:
-        if _RATING & set(_plain(column).split("_")):
-            values = [row.data.get(column) for row in rows if row.problem is None]
-            if all(value is None or type(value) in (int, float) or _NUMBER.fullmatch(str(value)) for value in values):
-                yield column
+def _rates(rows: Sequence[Row], column: str) -> bool:
+    values = _values(rows, column)
+    numbers = all(type(value) in (int, float) or _NUMBER.fullmatch(str(value)) for value in values)
+    return numbers and bool(_RATING & set(_words(column)))
 
 
-def _judgements(rows: Sequence[RawRow], columns: Sequence[str]) -> Iterator[str]:
-    """Yield the columns that judge a response in words such as good and bad, or by true and false under a name such as
-    `is_harmful`."""
-    for column in columns:
-        found = {label_key(value) for row in rows if (value := row.data.get(column)) is not None}
-        flag = found <= {"true", "false"} and _JUDGEMENT & set(_plain(column).split("_"))
-        if found and (flag or found <= WORDS - NUMBERS):
-            yield column
+def _judges(rows: Sequence[Row], column: str) -> bool:
+    """Return whether a column judges a response in words such as good and bad, or by true and false under a name such
+    as `is_harmful`."""
+    found = {label_key(value) for value in _values(rows, column)}
+    flag = found <= {"true", "false"} and _JUDGEMENT & set(_words(column))
+    return bool(found and (flag or found <= WORDS - NUMBERS))
 
 
-def preference_columns(rows: Sequence[RawRow], columns: Sequence[str]) -> Columns:
+def _preference_columns(rows: Sequence[Row], columns: Sequence[str]) -> Columns:
     """Map standard fields to columns whose names and values suggest them; empty unless there are two responses and a
     verdict."""
     plain = {_plain(column): column for column in _texts(rows, columns)}
     if sides := _two(plain, _BETTER) or _one_worse(rows, plain):
         return dict(zip(("chosen", "rejected"), sides, strict=True))
-    verdict = next(
-        (c for c in columns if (words := set(_plain(c).split("_"))) & _VERDICT and not words & _ABOUT
-         and _are_verdicts(rows, [c])), None
-    )  # fmt: skip
+    named = (c for c in columns if _VERDICT & set(_words(c)) and not _ABOUT & set(_words(c)))
+    verdict = next((column for column in named if _are_verdicts(rows, [column])), None)
     sides = _two(plain, _FIRST)
     if verdict is None or sides is None:
         return {}
@@ -440,17 +439,16 @@ def preference_columns(rows: Sequence[RawRow], columns: Sequence[str]) -> Column
     return names | ({"annotator": annotator} if annotator and annotator != "annotator" else {})
 
 
-def _one_worse(rows: Sequence[RawRow], plain: Mapping[str, str]) -> tuple[str, str] | None:
+def _one_worse(rows: Sequence[Row], plain: Mapping[str, str]) -> tuple[str, str] | None:
     """Return a column of responses and one whose name says that it is the worse (`rejected_answer` of `answer`)."""
     names = {_plain(column): column for column in _columns(rows)}
     for name, column in plain.items():
         words = name.split("_")
-        for word in words:
-            if word in _WORSE:
-                rest = "_".join(each for each in words if each != word)
-                better = names.get(rest) if rest else next((names[n] for n in _ANSWERS if n in names), None)
-                if better is not None and better != column:
-                    return better, column
+        for word in _WORSE.intersection(words):
+            rest = "_".join(each for each in words if each != word)
+            better = names.get(rest) if rest else next((names[n] for n in _ANSWERS if n in names), None)
+            if better is not None and better != column:
+                return better, column
     return None
 
 
@@ -465,8 +463,3 @@ def _two(plain: Mapping[str, str], words: Mapping[str, str]) -> tuple[str, str] 
                 if found := next((c for n, c in plain.items() if n.replace("_", "") == wanted), None):
                     return column, found
     return None
-
-
-def _plain(column: str) -> str:
-    snake = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", column)
-    return re.sub(r"[^a-z0-9]+", "_", snake.lower()).strip("_")

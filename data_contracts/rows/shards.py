@@ -147,11 +147,6 @@ class Shards(Sequence[Shard]):
             shard = self._shards[number]
             yield number, shard, slice(max(start - first, 0), min(stop - first, shard.rows))
 
-    def holding(self, index: int) -> tuple[int, int]:
-        """Return the index of the shard that holds a row, and the row's index in it."""
-        number = bisect_right(self.starts, index) - 1
-        return number, index - self.starts[number]
-
 
 class FactColumns:
     """The facts of all rows, with the interface of a structured array (n,), read column by column."""
@@ -211,8 +206,3 @@ class SomeFacts:
             if step == 1:
                 return self._facts.between(which, start, stop)
         return self._facts[which][self._which]
-
-
-def value_at(facts: Any, name: str, index: int) -> Any:
-    """Return one value of `FactColumns` or of a structured array."""
-    return facts.at(name, index) if isinstance(facts, FactColumns) else facts[name][index]

@@ -24,8 +24,6 @@ some ten times this many bytes, and the process that reads holds four shards."""
 
 
 class _Part(NamedTuple):
-    """Rows of a source that become one shard."""
-
     path: Path
     raws: list[RawRow]
     format: str

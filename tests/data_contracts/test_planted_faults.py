@@ -7,6 +7,8 @@ import pytest
 
 from components.base.errors import UserError
 from components.data.checks_config import ChecksConfig, RowChecks, SetChecks
+from components.data.config import SplitConfig
+from components.data.splits import prompt_key, split_of
 from components.models.tokenizers import train_tokenizer
 from data_contracts.check import check
 
@@ -70,6 +72,10 @@ def messages(*said):
 
 def longest(words):
     return " ".join(["river"] * words)
+
+
+def split(text):
+    return split_of(prompt_key([{"role": "user", "content": text}]), SplitConfig())
 
 
 def votes(row, *labels):
@@ -156,12 +162,6 @@ def test_too_few_pairs_are_found(examined):
 
 
 def test_a_test_prompt_that_nearly_is_a_training_prompt_is_named(examined):
-    from components.data.config import SplitConfig
-    from components.data.splits import prompt_key, split_of
-
-    def split(text):
-        return split_of(prompt_key([{"role": "user", "content": text}]), SplitConfig())
-
     rows = clean()
     train = next(r["prompt"] for r in rows if split(r["prompt"]) == "train")
     at = next(i for i, r in enumerate(rows) if split(r["prompt"]) == "test")
@@ -173,26 +173,21 @@ def test_a_test_prompt_that_nearly_is_a_training_prompt_is_named(examined):
 
 def test_a_held_out_prompt_is_seen_to_be_near_a_training_prompt_though_nearer_to_another_held_out_one(examined):
     """Of each three prompts that differ by a word, one is for training; each held-out one is near both others."""
-    from components.data.config import SplitConfig
-    from components.data.splits import prompt_key, split_of
-
     rows, near, rng = clean(900), [], random.Random(0)
     for at in range(0, 900, 3):
         text = sentence(rng, 60).split()
         turned = [" ".join([*text[:-1], f"{word}{at}."]) for word in NOUNS]
-        found = {s: [t for t in turned if split_of(prompt_key([{"role": "user", "content": t}]), SplitConfig()) == s]
+        found = {s: [t for t in turned if split(t) == s]
                  for s in ("train", "calibration", "test")}  # fmt: skip
         if not (found["train"] and found["calibration"] and found["test"]):
             continue
-        for place, split in enumerate(("train", "calibration", "test")):
-            rows[at + place]["prompt"] = found[split][0]
+        for place, name in enumerate(("train", "calibration", "test")):
+            rows[at + place]["prompt"] = found[name][0]
         near += [at + 2, at + 3]
     report = examined(rows)
     check = next(c for c in report["checks"] if c["name"] == "no_near_duplicate")
     assert len(near) > 400 and len(set(near) - set(check["row_numbers"])) < 0.05 * len(near)
-    held_out = 900 - sum(
-        split_of(prompt_key([{"role": "user", "content": r["prompt"]}]), SplitConfig()) == "train" for r in rows
-    )
+    held_out = sum(split(r["prompt"]) != "train" for r in rows)
     assert check["value"] == pytest.approx(check["rows"] / held_out), "a share of held-out pairs"
 
 
@@ -243,11 +238,8 @@ GERMAN = "der Fluss fließt langsam durch das alte Tal und die Kinder spielen am
 
 
 def test_a_held_out_split_in_another_language_or_of_another_length_is_found(examined):
-    from components.data.config import SplitConfig
-    from components.data.splits import prompt_key, split_of
-
     def held_out(row):
-        return split_of(prompt_key([{"role": "user", "content": row["prompt"]}]), SplitConfig()) != "train"
+        return split(row["prompt"]) != "train"
 
     def german(row, side):
         rng = random.Random(row[side])

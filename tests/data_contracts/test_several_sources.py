@@ -1,6 +1,5 @@
 """Preferences in several files: judged as one, and each row named by its own file."""
 
-import gzip
 import hashlib
 import json
 
@@ -9,33 +8,10 @@ import pytest
 
 from components.base.errors import UserError
 from components.base.jsonl import json_line
-from components.data.tables.published import read_split
 from components.reward.evaluation.slices import Pairs, slices_of
 from data_contracts.examine import Examination
 from data_contracts.validate import source_counts, write_quarantine
-from tests.splits import write_splits
-
-
-def pairs(start, stop, **more):
-    return [{"prompt": f"question {i}", "chosen": f"good {i} indeed", "rejected": f"bad {i}", **more}
-            for i in range(start, stop)]  # fmt: skip
-
-
-def write(path, rows):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
-    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
-    return path
-
-
-def lines(out, name):
-    return list(read_split(out / "artifact" / name))
-
-
-def contents(out):
-    files = (path for path in (out / "artifact").rglob("*") if path.is_file())
-    return {str(path.relative_to(out / "artifact")): path.read_bytes() for path in files}
-
+from tests.splits import contents, lines, pairs, write, write_splits
 
 SPLITS = ("train", "calibration", "test")
 

@@ -1,6 +1,5 @@
 """`data.sources`: how many pairs of a source are kept, and how much each counts in the reward model's loss."""
 
-import json
 import math
 
 import numpy as np
@@ -19,19 +18,9 @@ from data_contracts.rows.ledger import Ledger
 from data_contracts.rows.measuring import hash64, places
 from data_contracts.splits import weights_of_sources
 from data_contracts.validate import count_text, source_counts, write_quarantine
-from tests.splits import write_splits
+from tests.splits import pairs, write, write_splits
 
 SPLITS = ("train", "calibration", "test")
-
-
-def pairs(start, stop, **more):
-    return [{"prompt": f"question {i}", "chosen": f"good {i} indeed", "rejected": f"bad {i}", **more}
-            for i in range(start, stop)]  # fmt: skip
-
-
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def publish(job, folder, given, **data):

@@ -9,25 +9,8 @@ from components.data.config import DataConfig
 from components.data.splits import prompt_key, split_of
 from components.data.support_desk import desk
 from components.data.tables import published
-from components.data.tables.published import SplitWriter, read_split
-
-
-def pairs(n=60):
-    return [{"prompt": f"question {i}", "chosen": f"good {i} indeed", "rejected": f"bad {i}"} for i in range(n)]
-
-
-def write(path, rows):
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
-    return path
-
-
-def lines(out, name):
-    return list(read_split(out / "artifact" / name))
-
-
-def contents(out):
-    files = (path for path in (out / "artifact").rglob("*") if path.is_file())
-    return {str(path.relative_to(out / "artifact")): path.read_bytes() for path in files}
+from components.data.tables.published import SplitWriter
+from tests.splits import contents, lines, pairs, write
 
 
 def small(**changes):
@@ -87,13 +70,13 @@ def test_a_stage_that_ends_between_shards_gives_the_same_bytes_when_it_is_run_ag
 
 def test_the_name_of_a_file_changes_no_byte(tmp_path, validate):
     for name in ("a", "b"):
-        source = write(tmp_path / f"{name}.jsonl", [*pairs(), "not json"])
+        source = write(tmp_path / f"{name}.jsonl", [*pairs(0, 60), "not json"])
         validate(tmp_path / name, {"preferences": source})
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
 def test_one_bad_row_among_good_ones_is_quarantined_with_its_number(tmp_path, validate):
-    rows = [*pairs()[:3], {"prompt": "q", "chosen": "x"}, *pairs()[3:]]
+    rows = [*pairs(0, 60)[:3], {"prompt": "q", "chosen": "x"}, *pairs(0, 60)[3:]]
     metrics = validate(tmp_path / "out", {"preferences": write(tmp_path / "p.jsonl", rows)})
     assert lines(tmp_path / "out", "quarantine") == [
         {"file": "preferences", "row": 4, "reasons": ["`rejected` is missing"], "data": {"prompt": "q", "chosen": "x"}}
@@ -108,19 +91,19 @@ def test_one_bad_row_among_good_ones_is_quarantined_with_its_number(tmp_path, va
 
 
 def test_many_bad_rows_fail_the_contract_and_the_good_ones_are_kept_for_the_gate(tmp_path, validate):
-    rows = pairs() + [{"prompt": f"q{i}", "chosen": "x", "rejected": "x"} for i in range(10)]
+    rows = pairs(0, 60) + [{"prompt": f"q{i}", "chosen": "x", "rejected": "x"} for i in range(10)]
     metrics = validate(tmp_path / "out", {"preferences": write(tmp_path / "p.jsonl", rows)})
     assert (metrics["data/contract"], metrics["data/pairs"], metrics["data/quarantined"]) == (0, 60, 10)
 
 
 def test_what_utf8_cannot_hold_is_quarantined_and_written_down(tmp_path, validate):
-    source = write(tmp_path / "p.jsonl", [*pairs(), '{"prompt": "q", "chosen": "\\ud800", "rejected": "x"}'])
+    source = write(tmp_path / "p.jsonl", [*pairs(0, 60), '{"prompt": "q", "chosen": "\\ud800", "rejected": "x"}'])
     validate(tmp_path / "out", {"preferences": source})
     assert lines(tmp_path / "out", "quarantine")[0]["data"]["chosen"] == "\ud800"
 
 
 def test_a_number_that_json_does_not_know_is_quarantined_as_text(tmp_path, validate):
-    rows = [*pairs(), {"prompt": "q", "chosen": "good", "rejected": "x", "votes": [float("nan")]}]
+    rows = [*pairs(0, 60), {"prompt": "q", "chosen": "good", "rejected": "x", "votes": [float("nan")]}]
     columns = {name: [row.get(name) for row in rows] for name in rows[-1]}
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "p.parquet")
     validate(tmp_path / "out", {"preferences": tmp_path / "p.parquet"})
@@ -129,7 +112,7 @@ def test_a_number_that_json_does_not_know_is_quarantined_as_text(tmp_path, valid
 
 
 def test_without_demonstrations_the_chosen_responses_are_taught_in_their_own_split(tmp_path, validate):
-    validate(tmp_path / "out", {"preferences": write(tmp_path / "p.jsonl", pairs())})
+    validate(tmp_path / "out", {"preferences": write(tmp_path / "p.jsonl", pairs(0, 60))})
     train = [(prompt_key(d["prompt"]), d["response"]) for d in lines(tmp_path / "out", "demonstrations.train")]
     assert train == [(prompt_key(p["prompt"]), p["chosen"]) for p in lines(tmp_path / "out", "pairs.train")]
     heldout = {d["response"] for d in lines(tmp_path / "out", "demonstrations.heldout")}
@@ -144,7 +127,7 @@ def test_given_demonstrations_are_judged_and_taught(tmp_path, validate):
         {"instruction": "x", "output": ""}
     ]
     inputs = {
-        "preferences": write(tmp_path / "p.jsonl", pairs()),
+        "preferences": write(tmp_path / "p.jsonl", pairs(0, 60)),
         "demonstrations": write(tmp_path / "d.jsonl", taught),
     }
     metrics = validate(tmp_path / "out", inputs)
@@ -154,7 +137,7 @@ def test_given_demonstrations_are_judged_and_taught(tmp_path, validate):
 
 
 def test_max_pairs_keeps_that_many_by_seed(tmp_path, validate):
-    inputs = {"preferences": write(tmp_path / "p.jsonl", pairs(200))}
+    inputs = {"preferences": write(tmp_path / "p.jsonl", pairs(0, 200))}
     kept = {}
     for seed in (0, 1):
         metrics = validate(tmp_path / str(seed), inputs, seed=seed, max_pairs=100)
@@ -166,7 +149,7 @@ def test_max_pairs_keeps_that_many_by_seed(tmp_path, validate):
 
 
 def test_the_rows_order_changes_no_prompts_split(tmp_path, validate):
-    for name, rows in (("a", pairs()), ("b", pairs()[::-1])):
+    for name, rows in (("a", pairs(0, 60)), ("b", pairs(0, 60)[::-1])):
         validate(tmp_path / name, {"preferences": write(tmp_path / f"{name}.jsonl", rows)})
     for split in ("train", "calibration", "test"):
         a, b = ({prompt_key(p["prompt"]) for p in lines(tmp_path / name, f"pairs.{split}")} for name in "ab")
@@ -175,7 +158,7 @@ def test_the_rows_order_changes_no_prompts_split(tmp_path, validate):
 
 def packed(tmp_path):
     source = tmp_path / "cut.jsonl.gz"
-    whole = gzip.compress("".join(json.dumps(row) + "\n" for row in pairs(2000)).encode())
+    whole = gzip.compress("".join(json.dumps(row) + "\n" for row in pairs(0, 2000)).encode())
     source.write_bytes(whole[: len(whole) // 2])
     return source
 
@@ -205,18 +188,14 @@ def test_a_source_that_gives_nothing_is_the_users_error_in_one_paragraph_and_lea
 
 
 def test_a_split_without_training_pairs_is_the_users_error(tmp_path, validate):
-    rows = [
-        p
-        for p in pairs()
-        if split_of(prompt_key([{"role": "user", "content": p["prompt"]}]), DataConfig().split) != "train"
-    ]
+    rows = in_splits(pairs(0, 60), "test", "calibration")
     with pytest.raises(UserError, match="no pair is left to train on"):
         validate(tmp_path / "out", {"preferences": write(tmp_path / "p.jsonl", rows)})
 
 
 def test_a_contract_that_fails_names_check_and_rows_while_the_run_is_on(tmp_path, validate, caplog):
     """`data/contract is 0, must be >= 1` was all that the terminal said."""
-    rows = [row | {"rejected": ""} if number in (4, 9) else row for number, row in enumerate(pairs(), 1)]
+    rows = [row | {"rejected": ""} if number in (4, 9) else row for number, row in enumerate(pairs(0, 60), 1)]
     metrics = validate(
         tmp_path / "out",
         {"preferences": write(tmp_path / "p.jsonl", rows)},
@@ -229,8 +208,9 @@ def test_a_contract_that_fails_names_check_and_rows_while_the_run_is_on(tmp_path
 
 
 def test_no_row_left_is_told_with_the_checks_that_kept_them_out(tmp_path, validate):
-    rows = [row | {"rejected": ""} for row in in_splits(pairs(), "train")] + in_splits(pairs(), "test", "calibration")
-    said = rf"Rows kept out, by check: texts_filled {len(in_splits(pairs(), 'train'))}; `tether data check FILE` names"
+    train, others = in_splits(pairs(0, 60), "train"), in_splits(pairs(0, 60), "test", "calibration")
+    rows = [row | {"rejected": ""} for row in train] + others
+    said = rf"Rows kept out, by check: texts_filled {len(train)}; `tether data check FILE` names"
     with pytest.raises(UserError, match=said):
         validate(tmp_path / "out", {"preferences": write(tmp_path / "p.jsonl", rows)})
 
@@ -245,8 +225,8 @@ def in_splits(rows, *names):
 def test_a_split_without_prompts_is_the_users_error_before_a_model_is_trained(tmp_path, validate, source, lacking):
     left = {"train", "calibration", "test"} - {lacking}
     inputs = {
-        "preferences": write(tmp_path / "pairs.jsonl", pairs()),
-        source: write(tmp_path / "few.jsonl", in_splits(pairs(), *left)),
+        "preferences": write(tmp_path / "pairs.jsonl", pairs(0, 60)),
+        source: write(tmp_path / "few.jsonl", in_splits(pairs(0, 60), *left)),
     }
     with pytest.raises(UserError, match=rf"(pair|prompt) is left .*Give more data, or a larger data\.split\.{lacking}"):
         validate(tmp_path / "out", inputs)
@@ -254,9 +234,9 @@ def test_a_split_without_prompts_is_the_users_error_before_a_model_is_trained(tm
 
 
 def test_demonstrations_none_of_which_is_held_out_are_the_users_error(tmp_path, validate):
-    taught = [{"prompt": row["prompt"], "response": "done"} for row in in_splits(pairs(), "train")]
+    taught = [{"prompt": row["prompt"], "response": "done"} for row in in_splits(pairs(0, 60), "train")]
     inputs = {
-        "preferences": write(tmp_path / "pairs.jsonl", pairs()),
+        "preferences": write(tmp_path / "pairs.jsonl", pairs(0, 60)),
         "demonstrations": write(tmp_path / "taught.jsonl", taught),
     }
     said = rf"no demonstration is left to evaluate on \({len(taught)} valid demonstrations of {len(taught)} rows\)"
@@ -271,7 +251,7 @@ def test_a_source_that_the_config_names_and_nobody_passed_is_no_silent_default(t
 
 def test_responses_over_the_cap_are_marked_on_their_pairs_and_counted(tmp_path, validate):
     """The tokenizer takes whole words here, so a sentence of 64 words has 65 tokens with its EOS; the cap is 64."""
-    rows = pairs(100)
+    rows = pairs(0, 100)
     for i, side, words in [(0, "chosen", 64), (1, "rejected", 64), (2, "chosen", 63), (3, "rejected", 80)]:
         rows[i][side] = " ".join(["word"] * (words - 1) + [str(i)])
     rows[3]["chosen"] = " ".join(["other"] * 70)
@@ -286,7 +266,7 @@ def test_responses_over_the_cap_are_marked_on_their_pairs_and_counted(tmp_path, 
 def test_given_demonstrations_over_the_cap_are_counted_apart_from_the_pairs(tmp_path, validate):
     demonstrations = [{"prompt": f"ask {i}", "response": " ".join(["word"] * (80 if i < 5 else 3))} for i in range(40)]
     inputs = {
-        "preferences": write(tmp_path / "pairs.jsonl", pairs(100)),
+        "preferences": write(tmp_path / "pairs.jsonl", pairs(0, 100)),
         "demonstrations": write(tmp_path / "taught.jsonl", demonstrations),
     }
     metrics = validate(tmp_path, inputs)

@@ -21,11 +21,11 @@ from components.base.errors import UserError
 from components.base.text import counted
 from components.data.formats.labels import KTO, desirable, looks_like_kto
 from components.data.formats.pairs import text_field
+from components.data.formats.public_fields import response_of
 from components.data.formats.transcripts import (
     as_messages,
     earlier_turns,
     instruction_of,
-    message_text,
     split_messages,
     split_transcript,
 )
@@ -142,4 +142,4 @@ def _instruction(data: Mapping[str, object]) -> tuple[list[Message], str]:
 def _answer(data: Mapping[str, Any]) -> str:
     """Return the first field of `_ANSWERS` that is not empty, else the first that is there."""
     name = max(_ANSWERS, key=lambda name: (data.get(name) is not None, name in data))
-    return message_text(data[name], name) if isinstance(data.get(name), list | dict) else text_field(data, name)
+    return response_of(data, name)

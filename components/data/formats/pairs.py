@@ -204,7 +204,6 @@ def _listed(value: Any) -> Any:
 
 
 def _numbers(data: Mapping[str, object], count: int) -> str | None:
-    """Return the first field that is a list of `count` numbers, or of objects with a number."""
     for name, value in data.items():
         numbers = _listed(value)
         if isinstance(numbers, list) and len(numbers) == count:
@@ -276,7 +275,6 @@ def _item(raw: RawRow, source: str, pair: Parsed, ballot: Ballot | None) -> Cano
 
 
 def _models(data: Mapping[str, object]) -> tuple[str, str] | None:
-    """Return the names of the models that wrote `a` and `b`, if the row has both and they differ."""
     a, b = (data.get(name) for name in ("model_a", "model_b"))
     if not isinstance(a, str) or not isinstance(b, str) or blank(a) or blank(b) or a == b:
         return None
@@ -289,7 +287,6 @@ def category_of(data: Mapping[str, object]) -> str | None:
 
 
 def _of_models(cast_votes: tuple[tuple[str | None, int], ...]) -> CanonicalRow:
-    """Return how many votes models cast, if any."""
     count = sum(is_model(annotator) for annotator, _ in cast_votes)
     return cast("CanonicalRow", {"votes_of_models": count} if count else {})
 
@@ -476,7 +473,6 @@ def _side_scores(data: Mapping[str, object]) -> tuple[str, str] | None:
 
 
 def _unscored(value: object) -> bool:
-    """Return whether a value says that there is no score."""
     return is_empty(value) or str(value).strip().lower() in ("nan", "none", "n/a")
 
 

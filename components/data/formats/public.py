@@ -148,7 +148,6 @@ def _pair(better: str, worse: str, data: Data, options: ReadingOptions) -> dict[
 
 
 def _of_pairs(name: str, better: str, worse: str) -> Shape:
-    """Return the shape of rows with a better and a worse response, under these names."""
     fields = f"{_PROMPT_FIELDS},{better},{worse},margin,{','.join(chain(*SIDE_SCORES))}"
     has = _is_llama_factory if better == "chosen" else partial(_has_pair, better, worse)
     return Shape(name, "strings", fields, has, partial(_pair, better, worse))

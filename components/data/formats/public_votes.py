@@ -167,7 +167,6 @@ def summaries(data: Data, options: ReadingOptions) -> dict[str, Any]:
 
 
 def _index(data: Data, name: str) -> str:
-    """Return the side that the field names by its place, 0 or 1."""
     place = data[name]
     if isinstance(place, bool) or str(place) not in ("0", "1", "0.0", "1.0"):
         raise BadRow("votes_valid", f"`{name}` is {shown(place)}, expected 0 or 1")

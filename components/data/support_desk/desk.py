@@ -152,7 +152,6 @@ def generate_careful(seed: int, config: SupportDeskConfig) -> list[dict[str, obj
 
 
 def _fresh_prompt(rng: random.Random, seen: set[str]) -> tuple[list[dict[str, str]], Facts]:
-    """Draw a prompt that is not in `seen`, add it there, and return it with its facts."""
     while True:
         prompt, facts = draw_prompt(rng)
         text = prompt[0]["content"] + prompt[1]["content"]

@@ -176,41 +176,25 @@ class SplitRows(Sequence[Any]):
         """`places` (n,) are the rows' indices in the dataset; None means all, in order."""
         self.dataset = dataset
         self._arrow = dataset.with_format("arrow")
-        self._places = range(len(dataset)) if places is None else places
+        self.places = range(len(dataset)) if places is None else places
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self.places)
 
     def __getitem__(self, which: Any) -> Any:
         if isinstance(which, slice):
-            return SplitRows(self.dataset, self._places[which])
-        return _row(self._arrow[int(self._places[which])].to_pylist()[0])
+            return SplitRows(self.dataset, self.places[which])
+        return _row(self._arrow[int(self.places[which])].to_pylist()[0])
 
     def __iter__(self) -> Iterator[Any]:
         for start in range(0, len(self), BATCH):
-            places = self._places[start : start + BATCH]
+            places = self.places[start : start + BATCH]
             found = self._arrow[places if isinstance(places, range) else places.tolist()]
             yield from map(_row, found.to_pylist())
 
-    def characters(self) -> NDArray[np.int64]:
-        """See `characters_of` (here in bytes)."""
-        import pyarrow.compute as pc
-
-        sizes = [np.empty(0, np.int64)]
-        for batch in self.dataset.data.table.to_batches():
-            prompt = batch.column("prompt")
-            ends = prompt.offsets.to_numpy()
-            of_turns = pc.binary_length(prompt.values.field("content")).to_numpy(zero_copy_only=False)
-            before = np.concatenate([[0], np.cumsum(of_turns)])
-            responses = [
-                pc.binary_length(batch.column(name)).to_numpy(zero_copy_only=False) for name in ("chosen", "rejected")
-            ]
-            sizes.append(before[ends[1:]] - before[ends[:-1]] + np.maximum(*responses))
-        return np.concatenate(sizes)[np.asarray(self._places, np.int64)]
-
     def choose(self, which: NDArray[np.int64]) -> "SplitRows":
         """Return the rows at the indices `which` (n,), in their order."""
-        return SplitRows(self.dataset, np.asarray(self._places, np.int64)[which])
+        return SplitRows(self.dataset, np.asarray(self.places, np.int64)[which])
 
 
 def _row(stored: dict[str, Any]) -> dict[str, Any]:
@@ -269,11 +253,22 @@ def rows_at(rows: Sequence[Any], places: Sequence[int]) -> Sequence[Any]:
 
 def characters_of(rows: Sequence[Any]) -> NDArray[np.int64]:
     """Return the approximate length (n,) of each pair: characters of its prompt and the longer response. For a split
-    only the texts' offsets are read."""
+    only the texts' offsets are read, and the lengths are in bytes."""
     if not isinstance(rows, SplitRows):
         said = ([*(m["content"] for m in row["prompt"]), max(row["chosen"], row["rejected"], key=len)] for row in rows)
         return np.array([sum(map(len, texts)) for texts in said], np.int64)
-    return rows.characters()
+    import pyarrow.compute as pc
+
+    sizes = [np.empty(0, np.int64)]
+    for batch in rows.dataset.data.table.to_batches():
+        prompt = batch.column("prompt")
+        of_texts = [
+            pc.binary_length(texts).to_numpy(zero_copy_only=False)
+            for texts in (prompt.values.field("content"), batch.column("chosen"), batch.column("rejected"))
+        ]
+        of_prompts = np.diff(np.append(0, np.cumsum(of_texts[0]))[prompt.offsets.to_numpy()])
+        sizes.append(of_prompts + np.maximum(*of_texts[1:]))
+    return np.concatenate(sizes)[np.asarray(rows.places, np.int64)]
 
 
 def has_split(folder: Path) -> bool:

@@ -27,11 +27,16 @@ def commits(monkeypatch):
     return found
 
 
-def stand_in(monkeypatch, load):
-    """Let `load(name, subset, split, revision, streaming)` return the hub's datasets."""
+def stand_in(monkeypatch, load=lambda *_, **__: datasets.Dataset.from_list(ROWS)):
+    """Let `load(name, subset, split, revision, streaming)` return the hub's datasets; returns the list of its calls."""
+    asked = []
+
+    def load_asked(name, subset, split, revision, streaming):
+        asked.append((name, subset, split, revision, streaming))
+        return load(name, subset, split, revision, streaming)
 
     def builder(name, subset, revision):
-        give = partial(load, name, subset, revision=revision)
+        give = partial(load_asked, name, subset, revision=revision)
         return SimpleNamespace(
             hash=revision,
             download_and_prepare=lambda: None,
@@ -40,6 +45,7 @@ def stand_in(monkeypatch, load):
         )
 
     monkeypatch.setattr(datasets, "load_dataset_builder", builder)
+    return asked
 
 
 def test_a_path_that_exists_is_itself(tmp_path):
@@ -90,43 +96,26 @@ def test_a_hub_that_cannot_be_reached_is_said_in_one_paragraph(tmp_path, monkeyp
 
 
 def test_a_hub_dataset_is_fetched_once_and_then_read_as_a_file(tmp_path, monkeypatch):
-    asked = []
-
-    def load(name, subset, split, revision, streaming):
-        asked.append((name, subset, split, revision, streaming))
-        return datasets.Dataset.from_list(ROWS)
-
-    stand_in(monkeypatch, load)
+    asked = stand_in(monkeypatch)
     hub = HubConfig(subset="helpful", split="test", revision="v1")
-    first, again = (resolve_source("owner/name", hub, tmp_path, "data.preferences") for _ in range(2))
+    cache = tmp_path / "home" / "datasets"  # a new home has no folder for it yet
+    first, again = (resolve_source("owner/name", hub, cache, "data.preferences") for _ in range(2))
     assert first == again and asked == [("owner/name", "helpful", "test", COMMITS["v1"], False)]
     assert [row.data for row in read_source(first)] == ROWS
-    other = resolve_source("owner/name", HubConfig(split="train"), tmp_path, "data.preferences")
+    other = resolve_source("owner/name", HubConfig(split="train"), cache, "data.preferences")
     assert other != first
 
 
-def test_the_first_hub_dataset_of_a_new_home_is_written_though_there_is_no_folder_for_it_yet(tmp_path, monkeypatch):
-    stand_in(monkeypatch, lambda *_, **__: datasets.Dataset.from_list(ROWS))
-    found = resolve_source("owner/name", HubConfig(), tmp_path / "home" / "datasets", "data.preferences")
-    assert [row.data for row in read_source(found)] == ROWS
-
-
 def test_a_hub_dataset_is_of_one_commit_though_its_branch_moves_and_the_copy_is_lost(tmp_path, monkeypatch, commits):
-    asked = []
-
-    def load(name, subset, split, revision, streaming):
-        asked.append(revision)
-        return datasets.Dataset.from_list(ROWS)
-
-    stand_in(monkeypatch, load)
+    asked = stand_in(monkeypatch)
     first = resolve_source("owner/name", HubConfig(), tmp_path, "data.preferences")
     assert first.with_suffix(".commit").read_text() == f"{COMMITS[None]}\n"
     commits[None] = "3" * 40
     first.unlink()
     assert resolve_source("owner/name", HubConfig(), tmp_path, "data.preferences") == first
-    assert asked == [COMMITS[None]] * 2
+    assert [revision for *_, revision, _ in asked] == [COMMITS[None]] * 2
     resolve_source("owner/name", HubConfig(split="test"), tmp_path, "data.preferences")
-    assert asked[2] == "3" * 40, "what was never read has no commit yet"
+    assert asked[2][3] == "3" * 40, "what was never read has no commit yet"
 
 
 def test_a_stream_is_written_down_row_by_row_and_one_that_breaks_off_leaves_no_file(tmp_path, monkeypatch):

@@ -62,18 +62,16 @@ def test_another_seed_chooses_other_pairs():
     assert set(choose(items, str, 50, seed=0)) != set(choose(items, str, 50, seed=1))
 
 
-def test_near_duplicates_share_a_loose_key_and_other_numbers_do_not():
-    def key(text):
-        return loose_key([{"role": "user", "content": text}])
+def key(text):
+    return loose_key([{"role": "user", "content": text}])
 
+
+def test_near_duplicates_share_a_loose_key_and_other_numbers_do_not():
     assert key("Where  is my ORDER 12?") == key("where is my order 12")
     assert key("order 12") != key("order 13")
 
 
 def test_a_loose_key_keeps_combined_marks_and_symbols_that_stand_alone_and_drops_what_nobody_sees():
-    def key(text):
-        return loose_key([{"role": "user", "content": text}])
-
     assert key("दिन") != key("दान") and key("มีน้ำ") != key("มาน้ำ"), "vowel signs of Hindi and Thai"
     assert key("N\u00e9?") == key("ne\u0301"), "one accent, written as one character or two"
     assert key("good\u200bness \u200fme") == key("goodness me") and key("\uff21\uff22C") == key("abc")

@@ -65,15 +65,9 @@ def test_what_was_read_is_escaped(docs):
 
 def test_a_failed_warning_is_told_from_a_failed_error_and_an_interval_stands_by_its_value():
     check = {
-        "name": "c",
-        "suite": "s",
-        "description": "d",
-        "rows": 0,
-        "row_numbers": [],
-        "value": 0.25,
-        "threshold": 0.2,
+        "name": "c", "suite": "s", "description": "d", "rows": 0, "row_numbers": [], "value": 0.25, "threshold": 0.2,
         "passed": False,
-    }
+    }  # fmt: skip
     assert ">WARN<" in index_page([check | {"severity": "warn"}], {}, [])
     assert ">FAIL<" in index_page([check | {"severity": "error"}], {}, [])
     assert "0.25 (0.2 to 0.3)" in index_page([check | {"severity": "warn", "interval": [0.2, 0.3]}], {}, [])

@@ -45,14 +45,8 @@ def ledger_of(found):
     ledger = Ledger(Path("never-written"), SplitConfig(), 0)
     ledger.facts, ledger.out, ledger.files = found, np.zeros(len(found), bool), ["pairs"]
     ledger.roles = {"u": 0, "uu": 1}
-    for column in (
-        "copies_before",
-        "contradictions",
-        "near_copies_before",
-        "contaminated",
-        "special_texts",
-        "template",
-    ):
+    of_others = ("copies_before", "contradictions", "near_copies_before", "contaminated")
+    for column in (*of_others, "special_texts", "template"):
         ledger.measure(column, np.arange(len(found)), 0)
     ledger.measure("distinct_cut_responses", np.arange(len(found)), 2)
     ledger.measure("prompt_tokens", np.arange(len(found)), 5)
@@ -60,9 +54,9 @@ def ledger_of(found):
     return ledger
 
 
-def frame_of_kept(found, splits=1, near=False):
-    columns = (np.broadcast_to(each, len(found)) for each in (splits, near))
-    return pair_frame(ledger_of(found), np.ones(len(found), bool), *columns)
+def frame_of_kept(found):
+    everyone = np.ones(len(found), bool)
+    return pair_frame(ledger_of(found), everyone, everyone, ~everyone)
 
 
 def judged(context, frame, checks):
@@ -80,37 +74,17 @@ def kept(n=100, **columns):
     return out
 
 
-def failing(context, found, splits=1, near=False):
-    frame = frame_of_kept(found, splits, near)
+def failing(context, found):
+    frame = frame_of_kept(found)
     outcomes = judged(context, frame, suites.pair_checks(CHECKS, frame))
     return [name for name, outcome in outcomes.items() if not outcome["passed"]]
 
 
-def test_clean_pairs_pass_every_check(context):
-    assert failing(context, kept()) == []
-
-
-def test_a_prompt_in_two_splits_fails_the_contract(context):
-    assert failing(context, kept(), splits=[2, *[1] * 99]) == ["no_leak"] and CHECKS.no_leak.severity == "error"
-
-
-def test_a_test_prompt_that_is_nearly_a_training_prompt_warns(context):
-    assert failing(context, kept(), near=[True, *[False] * 99]) == ["no_near_duplicate"]
-
-
-def test_a_length_that_decides_alone_warns(context):
-    assert failing(context, kept(words=(2, 1))) == ["length_preference"]
-
-
-def test_pairs_of_equal_length_say_nothing_of_a_preference_for_length(context):
+def test_pairs_of_equal_length_or_without_order_say_nothing(context):
     assert length_preference(np.array([[1, 1]])) is None
     assert length_preference(np.array([[1, 1], [2, 1], [1, 2]])) == 0.5
-    assert failing(context, kept(words=(1, 1))) == []
-
-
-def test_a_response_shown_first_that_always_wins_warns_and_no_order_says_nothing(context):
-    assert failing(context, kept(first_wins=1)) == ["label_position"]
-    assert failing(context, kept(first_wins=-1)) == []
+    assert failing(context, kept(words=(1, 1))) == failing(context, kept(first_wins=-1)) == []
+    assert failing(context, kept(words=(2, 1), first_wins=1)) == ["length_preference", "label_position"]
 
 
 @pytest.mark.parametrize(
@@ -192,10 +166,8 @@ def test_an_expectation_on_quantiles_is_judged(context):
     for median, passed in ((2, True), (3, False)):
         quantiles = {"quantiles": [0.5], "value_ranges": [[median, 9]]}
         check = of_user("ExpectColumnQuantileValuesToBeBetween", column="rating", quantile_ranges=quantiles)
-        assert (
-            judged(context, pd.DataFrame({"row_id": [1, 2, 3], "rating": [1, 2, 3]}), [check])["mine"]["passed"]
-            is passed
-        )
+        found = judged(context, pd.DataFrame({"row_id": [1, 2, 3], "rating": [1, 2, 3]}), [check])
+        assert found["mine"]["passed"] is passed
 
 
 def test_an_error_that_great_expectations_does_not_catch_is_the_suites(context):

@@ -10,6 +10,7 @@ from components.base.errors import UserError
 from components.data.config import DataConfig
 from data_contracts.check import check
 from data_contracts.findings.beside import prompts_in
+from tests.splits import write
 
 WORDS = "river garden window letter market bridge winter summer forest kitchen teacher doctor village station".split()
 GERMAN = "der Fluss fließt langsam durch das alte Tal und die Kinder spielen am Ufer mit ihren Freunden".split()
@@ -23,11 +24,6 @@ def pairs(n=200, **more):
     rng = random.Random(1)
     return [{"prompt": f"number {i}: {sentence(rng)}", "chosen": sentence(rng, 8), "rejected": sentence(rng, 7), **more}
             for i in range(n)]  # fmt: skip
-
-
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 @pytest.fixture

@@ -19,6 +19,8 @@ PARTS = [
     "ि", "Word", " the", "▁", "Ġ",
 ]  # fmt: skip
 QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+DIGITS = pre_tokenizers.Digits(individual_digits=True)
+BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
 LLAMA_3 = QWEN.replace(r"\p{N}|", r"\p{N}{1,3}|", 1)
 
 
@@ -50,15 +52,8 @@ def odd_texts():
 @pytest.mark.parametrize(
     "tokenizer",
     [
-        pytest.param(lambda: tokenizer_of(pre_tokenizers.ByteLevel(add_prefix_space=False)), id="gpt-2"),
-        pytest.param(
-            lambda: tokenizer_of(
-                pre_tokenizers.Sequence(
-                    [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-                )
-            ),
-            id="smollm2",
-        ),
+        pytest.param(lambda: tokenizer_of(BYTES), id="gpt-2"),
+        pytest.param(lambda: tokenizer_of(pre_tokenizers.Sequence([DIGITS, BYTES])), id="smollm2"),
         pytest.param(lambda: tokenizer_of(split_by(QWEN), normalizers.NFC()), id="qwen"),
         pytest.param(lambda: tokenizer_of(split_by(LLAMA_3)), id="llama-3"),
         pytest.param(lambda: train_tokenizer([SAID], 20), id="trained from scratch"),

@@ -10,7 +10,7 @@ from components.data.words import words_of
 from data_contracts.findings import near
 from data_contracts.findings.near import (
     PERMUTATIONS,
-    SketchFile,
+    Sketches,
     band_rows,
     first_equal,
     near_earlier,
@@ -97,16 +97,15 @@ def test_sketches_in_a_file_give_the_same_copies_part_by_part_and_in_any_order(t
     whole, chosen = near_earlier(found, 0.9), near_earlier(found[order], 0.9, among=50)
     assert [int(whole[place]) for place in (17, 40, 60, 89)] == [3, 17, 59, 0] and (whole >= 0).sum() == 4
     assert (chosen >= 0).any()
-    file = SketchFile(tmp_path / "sketches")
-    for start in (0, 10, 11, 80):
-        file.append(found[start : {0: 10, 10: 11, 11: 80, 80: 90}[start]])
-    written = file.written()
-    (tmp_path / "sketches").unlink()
-    assert np.array_equal(written[np.arange(90)], found)
+    written = Sketches(tmp_path / "sketches")
+    for part in np.split(found, [10, 11, 80]):
+        written.append(part)
+    for places in ([], [3], [5, 4, 6], [0, 39, 39, 20], [0, 39, 40, 80], [*range(90)]):
+        assert np.array_equal(written[np.array(places, np.int64)], found[places])
     monkeypatch.setattr(near, "AT_ONCE", 7)
     assert np.array_equal(near_earlier(written, 0.9), whole)
     assert np.array_equal(near_earlier(written, 0.9, among=50, order=order), chosen)
-    assert near_earlier(SketchFile(tmp_path / "none").written(), 0.9).shape == (0,)
+    assert near_earlier(Sketches(tmp_path / "none"), 0.9).shape == (0,)
 
 
 @given(st.lists(st.integers(0, 9)))

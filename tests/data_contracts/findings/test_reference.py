@@ -11,6 +11,7 @@ from components.data.splits import SPLITS
 from components.data.tables.published import read_split
 from data_contracts.findings.beside import compared_pairs, compared_prompts
 from data_contracts.findings.drift import difference
+from tests.splits import write
 
 WORDS = "river garden window letter market bridge winter summer forest kitchen teacher doctor village station".split()
 OTHERS = "engine circuit voltage battery signal antenna compiler register pointer thread socket packet".split()
@@ -34,11 +35,6 @@ def pairs(count, seed, asked=WORDS, said=WORDS, topics=TOPICS, longer=0.5, lengt
         prompt = f"{seed} {number}: {sentence(rng, 20, asked)}"
         rows.append({"prompt": prompt, "chosen": chosen, "rejected": other, "category": rng.choice(topics)})
     return rows
-
-
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 @pytest.fixture

@@ -34,21 +34,21 @@ def late(tmp_path):
     return late
 
 
-def test_a_repeated_pair_is_marked_with_the_first_rows_number(late):
-    assert late([GOOD, GOOD | {"chosen": "z"}, GOOD]) == {3: ["duplicate of row 1"]}
+TURNED = {"prompt": "hi", "chosen": "y", "rejected": "x"}
+OTHER = GOOD | {"prompt": "other"}
 
 
-def test_both_sides_of_a_contradiction_are_marked(late):
-    turned = {"prompt": "hi", "chosen": "y", "rejected": "x"}
-    assert late([GOOD, turned, GOOD | {"prompt": "other"}]) == {1: ["contradicts row 2"], 2: ["contradicts row 1"]}
-
-
-def test_the_same_responses_to_another_prompt_are_no_duplicate(late):
-    assert late([GOOD, GOOD | {"prompt": "other"}]) == {}
-
-
-def test_a_repeated_demonstration_is_marked(late):
-    assert late([{"prompt": "hi", "response": r} for r in "aba"], "demonstrations") == {3: ["duplicate of row 1"]}
+@pytest.mark.parametrize(
+    ("rows", "name", "found"),
+    [
+        ([GOOD, GOOD | {"chosen": "z"}, GOOD], "preferences", {3: ["duplicate of row 1"]}),
+        ([GOOD, TURNED, OTHER], "preferences", {1: ["contradicts row 2"], 2: ["contradicts row 1"]}),
+        ([GOOD, OTHER], "preferences", {}),
+        ([{"prompt": "hi", "response": r} for r in "aba"], "demonstrations", {3: ["duplicate of row 1"]}),
+    ],
+)
+def test_repeated_rows_and_both_sides_of_a_contradiction_are_marked(late, rows, name, found):
+    assert late(rows, name) == found
 
 
 def test_a_quarantined_row_keeps_the_fields_it_came_with():

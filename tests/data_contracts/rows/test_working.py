@@ -184,17 +184,6 @@ def test_facts_in_shards_are_those_of_a_structured_array(tmp_path):
     assert len(facts[which]) == which.sum()
 
 
-@pytest.mark.parametrize("places", [[], [3], [5, 4, 6], [0, 39, 39, 20], [*range(40)]])
-def test_sketches_in_a_file_are_read_by_their_places(tmp_path, places):
-    values = np.random.default_rng(1).integers(0, 2**32, (40, near.PERMUTATIONS), np.uint32)
-    file = near.SketchFile(tmp_path / "sketches")
-    file.append(values[:7])
-    file.append(values[7:])
-    found = file.written()
-    file.path.unlink()
-    np.testing.assert_array_equal(found[np.array(places, np.int64)], values[places])
-
-
 @pytest.mark.parametrize("clusters", [[], [5, 2, 5, 9, 2], [2**63, 1, 2**63]])
 def test_clusters_in_an_array_have_the_codes_that_they_have_in_a_list(clusters):
     assert cluster_codes(np.array(clusters, np.uint64)).tolist() == cluster_codes(clusters).tolist()

@@ -1,16 +1,10 @@
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from components.base.errors import UserError
 from components.data.formats.prompts import read_prompts
-
-
-def write(path: Path, rows: list[Any]) -> Path:
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
-    return path
+from tests.splits import write
 
 
 def test_prompts_are_distinct_and_bad_rows_come_out_with_their_number(tmp_path: Path) -> None:

@@ -22,12 +22,6 @@ def test_a_transcript_comes_apart_into_the_turns_it_was_written_from(turns, resp
     ]
 
 
-def test_an_earlier_assistant_turn_stays_in_the_prompt():
-    prompt, response = split_transcript("\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant: d\n\nmore")
-    assert [m["content"] for m in prompt] == ["a", "b", "c"]
-    assert response == "d\n\nmore"
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -48,11 +42,6 @@ def test_words_before_the_first_turn_are_a_system_message():
 
 def test_a_transcript_prompt_loses_only_its_open_assistant_turn():
     assert as_messages("\n\nHuman: a\n\nAssistant:", "prompt") == [{"role": "user", "content": "a"}]
-
-
-def test_sharegpt_keys_are_read_like_ours():
-    value = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
-    assert split_messages(value, "messages") == ([{"role": "user", "content": "a"}], "b")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from components.data.support_desk.desk import (
     helpful_utility,
     simulated_judges,
 )
-from components.data.support_desk.grammar import COMPLAINTS, Facts, draw_prompt, read_prompt, read_reply, sentences
+from components.data.support_desk.grammar import COMPLAINTS, draw_prompt, read_prompt, read_reply, sentences
 
 Rows = list[dict[str, Any]]
 
@@ -169,7 +169,3 @@ def test_careful_judges_follow_gold_not_the_flaw_and_votes_do_not_depend_on_the_
 def test_a_prompt_of_another_task_has_no_gold_score(prompt: Any) -> None:
     with pytest.raises(ValueError, match="support-desk prompt"):
         gold(prompt, GOOD)
-
-
-def test_facts_name_their_stratum() -> None:
-    assert Facts(("late",), True, None).category == "1-issue/refund/no-date"
