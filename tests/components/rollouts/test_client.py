@@ -127,23 +127,11 @@ def test_another_server_than_the_run_was_resolved_for_is_refused_with_the_flag_t
         opened(config, runtime, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"sleep": True}, "--enable-sleep-mode"), ({"transfer": "ipc"}, r'--weight-transfer-config .*"backend": "ipc"')],
-)
-def test_what_the_options_need_of_the_server_is_asked_for(
-    server: StandIn, asking: Asking, runtime: Runtime, tmp_path: Path, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UserError, match=message):
-        opened(asking(server, **options), runtime, tmp_path)
-
-
-def test_vllms_own_transfer_without_vllm_says_what_to_use(
+def test_a_server_that_cannot_sleep_is_refused_where_it_shall(
     server: StandIn, asking: Asking, runtime: Runtime, tmp_path: Path
 ) -> None:
-    server.facts["backend"] = "nccl"
-    with pytest.raises(UserError, match=r"needs vLLM beside Tether.*ppo.rollout.transfer=folder"):
-        opened(asking(server, transfer="nccl"), runtime, tmp_path)
+    with pytest.raises(UserError, match="--enable-sleep-mode"):
+        opened(asking(server, sleep=True), runtime, tmp_path)
 
 
 @pytest.mark.parametrize("temperature", [0.005, 2.5])
