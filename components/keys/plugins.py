@@ -94,14 +94,13 @@ def find_plugin(group: Group, name: str, field: str) -> Plugin:
             f"{field}: there is no plug-in {name} of the group {group}; {there}. Install the distribution that offers "
             "it into Tether's environment (`tether doctor` lists the plug-ins)."
         )
-    return found if (found := installed[name]).attribute else _no_function(found, field)
-
-
-def _no_function(plugin: Plugin, field: str) -> Plugin:
-    raise UserError(
-        f"{field}: the entry point {plugin.name} of {plugin.label} names the module {plugin.module} and no function. "
-        "Write it as module:function."
-    )
+    plugin = installed[name]
+    if not plugin.attribute:
+        raise UserError(
+            f"{field}: the entry point {name} of {plugin.label} names the module {plugin.module} and no function. "
+            "Write it as module:function."
+        )
+    return plugin
 
 
 def plugin_code(plugin: Plugin) -> str:

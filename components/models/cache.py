@@ -15,10 +15,9 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, Dynam
 from components.base.errors import UserError
 from components.models.adapters import AdapterView
 from components.models.batching import onto, position_ids
+from components.models.config import PREFILL_PARTS
 from components.models.matrices.quantized import is_four_bit
 
-PREFILL_PARTS = 8
-"""Prompts are processed in this many parts, sorted by length, each padded to its own longest prompt."""
 ALIGNED = {"cpu": 1, "cuda": 8}
 """Number of slots by which a mask's rows and its first column are aligned, by device type. CUDA's memory-efficient
 attention reads 16 bytes of a mask at a time. torch copies a mask whose rows are not aligned, in every layer, and does

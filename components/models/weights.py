@@ -57,16 +57,13 @@ def check_weights(folder: Path, named_by: str) -> None:
     weights = sorted(name for name in files if name.endswith((".safetensors", ".gguf")))
     pickles = sorted(name for name in files if name.endswith((".bin", ".pt", ".pth", ".pkl", ".ckpt")))
     if "adapter_config.json" in files:
-        if any(not name.startswith("adapter_model") for name in (*weights, *pickles)):
-            raise UserError(
-                f"{named_by}: {folder} holds an adapter beside the model, which transformers would load with it. Merge "
-                f"it into the model (peft: merge_and_unload), or remove adapter_config.json."
-            )
         with refusing(folder / "adapter_config.json", named_by, "is not an adapter's config"):
-            base = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
+            config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+            base = config.get("base_model_name_or_path") or "it names none"
         raise UserError(
-            f"{named_by}: {folder} holds an adapter without the model that it changes ({base or 'it names none'}). "
-            "Merge it into that model (peft: merge_and_unload) and give the merged folder, or give that model itself."
+            f"{named_by}: {folder} holds an adapter, and the model that it changes ({base}) is needed whole. Merge the "
+            "adapter into that model (peft: merge_and_unload) and give the merged folder, or remove "
+            "adapter_config.json from a folder with a model."
         )
     for index in sorted(name for name in files if name.endswith(".index.json")):
         for shard in _shards(folder / index, named_by) if weights or "safetensors" in index else ():
@@ -103,24 +100,20 @@ def count_parameters(folder: Path, named_by: str) -> int:
     Raises:
         UserError: as for `check_weights`, or a file's header cannot be read.
     """
-    with as_folder(folder) as found:
-        return _count_parameters(found, named_by)
-
-
-def _count_parameters(folder: Path, named_by: str) -> int:
-    check_weights(folder, named_by)
     count = 0
-    for path in sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.gguf")):
-        with refusing(path, named_by, "is not a weights file"):
-            if path.suffix == ".gguf":
-                from gguf import GGUFReader
+    with as_folder(folder) as whole:
+        check_weights(whole, named_by)
+        for path in sorted(whole.glob("*.safetensors")) or sorted(whole.glob("*.gguf")):
+            with refusing(path, named_by, "is not a weights file"):
+                if path.suffix == ".gguf":
+                    from gguf import GGUFReader
 
-                count += sum(int(tensor.n_elements) for tensor in GGUFReader(path).tensors)
-                continue
-            from safetensors import safe_open
+                    count += sum(int(tensor.n_elements) for tensor in GGUFReader(path).tensors)
+                    continue
+                from safetensors import safe_open
 
-            with safe_open(path, framework="numpy") as file:
-                count += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+                with safe_open(path, framework="numpy") as file:
+                    count += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
     return count
 
 

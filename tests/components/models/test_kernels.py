@@ -1,8 +1,6 @@
 """Matrix products by oneDNN: the numbers of `functional.linear`, with its gradients, packed or not."""
 
 import copy
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from components.models.folders import load_causal_lm, load_reward_model, save_model
@@ -144,33 +141,3 @@ def test_loaded_models_use_onednn(tmp_path: Path, language: Any) -> None:
         linears = [m for m in loaded.modules() if isinstance(m, nn.Linear)]
         assert linears
         assert all(isinstance(m, OneDnnLinear) for m in linears)
-
-
-def test_functional_linear_agrees_with_a_product_of_one_row() -> None:
-    x, weight, bias = torch.randn(7), torch.randn(3, 7), torch.randn(3)
-    torch.testing.assert_close(product(x[None], weight, bias)[0], functional.linear(x, weight, bias))
-
-
-@pytest.mark.whole
-def test_freed_tensors_stay_with_the_process() -> None:
-    script = """
-import re, sys, torch
-from pathlib import Path
-from components.models.runtime import Runtime, activate
-resident = lambda: int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
-if sys.argv[1] == "activate":
-    activate(Runtime(device="cpu").resolve())
-before = resident()
-big = torch.ones(64 * 2**18)
-held = resident() - before
-del big
-print(held, resident() - before)
-"""
-    kept = {}
-    for how in ("activate", "plain"):
-        done = subprocess.run([sys.executable, "-c", script, how], capture_output=True, text=True, check=True)
-        held, left = map(float, done.stdout.split())
-        assert held > 50
-        kept[how] = left
-    assert kept["activate"] > 50  # of 64 MiB
-    assert kept["plain"] < 10
