@@ -33,11 +33,6 @@ OVER = "tether/over"
 """The key that rank 0 sets when the stage has ended."""
 
 
-def process_file(folder: Path, rank: int) -> Path:
-    """Return the file in which rank `rank` names its process."""
-    return folder / f"process-{rank}.json"
-
-
 def done_file(folder: Path, rank: int) -> Path:
     """Return the file that rank `rank` creates when it succeeds."""
     return folder / f"done-{rank}"
@@ -46,7 +41,7 @@ def done_file(folder: Path, rank: int) -> Path:
 def main(folder: Path) -> int:
     """Compute this rank's part; return the exit code."""
     rank = int(os.environ["RANK"])
-    process_file(folder, rank).write_text(json.dumps(this_process()), encoding="utf-8")
+    (folder / f"process-{rank}.json").write_text(json.dumps(this_process()), encoding="utf-8")
     wanted = json.loads((folder / AGENT).read_text(encoding="utf-8"))
     shared: list[Any] = []
     try:

@@ -65,7 +65,6 @@ class _Ranks:
     """The ranks that had ended without an error when the first failure was seen."""
 
     def observed(self) -> Iterator[dict[str, object]]:
-        """Yield what the stage observed since the last call."""
         path = self.folder / entry.OBSERVED
         if path.is_file():
             with path.open("rb") as file:

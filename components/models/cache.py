@@ -71,7 +71,6 @@ class PreallocatedLayer(CacheLayerMixin):
         return self.keys[rows, :, start:filled], self.values[rows, :, start:filled]
 
     def get_seq_length(self) -> int:
-        """Return the number of tokens in the window."""
         return self.window.end - self.window.start
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -79,7 +78,6 @@ class PreallocatedLayer(CacheLayerMixin):
         return self.get_seq_length() + query_length, 0
 
     def get_max_length(self) -> int:
-        """Return the number of slots."""
         return self.slots
 
     def keep(self, holes: Tensor, movers: Tensor) -> None:
@@ -305,7 +303,6 @@ class GraphedContext(PreallocatedContext):
         self.window.end = end
 
     def shrinks(self, count: int) -> bool:
-        """As `PreallocatedContext`."""
         return self._rows_for(count) < self.window.rows.stop and self.slots - self.window.end >= FEWEST_TOKENS
 
     def keep(self, order: Sequence[int]) -> None:

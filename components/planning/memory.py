@@ -117,8 +117,6 @@ def phases(run: PlannedRun, machine: Machine) -> list[Phase]:
 
 
 class _Planner:
-    """The arithmetic of one run on one machine."""
-
     def __init__(self, run: PlannedRun, machine: Machine) -> None:
         self.run, self.machine, self.shape = run, machine, run.shape
         self.device = "cuda" if machine.gpus else "cpu"
@@ -217,7 +215,6 @@ class _Planner:
         return self._frozen() if self.run.ppo.lora is None else FLOAT * self._count(self.run.ppo.lora)
 
     def _count(self, lora: AdapterConfig | None, scalar: bool = False) -> int:
-        """Return the parameters that train of a model."""
         if lora is not None:
             return self.shape.adapter_parameters(lora) + scalar * self.shape.hidden_size
         return self.shape.scalar_parameters if scalar else self.shape.parameters

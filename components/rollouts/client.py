@@ -225,7 +225,6 @@ class VllmClient:
         self.post("/wake_up", tags=part)
 
     def is_asleep(self) -> bool:
-        """Return whether the server is asleep."""
         return self.get("/is_sleeping").get("is_sleeping") is True
 
 
@@ -239,9 +238,5 @@ def resolve_rollout(config: RolloutConfig) -> RolloutConfig:
         return config
     with VllmClient(config.model_copy(update={"retries": min(config.retries, 1)})) as client:  # a person is waiting
         facts = client.facts()
-    given = {
-        "version": facts.version if config.version == "auto" else config.version,
-        "dtype": facts.dtype if config.dtype == "auto" else config.dtype,
-        "batch_invariant": facts.batch_invariant if config.batch_invariant is None else config.batch_invariant,
-    }
-    return config.model_copy(update=given)
+    asked = [name for name in ("version", "dtype", "batch_invariant") if getattr(config, name) in ("auto", None)]
+    return config.model_copy(update={name: getattr(facts, name) for name in asked})
