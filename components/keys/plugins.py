@@ -128,7 +128,8 @@ def plugin_code(plugin: Plugin) -> str:
         files |= {f"{top}/{path.relative_to(folder).as_posix()}": path for path in folder.rglob("*") if path.is_file()}
     if not spec.submodule_search_locations and spec.origin:
         files[Path(spec.origin).name] = Path(spec.origin)
-    code = {name: digest_file(path) for name, path in files.items() if not _is_bytecode(path)}
+    sources = {n: path for n, path in files.items() if "__pycache__" not in path.parts and path.suffix != ".pyc"}
+    code = {name: digest_file(path) for name, path in sources.items()}
     return f"{plugin.label} {digest_json(code)}"
 
 
@@ -143,7 +144,3 @@ def check_plugin(plugin: Plugin, code: str, field: str) -> None:
 
 def _short(code: str) -> str:
     return " ".join([*code.split()[:-1], code.split()[-1][:12]])
-
-
-def _is_bytecode(path: Path) -> bool:
-    return "__pycache__" in path.parts or path.suffix == ".pyc"

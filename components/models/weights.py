@@ -86,10 +86,11 @@ def check_weights(folder: Path, named_by: str) -> None:
         with refusing(folder / "config.json", named_by, "is not a model's config"):
             config = json.loads(read_regular(folder / "config.json"))
             _check_attention(config, folder, named_by)
-            if isinstance(config, dict) and config.get("quantization_config") is not None:
+            if isinstance(config, dict) and (given := config.get("quantization_config")) is not None:
+                method = given.get("quant_method", "unnamed") if isinstance(given, dict) else given
                 raise UserError(
                     f"{named_by}: {folder / 'config.json'} says that the weights are quantised "
-                    f"(quantization_config: {_quantised_by(config)}): they can be neither trained nor published whole. "
+                    f"(quantization_config: {method}): they can be neither trained nor published whole. "
                     "Use the model's unquantised weights; lora.quantize=4bit holds a frozen backbone in 4 bits."
                 )
 
@@ -232,11 +233,6 @@ def _check_attention(config: Any, folder: Path, named_by: str) -> None:
                         f"fetched and run. Remove {key} from it."
                     )
         _check_attention(value, folder, named_by)
-
-
-def _quantised_by(config: dict[str, Any]) -> str:
-    given = config["quantization_config"]
-    return str(given.get("quant_method", "unnamed") if isinstance(given, dict) else given)
 
 
 def _some(names: list[str]) -> str:

@@ -147,17 +147,6 @@ def test_sliding_windows_are_left_to_transformers_and_agree_with_the_training_pa
     torch.testing.assert_close(samples.logprobs, recomputed, atol=1e-4, rtol=0)
 
 
-def test_a_view_of_a_model_is_enough(language: Any) -> None:
-    model = language.model
-    view = SimpleNamespace(
-        base_model=lambda **given: model.base_model(**given),
-        get_output_embeddings=model.get_output_embeddings,
-        config=model.config,
-    )
-    one, two = (draw(m, language, language.prompts, GenerationConfig(max_new_tokens=NEW)) for m in (model, view))
-    assert torch.equal(one.response_ids, two.response_ids) and torch.equal(one.logprobs, two.logprobs)
-
-
 @pytest.mark.parametrize("every", [3, 8, 10**6])
 def test_a_stop_string_before_eos_counts_however_rarely_one_looks(
     language: Any, every: int, monkeypatch: pytest.MonkeyPatch

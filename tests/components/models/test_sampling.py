@@ -76,11 +76,8 @@ def test_responses_stop_at_eos_which_counts_or_at_the_cap(language: Any) -> None
         assert (response[-1] == eos) == ended and eos not in response[:-1] and pad not in response
         assert ended or len(response) == 12
         assert (ids[~mask] == pad).all()
-
-
-def test_eos_at_the_cap_is_an_end(language: Any) -> None:
     samples = draw(language, language.prompts, model=eager(language, 1e3), max_new_tokens=1)
-    assert samples.ended.all() and samples.response_mask.shape == (len(language.prompts), 1)
+    assert samples.ended.all() and samples.response_mask.shape == (len(language.prompts), 1), "EOS at the cap ends one"
 
 
 def test_the_same_seed_gives_the_same_responses_and_another_seed_others(language: Any) -> None:
