@@ -155,6 +155,9 @@ def test_a_folder_that_holds_no_model_or_no_chat_template_is_the_users_mistake(l
     (tmp_path / "nothing").mkdir()
     with pytest.raises(UserError, match="holds no model"):
         load_base(tmp_path / "nothing")
+    (tmp_path / "nothing" / "broken.gguf").write_bytes(b"not a model")
+    with pytest.raises(UserError, match="no model whose tokenizer transformers can load"):
+        load_base(tmp_path / "nothing")
     save_model(language.model, language.tokenizer, tmp_path / "bare")
     for file in (tmp_path / "bare").glob("*.jinja"):
         file.unlink()
