@@ -87,7 +87,6 @@ def _place_mark() -> str:
 
 @functools.cache
 def _place() -> ProcessSpace:
-    """Return this process's scope."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return {"boot": boot, "pid_namespace": os.readlink("/proc/self/ns/pid")}

@@ -6,7 +6,6 @@ python -m components.distributed.agent FOLDER PARENT
 import json
 import os
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 from components.base.files import replacing
@@ -51,12 +50,6 @@ def main(folder: Path) -> None:
         with replacing(folder / DIED) as temporary:
             temporary.write_text(json.dumps({rank: each.exitcode for rank, each in error.failures.items()}))
         sys.exit(1)
-
-
-def write_wanted(folder: Path, ranks_here: int, hosts: Hosts, within: str) -> None:
-    """Write `agent.json`, which `main` reads."""
-    wanted = {"ranks_here": ranks_here, "hosts": asdict(hosts), "within": within}
-    (folder / AGENT).write_text(json.dumps(wanted), encoding="utf-8")
 
 
 if __name__ == "__main__":

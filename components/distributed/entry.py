@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any
 
 from components.base.errors import UserError
 from components.base.files import replacing
-from components.base.observe import unobserved
+from components.base.observe import Observe, unobserved
 from components.base.process import this_process
 from components.distributed import outcome
 from components.distributed.orphans import die_with_parent
@@ -33,11 +33,6 @@ OVER = "tether/over"
 """The key that rank 0 sets when the stage has ended."""
 
 
-def process_file(folder: Path, rank: int) -> Path:
-    """Return the file in which rank `rank` names its process."""
-    return folder / f"process-{rank}.json"
-
-
 def done_file(folder: Path, rank: int) -> Path:
     """Return the file that rank `rank` creates when it succeeds."""
     return folder / f"done-{rank}"
@@ -46,7 +41,7 @@ def done_file(folder: Path, rank: int) -> Path:
 def main(folder: Path) -> int:
     """Compute this rank's part; return the exit code."""
     rank = int(os.environ["RANK"])
-    process_file(folder, rank).write_text(json.dumps(this_process()), encoding="utf-8")
+    (folder / f"process-{rank}.json").write_text(json.dumps(this_process()), encoding="utf-8")
     wanted = json.loads((folder / AGENT).read_text(encoding="utf-8"))
     shared: list[Any] = []
     try:
@@ -114,7 +109,7 @@ def _compute(folder: Path, rank: int, shared: list[Any]) -> None:
     if job.runtime.device == "cuda":  # this starts CUDA, so it comes after the setup
         torch.cuda.set_device(ranks.local_rank())
     inputs = {name: Path(path) for name, path in program["inputs"].items()}
-    observe = _Observed(folder / OBSERVED) if rank == 0 else unobserved  # which observe the same
+    observe = _observed(folder / OBSERVED) if rank == 0 else unobserved  # which observe the same
     try:
         metrics = _named(program["run"])(job, inputs, Path(program["out"]), observe)
     except ranks.Finished:  # rank 0 computes the rest, and writes the metrics
@@ -132,23 +127,16 @@ def _named(what: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-class _Observed:
-    """Writes what the stage observes to the file that the stage's own process reads."""
+def _observed(path: Path) -> Observe:
+    """Return what writes a stage's observations to the file that the stage's own process reads."""
+    file = path.open("w", encoding="utf-8")
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("w", encoding="utf-8")
+    def observe(step: int, metrics: Mapping[str, float], total: int | None = None, **progress: Any) -> None:
+        values = {name: float(value) for name, value in metrics.items()}
+        file.write(json.dumps({"step": step, "metrics": values, "total": total, **progress}) + "\n")
+        file.flush()
 
-    def __call__(
-        self, step: int, metrics: Mapping[str, float], total: int | None = None, *,
-        tokens: float | None = None, resumed: bool = False, samples: Sequence[Mapping[str, object]] | None = None,
-        doing: str | None = None,
-    ) -> None:  # fmt: skip
-        found = {name: float(value) for name, value in metrics.items()}
-        row = {"step": step, "metrics": found, "total": total, "tokens": tokens, "resumed": resumed}
-        row |= {"samples": list(samples)} if samples is not None else {}
-        row |= {"doing": doing} if doing is not None else {}
-        self._file.write(json.dumps(row) + "\n")
-        self._file.flush()
+    return observe
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from components.base.errors import TetherError
@@ -65,7 +65,6 @@ class _Ranks:
     """The ranks that had ended without an error when the first failure was seen."""
 
     def observed(self) -> Iterator[dict[str, object]]:
-        """Yield what the stage observed since the last call."""
         path = self.folder / entry.OBSERVED
         if path.is_file():
             with path.open("rb") as file:
@@ -164,14 +163,13 @@ def launch(
         WorkerDied: a rank was killed or did not answer.
         Exception: the error that a rank raised.
     """
-    hosts, folder = these_hosts(), out / "ranks"
+    folder = out / "ranks"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    values = {"values": job.model_dump(mode="json"), "inputs": {n: str(p.absolute()) for n, p in inputs.items()}}
-    told = {"run": program.run, "job": program.job, "setup": program.setup, **values, "out": str(out.absolute())}
-    (folder / entry.PROGRAM).write_text(json.dumps(told), encoding="utf-8")
-    agent.write_wanted(folder, hosts.ranks_here(ranks), hosts, program.within)
-    started = _Ranks(folder, start_agent(folder, timeout), name)
+    paths = {name: str(path.absolute()) for name, path in inputs.items()}
+    values = {"values": job.model_dump(mode="json"), "inputs": paths, "out": str(out.absolute())}
+    (folder / entry.PROGRAM).write_text(json.dumps(asdict(program) | values), encoding="utf-8")
+    started = _Ranks(folder, start_agent(folder, ranks, program.within, timeout), name)
     try:
         _follow(started, observe, check)
         return started.metrics()
@@ -186,9 +184,7 @@ def join(within: str, ranks: int, folder: Path, timeout: float, check: Callable[
         ranks: number of ranks on all hosts together.
         folder: the folder for the files of this host's ranks.
     """
-    hosts = these_hosts()
-    agent.write_wanted(folder, hosts.ranks_here(ranks), hosts, within)
-    started = _Ranks(folder, start_agent(folder, timeout), f"host {hosts.number}")
+    started = _Ranks(folder, start_agent(folder, ranks, within, timeout), f"host {these_hosts().number}")
     try:
         _follow(started, lambda *_, **__: None, check)
         if (code := started.agent.returncode) != 0:
@@ -219,8 +215,11 @@ def _leave(started: _Ranks) -> None:
     relay(started.folder)
 
 
-def start_agent(folder: Path, timeout: float) -> subprocess.Popen[bytes]:
+def start_agent(folder: Path, ranks: int, within: str, timeout: float) -> subprocess.Popen[bytes]:
     """Start the agent of `folder` in a separate session, which the terminal's Ctrl-C does not reach."""
+    hosts = these_hosts()
+    wanted = {"ranks_here": hosts.ranks_here(ranks), "hosts": asdict(hosts), "within": within}
+    (folder / entry.AGENT).write_text(json.dumps(wanted), encoding="utf-8")
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with (folder / "agent.log").open("wb") as log:
         return subprocess.Popen(

@@ -68,7 +68,6 @@ def stage_key(
 
 
 def _without_task(job: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """Return a job's values without `TASK_OPTIONS`."""
     group, name = TASK_OPTIONS
     inner = job.get(group)
     return job if not isinstance(inner, dict) else job | {group: {k: v for k, v in inner.items() if k != name}}

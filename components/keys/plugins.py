@@ -94,14 +94,13 @@ def find_plugin(group: Group, name: str, field: str) -> Plugin:
             f"{field}: there is no plug-in {name} of the group {group}; {there}. Install the distribution that offers "
             "it into Tether's environment (`tether doctor` lists the plug-ins)."
         )
-    return found if (found := installed[name]).attribute else _no_function(found, field)
-
-
-def _no_function(plugin: Plugin, field: str) -> Plugin:
-    raise UserError(
-        f"{field}: the entry point {plugin.name} of {plugin.label} names the module {plugin.module} and no function. "
-        "Write it as module:function."
-    )
+    plugin = installed[name]
+    if not plugin.attribute:
+        raise UserError(
+            f"{field}: the entry point {name} of {plugin.label} names the module {plugin.module} and no function. "
+            "Write it as module:function."
+        )
+    return plugin
 
 
 def plugin_code(plugin: Plugin) -> str:
@@ -129,7 +128,8 @@ def plugin_code(plugin: Plugin) -> str:
         files |= {f"{top}/{path.relative_to(folder).as_posix()}": path for path in folder.rglob("*") if path.is_file()}
     if not spec.submodule_search_locations and spec.origin:
         files[Path(spec.origin).name] = Path(spec.origin)
-    code = {name: digest_file(path) for name, path in files.items() if not _is_bytecode(path)}
+    sources = {n: path for n, path in files.items() if "__pycache__" not in path.parts and path.suffix != ".pyc"}
+    code = {name: digest_file(path) for name, path in sources.items()}
     return f"{plugin.label} {digest_json(code)}"
 
 
@@ -144,7 +144,3 @@ def check_plugin(plugin: Plugin, code: str, field: str) -> None:
 
 def _short(code: str) -> str:
     return " ".join([*code.split()[:-1], code.split()[-1][:12]])
-
-
-def _is_bytecode(path: Path) -> bool:
-    return "__pycache__" in path.parts or path.suffix == ".pyc"

@@ -15,10 +15,9 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, Dynam
 from components.base.errors import UserError
 from components.models.adapters import AdapterView
 from components.models.batching import onto, position_ids
+from components.models.config import PREFILL_PARTS
 from components.models.matrices.quantized import is_four_bit
 
-PREFILL_PARTS = 8
-"""Prompts are processed in this many parts, sorted by length, each padded to its own longest prompt."""
 ALIGNED = {"cpu": 1, "cuda": 8}
 """Number of slots by which a mask's rows and its first column are aligned, by device type. CUDA's memory-efficient
 attention reads 16 bytes of a mask at a time. torch copies a mask whose rows are not aligned, in every layer, and does
@@ -72,7 +71,6 @@ class PreallocatedLayer(CacheLayerMixin):
         return self.keys[rows, :, start:filled], self.values[rows, :, start:filled]
 
     def get_seq_length(self) -> int:
-        """Return the number of tokens in the window."""
         return self.window.end - self.window.start
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -80,7 +78,6 @@ class PreallocatedLayer(CacheLayerMixin):
         return self.get_seq_length() + query_length, 0
 
     def get_max_length(self) -> int:
-        """Return the number of slots."""
         return self.slots
 
     def keep(self, holes: Tensor, movers: Tensor) -> None:
@@ -306,7 +303,6 @@ class GraphedContext(PreallocatedContext):
         self.window.end = end
 
     def shrinks(self, count: int) -> bool:
-        """As `PreallocatedContext`."""
         return self._rows_for(count) < self.window.rows.stop and self.slots - self.window.end >= FEWEST_TOKENS
 
     def keep(self, order: Sequence[int]) -> None:

@@ -6,6 +6,11 @@ from pydantic import Field, model_validator
 
 from components.base.settings import Settings
 
+PREFILL_PARTS = 8
+"""Prompts are processed in this many parts, sorted by length, each padded to its own longest prompt."""
+LOGITS_AT_ONCE = 2**26
+"""Largest number of float32 logits in memory at a time (256 MiB); more tokens are processed in chunks."""
+
 
 class GenerationConfig(Settings):
     """Sampling of responses. There is no top-k, top-p or repetition penalty, so log-probabilities are those of the

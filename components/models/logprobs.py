@@ -15,6 +15,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from components.distributed.sharding import through
 from components.models.adapters import AdapterView
 from components.models.batching import onto, position_ids
+from components.models.config import LOGITS_AT_ONCE
 from components.models.runtime import Runtime, autocast
 
 NEVER = -1e9
@@ -22,8 +23,6 @@ NEVER = -1e9
 
 
 _ONLY_A_LAYER = "_tether_only_applies_its_layer"
-LOGITS_AT_ONCE = 2**26
-"""Largest number of float32 logits in memory at a time (256 MiB); more tokens are processed in chunks."""
 
 
 class TokenStats(NamedTuple):

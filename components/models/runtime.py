@@ -117,17 +117,20 @@ class Runtime(Settings):
         A CPU runtime needs its instruction set and threads. A CUDA runtime needs its GPU, CUDA version, threads, and a
         GPU per rank.
         """
-        here, found = Runtime().resolve(), usable_gpus()
-        own: dict[str, object] = {"instruction_set": here.instruction_set}
+        lacking, cores = self.lacking(), len(os.sched_getaffinity(0))
+        lacking |= {"threads": cores} if self.threads > cores else {}
+        return [f"{name}: wanted {getattr(self, name)}, here {value}" for name, value in lacking.items()]
+
+    def lacking(self) -> dict[str, object]:
+        """Return what this machine has of the options, by name, with which a resolved runtime cannot compute here."""
+        found = usable_gpus()
+        here: dict[str, object] = {"instruction_set": cpu_instruction_set()}
         if self.device == "cuda":
-            own = {"device": "cuda", "gpu": found.name, "cuda": found.cuda} if found.gpus else {"device": "cpu"}
-        lacking = {n: value for n, value in own.items() if getattr(self, n) not in ("auto", value)}
-        if self.threads > (cores := len(os.sched_getaffinity(0))):
-            lacking["threads"] = cores
+            here = {"device": "cuda", "gpu": found.name, "cuda": found.cuda} if found.gpus else {"device": "cpu"}
         most = len(found.gpus) * these_hosts().count
         if self.device == "cuda" and found.gpus and self.ranks != "auto" and self.ranks > most:
-            lacking["ranks"] = most
-        return [f"{name}: wanted {getattr(self, name)}, here {value}" for name, value in lacking.items()]
+            here["ranks"] = most
+        return {name: value for name, value in here.items() if getattr(self, name) not in ("auto", value)}
 
 
 class Gpu(NamedTuple):
@@ -275,31 +278,13 @@ def check_machine(runtime: Runtime) -> None:
         MachineMismatch: this machine has a different instruction set (for a CPU runtime), a different GPU, or fewer
             GPUs than ranks.
     """
-    here = cpu_instruction_set()
-    if runtime.device == "cpu" and runtime.instruction_set != here:
+    if lacking := runtime.lacking():
+        why = f" ({usable_gpus().why})" if "device" in lacking else ""
+        pairs = (f"runtime.{name} is {getattr(runtime, name)}, and here it is {lacking[name]}" for name in lacking)
         raise MachineMismatch(
-            f"runtime.instruction_set is {runtime.instruction_set}, and this machine has {here}, so its results would "
-            "get another machine's key. Start the run on this machine (leave it `auto`), or use a machine like the "
-            "first."
+            f"this machine{why} does not fit the run: {'; '.join(pairs)}. Results would get another machine's key. "
+            "Start the run on this machine with these options `auto`, or use a machine like the first."
         )
-    if runtime.device == "cuda":
-        found = usable_gpus()
-        if not found.gpus:
-            raise MachineMismatch(
-                f"runtime.device is cuda, and no GPU can be used here: {found.why}. Set runtime.device=cpu, or use a "
-                "machine with a GPU."
-            )
-        if runtime.gpu != found.name or runtime.cuda != found.cuda:
-            raise MachineMismatch(
-                f"the run began for {runtime.gpu} with CUDA {runtime.cuda}, and this machine has {found.name} with "
-                f"CUDA {found.cuda}, so its results would get another machine's key. Start the run on this machine "
-                "(leave runtime.gpu and runtime.cuda `auto`), or use a machine like the first."
-            )
-        if runtime.ranks != "auto" and runtime.ranks > (most := len(found.gpus) * these_hosts().count):
-            raise MachineMismatch(
-                f"runtime.ranks is {runtime.ranks}, and a rank needs a GPU of its own: there "
-                f"{'is' if most == 1 else 'are'} {most}. Set runtime.ranks=auto, or use a machine with more GPUs."
-            )
 
 
 def activate(runtime: Runtime) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import compress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -377,28 +377,9 @@ def _first_above(cumulative: Tensor, threshold: Tensor) -> Tensor:
     return index.clamp(max=cumulative.shape[1] - 1)  # sums with NaN exceed nothing
 
 
-class RolloutEngine(Protocol):
-    """Samples responses of a policy whose weights do not change meanwhile."""
-
-    def sample(
-        self,
-        prompts: Sequence[Sequence[int]],
-        generation: GenerationConfig,
-        seed: int,
-        numbers: Sequence[int] | None = None,
-    ) -> Samples:
-        """Sample one response to each prompt (token ids), in order.
-
-        Samples from the full softmax at the temperature, without the pad token, until an ending or the cap. A
-        response's randomness depends only on the seed and its number in `numbers` (None: 0, 1, 2, ...), so any split of
-        a batch gives the same responses.
-        """
-        ...
-
-
 @dataclass(frozen=True)
 class LocalEngine:
-    """The `RolloutEngine` that samples from a model in this process."""
+    """Samples responses of a model in this process, whose weights do not change meanwhile."""
 
     model: Any
     tokenizer: Any
@@ -412,8 +393,11 @@ class LocalEngine:
         seed: int,
         numbers: Sequence[int] | None = None,
     ) -> Samples:
-        """As `sample`. Each rank samples a share, and all ranks get all responses. In bfloat16 the sampler's
-        log-probabilities differ from the training path's by rounding, so they are not kept."""
+        """Sample one response to each prompt (token ids), in order, as the function `sample`.
+
+        Any split of a batch gives the same responses. Each rank samples a share, and all ranks get all responses. In
+        bfloat16 the sampler's log-probabilities differ from the training path's by rounding, so they are not kept.
+        """
         device, exact = self.runtime.device, self.runtime.dtype == "float32"
         numbered = list(range(len(prompts)) if numbers is None else numbers)
         rows = ranks.share(range(len(prompts)))

@@ -57,16 +57,13 @@ def check_weights(folder: Path, named_by: str) -> None:
     weights = sorted(name for name in files if name.endswith((".safetensors", ".gguf")))
     pickles = sorted(name for name in files if name.endswith((".bin", ".pt", ".pth", ".pkl", ".ckpt")))
     if "adapter_config.json" in files:
-        if any(not name.startswith("adapter_model") for name in (*weights, *pickles)):
-            raise UserError(
-                f"{named_by}: {folder} holds an adapter beside the model, which transformers would load with it. Merge "
-                f"it into the model (peft: merge_and_unload), or remove adapter_config.json."
-            )
         with refusing(folder / "adapter_config.json", named_by, "is not an adapter's config"):
-            base = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
+            config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+            base = config.get("base_model_name_or_path") or "it names none"
         raise UserError(
-            f"{named_by}: {folder} holds an adapter without the model that it changes ({base or 'it names none'}). "
-            "Merge it into that model (peft: merge_and_unload) and give the merged folder, or give that model itself."
+            f"{named_by}: {folder} holds an adapter, and the model that it changes ({base}) is needed whole. Merge the "
+            "adapter into that model (peft: merge_and_unload) and give the merged folder, or remove "
+            "adapter_config.json from a folder with a model."
         )
     for index in sorted(name for name in files if name.endswith(".index.json")):
         for shard in _shards(folder / index, named_by) if weights or "safetensors" in index else ():
@@ -89,10 +86,11 @@ def check_weights(folder: Path, named_by: str) -> None:
         with refusing(folder / "config.json", named_by, "is not a model's config"):
             config = json.loads(read_regular(folder / "config.json"))
             _check_attention(config, folder, named_by)
-            if isinstance(config, dict) and config.get("quantization_config") is not None:
+            if isinstance(config, dict) and (given := config.get("quantization_config")) is not None:
+                method = given.get("quant_method", "unnamed") if isinstance(given, dict) else given
                 raise UserError(
                     f"{named_by}: {folder / 'config.json'} says that the weights are quantised "
-                    f"(quantization_config: {_quantised_by(config)}): they can be neither trained nor published whole. "
+                    f"(quantization_config: {method}): they can be neither trained nor published whole. "
                     "Use the model's unquantised weights; lora.quantize=4bit holds a frozen backbone in 4 bits."
                 )
 
@@ -103,24 +101,20 @@ def count_parameters(folder: Path, named_by: str) -> int:
     Raises:
         UserError: as for `check_weights`, or a file's header cannot be read.
     """
-    with as_folder(folder) as found:
-        return _count_parameters(found, named_by)
-
-
-def _count_parameters(folder: Path, named_by: str) -> int:
-    check_weights(folder, named_by)
     count = 0
-    for path in sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.gguf")):
-        with refusing(path, named_by, "is not a weights file"):
-            if path.suffix == ".gguf":
-                from gguf import GGUFReader
+    with as_folder(folder) as whole:
+        check_weights(whole, named_by)
+        for path in sorted(whole.glob("*.safetensors")) or sorted(whole.glob("*.gguf")):
+            with refusing(path, named_by, "is not a weights file"):
+                if path.suffix == ".gguf":
+                    from gguf import GGUFReader
 
-                count += sum(int(tensor.n_elements) for tensor in GGUFReader(path).tensors)
-                continue
-            from safetensors import safe_open
+                    count += sum(int(tensor.n_elements) for tensor in GGUFReader(path).tensors)
+                    continue
+                from safetensors import safe_open
 
-            with safe_open(path, framework="numpy") as file:
-                count += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+                with safe_open(path, framework="numpy") as file:
+                    count += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
     return count
 
 
@@ -239,11 +233,6 @@ def _check_attention(config: Any, folder: Path, named_by: str) -> None:
                         f"fetched and run. Remove {key} from it."
                     )
         _check_attention(value, folder, named_by)
-
-
-def _quantised_by(config: dict[str, Any]) -> str:
-    given = config["quantization_config"]
-    return str(given.get("quant_method", "unnamed") if isinstance(given, dict) else given)
 
 
 def _some(names: list[str]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from components.models.config import AdapterConfig, GenerationConfig
+from components.models.config import LOGITS_AT_ONCE, PREFILL_PARTS, AdapterConfig, GenerationConfig
 from components.planning.shape import ModelShape
 from components.ppo.config import PpoConfig
 from components.reward.config import RewardConfig
@@ -25,12 +25,8 @@ MOMENTS = {"adamw": 8.0, "adamw_8bit": 2.0}
 """Bytes a parameter of AdamW's two moments."""
 FOUR_BITS = 0.52
 """Bytes a weight of 4 bits (NF4), scales included (Dettmers et al. 2023, "QLoRA", section 3)."""
-LOGITS_AT_ONCE = 2**26
-"""As `components.models.logprobs`, which imports torch: elements of the logits that are held at a time."""
 SAMPLED_AT_ONCE = 64
 """Responses that the sampler makes at a time outside of PPO."""
-PREFILL_PARTS = 8
-"""As in `components.models.cache`, which imports torch: number of parts in which prompts are processed."""
 CUDA = 0.8e9
 """Assumed: driver, kernels and cuBLAS workspaces of a process on a GPU."""
 ALLOCATOR = {"cuda": 0.05, "cpu": 1.0}
@@ -121,8 +117,6 @@ def phases(run: PlannedRun, machine: Machine) -> list[Phase]:
 
 
 class _Planner:
-    """The arithmetic of one run on one machine."""
-
     def __init__(self, run: PlannedRun, machine: Machine) -> None:
         self.run, self.machine, self.shape = run, machine, run.shape
         self.device = "cuda" if machine.gpus else "cpu"
@@ -221,7 +215,6 @@ class _Planner:
         return self._frozen() if self.run.ppo.lora is None else FLOAT * self._count(self.run.ppo.lora)
 
     def _count(self, lora: AdapterConfig | None, scalar: bool = False) -> int:
-        """Return the parameters that train of a model."""
         if lora is not None:
             return self.shape.adapter_parameters(lora) + scalar * self.shape.hidden_size
         return self.shape.scalar_parameters if scalar else self.shape.parameters

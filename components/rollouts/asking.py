@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import os
 import threading
 import time
@@ -126,7 +127,7 @@ class HttpClient:
 
 def ask_patiently(
     send: Callable[[], HttpAnswer], patience: float, unreachable: Callable[[str], Exception],
-    final: Collection[int] = (),
+    final: Collection[int] = (), retries: float = math.inf,
 ) -> HttpAnswer:  # fmt: skip
     """Make the request `send` and return its answer.
 
@@ -137,9 +138,10 @@ def ask_patiently(
         patience: seconds after which no further retry is made.
         unreachable: makes the error from the text of the last problem.
         final: status codes of 500 and above that are returned as answers.
+        retries: largest number of retries.
 
     Raises:
-        Exception: the error of `unreachable`, after `patience`; and that of `send`.
+        Exception: the error of `unreachable`, after `patience` or `retries`; and that of `send`.
     """
     import httpx
 
@@ -154,8 +156,9 @@ def ask_patiently(
             problem, least = f"it answers {status}: {said(found.text)}", _asked_wait(found.headers.get("retry-after"))
         except httpx.TransportError as error:
             problem = str(error) or type(error).__name__
-        if time.monotonic() + max(wait, least) > limit:
+        if retries < 1 or time.monotonic() + max(wait, least) > limit:
             raise unreachable(problem)
+        retries -= 1
         time.sleep(max(wait, least))
         wait = min(2 * wait, LONGEST_WAIT)
 

@@ -4,6 +4,7 @@ Routes and fields are those of vLLM 0.29.0: `vllm/entrypoints/serve/dev/` (rlhf,
 `vllm/entrypoints/openai/completion/`. Those of `dev/` exist only with VLLM_SERVER_DEV_MODE=1. Importable without torch.
 """
 
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -13,11 +14,9 @@ from typing import Any, Self
 from packaging.version import InvalidVersion, Version
 
 from components.base.errors import Unreachable, UserError, refuse_credentials
-from components.rollouts.asking import HttpAnswer, HttpClient, said
+from components.rollouts.asking import FIRST_WAIT, HttpAnswer, HttpClient, ask_patiently, said
 from components.rollouts.config import RolloutConfig
 
-FIRST_WAIT = 1.0
-"""Seconds before the first retry; the wait doubles for each further one."""
 OLDEST = (0, 29)
 """The first vLLM version whose server reports a version of its weights (`/weight_info`)."""
 DEV_ROUTES = "start it with VLLM_SERVER_DEV_MODE=1 (docs/guide/rollouts.md has the command)"
@@ -35,8 +34,6 @@ class ServerFacts:
     longest: int | None
     """Most tokens of prompt and response together; None if the server does not say."""
     logprobs_mode: str
-    transfer: str | None
-    """The weight-transfer backend with which the server was started."""
     sleeps: bool
     speculates: bool
 
@@ -82,28 +79,22 @@ class VllmClient:
     def _ask(self, method: str, route: str, body: object, query: Mapping[str, str]) -> dict[str, Any]:
         import httpx
 
-        problem = ""
-        for attempt in range(self.config.retries + 1):
-            if attempt:
-                time.sleep(FIRST_WAIT * 2 ** (attempt - 1))
+        def send() -> HttpAnswer:
             try:
-                found = self._http.request(method, f"{self.url}{route}", json=body, params=dict(query))
+                return self._http.request(method, f"{self.url}{route}", json=body, params=dict(query))
             except httpx.ReadTimeout:
                 raise Unreachable(
                     f"{self.url}{route}: no answer within ppo.rollout.timeout = {self.config.timeout:g} s. If the "
                     "server is busy, raise it. Run the same command again to continue from the checkpoint."
                 ) from None
-            except httpx.TransportError as error:
-                problem = str(error) or type(error).__name__
-                continue
-            if found.status_code >= 500 or found.status_code == 429:
-                problem = f"it answers {found.status_code}: {said(found.text)}"
-                continue
-            return self._object(route, found)
-        raise Unreachable(
-            f"{self.url}{route}: the vLLM server can't be reached ({problem}). Check that it is running and that "
-            "ppo.rollout.url is its address, then run the same command again: it continues from the checkpoint."
-        )
+
+        def unreachable(problem: str) -> Unreachable:
+            return Unreachable(
+                f"{self.url}{route}: the vLLM server can't be reached ({problem}). Check that it is running and that "
+                "ppo.rollout.url is its address, then run the same command again: it continues from the checkpoint."
+            )
+
+        return self._object(route, ask_patiently(send, math.inf, unreachable, retries=self.config.retries))
 
     def _object(self, route: str, found: HttpAnswer) -> dict[str, Any]:
         if found.status_code == 404 and not route.startswith("/v1/"):
@@ -153,7 +144,6 @@ class VllmClient:
             raise self.something_else("/v1/models", models)
         shape, environment = config["model_config"], info.get("vllm_env")
         invariant = environment.get("VLLM_BATCH_INVARIANT") if isinstance(environment, dict) else None
-        transfer = config.get("weight_transfer_config")
         longest = shape.get("max_model_len")
         return ServerFacts(
             version=version,
@@ -162,7 +152,6 @@ class VllmClient:
             model=model,
             longest=longest if isinstance(longest, int) else None,
             logprobs_mode=str(shape.get("logprobs_mode")),
-            transfer=transfer.get("backend") if isinstance(transfer, dict) else None,
             sleeps=shape.get("enable_sleep_mode") is True,
             speculates=config.get("speculative_config") is not None,
         )
@@ -196,11 +185,6 @@ class VllmClient:
         if facts.longest is not None and facts.longest < tokens:
             wrong.append(
                 f"it takes {facts.longest} tokens, and prompt and response are {tokens}: --max-model-len {tokens}"
-            )
-        if config.transfer != "folder" and facts.transfer != config.transfer:
-            backend = f'--weight-transfer-config \'{{"backend": "{config.transfer}"}}\''
-            wrong.append(
-                f"ppo.rollout.transfer is {config.transfer}, its backend is {facts.transfer}: start it with {backend}"
             )
         if config.sleep and not facts.sleeps:
             wrong.append("ppo.rollout.sleep is set, and it can't sleep: start it with --enable-sleep-mode")
@@ -241,7 +225,6 @@ class VllmClient:
         self.post("/wake_up", tags=part)
 
     def is_asleep(self) -> bool:
-        """Return whether the server is asleep."""
         return self.get("/is_sleeping").get("is_sleeping") is True
 
 
@@ -255,9 +238,5 @@ def resolve_rollout(config: RolloutConfig) -> RolloutConfig:
         return config
     with VllmClient(config.model_copy(update={"retries": min(config.retries, 1)})) as client:  # a person is waiting
         facts = client.facts()
-    given = {
-        "version": facts.version if config.version == "auto" else config.version,
-        "dtype": facts.dtype if config.dtype == "auto" else config.dtype,
-        "batch_invariant": facts.batch_invariant if config.batch_invariant is None else config.batch_invariant,
-    }
-    return config.model_copy(update=given)
+    asked = [name for name in ("version", "dtype", "batch_invariant") if getattr(config, name) in ("auto", None)]
+    return config.model_copy(update={name: getattr(facts, name) for name in asked})

@@ -24,15 +24,9 @@ class RolloutConfig(Settings):
     """Whether the server runs with VLLM_BATCH_INVARIANT=1, so that the same seeds give the same tokens whatever else is
     in its batch. If false, the stage is not bit-exact: computing it again gives different bytes. Null asks the
     server."""
-    transfer: Literal["folder", "ipc", "nccl"] = unkeyed("folder")
-    """How weights are sent to the server before each update. `folder`: as safetensors in `folder`, which the server
-    reads. `ipc` (one GPU for both) and `nccl` (separate GPUs) use vLLM's own code on the trainer's side, so vLLM must
-    be installed here."""
     folder: str | None = unkeyed(None)
-    """A folder that both machines see at this path (`/dev/shm/tether` on one host is in memory); null: the stage's own
-    folder."""
-    address: str = unkeyed("127.0.0.1", min_length=1)
-    """Address of this machine as the server reaches it (`nccl` only)."""
+    """The folder through which weights are sent to the server before each update, as safetensors. Both machines see it
+    at this path (`/dev/shm/tether` on one host is in memory); null: the stage's own folder."""
     sleep: bool = unkeyed(False)
     """Set if the server shares this GPU: it then frees its weights and cache while the policy trains
     (--enable-sleep-mode)."""

@@ -7,11 +7,12 @@ import contextlib
 import math
 import random
 import secrets
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -22,11 +23,11 @@ from components.models.batching import pad
 from components.models.chat.endings import endings_of
 from components.models.config import GenerationConfig
 from components.models.runtime import Runtime
-from components.models.sampling import RolloutEngine, Samples, rollout_engine, with_endings
+from components.models.sampling import LocalEngine, Samples, rollout_engine, with_endings
 from components.models.tokenizers import StopFinder
 from components.rollouts.client import VllmClient
 from components.rollouts.config import COLDEST, HOTTEST, RolloutConfig
-from components.rollouts.transfer import WeightTransfer, open_transfer
+from components.rollouts.transfer import FolderTransfer
 
 BANNED = -100.0
 """The largest negative bias of a logit that vLLM applies (it clamps it). The pad token keeps e^-100 of its odds; a
@@ -35,20 +36,10 @@ NEVER = -9999.0
 """The value that the server returns for a log-probability of minus infinity."""
 
 
-class Rollouts(Protocol):
-    """Samples responses of a policy during its training."""
-
-    def engine(
-        self, policy: Any, value_head: Callable[[Tensor], Tensor] | None
-    ) -> contextlib.AbstractContextManager[RolloutEngine]:
-        """Open an engine that samples from the current weights of `policy`, which must not be trained meanwhile."""
-        ...
-
-
 @contextlib.contextmanager
 def open_rollouts(
     config: RolloutConfig, tokenizer: Any, runtime: Runtime, generation: GenerationConfig, folder: Path
-) -> Iterator[Rollouts]:
+) -> "Iterator[Rollouts]":
     """Open the rollouts that the resolved `config` names, for as long as a policy trains.
 
     Args:
@@ -68,11 +59,10 @@ def open_rollouts(
         )
     with VllmClient(config) as client:
         facts = client.check(generation.max_prompt_tokens + generation.max_new_tokens)
-        transfer = open_transfer(client, folder)
-        try:
+        if config.folder is None:
+            shutil.rmtree(folder, ignore_errors=True)  # left by a killed attempt
+        with contextlib.closing(FolderTransfer(client, Path(config.folder or folder))) as transfer:
             yield VllmRollouts(client, facts.model, tokenizer, runtime, transfer)
-        finally:
-            transfer.close()
 
 
 @dataclass(frozen=True)
@@ -84,8 +74,8 @@ class LocalRollouts:
 
     def engine(
         self, policy: Any, value_head: Callable[[Tensor], Tensor] | None
-    ) -> contextlib.AbstractContextManager[RolloutEngine]:
-        """As `Rollouts`."""
+    ) -> contextlib.AbstractContextManager[LocalEngine]:
+        """Open an engine that samples from the current weights of `policy`, which must not be trained meanwhile."""
         return rollout_engine(policy, self.tokenizer, self.runtime, value_head)
 
 
@@ -93,14 +83,14 @@ class VllmRollouts:
     """Rollouts by a vLLM server."""
 
     def __init__(
-        self, client: VllmClient, model: str, tokenizer: Any, runtime: Runtime, transfer: WeightTransfer
+        self, client: VllmClient, model: str, tokenizer: Any, runtime: Runtime, transfer: FolderTransfer
     ) -> None:
         self.client, self.model, self.tokenizer, self.runtime = client, model, tokenizer, runtime
         self.transfer, self.name, self.sent = transfer, f"tether-{secrets.token_hex(8)}", 0
 
     @contextlib.contextmanager
-    def engine(self, policy: Any, value_head: Callable[[Tensor], Tensor] | None) -> Iterator[RolloutEngine]:
-        """As `Rollouts`: send the weights, empty the prefix cache, sample. The samples have no values of the critic.
+    def engine(self, policy: Any, value_head: Callable[[Tensor], Tensor] | None) -> "Iterator[VllmEngine]":
+        """As `LocalRollouts`: send the weights, empty the prefix cache, sample. The samples have no values.
 
         Raises:
             UserError: the server's weights are not those that were sent. Unreachable: it does not answer.
@@ -138,6 +128,10 @@ class VllmRollouts:
             self.client.sleep()
 
 
+Rollouts = LocalRollouts | VllmRollouts
+"""Samples responses of a policy during its training."""
+
+
 class ServedResponse(NamedTuple):
     """A response from a server."""
 
@@ -149,7 +143,7 @@ class ServedResponse(NamedTuple):
 
 @dataclass(frozen=True)
 class VllmEngine:
-    """The `RolloutEngine` that asks a vLLM server for each response."""
+    """Samples responses by asking a vLLM server for each."""
 
     client: VllmClient
     model: str
@@ -166,7 +160,7 @@ class VllmEngine:
         seed: int,
         numbers: Sequence[int] | None = None,
     ) -> Samples:
-        """As `RolloutEngine`. Of the server's statistics only `logprobs` are kept.
+        """As `LocalEngine`. Of the server's statistics only `logprobs` are kept.
 
         Raises:
             UserError: an answer does not fit the request's sampling. Unreachable: there is no answer, or the server's

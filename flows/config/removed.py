@@ -9,6 +9,7 @@ from flows.config.errors import show
 
 _EPSILON = "Leave it out: AdamW adds epsilon as torch does. A smaller `epsilon` or a longer `warmup` calms early steps."
 _GENERATOR = "The built-in task's noise is 0.3."
+_TRANSFER = "Weights go by ppo.rollout.folder; on one host /dev/shm/tether is in memory."
 REMOVED: dict[str, tuple[JsonValue, str]] = {
     "data.generator.annotator_noise": (0.3, _GENERATOR),
     "human_eval.length_strata": (4, "Prompts are divided into 4 strata by length."),
@@ -16,6 +17,8 @@ REMOVED: dict[str, tuple[JsonValue, str]] = {
     "ppo.mask_truncated": (False, "Raise generation.max_new_tokens, or keep ppo.score.missing_eos=replace."),
     "ppo.monitors.false_alarms": (0.01, "The monitors raise a false alarm in 1 % of runs at most."),
     "ppo.epsilon_style": ("torch", _EPSILON),
+    "ppo.rollout.address": ("127.0.0.1", _TRANSFER),
+    "ppo.rollout.transfer": ("folder", _TRANSFER),
     "ppo.score.ensemble_deviations": (1.0, "`lower` subtracts one standard deviation; `minimum` is stricter."),
     "ppo.score.length_buffer": (None, "Set ppo.score.length_penalty, or raise generation.max_new_tokens."),
     "ppo.score.length_buffer_penalty": (1.0, "Set ppo.score.length_penalty, or raise generation.max_new_tokens."),

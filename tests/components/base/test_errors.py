@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from pydantic import BaseModel
-from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from components.base import files, jsonl
@@ -33,11 +32,6 @@ def test_a_full_or_unwritable_disk_is_named_with_what_to_do(number: int) -> None
     assert isinstance(found, UserError) and found.exit_code == 2
     assert str(found).startswith(f"/store/objects/x: {os.strerror(number)}. ")
     assert str(found).endswith(" again. A run continues from its last checkpoint."), "commands without one don't"
-
-
-def test_what_safetensors_says_of_a_full_disk_is_understood() -> None:
-    error = SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
-    assert "No space left on device. Make room there" in str(disk_error(error))
 
 
 @pytest.mark.parametrize("below", ["", "runs/one"])

@@ -34,7 +34,7 @@ def test_a_rank_starts_cuda_after_the_setup_that_makes_it_deterministic_and_only
     monkeypatch.setattr(torch.cuda, "set_device", lambda number: done.append(f"device {number}"))
     monkeypatch.setattr(machine, "activate", lambda _: done.append("setup"))
     monkeypatch.setattr(dist, "init_process_group", lambda _, **options: begin("gloo", **options))
-    monkeypatch.setattr(entry, "_Observed", lambda _: silent)  # its file stays open until the process ends
+    monkeypatch.setattr(entry, "_observed", lambda _: silent)  # its file stays open until the process ends
     runtime = Runtime(device=device, threads=1, ranks=1, instruction_set=cpu_instruction_set(), gpu="none", cuda="none")
     job: dict[str, Any] = ToyJob(runtime=runtime, fit=FIT).model_dump(mode="json")
     toy = "tests.components.distributed.toy"

@@ -4,7 +4,6 @@
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import random
@@ -21,6 +20,7 @@ import pytest
 
 from components.base.errors import WorkerDied
 from components.distributed.launching import Stopped
+from tests.components.conftest import folder_digests
 from tests.components.distributed.conftest import Launched
 from tests.components.distributed.test_launching import ranks_alive
 from tests.components.distributed.test_stages import on_ranks
@@ -37,30 +37,21 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def digest(out: Path) -> str:
-    """sha256 of an artifact's files."""
-    found = hashlib.sha256()
-    for path in sorted((out / "artifact").rglob("*")):
-        if path.is_file():
-            found.update(path.name.encode() + path.read_bytes())
-    return found.hexdigest()
-
-
 def computed(stages: Any, stage: str, out: Path) -> Launched:
     return on_ranks(stages, stage, out, RANKS, **OPTIONS[stage])
 
 
 @pytest.fixture(scope="module")
-def undisturbed(stages: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[str, float]]:
-    """The digest of a stage's artifact, and how long it computes from when its ranks are there."""
-    found: dict[str, tuple[str, float]] = {}
+def undisturbed(stages: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[dict[str, str], float]]:
+    """The digests of a stage's artifact, and how long it computes from when its ranks are there."""
+    found: dict[str, tuple[dict[str, str], float]] = {}
 
-    def of(stage: str) -> tuple[str, float]:
+    def of(stage: str) -> tuple[dict[str, str], float]:
         if stage not in found:
             out = tmp_path_factory.mktemp(stage)
             computed(stages, stage, out)
             begun = (out / "ranks" / "process-0.json").stat().st_mtime
-            found[stage] = digest(out), (out / "ranks" / "metrics.json").stat().st_mtime - begun
+            found[stage] = folder_digests(out / "artifact"), (out / "ranks" / "metrics.json").stat().st_mtime - begun
         return found[stage]
 
     return of
@@ -110,7 +101,7 @@ def disturb(
         if outcome != "ended before":
             shutil.rmtree(out / "artifact", ignore_errors=True)
             computed(stages, stage, out)
-        assert digest(out) == expected
+        assert folder_digests(out / "artifact") == expected
         where = f"{stage}, rank {rank}, {sender.delay:.1f} s of {seconds:.1f}"
         record_property("outcome", [kind, where, outcome, f"{time.monotonic() - began:.0f}"])
 

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,15 @@ def two_hosts(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return {**os.environ, **shared, "TETHER_HOST": "1", "PYTHONPATH": str(ROOT)}
 
 
-def other_host(environment: dict[str, str], *more: str, ranks: int = 2) -> "subprocess.Popen[bytes]":
-    """Start what the second host runs."""
+@contextlib.contextmanager
+def other_host(environment: dict[str, str], *more: str, ranks: int = 2) -> Iterator["subprocess.Popen[bytes]"]:
+    """What the second host runs, killed at the end."""
     command = [sys.executable, "-m", "tasks.ranks", "--ranks", str(ranks), "--timeout", "60", *more]
-    return subprocess.Popen(command, env=environment, cwd=ROOT)
+    host = subprocess.Popen(command, env=environment, cwd=ROOT)
+    try:
+        yield host
+    finally:
+        host.kill()
 
 
 def has_ranks(host: "subprocess.Popen[bytes]") -> bool:
@@ -50,23 +56,17 @@ def has_ranks(host: "subprocess.Popen[bytes]") -> bool:
 
 @pytest.mark.ranks
 def test_two_hosts_of_one_rank_each_compute_a_stage_together(toy: Any, two_hosts: dict[str, str]) -> None:
-    other = other_host(two_hosts)
-    try:
+    with other_host(two_hosts) as other:
         assert toy(ranks=2).metrics["toy/steps"] == 16.0
         assert other.wait(PATIENCE * 60) == 0
-    finally:
-        other.kill()
 
 
 @pytest.mark.ranks
 def test_the_error_of_a_rank_on_another_host_ends_the_stage(toy: Any, two_hosts: dict[str, str]) -> None:
-    other = other_host(two_hosts)
-    try:
+    with other_host(two_hosts) as other:
         with pytest.raises(CheckFailed, match=r"^toy: the loss is nan\. Lower toy\.learning_rate\.$"):
             toy(ranks=2, goes_wrong="check", rank=1)
         assert other.wait(PATIENCE * 60) == 1
-    finally:
-        other.kill()
 
 
 @pytest.mark.ranks
@@ -75,8 +75,7 @@ def test_a_host_joins_one_stage_after_the_other_and_leaves_none_before_its_first
 ) -> None:
     """Else it would join the next stage in the store of the one that rank 0 still evaluates. Stages may break down, and
     between two of them the first host may compute others for hours."""
-    other = other_host(two_hosts, "--every-stage")
-    try:
+    with other_host(two_hosts, "--every-stage") as other:
         with pytest.raises(CheckFailed):
             toy(ranks=2, goes_wrong="check", rank=1)
         last, seen = tmp_path / "out/checkpoint/toy/step-000000016.json", list[bool]()
@@ -89,19 +88,14 @@ def test_a_host_joins_one_stage_after_the_other_and_leaves_none_before_its_first
         assert seen and all(seen)
         other.send_signal(signal.SIGTERM)
         assert other.wait(30) == 128 + signal.SIGTERM, "it waits for the next stage, and is told to stop"
-    finally:
-        other.kill()
 
 
 @pytest.mark.ranks
 def test_another_number_of_ranks_than_the_keys_does_not_compute(toy: Any, two_hosts: dict[str, str]) -> None:
-    other = other_host(two_hosts, ranks=4)
-    try:
+    with other_host(two_hosts, ranks=4) as other:
         with pytest.raises(UserError, match=r"runtime\.ranks is 2, and the hosts have started 3"):
             toy(ranks=2)
         assert other.wait(PATIENCE * 60) != 0
-    finally:
-        other.kill()
 
 
 @pytest.mark.ranks

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from components.training.optim import FitWatchConfig
 from tests.components.conftest import silent
 from tests.components.distributed.conftest import FIT, runtime_of
 from tests.components.distributed.toy import ToyJob, run
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 
 def ranks_alive(folder: Path) -> list[int]:
@@ -38,6 +39,13 @@ def weight(out: Path) -> float:
     return float.fromhex((out / "artifact" / "weight").read_text())
 
 
+@pytest.fixture(autouse=True)
+def no_rank_is_left(tmp_path: Path) -> Iterator[None]:
+    """Whatever ends a launch, none of its processes is left."""
+    yield
+    assert ranks_alive(tmp_path) == []
+
+
 @pytest.mark.whole
 def test_two_ranks_learn_as_one_and_only_rank_0_reports_and_writes(toy: Any, tmp_path: Path) -> None:
     found = toy()
@@ -45,7 +53,6 @@ def test_two_ranks_learn_as_one_and_only_rank_0_reports_and_writes(toy: Any, tmp
     assert found.points[-1][2]["total"] == 16
     assert found.points[0][2]["tokens"] == 8.0, "the tokens of the whole batch, not of a rank's share"
     assert found.metrics == {"toy/steps": 16.0, "toy/ranks_left": 1.0}
-    assert ranks_alive(tmp_path) == []
     alone = tmp_path / "alone"
     run(ToyJob(runtime=runtime_of(1), fit=FIT), {}, alone, silent)
     assert weight(tmp_path / "out") == pytest.approx(weight(alone), rel=1e-5)
@@ -56,7 +63,6 @@ def test_the_error_of_the_rank_that_failed_keeps_its_class_and_text(toy: Any, tm
     with pytest.raises(CheckFailed, match=r"^toy: the loss is nan\. Lower toy\.learning_rate\.$"):
         toy(goes_wrong="check")
     assert time.time() - (tmp_path / "went-wrong").stat().st_mtime < PATIENCE * 30
-    assert ranks_alive(tmp_path) == []
 
 
 @pytest.mark.ranks
@@ -71,7 +77,6 @@ def test_an_error_ends_the_stage_also_where_ending_the_process_group_waits_for_o
 
     with pytest.raises(CheckFailed, match="the loss is nan"):
         toy(goes_wrong="check", shutdown_waits=True, check=patient)
-    assert ranks_alive(tmp_path) == []
 
 
 @pytest.mark.ranks
@@ -91,7 +96,6 @@ def test_whatever_ends_a_rank_ends_the_stage_with_it_and_the_next_attempt_resume
     with pytest.raises(kind, match=says):
         toy(goes_wrong=how, at_step=9)
     assert time.time() - (tmp_path / "went-wrong").stat().st_mtime < PATIENCE * 30
-    assert ranks_alive(tmp_path) == []
     again = toy(goes_wrong=how, at_step=9)
     assert again.points[0][2]["resumed"] and again.points[0][0] >= 6
 
@@ -109,7 +113,6 @@ def test_a_rank_that_stands_still_is_noticed_after_the_timeout(toy: Any, tmp_pat
     with pytest.raises(WorkerDied, match=r"for longer than runtime\.rank_timeout"):
         toy(goes_wrong="stand still", timeout=10.0)
     assert time.time() - (tmp_path / "went-wrong").stat().st_mtime < 10 + 30
-    assert ranks_alive(tmp_path) == []
 
 
 @pytest.mark.ranks
@@ -125,7 +128,6 @@ def test_a_signal_to_one_rank_stops_all_after_their_step_with_a_checkpoint(rank:
     with pytest.raises(Stopped) as told:
         toy(goes_wrong="terminate", rank=rank, at_step=5, seconds=0.2)
     assert told.value.number == signal.SIGTERM
-    assert ranks_alive(tmp_path) == []
     again = toy(goes_wrong="terminate", rank=rank, at_step=5)
     assert again.points[0][2]["resumed"]
 
@@ -137,7 +139,6 @@ def test_the_stages_process_told_to_stop_lets_the_ranks_finish_their_step(toy: A
 
     with pytest.raises(Stopped):
         toy(seconds=0.3, check=told)
-    assert ranks_alive(tmp_path) == []
     assert list((tmp_path / "out" / "checkpoint" / "toy").glob("step-*.json"))
 
 
@@ -154,7 +155,6 @@ def test_a_lost_lease_ends_the_ranks_at_once(toy: Any, tmp_path: Path) -> None:
     with pytest.raises(LeaseLost):
         toy(seconds=1.0, check=check)
     assert time.monotonic() - lost_at < 30
-    assert ranks_alive(tmp_path) == []
 
 
 @pytest.mark.ranks
@@ -165,16 +165,10 @@ def test_when_the_stages_process_is_killed_no_rank_is_left(toy: Any, tmp_path: P
             toy(seconds=1.0)
         finally:
             os._exit(0)
-    deadline = time.monotonic() + 120
-    while not has_begun(tmp_path):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until("the launch has begun", lambda: has_begun(tmp_path), 120)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    deadline = time.monotonic() + 10
-    while ranks_alive(tmp_path) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert ranks_alive(tmp_path) == []
+    until("every rank is gone", lambda: not ranks_alive(tmp_path), 10)
 
 
 @pytest.mark.ranks
@@ -182,4 +176,3 @@ def test_told_to_stop_before_its_ranks_have_begun_the_stages_process_still_stops
     with pytest.raises(Stopped) as told:
         toy(seconds=0.1, check=lambda: signal.SIGTERM)
     assert told.value.number == signal.SIGTERM
-    assert ranks_alive(tmp_path) == []

@@ -1,11 +1,7 @@
 """External rewards on several ranks: one process's policy, each batch scored once, one rank's error for all."""
 
 import json
-import os
 import re
-import signal
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +12,7 @@ from components.base.errors import Unreachable, UserError, WorkerDied
 from components.base.jsonl import read_rows
 from tests.components.distributed.conftest import runtime_of
 from tests.components.distributed.test_launching import ranks_alive
-from tests.components.distributed.test_stages import compare_samples, difference, on_ranks
+from tests.components.distributed.test_stages import compare_samples, difference, kill_rank, on_ranks
 from tests.components.rewards.scorer import Scorer
 from tests.waiting import until
 
@@ -201,12 +197,7 @@ def test_a_rank_killed_with_external_rewards_goes_on_to_the_same_bytes_whatever_
     on_ranks(stages, "ppo", undisturbed, **options)
     seen.clear()
 
-    def kill() -> None:
-        while not list((out / "checkpoint" / "ppo").glob("step-*.json")):
-            time.sleep(0.01)
-        os.kill(json.loads((out / "ranks" / f"process-{rank}.json").read_text())["pid"], signal.SIGKILL)
-
-    threading.Thread(target=kill, daemon=True).start()
+    kill_rank(rank, out, lambda: list((out / "checkpoint" / "ppo").glob("step-*.json")))
     with pytest.raises(WorkerDied, match=rf"rank {rank} "):
         on_ranks(stages, "ppo", out, **options)
     until_gone(tmp_path)

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,17 @@ def compare_samples(one: Path, other: Path) -> None:
     """See that two artifacts hold the same texts."""
     a, b = (read_rows(each / "artifact" / "samples.jsonl") for each in (one, other))
     assert [row["response"] for row in a] == [row["response"] for row in b]
+
+
+def kill_rank(rank: int, out: Path, due: Callable[[], object]) -> None:
+    """Kill a rank of the stage in `out` as soon as `due` says so."""
+
+    def kill() -> None:
+        while not due():
+            time.sleep(0.01)
+        os.kill(json.loads((out / "ranks" / f"process-{rank}.json").read_text())["pid"], signal.SIGKILL)
+
+    threading.Thread(target=kill, daemon=True).start()
 
 
 @pytest.mark.whole
@@ -244,13 +256,7 @@ def test_a_stage_killed_beside_checkpoints_of_parts_ends_with_the_bytes_of_one_w
     assert not list(undisturbed.rglob("*.shares"))
     folder = out / "checkpoint" / stage
 
-    def kill() -> None:
-        while not (folder / "step-000000002.json").exists():
-            time.sleep(0.01)
-        os.kill(json.loads((out / "ranks" / "process-1.json").read_text())["pid"], signal.SIGKILL)
-
-    killer = threading.Thread(target=kill, daemon=True)
-    killer.start()
+    kill_rank(1, out, lambda: (folder / "step-000000002.json").exists())
     with pytest.raises(WorkerDied):
         on_ranks(stages, stage, out, sharding=sharding, checkpoint_whole=0, **options)
     newest = max(folder.glob("step-*.json")).with_suffix(".shares")

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from components.base.errors import UserError
 from components.models.runtime import Runtime
 
 MESSAGES = [{"role": "user", "content": "How do I boil an egg?"}]
@@ -105,11 +104,3 @@ def test_sampler_and_training_path_agree_and_kl_starts_at_nothing(language_model
             ),
         )
         check_drift(sampler_drift(drawn.logprobs, scatter(found.logprobs, mask), mask, job).item(), job)
-
-
-def test_a_folder_without_a_model_is_the_users_mistake(tmp_path: Path) -> None:
-    from components.models.folders import load_base
-
-    (tmp_path / "broken.gguf").write_bytes(b"not a model")
-    with pytest.raises(UserError, match="no model whose tokenizer transformers can load"):
-        load_base(tmp_path)

@@ -16,6 +16,7 @@ from components.models.logprobs import token_stats
 from components.models.matrices import quantized
 from components.models.runtime import Runtime
 from components.models.sampling import rollout_engine, sampling_copy
+from tests.components.models.test_adapters import perturbed
 
 BFLOAT16 = Runtime(device="cpu", dtype="bfloat16", threads=1, instruction_set="default")
 HELD = [("bfloat16", None), ("float32", "4bit"), ("bfloat16", "4bit")]
@@ -26,11 +27,7 @@ def adapted(language: Any, dtype: str, quantize: str | None) -> AdapterView:
     if quantize:
         pytest.importorskip("bitsandbytes", reason="4 bits need bitsandbytes")
     view = Backbone(copy.deepcopy(language.model), dtype, quantize).add("one", AdapterConfig(rank=2), seed=1)
-    drawn = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for weight in view.parameters():
-            weight += 0.1 * torch.randn(weight.shape, generator=drawn)
-    return view.requires_grad_(True)
+    return perturbed(view, seed=2).requires_grad_(True)
 
 
 def logprobs(model: Any, language: Any, runtime: Runtime) -> Tensor:

@@ -45,32 +45,23 @@ def test_a_gpu_is_used_where_its_device_file_stands(devices: Path, name: str) ->
     assert Runtime().resolve().gpu == "NVIDIA H100 80GB HBM3 (9.0)"
 
 
-@pytest.mark.parametrize("name", ["nvidiactl", "nvidia-uvm", "nvidia-modeset", "sda1"])
-def test_a_container_on_a_gpu_host_that_was_given_no_gpu_computes_on_the_cpu(devices: Path, name: str) -> None:
-    """The driver's control file and /proc/driver/nvidia are there all the same."""
-    (devices / name).touch()
-    assert usable_gpus().gpus == () and "device file" in usable_gpus().why
-    assert Runtime().resolve().device == "cpu"
-
-
 @pytest.mark.parametrize(
-    ("variable", "value"),
-    [("CUDA_VISIBLE_DEVICES", ""), ("CUDA_VISIBLE_DEVICES", " "), ("CUDA_VISIBLE_DEVICES", "-1"),
-     ("NVIDIA_VISIBLE_DEVICES", "void"), ("NVIDIA_VISIBLE_DEVICES", "none")],
+    ("file", "variable", "value", "why"),
+    [*((name, "CUDA_VISIBLE_DEVICES", "0", "device file") for name in ("nvidiactl", "nvidia-uvm", "sda1")),
+     *(("nvidia0", "CUDA_VISIBLE_DEVICES", value, "CUDA_VISIBLE_DEVICES") for value in ("", " ", "-1")),
+     *(("nvidia0", "NVIDIA_VISIBLE_DEVICES", value, "NVIDIA_VISIBLE_DEVICES") for value in ("void", "none")),
+     ("nvidia0", "CUDA_VISIBLE_DEVICES", "0", "without CUDA")],
 )  # fmt: skip
-def test_a_gpu_that_is_hidden_is_not_used(
-    devices: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+def test_a_gpu_that_is_hidden_or_not_given_is_not_used(
+    devices: Path, monkeypatch: pytest.MonkeyPatch, file: str, variable: str, value: str, why: str
 ) -> None:
-    (devices / "nvidia0").touch()
+    """In a container the driver's control file and /proc/driver/nvidia are there all the same."""
+    (devices / file).touch()
     monkeypatch.setenv(variable, value)
-    assert usable_gpus().gpus == () and variable in usable_gpus().why
+    if why == "without CUDA":
+        monkeypatch.setattr(module, "torch_cuda", lambda: NONE)
+    assert usable_gpus().gpus == () and why in usable_gpus().why
     assert Runtime().resolve().device == "cpu"
-
-
-def test_a_torch_without_cuda_uses_no_gpu(devices: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (devices / "nvidia0").touch()
-    monkeypatch.setattr(module, "torch_cuda", lambda: NONE)
-    assert Runtime().resolve().device == "cpu" and "without CUDA" in usable_gpus().why
 
 
 def test_torchs_cuda_version_is_read_as_torch_says_it() -> None:
@@ -131,24 +122,20 @@ def test_auto_is_a_rank_for_each_gpu_and_one_on_a_cpu(monkeypatch: pytest.Monkey
     assert Runtime(device="cpu", ranks=2).resolve().ranks == 2
     with pytest.raises(ValueError, match="ranks"):
         Runtime(ranks=0)
-
-
-def test_auto_counts_the_gpus_of_all_hosts_that_compute_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine(monkeypatch, H100, H100)
     for name, value in (("HOSTS", "3"), ("HOST", "0"), ("RENDEZVOUS", "first:29500")):
         monkeypatch.setenv(f"TETHER_{name}", value)
-    found = Runtime().resolve()
-    assert found.ranks == 6 and found.misfits() == []
+    of_all_hosts = Runtime().resolve()
+    assert of_all_hosts.ranks == 9 and of_all_hosts.misfits() == []
 
 
-def test_more_ranks_than_gpus_are_refused_before_one_of_them_asks_for_a_gpu_that_is_not_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    machine(monkeypatch, H100, H100)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", WORKSPACE)
-    with pytest.raises(MachineMismatch, match=r"runtime\.ranks is 3, .* there are 2\. Set runtime\.ranks=auto"):
-        activate(Runtime(ranks=3, threads=1).resolve())
+def test_a_machine_that_does_not_fit_is_refused_before_torch_is_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, A100, A100)
+    run = Runtime(threads=1).resolve()
+    for gpus, says in (((H100,) * 2, r"gpu is NVIDIA A100-SXM4-40GB \(8.0\), and here it is NVIDIA H100"),
+                       ((A100,), r"runtime\.ranks is 2, and here it is 1\.")):  # fmt: skip
+        machine(monkeypatch, *gpus)
+        with pytest.raises(MachineMismatch, match=says):
+            activate(run)
 
 
 def test_a_gpu_without_fast_bfloat16_computes_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,16 +184,6 @@ def test_the_setting_of_a_machine_is_yaml_that_is_read_as_the_same(monkeypatch: 
         here = Runtime().resolve()
         there = Runtime.model_validate(yaml.safe_load(f"{{{here.setting}}}"))
         assert there.resolve() == here
-
-
-def test_activate_refuses_another_gpu_than_the_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine(monkeypatch, A100)
-    run = Runtime(threads=1).resolve()
-    machine(monkeypatch, H100)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", WORKSPACE)
-    with pytest.raises(MachineMismatch, match=r"began for NVIDIA A100-SXM4-40GB \(8.0\) with CUDA 13.0, and this"):
-        activate(run)
 
 
 def test_a_gpu_stage_is_strict_about_determinism_and_says_what_float32_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,12 +254,12 @@ def test_no_vector_function_is_first_called_by_several_threads_at_once() -> None
 RELEASED = """
 import re
 from pathlib import Path
-from components.models.runtime import _keep_freed_memory, release_memory
+from components.models.runtime import Runtime, activate, release_memory
 
 def held():
     return 1024 * int(re.search(r"RssAnon:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
 
-_keep_freed_memory()
+activate(Runtime(device="cpu").resolve())
 blocks = [bytearray(b"x") * 4_000_000 for _ in range(64)]
 full = held()
 blocks = blocks[7::8]  # the others are free, between blocks in use

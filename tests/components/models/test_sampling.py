@@ -20,7 +20,7 @@ from components.models.logprobs import token_stats
 from components.models.matrices.kernels import by_onednn
 from components.models.runtime import Runtime
 from components.models.sampling import Samples, generate_responses, response_uniforms, rollout_engine, sample
-from components.ppo.models import Packed, micro_batches, scatter
+from components.ppo.models import Packed, micro_batches
 
 
 def draw(language: Any, prompts: list[list[int]], seed: int = 0, model: Any = None, **options: Any) -> Samples:
@@ -45,20 +45,6 @@ def opinionated(language: Any) -> Any:
     model.lm_head = torch.nn.Linear(width, vocabulary, bias=False).requires_grad_(False)
     model.lm_head.weight.copy_(weight)
     return model
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_the_samplers_logprobs_are_the_training_paths(language: Any, runtime: Runtime, temperature: float) -> None:
-    model = eager(language, 4.0)
-    samples = draw(language, language.prompts, model=model, temperature=temperature)
-    assert len(set(samples.response_mask.sum(1).tolist())) > 1, (
-        "rows must end at different lengths for this to test much"
-    )
-    batch = Packed.of(samples, range(len(language.prompts)))
-    stats = token_stats(model, batch.ids, batch.mask, batch.counts, runtime, temperature)
-    recomputed = scatter(stats.logprobs, samples.response_mask)
-    assert (samples.logprobs - recomputed)[samples.response_mask].abs().max() <= 1e-4
-    assert not samples.logprobs[~samples.response_mask].any()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
@@ -90,11 +76,8 @@ def test_responses_stop_at_eos_which_counts_or_at_the_cap(language: Any) -> None
         assert (response[-1] == eos) == ended and eos not in response[:-1] and pad not in response
         assert ended or len(response) == 12
         assert (ids[~mask] == pad).all()
-
-
-def test_eos_at_the_cap_is_an_end(language: Any) -> None:
     samples = draw(language, language.prompts, model=eager(language, 1e3), max_new_tokens=1)
-    assert samples.ended.all() and samples.response_mask.shape == (len(language.prompts), 1)
+    assert samples.ended.all() and samples.response_mask.shape == (len(language.prompts), 1), "EOS at the cap ends one"
 
 
 def test_the_same_seed_gives_the_same_responses_and_another_seed_others(language: Any) -> None:

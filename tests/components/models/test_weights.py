@@ -10,12 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel
 
 from components.base.errors import UserError
 from components.models import tokenizers
 from components.models.adapters import Backbone, load_adapter, save_adapter
-from components.models.chat.rendering import rendered_prompt
 from components.models.config import AdapterConfig, ScratchModel
 from components.models.folders import build_causal_lm, load_base, load_causal_lm, load_reward_model, save_model
 from components.models.runtime import Runtime
@@ -147,7 +145,7 @@ def test_an_adapter_alone_names_its_base(saved: Path, tmp_path: Path, file: str,
     folder = Path(shutil.copytree(saved / "policy", tmp_path / "model"))
     (folder / "model.safetensors").rename(folder / file)
     (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base}))
-    with pytest.raises(UserError, match=r"that it changes \((org/base|it names none)\)\. Merge .* that model"):
+    with pytest.raises(UserError, match=r"that it changes \((org/base|it names none)\) is .* Merge .* that model"):
         load_base(folder)
     (folder / "adapter_config.json").write_text("[")
     with pytest.raises(UserError, match="is not an adapter's config"):
@@ -184,19 +182,6 @@ def test_an_output_layer_is_left_out_for_a_fresh_head_alone(saved: Path, tmp_pat
         load_reward_model(folder, CPU)
     with pytest.raises(UserError, match=r"no layer takes score\.weight"):
         load_causal_lm(saved / "reward", CPU)
-
-
-def test_an_architecture_that_no_reward_model_can_be_made_of_is_refused_before_it_is_trained(
-    saved: Path, tmp_path: Path
-) -> None:
-    tokenizer = load_tokenizer(saved / "policy")
-    shape = {"vocab_size": len(tokenizer), "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    save_model(BertLMHeadModel(BertConfig(**shape, intermediate_size=8, is_decoder=True)), tokenizer, tmp_path / "bert")
-    with pytest.raises(UserError, match="no reward-model class for"):
-        load_base(tmp_path / "bert")
-    gpt2 = GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2, n_positions=64)
-    save_model(GPT2LMHeadModel(gpt2), tokenizer, tmp_path / "gpt2")
-    load_base(tmp_path / "gpt2")
 
 
 def adapter(folder: Path, saved: Path) -> Backbone:
@@ -251,18 +236,6 @@ def test_a_chat_template_that_fails_or_does_not_end_is_refused(
     (folder / "chat_template.jinja").write_text(template)
     with pytest.raises(UserError, match="can't be used"):
         load_tokenizer(folder)
-
-
-LLAMA = (
-    "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}{{ date_string }} "
-)
-"""How templates of Llama 3.2 begin."""
-
-
-def test_a_chat_template_that_asks_for_the_date_writes_one_day_for_ever(saved: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(saved / "policy", tmp_path / "model"))
-    (folder / "chat_template.jinja").write_text(LLAMA + "{{ messages[0].content }}")
-    assert rendered_prompt(load_tokenizer(folder), [{"role": "user", "content": "Hello."}]) == "26 Jul 2024 Hello."
 
 
 @pytest.mark.parametrize("sharded", [False, True])

@@ -8,7 +8,6 @@ import torch
 from transformers import LlamaConfig, LlamaModel
 
 from components.base.jsonl import read_rows
-from components.models import cache, logprobs
 from components.models.config import AdapterConfig, GenerationConfig
 from components.models.runtime import Runtime, autocast
 from components.planning import memory
@@ -163,10 +162,6 @@ def test_ranks_share_what_trains_and_each_holds_what_is_frozen() -> None:
     assert zero3["working"] < zero2["working"]
     alone, shared = (planned(run(), machine)["ppo", "frozen pass"].parts for machine in (Machine(1), Machine(4)))
     assert shared["activations"] * 2 == alone["activations"]  # 8 rows on 4 ranks are 2 each, not micro-batches of 4
-
-
-def test_the_plans_copies_of_sizes_are_those_of_the_code() -> None:
-    assert (memory.LOGITS_AT_ONCE, memory.PREFILL_PARTS) == (logprobs.LOGITS_AT_ONCE, cache.PREFILL_PARTS)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -7,6 +7,7 @@ import pytest
 
 from components.models.folders import load_causal_lm
 from components.models.runtime import Runtime
+from components.rollouts import asking as asking_module
 from components.rollouts import client
 from components.rollouts.client import resolve_rollout
 from components.rollouts.config import RolloutConfig
@@ -16,7 +17,8 @@ from tests.components.rollouts.standin import StandIn
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundredth of the waits between two requests."""
-    monkeypatch.setattr(client, "FIRST_WAIT", 0.01)
+    for module in (client, asking_module):
+        monkeypatch.setattr(module, "FIRST_WAIT", 0.01)
 
 
 @pytest.fixture

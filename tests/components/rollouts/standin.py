@@ -35,12 +35,12 @@ class StandIn:
         self.model, self.eos, self.port = copy.deepcopy(model).eval(), eos, port
         self.facts = {
             "version": "0.29.0", "dtype": "torch.float32", "logprobs_mode": PROCESSED, "max_model_len": 512,
-            "batch_invariant": True, "backend": None, "sleeps": False, "speculative": None,
+            "batch_invariant": True, "sleeps": False, "speculative": None,
         } | facts  # fmt: skip
         self.defaults: dict[str, Any] = {"temperature": 0.5, "top_k": 2, "repetition_penalty": 1.3}
         """As a model's generation_config.json has them; with `also_stops`, more tokens that end a response."""
         self.also_stops: set[int] = set()
-        self.weights, self.asleep, self.updating = "default", set[str](), False
+        self.weights, self.asleep = "default", set[str]()
         self.cached: Any = None
         """The model that filled the prefix cache, where that isn't empty."""
         self.requests: list[dict[str, Any]] = []
@@ -123,8 +123,6 @@ class StandIn:
             return {"weight_version": self.weights}
         if name == "GET /is_sleeping":
             return {"is_sleeping": bool(self.asleep)}
-        if name == "GET /get_world_size":
-            return {"world_size": 1}
         if name == "POST /v1/completions":
             return self.complete(body)
         if name == "POST /collective_rpc":
@@ -132,15 +130,6 @@ class StandIn:
         if name == "POST /update_weight_version":
             self.weights = self.weights if self.ignores_weights else body["new_version"]
             return {"success": True, "new_version": body["new_version"]}
-        if name == "POST /init_weight_transfer_engine" and "init_info" in body:
-            return {"message": "Weight transfer initialized"}
-        if name in ("POST /start_weight_update", "POST /finish_weight_update"):
-            if self.updating is (name == "POST /start_weight_update"):
-                raise Refused(500, "no session, or one that is open already")
-            self.updating = not self.updating
-            return {"message": "done"}
-        if name == "POST /update_weights" and self.updating and "update_info" in body:
-            return {"message": "Weights updated"}
         if name == "POST /reset_prefix_cache":
             self.cached = None
             return {"success": True}
@@ -159,11 +148,9 @@ class StandIn:
             "dtype": self.facts["dtype"], "logprobs_mode": self.facts["logprobs_mode"],
             "max_model_len": self.facts["max_model_len"], "enable_sleep_mode": self.facts["sleeps"],
         }  # fmt: skip
-        backend = self.facts["backend"]
         return {
             "vllm_config": {
                 "model_config": model,
-                "weight_transfer_config": None if backend is None else {"backend": backend},
                 "speculative_config": self.facts["speculative"],
             },
             "vllm_env": {"VLLM_BATCH_INVARIANT": self.facts["batch_invariant"]},

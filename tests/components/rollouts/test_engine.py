@@ -14,6 +14,7 @@ import torch
 
 from components.base.errors import Unreachable, UserError
 from components.data.tables.published import read_split
+from components.models.adapters import Backbone
 from components.models.batching import encode_prompt
 from components.models.config import AdapterConfig, GenerationConfig
 from components.models.folders import load_causal_lm
@@ -67,11 +68,16 @@ def rows(samples: Samples) -> list[list[int]]:
     return [ids[mask].tolist() for ids, mask in zip(samples.response_ids, samples.response_mask, strict=True)]
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize(("temperature", "adapted"), [(1.0, False), (0.7, False), (1.0, True)])
 def test_its_log_probabilities_are_the_training_paths_of_the_weights_that_were_sent(
-    opened: Rollouts, policy: Any, tokenizer: Any, prompts: Any, runtime: Runtime, temperature: float
-) -> None:
+    opened: Rollouts, policy: Any, tokenizer: Any, prompts: Any, runtime: Runtime, temperature: float,
+    adapted: bool,
+) -> None:  # fmt: skip
     """Token by token, at the temperature, pad excluded, whatever the server's own defaults are."""
+    if adapted:
+        policy = Backbone(policy).add("policy", AdapterConfig(), seed=0)
+        for each in policy.parameters():
+            each.data.add_(0.05)
     generation = CAP.model_copy(update={"temperature": temperature})
     with opened.engine(policy, None) as engine:
         samples = engine.sample(prompts, generation, seed=5)
@@ -157,22 +163,6 @@ def test_new_weights_are_sampled_from_and_the_prefix_cache_of_the_old_is_gone(
     assert torch.equal(server.model.model.norm.weight, moved.model.norm.weight)
     sent = [route for route in server.called if route in ("/collective_rpc", "/reset_prefix_cache", "/v1/completions")]
     assert sent == ["/collective_rpc", "/reset_prefix_cache", "/v1/completions"] * 2
-
-
-def test_adapters_are_sent_merged(
-    server: StandIn, opened: Rollouts, policy: Any, prompts: Any, runtime: Runtime
-) -> None:
-    from components.models.adapters import Backbone
-
-    backbone = Backbone(policy)
-    view = backbone.add("policy", AdapterConfig(), seed=0)
-    for each in view.parameters():
-        each.data.add_(0.05)
-    with opened.engine(view, None) as engine:
-        samples = engine.sample(prompts, CAP, seed=3)
-    batch = Packed.of(samples, range(len(prompts)))
-    found = scatter(token_stats(view, batch.ids, batch.mask, batch.counts, runtime).logprobs, samples.response_mask)
-    assert (found - samples.logprobs)[samples.response_mask].abs().max() < 1e-4
 
 
 def test_folders_of_weights_are_removed_once_the_next_are_loaded_and_at_the_end(

@@ -60,7 +60,7 @@ def test_a_models_parameters_are_counted_from_its_files_in_one_or_in_shards(mode
     assert count_parameters(tmp_path / "one", "sft.base") == count_parameters(lone, "sft.base") == 1207
     (tmp_path / "one" / "adapter_config.json").write_text("{}")  # beside a lone file it is no part of the model
     assert find_base(str(lone), tmp_path) == lone and count_parameters(lone, "sft.base") == 1207
-    with pytest.raises(UserError, match="holds an adapter beside the model"):
+    with pytest.raises(UserError, match="holds an adapter, and the model"):
         count_parameters(tmp_path / "one", "sft.base")
     (tmp_path / "text.gguf").write_text("no model")
     with pytest.raises(UserError, match=f"sft.base: {tmp_path / 'text.gguf'} is not a weights file"):

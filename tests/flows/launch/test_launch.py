@@ -516,7 +516,7 @@ def test_a_run_for_a_gpu_is_refused_before_its_first_stage(tmp_path: Path, monke
     """It was refused by SFT, after validate had read all data."""
     monkeypatch.setattr("components.models.runtime.usable_gpus", lambda: Gpus((), "none", "no driver"))
     launch = begin(tmp_path, "runtime.device=cuda")
-    with pytest.raises(UserError, match=r"runtime\.device is cuda, and no GPU can be used here: no driver"):
+    with pytest.raises(UserError, match=r"\(no driver\) does not fit the run: runtime\.device is cuda, and here"):
         compute(launch)
     assert not list_runs(tmp_path)
     monkeypatch.setattr("flows.launch.computing._go", lambda launch, work: None)
