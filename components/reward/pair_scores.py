@@ -8,7 +8,6 @@ of the prompt would be a third of a pair's tokens.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +17,7 @@ from components.base.errors import CheckFailed
 from components.distributed.sharding import passes_must_match, through
 from components.models.batching import even_runs, onto, pad
 from components.models.runtime import Runtime, autocast
-from components.reward.pairs import Pair
+from components.reward.pairs import Pair, packed_length, shared_tokens
 from components.reward.scoring import head_scores
 
 TOLERANCE = 1e-3
@@ -36,22 +35,6 @@ class PackedPairs(NamedTuple):
     """(N, 1, L, L) bool: whether the token (second last axis) attends to another one (last)."""
     ends: Tensor
     """(N, 2) index of the last token of the chosen and of the rejected response."""
-
-
-def shared_tokens(pair: Pair) -> int:
-    """Return the number of first tokens that both sequences share, leaving at least one token to each."""
-    common = sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(pair.chosen, pair.rejected, strict=False)))
-    return min(common, len(pair.chosen) - 1, len(pair.rejected) - 1)
-
-
-def packed_length(pair: Pair) -> int:
-    """Return the number of tokens in a pair's packed row."""
-    return len(pair.chosen) + len(pair.rejected) - shared_tokens(pair)
-
-
-def longer(pair: Pair) -> int:
-    """Return the number of tokens of a pair's longer sequence."""
-    return max(len(pair.chosen), len(pair.rejected))
 
 
 def pack(pairs: Sequence[Pair], pad_id: int) -> PackedPairs:

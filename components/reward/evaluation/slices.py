@@ -48,7 +48,7 @@ class Slice(NamedTuple):
     """Whether membership depends on the label; such a slice is not judged."""
 
 
-class Pairs(NamedTuple):
+class ScoredPairs(NamedTuple):
     """The data from which slices are made, for n test pairs; the chosen responses come first."""
 
     rows: Sequence[PreferencePair]
@@ -95,7 +95,7 @@ class SliceReport(NamedTuple):
         return {"slices": slices, **self.numbers}
 
 
-def slices_of(pairs: Pairs) -> list[Slice]:
+def slices_of(pairs: ScoredPairs) -> list[Slice]:
     """Return every slice that has a pair, grouped by kind."""
     tokens, rows = pairs.tokens, pairs.rows
     prefers_longer = np.sign(pairs.scores[0] - pairs.scores[1]) * np.sign(tokens[0] - tokens[1])
@@ -129,7 +129,7 @@ def character_gaps(rows: Sequence[PreferencePair]) -> NDArray[np.int64]:
 
 
 def slice_report(
-    pairs: Pairs, clusters: Sequence[Hashable], temperature: float, seed: int, draws: int = 2000,
+    pairs: ScoredPairs, clusters: Sequence[Hashable], temperature: float, seed: int, draws: int = 2000,
     judgements: Judgements | None = None,
 ) -> SliceReport:  # fmt: skip
     """Measure each slice after temperature, the worst slice, and the influence of length.
@@ -193,7 +193,7 @@ def _known(numbers: Numbers, name: str) -> float:
     return float("nan") if (value := numbers[name]) is None else value
 
 
-def _length(pairs: Pairs, right: FloatArray, codes: NDArray[np.int64]) -> Numbers:
+def _length(pairs: ScoredPairs, right: FloatArray, codes: NDArray[np.int64]) -> Numbers:
     by_side = balanced_length_accuracy(right, character_gaps(pairs.rows), codes)
     return {
         **by_side["chosen_longer"].named("accuracy_chosen_longer"),

@@ -8,7 +8,7 @@ import pytest
 from scipy.special import expit
 
 from components.gates.judging import GatesConfig, judge
-from components.reward.evaluation.slices import BINS, Pairs, slice_report, slices_of
+from components.reward.evaluation.slices import BINS, ScoredPairs, slice_report, slices_of
 from components.stats.calibration.measure import calibration, equal_mass_bins, equal_width_bins
 from components.stats.calibration.nulls import Judgements, cells_of, ece_nulls, slope_null
 
@@ -50,7 +50,7 @@ class Ranked(NamedTuple):
         return rank[:, self.better] < rank[:, self.worse]
 
     def rows(self, right: np.ndarray) -> list[dict[str, Any]]:
-        """Pairs as validation writes them, of outcomes (n,)."""
+        """ScoredPairs as validation writes them, of outcomes (n,)."""
         k = self.scores.shape[1]
         sides = [(b, w) if won else (w, b) for b, w, won in zip(self.better, self.worse, right, strict=True)]
         return [
@@ -154,7 +154,7 @@ def test_chance_takes_any_slice_of_rankings_over_its_joint_null_in_5_percent() -
         right, rows = ranked.rankings(rng, 500), ranked.rows(ranked.rankings(rng, 1)[0])
         confidence, prompts = expit(ranked.logits), [row["prompt"] for row in rows]
         tokens = rng.integers(5, 60, size=(2, len(rows)))
-        pairs = Pairs(rows, tokens, np.stack([ranked.logits, np.zeros(len(rows))]))
+        pairs = ScoredPairs(rows, tokens, np.stack([ranked.logits, np.zeros(len(rows))]))
         for name, judgements in (("together", Judgements.of(rows, prompts)), ("apart", None)):
             clusters = prompts if judgements else list(range(len(rows)))
             found = slice_report(pairs, clusters, 1.0, seed, 2000, judgements).slices
