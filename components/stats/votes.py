@@ -5,7 +5,6 @@ means nothing, or it tells the winner. A measure that is `symmetric` therefore c
 """
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,32 +27,19 @@ FIRST, SECOND, EQUAL, NONE = 0, 1, 2, -1
 """Labels: the first response is better, the second is, neither is; NONE where the votes are tied."""
 
 
-@dataclass(slots=True, eq=False)
-class Votes:
-    """V votes as three arrays (V,), in any order; 9 bytes per vote.
+class Votes(NamedTuple):
+    """V votes as three arrays of integers (V,), in any order."""
 
-    Raises:
-        ValueError: arrays that differ in length, aren't whole numbers, or hold a number out of range.
-    """
-
-    item: NDArray[np.int32]
+    item: NDArray[np.integer[Any]]
     """0..items-1."""
-    annotator: NDArray[np.int32]
+    annotator: NDArray[np.integer[Any]]
     """0..A-1, or -1 where the source does not name the annotator."""
-    label: NDArray[np.int8]
+    label: NDArray[np.integer[Any]]
     """FIRST, SECOND or EQUAL; 0..labels-1 for other label sets."""
     items: int
     """Number of items I, including those without a vote."""
     labels: int = 3
     """Number of labels K."""
-
-    def __post_init__(self) -> None:
-        self.item = _codes(self.item, "item", 0, self.items, np.int32)
-        self.annotator = _codes(self.annotator, "annotator", -1, 2**31, np.int32)
-        self.label = _codes(self.label, "label", 0, self.labels, np.int8)
-        if not self.item.size == self.annotator.size == self.label.size:
-            sizes = f"{self.item.size} items, {self.annotator.size} annotators and {self.label.size} labels"
-            raise ValueError(f"a vote has one item, annotator and label, not {sizes}")
 
     @property
     def annotators(self) -> int:
@@ -64,15 +50,6 @@ class Votes:
         """Return how often each item got each label, (I, K)."""
         cell = self.item.astype(np.intp) * self.labels + self.label
         return np.bincount(cell, minlength=self.items * self.labels).reshape(-1, self.labels).astype(np.int32)
-
-
-def _codes(values: Any, name: str, low: int, end: int, dtype: type) -> NDArray[Any]:
-    codes = np.asarray(values)
-    if codes.ndim != 1 or (codes.size and codes.dtype.kind not in "iu"):
-        raise ValueError(f"{name} must be one-dimensional and of whole numbers")
-    if codes.size and not low <= codes.min() <= codes.max() < end:
-        raise ValueError(f"{name} must be {low} to {end - 1}, not {codes.min()} to {codes.max()}")
-    return codes.astype(dtype, copy=False)
 
 
 def fleiss_kappa_interval(

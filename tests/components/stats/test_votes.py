@@ -53,26 +53,6 @@ def test_counts_become_votes_and_counts_again(counts: np.ndarray) -> None:
     assert (votes.annotator == -1).all() and votes.annotators == 0
 
 
-@pytest.mark.parametrize(
-    ("item", "annotator", "label", "message"),
-    [
-        ([0, 2], [0, 0], [0, 0], "item must be 0 to 1, not 0 to 2"),
-        ([0, 1], [0, -2], [0, 0], "annotator must be -1 to"),
-        ([0, 1], [0, 0], [0, 259], "label must be 0 to 2, not 0 to 259"),  # 259 is 3 in eight bits
-        ([0, 1], [0, 0], [0.0, 1.0], "whole numbers"),
-        ([0, 1], [0, 0], [0], "2 items, 2 annotators and 1 labels"),
-    ],
-)
-def test_votes_out_of_range_are_refused(item: list, annotator: list, label: list, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Votes(np.array(item), np.array(annotator), np.array(label), 2)
-
-
-def test_a_vote_takes_9_bytes() -> None:
-    votes = Votes(np.arange(5), np.arange(5), np.zeros(5, np.int64), 5)
-    assert votes.item.itemsize + votes.annotator.itemsize + votes.label.itemsize == 9
-
-
 # ---------------------------------------------------------------------------------------------------- agreement
 
 
