@@ -16,7 +16,7 @@ from components.keys.plugins import check_plugin, find_plugin
 from components.rewards import function_worker
 from components.rewards.code import code_digest, code_files, root_of
 from components.rewards.config import FunctionReward, PluginReward
-from components.rewards.source import A_SCORE, Replies, Score, checked_scores, named
+from components.rewards.source import Replies, Score, checked_scores, named
 
 
 class FunctionSource:
@@ -67,12 +67,10 @@ class FunctionSource:
             answer = self._answer(f"scoring {counted(len(replies.responses), 'response')}")
         except BrokenPipeError:
             raise self._ended() from None
-        row = answer.get("row")
-        where = "a call with all responses, though with none alone" if row is None else named(replies, row)
-        if answer.get("error") == "raised":
+        if "error" in answer:
+            row = answer["row"]
+            where = "a call with all responses, though with none alone" if row is None else named(replies, row)
             raise self._error(f"it raises {answer['text']} for {where}. Correct the function.")
-        if answer.get("error"):
-            raise self._error(f"it gives {answer['text']} for {where}; {A_SCORE}. Correct the function.")
         if len(answer["scores"]) != len(replies.responses):
             raise self._error(
                 f"it gives {counted(len(answer['scores']), 'score')} for "
