@@ -39,7 +39,11 @@ class FunctionSource:
         else:
             root, (module, name), installed = root_of(config), config.target, []
             self._known = {str(path.resolve()) for path in code_files(config)}
-            self._check_code(config)
+            if config.code != "auto" and (code := code_digest(config)) != config.code:
+                raise self._error(
+                    f"its source files changed after the run began (from {config.code[:12]} to {code[:12]}). Run "
+                    "again, and do not edit them until PPO is done."
+                )
         worker = str(Path(function_worker.__file__).resolve())
         self._process = subprocess.Popen(
             [sys.executable, worker, str(root), module, name, str(os.getpid()), *installed],
@@ -92,13 +96,6 @@ class FunctionSource:
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
-
-    def _check_code(self, config: FunctionReward) -> None:
-        if config.code != "auto" and (found := code_digest(config)) != config.code:
-            raise self._error(
-                f"its source files changed after the run began (from {config.code[:12]} to {found[:12]}). Run "
-                "again, and do not edit them until PPO is done."
-            )
 
     def _answer(self, what: str) -> dict[str, Any]:
         """Read the next line of the process."""
