@@ -21,7 +21,7 @@ from components.human_eval.sheet import SIMULATED
 from components.stats.betting import always_valid_low, always_valid_low_of_people
 from components.stats.intervals import Interval
 from components.stats.raters import crossed_proportion, too_few_raters
-from components.stats.votes import fleiss_kappa_interval
+from components.stats.votes import fleiss_kappa
 
 
 class CriterionSummary(TypedDict):
@@ -94,7 +94,7 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
         found = Interval(even["win_rate"], even["low"], even["high"])
         metrics |= found.metrics("human_eval/win_rate_equal_length")
     votes = [[each.count(value) for value in sample.about["ratings"]] for each in rated.values()]
-    kappa = fleiss_kappa_interval(votes, [prompt_of(sample, item) for item in rated], level=level)
+    kappa = fleiss_kappa(votes, [prompt_of(sample, item) for item in rated], level=level)
     metrics |= kappa.metrics("human_eval/fleiss_kappa")
     result = {
         "judges": judged_by(sample, labels),

@@ -130,13 +130,11 @@ def strengths(
         raters: (n,) the rater of each comparison; None resamples prompts alone.
 
     Raises:
-        Inseparable: as for `davidson`. ValueError: lists of different lengths, or a model's number out of range.
+        Inseparable: as for `davidson`.
     """
     first, second, kind = _arrays(comparisons, models)
     cluster = cluster_codes(clusters)
     rater = None if raters is None else cluster_codes(raters)
-    if not len(first) == len(cluster) == (len(first) if rater is None else len(rater)):
-        raise ValueError(f"{len(first)} comparisons, {len(cluster)} clusters and other numbers of raters")
     values, nu, likelihood = davidson(tallies(comparisons, models))
     start = np.append(values, math.log(nu) if nu else 0.0)
     random = np.random.default_rng(seed)
@@ -173,8 +171,6 @@ def _arrays(
         raise ValueError("no comparisons")
     rows = np.array([(c.first, c.second) if c.score >= 0.5 else (c.second, c.first) for c in comparisons])
     kind = np.array([int(c.score == 0.5) for c in comparisons])
-    if rows.min() < 0 or rows.max() >= models or (rows[:, 0] == rows[:, 1]).any():
-        raise ValueError(f"a comparison is of two of {models} models")
     return rows[:, 0], rows[:, 1], kind
 
 

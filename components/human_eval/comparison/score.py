@@ -20,7 +20,7 @@ from components.human_eval.sheet import rating_columns
 from components.stats.intervals import Numbers
 from components.stats.paired import Inseparable, PairedScore, strengths
 from components.stats.raters import FEWEST_RATERS, crossed_proportion, too_few_raters
-from components.stats.votes import fleiss_kappa_interval
+from components.stats.votes import fleiss_kappa
 
 
 class ModelStrength(TypedDict):
@@ -97,7 +97,7 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
     checks = rater_checks(sample, labels, level)
     every = [rating for each in rated.values() for rating in each if rating]
     votes = [[each.count(value) for value in sample.about["ratings"]] for each in rated.values()]
-    kappa = fleiss_kappa_interval(votes, [prompt_of(sample, item) for item in rated], level=level)
+    kappa = fleiss_kappa(votes, [prompt_of(sample, item) for item in rated], level=level)
     result: ComparisonResult = {
         "judges": judged_by(sample, labels),
         "level": level,
