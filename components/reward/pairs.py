@@ -163,12 +163,17 @@ def encode_pairs(
     return pairs
 
 
+def _votes(row: PreferencePair, config: RewardConfig) -> tuple[float, ...]:
+    """Return the share of votes for the chosen response of each head; `NO_VOTES` if there are none."""
+    given = row.get("objectives") or {}
+    shares = [given.get(name) for name in config.heads] if config.objectives else [row.get("soft_label")]
+    return tuple(NO_VOTES if share is None else share for share in shares)
+
+
 def _shares(row: PreferencePair, config: RewardConfig) -> tuple[float, ...]:
-    if config.objectives:
-        votes = row.get("objectives") or {}
-        return tuple(NO_VOTES if (share := votes.get(name)) is None else share for name in config.heads)
-    share = row.get("soft_label")
-    return (1.0 if share is None or config.labels == "majority" else share,)
+    """Return the targets that the pair's heads are trained on."""
+    votes = _votes(row, config)
+    return votes if config.objectives or (config.labels == "shares" and not math.isnan(votes[0])) else (1.0,)
 
 
 def check_votes(rows: Sequence[PreferencePair], config: RewardConfig, file: str) -> None:
@@ -177,18 +182,15 @@ def check_votes(rows: Sequence[PreferencePair], config: RewardConfig, file: str)
     Raises:
         UserError: no row has votes on one of `reward.objectives`, or, with `reward.labels: shares`, any votes.
     """
-    said = f"{file}: none of its {len(rows)} rows, from row 1 on, has"
-    for name in config.heads:
-        if all((row.get("objectives") or {}).get(name) is None for row in rows):
+    wanted = [(f"objectives.{name}", "reward.objectives", f"take {name} out of it") for name in config.heads]
+    if config.labels == "shares":
+        wanted.append(("soft_label", "reward.labels=shares", "use reward.labels=majority"))
+    for head, (name, option, otherwise) in enumerate(wanted):
+        if all(math.isnan(_votes(row, config)[head]) for row in rows):
             raise UserError(
-                f"{said} objectives.{name}, a share of votes for the chosen response, and reward.objectives asks for "
-                f"it. Give votes on {name}, or take it out of reward.objectives."
+                f"{file}: none of its {len(rows)} rows, from row 1 on, has {name}, a share of votes for the chosen "
+                f"response, and {option} asks for it. Give pairs with these votes, or {otherwise}."
             )
-    if config.labels == "shares" and all(row.get("soft_label") is None for row in rows):
-        raise UserError(
-            f"{said} soft_label, the share of votes for the chosen response, and reward.labels=shares asks for it. "
-            "Give pairs with votes, or use reward.labels=majority."
-        )
 
 
 def member_rows(rows: Sequence[PreferencePair], share: float, seed: int, member: int) -> NDArray[np.int64]:

@@ -15,6 +15,7 @@ from components.base.errors import CheckFailed
 from components.base.settings import Settings
 from components.distributed.sharding import through
 from components.models.batching import length_buckets, onto, pad
+from components.models.folders import frozen, load_reward_model
 from components.models.logprobs import Side, last_hidden
 from components.models.runtime import Runtime, autocast
 from components.reward.config import EnsembleConfig
@@ -117,6 +118,17 @@ def as_one(members: Sequence[Any], sft_scores: Tensor, config: EnsembleConfig) -
     shifts = sft_scores.mean(1)
     model = members[0] if len(members) == 1 else RewardEnsemble(members, shifts, config)
     return model, combine(sft_scores, shifts, config)
+
+
+def load_scorer(artifact: Path, runtime: Runtime) -> tuple[Any, Any]:
+    """Load a reward artifact as one frozen model with one head, and its tokenizer.
+
+    Several members are combined into their mean score, several heads into their sum weighted as in the artifact.
+    """
+    sft_scores, objectives = read_sft_scores(artifact), ScoreScale.read(artifact).objectives
+    loaded = [load_reward_model(member_folder(artifact, member), runtime) for member in range(len(sft_scores))]
+    members = [frozen(with_one_head(model, objectives)) for model, _ in loaded]
+    return as_one(members, sft_scores, EnsembleConfig())[0], loaded[0][1]
 
 
 def last_counted(mask: Tensor) -> Tensor:

@@ -8,9 +8,8 @@ import numpy as np
 
 from components.data.splits import prompt_key
 from components.reward.config import RewardJob
-from components.reward.loading import load_scorer
 from components.reward.pairs import PreferencePair, encode_pairs
-from components.reward.scoring import score_pairs
+from components.reward.scoring import load_scorer, score_pairs
 from components.stats.calibration.measure import correctness
 from components.stats.intervals import clustered_proportion, gain_in_shares
 

@@ -23,13 +23,12 @@ from components.data.tables.published import read_split, rows_at
 from components.data.words import seen
 from components.reward.config import BINS, RefreshConfig, RewardJob
 from components.reward.evaluation.probes import ProbeTexts
-from components.reward.loading import load_scorer
 from components.reward.pairs import PreferencePair, encode_pairs
 from components.reward.refresh.previous import check_previous
-from components.reward.scoring import ScoreScale, score_pairs, score_sequences
-from components.stats.calibration.measure import Calibration, calibration, correctness
+from components.reward.scoring import ScoreScale, load_scorer, score_pairs, score_sequences
+from components.stats.calibration.measure import calibration, correctness
 from components.stats.calibration.nulls import Judgements
-from components.stats.intervals import Numbers, cluster_codes, gain_in_shares
+from components.stats.intervals import cluster_codes, gain_in_shares
 from components.training.loop import seeded
 
 Prompts = Mapping[str, Sequence[CanonicalRow]]
@@ -86,16 +85,54 @@ class Refresh(NamedTuple):
     ) -> dict[str, float]:
         """Compare both models on the old pairs, and write the result and the pairs for the next refresh to `artifact`.
 
-        Returns the metrics. Arguments are as for `refresh_report`.
+        Args:
+            model: the new model, for an ensemble the combined one.
+            samples: the SFT responses on which `scale`, the new model's, was measured.
+
+        Returns:
+            Metrics; one that is unknown is NaN, so that its gate fails. In `refresh.json` are: the calibration of both
+            models (`previous`, `new`), each at its own temperature; `gain`, the new accuracy minus the earlier one,
+            paired, with its 95 % interval clustered by prompt; `right_to_wrong` and `wrong_to_right`, the shares of
+            pairs whose order flipped; `correlation` (Pearson) of the scores of all responses; how many pairs were
+            `replayed` and `left_out`; and `scale`: the earlier model's as published (`then`), both models' on this
+            run's SFT responses, the new one divided by the earlier one (`ratio`), and the rise of the shift in units of
+            the earlier one (`shift_change`).
         """
-        found = refresh_report(job, self.previous, model, tokenizer, self.old["test"], samples, scale, artifact.parent)
-        found.numbers.update(replayed=len(self.replay), left_out=self.left_out)
-        write_json(artifact / "refresh.json", found.document())
-        for split, rows in (("train", self.replay), ("test", self.old["test"])):
+        then, test, pad_id = ScoreScale.read(self.previous), self.old["test"], tokenizer.pad_token_id
+        old_model = load_scorer(self.previous, job.runtime)[0]
+        encoded = encode_pairs(tokenizer, test, job.generation, folder=artifact.parent)
+        clusters = cluster_codes(hash8(prompt_key(row["prompt"])) for row in test).tolist()
+        before, after = (score_pairs(scorer, pad_id, encoded, job.runtime) for scorer in (old_model, model))
+        was, is_ = (correctness(scores[0] - scores[1]) for scores in (before, after))
+        judgements = Judgements.of(test, clusters)
+        models = {
+            name: calibration(scores[0] - scores[1], clusters, temperature, job.seed, BINS, judgements=judgements)
+            for name, scores, temperature in (("previous", before, then.temperature), ("new", after, scale.temperature))
+        }
+        here = ScoreScale.measure(score_sequences(old_model, pad_id, samples.ids, job.runtime), then.temperature)
+        numbers = gain_in_shares(is_, was, clusters).named("gain") | {
+            "right_to_wrong": float(((was == 1) & (is_ == 0)).mean()),
+            "wrong_to_right": float(((was == 0) & (is_ == 1)).mean()),
+            "correlation": float(pearsonr(before.ravel(), after.ravel()).statistic),
+            "replayed": len(self.replay),
+            "left_out": self.left_out,
+        }
+        ratio, change = scale.scale / here.scale, (scale.shift - here.shift) / here.scale
+        scales = {
+            name: {"shift": each.shift, "scale": each.scale}
+            for name, each in (("then", then), ("previous", here), ("new", scale))
+        }
+        document = {name: each.document() for name, each in models.items()} | numbers
+        write_json(artifact / "refresh.json", document | {"scale": scales | {"ratio": ratio, "shift_change": change}})
+        for split, rows in (("train", self.replay), ("test", test)):
             write_rows(artifact / KEPT / f"pairs.{split}.jsonl", rows)
         for split, prompts in self.prompts.items():
             write_rows(artifact / KEPT / f"prompts.{split}.jsonl", ({"prompt": row["prompt"]} for row in prompts))
-        return found.metrics()
+        numbers |= {"scale_ratio": ratio, "shift_change": change}
+        for name in ("accuracy", "brier", "ece"):
+            numbers |= {name: models["new"].numbers[name], f"{name}_previous": models["previous"].numbers[name]}
+        numbers["test_pairs"] = len(test)
+        return {f"reward/refresh_{name}": np.nan if value is None else float(value) for name, value in numbers.items()}
 
 
 class Voted(NamedTuple):
@@ -236,79 +273,3 @@ def _last_of_each(rows: JoinedRows, key: Callable[[CanonicalRow], bytes]) -> Joi
     _, first = np.unique(keys, return_index=True)
     _, last = np.unique(keys[::-1], return_index=True)
     return rows.choose((len(keys) - 1 - last)[np.argsort(first)])
-
-
-class RefreshComparison(NamedTuple):
-    """The earlier and the new model on the old test pairs, and the scales of their scores."""
-
-    models: dict[str, Calibration]
-    """`previous` and `new`, each at its own temperature."""
-    numbers: Numbers
-    """`gain`, `gain_low` and `gain_high`: the new accuracy minus the earlier one, paired, with its 95 % interval
-    clustered by prompt; `right_to_wrong` and `wrong_to_right`: the shares of pairs whose order flipped; `correlation`
-    (Pearson) of the scores of all responses; how many pairs were `replayed` and `left_out`."""
-    scales: dict[str, ScoreScale]
-    """The earlier model's scale as published (`then`), and both models' scales on this run's SFT responses (`previous`,
-    `new`)."""
-
-    def change(self) -> dict[str, float]:
-        """Return the new scale divided by the earlier one, and the rise of the shift in units of the earlier scale."""
-        here, new = self.scales["previous"], self.scales["new"]
-        return {"ratio": new.scale / here.scale, "shift_change": (new.shift - here.shift) / here.scale}
-
-    def document(self) -> dict[str, object]:
-        """Return the content of `refresh.json`."""
-        scales = {name: {"shift": each.shift, "scale": each.scale} for name, each in self.scales.items()}
-        models = {name: each.document() for name, each in self.models.items()}
-        return {**models, **self.numbers, "scale": scales | self.change()}
-
-    def metrics(self) -> dict[str, float]:
-        """Return the run's metrics. An unknown one is NaN, so that its gate fails; a missing one would switch it
-        off."""
-        change = self.change()
-        found = self.numbers | {"scale_ratio": change["ratio"], "shift_change": change["shift_change"]}
-        for model, suffix in (("previous", "_previous"), ("new", "")):
-            found |= {f"{name}{suffix}": self.models[model].numbers[name] for name in ("accuracy", "brier", "ece")}
-        found["test_pairs"] = self.models["new"].numbers["pairs"]
-        return {f"reward/refresh_{name}": np.nan if value is None else float(value) for name, value in found.items()}
-
-
-def refresh_report(
-    job: RewardJob,
-    previous: Path,
-    model: Any,
-    tokenizer: Any,
-    test: Sequence[PreferencePair],
-    samples: ProbeTexts,
-    scale: ScoreScale,
-    folder: Path | None = None,
-) -> RefreshComparison:
-    """Compare the earlier and the new model on the old test pairs, and the scales of their scores.
-
-    Args:
-        previous: the earlier run's artifact. `model` is the new model, for an ensemble the combined one.
-        test: old pairs on which neither was trained.
-        samples: the SFT responses on which `scale`, the new model's, was measured.
-        folder: where to write a file of the tokens; None keeps them in memory.
-    """
-    then = ScoreScale.read(previous)
-    old_model = load_scorer(previous, job.runtime)[0]
-    encoded = encode_pairs(tokenizer, test, job.generation, folder=folder)
-    clusters = cluster_codes(hash8(prompt_key(row["prompt"])) for row in test).tolist()
-
-    before, after = (score_pairs(m, tokenizer.pad_token_id, encoded, job.runtime) for m in (old_model, model))
-    was, is_ = (correctness(scores[0] - scores[1]) for scores in (before, after))
-    judgements = Judgements.of(test, clusters)
-    models = {
-        name: calibration(scores[0] - scores[1], clusters, temperature, job.seed, BINS, judgements=judgements)
-        for name, scores, temperature in (("previous", before, then.temperature), ("new", after, scale.temperature))
-    }
-    here = ScoreScale.measure(
-        score_sequences(old_model, tokenizer.pad_token_id, samples.ids, job.runtime), then.temperature
-    )
-    numbers = gain_in_shares(is_, was, clusters).named("gain") | {
-        "right_to_wrong": float(((was == 1) & (is_ == 0)).mean()),
-        "wrong_to_right": float(((was == 0) & (is_ == 1)).mean()),
-        "correlation": float(pearsonr(before.ravel(), after.ravel()).statistic),
-    }
-    return RefreshComparison(models, numbers, {"then": then, "previous": here, "new": scale})

@@ -10,8 +10,8 @@ from scipy.special import expit
 from components.gates.judging import GatesConfig, judge
 from components.reward.evaluation import slices
 from components.reward.evaluation.slices import BINS, SMALLEST, ScoredPairs, slice_report, slices_of
-from components.stats.calibration.measure import calibration, equal_mass_bins, fit_temperature
-from components.stats.calibration.nulls import Judgements, cells_of, ece_nulls, joint_quantiles
+from components.stats.calibration.measure import calibration, fit_temperature
+from components.stats.calibration.nulls import joint_quantiles
 
 THRESHOLDS = {"slice_ece_excess": 0.0, "slice_accuracy_low": 0.5, "ece": 0.05, "calibration_slope": (0.8, 1.25)}
 
@@ -72,31 +72,6 @@ def test_a_model_that_ranks_long_answers_backwards_fails_on_the_accuracy_of_that
     long = by_name(found, "length")[-1]
     assert long["accuracy"] < 0.4 and found["slice_accuracy_low"] == long["accuracy_low"]
     assert "reward.slice_accuracy_low" in failed(pairs, reported=found)
-
-
-def test_chance_takes_any_slice_over_its_corrected_null_in_5_percent_of_runs_and_more_without_correction() -> None:
-    """Fresh draws from the confidences are what a model without fault would be measured at."""
-    pairs = simulated(0, n=900)
-    members = [each.inside for each in slices_of(pairs) if not each.after_label]
-    logits, alone = pairs.scores[0], Judgements.alone(np.arange(900))
-    confidence = expit(np.abs(logits))
-    cells = cells_of(members, [equal_mass_bins(confidence[inside], BINS) for inside in members], BINS)
-    sizes = np.array([inside.sum() for inside in members])
-    null, fresh = (ece_nulls(logits, alone, cells, sizes, seed, 2000).simulated for seed in (1, 2))
-    over = (fresh > joint_quantiles(null)).mean(axis=0)
-    assert 0.035 <= (fresh > joint_quantiles(null)).any(axis=1).mean() <= 0.07
-    assert over.max() < 3 * over.min() + 0.005, "no slice is judged more strictly than another"
-    assert (fresh > np.quantile(null, 0.95, axis=0)).any(axis=1).mean() > 0.25
-
-
-def test_the_null_of_one_slice_is_that_of_the_whole_report() -> None:
-    pairs = simulated(7, n=800)
-    logits, everything = pairs.scores[0], np.ones(800, dtype=bool)
-    bin_of = equal_mass_bins(expit(np.abs(logits)), BINS)
-    cells = cells_of([everything], [bin_of], BINS)
-    null = ece_nulls(logits, Judgements.alone(np.arange(800)), cells, np.array([800]), 0, 4000)
-    expected = calibration(logits, range(800), 1.0, 0, BINS, draws=4000).numbers["ece_null_95"]
-    assert null.quantile(0.95) == pytest.approx(expected, rel=0.04)
 
 
 def test_slices_that_take_the_label_to_tell_are_reported_and_not_judged() -> None:
