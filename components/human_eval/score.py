@@ -27,7 +27,7 @@ from components.human_eval.sheet import SIMULATED
 from components.stats.betting import always_valid_low, always_valid_low_of_people
 from components.stats.intervals import Interval, Numbers
 from components.stats.raters import crossed_proportion, too_few_raters
-from components.stats.votes import fleiss_kappa_interval
+from components.stats.votes import fleiss_kappa
 
 
 def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
@@ -180,7 +180,7 @@ def label_metrics(sample: Sample, labels: Labels, rated: Labels) -> dict[str, fl
 def agreement(sample: Sample, rated: Labels, level: float) -> Interval:
     """Return Fleiss' kappa of the rated items, with its interval over prompts."""
     votes = [[each.count(value) for value in sample.about["ratings"]] for each in rated.values()]
-    return fleiss_kappa_interval(votes, [prompt_of(sample, item) for item in rated], level=level)
+    return fleiss_kappa(votes, [prompt_of(sample, item) for item in rated], level=level)
 
 
 def unblinded(sample: Sample, labels: Labels, policy: str, sft: str) -> Iterator[tuple[str, dict[str, str]]]:

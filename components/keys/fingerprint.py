@@ -4,6 +4,7 @@ The source is parsed into syntax trees but never imported, so that a cached reru
 """
 
 import ast
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -90,7 +91,7 @@ def code_parts(module: str, root: Path = ROOT, task: str | None = None) -> KeyPa
         if name in seen or name in LEFT_OUT or tasks.get(name, task) != task:
             continue  # its imports are not followed either
         seen.add(name)
-        path = _module_file(name, root)
+        path = module_file(name, root)
         if path is None:
             if name == module:
                 raise TetherError(f"there is no module {module} below {root}")
@@ -108,16 +109,7 @@ def _read(path: Path, name: str, mtime_ns: int, size: int) -> tuple[str, tuple[s
     """Return the digest of a file's tree and Tether's modules that it may import; cached until the file changes."""
     tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    imports: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            imports.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = resolve_name("." * node.level + (node.module or ""), package)
-            imports.add(base)
-            # `from components.ppo import loop` may name a module or something in the package: try both.
-            imports.update(f"{base}.{alias.name}" for alias in node.names)
-    ours = {each for each in imports if each.split(".")[0] in PACKAGES}
+    ours = {name for name in imports_of(tree, package) if name.split(".")[0] in PACKAGES}
     # Importing a.b.c runs the __init__ of a and of a.b.
     parents = {".".join(each.split(".")[:depth]) for each in {*ours, name} for depth in range(1, each.count(".") + 1)}
     return hashlib.sha256(_dump(tree).encode()).hexdigest(), tuple(sorted(ours | parents))
@@ -127,7 +119,23 @@ _NO_CODE = hashlib.sha256(b"Module()").hexdigest()
 """The digest of a file with nothing but a docstring, as most `__init__.py`."""
 
 
-def _module_file(name: str, root: Path) -> Path | None:
+def imports_of(tree: ast.Module, package: str) -> set[str]:
+    """Return the names that may be modules: those that a module of `package` imports, and those that it imports from
+    them."""
+    imports: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imports.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            with contextlib.suppress(ImportError):  # above the top-level package
+                base = resolve_name("." * node.level + (node.module or ""), package)
+                # `from components.ppo import loop` may name a module or something in the package: try both.
+                imports.update([base, *(f"{base}.{alias.name}" for alias in node.names)])
+    return imports
+
+
+def module_file(name: str, root: Path) -> Path | None:
+    """Return the source file of a module below `root`; None if there is none."""
     path = root.joinpath(*name.split("."))
     candidates = (path / "__init__.py", path.with_name(path.name + ".py"))
     return next((each for each in candidates if each.is_file()), None)

@@ -5,7 +5,7 @@ import random
 from abc import abstractmethod
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from components.models.chat.endings import before_stop
 from components.models.chat.rendering import rendered_prompt
 
 Messages = Sequence[Mapping[str, str]]
+T = TypeVar("T")
 
 PADDING = 0.4
 """Largest share of padding among a run's tokens."""
@@ -71,12 +72,19 @@ def encode_responses(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> l
     return [[*ids, tokenizer.eos_token_id][:max_tokens] for ids in found]
 
 
-class LazyLengths(Sequence[int]):
-    """Lengths in tokens that are computed on access, several at a time."""
+class Lazy(Sequence[T]):
+    """Items that are computed on access, several at a time."""
 
     @abstractmethod
-    def at(self, which: Sequence[int]) -> list[int]:
-        """Return the lengths of the items `which`."""
+    def at(self, which: Sequence[int]) -> list[T]:
+        """Return the items `which`."""
+
+    @overload
+    def __getitem__(self, which: int) -> T: ...
+    @overload
+    def __getitem__(self, which: slice) -> list[T]: ...
+    def __getitem__(self, which: int | slice) -> Any:
+        return self.at(range(len(self))[which]) if isinstance(which, slice) else self.at([which])[0]
 
 
 RUN = 32
@@ -121,7 +129,7 @@ class LengthBuckets(Sequence[list[int]]):
         run, place = divmod(self._places[which], RUN)
         chunk = self._order[run * RUN * self._size : (run + 1) * RUN * self._size]
         known = self._lengths
-        lengths = known.at(chunk) if isinstance(known, LazyLengths) else [known[i] for i in chunk]
+        lengths = known.at(chunk) if isinstance(known, Lazy) else [known[i] for i in chunk]
         by_length = sorted(range(len(chunk)), key=lambda i: lengths[i])
         return [chunk[i] for i in by_length[place * self._size : (place + 1) * self._size]]
 

@@ -110,13 +110,9 @@ class JudgeConfig(Settings):
     """Peak learning rate; null: `reward.learning_rate`."""
 
 
-class JudgeJob(Settings):
+class JudgeJob(RewardJob):
     """Everything except the inputs on which an independent judge depends."""
 
-    seed: int
-    runtime: Runtime
-    generation: GenerationConfig
-    reward: RewardConfig
     judge: JudgeConfig = JudgeConfig()
     """How the judge of `data.judge_preferences` is trained."""
 

@@ -7,8 +7,8 @@ Each response attends to the shared tokens and to itself. If prompts and respons
 of the prompt would be a third of a pair's tokens.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import takewhile
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from components.base.errors import CheckFailed
 from components.distributed.sharding import passes_must_match, through
 from components.models.batching import even_runs, onto, pad
 from components.models.runtime import Runtime, autocast
-from components.reward.pairs import Pair
+from components.reward.pairs import Pair, packed_length, shared_tokens
 from components.reward.scoring import head_scores
 
 TOLERANCE = 1e-3
@@ -38,22 +38,6 @@ class PackedPairs(NamedTuple):
     """(N, 2) index of the last token of the chosen and of the rejected response."""
 
 
-def shared_tokens(pair: Pair) -> int:
-    """Return the number of first tokens that both sequences share, leaving at least one token to each."""
-    common = sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(pair.chosen, pair.rejected, strict=False)))
-    return min(common, len(pair.chosen) - 1, len(pair.rejected) - 1)
-
-
-def packed_length(pair: Pair) -> int:
-    """Return the number of tokens in a pair's packed row."""
-    return len(pair.chosen) + len(pair.rejected) - shared_tokens(pair)
-
-
-def longer(pair: Pair) -> int:
-    """Return the number of tokens of a pair's longer sequence."""
-    return max(len(pair.chosen), len(pair.rejected))
-
-
 def pack(pairs: Sequence[Pair], pad_id: int) -> PackedPairs:
     """Pack pairs into rows, padded to the longest row."""
     shared = [shared_tokens(pair) for pair in pairs]
@@ -71,12 +55,12 @@ def pack(pairs: Sequence[Pair], pad_id: int) -> PackedPairs:
 def packed_scores(model: Any, pairs: Sequence[Pair], pad_id: int, runtime: Runtime) -> tuple[Tensor, Tensor]:
     """Return differentiable raw scores (N, K), float32, of the chosen and of the rejected, in runs of similar
     length."""
-    found, order = [], list[int]()
-    for run in _runs(model, [packed_length(pair) for pair in pairs]):
+
+    def score(run: list[int]) -> Tensor:
         rows = PackedPairs(*(onto(runtime.device, each) for each in pack([pairs[i] for i in run], pad_id)))
-        found.append(through(model, _scores_at_ends, rows, runtime))
-        order += run
-    chosen, rejected = _in_order(found, order).unbind(1)
+        return through(model, _scores_at_ends, rows, runtime)
+
+    chosen, rejected = _in_runs(model, [packed_length(pair) for pair in pairs], score).unbind(1)
     return chosen, rejected
 
 
@@ -89,12 +73,15 @@ def _scores_at_ends(model: Any, rows: PackedPairs, runtime: Runtime) -> Tensor:
     return model.score(ends.float()).float()
 
 
-def _runs(model: Any, lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Yield `even_runs` of all pairs; a single run if all ranks must make the same number of passes."""
-    if passes_must_match(model):
-        yield list(range(len(lengths)))
-    else:
-        yield from even_runs(lengths, len(lengths))
+def _in_runs(model: Any, lengths: Sequence[int], score: Callable[[list[int]], Tensor]) -> Tensor:
+    """Return `score` of all indices, in their order, computed in `even_runs`.
+
+    It is a single run if all ranks must make the same number of passes.
+    """
+    count = len(lengths)
+    runs = [list(range(count))] if passes_must_match(model) else list(even_runs(lengths, count))
+    found = torch.cat([score(run) for run in runs])
+    return found[onto(found.device, torch.tensor(list(chain(*runs))).argsort())]
 
 
 def separate_scores(model: Any, pairs: Sequence[Pair], pad_id: int, runtime: Runtime) -> tuple[Tensor, Tensor]:
@@ -103,13 +90,12 @@ def separate_scores(model: Any, pairs: Sequence[Pair], pad_id: int, runtime: Run
     The two responses are not padded to a common length, since that made a seventh of the tokens padding.
     """
     sequences = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
-    found, order = [], list[int]()
-    for run in _runs(model, [len(s) for s in sequences]):
+
+    def score(run: list[int]) -> Tensor:
         ids, mask = pad([sequences[i] for i in run], pad_id)
-        ids, mask = onto(runtime.device, ids), onto(runtime.device, mask)
-        found.append(head_scores(model, ids, mask, runtime, side="right"))
-        order += run
-    chosen, rejected = _in_order(found, order).chunk(2)
+        return head_scores(model, onto(runtime.device, ids), onto(runtime.device, mask), runtime, side="right")
+
+    chosen, rejected = _in_runs(model, [len(s) for s in sequences], score).chunk(2)
     return chosen, rejected
 
 
@@ -127,7 +113,3 @@ def check_packed(model: Any, pairs: Sequence[Pair], pad_id: int, runtime: Runtim
             f"reward: with reward.shared_prompts the scores differ by {(packed - alone).abs().max():.3g} from those of "
             "separate sequences: this model does not use full attention only. Set reward.shared_prompts=false."
         )
-
-
-def _in_order(found: Sequence[Tensor], order: Sequence[int]) -> Tensor:
-    return torch.cat(list(found))[onto(found[0].device, torch.tensor(order).argsort())]

@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -13,9 +15,11 @@ from components.base.errors import CheckFailed
 from components.base.settings import Settings
 from components.distributed.sharding import through
 from components.models.batching import length_buckets, onto, pad
+from components.models.folders import frozen, load_reward_model
 from components.models.logprobs import Side, last_hidden
 from components.models.runtime import Runtime, autocast
 from components.reward.config import EnsembleConfig
+from components.reward.pairs import Pairs
 from components.training.loop import seeded
 from components.training.tokens import lengths_of
 
@@ -116,6 +120,17 @@ def as_one(members: Sequence[Any], sft_scores: Tensor, config: EnsembleConfig) -
     return model, combine(sft_scores, shifts, config)
 
 
+def load_scorer(artifact: Path, runtime: Runtime) -> tuple[Any, Any]:
+    """Load a reward artifact as one frozen model with one head, and its tokenizer.
+
+    Several members are combined into their mean score, several heads into their sum weighted as in the artifact.
+    """
+    sft_scores, objectives = read_sft_scores(artifact), ScoreScale.read(artifact).objectives
+    loaded = [load_reward_model(member_folder(artifact, member), runtime) for member in range(len(sft_scores))]
+    members = [frozen(with_one_head(model, objectives)) for model, _ in loaded]
+    return as_one(members, sft_scores, EnsembleConfig())[0], loaded[0][1]
+
+
 def last_counted(mask: Tensor) -> Tensor:
     """Return the index (N,) of the last True in each row of `mask` (N, L), with padding on either side."""
     return mask.shape[1] - 1 - mask.long().flip(1).argmax(1)
@@ -158,6 +173,12 @@ def score_sequences(
         ids, mask = onto(runtime.device, ids), onto(runtime.device, mask)
         out[torch.tensor(batch)] = score_tokens(model, ids, mask, runtime, side).cpu()
     return out
+
+
+def score_pairs(model: Any, pad_id: int, pairs: Pairs, runtime: Runtime) -> NDArray[np.float64]:
+    """Return raw scores (2, n), the chosen responses' first, of pairs that are all encoded."""
+    sides = [score_sequences(model, pad_id, side, runtime) for side in (pairs.chosen, pairs.rejected)]
+    return torch.stack(sides).double().numpy()
 
 
 def invariance(model: Any, pad_id: int, sequences: Sequence[Sequence[int]], runtime: Runtime) -> float:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from components.base.hashing import hash8
 from components.base.jsonl import write_json
@@ -25,11 +24,19 @@ from components.reward.config import BINS, EnsembleConfig, RewardJob
 from components.reward.evaluation.baselines import chosen_shown_first, length_baseline, majority_baseline
 from components.reward.evaluation.length import response_tokens
 from components.reward.evaluation.probes import ProbeTexts, robustness_metrics, robustness_report
-from components.reward.evaluation.slices import Pairs, character_gaps, slice_report
-from components.reward.pairs import EncodedPairs, LazyPairs, PreferencePair, check_votes, encode_pairs
+from components.reward.evaluation.slices import ScoredPairs, character_gaps, slice_report
+from components.reward.pairs import Pairs, PreferencePair, check_votes, encode_pairs
 from components.reward.refresh.agreement import judged_metrics
 from components.reward.refresh.compare import Refresh
-from components.reward.scoring import ScoreScale, as_one, invariance, member_folder, score_sequences, with_one_head
+from components.reward.scoring import (
+    ScoreScale,
+    as_one,
+    invariance,
+    member_folder,
+    score_pairs,
+    score_sequences,
+    with_one_head,
+)
 from components.reward.suites.evaluation import judged_by_suites
 from components.reward.suites.scorer import RewardScorer
 from components.reward.train import HeldPairs, train_models
@@ -73,7 +80,7 @@ def train_on(
         refresh: the earlier model to start from and to compare with; None starts from SFT.
     """
     tokenizer = load_causal_lm(inputs["sft"], job.runtime)[1]  # the model itself is freed at once
-    train = LazyPairs(tokenizer, splits["train"], job.generation, job.reward, out)
+    train = Pairs(tokenizer, splits["train"], job.generation, job.reward, out)
     pad_id, members = tokenizer.pad_token_id, []
     # Only a few calibration pairs are evaluated during training; the rest are encoded afterwards, like the test split.
     watching = splits["calibration"][: job.reward.watch.examples if job.reward.evaluate_every is not None else 0]
@@ -100,7 +107,7 @@ def train_on(
     }
     observe(0, {}, doing="sampling and scoring SFT responses, for the scale")
     sft_samples = sample_sft(job, inputs, tokenizer)
-    sft_scores = _score_sft(job, members, tokenizer, sft_samples)
+    sft_scores = torch.stack([score_sequences(m, pad_id, sft_samples.ids, job.runtime).double() for m in members])
     write_json(out / "artifact" / "sft_scores.json", sft_scores.tolist())
     whole, combined = as_one(members, sft_scores, EnsembleConfig())
     temperature, calibrated = _calibrate(job, whole, tokenizer, splits, pairs, out / "artifact", observe)
@@ -113,7 +120,7 @@ def train_on(
     write_json(out / "artifact" / "robustness.json", robustness)
     metrics = {f"reward/{n}": float(value) for n in _REPORTED if (value := calibrated[n]) is not None} | {
         "reward/test_pairs": float(len(pairs["test"])),
-        "reward/invariance": invariance(whole, pad_id, pairs["test"].chosen[:32], job.runtime),
+        "reward/invariance": invariance(whole, pad_id, list(pairs["test"].chosen[:32]), job.runtime),
         "reward/shift": scale.shift,
         "reward/scale": scale.scale,
         **robustness_metrics(robustness),
@@ -146,31 +153,28 @@ _REPORTED = (
 
 def _calibrate(
     job: RewardJob, model: Any, tokenizer: Any, splits: Mapping[str, Sequence[PreferencePair]],
-    pairs: Mapping[str, EncodedPairs], artifact: Path, observe: Observe,
+    pairs: Mapping[str, Pairs], artifact: Path, observe: Observe,
 ) -> tuple[float, Numbers]:  # fmt: skip
     """Fit the temperature on the calibration split, and measure calibration and baselines on the test split.
 
     Returns the temperature and the numbers of `calibration.json`, which is written to `artifact`.
     """
 
-    def scores(split: str) -> np.ndarray:
-        sides = pairs[split].chosen, pairs[split].rejected
-        found = [score_sequences(model, tokenizer.pad_token_id, side, job.runtime) for side in sides]
-        return torch.stack(found).double().numpy()
-
     test, most = splits["test"], job.generation.max_new_tokens
     clusters = cluster_codes(hash8(str(row["prompt"])) for row in test).tolist()
     observe(0, {}, doing=f"scoring {counted(len(test) + len(splits['calibration']), 'held-out pair')}")
-    on_test = scores("test")
+    on_test, on_calibration = (
+        score_pairs(model, tokenizer.pad_token_id, pairs[split], job.runtime) for split in ("test", "calibration")
+    )
     found = on_test[0] - on_test[1]
-    temperature = fit_temperature(np.subtract(*scores("calibration")))
+    temperature = fit_temperature(np.subtract(*on_calibration))
     observe(0, {}, doing="measuring calibration, slices and baselines")
     judged = Judgements.of(test, clusters)
     calibrated = calibration(found, clusters, temperature, job.seed, BINS, judgements=judged)
     tokens = np.stack(
         [response_tokens(tokenizer, (row[side] for row in test), most) for side in ("chosen", "rejected")]
     )
-    by_slice = slice_report(Pairs(test, tokens, on_test), clusters, temperature, job.seed, judgements=judged)
+    by_slice = slice_report(ScoredPairs(test, tokens, on_test), clusters, temperature, job.seed, judgements=judged)
     by_length, rule = length_baseline(character_gaps(splits["train"]), character_gaps(test))
     by_majority = majority_baseline(chosen_shown_first(splits["train"]), chosen_shown_first(test))
     baselines: Numbers = {
@@ -193,9 +197,3 @@ def sample_sft(job: RewardJob, inputs: Mapping[str, Path], tokenizer: Any) -> Pr
     responses = generate_responses(policy, tokenizer, prompts, job.generation, seed, job.runtime)
     encoded = [encode_prompt(tokenizer, p, job.generation.max_prompt_tokens) for p in prompts]
     return ProbeTexts([p + r.token_ids for p, r in zip(encoded, responses, strict=True)], [len(p) for p in encoded])
-
-
-def _score_sft(job: RewardJob, members: Sequence[Any], tokenizer: Any, samples: ProbeTexts) -> Tensor:
-    """Return the raw scores (M, N), float64, of SFT responses by the M members; they determine the scale."""
-    pad_id = tokenizer.pad_token_id
-    return torch.stack([score_sequences(m, pad_id, samples.ids, job.runtime).double() for m in members])

@@ -8,9 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from components.base.errors import UserError
@@ -23,8 +21,8 @@ from components.models.folders import draw_head, frozen, load_reward_model
 from components.models.runtime import release_memory
 from components.reward.config import RewardConfig, RewardJob
 from components.reward.losses import pair_losses, weighted_mean
-from components.reward.pair_scores import check_packed, longer, packed_length, packed_scores, separate_scores
-from components.reward.pairs import EncodedPairs, LazyPairs, Pair, PairLengths, PairWeights, PreferencePair, member_rows
+from components.reward.pair_scores import check_packed, packed_scores, separate_scores
+from components.reward.pairs import Pairs, PreferencePair, member_rows
 from components.reward.refresh.previous import start_from
 from components.reward.scoring import adapter_name
 from components.training.loop import TrainingExamples, fit, seeded, torch_seed
@@ -33,15 +31,15 @@ from components.training.watch import FitWatch, HeldOut
 SHOWN = 4
 """Number of held-out pairs whose scores are shown at each evaluation during training."""
 CHECKED = 4
-"""Number of pairs whose packed scores are checked before training. They are the pairs with the longest sequences (for
-lazy pairs: the longest texts), since a layer with a sliding window treats shorter ones correctly."""
+"""Number of pairs whose packed scores are checked before training. They are the pairs with the longest texts, since a
+layer with a sliding window treats shorter ones correctly."""
 
 
 @dataclass
 class HeldPairs:
     """Pairs of the calibration split that are evaluated during training, with the results."""
 
-    pairs: EncodedPairs
+    pairs: Pairs
     prompts: list[bytes]
     """(n,) the hashed prompt of each pair."""
     shown: list[PreferencePair]
@@ -53,7 +51,7 @@ class HeldPairs:
 
     @classmethod
     def choose(
-        cls, config: RewardConfig, rows: Sequence[PreferencePair], pairs: EncodedPairs,
+        cls, config: RewardConfig, rows: Sequence[PreferencePair], pairs: Pairs,
         keep_last: Callable[[Any, int], None],
     ) -> "HeldPairs | None":  # fmt: skip
         """Take the first calibration pairs, given as rows and as token ids; None if nothing is evaluated.
@@ -70,7 +68,7 @@ class HeldPairs:
             )
         count = min(config.watch.examples, len(rows))
         prompts = [hash8(str(row["prompt"])) for row in rows[:count]]
-        return cls(pairs[:count], prompts, list(rows[: min(count, SHOWN)]), keep_last)
+        return cls(pairs, prompts, list(rows[: min(count, SHOWN)]), keep_last)
 
     def metrics(self) -> dict[str, float]:
         """Return the final metrics: means over the models that were trained."""
@@ -87,7 +85,7 @@ class HeldPairs:
 
 
 def train_models(
-    job: RewardJob, sft: Path, rows: Sequence[PreferencePair], pairs: LazyPairs, pad_id: int, out: Path,
+    job: RewardJob, sft: Path, rows: Sequence[PreferencePair], pairs: Pairs, pad_id: int, out: Path,
     observe: Observe, previous: Path | None = None, held: HeldPairs | None = None,
 ) -> Iterator[Any]:  # fmt: skip
     """Train and yield the frozen reward models of the artifact: the members one after the other, or their average.
@@ -150,7 +148,7 @@ def start_model(job: RewardJob, sft: Path, member: int, first: Any = None) -> An
 
 
 def fit_model(
-    job: RewardJob, model: Any, pairs: Sequence[Pair], pad_id: int, out: Path, observe: Observe, member: int = 0,
+    job: RewardJob, model: Any, pairs: Pairs, pad_id: int, out: Path, observe: Observe, member: int = 0,
     held: HeldPairs | None = None,
 ) -> Any:  # fmt: skip
     """Train `model` on `pairs`, in an order that depends on `member`; return it. Resumes from `out/checkpoint`."""
@@ -159,15 +157,10 @@ def fit_model(
 
     scores = packed_scores if config.shared_prompts else separate_scores
     if config.shared_prompts:
-        if isinstance(pairs, LazyPairs):
-            longest = pairs.longest(CHECKED)
-        else:
-            places = np.argsort([longer(pair) for pair in pairs], kind="stable")[-CHECKED:].tolist()
-            longest = [pairs[i] for i in places]
-        check_packed(model, longest, pad_id, job.runtime)
+        check_packed(model, pairs.longest(CHECKED), pad_id, job.runtime)
 
     def batch_loss(batch: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
-        rows = pairs.at(batch) if isinstance(pairs, LazyPairs) else [pairs[i] for i in batch]
+        rows = pairs.at(batch)
         chosen, rejected = scores(model, rows, pad_id, job.runtime)
         labels = [[p.weight, p.source_weight, *p.shares] for p in rows]
         given = onto(job.runtime.device, torch.tensor(labels))
@@ -179,23 +172,22 @@ def fit_model(
             right = ((chosen - rejected) @ combination > 0).float()
         return loss, {"reward/train_loss": loss, "reward/train_accuracy": weighted_mean(right, weights)}
 
-    def heldout_losses() -> tuple[list[float], dict[str, float]]:
+    def heldout_losses(watched: Pairs) -> tuple[list[float], dict[str, float]]:
         """Return the log loss of each held pair, and the accuracy."""
-        watched = held.pairs if held is not None else ()
         losses, right = [0.0] * len(watched), 0.0
-        for batch in length_buckets(pair_lengths(config, watched), config.batch_size, seeded(0), shuffle=False):
-            rows = [watched[i] for i in batch]
+        for batch in length_buckets(watched.lengths[:], config.batch_size, seeded(0), shuffle=False):
+            rows = watched.at(batch)
             chosen, rejected = (each.double().cpu() for each in scores(model, rows, pad_id, job.runtime))
             known = torch.tensor([[p.weight, *p.shares] for p in rows], dtype=torch.float64)
             each = pair_losses(chosen, rejected, known[:, 1:]) * known[:, 0]
             right += float((((chosen - rejected) @ combination.double().cpu() > 0) * known[:, 0]).sum())
             for i, loss in zip(batch, each.tolist(), strict=True):
                 losses[i] = loss
-        return losses, {"accuracy": right / math.fsum(p.weight for p in watched)}
+        return losses, {"accuracy": right / math.fsum(watched.weights[:])}
 
     def shown(held: HeldPairs) -> list[dict[str, object]]:
         """Return the raw scores of both sides of the first few held pairs."""
-        encoded = [held.pairs[i] for i in range(len(held.shown))]
+        encoded = held.pairs[: len(held.shown)]
         found = (side @ combination for side in scores(model, encoded, pad_id, job.runtime))
         rows = []
         for pair, chosen, rejected in zip(held.shown, *(each.tolist() for each in found), strict=True):
@@ -208,10 +200,10 @@ def fit_model(
     watch = None
     if held is not None:
         unit = "nats a pair" if len(config.heads) < 2 else "nats a pair, all objectives together"
-        weights = held.pairs.weights.tolist()
-        watch = FitWatch(config, "reward", HeldOut(heldout_losses, weights, held.prompts, unit, lambda: shown(held)))
+        weights, losses = held.pairs.weights[:], partial(heldout_losses, held.pairs)
+        watch = FitWatch(config, "reward", HeldOut(losses, weights, held.prompts, unit, lambda: shown(held)))
     model = spread(model.requires_grad_(True).train(), job.runtime.sharding)
-    data = TrainingExamples(batch_loss, pair_lengths(config, pairs), weights=pair_weights(pairs))
+    data = TrainingExamples(batch_loss, pairs.lengths, pairs.weights)
     fit(model, data, config, seed=job.seed, group="reward", out=out, observe=observe, part=member or None, watch=watch)
     release_memory(job.runtime.device)
     model = gathered(model)
@@ -219,18 +211,3 @@ def fit_model(
         watch.publish(model, lambda: held.keep_last(model, member))
         held.watches.append(watch)
     return model
-
-
-def pair_weights(pairs: Sequence[Pair]) -> Sequence[float] | NDArray[np.float64]:
-    """Return the weights (n,) of the pairs in the loss."""
-    if isinstance(pairs, LazyPairs):
-        return PairWeights(pairs)
-    return pairs.weights if isinstance(pairs, EncodedPairs) else [pair.weight for pair in pairs]
-
-
-def pair_lengths(config: RewardConfig, pairs: Sequence[Pair]) -> NDArray[np.int64] | PairLengths:
-    """Return the number of tokens (n,) computed for each pair, by which training sorts pairs into batches."""
-    computed = packed_length if config.shared_prompts else longer
-    if isinstance(pairs, LazyPairs):
-        return PairLengths(pairs, computed)
-    return np.fromiter((computed(pair) for pair in pairs), np.int64, len(pairs))

@@ -1,12 +1,12 @@
 """Find the source files of a reward function: its module and the modules that it imports."""
 
 import ast
-from importlib.util import resolve_name
 from pathlib import Path
 
 from components.base.errors import UserError
 from components.base.hashing import digest_file, digest_json
 from components.base.paths import user_path
+from components.keys.fingerprint import imports_of, module_file
 from components.rewards.config import FunctionReward
 
 
@@ -27,7 +27,7 @@ def code_files(config: FunctionReward) -> list[Path]:
         UserError: the module does not exist, a file is not valid Python, or the module lacks the function.
     """
     root, (module, name) = root_of(config), config.target
-    first = _file(module, root)
+    first = module_file(module, root)
     if first is None:
         raise UserError(
             f"{config.where}: there is no module {module} in {root}. Check the name, or set root to the "
@@ -37,11 +37,13 @@ def code_files(config: FunctionReward) -> list[Path]:
     waiting = [module]
     while waiting:
         each = waiting.pop()
-        path = None if each in found else _file(each, root)
+        path = None if each in found or not each else module_file(each, root)
         if path is None:
             continue
         found[each] = path
-        waiting += [*_imports(path, each, config), each.rpartition(".")[0]]
+        parent = each.rpartition(".")[0]
+        package = each if path.name == "__init__.py" else parent
+        waiting += [*imports_of(_tree(path, config), package), parent]
     if not _binds(_tree(first, config), name):
         raise UserError(f"{config.where}: {first} has no function {name}. Check the name.")
     return sorted(found.values())
@@ -53,36 +55,11 @@ def code_digest(config: FunctionReward) -> str:
     return digest_json({path.relative_to(root).as_posix(): digest_file(path) for path in code_files(config)})
 
 
-def _file(module: str, root: Path) -> Path | None:
-    if not module:
-        return None
-    path = root.joinpath(*module.split("."))
-    return next((each for each in (path / "__init__.py", path.with_name(f"{path.name}.py")) if each.is_file()), None)
-
-
 def _tree(path: Path, config: FunctionReward) -> ast.Module:
     try:
         return ast.parse(path.read_bytes(), filename=str(path))
     except (SyntaxError, ValueError) as error:
         raise UserError(f"{config.where}: {path} is not valid Python: {error}. Correct it.") from None
-
-
-def _imports(path: Path, module: str, config: FunctionReward) -> list[str]:
-    """Return the names that may be modules: those that `path` imports, and those that it imports from them."""
-    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    found: list[str] = []
-    for node in ast.walk(_tree(path, config)):
-        if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            try:
-                base = (
-                    resolve_name("." * node.level + (node.module or ""), package) if node.level else node.module or ""
-                )
-            except ImportError:
-                continue
-            found += [base, *(f"{base}.{alias.name}" for alias in node.names)]
-    return found
 
 
 def _binds(module: ast.Module, name: str) -> bool:

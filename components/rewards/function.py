@@ -16,7 +16,7 @@ from components.keys.plugins import check_plugin, find_plugin
 from components.rewards import function_worker
 from components.rewards.code import code_digest, code_files, root_of
 from components.rewards.config import FunctionReward, PluginReward
-from components.rewards.source import A_SCORE, Replies, Score, checked_scores, named
+from components.rewards.source import Replies, Score, checked_scores, named
 
 
 class FunctionSource:
@@ -39,7 +39,11 @@ class FunctionSource:
         else:
             root, (module, name), installed = root_of(config), config.target, []
             self._known = {str(path.resolve()) for path in code_files(config)}
-            self._check_code(config)
+            if config.code != "auto" and (code := code_digest(config)) != config.code:
+                raise self._error(
+                    f"its source files changed after the run began (from {config.code[:12]} to {code[:12]}). Run "
+                    "again, and do not edit them until PPO is done."
+                )
         worker = str(Path(function_worker.__file__).resolve())
         self._process = subprocess.Popen(
             [sys.executable, worker, str(root), module, name, str(os.getpid()), *installed],
@@ -67,12 +71,10 @@ class FunctionSource:
             answer = self._answer(f"scoring {counted(len(replies.responses), 'response')}")
         except BrokenPipeError:
             raise self._ended() from None
-        row = answer.get("row")
-        where = "a call with all responses, though with none alone" if row is None else named(replies, row)
-        if answer.get("error") == "raised":
+        if "error" in answer:
+            row = answer["row"]
+            where = "a call with all responses, though with none alone" if row is None else named(replies, row)
             raise self._error(f"it raises {answer['text']} for {where}. Correct the function.")
-        if answer.get("error"):
-            raise self._error(f"it gives {answer['text']} for {where}; {A_SCORE}. Correct the function.")
         if len(answer["scores"]) != len(replies.responses):
             raise self._error(
                 f"it gives {counted(len(answer['scores']), 'score')} for "
@@ -94,13 +96,6 @@ class FunctionSource:
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
-
-    def _check_code(self, config: FunctionReward) -> None:
-        if config.code != "auto" and (found := code_digest(config)) != config.code:
-            raise self._error(
-                f"its source files changed after the run began (from {config.code[:12]} to {found[:12]}). Run "
-                "again, and do not edit them until PPO is done."
-            )
 
     def _answer(self, what: str) -> dict[str, Any]:
         """Read the next line of the process."""

@@ -8,10 +8,8 @@ the environment. The process ends when its input closes or the process PARENT is
 import importlib
 import json
 import linecache
-import math
 import operator
 import os
-import struct
 import sys
 import threading
 import time
@@ -53,25 +51,19 @@ def _answer(function: Any, prompts: list[Any], responses: list[str], rows: list[
         found = list(function(prompts, responses, rows))
     except (Exception, SystemExit) as error:
         return {"error": "raised", "text": _said(error, root), "row": _first_bad(function, prompts, responses, rows)}
-    scores: list[Any] = []
-    for row, each in enumerate(found):
-        if isinstance(each, list | tuple):
-            scores.append([_plain(part) for part in each])
-            continue
-        try:
-            if isinstance(each, str | bytes) or each is None:
-                raise TypeError
-            number = float(each)
-            struct.pack("<f", number)  # PPO computes in float32
-        except (TypeError, ValueError, OverflowError):
-            return {"error": "no number", "text": repr(each)[:80], "row": min(row, len(responses) - 1)}
-        if not math.isfinite(number):
-            return {"error": "no number", "text": repr(number), "row": min(row, len(responses) - 1)}
-        scores.append(number)
+    scores = [[_pair(part) for part in each] if isinstance(each, list | tuple) else _number(each) for each in found]
     return {"scores": scores, "modules": _modules(root)}
 
 
-def _plain(part: Any) -> Any:
+def _number(value: Any) -> Any:
+    """Return a score as JSON. What is not a number becomes text, which the stage refuses."""
+    try:
+        return str(value) if isinstance(value, str) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return repr(value)[:80]
+
+
+def _pair(part: Any) -> Any:
     """Return a part of a score as JSON. What is not a pair becomes text, which the stage refuses."""
     try:
         offset, value = part

@@ -3,14 +3,14 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from components.base.errors import UserError
 from components.base.jsonl import Message
 from components.rewards.config import RulesConfig
 from components.rewards.function import FunctionSource
 from components.rewards.source import named, total
-from components.rewards.weighted import PromptColumns, replies_of
+from components.rewards.weighted import PromptColumns
 
 
 class Rules:
@@ -26,7 +26,7 @@ class Rules:
             UserError: the function cannot be imported, or was edited after the run began.
         """
         self._patterns = {name: re.compile(pattern) for name, pattern in config.patterns.items()}
-        self._columns: Mapping[str, Mapping[str, Any]] = PromptColumns(data)
+        self._columns = PromptColumns(data)
         self._caller = config.caller
         self._function = None if self._caller is None else FunctionSource(self._caller)
 
@@ -49,7 +49,7 @@ class Rules:
             found = [{n: float(sum(1 for _ in p.finditer(text))) for n, p in self._patterns.items()}
                      for text in responses]  # fmt: skip
             return [{"violations": sum(each.values()), **each} for each in found]
-        replies = replies_of(self._columns, prompts, responses)
+        replies = self._columns.replies(prompts, responses)
         counts = self._function.score(replies)
         for index, count in enumerate(counts):
             if isinstance(count, list) or count < 0 or count != int(count):

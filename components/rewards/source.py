@@ -35,36 +35,6 @@ def total(score: Score) -> float:
     return sum(value for _, value in score) if isinstance(score, list) else score
 
 
-class BadScore(ValueError):
-    """An invalid score from a user's scorer, and what is wrong with it."""
-
-    def __init__(self, what: str, why: str) -> None:
-        super().__init__(what, why)
-        self.what, self.why = what, why
-
-
-def checked_score(found: Any, replies: Replies, index: int) -> Score:
-    """Check what a user's scorer returned for response `index`, read from JSON, and return it as a score.
-
-    Raises:
-        BadScore: it is not a score.
-    """
-    if not isinstance(found, list):
-        return _checked_number(found)
-    parts, length = Parts(), len(replies.responses[index])
-    for each in found:
-        if not isinstance(each, list) or len(each) != 2:
-            raise BadScore(f"{each!r:.80} in a list", A_PART)
-        offset, value = each
-        if isinstance(offset, bool) or not isinstance(offset, int):
-            raise BadScore(f"the offset {offset!r:.80}", A_PART)
-        if not 0 <= offset < length:
-            raise BadScore(f"the offset {offset}", f"the response has {length} characters, and the first is 0")
-        parts.append((offset, _checked_number(value)))
-    _checked_number(total(parts))
-    return parts
-
-
 def checked_scores(
     found: Sequence[Any], replies: Replies, scorer: str, error: Callable[[str], UserError]
 ) -> list[Score]:
@@ -80,16 +50,34 @@ def checked_scores(
     scores = list[Score]()
     for index, each in enumerate(found):
         try:
-            scores.append(checked_score(each, replies, index))
-        except BadScore as bad:
-            text = f"it gives {bad.what} for {named(replies, index)}; {bad.why}. Correct the {scorer}."
-            raise error(text) from None
+            scores.append(_checked(each, len(replies.responses[index])))
+        except ValueError as bad:
+            what, why = bad.args
+            raise error(f"it gives {what} for {named(replies, index)}; {why}. Correct the {scorer}.") from None
     return scores
 
 
-def _checked_number(found: Any) -> float:
+def _checked(found: Any, length: int) -> Score:
+    """Return what a scorer gave a response of `length` characters as a score. Raises ValueError(what, why)."""
+    if not isinstance(found, list):
+        return _number(found)
+    parts = Parts()
+    for part in found:
+        if not isinstance(part, list) or len(part) != 2:
+            raise ValueError(f"{part!r:.80} in a list", A_PART)
+        offset, value = part
+        if isinstance(offset, bool) or not isinstance(offset, int):
+            raise ValueError(f"the offset {offset!r:.80}", A_PART)
+        if not 0 <= offset < length:
+            raise ValueError(f"the offset {offset}", f"the response has {length} characters, and the first is 0")
+        parts.append((offset, _number(value)))
+    _number(total(parts))
+    return parts
+
+
+def _number(found: Any) -> float:
     if isinstance(found, bool) or not isinstance(found, int | float) or not abs(found) <= LARGEST:
-        raise BadScore(f"{found!r:.80}", A_SCORE)
+        raise ValueError(f"{found!r:.80}", A_SCORE)
     return float(found)
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ from torch import Tensor
 from components.base.errors import UserError
 from components.base.hashing import canonical_json, hash8
 from components.base.jsonl import Message
+from components.base.text import counted
 from components.data.splits import SPLITS
 from components.data.tables.published import has_split, read_split
 from components.distributed import ranks
@@ -53,6 +54,29 @@ class WeightedScores(NamedTuple):
     """(n, T) the parts of the sum that fall on single tokens; None if no source gave parts or they were not wanted."""
 
 
+class PromptColumns:
+    """The other columns of the prompts' rows, in all splits of a validate artifact.
+
+    A row is read on access; until then its prompt takes 8 bytes of memory.
+    """
+
+    def __init__(self, data: Path) -> None:
+        self._splits = [read_split(path) for name in SPLITS if has_split(path := data / f"prompts.{name}")]
+        self._places = {
+            hash8(canonical_json(row["prompt"])): (number, place)
+            for number, rows in enumerate(self._splits) for place, row in enumerate(rows) if row.get("columns")
+        }  # fmt: skip
+
+    def replies(self, prompts: Sequence[Sequence[Message]], responses: Sequence[str]) -> Replies:
+        """Return responses with their prompts and the columns of the prompts' rows."""
+        return Replies(prompts, responses, [self._of(prompt) for prompt in prompts])
+
+    def _of(self, prompt: Sequence[Message]) -> Mapping[str, Any]:
+        place = self._places.get(hash8(canonical_json(prompt))) if self._places else None
+        columns: Mapping[str, Any] = {} if place is None else self._splits[place[0]][place[1]]["columns"]
+        return columns
+
+
 INPUT = "rewards"
 """Prefix of the stage's inputs that are models' folders: `rewards/NAME`."""
 
@@ -64,8 +88,7 @@ class Rewards:
     configs: Sequence[RewardSource]
     sources: Mapping[str, Source]
     """Opened sources by name, without the pipeline's own model. Empty on all ranks but the first."""
-    columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Maps a prompt's canonical JSON to the other columns of its row."""
+    columns: PromptColumns
     units: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Shift and scale of each source, in the unit of its raw score; filled by `measure`."""
     _stack: ExitStack = field(default_factory=ExitStack)
@@ -91,9 +114,7 @@ class Rewards:
                 if opened is not None:
                     sources[config.name] = opened
                     stack.callback(opened.close)
-            columns = PromptColumns(inputs["data"])
-            open_sources = stack.pop_all()
-        return cls(configs, sources, columns, _stack=open_sources)
+            return cls(configs, sources, PromptColumns(inputs["data"]), _stack=stack.pop_all())
 
     def __enter__(self) -> Self:
         return self
@@ -191,7 +212,7 @@ class Rewards:
         found = torch.zeros(len(configs), len(responses))
         parts = dict[str, dict[int, Parts]]()
         if ranks.is_first():
-            replies = replies_of(self.columns, prompts, responses)._replace(ended=ended)
+            replies = self.columns.replies(prompts, responses)._replace(ended=ended)
             for place, config in enumerate(configs):
                 source = self.sources.get(config.name)
                 if source is None:
@@ -216,29 +237,19 @@ def check_waits(configs: Sequence[RewardSource], runtime: Runtime, responses: in
     """
     if runtime.ranks == 1:
         return
-    allowed = dict[str, float]()
+    waits = dict[str, float]()
     for config in configs:
-        match config:
-            case FunctionReward() | PluginReward():
-                what, seconds = "timeout", config.timeout
-            case HttpReward():
-                requests = math.ceil(responses / config.batch_size)
-                what, seconds = "patience plus timeout", config.patience + requests * config.timeout
-                if requests > 1:
-                    what = f"patience plus the timeouts of {requests} requests ({responses} responses by batch_size)"
-            case _:
-                continue
-        if seconds >= runtime.rank_timeout:
-            raise UserError(
-                f"ppo.rewards: {config.source}: {what} is {seconds:g} s, and ranks wait {runtime.rank_timeout:g} s for "
-                "each other (runtime.rank_timeout). Raise runtime.rank_timeout above it, or lower it."
-            )
-        allowed[config.name] = seconds
-    if (together := sum(allowed.values())) >= runtime.rank_timeout:
+        if isinstance(config, FunctionReward | PluginReward):
+            waits[f"{config.source} (timeout)"] = config.timeout
+        elif isinstance(config, HttpReward):
+            requests = math.ceil(responses / config.batch_size)
+            longest = f"{config.source} (patience, and the timeout of {counted(requests, 'request')})"
+            waits[longest] = config.patience + requests * config.timeout
+    if (together := sum(waits.values())) >= runtime.rank_timeout:
         raise UserError(
-            f"ppo.rewards: {', '.join(allowed)} are asked one after the other and may take {together:g} s together, "
+            f"ppo.rewards: {', '.join(waits)} may take {together:g} s for {responses} responses, one after the other, "
             f"and ranks wait {runtime.rank_timeout:g} s for each other (runtime.rank_timeout). Raise "
-            "runtime.rank_timeout above it, or lower their timeout or patience."
+            "runtime.rank_timeout above it, or lower a timeout or patience."
         )
 
 
@@ -254,38 +265,6 @@ def source_metrics(scaled: Mapping[str, Tensor]) -> dict[str, float]:
     lowest = agreement(scaled)
     means = {f"ppo/reward_{name}": float(scores.mean()) for name, scores in scaled.items()}
     return means | ({} if lowest is None else {"ppo/reward_rank_correlation": lowest})
-
-
-class PromptColumns(Mapping[str, Mapping[str, Any]]):
-    """Maps a prompt's canonical JSON to the other columns of its row, for all splits of a validate artifact.
-
-    A row is read on access; until then its prompt takes 8 bytes of memory.
-    """
-
-    def __init__(self, data: Path) -> None:
-        self._splits = [read_split(path) for name in SPLITS if has_split(path := data / f"prompts.{name}")]
-        self._places = {
-            hash8(canonical_json(row["prompt"])): (number, place)
-            for number, rows in enumerate(self._splits) for place, row in enumerate(rows) if row.get("columns")
-        }  # fmt: skip
-
-    def __getitem__(self, prompt: str) -> Mapping[str, Any]:
-        number, place = self._places[hash8(prompt)]
-        return self._splits[number][place]["columns"]
-
-    def __iter__(self) -> Iterator[str]:
-        return (canonical_json(self._splits[number][place]["prompt"]) for number, place in self._places.values())
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-
-def replies_of(
-    columns: Mapping[str, Mapping[str, Any]], prompts: Sequence[Sequence[Message]], responses: Sequence[str]
-) -> Replies:
-    """Return responses with their prompts and the prompts' rows from `columns`."""
-    rows = [columns.get(canonical_json(prompt), {}) for prompt in prompts] if columns else None
-    return Replies(prompts, responses, rows or [{}] * len(responses))
 
 
 def _opened(

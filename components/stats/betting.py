@@ -30,13 +30,11 @@ def always_valid_low(values: ArrayLike, alpha: float = 0.025) -> FloatArray:
     multiples of 0.001, rounded down.
 
     Raises:
-        ValueError: a value outside [0, 1], or alpha outside (0, 1).
+        ValueError: a value outside [0, 1].
     """
     x = np.asarray(values, dtype=np.float64)
     if x.ndim != 1 or not np.isfinite(x).all() or (x.size and (x.min() < 0 or x.max() > 1)):
         raise ValueError("a bound on a mean needs a list of values between 0 and 1")
-    if not 0 < alpha < 1:
-        raise ValueError(f"alpha must be between 0 and 1, not {alpha}")
     times = np.arange(1, x.size + 1)
     means = (0.5 + np.cumsum(x)) / (times + 1)
     variances = (0.25 + np.cumsum(np.square(x - means))) / (times + 1)

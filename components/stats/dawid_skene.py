@@ -53,12 +53,10 @@ def dawid_skene(
         tolerance: EM stops when an iteration raises the log-posterior by less than this, in nats a vote.
 
     Raises:
-        ValueError: no votes, a vote without an annotator, or a smoothing that is not above 0.
+        ValueError: no votes, or a vote without an annotator.
     """
     if not votes.item.size or votes.annotator.min() < 0:
         raise ValueError("Dawid-Skene needs votes, each with its annotator")
-    if smoothing <= 0:
-        raise ValueError(f"smoothing must be above 0, not {smoothing}")
     size, labels, swap = votes.annotators, votes.labels, swapped(votes.labels)
     counts = votes.counts()
     rated = counts.any(axis=1)

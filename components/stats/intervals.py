@@ -211,54 +211,6 @@ def clustered_auroc(
     return _wilson(area, error, groups, min(n1, n0), LEVEL)
 
 
-def fleiss_kappa(counts: ArrayLike) -> float:
-    """Return Fleiss' kappa of `counts` (items, categories): how many raters put an item in a category.
-
-    Fleiss 1971 (Psychological Bulletin 76:378): with n_i ratings of item i,
-    P_i = sum_j n_ij (n_ij - 1) / (n_i (n_i - 1)), p_j the share of category j, P_e = sum_j p_j^2 and
-    kappa = (mean P_i - P_e) / (1 - P_e). Items may differ in their number of ratings (Gwet, Handbook of Inter-Rater
-    Reliability, 4th ed. 2014): P_i is averaged over items with at least two, p_j is the mean over rated
-    items of n_ij / n_i. With equal numbers that is Fleiss' own formula. NaN where it is undefined: no item with two
-    ratings, or every rating in one category.
-
-    Raises:
-        ValueError: not a table of whole numbers of at least 0.
-    """
-    observed, chance = fleiss_agreement(fleiss_terms(counts).sum(axis=0))
-    return float(beyond_chance(observed, chance))
-
-
-def fleiss_terms(counts: ArrayLike) -> FloatArray:
-    """Return each item's terms in the sums of `fleiss_kappa` for `counts` (items, categories), for jackknifing.
-
-    Returns (items, 3 + categories): P_i, whether the item has at least two ratings, whether it has at least one, and
-    n_ij / n_i; zeros where a term is undefined.
-
-    Raises:
-        ValueError: as for `fleiss_kappa`.
-    """
-    table = np.asarray(counts, dtype=np.float64)
-    if table.ndim != 2 or (table.size and (table.min() < 0 or not np.array_equal(table, np.round(table)))):
-        raise ValueError("counts must be a table (items, categories) of whole numbers of at least 0")
-    n = table.sum(axis=1)
-    agreement = (table * (table - 1)).sum(axis=1) / np.maximum(n * (n - 1), 1)
-    return np.column_stack([agreement, n > 1, n > 0, table / np.maximum(n, 1)[:, None]])
-
-
-def fleiss_agreement(sums: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the mean P_i and P_e, both (...), from sums (..., 3 + categories) of `fleiss_terms`; NaN without items."""
-    with np.errstate(invalid="ignore"):
-        observed = sums[..., 0] / sums[..., 1]
-        shares = sums[..., 3:] / sums[..., 2, None]
-    return observed, np.square(shares).sum(axis=-1)
-
-
-def beyond_chance(observed: FloatArray, chance: FloatArray) -> FloatArray:
-    """Return (observed - chance) / (1 - chance) of agreements of any shape; NaN where the chance agreement is 1."""
-    room = 1 - chance
-    return (observed - chance) / np.where(room < 1e-12, np.nan, room)
-
-
 def _checked(values: ArrayLike, clusters: Iterable[Hashable]) -> tuple[FloatArray, NDArray[np.int64]]:
     y = np.asarray(values, dtype=np.float64)
     codes = cluster_codes(clusters)

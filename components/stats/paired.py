@@ -44,17 +44,9 @@ class Inseparable(ValueError):
         self.better, self.worse = better, worse
 
 
-def tallies(comparisons: Iterable[PairedScore], models: int) -> FloatArray:
+def tallies(comparisons: Sequence[PairedScore], models: int) -> FloatArray:
     """Count wins and ties, (models, models, 2): how often i was better than j, and (symmetric) how often they tied."""
-    table = np.zeros((models, models, 2))
-    for first, second, score in comparisons:
-        if score == 0.5:
-            table[first, second, 1] += 1
-            table[second, first, 1] += 1
-        else:
-            winner, loser = (first, second) if score > 0.5 else (second, first)
-            table[winner, loser, 0] += 1
-    return table
+    return _weighted(*_arrays(comparisons, models), np.ones(len(comparisons)), models)
 
 
 def davidson(table: FloatArray, start: FloatArray | None = None) -> tuple[FloatArray, float, float]:
@@ -138,15 +130,12 @@ def strengths(
         raters: (n,) the rater of each comparison; None resamples prompts alone.
 
     Raises:
-        Inseparable: as for `davidson`. ValueError: lists of different lengths, or a model's number out of range.
+        Inseparable: as for `davidson`.
     """
     first, second, kind = _arrays(comparisons, models)
     cluster = cluster_codes(clusters)
     rater = None if raters is None else cluster_codes(raters)
-    if not len(first) == len(cluster) == (len(first) if rater is None else len(rater)):
-        raise ValueError(f"{len(first)} comparisons, {len(cluster)} clusters and other numbers of raters")
-    ones = np.ones(len(first))
-    values, nu, likelihood = davidson(_weighted(first, second, kind, ones, models))
+    values, nu, likelihood = davidson(tallies(comparisons, models))
     start = np.append(values, math.log(nu) if nu else 0.0)
     random = np.random.default_rng(seed)
     found: list[FloatArray] = []
@@ -182,8 +171,6 @@ def _arrays(
         raise ValueError("no comparisons")
     rows = np.array([(c.first, c.second) if c.score >= 0.5 else (c.second, c.first) for c in comparisons])
     kind = np.array([int(c.score == 0.5) for c in comparisons])
-    if rows.min() < 0 or rows.max() >= models or (rows[:, 0] == rows[:, 1]).any():
-        raise ValueError(f"a comparison is of two of {models} models")
     return rows[:, 0], rows[:, 1], kind
 
 

@@ -39,28 +39,14 @@ def crossed_proportion(
         items: (n,) the item of each rating; items weigh the same, however many people rated them.
         raters: (n,) the rater of each rating.
         clusters: (n,) groups within which ratings may be dependent, as items of one prompt; default: `items`.
-
-    Raises:
-        ValueError: no values, values outside [0, 1], lists of different lengths.
     """
     y = np.asarray(values, dtype=np.float64)
-    item, rater = _codes(items), _codes(raters)
-    cluster = item if clusters is None else _codes(clusters)
-    if y.ndim != 1 or not y.size == item.size == rater.size == cluster.size:
-        raise ValueError(f"{y.size} values, {item.size} items, {rater.size} raters and {cluster.size} clusters")
-    if not y.size or not np.isfinite(y).all() or y.min() < 0 or y.max() > 1:
-        raise ValueError("a share needs values between 0 and 1, one or more")
+    item, rater = cluster_codes(items), cluster_codes(raters)
+    cluster = item if clusters is None else cluster_codes(clusters)
     weights = 1 / np.bincount(item)[item] / (item.max() + 1)
     mean = float(np.clip(weights @ y, y.min(), y.max()))  # against rounding: stay within the values
     variance, freedom = _variance(weights * (y - mean), cluster, rater)
     return wilson(mean, variance, freedom, int(cluster.max()) + 1, level)
-
-
-def _codes(groups: Iterable[Hashable]) -> NDArray[np.int64]:
-    """Number the groups from 0, in any order. For an array of integers this is vectorised."""
-    if isinstance(groups, np.ndarray) and groups.dtype.kind == "i":
-        return np.unique(groups, return_inverse=True)[1]
-    return cluster_codes(groups)
 
 
 def _variance(u: FloatArray, cluster: NDArray[np.int64], rater: NDArray[np.int64]) -> tuple[float, float]:
@@ -106,14 +92,10 @@ def crossed_agreement(
         clusters: (I,) groups within which items may be dependent, as items of one prompt.
 
     Raises:
-        ValueError: no item has a majority, a vote is not one of these values, or lists of different lengths.
+        ValueError: no item has a majority.
     """
     table, sign = np.asarray(votes, dtype=np.float64), np.sign(np.asarray(predicted, dtype=np.float64))
-    cluster = _codes(clusters)
-    if table.ndim != 2 or not len(table) == sign.size == cluster.size:
-        raise ValueError(f"votes {table.shape}, {sign.size} predictions and {cluster.size} clusters")
-    if not (np.isnan(table) | np.isin(table, (-1.0, 0.0, 1.0))).all():
-        raise ValueError("a vote is 1, -1, 0 or NaN")
+    cluster = cluster_codes(clusters)
     table = table[:, ~np.isnan(table).all(axis=0)]  # drop raters without a rating
     raters, given = table.shape[1], np.nan_to_num(table)
     lead = given.sum(axis=1)

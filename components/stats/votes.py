@@ -5,55 +5,31 @@ means nothing, or it tells the winner. A measure that is `symmetric` therefore c
 """
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from components.stats.intervals import (
-    LEVEL,
-    FloatArray,
-    Interval,
-    beyond_chance,
-    cluster_codes,
-    clustered_proportion,
-    fleiss_agreement,
-    fleiss_terms,
-    t_quantile,
-)
+from components.stats.intervals import LEVEL, FloatArray, Interval, cluster_codes, clustered_proportion, t_quantile
 
 FIRST, SECOND, EQUAL, NONE = 0, 1, 2, -1
 """Labels: the first response is better, the second is, neither is; NONE where the votes are tied."""
 
 
-@dataclass(slots=True, eq=False)
-class Votes:
-    """V votes as three arrays (V,), in any order; 9 bytes per vote.
+class Votes(NamedTuple):
+    """V votes as three arrays of integers (V,), in any order."""
 
-    Raises:
-        ValueError: arrays that differ in length, aren't whole numbers, or hold a number out of range.
-    """
-
-    item: NDArray[np.int32]
+    item: NDArray[np.integer[Any]]
     """0..items-1."""
-    annotator: NDArray[np.int32]
+    annotator: NDArray[np.integer[Any]]
     """0..A-1, or -1 where the source does not name the annotator."""
-    label: NDArray[np.int8]
+    label: NDArray[np.integer[Any]]
     """FIRST, SECOND or EQUAL; 0..labels-1 for other label sets."""
     items: int
     """Number of items I, including those without a vote."""
     labels: int = 3
     """Number of labels K."""
-
-    def __post_init__(self) -> None:
-        self.item = _codes(self.item, "item", 0, self.items, np.int32)
-        self.annotator = _codes(self.annotator, "annotator", -1, 2**31, np.int32)
-        self.label = _codes(self.label, "label", 0, self.labels, np.int8)
-        if not self.item.size == self.annotator.size == self.label.size:
-            sizes = f"{self.item.size} items, {self.annotator.size} annotators and {self.label.size} labels"
-            raise ValueError(f"a vote has one item, annotator and label, not {sizes}")
 
     @property
     def annotators(self) -> int:
@@ -66,19 +42,16 @@ class Votes:
         return np.bincount(cell, minlength=self.items * self.labels).reshape(-1, self.labels).astype(np.int32)
 
 
-def _codes(values: Any, name: str, low: int, end: int, dtype: type) -> NDArray[Any]:
-    codes = np.asarray(values)
-    if codes.ndim != 1 or (codes.size and codes.dtype.kind not in "iu"):
-        raise ValueError(f"{name} must be one-dimensional and of whole numbers")
-    if codes.size and not low <= codes.min() <= codes.max() < end:
-        raise ValueError(f"{name} must be {low} to {end - 1}, not {codes.min()} to {codes.max()}")
-    return codes.astype(dtype, copy=False)
-
-
-def fleiss_kappa_interval(
+def fleiss_kappa(
     counts: ArrayLike, clusters: Iterable[Hashable] | None = None, symmetric: bool = False, level: float = LEVEL
 ) -> Interval:
-    """Return `fleiss_kappa` of `counts` (I, K) with an interval by the delete-one jackknife.
+    """Return Fleiss' kappa of `counts` (I, K), with an interval by the delete-one jackknife.
+
+    Fleiss 1971 (Psychological Bulletin 76:378): with n_i ratings of item i,
+    P_i = sum_j n_ij (n_ij - 1) / (n_i (n_i - 1)), p_j the share of category j, P_e = sum_j p_j^2 and
+    kappa = (mean P_i - P_e) / (1 - P_e). Items may differ in their number of ratings (Gwet, Handbook of Inter-Rater
+    Reliability, 4th ed. 2014): P_i is averaged over items with at least two, p_j is the mean over rated
+    items of n_ij / n_i. NaN where it is undefined: no item with two ratings, or every rating in one category.
 
     Items of one cluster (a prompt; default: each item alone) may be dependent. With theta_c the coefficient
     without cluster c of C (Efron and Stein 1981, Annals of Statistics 9:586; for kappa Gwet 2021, Educational and
@@ -92,15 +65,34 @@ def fleiss_kappa_interval(
     coefficient is undefined without some cluster, the ends are NaN.
 
     Raises:
-        ValueError: as for `fleiss_kappa`, or a different number of clusters than of items.
+        ValueError: not a table of whole numbers of at least 0, or a different number of clusters than of items.
     """
-    return _jackknifed(counts, fleiss_terms, fleiss_agreement, clusters, symmetric, level)
+    return _jackknifed(counts, _kappa_terms, _kappa_agreement, clusters, symmetric, level)
+
+
+def _kappa_terms(counts: ArrayLike) -> FloatArray:
+    """Return each item's terms in kappa's sums, (I, 3 + K): P_i, whether the item has at least two ratings, whether it
+    has at least one, and n_ij / n_i; zeros where a term is undefined."""
+    table = np.asarray(counts, dtype=np.float64)
+    if table.ndim != 2 or (table.size and (table.min() < 0 or not np.array_equal(table, np.round(table)))):
+        raise ValueError("counts must be a table (items, categories) of whole numbers of at least 0")
+    n = table.sum(axis=1)
+    agreement = (table * (table - 1)).sum(axis=1) / np.maximum(n * (n - 1), 1)
+    return np.column_stack([agreement, n > 1, n > 0, table / np.maximum(n, 1)[:, None]])
+
+
+def _kappa_agreement(sums: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the mean P_i and P_e, both (...), from sums (..., 3 + K) of `_kappa_terms`; NaN without items."""
+    with np.errstate(invalid="ignore"):
+        observed = sums[..., 0] / sums[..., 1]
+        shares = sums[..., 3:] / sums[..., 2, None]
+    return observed, np.square(shares).sum(axis=-1)
 
 
 def krippendorff_alpha(
     counts: ArrayLike, clusters: Iterable[Hashable] | None = None, symmetric: bool = False
 ) -> Interval:
-    """Return Krippendorff's nominal alpha of `counts` (I, K) with the interval of `fleiss_kappa_interval`.
+    """Return Krippendorff's nominal alpha of `counts` (I, K) with the interval of `fleiss_kappa`.
 
     Krippendorff 2011, Computing Krippendorff's Alpha-Reliability, section C: over items with m_u >= 2 votes,
     o_cc = sum_u n_uc (n_uc - 1) / (m_u - 1), n_c = sum_u n_uc, n = sum_c n_c, and
@@ -110,7 +102,7 @@ def krippendorff_alpha(
     NaN where it is undefined: no item with two votes, or every vote the same.
 
     Raises:
-        ValueError: as for `fleiss_kappa_interval`.
+        ValueError: as for `fleiss_kappa`.
     """
     return _jackknifed(counts, _alpha_terms, _alpha_agreement, clusters, symmetric)
 
@@ -151,16 +143,22 @@ def _jackknifed(
     terms = terms[terms.any(axis=1)]  # a cluster without terms is not a draw
     total, groups = terms.sum(axis=0), len(terms)
     observed, chance = agreement(total)
-    value = float(beyond_chance(observed, chance))
+    value = float(_beyond_chance(observed, chance))
     if groups < 2:
         return Interval(value, float("nan"), float("nan"))
-    without = beyond_chance(*agreement(total - terms))
+    without = _beyond_chance(*agreement(total - terms))
     spread, quantile = np.sqrt((groups - 1) * without.var()), t_quantile(level, groups)
     if observed > 1 - 1e-12 and spread < 1e-9:
         draws = np.count_nonzero(terms[:, 0])  # clusters in which a disagreement was possible
         disagreement = quantile**2 / (draws + quantile**2)  # Wilson's upper end where none was observed
         return Interval(value, float(np.maximum(1 - disagreement / (1 - chance), -1.0)), 1.0)
     return Interval(value, float(value - quantile * spread), float(np.minimum(value + quantile * spread, 1.0)))
+
+
+def _beyond_chance(observed: FloatArray, chance: FloatArray) -> FloatArray:
+    """Return (observed - chance) / (1 - chance) of agreements of any shape; NaN where the chance agreement is 1."""
+    room = 1 - chance
+    return (observed - chance) / np.where(room < 1e-12, np.nan, room)
 
 
 def swapped(labels: int) -> list[int]:
@@ -261,7 +259,7 @@ def pairwise_agreement(votes: Votes, least: int) -> PairwiseAgreement:
     agreed = np.trace(p, axis1=1, axis2=2)
     chance = (p.sum(axis=2) * p.sum(axis=1)).sum(axis=1)
     one, other = np.divmod(pairs[kept], votes.annotators)
-    return PairwiseAgreement(one, other, items[kept], agreed, beyond_chance(agreed, chance))
+    return PairwiseAgreement(one, other, items[kept], agreed, _beyond_chance(agreed, chance))
 
 
 def raw_agreement(counts: ArrayLike, clusters: Iterable[Hashable]) -> Interval | None:

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,22 +104,19 @@ class TokenLists(Sequence[list[int]]):
             return self._store[start : start + length].tolist()
         return array("i", self._store.read(4 * length, 4 * start)).tolist()
 
-    def choose(self, which: NDArray[np.int64]) -> Self:
+    def choose(self, which: NDArray[np.int64]) -> "TokenLists":
         """Return the lists at the indices `which` (m,)."""
-        return type(self)(self._store, self._starts[which], self.lengths[which])
+        return TokenLists(self._store, self._starts[which], self.lengths[which])
 
 
-class TokenStore:
+class TokenStore(TokenLists):
     """n token lists that are set in any order, some at a time; 4 bytes per token in an unnamed file, 12 bytes per list
     in memory."""
 
     def __init__(self, folder: Path, count: int) -> None:
         """`folder` is for the file, which disappears when nobody reads it any more; `count` is n."""
-        self._file = _Unnamed(folder)
+        super().__init__(_Unnamed(folder), np.full(count, -1, np.int64), np.zeros(count, np.int32))
         self._end = 0
-        self._starts = np.full(count, -1, np.int64)
-        self.lengths = np.zeros(count, np.int32)
-        """(n,) length in tokens of each list that is set."""
 
     def known(self, which: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return whether the lists at the places `which` (m,) are set, (m,)."""
@@ -131,12 +128,8 @@ class TokenStore:
         for place, each in zip(which.tolist(), lists, strict=True):
             self._starts[place], self.lengths[place] = self._end + len(ids), len(each)
             ids.extend(each)
-        self._file.write(ids.tobytes())
+        self._store.write(ids.tobytes())
         self._end += len(ids)
-
-    def __getitem__(self, which: int) -> list[int]:
-        start, length = int(self._starts[which]), int(self.lengths[which])
-        return array("i", self._file.read(4 * length, 4 * start)).tolist()
 
 
 def lengths_of(sequences: Sequence[Sequence[int]]) -> Sequence[int] | NDArray[np.int32]:

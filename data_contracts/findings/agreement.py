@@ -13,7 +13,7 @@ from components.stats.votes import (
     NONE,
     Votes,
     annotator_agreement,
-    fleiss_kappa_interval,
+    fleiss_kappa,
     krippendorff_alpha,
     pairwise_agreement,
     plurality,
@@ -99,7 +99,7 @@ def agreement_of_counts(counts: NDArray[Any], clusters: NDArray[Any]) -> Agreeme
         return Agreement(None, None, None, None)
     kappa, alpha = (
         found if math.isfinite((found := statistic(counts, clusters, symmetric=True)).value) else None
-        for statistic in (fleiss_kappa_interval, krippendorff_alpha)
+        for statistic in (fleiss_kappa, krippendorff_alpha)
     )
     labels = plurality(counts)
     raw = raw_agreement(counts, clusters)

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, func, select
 
 from components.human_eval.sheet import FLAGS
 from components.stats.intervals import Interval, clustered_proportion
-from components.stats.votes import fleiss_kappa_interval
+from components.stats.votes import fleiss_kappa
 from flows.review.database.tables import item, rater, slot, vote
 from flows.review.progress import progress_of
 from flows.review.votes import SKIP, Voting, unexchanged
@@ -159,5 +159,5 @@ def _kappa(table: Sequence[Sequence[int]]) -> Interval | None:
     """Return Fleiss' kappa of counts by item and rating; None if it is undefined, for example with only one rating."""
     if not table:
         return None
-    found = fleiss_kappa_interval(table)
+    found = fleiss_kappa(table)
     return found if math.isfinite(found.value) else None

@@ -8,7 +8,7 @@ import pytest
 
 from components.base.errors import UserError
 from components.base.jsonl import json_line
-from components.reward.evaluation.slices import Pairs, slices_of
+from components.reward.evaluation.slices import ScoredPairs, slices_of
 from data_contracts.examine import Examination
 from data_contracts.validate import source_counts, write_quarantine
 from tests.splits import contents, lines, pairs, write, write_splits
@@ -118,7 +118,7 @@ def test_each_file_is_a_slice_of_the_calibration_report_unless_its_rows_name_a_s
     rows = lines(tmp_path / "out", "pairs.train")
     names = {
         each.name
-        for each in slices_of(Pairs(rows, np.ones((2, len(rows)), int), np.ones((2, len(rows)))))
+        for each in slices_of(ScoredPairs(rows, np.ones((2, len(rows)), int), np.ones((2, len(rows)))))
         if each.kind == "source"
     }
     assert names == {"x/p.jsonl", "y/p.jsonl", "forum"}

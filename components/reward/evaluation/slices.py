@@ -37,8 +37,15 @@ CLEAR = 0.75
 """A vote that is not unanimous is clear from this share of votes for the chosen response on, and narrow below it."""
 
 
-class Slice(NamedTuple):
-    """A subset of the test pairs."""
+_TOO_SMALL = f"fewer than {SMALLEST} pairs or {FEWEST_PROMPTS} prompts"
+_AFTER_LABEL = "known only with the label"
+_OF_ALL = ("level", "temperature", "temperature_at_end")
+"""Names of `calibration`'s numbers that are the same in every slice."""
+
+
+@dataclass
+class Slice:
+    """A subset of the test pairs, and what is measured on it."""
 
     kind: str
     name: str
@@ -46,9 +53,29 @@ class Slice(NamedTuple):
     """(n,) whether a pair is in the slice."""
     after_label: bool = False
     """Whether membership depends on the label; such a slice is not judged."""
+    prompts: int = 0
+    """Number of prompts; filled by `slice_report`, as are the measurements."""
+    numbers: Numbers = field(default_factory=dict)
+    """Empty if the slice is too small. Else the numbers of `calibration` (`calibration_slope` is None if infinite), the
+    mean `confidence`, and for a judged slice `ece_null_joint`: quantiles of the slices' nulls such that, by chance, any
+    slice exceeds its own in 5 % of runs."""
+    bins: dict[str, list[ConfidenceBin]] = field(default_factory=dict)
+
+    @property
+    def why_not(self) -> str | None:
+        """Return why the gates do not judge it; None if they do."""
+        if self.inside.sum() < SMALLEST or self.prompts < FEWEST_PROMPTS:
+            return _TOO_SMALL
+        return _AFTER_LABEL if self.after_label else None
+
+    def document(self) -> dict[str, object]:
+        """Return the slice as one JSON object."""
+        about = {"kind": self.kind, "slice": self.name, "pairs": int(self.inside.sum()), "prompts": self.prompts}
+        judged = {"why_not": self.why_not, "judged": self.why_not is None}
+        return {**about, **judged, **self.numbers, **self.bins}
 
 
-class Pairs(NamedTuple):
+class ScoredPairs(NamedTuple):
     """The data from which slices are made, for n test pairs; the chosen responses come first."""
 
     rows: Sequence[PreferencePair]
@@ -58,44 +85,18 @@ class Pairs(NamedTuple):
     """(2, n) raw scores."""
 
 
-@dataclass
-class SliceFindings:
-    """The measurements of a slice."""
-
-    kind: str
-    slice: str
-    pairs: int
-    prompts: int
-    why_not: str | None
-    """Why it is not judged; None if it is."""
-    numbers: Numbers = field(default_factory=dict)
-    """Empty if the slice is too small. Else the numbers of `calibration` (`calibration_slope` is None if infinite), the
-    mean `confidence`, and for a judged slice `ece_null_joint`: quantiles of the slices' nulls such that, by chance, any
-    slice exceeds its own in 5 % of runs."""
-    bins: dict[str, list[ConfidenceBin]] = field(default_factory=dict)
-
-    @property
-    def judged(self) -> bool:
-        """Return whether the gates judge it."""
-        return self.why_not is None
-
-
 class SliceReport(NamedTuple):
     """The result of `slice_report`."""
 
-    slices: list[SliceFindings]
+    slices: list[Slice]
     numbers: Numbers
 
     def document(self) -> dict[str, object]:
         """Return the report as one JSON object."""
-        slices = []
-        for each in self.slices:
-            about = {name: value for name, value in vars(each).items() if name not in ("numbers", "bins")}
-            slices.append({**about, "judged": each.judged, **each.numbers, **each.bins})
-        return {"slices": slices, **self.numbers}
+        return {"slices": [each.document() for each in self.slices], **self.numbers}
 
 
-def slices_of(pairs: Pairs) -> list[Slice]:
+def slices_of(pairs: ScoredPairs) -> list[Slice]:
     """Return every slice that has a pair, grouped by kind."""
     tokens, rows = pairs.tokens, pairs.rows
     prefers_longer = np.sign(pairs.scores[0] - pairs.scores[1]) * np.sign(tokens[0] - tokens[1])
@@ -129,7 +130,7 @@ def character_gaps(rows: Sequence[PreferencePair]) -> NDArray[np.int64]:
 
 
 def slice_report(
-    pairs: Pairs, clusters: Sequence[Hashable], temperature: float, seed: int, draws: int = 2000,
+    pairs: ScoredPairs, clusters: Sequence[Hashable], temperature: float, seed: int, draws: int = 2000,
     judgements: Judgements | None = None,
 ) -> SliceReport:  # fmt: skip
     """Measure each slice after temperature, the worst slice, and the influence of length.
@@ -144,48 +145,40 @@ def slice_report(
     d = pairs.scores[0] - pairs.scores[1]
     confidence, right = expit(np.abs(d) / temperature), correctness(d)
     judgements = judgements or Judgements.alone(codes)
-    found = [(each.inside, _describe(each, codes)) for each in slices_of(pairs)]
-    measured = [(inside, slice_) for inside, slice_ in found if slice_.why_not != _TOO_SMALL]
-    for inside, slice_ in measured:
-        said = calibration(d[inside], codes[inside].tolist(), temperature, seed, BINS, DRAWS, judgements.inside(inside))
-        slice_.numbers = {name: value for name, value in said.numbers.items() if name not in _OF_ALL}
-        slice_.numbers["confidence"] = float(confidence[inside].mean())
-        if said.numbers["slope_capped"] or not np.isfinite(_known(said.numbers, "calibration_slope")):
-            slice_.numbers["calibration_slope"] = None
-        slice_.bins = said.bins
+    slices = slices_of(pairs)
+    for each in slices:
+        each.prompts = int(np.unique(codes[each.inside]).size)
+    measured = [each for each in slices if each.why_not != _TOO_SMALL]
+    for each in measured:
+        inside = each.inside
+        found = calibration(
+            d[inside], codes[inside].tolist(), temperature, seed, BINS, DRAWS, judgements.inside(inside)
+        )
+        each.numbers = {name: value for name, value in found.numbers.items() if name not in _OF_ALL}
+        each.numbers["confidence"] = float(confidence[inside].mean())
+        if found.numbers["slope_capped"] or not np.isfinite(_known(found.numbers, "calibration_slope")):
+            each.numbers["calibration_slope"] = None
+        each.bins = found.bins
+    judged = [each for each in measured if each.why_not is None]
     if measured:
-        members = [inside for inside, _ in measured]
+        members = [each.inside for each in measured]
         cells = cells_of(members, [equal_mass_bins(confidence[inside], BINS) for inside in members], BINS)
         sizes = np.array([inside.sum() for inside in members])
         null = ece_nulls(d / temperature, judgements, cells, sizes, seed, draws)
-        for (_, slice_), above in zip(measured, null.quantile(0.95), strict=True):
-            slice_.numbers["ece_null_95"] = float(above)
-    judged = [slice_ for _, slice_ in measured if slice_.judged]
-    if judged:
-        joint = null.joint_quantile([slice_.judged for _, slice_ in measured])
-        for slice_, above in zip(judged, joint, strict=True):
-            slice_.numbers["ece_null_joint"] = float(above)
-    lows = [_known(slice_.numbers, "accuracy_low") for slice_ in judged]
-    excesses = [_known(slice_.numbers, "ece") - _known(slice_.numbers, "ece_null_joint") for slice_ in judged]
+        for each, above in zip(measured, null.quantile(0.95), strict=True):
+            each.numbers["ece_null_95"] = float(above)
+        if judged:
+            joint = null.joint_quantile([each.why_not is None for each in measured])
+            for each, above in zip(judged, joint, strict=True):
+                each.numbers["ece_null_joint"] = float(above)
+    lows = [_known(each.numbers, "accuracy_low") for each in judged]
+    excesses = [_known(each.numbers, "ece") - _known(each.numbers, "ece_null_joint") for each in judged]
     worst: Numbers = {
         "slices_judged": len(judged),
         "slice_accuracy_low": min(lows, default=None),
         "slice_ece_excess": max(excesses, default=None),
     }
-    return SliceReport([slice_ for _, slice_ in found], worst | _length(pairs, right, codes))
-
-
-_TOO_SMALL = f"fewer than {SMALLEST} pairs or {FEWEST_PROMPTS} prompts"
-_AFTER_LABEL = "known only with the label"
-_OF_ALL = ("level", "temperature", "temperature_at_end")
-"""Names of `calibration`'s numbers that are the same in every slice."""
-
-
-def _describe(each: Slice, codes: NDArray[np.int64]) -> SliceFindings:
-    pairs, prompts = int(each.inside.sum()), int(np.unique(codes[each.inside]).size)
-    small = pairs < SMALLEST or prompts < FEWEST_PROMPTS
-    why_not = _TOO_SMALL if small else _AFTER_LABEL if each.after_label else None
-    return SliceFindings(each.kind, each.name, pairs, prompts, why_not)
+    return SliceReport(slices, worst | _length(pairs, right, codes))
 
 
 def _known(numbers: Numbers, name: str) -> float:
@@ -193,7 +186,7 @@ def _known(numbers: Numbers, name: str) -> float:
     return float("nan") if (value := numbers[name]) is None else value
 
 
-def _length(pairs: Pairs, right: FloatArray, codes: NDArray[np.int64]) -> Numbers:
+def _length(pairs: ScoredPairs, right: FloatArray, codes: NDArray[np.int64]) -> Numbers:
     by_side = balanced_length_accuracy(right, character_gaps(pairs.rows), codes)
     return {
         **by_side["chosen_longer"].named("accuracy_chosen_longer"),

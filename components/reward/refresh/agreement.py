@@ -8,9 +8,8 @@ import numpy as np
 
 from components.data.splits import prompt_key
 from components.reward.config import RewardJob
-from components.reward.loading import load_scorer
 from components.reward.pairs import PreferencePair, encode_pairs
-from components.reward.scoring import score_sequences
+from components.reward.scoring import load_scorer, score_pairs
 from components.stats.calibration.measure import correctness
 from components.stats.intervals import clustered_proportion, gain_in_shares
 
@@ -48,8 +47,4 @@ def judged_metrics(
 def agreement(job: RewardJob, model: Any, tokenizer: Any, rows: Sequence[PreferencePair]) -> np.ndarray:
     """Return 1 for each pair (n,) whose chosen response scores higher, 1/2 if the scores are equal, else 0."""
     pairs = encode_pairs(tokenizer, rows, job.generation)
-    chosen, rejected = (
-        score_sequences(model, tokenizer.pad_token_id, side, job.runtime).double().numpy()
-        for side in ([pair.chosen for pair in pairs], [pair.rejected for pair in pairs])
-    )
-    return correctness(chosen - rejected)
+    return correctness(np.subtract(*score_pairs(model, tokenizer.pad_token_id, pairs, job.runtime)))

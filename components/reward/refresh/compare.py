@@ -5,15 +5,13 @@ pairs that it used: its artifact has a folder `previous/` with the pairs that it
 compared, and all prompts of the runs before it.
 """
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import pearsonr
-from torch import Tensor
 
 from components.base.errors import UserError
 from components.base.hashing import hash8
@@ -25,17 +23,14 @@ from components.data.tables.published import read_split, rows_at
 from components.data.words import seen
 from components.reward.config import BINS, RefreshConfig, RewardJob
 from components.reward.evaluation.probes import ProbeTexts
-from components.reward.loading import load_scorer
 from components.reward.pairs import PreferencePair, encode_pairs
 from components.reward.refresh.previous import check_previous
-from components.reward.scoring import ScoreScale, score_sequences
-from components.stats.calibration.measure import Calibration, calibration, correctness
+from components.reward.scoring import ScoreScale, load_scorer, score_pairs, score_sequences
+from components.stats.calibration.measure import calibration, correctness
 from components.stats.calibration.nulls import Judgements
-from components.stats.intervals import Numbers, cluster_codes, gain_in_shares
+from components.stats.intervals import cluster_codes, gain_in_shares
 from components.training.loop import seeded
 
-Pairs = Mapping[str, Sequence[PreferencePair]]
-"""Maps a split to its pairs."""
 Prompts = Mapping[str, Sequence[CanonicalRow]]
 """Maps a split to rows of which only the prompt is used."""
 
@@ -60,7 +55,10 @@ class Refresh(NamedTuple):
     """How many of this run's own pairs leaked."""
 
     @classmethod
-    def begin(cls, job: RewardJob, config: RefreshConfig, inputs: Mapping[str, Path], new: Pairs) -> "Refresh":
+    def begin(
+        cls, job: RewardJob, config: RefreshConfig, inputs: Mapping[str, Path],
+        new: Mapping[str, Sequence[PreferencePair]],
+    ) -> "Refresh":  # fmt: skip
         """Check the earlier model, and choose the pairs of a run whose data has the pairs `new`.
 
         Raises:
@@ -72,12 +70,12 @@ class Refresh(NamedTuple):
         known = voted.released(known_prompts(inputs["previous_reward"]))
         old = voted.released(old_pairs(inputs, known))
         prompts: dict[str, Sequence[CanonicalRow]] = {
-            split: _last_of_each(_joined(known[split], old[split]), LOOSE) for split in SPLITS
+            split: _last_of_each(_joined(known[split], old[split]), loose) for split in SPLITS
         }
         splits = without_leaks(new, prompts)
         left_out = sum(len(new[split]) - len(rows) for split, rows in splits.items())
         splits["train"], earlier = voted.parted(splits["train"])
-        before = _last_of_each(_joined(old["train"], earlier), JUDGED)  # most are in both
+        before = _last_of_each(_joined(old["train"], earlier), judged)  # most are in both
         replay = replayed(config, job.seed, splits["train"], not_held_out(before, prompts))
         splits["train"] = _joined(splits["train"], replay)
         return cls(inputs["previous_reward"], splits, old, prompts, replay, left_out)
@@ -87,38 +85,76 @@ class Refresh(NamedTuple):
     ) -> dict[str, float]:
         """Compare both models on the old pairs, and write the result and the pairs for the next refresh to `artifact`.
 
-        Returns the metrics. Arguments are as for `refresh_report`.
+        Args:
+            model: the new model, for an ensemble the combined one.
+            samples: the SFT responses on which `scale`, the new model's, was measured.
+
+        Returns:
+            Metrics; one that is unknown is NaN, so that its gate fails. In `refresh.json` are: the calibration of both
+            models (`previous`, `new`), each at its own temperature; `gain`, the new accuracy minus the earlier one,
+            paired, with its 95 % interval clustered by prompt; `right_to_wrong` and `wrong_to_right`, the shares of
+            pairs whose order flipped; `correlation` (Pearson) of the scores of all responses; how many pairs were
+            `replayed` and `left_out`; and `scale`: the earlier model's as published (`then`), both models' on this
+            run's SFT responses, the new one divided by the earlier one (`ratio`), and the rise of the shift in units of
+            the earlier one (`shift_change`).
         """
-        found = refresh_report(job, self.previous, model, tokenizer, self.old["test"], samples, scale, artifact.parent)
-        found.numbers.update(replayed=len(self.replay), left_out=self.left_out)
-        write_json(artifact / "refresh.json", found.document())
-        for split, rows in (("train", self.replay), ("test", self.old["test"])):
+        then, test, pad_id = ScoreScale.read(self.previous), self.old["test"], tokenizer.pad_token_id
+        old_model = load_scorer(self.previous, job.runtime)[0]
+        encoded = encode_pairs(tokenizer, test, job.generation, folder=artifact.parent)
+        clusters = cluster_codes(hash8(prompt_key(row["prompt"])) for row in test).tolist()
+        before, after = (score_pairs(scorer, pad_id, encoded, job.runtime) for scorer in (old_model, model))
+        was, is_ = (correctness(scores[0] - scores[1]) for scores in (before, after))
+        judgements = Judgements.of(test, clusters)
+        models = {
+            name: calibration(scores[0] - scores[1], clusters, temperature, job.seed, BINS, judgements=judgements)
+            for name, scores, temperature in (("previous", before, then.temperature), ("new", after, scale.temperature))
+        }
+        here = ScoreScale.measure(score_sequences(old_model, pad_id, samples.ids, job.runtime), then.temperature)
+        numbers = gain_in_shares(is_, was, clusters).named("gain") | {
+            "right_to_wrong": float(((was == 1) & (is_ == 0)).mean()),
+            "wrong_to_right": float(((was == 0) & (is_ == 1)).mean()),
+            "correlation": float(pearsonr(before.ravel(), after.ravel()).statistic),
+            "replayed": len(self.replay),
+            "left_out": self.left_out,
+        }
+        ratio, change = scale.scale / here.scale, (scale.shift - here.shift) / here.scale
+        scales = {
+            name: {"shift": each.shift, "scale": each.scale}
+            for name, each in (("then", then), ("previous", here), ("new", scale))
+        }
+        document = {name: each.document() for name, each in models.items()} | numbers
+        write_json(artifact / "refresh.json", document | {"scale": scales | {"ratio": ratio, "shift_change": change}})
+        for split, rows in (("train", self.replay), ("test", test)):
             write_rows(artifact / KEPT / f"pairs.{split}.jsonl", rows)
         for split, prompts in self.prompts.items():
             write_rows(artifact / KEPT / f"prompts.{split}.jsonl", ({"prompt": row["prompt"]} for row in prompts))
-        return found.metrics()
+        numbers |= {"scale_ratio": ratio, "shift_change": change}
+        for name in ("accuracy", "brier", "ece"):
+            numbers |= {name: models["new"].numbers[name], f"{name}_previous": models["previous"].numbers[name]}
+        numbers["test_pairs"] = len(test)
+        return {f"reward/refresh_{name}": np.nan if value is None else float(value) for name, value in numbers.items()}
 
 
 class Voted(NamedTuple):
     """The pairs of a run's training data that people judged in earlier rounds; empty if there are none."""
 
     pairs: NDArray[np.uint64]
-    """Keys (`JUDGED`) of the judged pairs."""
+    """Keys (`judged`) of the judged pairs."""
     prompts: NDArray[np.uint64]
-    """Keys (`LOOSE`) of their prompts, which are no longer in the held-out sets."""
+    """Keys (`loose`) of their prompts, which are no longer in the held-out sets."""
 
     @classmethod
     def of(cls, train: Sequence[PreferencePair]) -> "Voted":
         """Find those among a run's training pairs."""
         rows = rows_at(train, [place for place, row in enumerate(train) if "judged_in" in row])
-        return cls(_keys(rows, JUDGED), _keys(rows, LOOSE))
+        return cls(_keys(rows, judged), _keys(rows, loose))
 
     def released(self, old: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
         """Return earlier runs' rows without those that were held out there and whose prompt is now trained on."""
         if not len(self.prompts):
             return dict(old)
         return {
-            split: rows if split == "train" else _where(rows, ~np.isin(_keys(rows, LOOSE), self.prompts))
+            split: rows if split == "train" else _where(rows, ~np.isin(_keys(rows, loose), self.prompts))
             for split, rows in old.items()
         }
 
@@ -130,7 +166,7 @@ class Voted(NamedTuple):
         """
         if not len(self.pairs):
             return rows, []
-        new = np.isin(_keys(rows, JUDGED), self.pairs)
+        new = np.isin(_keys(rows, judged), self.pairs)
         return _where(rows, new), _where(rows, ~new)
 
 
@@ -153,7 +189,7 @@ def old_pairs(inputs: Mapping[str, Path], known: Prompts) -> dict[str, Sequence[
     for split, rows in without_leaks(data, known).items():
         kept = _kept(inputs["previous_reward"], "pairs", split)
         if len(kept):
-            rows = _joined(rows, _where(kept, ~np.isin(_keys(kept, JUDGED), _keys(rows, JUDGED))))
+            rows = _joined(rows, _where(kept, ~np.isin(_keys(kept, judged), _keys(rows, judged))))
         out[split] = rows
     return out
 
@@ -167,7 +203,7 @@ def _joined(*parts: Sequence[Any]) -> JoinedRows:
     return JoinedRows([part if isinstance(part, JoinedRows) else JoinedRows([part]) for part in parts])
 
 
-def without_leaks(new: Pairs, old: Prompts) -> dict[str, Sequence[PreferencePair]]:
+def without_leaks(new: Mapping[str, Sequence[PreferencePair]], old: Prompts) -> dict[str, Sequence[PreferencePair]]:
     """Return `new` by split, without the pairs whose prompt is in another split of `old`.
 
     Training on a prompt of the old test split would inflate the new model's accuracy there. Testing or calibrating on a
@@ -178,11 +214,11 @@ def without_leaks(new: Pairs, old: Prompts) -> dict[str, Sequence[PreferencePair
     Raises:
         UserError: a split is left without pairs.
     """
-    stood = {split: np.unique(_keys(rows, LOOSE)) for split, rows in old.items() if len(rows)}
+    stood = {split: np.unique(_keys(rows, loose)) for split, rows in old.items() if len(rows)}
     out: dict[str, Sequence[PreferencePair]] = {}
     for split, rows in new.items():
         others = [keys for other, keys in stood.items() if other != split]
-        elsewhere = np.isin(_keys(rows, LOOSE), np.concatenate(others)) if others else np.zeros(len(rows), bool)
+        elsewhere = np.isin(_keys(rows, loose), np.concatenate(others)) if others else np.zeros(len(rows), bool)
         out[split] = _where(rows, ~elsewhere)
     for split, rows in out.items():
         if not len(rows):
@@ -201,123 +237,39 @@ def replayed(
 
     Old pairs that were judged again are not replayed; the new judgement replaces them.
     """
-    rows = _where(old, ~np.isin(_keys(old, JUDGED), _keys(new, JUDGED)))
+    rows = _where(old, ~np.isin(_keys(old, judged), _keys(new, judged)))
     wanted = min(len(rows), round(len(new) * config.replay / (1 - config.replay)))
     return rows_at(rows, sorted(seeded(seed, "reward", "replay").sample(range(len(rows)), wanted)))
 
 
 def not_held_out(rows: Sequence[PreferencePair], old: Prompts) -> Sequence[PreferencePair]:
     """Return `rows` without those whose prompt, or a near-duplicate, is in the calibration or test split of `old`."""
-    held_out = np.concatenate([_keys(old[split], LOOSE) for split in ("calibration", "test")])
-    return _where(rows, ~np.isin(_keys(rows, LOOSE), held_out))
+    held_out = np.concatenate([_keys(old[split], loose) for split in ("calibration", "test")])
+    return _where(rows, ~np.isin(_keys(rows, loose), held_out))
 
 
-LOOSE, JUDGED = "loose", "judged"
-"""Kinds of keys: of a prompt without its case, punctuation and white space, and of a pair's prompt and responses,
-whichever won."""
+def loose(row: CanonicalRow) -> bytes:
+    """Return the key of a prompt without its case, punctuation and white space."""
+    return hash8(loose_key(row["prompt"]))
 
 
-def _key(kind: str, row: CanonicalRow) -> bytes:
-    if kind == LOOSE:
-        return hash8(loose_key(row["prompt"]))
+def judged(row: CanonicalRow) -> bytes:
+    """Return the key of a pair's prompt and its two responses, whichever won."""
     return hash8("\0".join((prompt_key(row["prompt"]), *sorted(map(seen, (row["chosen"], row["rejected"]))))))
 
 
-def _keys(rows: Sequence[Any], kind: str) -> NDArray[np.uint64]:
+def _keys(rows: Sequence[Any], key: Callable[[CanonicalRow], bytes]) -> NDArray[np.uint64]:
     """Return the keys (n,) of rows."""
-    key = partial(_key, kind)
-    return rows.keys(kind, key) if isinstance(rows, JoinedRows) else keys_of(iter(rows), key)
+    return rows.keys(key.__name__, key) if isinstance(rows, JoinedRows) else keys_of(iter(rows), key)
 
 
 def _where(rows: Sequence[Any], kept: NDArray[np.bool_]) -> Sequence[Any]:
     return rows_at(rows, np.flatnonzero(kept).tolist())
 
 
-def _last_of_each(rows: JoinedRows, kind: str) -> JoinedRows:
+def _last_of_each(rows: JoinedRows, key: Callable[[CanonicalRow], bytes]) -> JoinedRows:
     """Return the last row with each key, in the order of the first ones."""
-    keys = _keys(rows, kind)
+    keys = _keys(rows, key)
     _, first = np.unique(keys, return_index=True)
     _, last = np.unique(keys[::-1], return_index=True)
     return rows.choose((len(keys) - 1 - last)[np.argsort(first)])
-
-
-class RefreshComparison(NamedTuple):
-    """The earlier and the new model on the old test pairs, and the scales of their scores."""
-
-    models: dict[str, Calibration]
-    """`previous` and `new`, each at its own temperature."""
-    numbers: Numbers
-    """`gain`, `gain_low` and `gain_high`: the new accuracy minus the earlier one, paired, with its 95 % interval
-    clustered by prompt; `right_to_wrong` and `wrong_to_right`: the shares of pairs whose order flipped; `correlation`
-    (Pearson) of the scores of all responses; how many pairs were `replayed` and `left_out`."""
-    scales: dict[str, ScoreScale]
-    """The earlier model's scale as published (`then`), and both models' scales on this run's SFT responses (`previous`,
-    `new`)."""
-
-    def change(self) -> dict[str, float]:
-        """Return the new scale divided by the earlier one, and the rise of the shift in units of the earlier scale."""
-        here, new = self.scales["previous"], self.scales["new"]
-        return {"ratio": new.scale / here.scale, "shift_change": (new.shift - here.shift) / here.scale}
-
-    def document(self) -> dict[str, object]:
-        """Return the content of `refresh.json`."""
-        scales = {name: {"shift": each.shift, "scale": each.scale} for name, each in self.scales.items()}
-        models = {name: each.document() for name, each in self.models.items()}
-        return {**models, **self.numbers, "scale": scales | self.change()}
-
-    def metrics(self) -> dict[str, float]:
-        """Return the run's metrics. An unknown one is NaN, so that its gate fails; a missing one would switch it
-        off."""
-        change = self.change()
-        found = self.numbers | {"scale_ratio": change["ratio"], "shift_change": change["shift_change"]}
-        for model, suffix in (("previous", "_previous"), ("new", "")):
-            found |= {f"{name}{suffix}": self.models[model].numbers[name] for name in ("accuracy", "brier", "ece")}
-        found["test_pairs"] = self.models["new"].numbers["pairs"]
-        return {f"reward/refresh_{name}": np.nan if value is None else float(value) for name, value in found.items()}
-
-
-def refresh_report(
-    job: RewardJob,
-    previous: Path,
-    model: Any,
-    tokenizer: Any,
-    test: Sequence[PreferencePair],
-    samples: ProbeTexts,
-    scale: ScoreScale,
-    folder: Path | None = None,
-) -> RefreshComparison:
-    """Compare the earlier and the new model on the old test pairs, and the scales of their scores.
-
-    Args:
-        previous: the earlier run's artifact. `model` is the new model, for an ensemble the combined one.
-        test: old pairs on which neither was trained.
-        samples: the SFT responses on which `scale`, the new model's, was measured.
-        folder: where to write a file of the tokens; None keeps them in memory.
-    """
-    then = ScoreScale.read(previous)
-    old_model = load_scorer(previous, job.runtime)[0]
-    encoded = encode_pairs(tokenizer, test, job.generation, folder=folder)
-    sides = encoded.chosen, encoded.rejected
-    clusters = cluster_codes(hash8(prompt_key(row["prompt"])) for row in test).tolist()
-
-    def raw(scorer: Any, sequences: Sequence[Sequence[int]]) -> Tensor:
-        return score_sequences(scorer, tokenizer.pad_token_id, sequences, job.runtime).double()
-
-    def both(scorer: Any) -> np.ndarray:
-        """Return raw scores (2, N): chosen, rejected."""
-        return np.stack([raw(scorer, side).numpy() for side in sides])
-
-    before, after = both(old_model), both(model)
-    was, is_ = (correctness(scores[0] - scores[1]) for scores in (before, after))
-    judged = Judgements.of(test, clusters)
-    models = {
-        name: calibration(scores[0] - scores[1], clusters, temperature, job.seed, BINS, judgements=judged)
-        for name, scores, temperature in (("previous", before, then.temperature), ("new", after, scale.temperature))
-    }
-    here = ScoreScale.measure(raw(old_model, samples.ids), then.temperature)
-    numbers = gain_in_shares(is_, was, clusters).named("gain") | {
-        "right_to_wrong": float(((was == 1) & (is_ == 0)).mean()),
-        "wrong_to_right": float(((was == 0) & (is_ == 1)).mean()),
-        "correlation": float(pearsonr(before.ravel(), after.ravel()).statistic),
-    }
-    return RefreshComparison(models, numbers, {"then": then, "previous": here, "new": scale})

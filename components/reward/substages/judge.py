@@ -7,16 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from components.base.errors import UserError
-from components.base.hashing import hash8
 from components.base.jsonl import write_rows
 from components.base.observe import Observe
-from components.data.rows import CanonicalRow
-from components.data.splits import SPLITS, loose_key, prompt_key
+from components.data.splits import SPLITS
 from components.data.tables.published import read_split
-from components.data.words import seen
 from components.reward.config import JudgeJob
 from components.reward.pairs import PreferencePair, check_votes
-from components.reward.refresh.compare import old_pairs
+from components.reward.refresh.compare import judged, loose, old_pairs
 from components.reward.stage import train_on
 from components.training.loop import torch_seed
 
@@ -78,24 +75,19 @@ def own_pairs(
     """
     data = inputs["data"]
     old: Iterable[PreferencePair] = old_pairs(inputs, {})["train"] if "previous_data" in inputs else ()
-    trains = {_judged(row) for row in chain(read_split(data / "pairs.train"), old)}
+    trains = {judged(row) for row in chain(read_split(data / "pairs.train"), old)}
     held_out = {
-        hash8(loose_key(row["prompt"]))
+        loose(row)
         for kind in ("pairs", "prompts") for split in SPLITS[1:] for row in read_split(data / f"{kind}.{split}")
     }  # fmt: skip
     kept, left_out = list[PreferencePair](), list[dict[str, object]]()
     for row in pairs:
-        reason = SHARED if _judged(row) in trains else HELD_OUT if hash8(loose_key(row["prompt"])) in held_out else ""
+        reason = SHARED if judged(row) in trains else HELD_OUT if loose(row) in held_out else ""
         if reason:
             left_out.append({"source": row["source"], "row": row["row"], "reason": reason})
         else:
             kept.append(row)
     return kept, left_out
-
-
-def _judged(row: CanonicalRow) -> bytes:
-    """Return an identifier that is equal for pairs of the same prompt and the same two responses, in either order."""
-    return hash8("\0".join((prompt_key(row["prompt"]), *sorted(map(seen, (row["chosen"], row["rejected"]))))))
 
 
 def judge_metrics(metrics: Mapping[str, float]) -> dict[str, float]:

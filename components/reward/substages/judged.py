@@ -10,8 +10,7 @@ from components.base.jsonl import read_rows, write_json, write_rows
 from components.base.observe import Observe
 from components.models.batching import encode_prompt, encode_response
 from components.reward.config import JudgedJob
-from components.reward.loading import load_scorer
-from components.reward.scoring import ScoreScale, score_sequences
+from components.reward.scoring import ScoreScale, load_scorer, score_sequences
 
 SCORES = "scores.jsonl"
 """A line for each item of the sheet: `item`, and the raw scores `a` and `b` of its two responses."""

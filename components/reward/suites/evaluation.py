@@ -46,7 +46,7 @@ def judged_by_suites(inputs: Mapping[str, Path], scorer: RewardScorer, out: Path
 
     Returns:
         `reward/suite_NAME` (accuracy) and of each subset `reward/suite_NAME/SUBSET`, each with `_low` and `_high`;
-        `reward/suite_accuracy_low`, the lowest lower end of a whole suite.
+        `reward/suite_accuracy_low`, the lowest lower end of a whole suite; 0 if one is unknown.
     """
     named = {name.partition("/")[2]: path for name, path in sorted(inputs.items()) if name.startswith(f"{SUITES}/")}
     if not named:
@@ -56,7 +56,7 @@ def judged_by_suites(inputs: Mapping[str, Path], scorer: RewardScorer, out: Path
     for folder in ("artifact", "attachments"):
         (out / folder).mkdir(exist_ok=True)
         write_json(out / folder / FILE, found)
-    metrics = {"reward/suite_accuracy_low": min(_low(each["overall"]) for each in found.values())}
+    metrics = {"reward/suite_accuracy_low": min(each["overall"]["accuracy_low"] or 0.0 for each in found.values())}
     for name, each in found.items():
         metrics |= _accuracy(f"reward/suite_{name}", each["overall"])
         largest = sorted(each["subsets"].items(), key=lambda item: -item[1]["pairs"])
@@ -64,11 +64,6 @@ def judged_by_suites(inputs: Mapping[str, Path], scorer: RewardScorer, out: Path
             for subset, numbers in largest[:MOST_SUBSETS]:
                 metrics |= _accuracy(f"reward/suite_{name}/{_UNSAFE.sub('_', subset)[:60]}", numbers)
     return metrics
-
-
-def _low(numbers: Mapping[str, Any]) -> float:
-    """Return the lower end of an accuracy; 0 if it is unknown, as with pairs of a single prompt."""
-    return 0.0 if numbers["accuracy_low"] is None else float(numbers["accuracy_low"])
 
 
 def _accuracy(name: str, numbers: Mapping[str, Any]) -> dict[str, float]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from components.reward.config import BINS
 from components.reward.evaluation.length import balanced_length_accuracy
 from components.stats.calibration.measure import calibration, correctness
-from components.stats.intervals import FloatArray, Interval, clustered_mean, clustered_proportion
+from components.stats.intervals import FloatArray, clustered_mean, clustered_proportion
 
 FEWEST = 100
 """Fewest pairs of a subset whose calibration error is reported; with fewer it is mostly noise."""
@@ -55,26 +55,18 @@ def _of(scores: FloatArray, tokens: NDArray[np.int64], clusters: Sequence[str], 
     out: dict[str, Any] = {
         "pairs": margins.size,
         "prompts": prompts,
-        **_known(clustered_proportion(right, clusters), "accuracy"),
-        **_known(clustered_mean(np.logaddexp(0, -margins / temperature), clusters), "log_loss"),
-        **_known(clustered_mean(np.square(wrong), clusters), "brier"),
+        **clustered_proportion(right, clusters).named("accuracy"),
+        **clustered_mean(np.logaddexp(0, -margins / temperature), clusters).named("log_loss"),
+        **clustered_mean(np.square(wrong), clusters).named("brier"),
         "chosen_tokens": float(tokens[0].mean()),
         "rejected_tokens": float(tokens[1].mean()),
         "length_accuracy": float(correctness(gap).mean()),
-        **_known(by_side["chosen_longer"], "accuracy_chosen_longer"),
-        **_known(by_side["chosen_shorter"], "accuracy_chosen_shorter"),
-        **_known(by_side["balanced"], "balanced_length_accuracy"),
+        **by_side["chosen_longer"].named("accuracy_chosen_longer"),
+        **by_side["chosen_shorter"].named("accuracy_chosen_shorter"),
+        **by_side["balanced"].named("balanced_length_accuracy"),
     }
     if margins.size >= FEWEST and prompts >= FEWEST_PROMPTS:
         numbers = calibration(margins, clusters, temperature, seed=0, bins=BINS).numbers
-        out |= {name: _finite(numbers[name]) for name in _CALIBRATION}
+        known = {name: value for name in _CALIBRATION if (value := numbers[name]) is not None and np.isfinite(value)}
+        out |= dict.fromkeys(_CALIBRATION) | known
     return out
-
-
-def _known(interval: Interval, name: str) -> dict[str, float | None]:
-    ends = zip((name, f"{name}_low", f"{name}_high"), interval, strict=True)
-    return {key: _finite(value) for key, value in ends}
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and np.isfinite(value) else None

@@ -15,8 +15,7 @@ from components.models.chat.rendering import rendered_conversation
 from components.models.runtime import Runtime, autocast
 from components.models.tokenizers import try_template
 from components.models.weights import load_from, load_whole
-from components.reward.loading import load_scorer
-from components.reward.scoring import RewardEnsemble, ScoreScale, score_sequences
+from components.reward.scoring import RewardEnsemble, ScoreScale, load_scorer, score_sequences
 from components.training.loop import seeded
 
 UNLIMITED = 1 << 30

@@ -159,7 +159,7 @@ def calibration(
     everything = np.ones(d.size, dtype=np.bool_)
     cells = cells_of([everything, everything], [by_mass, by_width], bins)
     nulls = ece_nulls(d / temperature, judged, cells, np.array([d.size, d.size]), seed, draws)
-    slope_null_ends = slope_null(d / temperature, judged, nulls.wrong)
+    slope_null_low, slope_null_high = slope_null(d / temperature, judged, nulls.wrong)
     numbers: Numbers = {
         "pairs": int(d.size),
         "prompts": int(codes.max()) + 1,
@@ -170,8 +170,8 @@ def calibration(
         "slope_low": slope.low,
         "slope_high": slope.high,
         "slope_capped": slope.capped,
-        "slope_null_low": slope_null_ends.low,
-        "slope_null_high": slope_null_ends.high,
+        "slope_null_low": slope_null_low,
+        "slope_null_high": slope_null_high,
         "ece_before": expected_calibration_error(before, right, equal_mass_bins(before, bins)),
         "ece_width_before": expected_calibration_error(before, right, equal_width_bins(before, bins)),
     }

@@ -22,7 +22,7 @@ from scipy.sparse import csr_array
 from scipy.special import expit
 from scipy.stats import chi2, rankdata
 
-from components.stats.calibration.slope import SlopeNull, slope_where
+from components.stats.calibration.slope import slope_where
 from components.stats.intervals import LEVEL, FloatArray, cluster_codes, t_quantile
 
 _CHUNK_CELLS = 2_000_000
@@ -184,25 +184,27 @@ def joint_quantiles(null: FloatArray) -> FloatArray:
     return np.quantile(null, min(1.0, float(np.quantile(worst, 0.95))), axis=0, method="higher")
 
 
-def slope_null(logits: FloatArray, judgements: Judgements, wrong: FloatArray) -> SlopeNull:
-    """Return the interval that contains 95 % of the slopes of a model whose confidences are true.
+def slope_null(
+    logits: FloatArray, judgements: Judgements, wrong: FloatArray
+) -> tuple[float, float] | tuple[None, None]:
+    """Return the ends of the interval that contains 95 % of the slopes of a model whose confidences are true.
 
     The slope depends on the outcomes only through W, the sum of |d| over the wrong pairs (`slope_where`). So the ends
     are the slopes at the quantiles of W over the draws `wrong` (see `Nulls`). Where a prompt has pairs that were judged
     separately, a second interval is W's expectation -+ t_{C-1} times its clustered standard error, and the wider of the
-    two is returned. Unknown where every logit is 0, or where there is one prompt and its pairs were judged separately.
+    two is returned. None where every logit is 0, or where there is one prompt and its pairs were judged separately.
     """
     size = np.abs(logits)
     if not size.any():
-        return SlopeNull()
+        return None, None
     high, low = (float(end) for end in np.quantile(wrong, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]))
     if judgements.unknown_dependence:
         count = int(judgements.prompts.max()) + 1
         if count < 2:
-            return SlopeNull()
+            return None, None
         fitted = slope_where(size, float(size[logits < 0].sum()))
         parts_of = np.bincount(judgements.prompts, weights=size * ((logits < 0) - expit(-fitted * size)))
         half = t_quantile(LEVEL, count) * np.sqrt(count / (count - 1) * np.square(parts_of).sum())
         expected = float((size * expit(-size)).sum())
         low, high = max(low, expected + half), min(high, expected - half)
-    return SlopeNull(slope_where(size, low), slope_where(size, high))
+    return slope_where(size, low), slope_where(size, high)

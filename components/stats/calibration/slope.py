@@ -23,13 +23,6 @@ class Slope(NamedTuple):
     capped: bool = False
 
 
-class SlopeNull(NamedTuple):
-    """The interval that contains 95 % of a perfectly calibrated model's slopes; None where it is unknown."""
-
-    low: float | None = None
-    high: float | None = None
-
-
 def recalibration_slope(margins: ArrayLike, clusters: Iterable[Hashable]) -> Slope:
     """Return the slope b of the logistic regression, without intercept, of the outcome on the logit d: 1 if calibrated.
 

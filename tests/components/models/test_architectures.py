@@ -50,8 +50,7 @@ from components.models.runtime import Runtime
 from components.models.sampling import Samples
 from components.models.tokenizers import texts_of, train_tokenizer
 from components.ppo import evaluate
-from components.reward.loading import load_scorer
-from components.reward.scoring import score_sequences
+from components.reward.scoring import load_scorer, score_sequences
 from components.sft.demonstrations import check_packing
 from tests.chat_templates import FORMS
 

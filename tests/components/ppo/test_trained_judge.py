@@ -15,8 +15,7 @@ from components.ppo import models as ppo_models
 from components.ppo.evaluate import evaluate_last, respond
 from components.ppo.models import Models
 from components.reward.config import JudgeConfig, JudgeJob
-from components.reward.loading import load_scorer
-from components.reward.scoring import ScoreScale, score_sequences
+from components.reward.scoring import ScoreScale, load_scorer, score_sequences
 from components.reward.substages.judge import run as train_judge
 from components.stats.intervals import paired_gain
 from tests.splits import published, write_split

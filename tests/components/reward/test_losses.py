@@ -60,14 +60,6 @@ def test_a_hopeless_pair_has_a_finite_loss_and_gradient() -> None:
     assert difference.grad.item() == pytest.approx(-1)
 
 
-def test_a_soft_label_weighs_both_sides_of_the_difference() -> None:
-    """The difference is 0.5; p = 3/4."""
-    chosen, rejected = torch.tensor([[1.0], [1.0]]), torch.tensor([[0.5], [0.5]])
-    shares = torch.tensor([[1.0], [0.75]])
-    soft = 0.75 * 0.4740770 + 0.25 * 0.9740770
-    assert pair_losses(chosen, rejected, shares).tolist() == pytest.approx([0.4740770, soft], abs=1e-6)
-
-
 def test_the_heads_of_a_pair_add_up_and_one_without_votes_is_left_out() -> None:
     chosen = torch.tensor([[math.log(3), 7.0], [1.0, 0.0]], requires_grad=True)
     rejected = torch.tensor([[0.0, -1e4], [1.0, math.log(3)]])
@@ -84,14 +76,3 @@ def test_weights_count_a_pair_so_many_times() -> None:
     values, weights = torch.tensor([1.0, 4.0, 10.0]), torch.tensor([1.0, 0.5, 0.25])
     assert weighted_mean(values, weights).item() == pytest.approx((4 * 1 + 2 * 4 + 10) / 7)
     assert torch.equal(weighted_mean(values, torch.ones(3)), values.mean())
-
-
-@pytest.mark.parametrize(("share", "expected"), [(0.7, math.log(7 / 3)), (0.5, 0.0), (0.9, math.log(9))])
-def test_scores_learn_to_differ_by_the_log_odds_of_the_votes(share: float, expected: float) -> None:
-    scores = torch.zeros(2, 1, requires_grad=True)
-    for _ in range(400):
-        (loss,) = pair_losses(scores[:1], scores[1:], torch.tensor([[share]]))
-        (gradient,) = torch.autograd.grad(loss, scores)
-        with torch.no_grad():
-            scores -= 2 * gradient
-    assert (scores[0] - scores[1]).item() == pytest.approx(expected, abs=1e-4)

@@ -12,15 +12,8 @@ from components.base.errors import CheckFailed
 from components.models.batching import pad
 from components.models.runtime import Runtime
 from components.reward import pair_scores
-from components.reward.pair_scores import (
-    check_packed,
-    pack,
-    packed_length,
-    packed_scores,
-    separate_scores,
-    shared_tokens,
-)
-from components.reward.pairs import Pair
+from components.reward.pair_scores import check_packed, pack, packed_scores, separate_scores
+from components.reward.pairs import Pair, Pairs, longer, packed_length, shared_tokens
 from components.reward.train import fit_model, start_model
 
 TOKENS = st.lists(st.integers(3, 6), max_size=6)
@@ -113,8 +106,17 @@ def test_a_window_that_only_the_longest_sequences_exceed_is_seen_before_training
     within = [Pair([i, *range(3, 13)], [i + 1, *range(13, 23)]) for i in range(30, 36)]  # 11 + 11 tokens in a row
     beyond = Pair([*range(3, 20), 1], [*range(3, 20), 2])  # 17 + 1 + 1
 
-    def train(pairs: list[Pair], name: str, **options: Any) -> None:
-        fit_model(stages.job("reward", **options), windowed, pairs, 0, tmp_path / name, lambda *args, **rest: None)
+    class Given(Pairs):
+        def _encoded(self, rows: Any) -> list[Pair]:
+            return list(rows)
+
+        def longest(self, count: int) -> list[Pair]:
+            return sorted(self, key=longer)[-count:]
+
+    def train(rows: Any, name: str, **options: Any) -> None:
+        job = stages.job("reward", **options)
+        pairs = Given(None, rows, job.generation, job.reward, tmp_path)
+        fit_model(job, windowed, pairs, 0, tmp_path / name, lambda *args, **rest: None)
 
     train(within, "within")
     windowed.eval()

@@ -12,82 +12,16 @@ from components.stats.intervals import (
     clustered_mean,
     clustered_proportion,
     clustered_ratio,
-    fleiss_kappa,
     gain_in_shares,
     jackknifed_ratio,
     paired_gain,
 )
-
-# 10 subjects, 14 raters, 5 categories: the worked example of Wikipedia's "Fleiss' kappa", stated there as 0.210.
-WIKIPEDIA = [
-    [0, 0, 0, 0, 14], [0, 2, 6, 4, 2], [0, 0, 3, 5, 6], [0, 3, 9, 2, 0], [2, 2, 8, 1, 1],
-    [7, 7, 0, 0, 0], [3, 2, 6, 3, 0], [2, 5, 3, 2, 2], [6, 5, 2, 1, 0], [0, 2, 2, 3, 7],
-]  # fmt: skip
-# Fleiss 1971, table 1: 30 patients, 6 psychiatrists, 5 diagnoses; the paper's kappa is 0.430.
-FLEISS_1971 = [
-    [0, 0, 0, 6, 0], [0, 3, 0, 0, 3], [0, 1, 4, 0, 1], [0, 0, 0, 0, 6], [0, 3, 0, 3, 0], [2, 0, 4, 0, 0],
-    [0, 0, 4, 0, 2], [2, 0, 3, 1, 0], [2, 0, 0, 4, 0], [0, 0, 0, 0, 6], [1, 0, 0, 5, 0], [1, 1, 0, 4, 0],
-    [0, 3, 3, 0, 0], [1, 0, 0, 5, 0], [0, 2, 0, 3, 1], [0, 0, 5, 0, 1], [3, 0, 0, 1, 2], [5, 1, 0, 0, 0],
-    [0, 2, 0, 4, 0], [1, 0, 2, 0, 3], [0, 0, 0, 0, 6], [0, 1, 0, 5, 0], [0, 2, 0, 1, 3], [2, 0, 0, 4, 0],
-    [1, 0, 0, 4, 1], [0, 5, 0, 1, 0], [4, 0, 0, 0, 2], [0, 2, 0, 4, 0], [1, 0, 5, 0, 0], [0, 0, 0, 0, 6],
-]  # fmt: skip
-
-
-def test_a_ratio_of_sums_has_the_interval_that_resampled_clusters_have() -> None:
-    rng = np.random.default_rng(3)
-    clusters = np.repeat(np.arange(200), 3)
-    tokens = rng.integers(1, 60, 600)
-    kl = tokens * (0.05 + 0.03 * rng.standard_normal(200)[clusters]) + 0.2 * rng.standard_normal(600)
-    found = clustered_ratio(kl, tokens, clusters)
-    assert found.value == pytest.approx(kl.sum() / tokens.sum())
-    sums = np.stack([np.bincount(clusters, w) for w in (kl, tokens)])
-    drawn = sums[:, rng.integers(0, 200, (4000, 200))].sum(2)
-    low, high = np.quantile(drawn[0] / drawn[1], [0.025, 0.975])
-    assert (found.low, found.high) == pytest.approx((low, high), abs=0.1 * (high - low))
-    assert clustered_ratio(kl, np.ones(600), clusters) == pytest.approx(clustered_mean(kl, clusters))
-    with pytest.raises(ValueError, match="differ in shape"):
-        clustered_ratio(kl, tokens[1:], clusters)
-
-
-def test_kappa_is_the_published_value_of_both_worked_examples() -> None:
-    assert fleiss_kappa(WIKIPEDIA) == pytest.approx(0.210, abs=5e-4)
-    assert fleiss_kappa(FLEISS_1971) == pytest.approx(0.430, abs=5e-4)
 
 
 def test_an_interval_names_both_ends_or_neither() -> None:
     assert Interval(1.0, 0.5, 1.5).ends == [0.5, 1.5]
     assert Interval(1.0, float("nan"), 1.5).ends is None and Interval(1.0, 0.5, float("inf")).ends is None
     assert Interval(1.0, float("nan"), 1.5).named("x") == {"x": 1.0, "x_low": None, "x_high": 1.5}
-
-
-def test_kappa_is_1_for_agreement_0_for_coin_flips_and_nan_where_undefined() -> None:
-    assert fleiss_kappa([[3, 0], [0, 3], [3, 0]]) == 1.0
-    coins = np.random.default_rng(0).binomial(5, 0.5, size=20_000)
-    assert fleiss_kappa(np.stack([coins, 5 - coins], 1)) == pytest.approx(0.0, abs=0.01)
-    assert np.isnan(fleiss_kappa([[3, 0], [3, 0]]))
-    assert np.isnan(fleiss_kappa([[1, 0], [0, 1]]))
-    assert np.isnan(fleiss_kappa(np.zeros((0, 2))))
-    with pytest.raises(ValueError, match="whole numbers"):
-        fleiss_kappa([[1.5, 0.5]])
-
-
-def test_items_with_missing_ratings_keep_kappa_and_unrated_items_change_nothing() -> None:
-    rng = np.random.default_rng(1)
-    truth = rng.integers(0, 2, size=6000)
-    votes = np.where(rng.random((6000, 5)) < 0.8, truth[:, None], 1 - truth[:, None])
-    present = rng.random((6000, 5)) < 0.7
-    full = np.stack([(votes == 0).sum(1), (votes == 1).sum(1)], 1)
-    thinned = np.stack([((votes == 0) & present).sum(1), ((votes == 1) & present).sum(1)], 1)
-    assert fleiss_kappa(thinned) == pytest.approx(fleiss_kappa(full), abs=0.03)
-    assert fleiss_kappa([*WIKIPEDIA, [0] * 5]) == fleiss_kappa(WIKIPEDIA)
-
-
-def test_interval_of_a_hand_computed_example() -> None:
-    # Clusters (1, 0) and (1): mean 2/3, residual sums -1/3 and 1/3, variance 2 * (2/9) / 9 = 4/81; t_1(0.975) = 12.706.
-    interval = clustered_mean([1, 0, 1], ["p", "p", "q"])
-    assert interval.value == pytest.approx(2 / 3)
-    assert interval.high - interval.value == pytest.approx(12.7062 * 2 / 9, abs=1e-4)
-    assert interval.value - interval.low == pytest.approx(12.7062 * 2 / 9, abs=1e-4)
 
 
 @pytest.mark.parametrize("interval_of", [clustered_mean, clustered_proportion])
@@ -208,10 +142,6 @@ def test_auroc_of_values_copied_within_a_cluster_is_no_surer_and_perfect_separat
     assert copied == pytest.approx(once, abs=1e-12)
     apart = clustered_auroc([2.0, 3.0, 4.0], [0.0, 1.0, 1.5], range(3), range(3))
     assert apart.value == 1.0 == apart.high and apart.low < 0.6
-
-
-def test_an_unknown_end_is_null_in_json() -> None:
-    assert clustered_mean([1.0, 2.0], ["a", "a"]).named("x") == {"x": 1.5, "x_low": None, "x_high": None}
 
 
 def test_a_ratios_interval_is_that_of_a_regression_through_the_origin_and_covers_the_truth() -> None:

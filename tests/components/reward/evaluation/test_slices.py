@@ -9,14 +9,14 @@ from scipy.special import expit
 
 from components.gates.judging import GatesConfig, judge
 from components.reward.evaluation import slices
-from components.reward.evaluation.slices import BINS, SMALLEST, Pairs, slice_report, slices_of
-from components.stats.calibration.measure import calibration, equal_mass_bins, fit_temperature
-from components.stats.calibration.nulls import Judgements, cells_of, ece_nulls, joint_quantiles
+from components.reward.evaluation.slices import BINS, SMALLEST, ScoredPairs, slice_report, slices_of
+from components.stats.calibration.measure import calibration, fit_temperature
+from components.stats.calibration.nulls import joint_quantiles
 
 THRESHOLDS = {"slice_ece_excess": 0.0, "slice_accuracy_low": 0.5, "ece": 0.05, "calibration_slope": (0.8, 1.25)}
 
 
-def simulated(seed: int, n: int = 2000, long: float = 1.0) -> Pairs:
+def simulated(seed: int, n: int = 2000, long: float = 1.0) -> ScoredPairs:
     """Pairs whose logits are true, but for a factor `long` on the longest quarter of them."""
     rng = np.random.default_rng(seed)
     tokens = rng.integers(5, 60, size=(2, n))
@@ -31,14 +31,14 @@ def simulated(seed: int, n: int = 2000, long: float = 1.0) -> Pairs:
          "category": f"c{i % 4}"}
         for i, (a, b, v) in enumerate(zip(*tokens, votes, strict=True))
     ]  # fmt: skip
-    return Pairs(rows, tokens, np.stack([margin, np.zeros(n)]))
+    return ScoredPairs(rows, tokens, np.stack([margin, np.zeros(n)]))
 
 
-def report(pairs: Pairs, temperature: float = 1.0) -> dict[str, Any]:
+def report(pairs: ScoredPairs, temperature: float = 1.0) -> dict[str, Any]:
     return slice_report(pairs, range(len(pairs.rows)), temperature, seed=0, draws=2000).document()
 
 
-def failed(pairs: Pairs, temperature: float = 1.0, reported: dict[str, Any] | None = None) -> list[str]:
+def failed(pairs: ScoredPairs, temperature: float = 1.0, reported: dict[str, Any] | None = None) -> list[str]:
     overall = calibration(pairs.scores[0], range(len(pairs.rows)), temperature, seed=0, draws=200).numbers
     found = overall | (reported or report(pairs, temperature))
     metrics = {f"reward/{name}": value for name, value in found.items() if isinstance(value, float)}
@@ -74,31 +74,6 @@ def test_a_model_that_ranks_long_answers_backwards_fails_on_the_accuracy_of_that
     assert "reward.slice_accuracy_low" in failed(pairs, reported=found)
 
 
-def test_chance_takes_any_slice_over_its_corrected_null_in_5_percent_of_runs_and_more_without_correction() -> None:
-    """Fresh draws from the confidences are what a model without fault would be measured at."""
-    pairs = simulated(0, n=900)
-    members = [each.inside for each in slices_of(pairs) if not each.after_label]
-    logits, alone = pairs.scores[0], Judgements.alone(np.arange(900))
-    confidence = expit(np.abs(logits))
-    cells = cells_of(members, [equal_mass_bins(confidence[inside], BINS) for inside in members], BINS)
-    sizes = np.array([inside.sum() for inside in members])
-    null, fresh = (ece_nulls(logits, alone, cells, sizes, seed, 2000).simulated for seed in (1, 2))
-    over = (fresh > joint_quantiles(null)).mean(axis=0)
-    assert 0.035 <= (fresh > joint_quantiles(null)).any(axis=1).mean() <= 0.07
-    assert over.max() < 3 * over.min() + 0.005, "no slice is judged more strictly than another"
-    assert (fresh > np.quantile(null, 0.95, axis=0)).any(axis=1).mean() > 0.25
-
-
-def test_the_null_of_one_slice_is_that_of_the_whole_report() -> None:
-    pairs = simulated(7, n=800)
-    logits, everything = pairs.scores[0], np.ones(800, dtype=bool)
-    bin_of = equal_mass_bins(expit(np.abs(logits)), BINS)
-    cells = cells_of([everything], [bin_of], BINS)
-    null = ece_nulls(logits, Judgements.alone(np.arange(800)), cells, np.array([800]), 0, 4000)
-    expected = calibration(logits, range(800), 1.0, 0, BINS, draws=4000).numbers["ece_null_95"]
-    assert null.quantile(0.95) == pytest.approx(expected, rel=0.04)
-
-
 def test_slices_that_take_the_label_to_tell_are_reported_and_not_judged() -> None:
     """The longer wins with a chance of 0.65 and the model says so: perfect, and wrong whenever the shorter won."""
     n = 2000
@@ -107,7 +82,7 @@ def test_slices_that_take_the_label_to_tell_are_reported_and_not_judged() -> Non
     tokens = np.where(rng.random(n) < 0.65, tokens, tokens[::-1])
     margin = np.log(0.65 / 0.35) * np.sign(tokens[0] - tokens[1])
     rows = [{"chosen": "x" * int(a), "rejected": "x" * int(b)} for a, b in tokens.T]
-    found = report(Pairs(rows, tokens, np.stack([margin, np.zeros(n)])))
+    found = report(ScoredPairs(rows, tokens, np.stack([margin, np.zeros(n)])))
     longer, shorter = by_name(found, "chosen is")
     assert (longer["accuracy"], shorter["accuracy"]) == (1.0, 0.0)
     assert min(longer["ece"], shorter["ece"]) > 0.3 and not longer["judged"] and not shorter["judged"]
@@ -160,7 +135,7 @@ def test_pairs_with_a_cut_response_are_a_judged_slice_where_there_are_any() -> N
 def test_votes_are_unanimous_clear_and_narrow() -> None:
     votes = [(5, 5), (3, 3), (4, 5), (3, 4), (2, 3), (3, 5), (None, None)]
     rows = [{"chosen": "a", "rejected": "bb", "votes_chosen": c, "votes": v} for c, v in votes]
-    pairs = Pairs(rows, np.ones((2, 7), dtype=int), np.zeros((2, 7)))
+    pairs = ScoredPairs(rows, np.ones((2, 7), dtype=int), np.zeros((2, 7)))
     found = {each.name: np.flatnonzero(each.inside).tolist() for each in slices_of(pairs) if each.kind == "vote"}
     assert found == {"unanimous": [0, 1], "clear": [2, 3], "narrow": [4, 5]}
 

@@ -245,16 +245,6 @@ def test_pairs_of_prompts_that_stood_in_another_split_are_left_out_and_counted(
         without_leaks(new | {"train": old["test"]}, old)
 
 
-def test_a_second_refresh_still_knows_the_pairs_of_the_first_run(stages: Any, fresh: Path, tmp_path: Path) -> None:
-    after(stages, stages.inputs["reward"], data=fresh).run("reward", tmp_path / "second", **REFRESH)
-    rows = desk_pairs(9, 50, "Third.")
-    newest = copied(fresh, tmp_path / "newest", train=rows[:20], calibration=rows[20:35], test=rows[35:])
-    run = after(stages, tmp_path / "second" / "artifact", data=newest, previous_data=fresh)
-    metrics = run.run("reward", tmp_path / "third", refresh={"from_run": "any", "replay": 0.9})
-    assert metrics["reward/refresh_test_pairs"] == 30 + 30
-    assert metrics["reward/refresh_replayed"] == 60 + 20, "the second run's pairs, and those that it replayed"
-
-
 def test_what_a_refresh_left_out_and_what_was_trained_on_before_it_are_known_to_all_later_ones(
     stages: Any, fresh: Path, tmp_path: Path
 ) -> None:

@@ -52,6 +52,13 @@ def test_a_judge_learns_from_no_pair_of_the_rewards_whatever_its_label_and_from_
     assert [(row["source"], row["row"]) for row in left_out] == [("careful", number) for number in (1, 2, 4, 5)]
 
 
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A judge's own pairs."""
+    rows = generate_careful(5, SupportDeskConfig(judge_pairs=80))
+    return write(tmp_path / "own", train=rows[:40], calibration=rows[40:60], test=rows[60:])
+
+
 def job(stages: Any, **options: Any) -> JudgeJob:
     return JudgeJob(**dict(stages.job("reward")), judge=JudgeConfig(**options))
 
@@ -67,10 +74,8 @@ def test_where_no_pair_is_left_the_error_names_the_first_and_says_what_to_do(sta
 
 
 def test_a_judge_is_a_reward_model_with_metrics_and_curves_of_its_own(
-    stages: Any, tmp_path: Path, runtime: Runtime
+    stages: Any, own: Path, tmp_path: Path, runtime: Runtime
 ) -> None:
-    rows = generate_careful(5, SupportDeskConfig(judge_pairs=80))
-    own = write(tmp_path / "own", train=rows[:40], calibration=rows[40:60], test=rows[60:])
     observed: set[str] = set()
 
     def observe(step: int, metrics: Any, total: Any = None, **_: Any) -> None:
@@ -88,9 +93,7 @@ def test_a_judge_is_a_reward_model_with_metrics_and_curves_of_its_own(
     assert float((mine - its).norm()) > 1, "its head was drawn anew, not the reward model's trained a little otherwise"
 
 
-def test_a_judges_numbers_are_those_that_the_reward_stage_gives_for_its_pairs(stages: Any, tmp_path: Path) -> None:
-    rows = generate_careful(5, SupportDeskConfig(judge_pairs=80))
-    own = write(tmp_path / "own", train=rows[:40], calibration=rows[40:60], test=rows[60:])
+def test_a_judges_numbers_are_those_of_the_reward_stage(stages: Any, own: Path, tmp_path: Path) -> None:
     mine = job(stages)
     found = judge.run(mine, {**stages.inputs, "judge_data": own}, tmp_path / "judge", lambda *_, **__: None)
     for split in SPLITS:  # the scale is measured on the run's own prompts
@@ -104,9 +107,7 @@ def test_a_judges_numbers_are_those_that_the_reward_stage_gives_for_its_pairs(st
     }
 
 
-def test_an_interrupted_judge_ends_with_the_same_bytes(stages: Any, tmp_path: Path, digests: Any) -> None:
-    rows = generate_careful(5, SupportDeskConfig(judge_pairs=80))
-    own = write(tmp_path / "own", train=rows[:48], calibration=rows[48:64], test=rows[64:])
+def test_an_interrupted_judge_ends_with_the_same_bytes(stages: Any, own: Path, tmp_path: Path, digests: Any) -> None:
     inputs = {**stages.inputs, "judge_data": own}
     judge.run(job(stages), inputs, tmp_path / "whole", lambda *_, **__: None)
     with pytest.raises(KeyboardInterrupt):

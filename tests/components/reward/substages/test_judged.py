@@ -10,9 +10,8 @@ from components.base.jsonl import read_rows, write_rows
 from components.models.folders import load_reward_model
 from components.models.runtime import Runtime
 from components.reward.config import JudgedJob
-from components.reward.loading import load_scorer
 from components.reward.pairs import encode_pairs
-from components.reward.scoring import ScoreScale, score_sequences
+from components.reward.scoring import ScoreScale, load_scorer, score_sequences
 from components.reward.substages.judged import run
 from tests.components.conftest import GENERATION, silent
 

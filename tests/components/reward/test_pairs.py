@@ -1,4 +1,4 @@
-"""Pairs that are turned into tokens when training asks for them: the same pairs, each once, and no more than needed."""
+"""Pairs are tokenised when training asks for them: each once, and no more than needed."""
 
 import random
 
@@ -9,9 +9,7 @@ from components.data.tables.published import characters_of, read_split
 from components.models.batching import RUN, LengthBuckets, length_buckets
 from components.models.config import GenerationConfig
 from components.reward.config import RewardConfig
-from components.reward.pair_scores import longer, packed_length
-from components.reward.pairs import LazyPairs, PairWeights, encode_pairs
-from components.reward.train import pair_lengths
+from components.reward.pairs import Pairs, encode_pairs, longer, packed_length
 from tests.splits import write_split
 
 GENERATION = GenerationConfig(max_prompt_tokens=24, max_new_tokens=12)
@@ -27,33 +25,32 @@ ROWS = [
 
 
 @pytest.fixture
-def lazy(language, tmp_path):
-    return LazyPairs(language.tokenizer, ROWS, GENERATION, RewardConfig(), tmp_path)
+def pairs(language, tmp_path):
+    return Pairs(language.tokenizer, ROWS, GENERATION, RewardConfig(), tmp_path)
 
 
-def test_lazy_pairs_are_those_that_are_encoded_at_once_in_whatever_order_they_are_asked_for(language, lazy):
+def test_pairs_are_the_same_in_whatever_order_they_are_encoded(language, pairs):
     at_once = list(encode_pairs(language.tokenizer, ROWS, GENERATION))
     order = random.Random(0).sample(range(len(ROWS)), len(ROWS))
     for start in range(0, len(ROWS), 11):
         some = order[start : start + 11]
-        assert lazy.at(some) == [at_once[i] for i in some]
-    assert list(lazy) == at_once and lazy[3:5] == at_once[3:5] and lazy.at([4, 4]) == [at_once[4]] * 2
-    assert [PairWeights(lazy)[i] for i in (0, 1)] == [1.0, 0.5]
-    assert [lazy[i].source_weight for i in (0, 1)] == [1.0, 1.5]
-    chosen = lazy.choose(np.array([2, 5, 140]))
-    assert list(chosen) == [at_once[i] for i in (2, 5, 140)] and chosen.weight(1) == 0.5
-    assert lazy.choose(np.arange(len(ROWS))) is lazy
+        assert pairs.at(some) == [at_once[i] for i in some]
+    assert list(pairs) == at_once and pairs[3:5] == at_once[3:5] and pairs.at([4, 4]) == [at_once[4]] * 2
+    assert pairs.weights[:2] == [1.0, 0.5] and [pair.source_weight for pair in pairs[:2]] == [1.0, 1.5]
+    chosen = pairs.choose(np.array([2, 5, 140]))
+    assert list(chosen) == [at_once[i] for i in (2, 5, 140)] and chosen.weights[1] == 0.5
+    assert pairs.choose(np.arange(len(ROWS))) is pairs
 
 
-def test_the_first_batch_encodes_its_own_run_alone_and_no_row_is_encoded_twice(lazy, monkeypatch):
-    encoded, encode = [], lazy._encode
-    monkeypatch.setattr(lazy, "_encode", lambda rows: encoded.extend(row["row"] for row in rows) or encode(rows))
-    batches = LengthBuckets(pair_lengths(RewardConfig(), lazy), 2, random.Random(1))
-    assert not encoded, "nothing is read before a batch is asked for"
+def test_the_first_batch_encodes_its_own_run_and_no_row_twice(pairs, monkeypatch):
+    rows, encoded = [], pairs._encoded
+    monkeypatch.setattr(pairs, "_encoded", lambda some: rows.extend(row["row"] for row in some) or encoded(some))
+    batches = LengthBuckets(pairs.lengths, 2, random.Random(1))
+    assert not rows, "nothing is read before a batch is asked for"
     first = batches[0]
-    assert len(encoded) <= RUN * 2 < len(ROWS) and set(first) <= {row - 1 for row in encoded}
+    assert len(rows) <= RUN * 2 < len(ROWS) and set(first) <= {row - 1 for row in rows}
     assert sorted(i for batch in batches for i in batch) == list(range(len(ROWS)))
-    assert sorted(encoded) == list(range(1, len(ROWS) + 1))
+    assert sorted(rows) == list(range(1, len(ROWS) + 1))
 
 
 def buckets_before(lengths, size, rng):
@@ -74,17 +71,19 @@ def test_batches_of_lengths_that_are_computed_late_are_those_of_lengths_that_are
     assert length_buckets(lengths, size, random.Random(3)) == buckets_before(lengths, size, random.Random(3))
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_lengths_of_lazy_pairs_are_those_of_their_tokens(lazy, shared):
-    lengths, of = pair_lengths(RewardConfig(shared_prompts=shared), lazy), packed_length if shared else longer
-    assert [lengths[i] for i in (7, 3, 7)] == [of(lazy[i]) for i in (7, 3, 7)]
-    assert lengths[10:13] == [of(pair) for pair in lazy[10:13]] and len(lengths) == len(ROWS)
+@pytest.mark.parametrize(("shared", "of"), [(True, packed_length), (False, longer)])
+def test_lengths_are_those_of_the_tokens(language, tmp_path, shared, of):
+    config = RewardConfig(shared_prompts=shared)
+    pairs = Pairs(language.tokenizer, ROWS, GENERATION, config, tmp_path)
+    lengths = pairs.lengths
+    assert [lengths[i] for i in (7, 3, 7)] == [of(pairs[i]) for i in (7, 3, 7)]
+    assert lengths[10:13] == [of(pair) for pair in pairs[10:13]] and len(lengths) == len(ROWS)
 
 
-def test_the_longest_pairs_of_a_split_are_found_without_reading_its_texts(lazy, tmp_path):
+def test_the_longest_pairs_are_known_without_reading_texts(pairs, tmp_path):
     write_split(tmp_path / "pairs.train", ROWS, weighted=True)
     rows = read_split(tmp_path / "pairs.train")
     np.testing.assert_array_equal(characters_of(rows), characters_of(ROWS))
     np.testing.assert_array_equal(characters_of(rows[5:9]), characters_of(ROWS[5:9]))
-    longest = lazy.longest(3)
-    assert max(map(longer, lazy)) == longer(longest[-1])
+    longest = pairs.longest(3)
+    assert max(map(longer, pairs)) == longer(longest[-1])
