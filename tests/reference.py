@@ -279,7 +279,8 @@ def failed_gates(of: str, gates: Iterable[Gate]) -> str:
     text = [
         f"# When {of} fails\n",
         "`tether status RUN --why` and the report show the value beside the threshold, and the report has the command "
-        "that tries the changes below, with numbers of that run. Stages after a failed gate do not run. [How to change, waive or switch off a gate](../troubleshooting.md#a-gate-failed)\n",
+        "that tries the changes below, with numbers of that run. Stages after a failed gate do not run. "
+        "[How to change, waive or switch off a gate](../troubleshooting.md#a-gate-failed)\n",
     ]
     for gate in gates:
         text.append(f"## {gate.name}\n\n{_sentence(gate.description)} It holds where {_rule(gate)}.\n")
