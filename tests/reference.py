@@ -18,8 +18,9 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from typer.main import get_command
 
-from components.gates.advice import ADVICE
-from components.gates.table import GATES, MAIN_METRICS, Gate
+from components.gates.gate import Gate
+from components.gates.remedies import Formula, OptionChange
+from components.gates.table import GATES, MAIN_METRICS
 from components.ppo.monitors.alarms import BOUGHT, MONITORS
 from flows.cli.__main__ import app
 from flows.config.run_config import RunConfig
@@ -250,7 +251,8 @@ def gates() -> str:
 def _rule(gate: Gate) -> str:
     rule = f"`{gate.metric}` is {gate.op} the threshold"
     if gate.op == "between":
-        what = f"`{gate.metric}_low` and `{gate.metric}_high` lie" if gate.ends else f"`{gate.metric}` lies"
+        both = gate.interval == "both"
+        what = f"`{gate.metric}_low` and `{gate.metric}_high` lie" if both else f"`{gate.metric}` lies"
         rule = f"{what} between the thresholds"
     if isinstance(gate.or_within, str):
         rule += f", or <= `{gate.or_within}`"
@@ -273,21 +275,25 @@ def metrics() -> str:
 
 
 def failed_gates(of: str, gates: Iterable[Gate]) -> str:
-    """What to do where one of `gates` fails, a section a gate.
-
-    Raises:
-        KeyError: a gate has no entry in `ADVICE`.
-    """
+    """What to do where one of `gates` fails, a section a gate."""
     text = [
         f"# When {of} fails\n",
-        "`tether status RUN --why` and the report show the value beside the threshold. Stages after a failed gate do "
-        "not run. [How to change, waive or switch off a gate](../troubleshooting.md#a-gate-failed)\n",
+        "`tether status RUN --why` and the report show the value beside the threshold, and the report has the command "
+        "that tries the changes below, with numbers of that run. Stages after a failed gate do not run. "
+        "[How to change, waive or switch off a gate](../troubleshooting.md#a-gate-failed)\n",
     ]
     for gate in gates:
-        advice = ADVICE[gate.name]
         text.append(f"## {gate.name}\n\n{_sentence(gate.description)} It holds where {_rule(gate)}.\n")
-        text.append(f"- Means: {advice.means}\n- Change: {advice.change}\n- Try: `{advice.command}`\n")
+        attempts = [_attempt(change) for change in gate.changes] + ([f"`{gate.command}`"] if gate.command else [])
+        text.append(f"- Means: {gate.cause}\n- Change: {gate.remedy}\n- Try: {'; or '.join(attempts)}\n")
     return "\n".join(text)
+
+
+def _attempt(change: OptionChange) -> str:
+    """The option and its value, in words where it is computed from the run's own."""
+    value = change.value.words if isinstance(change.value, Formula) else f"`{str(change.value).lower()}`"
+    condition = "" if change.when is None else f" (where `{change.when[0]}` is {change.when[1] or 'not set'})"
+    return f"`{change.option}`: {value}{condition}"
 
 
 _OF = {

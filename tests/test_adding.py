@@ -1,4 +1,4 @@
-"""A stage is its folder, its entry in the registry and its line in rlhf.py; a gate is its line in the table."""
+"""A stage is its folder, its entry in the registry and its line in rlhf.py; a gate is its record."""
 
 import json
 import shutil
@@ -53,7 +53,20 @@ def run(job: ToyJob, inputs: Mapping[str, Path], out: Path, observe: Callable[..
 }
 ENTRY = '        _stage("toy", "components.toy.stage", "components.toy.config:ToyJob", ()),\n'
 STEP = '    stage("toy", data=data)\n'
-GATE = '    Gate("toy.lines", ">=", "the toy counted enough lines"),\n'
+GATES = '''"""Gates of the toy stage."""
+
+from components.gates.gate import Gate
+from components.gates.remedies import OptionChange, times
+
+TOY_GATES = (
+    Gate(
+        "toy.lines", ">=", "the toy counted enough lines", interval="none",
+        cause="There are few pairs.",
+        remedy="Raise `toy.weight`.",
+        changes=(OptionChange("toy.weight", times(2)),),
+    ),
+)  # fmt: skip
+'''
 PROFILE = """
 extends: tiny
 data: {generator: {demonstrations: 100, pairs: 200}}
@@ -75,7 +88,7 @@ def insert(path: Path, before: str, line: str) -> None:
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the source with a toy stage and a toy gate, added as CONTRIBUTING.md says."""
     folder = tmp_path_factory.mktemp("source")
-    for package in ("flows", "tasks", "data_contracts", "components"):
+    for package in ("flows", "tasks", "data_contracts", "components", "tests"):
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", folder)
     toy = folder / "components" / "toy"
@@ -84,7 +97,11 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (toy / name).write_text(text)
     insert(folder / "tasks" / "stages.py", '        _stage("sft",', ENTRY)
     insert(folder / "flows" / "rlhf.py", "    # 2. SFT:", STEP)
-    insert(folder / "components" / "gates" / "table.py", '    Gate("sft.loss",', GATE)
+    gates = folder / "components" / "gates"
+    (gates / "built_in" / "toy_gates.py").write_text(GATES)
+    imports = "from components.gates.built_in.toy_gates import TOY_GATES\n"
+    insert(gates / "table.py", "from components.gates.built_in.validate_gates", imports)
+    insert(gates / "table.py", "SFT_GATES + ", "TOY_GATES + ")
     (folder / "toy.yaml").write_text(PROFILE)
     return folder
 
@@ -130,7 +147,8 @@ def test_a_toy_stage_and_a_toy_gate_are_run_judged_shown_and_cached(tether, sour
     assert changed == {"toy.weight", "components/toy/stage.py"}
 
 
-def test_the_layers_hold_with_a_toy_stage(source: Path) -> None:
-    command = [Path(sys.executable).parent / "lint-imports", "--no-cache"]
-    done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("command", [["lint-imports", "--no-cache"], ["pytest", "-q", "tests/components/gates"]])
+def test_the_layers_and_gates_hold_with_a_toy_stage(source: Path, command: list[str]) -> None:
+    program = Path(sys.executable).parent / command[0]
+    done = subprocess.run([program, *command[1:]], cwd=source, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout

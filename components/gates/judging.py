@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from components.base.errors import GateFailed, UserError
 from components.base.settings import Settings
 from components.base.text import counted
-from components.gates.table import GATES, Gate, Op
+from components.gates.gate import Gate, Op
+from components.gates.table import GATES
 
 # Strict: `true` is not a number.
 _Number = Annotated[float, Field(strict=True)]
@@ -230,7 +231,7 @@ def _judge(
         passed, text = False, f"{gate.metric} is missing, must be {rule}{recorded}"
     elif not math.isfinite(value):
         passed, text = False, f"{gate.metric} is {value}, must be {rule}"
-    elif gate.ends:
+    elif gate.interval == "both":
         ends = [metrics.get(f"{gate.metric}{end}", math.nan) for end in ("_low", "_high")]
         passed = all(_holds(gate.op, end, threshold) for end in ends)
         text = f"{gate.metric} is {value:.6g} with an interval from {ends[0]:.6g} to {ends[1]:.6g}, must be {rule}"

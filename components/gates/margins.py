@@ -40,7 +40,7 @@ def margin(verdict: Verdict, metrics: Mapping[str, float | None]) -> Margin:
 def _ends(verdict: Verdict, value: float, metrics: Mapping[str, float | None]) -> Range:
     """Return the lowest and the highest number that is judged: the value, or the ends of its interval."""
     gate = GATES.get(verdict.name)
-    if gate is None or not gate.ends:
+    if gate is None or gate.interval != "both":
         return value, value
     low, high = (metrics.get(f"{verdict.metric}{end}") for end in ("_low", "_high"))
     return (value if low is None else low), (value if high is None else high)

@@ -1,18 +1,10 @@
-"""Options to change after a gate failed, with new values computed from the run's own.
-
-`ADVICE` has the general advice in words, which is the same for every run.
-"""
+"""Changes of options after a gate failed, whose new values are computed from the run's own."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from pydantic import JsonValue
-
-from components.gates.judging import Verdict
-
-Values = Mapping[str, JsonValue]
-"""Maps the dotted name of an option to a run's value."""
 
 
 class Setting(NamedTuple):
@@ -24,147 +16,104 @@ class Setting(NamedTuple):
     value: JsonValue
 
     @property
-    def written(self) -> str:
+    def assignment(self) -> str:
         """`KEY=VALUE`, as `--set` takes it."""
         value = self.value
-        text = str(value).lower() if isinstance(value, bool) else f"{value:g}" if _is_number(value) else str(value)
-        return f"{self.option}={text}"
+        return f"{self.option}={f'{value:g}' if isinstance(value, float) else str(value).lower()}"
+
+
+class Formula(NamedTuple):
+    """A number computed from an option's present value."""
+
+    compute: Callable[[float, float, float], float]
+    """A function of the present value, of the metric divided by the gate's threshold (at least 1), and of the
+    threshold (0 if it is a range)."""
+    words: str
+    """The same in words."""
 
 
 class OptionChange(NamedTuple):
     """A new value of one option."""
 
     option: str
-    value: Callable[[float, Verdict], float] | JsonValue
-    """The value, or a function that computes it from the current one."""
+    value: Formula | JsonValue
     when: tuple[str, JsonValue] | None = None
     """A condition: another option and the value that it must have."""
-    otherwise: float | None = None
-    """The value if the current one is 0, of which any multiple is 0."""
+    if_zero: float | None = None
+    """The value if the present one is 0, of which any multiple is 0."""
 
-    def applied(self, verdict: Verdict, values: Values) -> JsonValue:
-        """Return the new value; None if the change does not apply or has no effect."""
+    def setting(
+        self, value: float | None, threshold: float | tuple[float, float] | None, values: Mapping[str, JsonValue]
+    ) -> Setting | None:
+        """Return the new value; None if the change does not apply or has no effect. Arguments as in `Gate.setting`."""
         present = values.get(self.option)
         if self.when is not None and values.get(self.when[0]) != self.when[1]:
             return None
-        if not callable(self.value):
-            return self.value if present is not None and self.value != present else None
+        new = self._number(present, value, threshold) if isinstance(self.value, Formula) else self.value
+        return None if present is None or new is None or new == present else Setting(self.option, present, new)
+
+    def _number(self, present: JsonValue, value: float | None, threshold: object) -> float | None:
+        assert isinstance(self.value, Formula)
         if isinstance(present, bool) or not isinstance(present, (int, float)):
             return None
-        found = self.otherwise if not present and self.otherwise is not None else self.value(float(present), verdict)
-        if not math.isfinite(found):
+        bound = float(threshold) if isinstance(threshold, (int, float)) else 0.0
+        excess = max(1.0, value / bound) if value is not None and bound > 0 else 1.0
+        if not present and self.if_zero is not None:
+            number = self.if_zero
+        else:
+            number = self.value.compute(float(present), excess, bound)
+        if not math.isfinite(number):
             return None
-        made: float = round(found) if isinstance(present, int) else float(f"{found:.2g}")
-        return made if made != present else None
+        return round(number) if isinstance(present, int) else float(f"{number:.2g}")
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def times(factor: float) -> Formula:
+    """Return a multiple of the present value."""
+    return Formula(lambda present, excess, bound: present * factor, f"{factor:g} times its value")
 
 
-def _times(factor: float) -> Callable[[float, Verdict], float]:
-    return lambda present, verdict: present * factor
+def at_least(lowest: float) -> Formula:
+    """Return the present value, raised to `lowest` if it is below."""
+    return Formula(lambda present, excess, bound: max(present, lowest), f"at least {lowest:g}")
 
 
-def _at_least(lowest: float) -> Callable[[float, Verdict], float]:
-    return lambda present, verdict: max(present, lowest)
-
-
-def _threshold(present: float, verdict: Verdict) -> float:
-    """Return the larger of the gate's threshold and the current value."""
-    return max(present, float(verdict.threshold) if _is_number(verdict.threshold) else 0.0)  # type: ignore[arg-type]
-
-
-def _excess(verdict: Verdict) -> float:
-    """Return the value divided by its threshold, at least 1."""
-    value, threshold = verdict.value, verdict.threshold
-    if value is None or isinstance(threshold, tuple) or not threshold or threshold < 0:
-        return 1.0
-    return max(1.0, value / threshold)
-
+AT_LEAST_THE_BOUND = Formula(lambda present, excess, bound: max(present, bound), "at least the gate's threshold")
+HALF = Formula(lambda present, excess, bound: max(1, present // 2), "half of its value, at least 1")
+ONE_LESS = Formula(lambda present, excess, bound: max(1, present - 1), "one less, at least 1")
 
 _ADAPTIVE = ("ppo.kl.control", "adaptive")
 _FIXED = ("ppo.kl.control", "fixed")
-_TIGHTER = (
-    OptionChange("ppo.kl.target", _times(0.7), _ADAPTIVE),
-    OptionChange("ppo.kl.coefficient", _times(2), _FIXED, otherwise=0.1),
+TIGHTER_TETHER = (
+    OptionChange("ppo.kl.target", times(0.7), _ADAPTIVE),
+    OptionChange("ppo.kl.coefficient", times(2), _FIXED, if_zero=0.1),
 )
-_TO_THE_BOUND = (
-    # The target falls by the factor by which KL exceeds its bound, and by a further tenth.
-    OptionChange("ppo.kl.target", lambda present, verdict: 0.9 * present / _excess(verdict), _ADAPTIVE),
-    OptionChange(
-        "ppo.kl.coefficient", lambda present, verdict: present * max(2.0, _excess(verdict)), _FIXED, otherwise=0.1
-    ),
+_TARGET = Formula(
+    lambda present, excess, bound: 0.9 * present / excess, "0.9 times its value, divided by KL over its bound"
 )
-_LOOSER = (
-    OptionChange("ppo.kl.target", _times(1.5), _ADAPTIVE),
-    OptionChange("ppo.kl.coefficient", _times(0.5), _FIXED),
+_COEFFICIENT = Formula(
+    lambda present, excess, bound: present * max(2.0, excess), "its value times KL over its bound, at least twice it"
 )
-_LEARN_MORE = (OptionChange("reward.epochs", _times(2)),)
-_FIT_LESS = (
-    OptionChange("reward.epochs", lambda present, verdict: max(1, present // 2)),
-    OptionChange("reward.members", _at_least(3)),
+KL_TO_ITS_BOUND = (
+    OptionChange("ppo.kl.target", _TARGET, _ADAPTIVE),
+    OptionChange("ppo.kl.coefficient", _COEFFICIENT, _FIXED, if_zero=0.1),
 )
-_SLOWER = (
-    OptionChange("ppo.learning_rate", _times(0.5)),
-    OptionChange("ppo.epochs", lambda present, verdict: max(1, present - 1)),
-    OptionChange("ppo.clip_range", _times(0.5)),
+LOOSER_TETHER = (
+    OptionChange("ppo.kl.target", times(1.5), _ADAPTIVE),
+    OptionChange("ppo.kl.coefficient", times(0.5), _FIXED),
 )
-_LONGER = OptionChange("generation.max_new_tokens", _times(1.5))
-_SEVERAL = (OptionChange("reward.members", _at_least(3)),)
-
-_EXPLOITED = ("repetition", "echo", "special_tokens", "violations_excess", "distinct", "dissimilarity", "entropy_ratio",
-              "length_ratio", "worse_prompts", "kl_beyond_ceiling")  # fmt: skip
-_PROBES = ("filler", "flattery", "hedge", "repetition", "whitespace", "exclamations", "dots")
-_SHORTCUTS = ("length_gain_low", "majority_gain_low", "balanced_length_accuracy_low", "slice_accuracy_low",
-              "temperature_at_end", "accuracy_low", "suite_accuracy_low")  # fmt: skip
-_CONFIDENCE = ("ece", "ece_width", "calibration_slope", "brier_high", "log_loss_high", "slice_ece_excess")
-
-CHANGES: dict[str, tuple[OptionChange, ...]] = {
-    "validate.pairs": (OptionChange("data.generator.pairs", _times(2), ("data.preferences", None)),),
-    "sft.loss": (OptionChange("sft.epochs", _times(2)),),
-    "sft.perplexity_ratio": (OptionChange("sft.epochs", _times(2)),),
-    "sft.ended": (OptionChange("sft.overlong", "drop"), _LONGER),
-    **{f"reward.{name}": _LEARN_MORE for name in _SHORTCUTS},
-    **{f"reward.{name}": _FIT_LESS for name in _CONFIDENCE},
-    **{f"reward.probe_{name}_high": _SEVERAL for name in _PROBES},
-    "reward.invariance": (OptionChange("runtime.dtype", "float32"), OptionChange("reward.shared_prompts", False)),
-    "reward.position_invariance": (OptionChange("runtime.dtype", "float32"),),
-    "reward.probe_texts": (OptionChange("reward.probe_texts", _threshold),),
-    "reward.disagreement_auroc_low": (*_SEVERAL, OptionChange("reward.member_share", _times(0.7))),
-    "reward.refresh_gain_low": (OptionChange("reward.refresh.replay", _times(2)),),
-    "ppo.kl": _TO_THE_BOUND,
-    "ppo.kl_per_token": _TO_THE_BOUND,
-    "ppo.kl_floor": _LOOSER,
-    "ppo.stopped": _TIGHTER,
-    "ppo.beta_drift_below_target": (OptionChange("ppo.updates", _times(1.5)),),
-    "ppo.proxy_rise_at_level_kl": _TIGHTER,
-    "ppo.ratio_max": _SLOWER,
-    "ppo.clip_fraction_max": _SLOWER,
-    "ppo.replaced_max": (_LONGER,),
-    "ppo.score_spread_min": _LEARN_MORE,
-    "ppo.evaluated": (OptionChange("ppo.evaluate", _threshold),),
-    "ppo.reward_gain_low": (OptionChange("ppo.updates", _times(2)),),
-    "ppo.demonstration_perplexity_ratio": (OptionChange("ppo.ptx.coefficient", _times(2), otherwise=0.5),),
-    **{f"ppo.{name}": _TIGHTER for name in _EXPLOITED},
-    "ppo.ended": (OptionChange("ppo.score.missing_eos", "replace"), _LONGER),
-    "human_eval.items": (OptionChange("human_eval.items", _threshold),),
-    "human_eval.win_rate_low": (OptionChange("human_eval.items", _times(2)),),
-}
-"""Maps a gate to changes of options. The first one that applies to a run is suggested. If none does, and for all other
-gates, the command of `ADVICE` is suggested."""
-
-
-def setting(verdict: Verdict, values: Values) -> Setting | None:
-    """Return the option to change after this gate failed in a run with these options; None if there is none."""
-    for change in CHANGES.get(verdict.name, ()):
-        if (value := change.applied(verdict, values)) is not None:
-            return Setting(change.option, values.get(change.option), value)
-    return None
+MORE_EPOCHS = (OptionChange("reward.epochs", times(2)),)
+SEVERAL_MODELS = (OptionChange("reward.members", at_least(3)),)
+LESS_CONFIDENCE = (OptionChange("reward.epochs", HALF), *SEVERAL_MODELS)
+SMALLER_STEPS = (
+    OptionChange("ppo.learning_rate", times(0.5)),
+    OptionChange("ppo.epochs", ONE_LESS),
+    OptionChange("ppo.clip_range", times(0.5)),
+)
+LONGER_RESPONSES = OptionChange("generation.max_new_tokens", times(1.5))
 
 
 def rerun_from(options: Iterable[str], stages: Iterable[str]) -> str:
     """Return the first stage that a change of these options recomputes. Options outside stages are in every key."""
     names = list(stages)
-    groups = {option.partition(".")[0] for option in options}
-    return min((each if each in names else names[0] for each in groups), key=names.index)
+    groups = {option.partition(".")[0].replace("judge", "reward") for option in options}
+    return min((group if group in names else names[0] for group in groups), key=names.index)

@@ -38,7 +38,7 @@ def rule(verdict: Verdict) -> str:
     if threshold is None:
         return "off" if verdict.within is None else "too few pairs to judge"
     first = _ends(threshold) if isinstance(threshold, tuple) else f"{verdict.op} {number(threshold)}"
-    if verdict.name in GATES and GATES[verdict.name].ends:
+    if verdict.name in GATES and GATES[verdict.name].interval == "both":
         first = f"interval within {first}"
     return first if verdict.within is None else f"{first} or within {_ends(verdict.within)}"
 

@@ -115,6 +115,12 @@ class Options(Settings):
     gates: GatesConfig = GatesConfig()
     """Thresholds by stage and gate; null, or no threshold, turns a gate off. `extra` adds gates on any metric."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed_options(cls, values: object) -> object:
+        """Drop removed options at their last default, as deployments of an earlier release store them."""
+        return without_removed(values, "the deployment's config") if isinstance(values, dict) else values
+
     @model_validator(mode="after")
     def _extra_gates_are_of_stages(self) -> Self:
         for stage in self.gates.extra:

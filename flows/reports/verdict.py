@@ -9,11 +9,11 @@ from pydantic import JsonValue
 
 from components.base.nested import flatten
 from components.base.text import counted
-from components.gates.advice import ADVICE
 from components.gates.candidacy import unjudged, why_no_alias
 from components.gates.judging import Verdict
 from components.gates.margins import margin, tightness
-from components.gates.remedies import Setting, rerun_from, setting
+from components.gates.remedies import Setting, rerun_from
+from components.gates.table import GATES
 from components.gates.text import number, outcome, rule
 from components.human_eval.sheet import RATERS
 from tasks.runs.labels import LabelProgress
@@ -90,17 +90,17 @@ def _failed(failed: Sequence[tuple[StageStatus, Verdict]]) -> str:
 def _after_gates(status: RunStatus, gates: Sequence[Verdict], options: Mapping[str, JsonValue]) -> list[Step]:
     if not gates:
         return []
-    found = {gate.name: setting(gate, options) for gate in gates}
-    steps = []
-    for name, change in found.items():
-        if (advice := ADVICE.get(name)) is not None:
-            told = f"{name}: {advice.means} {advice.change}"
-            command = "" if change is not None else _of_run(advice.command, status.run)
-            steps.append(Step(f"{told}{_change(change)}", command))
-    changes = list(dict.fromkeys(each for each in found.values() if each is not None))
-    if changes:
-        start = rerun_from([each.option for each in changes], PIPELINE)
-        sets = " ".join(f"--set {shlex.quote(each.written)}" for each in changes)
+    steps, settings = [], list[Setting]()
+    for verdict in gates:
+        if (gate := GATES.get(verdict.name)) is not None:
+            setting = gate.setting(verdict.value, verdict.threshold, options)
+            settings += [] if setting is None else [setting]
+            command = "" if setting is not None else _of_run(gate.command, status.run)
+            steps.append(Step(f"{gate.name}: {gate.cause} {gate.remedy}{_change(setting)}", command))
+    settings = list(dict.fromkeys(settings))
+    if settings:
+        start = rerun_from([setting.option for setting in settings], PIPELINE)
+        sets = " ".join(f"--set {shlex.quote(setting.assignment)}" for setting in settings)
         steps.append(Step("Try it:", f"tether rerun {start} --from {status.run} {sets}"))
     waived = " ".join(f"--waive {shlex.quote(gate.name)}" for gate in gates)
     waive = f"tether rerun {gates[0].name.partition('.')[0]} --from {status.run} {waived} --because TEXT"
@@ -111,11 +111,11 @@ def _of_run(command: str, run: str) -> str:
     return re.sub(r"^tether rerun ([\w.]+)", rf"tether rerun \1 --from {run}", command).replace(" RUN", f" {run}")
 
 
-def _change(found: Setting | None) -> str:
-    if found is None:
+def _change(setting: Setting | None) -> str:
+    if setting is None:
         return ""
-    before = number(found.before) if isinstance(found.before, (int, float)) else found.before
-    return f" Here {found.option} is {before}; try {found.written.partition('=')[2]}."
+    before = number(setting.before) if isinstance(setting.before, (int, float)) else setting.before
+    return f" Here {setting.option} is {before}; try {setting.assignment.partition('=')[2]}."
 
 
 def _again(status: RunStatus, stage: str) -> Step:

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 from components.base.text import markdown as words
 from components.base.text import markdown_code as span
 from components.gates import text as gate_text
-from components.gates.advice import ADVICE
 from components.gates.judging import Verdict
-from components.gates.table import brief_metrics
+from components.gates.table import GATES, brief_metrics
 from components.keys.code_version import CodeVersion
 from components.store.records import Environment
 from tasks.lineage.of_run import judged as judged_in_short
@@ -82,8 +81,9 @@ def stage_note(
 
 
 def _advice(verdicts: Sequence[Verdict]) -> list[str]:
-    found = [(each.name, ADVICE[each.name]) for each in verdicts if each.stops and each.name in ADVICE]
-    lines = [f"- **{words(name)}** {advice.means} {advice.change}" for name, advice in found]
+    """Return a Markdown list of what each gate that stops the run means and what to change; empty if none does."""
+    gates = [GATES[verdict.name] for verdict in verdicts if verdict.stops and verdict.name in GATES]
+    lines = [f"- **{words(gate.name)}** {gate.cause} {gate.remedy}" for gate in gates]
     return [*lines, "", "The report has the command that tries this.", ""] if lines else []
 
 

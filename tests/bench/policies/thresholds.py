@@ -13,8 +13,9 @@ import numpy as np
 from scipy import stats
 
 from components.base.jsonl import json_line, read_rows
+from components.gates.gate import Gate
 from components.gates.judging import GatesConfig, Threshold, judge
-from components.gates.table import GATES, Gate
+from components.gates.table import GATES
 
 LEVEL = 0.99
 """Probability with which one further seed is on the right side of a threshold, were the metric normal over seeds."""

@@ -4,33 +4,36 @@ import re
 
 import pytest
 
-from components.gates.advice import ADVICE
+from components.gates.remedies import Formula
 from components.gates.table import GATES
 from components.ppo.monitors.alarms import MONITORS
 from tests.documented import Typed, check_settings, parse
 from tests.reference import ALARM_ADVICE, option_names
 
-COMMANDS = {name: each.command for name, each in {**ADVICE, **ALARM_ADVICE}.items()}
+COMMANDS = {name: gate.command for name, gate in GATES.items() if gate.command}
+COMMANDS |= {name: advice.command for name, advice in ALARM_ADVICE.items()}
 
 
 def test_a_gate_or_an_alarm_without_advice_fails() -> None:
-    assert list(ADVICE) == list(GATES)
+    assert [gate.name for gate in GATES.values() if not (gate.cause and gate.remedy)] == []
+    assert [gate.name for gate in GATES.values() if not (gate.changes or gate.command)] == []
     assert list(ALARM_ADVICE) == list(MONITORS)
 
 
 def test_advice_names_options_and_gates_that_there_are() -> None:
     known = option_names() | set(GATES)
-    texts = {name: f"{each.means} {each.change}" for name, each in ADVICE.items()}
+    texts = {name: f"{gate.cause} {gate.remedy}" for name, gate in GATES.items()}
     named = {(of, name) for of, text in texts.items() for name in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)[`=]", text)}
-    assert len(named) > 80
+    named |= {(of, name) for of, each in MONITORS.items() for name in re.findall(r"\b\w+\.[\w.]*\w", each.remedy)}
+    named |= {(name, change.option) for name, gate in GATES.items() for change in gate.changes}
+    assert len(named) > 150
     assert [each for each in sorted(named) if each[1] not in known and not each[1].endswith((".jsonl", ".json"))] == []
 
 
-def test_an_alarms_remedy_names_options_and_gates_that_there_are() -> None:
-    known = option_names() | set(GATES)
-    named = {(of, name) for of, each in MONITORS.items() for name in re.findall(r"\b\w+\.[\w.]*\w", each.remedy)}
-    assert len(named) > 10
-    assert [each for each in sorted(named) if each[1] not in known] == []
+def test_a_number_that_a_gate_advises_is_computed_from_the_runs() -> None:
+    changes = [change for gate in GATES.values() for change in gate.changes]
+    assert [change for change in changes if not isinstance(change.value, (Formula, str, bool))] == []
+    assert [gate.name for gate in GATES.values() if re.search(r"--set \S+=[\d.]", gate.command)] == []
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -5,7 +5,7 @@ import pytest
 from components.base.nested import flatten
 from components.gates.judging import Verdict
 from components.gates.margins import margin, tightness
-from components.gates.remedies import CHANGES, rerun_from, setting
+from components.gates.remedies import rerun_from
 from components.gates.table import GATES
 from flows.config.profiles import parse_override
 from flows.config.run_config import load_config, to_values
@@ -18,41 +18,40 @@ def verdict(name: str, value: float | None, threshold: object, **fields: object)
     return Verdict.model_validate(given | {"passed": False} | fields)
 
 
-def test_changes_are_of_gates_that_there_are() -> None:
-    assert set(CHANGES) < set(GATES)
-
-
 @pytest.mark.parametrize("profile", ["tiny", "demo"])
 def test_what_a_remedy_sets_loads_as_a_config(profile: str) -> None:
     values = flatten(to_values(load_config(profile)))
-    found = [
-        setting(verdict(name, 0.5, (0.6, 0.7) if gate.op == "between" else 0.4), values) for name, gate in GATES.items()
-    ]
-    settings = {each.written for each in found if each is not None}
-    assert len(settings) > 12
-    for written in settings:
-        changed = flatten(to_values(load_config(profile, [parse_override(written)])))
-        assert {name for name in changed if changed[name] != values.get(name)} == {written.partition("=")[0]}
+    settings = [gate.setting(0.5, (0.6, 0.7) if gate.op == "between" else 0.4, values) for gate in GATES.values()]
+    assignments = {setting.assignment for setting in settings if setting is not None}
+    assert len(assignments) > 12
+    for assignment in assignments:
+        changed = flatten(to_values(load_config(profile, [parse_override(assignment)])))
+        assert {name for name in changed if changed[name] != values.get(name)} == {assignment.partition("=")[0]}
 
 
-def test_kl_above_its_bound_lowers_the_target_by_as_much_and_a_tenth_or_raises_a_fixed_beta() -> None:
-    above = verdict("ppo.kl", 13.0, 6.5)
-    adaptive = {"ppo.kl.control": "adaptive", "ppo.kl.target": 3.0, "ppo.kl.coefficient": 0.1}
-    assert setting(above, adaptive).written == "ppo.kl.target=1.4"  # type: ignore[union-attr]  # 0.9 x 3 x 6.5 / 13 = 1.35
-    fixed = adaptive | {"ppo.kl.control": "fixed"}
-    assert setting(above, fixed).written == "ppo.kl.coefficient=0.2"  # type: ignore[union-attr]
-    cut = fixed | {"ppo.kl.coefficient": 0.0}
-    assert setting(above, cut).written == "ppo.kl.coefficient=0.1"  # type: ignore[union-attr]
+@pytest.mark.parametrize(
+    ("control", "coefficient", "assignment"),
+    [
+        ("adaptive", 0.1, "ppo.kl.target=1.4"),  # 0.9 x 3 x 6.5 / 13 = 1.35
+        ("fixed", 0.1, "ppo.kl.coefficient=0.2"),
+        ("fixed", 0.0, "ppo.kl.coefficient=0.1"),
+    ],
+)
+def test_kl_above_its_bound_sets_what_holds_it(control: str, coefficient: float, assignment: str) -> None:
+    values = {"ppo.kl.control": control, "ppo.kl.target": 3.0, "ppo.kl.coefficient": coefficient}
+    setting = GATES["ppo.kl"].setting(13.0, 6.5, values)
+    assert setting is not None and setting.assignment == assignment
 
 
-def test_a_gate_of_ones_own_and_one_that_no_option_helps_change_nothing() -> None:
-    own = Verdict(name="ppo.mine", metric="ppo/x", value=1.0, op="<=", threshold=0.5, passed=False)
-    assert setting(own, {}) is None and setting(verdict("validate.contract", 0.0, 1.0), {}) is None
+def test_a_gate_that_no_option_helps_changes_nothing() -> None:
+    assert GATES["validate.contract"].setting(0.0, 1.0, {}) is None
+    assert GATES["sft.loss"].setting(2.0, 1.0, {}) is None
 
 
 def test_a_rerun_begins_at_the_first_stage_that_an_option_changes() -> None:
     assert rerun_from(["ppo.kl.target", "reward.epochs"], PIPELINE) == "reward"
     assert rerun_from(["generation.max_new_tokens", "ppo.updates"], PIPELINE) == "validate"
+    assert rerun_from(["judge.epochs"], PIPELINE) == "reward"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What people look at first, and by what names and words."""
 
-from components.gates.table import GATES, MAIN_METRICS, Gate, MainMetric, brief_metrics
+from components.gates.gate import Gate
+from components.gates.table import GATES, MAIN_METRICS, MainMetric, brief_metrics
 
 BRIEF = {
     "validate": ["data/pairs", "data/quarantined", "data/model_votes", "data/annotator_agreement"],
@@ -50,37 +51,9 @@ def test_a_gates_name_gives_its_stage_its_key_and_where_none_is_named_its_metric
     assert Gate("ppo.kl", "<=", "", "ppo/kl_high").metric == "ppo/kl_high"
 
 
-def test_only_these_gates_warn_take_a_stand_in_or_are_off_where_nothing_was_measured() -> None:
-    assert [g.name for g in GATES.values() if g.warn_only] == [
-        "ppo.kl_floor", "ppo.beta_drift_below_target", "ppo.proxy_rise_at_level_kl", "ppo.ratio_max",
-        "ppo.clip_fraction_max",
-    ]  # fmt: skip
-    assert [g.name for g in GATES.values() if g.ends] == ["ppo.length_ratio"]
-    assert [g.name for g in GATES.values() if g.if_measured] == [
-        "validate.judge_contract", "validate.judge_pairs", "reward.judge_accuracy_low", "reward.judge_ece",
-        "reward.judge_calibration_slope", "reward.judge_length_gain_low",
-        "reward.refresh_gain_low", "reward.suite_accuracy_low", "ppo.stopped", "ppo.beta_drift_below_target",
-        "ppo.proxy_rise_at_level_kl", "ppo.replaced_max", "ppo.rule_violations_excess", "ppo.judge_gain_low",
-        "human_eval.raters_alike", "human_eval.attention_low",
-    ]  # fmt: skip
-    assert {g.name: g.or_within for g in GATES.values() if g.or_within} == {
-        "reward.ece": "reward/ece_null_95", "reward.ece_width": "reward/ece_width_null_95",
-        "reward.calibration_slope": ("reward/slope_null_low", "reward/slope_null_high"),
-        "reward.judge_ece": "reward/judge_ece_null_95",
-        "reward.judge_calibration_slope": ("reward/judge_slope_null_low", "reward/judge_slope_null_high"),
-        "human_eval.reward_ece": "human_eval/reward_ece_null_95",
-    }  # fmt: skip
-
-
-def test_only_these_gates_judge_neither_an_end_of_an_interval_nor_what_chance_reaches() -> None:
-    """Counts, exact checks, and numbers of a whole run whose interval or null is in the metric itself."""
+def test_a_gate_judges_an_end_of_an_interval_what_chance_reaches_or_says_why_not() -> None:
     assert [
-        g.name
-        for g in GATES.values()
-        if not (g.metric.endswith(("_low", "_high")) or g.ends or g.or_within or g.warn_only)
-    ] == [
-        "validate.contract", "validate.judge_contract", "validate.judge_pairs", "validate.pairs",
-        "validate.leaked_prompts", "reward.temperature_at_end", "reward.invariance", "reward.slice_ece_excess",
-        "reward.probe_texts", "reward.position_invariance", "ppo.stopped", "ppo.replaced_max", "ppo.score_spread_min",
-        "ppo.evaluated", "human_eval.labels_complete", "human_eval.items", "human_eval.raters_alike",
-    ]  # fmt: skip
+        gate.name
+        for gate in GATES.values()
+        if gate.interval == "end" and not (gate.metric.endswith(("_low", "_high")) or gate.or_within or gate.warn_only)
+    ] == []

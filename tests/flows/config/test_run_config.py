@@ -144,6 +144,7 @@ def test_a_removed_option_is_dropped_at_its_default_and_else_refused(option: str
     plain = to_values(load_config("tiny"))
     old = apply_overrides(plain, [Override(tuple(option.split(".")), default)])
     assert old != plain and check_config(old, "run r1") == check_config(plain, "run r1")
+    assert RunConfig.model_validate(old) == RunConfig.model_validate(plain), "a deployment of an earlier release runs"
     with pytest.raises(UserError) as refused:
         load_config("tiny", [parse_override(f"{option}=7")])
     assert str(refused.value) == f"tiny: {option} = 7: this option is gone. {advice}"

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from components.base.process import this_process
-from components.gates.advice import ADVICE
+from components.gates.table import GATES
 from tasks.runs.journal import read_done
 from tasks.runs.status import RunStatus, StageStatus, load_status
 from tasks.tracking.pages import picture, run_note, stage_note
@@ -43,11 +43,11 @@ def test_a_note_on_a_run_that_a_gate_stopped_says_what_to_do_and_of_a_waived_gat
     run = stored_run(tmp_path / "stopped", changes=["gates.ppo.kl=2.5"])
     done = read_done(tmp_path / "stopped" / "runs" / run)
     note = run_note(load_status(tmp_path / "stopped", run), done, {}, "#/report")
-    row, advice = note.index("| ppo.kl | FAIL | ppo/kl_high | 2.789 | <= 2.5 |"), note.index(ADVICE["ppo.kl"].change)
-    assert row < advice < note.index("**Stages**") and ADVICE["ppo.kl"].means in note
+    row, advice = note.index("| ppo.kl | FAIL | ppo/kl_high | 2.789 | <= 2.5 |"), note.index(GATES["ppo.kl"].remedy)
+    assert row < advice < note.index("**Stages**") and GATES["ppo.kl"].cause in note
     run = stored_run(tmp_path / "waived", changes=["gates.ppo.kl=2.5"], waive={"ppo.kl": "known"})
     done = read_done(tmp_path / "waived" / "runs" / run)
-    assert ADVICE["ppo.kl"].change not in run_note(load_status(tmp_path / "waived", run), done, {}, "#/report")
+    assert GATES["ppo.kl"].remedy not in run_note(load_status(tmp_path / "waived", run), done, {}, "#/report")
 
 
 def test_a_stages_note_has_its_pages_numbers_and_lineage_and_shows_first_the_gates_that_did_not_pass(

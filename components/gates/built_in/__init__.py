@@ -1,0 +1,1 @@
+"""Built-in gates by stage, a record a gate."""
