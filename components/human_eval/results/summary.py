@@ -5,7 +5,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from components.human_eval.labels import Labels, Sample, Seconds, rated_columns
 from components.human_eval.results.checks import TIES, AttentionCheck, prompt_of, side_a, with_themselves
@@ -37,16 +37,6 @@ class RaterSummary(TypedDict):
     """Median seconds per item, if the rater's tool measured it."""
 
 
-class StratumSummary(TypedDict):
-    """The policy's win rate over the rated items of a stratum, with its interval over prompts."""
-
-    stratum: str
-    n: int
-    win_rate: float
-    low: float
-    high: float
-
-
 def item_score(ratings: Sequence[str], policy_side: str) -> float:
     """Return an item's mean `rating_score` over its given ratings."""
     values = [rating_score(rating, policy_side) for rating in ratings if rating]
@@ -61,6 +51,14 @@ def rating_scores(ratings: Sequence[str], policy_side: str) -> list[float]:
 def rating_score(rating: str, policy_side: str) -> float:
     """Return 1 if the policy's side is preferred, 1/2 for a tie or `both_bad`, else 0."""
     return 0.5 if rating in TIES else float(rating == policy_side)
+
+
+def scored_ratings(sample: Sample, rated: Labels) -> Iterator[tuple[str, int, float]]:
+    """Yield item, rater (from 0) and `rating_score` of each given rating."""
+    for item, ratings in rated.items():
+        for rater, rating in enumerate(ratings):
+            if rating:
+                yield item, rater, rating_score(rating, sample.policy_side[item])
 
 
 def per_rater(
@@ -97,12 +95,12 @@ def per_rater(
         }
 
 
-def by_stratum(sample: Sample, scores: Mapping[str, float], level: float = LEVEL) -> list[StratumSummary]:
-    """Return the win rate of each stratum."""
+def by_stratum(sample: Sample, scores: Mapping[str, float], level: float = LEVEL) -> list[dict[str, Any]]:
+    """Return the policy's win rate over the rated items of each stratum, with its interval over prompts."""
     found: dict[str, list[str]] = {}
     for item in scores:
         found.setdefault(sample.responses[item]["stratum"], []).append(item)
-    rows: list[StratumSummary] = []
+    rows = []
     for name, items in sorted(found.items()):
         win = clustered_proportion([scores[i] for i in items], [prompt_of(sample, i) for i in items], level)
         rows.append({"stratum": name, "n": len(items), "win_rate": win.value, "low": win.low, "high": win.high})
