@@ -132,7 +132,7 @@ def _read_now(config: RunConfig, home: Path, again: str | None) -> dict[str, Inp
     """Return the inputs of `validate`, including earlier votes and the reference to compare with."""
     data: dict[str, Input] = {}
     for kind in FILES:
-        data |= _find_kind(kind, config, home)
+        data |= find_kind(kind, config, home)
     refuse_unknown_sources(config.data.sources, data)
     preferences = [given.digest for name, given in data.items() if kind_of(name) == "preferences"]
     return data | _votes(config, home) | find_reference(config, home, preferences, again)
@@ -144,7 +144,7 @@ def _judge(config: RunConfig, home: Path, taken: Mapping[str, Record], data: Map
         return _data_of(taken["validate.judge"], config, home, (JUDGE,))
     if config.data.judge_preferences is None:
         return {}
-    found = _find_kind(JUDGE, config, home)
+    found = find_kind(JUDGE, config, home)
     rewarding = {each.digest: each.path for name, each in data.items() if kind_of(name) == "preferences"}
     for given in found.values():
         if given.digest in rewarding:
@@ -155,7 +155,12 @@ def _judge(config: RunConfig, home: Path, taken: Mapping[str, Record], data: Map
     return found
 
 
-def _find_kind(kind: str, config: RunConfig, home: Path) -> dict[str, Input]:
+def find_kind(kind: str, config: RunConfig, home: Path) -> dict[str, Input]:
+    """Return the files that `data.KIND` of the config names, by input.
+
+    Raises:
+        UserError: a file is missing or can't be read, or two hold the same bytes.
+    """
     found: list[Input] = []
     hub = None if kind == SUITE else config.data.hub
     for value in values_of(getattr(config.data, kind)):

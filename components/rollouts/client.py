@@ -122,12 +122,10 @@ class VllmClient:
         answer = self.get("/version")
         found = answer.get("version")
         try:
-            old = not isinstance(found, str) or Version(found).release < OLDEST
-        except InvalidVersion:
-            found = None
-        if not isinstance(found, str):
-            raise self.something_else("/version", answer)
-        if old:
+            release = Version(found).release
+        except (InvalidVersion, TypeError):
+            raise self.something_else("/version", answer) from None
+        if release < OLDEST:
             raise UserError(f"{self.url} is vLLM {found}: 0.29 is the first whose server knows its weights' version.")
         return found
 
