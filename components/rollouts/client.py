@@ -120,10 +120,10 @@ class VllmClient:
             UserError: it reports none, or one that is too old; and as for `post`.
         """
         answer = self.get("/version")
-        found = answer.get("version")
+        found = str(answer.get("version"))
         try:
             release = Version(found).release
-        except (InvalidVersion, TypeError):
+        except InvalidVersion:
             raise self.something_else("/version", answer) from None
         if release < OLDEST:
             raise UserError(f"{self.url} is vLLM {found}: 0.29 is the first whose server knows its weights' version.")

@@ -16,9 +16,9 @@ from components.data.rows import listed
 from data_contracts.config import ValidateJob
 from flows.config.profiles import Override
 from flows.config.run_config import RunConfig, load_config
+from flows.data.files import find_files
 from flows.data.pretrained import find_base, with_template
 from flows.data.reference import find_reference
-from flows.sources import find_kind
 from tasks.result import Input
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def check_file(
     if kind != "sheet":
         judged = [inputs["preferences"]] if config.data.reference and "preferences" in inputs else []
         compared = find_reference(config, home, [Input.of(each).digest for each in judged])
-        for further in (*(find_kind(each, config, home) for each in BESIDE), compared):
+        for further in (*(find_files(each, config, home) for each in BESIDE), compared):
             inputs |= {name: given.path for name, given in further.items()}
     written = nullcontext() if out is None else whole_folder(out)
     if kind == "sheet":
