@@ -51,7 +51,7 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
         "baseline": input_name(0),
         **_strengths(sample, rated, models, of, raters >= FEWEST_RATERS, level, job.seed),
         "pairs": pairs,
-        "per_rater": [dict(each) for each in per_rater(sample, labels, level)],
+        "per_rater": list(per_rater(sample, labels, level)),
         "named_raters": named_raters(checks, None),
         "key_sha256": sample.about["key_sha256"],
     }
