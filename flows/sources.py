@@ -1,40 +1,31 @@
 """Find a run's external inputs: data files, models and the filled rating sheet."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from components.base.errors import UserError, about
+from components.base.errors import UserError
 from components.base.paths import user_path
-from components.data.hub import hub_commit, resolve_source
 from components.data.inputs import (
     DECONTAMINATE,
     FILES,
     JUDGE,
-    KINDS,
     REFERENCE,
     SUITE,
     VOTES,
-    input_names,
     kind_of,
     label_of,
-    refuse_same_bytes,
     refuse_unknown_sources,
     values_of,
 )
-from components.data.readers import read_source
 from components.human_eval.batch.halves import JUDGED
 from components.human_eval.blinding import SEAL, home_seal
 from components.models.weights import as_folder, check_weights
 from components.reward.suites.reading import SUITES, read_suite
 from components.store.graph import Graph
 from components.store.store import ArtifactStore, Record
-from data_contracts.config import JudgeData, of_judge
-from data_contracts.expectations.own import load_suite
-from data_contracts.rows.gather import look_at
-from data_contracts.rows.reading import refuse_ratings
 from flows.config.run_config import RunConfig
+from flows.data.files import find_files
 from flows.data.pretrained import check_template, find_base
 from flows.data.reference import find_reference
 from flows.data.reward_sources import model_sources, reward_model
@@ -132,7 +123,7 @@ def _read_now(config: RunConfig, home: Path, again: str | None) -> dict[str, Inp
     """Return the inputs of `validate`, including earlier votes and the reference to compare with."""
     data: dict[str, Input] = {}
     for kind in FILES:
-        data |= _find_kind(kind, config, home)
+        data |= find_files(kind, config, home)
     refuse_unknown_sources(config.data.sources, data)
     preferences = [given.digest for name, given in data.items() if kind_of(name) == "preferences"]
     return data | _votes(config, home) | find_reference(config, home, preferences, again)
@@ -144,7 +135,7 @@ def _judge(config: RunConfig, home: Path, taken: Mapping[str, Record], data: Map
         return _data_of(taken["validate.judge"], config, home, (JUDGE,))
     if config.data.judge_preferences is None:
         return {}
-    found = _find_kind(JUDGE, config, home)
+    found = find_files(JUDGE, config, home)
     rewarding = {each.digest: each.path for name, each in data.items() if kind_of(name) == "preferences"}
     for given in found.values():
         if given.digest in rewarding:
@@ -153,36 +144,6 @@ def _judge(config: RunConfig, home: Path, taken: Mapping[str, Record], data: Map
                 "judge trained on the reward model's own pairs shares its errors: give the judge other labels."
             )
     return found
-
-
-def _find_kind(kind: str, config: RunConfig, home: Path) -> dict[str, Input]:
-    found: list[Input] = []
-    hub = None if kind == SUITE else config.data.hub
-    for value in values_of(getattr(config.data, kind)):
-        path = resolve_source(value, hub, home / "datasets", f"data.{kind}")
-        with about(f"data.{kind}"):
-            if kind in (*KINDS, JUDGE):
-                refuse_ratings(path, f"data.{kind}", config.data)
-                _look_at(kind, path, config)
-            elif kind == SUITE:
-                load_suite(path)
-            else:
-                next(iter(read_source(path, config.data.hub.split, config.data.readers)))
-            found.append(Input.of(path).model_copy(update={"hub": hub_commit(value, path)}))
-    digests = [given.digest for given in found]
-    refuse_same_bytes(kind, [given.path for given in found], digests)
-    paths = [Path(os.path.abspath(given.path)) for given in found]
-    return dict(zip(input_names(kind, paths, digests), found, strict=True))
-
-
-def _look_at(kind: str, path: Path, config: RunConfig) -> None:
-    if kind != JUDGE:
-        look_at(kind, path, config.data)
-        return
-    try:
-        look_at("preferences", path, JudgeData.of(config.data).as_preferences())
-    except UserError as error:
-        raise UserError(of_judge(error)) from error
 
 
 def _rewards(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dict[str, Input]:

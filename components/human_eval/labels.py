@@ -90,10 +90,6 @@ class Sample:
         rows = read_rows(self.folder / "sheet.jsonl")
         return {row["item"]: Texts(*(plain(row[name]) for name in _SIDES)) for row in rows}
 
-    @cached_property
-    def _by_texts(self) -> dict[Texts, str]:
-        return {texts: item for item, texts in self.given.items()}
-
     @property
     def criteria(self) -> list[str]:
         """Return the criteria that are asked in addition to the overall preference."""
@@ -204,31 +200,16 @@ class Sample:
         return found
 
     def _moved(self, row: SheetRow, lossy: bool) -> Iterator[str]:
-        """Yield a mistake if a row's texts are not those of its item."""
+        """Yield a mistake for each text of a row that is not its item's."""
         given, returned = self.given[row.item], Texts(*map(plain, row[2:5]))
-        differing = [i for i, texts in enumerate(zip(given, returned, strict=True)) if not same(*texts, lossy)]
-        if not differing:
-            return
-        exchanged = same(given.response_a, returned.response_b, lossy) and same(
-            given.response_b, returned.response_a, lossy
-        )
-        if exchanged and differing == [1, 2]:
-            yield (
-                "columns `response_a`, `response_b`: the replies are exchanged, so a and b would mean the wrong reply. "
-                "Put the columns back as they were."
-            )
-        elif (other := self._by_texts.get(returned)) is not None:
-            yield (
-                f"column `item`: these are the texts of {other}, not of {row.item}. A column was moved or sorted "
-                "alone: put `item` back beside its texts."
-            )
-        else:
-            for index in differing:
-                place = first_difference(given[index], returned[index])
-                was, now = (texts[index][place : place + 30] for texts in (given, returned))
+        for name, was, now in zip(_SIDES, given, returned, strict=True):
+            if not same(was, now, lossy):
+                place = first_difference(was, now)
                 yield (
-                    f"column `{_SIDES[index]}`: the text is not the one given out (from its character {place + 1}: "
-                    f"{now!r}, was {was!r}). Copy it from the sheet that the run wrote."
+                    f"column `{name}`: the text is not the one given out for {row.item} (from its character "
+                    f"{place + 1}: {now[place : place + 30]!r}, was {was[place : place + 30]!r}). If columns were "
+                    "moved, exchanged or sorted alone, put them back; else copy the text from the sheet that the run "
+                    "wrote."
                 )
 
 

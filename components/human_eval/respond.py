@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from components.base.observe import Observe
 from components.human_eval.config import SampleJob
@@ -13,13 +13,6 @@ SIDES = {"sft": "sft", "policy": "ppo"}
 """Maps a response's author to the stage's input with its model."""
 
 
-class SampledText(TypedDict):
-    """A response, and whether it ended before the cap."""
-
-    text: str
-    ended: bool
-
-
 def respond(
     job: SampleJob,
     inputs: Mapping[str, Path],
@@ -27,9 +20,10 @@ def respond(
     out: Path,
     observe: Observe,
     sides: Mapping[str, str] = SIDES,
-) -> dict[str, list[SampledText]]:
+) -> dict[str, list[dict[str, Any]]]:
     """Return `{"sft": [...], "policy": [...]}`: one answer per prompt, in the order of `prompts` (messages).
 
+    An answer has its `text`, and `ended` says whether it ended before the cap.
     `sides` names other authors, each with the input of its model. A chunk is `human_eval.batch_size` prompts with its
     own seed; it is written to `out/checkpoint/` when done. Finished chunks are not generated again, so an interrupted
     run ends with the same responses.
@@ -37,10 +31,10 @@ def respond(
     total = len(sides) * len(prompts)
     begun = False
 
-    def responses(side: str, before: int) -> list[SampledText]:
+    def responses(side: str, before: int) -> list[dict[str, Any]]:
         load = functools.cache(lambda: _load(inputs[sides[side]], job))
 
-        def generate(chunk: Sequence[Any], start: int) -> list[SampledText]:
+        def generate(chunk: Sequence[Any], start: int) -> list[dict[str, Any]]:
             nonlocal begun
             if not begun and before + start:
                 observe(before + start, {}, total=total, resumed=True)
@@ -66,7 +60,7 @@ def _load(folder: Path, job: SampleJob) -> tuple[Any, Any]:
 
 def _generate(
     job: SampleJob, loaded: tuple[Any, Any], prompts: Sequence[Any], side: str, start: int
-) -> list[SampledText]:
+) -> list[dict[str, Any]]:
     from components.models.sampling import generate_responses
     from components.training.loop import torch_seed
 

@@ -20,9 +20,9 @@ from components.human_eval.results.checks import (
     prompt_of,
     rater_checks,
 )
-from components.human_eval.results.outcomes import equal_length, outcomes, rating_outcomes
+from components.human_eval.results.outcomes import equal_length, outcomes
 from components.human_eval.results.reward_model import reward_agreement, reward_metrics
-from components.human_eval.results.summary import by_stratum, item_score, per_rater, rating_score, rating_scores
+from components.human_eval.results.summary import by_stratum, item_score, per_rater, rating_scores, scored_ratings
 from components.human_eval.sheet import SIMULATED
 from components.stats.betting import always_valid_low, always_valid_low_of_people
 from components.stats.intervals import Interval, Numbers
@@ -98,7 +98,7 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
         "too_few_raters": too_few_raters(int(of_labels["human_eval/raters"])),
         "always_valid_low": metrics["human_eval/always_valid_low"],
         "always_valid_low_of_people": metrics["human_eval/always_valid_low_of_people"],
-        "outcomes": {"items": of_items, "ratings": rating_outcomes(sample, rated)},
+        "outcomes": {"items": of_items, "ratings": outcomes(score for *_, score in scored_ratings(sample, rated))},
         "equal_length": even,
         "reward_model": reward,
         **kappa.named("fleiss_kappa"),
@@ -131,9 +131,7 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
 
 def _win_rate(sample: Sample, rated: Labels, level: float) -> Interval:
     """Return the policy's win rate with its interval over prompts and raters."""
-    each = [(item, rater, rating) for item, own in rated.items() for rater, rating in enumerate(own) if rating]
-    values = [rating_score(rating, sample.policy_side[item]) for item, _, rating in each]
-    items, raters = [item for item, _, _ in each], [rater for _, rater, _ in each]
+    items, raters, values = zip(*scored_ratings(sample, rated), strict=True)
     return crossed_proportion(values, items, raters, [prompt_of(sample, item) for item in items], level)
 
 

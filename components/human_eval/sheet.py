@@ -86,14 +86,9 @@ class SheetInfo(TypedDict):
     text_cells: str
 
 
-def rating_columns(raters: int) -> list[str]:
-    """Return the columns `rating_1` to `rating_k`, one per rater."""
-    return [f"rating_{i}" for i in range(1, raters + 1)]
-
-
-def seconds_columns(raters: int) -> list[str]:
-    """Return the columns `seconds_1` to `seconds_k`, one per rater."""
-    return [f"seconds_{i}" for i in range(1, raters + 1)]
+def rating_columns(raters: int, question: str = "rating") -> list[str]:
+    """Return the columns `rating_1` to `rating_k`, one per rater, or those of another question or of `seconds`."""
+    return [f"{question}_{i}" for i in range(1, raters + 1)]
 
 
 def rating_of(value: object) -> str:
@@ -104,7 +99,7 @@ def rating_of(value: object) -> str:
 
 def criterion_columns(criteria: Sequence[str], raters: int) -> list[str]:
     """Return the columns `helpful_1` to `helpful_k` for each criterion, one per rater."""
-    return [f"{name}_{i}" for name in criteria for i in range(1, raters + 1)]
+    return [column for name in criteria for column in rating_columns(raters, name)]
 
 
 def as_record(row: SheetRow, criteria: Sequence[str] = ()) -> dict[str, str]:
@@ -123,7 +118,7 @@ def write_joint(
         shared: note in the sheet that more people than its raters rated it.
     """
     more = {PEOPLE: str(raters)} if shared else {}
-    timed = seconds_columns(max((len(row.seconds) for row in rows), default=0))
+    timed = rating_columns(max((len(row.seconds) for row in rows), default=0), "seconds")
     columns = [*TEXTS, *rating_columns(raters), *criterion_columns(criteria, raters), *more, *timed]
     records = (as_record(row, criteria) | more | dict(zip(timed, _tenths(row), strict=True)) for row in rows)
     write_csv(path, columns, records)

@@ -12,7 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 from components.base.errors import UserError
 from components.base.files import whole_folder
@@ -53,29 +53,6 @@ class Drawn(NamedTuple):
     ended: bool
 
 
-class ArmResponses(TypedDict):
-    """How many responses an arm produced, and how many of them ended."""
-
-    model: str
-    temperature: float
-    responses: int
-    ended: int
-
-
-class CandidatesSummary(TypedDict):
-    """The content of `candidates.json`. `key` identifies all inputs; `sampled` counts responses with duplicates."""
-
-    key: str
-    rows: int
-    prompts: int
-    quarantined: int
-    models: list[dict[str, str]]
-    sampled: list[ArmResponses]
-    candidates: int
-    duplicates: int
-    pairs: int
-
-
 def run(
     job: CandidatesJob,
     prompts: Prompts,
@@ -84,12 +61,12 @@ def run(
     work: Path,
     out: Path,
     observe: Callable[[int, int], None],
-) -> CandidatesSummary:
+) -> dict[str, Any]:
     """Sample responses, choose pairs, and write the folder `out` atomically.
 
     `candidates.jsonl` has every prompt with its responses and their models; `pairs.csv` and `pairs.jsonl` the blinded
-    pairs; `key.jsonl` the side of each response; `quarantine.jsonl` the rows without a prompt; `candidates.json` a
-    summary.
+    pairs; `key.jsonl` the side of each response; `quarantine.jsonl` the rows without a prompt; `candidates.json` the
+    summary that is returned, in which `sampled` counts each arm's responses with duplicates.
 
     Args:
         key: identifies everything on which the bytes depend; it is in the summary.
@@ -106,7 +83,7 @@ def run(
     candidates = [_candidate(prompt, responses) for prompt, responses in zip(chosen, drawn, strict=True)]
     pairs = make_pairs(candidates, config.pairs, config.max_characters, job.seed)
     kept = sum(len(each["responses"]) for each in candidates)
-    summary: CandidatesSummary = {
+    summary = {
         "key": key,
         "rows": prompts.rows,
         "prompts": len(chosen),
@@ -126,7 +103,7 @@ def run(
     return summary
 
 
-def finished(out: Path, key: str) -> CandidatesSummary | None:
+def finished(out: Path, key: str) -> dict[str, Any] | None:
     """Return the summary in `out` if it was written for `key`; None if there is none yet.
 
     Raises:
@@ -137,7 +114,7 @@ def finished(out: Path, key: str) -> CandidatesSummary | None:
     try:
         summary = json.loads((out / SUMMARY).read_text(encoding="utf-8"))
         if summary["key"] == key:
-            return summary
+            return dict(summary)
         what = "candidates of other prompts, models or options"
     except (OSError, ValueError, KeyError, TypeError):
         what = "something else"
@@ -263,7 +240,7 @@ def _candidate(prompt: list[Message], responses: Sequence[Drawn]) -> PromptCandi
     }  # fmt: skip
 
 
-def _by_arm(arms: Sequence[Arm], drawn: Sequence[Sequence[Drawn]]) -> list[ArmResponses]:
+def _by_arm(arms: Sequence[Arm], drawn: Sequence[Sequence[Drawn]]) -> list[dict[str, Any]]:
     """Return what each arm produced, before identical responses were merged."""
     ended = {arm: [each.ended for responses in drawn for each in responses if each.arm == arm] for arm in arms}
     return [

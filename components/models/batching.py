@@ -91,22 +91,18 @@ RUN = 32
 """Number of batches whose items are sorted by length together."""
 
 
-def length_buckets(
-    lengths: Sequence[int] | NDArray[np.integer[Any]], batch_size: int, rng: random.Random, shuffle: bool = True
-) -> list[list[int]]:
-    """Return indices in batches of similar length; each index is in exactly one batch.
-
-    Indices are shuffled, sorted by length within runs of 32 batches, and then the batches are shuffled. Without
-    `shuffle`, for evaluation, all indices are sorted by length.
-    """
-    if shuffle:
-        return list(LengthBuckets(lengths, batch_size, rng))
+def length_buckets(lengths: Sequence[int] | NDArray[np.integer[Any]], batch_size: int) -> list[list[int]]:
+    """Return all indices sorted by length, in batches, for evaluation."""
     chunk = sorted(range(len(lengths)), key=lambda i: lengths[i])
     return [chunk[i : i + batch_size] for i in range(0, len(chunk), batch_size)]
 
 
 class LengthBuckets(Sequence[list[int]]):
-    """The shuffled batches of `length_buckets`, computed on access: a batch needs only the lengths of its own run."""
+    """Indices in batches of similar length, for training; each index is in exactly one batch.
+
+    Indices are shuffled, sorted by length within runs of 32 batches, and then the batches are shuffled. They are
+    computed on access: a batch needs only the lengths of its own run.
+    """
 
     def __init__(self, lengths: Sequence[int] | NDArray[np.integer[Any]], batch_size: int, rng: random.Random) -> None:
         self._lengths, self._size = lengths, batch_size

@@ -167,35 +167,20 @@ class Gpus(NamedTuple):
 def usable_gpus() -> Gpus:
     """Find the GPUs that a stage could use here, without importing torch and without starting CUDA in this process.
 
-    There is none if torch is built without CUDA, `CUDA_VISIBLE_DEVICES` is empty or -1, `NVIDIA_VISIBLE_DEVICES` is
-    `void` or `none`, or no device file exists (/dev/nvidia0 and so on; /dev/dxg under WSL). /proc/driver/nvidia is not
-    read, since in a container it is the host's. Otherwise a child process asks the driver, so that a fork of this
-    process can still start CUDA. The driver honours `CUDA_VISIBLE_DEVICES` as torch does.
+    If torch is built with CUDA, a child process asks the driver, so that a fork of this process can still start CUDA.
+    The driver honours `CUDA_VISIBLE_DEVICES` as torch does. /proc/driver/nvidia is not read, since in a container it is
+    the host's.
     """
-    visible, container = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("NVIDIA_VISIBLE_DEVICES")
-    return _found_gpus(visible, container)
+    return _driver_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 @functools.cache
-def _found_gpus(visible: str | None, container: str | None) -> Gpus:
+def _driver_gpus(visible: str | None) -> Gpus:
     cuda = torch_cuda()
     if cuda == NONE:
         return Gpus((), cuda, "the installed torch is built without CUDA")
-    if visible is not None and visible.strip() in ("", "-1"):
-        return Gpus((), cuda, f"CUDA_VISIBLE_DEVICES={visible} hides every GPU")
-    if container is not None and container.strip() in ("void", "none"):
-        return Gpus((), cuda, f"NVIDIA_VISIBLE_DEVICES={container} gives this container no GPU")
-    files = device_files(Path("/dev"))
-    if not files:
-        return Gpus((), cuda, "there is no GPU's device file (/dev/nvidia0, /dev/dxg)")
     gpus, why = ask_driver()
-    return Gpus(gpus, cuda, why)
-
-
-def device_files(folder: Path) -> list[str]:
-    """Return the names of GPUs' device files in `folder`: nvidia0 and so on, or dxg (WSL)."""
-    names = (each.name for each in folder.iterdir())
-    return sorted(name for name in names if re.fullmatch(r"nvidia[0-9]+|dxg", name))
+    return Gpus(gpus, cuda, why if visible is None else f"{why} with CUDA_VISIBLE_DEVICES={visible}")
 
 
 _ASK = """

@@ -57,25 +57,18 @@ def check_weights(folder: Path, named_by: str) -> None:
     weights = sorted(name for name in files if name.endswith((".safetensors", ".gguf")))
     pickles = sorted(name for name in files if name.endswith((".bin", ".pt", ".pth", ".pkl", ".ckpt")))
     if "adapter_config.json" in files:
-        with refusing(folder / "adapter_config.json", named_by, "is not an adapter's config"):
-            config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-            base = config.get("base_model_name_or_path") or "it names none"
         raise UserError(
-            f"{named_by}: {folder} holds an adapter, and the model that it changes ({base}) is needed whole. Merge the "
-            "adapter into that model (peft: merge_and_unload) and give the merged folder, or remove "
-            "adapter_config.json from a folder with a model."
+            f"{named_by}: {folder} holds an adapter, and the model that it changes (base_model_name_or_path in its "
+            "adapter_config.json) is needed whole. Merge the adapter into that model (peft: merge_and_unload) and give "
+            "the merged folder, or remove adapter_config.json from a folder with a model."
         )
     for index in sorted(name for name in files if name.endswith(".index.json")):
         for shard in _shards(folder / index, named_by) if weights or "safetensors" in index else ():
-            if not shard.endswith(".safetensors") or Path(shard).name != shard:
+            if not shard.endswith(".safetensors") or Path(shard).name != shard or not (folder / shard).is_file():
                 raise UserError(
                     f"{named_by}: {folder / index} names {shard!r}, which is not a safetensors file in this folder. "
-                    f"Convert the model to safetensors."
-                )
-            if not (folder / shard).is_file():
-                raise UserError(
-                    f"{named_by}: {folder} lacks the file {shard}, which {index} names: the model was copied or "
-                    "downloaded in part. Download this file again."
+                    "If the model was copied or downloaded in part, download this file again; else convert the model "
+                    "to safetensors."
                 )
     if not weights:
         only = (

@@ -20,7 +20,6 @@ from components.models.logprobs import Side, last_hidden
 from components.models.runtime import Runtime, autocast
 from components.reward.config import EnsembleConfig
 from components.reward.pairs import Pairs
-from components.training.loop import seeded
 from components.training.tokens import lengths_of
 
 
@@ -168,7 +167,7 @@ def score_sequences(
 ) -> Tensor:  # fmt: skip
     """Return raw scores (N,) of token lists (prompt and response), in their order, on the CPU."""
     out = torch.zeros(len(sequences))
-    for batch in length_buckets(lengths_of(sequences), batch_size, seeded(0), shuffle=False):
+    for batch in length_buckets(lengths_of(sequences), batch_size):
         ids, mask = pad([sequences[i] for i in batch], pad_id, side)
         ids, mask = onto(runtime.device, ids), onto(runtime.device, mask)
         out[torch.tensor(batch)] = score_tokens(model, ids, mask, runtime, side).cpu()

@@ -25,7 +25,7 @@ from components.reward.pair_scores import check_packed, packed_scores, separate_
 from components.reward.pairs import Pairs, PreferencePair, member_rows
 from components.reward.refresh.previous import start_from
 from components.reward.scoring import adapter_name
-from components.training.loop import TrainingExamples, fit, seeded, torch_seed
+from components.training.loop import TrainingExamples, fit, torch_seed
 from components.training.watch import FitWatch, HeldOut
 
 SHOWN = 4
@@ -175,7 +175,7 @@ def fit_model(
     def heldout_losses(watched: Pairs) -> tuple[list[float], dict[str, float]]:
         """Return the log loss of each held pair, and the accuracy."""
         losses, right = [0.0] * len(watched), 0.0
-        for batch in length_buckets(watched.lengths[:], config.batch_size, seeded(0), shuffle=False):
+        for batch in length_buckets(watched.lengths[:], config.batch_size):
             rows = watched.at(batch)
             chosen, rejected = (each.double().cpu() for each in scores(model, rows, pad_id, job.runtime))
             known = torch.tensor([[p.weight, *p.shares] for p in rows], dtype=torch.float64)

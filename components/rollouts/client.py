@@ -120,14 +120,12 @@ class VllmClient:
             UserError: it reports none, or one that is too old; and as for `post`.
         """
         answer = self.get("/version")
-        found = answer.get("version")
+        found = str(answer.get("version"))
         try:
-            old = not isinstance(found, str) or Version(found).release < OLDEST
+            release = Version(found).release
         except InvalidVersion:
-            found = None
-        if not isinstance(found, str):
-            raise self.something_else("/version", answer)
-        if old:
+            raise self.something_else("/version", answer) from None
+        if release < OLDEST:
             raise UserError(f"{self.url} is vLLM {found}: 0.29 is the first whose server knows its weights' version.")
         return found
 

@@ -18,7 +18,6 @@ from components.models.logprobs import positions, token_stats
 from components.models.runtime import Runtime
 from components.models.tokenizers import Demonstration
 from components.stats.intervals import Interval, clustered_ratio
-from components.training.loop import seeded
 from components.training.tokens import CHUNK, TokenLists, TokenWriter, chunks
 
 SAME = 1e-4
@@ -153,7 +152,7 @@ def response_losses(
 def example_losses(model: Any, pad_id: int, examples: Examples, runtime: Runtime, batch_size: int = 32) -> list[float]:
     """As `response_losses`, for a model whose pad token is `pad_id`."""
     found = [0.0] * len(examples)
-    for batch in length_buckets(examples.lengths, batch_size, seeded(0), shuffle=False):
+    for batch in length_buckets(examples.lengths, batch_size):
         losses = token_losses(model, pad_id, [examples[i] for i in batch], runtime).double().cpu()
         for i, own in zip(batch, losses.split(examples.responses.lengths[batch].tolist()), strict=True):
             found[i] = float(own.sum())

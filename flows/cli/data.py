@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,7 +18,6 @@ from flows.environment import tether_home
 if TYPE_CHECKING:
     from components.data.rows import Row
     from components.labelling.config import CandidatesJob
-    from components.labelling.sample import CandidatesSummary
 
 data = typer.Typer(cls=Commands, help="Check data files, and make candidates to label.", no_args_is_help=True)
 
@@ -211,7 +210,7 @@ def _name_quarantined(rows: "list[Row]") -> None:
         echo(f"and {len(rows) - NAMED} more: quarantine.jsonl lists them all", err=True)
 
 
-def _print_candidates(summary: "CandidatesSummary", out: Path) -> None:
+def _print_candidates(summary: Mapping[str, Any], out: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 

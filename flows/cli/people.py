@@ -100,7 +100,8 @@ def page(
     Answers are kept: the same command continues. After the last one the run is scored (`human_eval.when_complete`).
     Each personal link is printed only once, because only its hash is stored."""
     from flows.people.progress import show_progress, when_complete
-    from flows.review.links import add_raters, address_of, raters_of, renew_link
+    from flows.review.links import add_raters, raters_of, renew_link
+    from flows.review.progress import progress_of
     from flows.review.serve import after_completion, serve
 
     text = None if guidelines is None else user_text(str(guidelines), "--guidelines")
@@ -112,7 +113,9 @@ def page(
         made += [renew_link(engine, number, name) for name in renew or []]
         raters = raters_of(engine, number)
         if links:
-            _print_links(made, address or address_of(engine, number) or f"http://{host}:{port}")
+            with engine.connect() as connection:
+                served = progress_of(connection, number).address
+            _print_links(made, address or served or f"http://{host}:{port}")
             if not made:
                 echo("\n".join(f"{n:3}  {name}" for n, name in raters) or "No raters yet: --rater NAME.")
             return

@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from components.base.errors import UserError
 from components.base.paths import files_read, holds_model_or_data, read_regular, user_path
@@ -13,7 +14,7 @@ from components.data.formats.prompts import Prompts, read_prompts
 from components.data.hub import resolve_source
 from components.keys.fingerprint import stage_key
 from components.labelling.config import CandidatesJob
-from components.labelling.sample import CandidateModel, CandidatesSummary, finished, run
+from components.labelling.sample import CandidateModel, finished, run
 from components.store.store import ArtifactStore, digest_folder
 from tasks.result import Input
 from tasks.runs.status import load_status
@@ -31,7 +32,7 @@ def make_candidates(
     out: Path,
     report: Callable[[int, int], None],
     on_wait: Callable[[], None] | None = None,
-) -> tuple[CandidatesSummary, Prompts]:
+) -> tuple[dict[str, Any], Prompts]:
     """Sample candidates into `out`. If the same call has already finished there, only return its summary.
 
     Args:

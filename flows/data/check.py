@@ -7,23 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from components.base.errors import GateFailed, UserError, about
+from components.base.errors import GateFailed, UserError
 from components.base.text import counted, line
 from components.data.config import SourceConfig
 from components.data.hub import resolve_source
-from components.data.inputs import (
-    BESIDE,
-    SUITE,
-    input_names,
-    names_file,
-    refuse_same_bytes,
-    refuse_unknown_sources,
-    values_of,
-)
+from components.data.inputs import BESIDE, SUITE, names_file, refuse_unknown_sources, values_of
 from components.data.rows import listed
 from data_contracts.config import ValidateJob
 from flows.config.profiles import Override
 from flows.config.run_config import RunConfig, load_config
+from flows.data.files import find_files
 from flows.data.pretrained import find_base, with_template
 from flows.data.reference import find_reference
 from tasks.result import Input
@@ -83,7 +76,9 @@ def check_file(
             inputs[name] = resolve_source(value, hub, home / "datasets", f"--{name}")
     if kind != "sheet":
         judged = [inputs["preferences"]] if config.data.reference and "preferences" in inputs else []
-        inputs |= _beside(config, home, [Input.of(each).digest for each in judged])
+        compared = find_reference(config, home, [Input.of(each).digest for each in judged])
+        for further in (*(find_files(each, config, home) for each in BESIDE), compared):
+            inputs |= {name: given.path for name, given in further.items()}
     written = nullcontext() if out is None else whole_folder(out)
     if kind == "sheet":
         with written as folder:
@@ -128,23 +123,6 @@ def check_file(
             f"{file} looks like preferences, but it was read as {reading.format} and no pair was found in it",
         ]
     return report
-
-
-def _beside(config: RunConfig, home: Path, preferences: Sequence[str]) -> dict[str, Path]:
-    """Return the suite, the prompts and the earlier data that the config names for the contract, as inputs.
-
-    Args:
-        preferences: digests of the preference files, which `data.reference=last` must differ from.
-    """
-    found: dict[str, Path] = {}
-    for kind in BESIDE:
-        values, hub = values_of(getattr(config.data, kind)), None if kind == "suite" else config.data.hub
-        paths = [resolve_source(value, hub, home / "datasets", f"data.{kind}") for value in values]
-        with about(f"data.{kind}"):
-            digests = [Input.named(path).digest for path in paths]
-        refuse_same_bytes(kind, paths, digests)
-        found |= dict(zip(input_names(kind, [path.absolute() for path in paths], digests), paths, strict=True))
-    return found | {name: given.path for name, given in find_reference(config, home, preferences).items()}
 
 
 def own_entry(config: RunConfig, path: Path) -> dict[str, SourceConfig]:

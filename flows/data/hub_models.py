@@ -89,40 +89,19 @@ def _share(blob: Path, target: Path) -> None:
 
 def _download(repo: str, revision: str | None, named: str) -> Path:
     """Return the snapshot's folder in huggingface_hub's cache; its name is the commit. Raises as `hub_model` does."""
-    from huggingface_hub import constants, errors, snapshot_download
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.utils import disable_progress_bars
 
     disable_progress_bars()
     try:
         return Path(snapshot_download(repo, revision=revision, allow_patterns=list(FILES), ignore_patterns="*/*"))
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
-        at = f"{repo}{f' --revision {revision}' if revision else ''}"
-        if constants.HF_HUB_OFFLINE:
-            raise UserError(
-                f"{named}: HF_HUB_OFFLINE is set, and {constants.HF_HUB_CACHE} has no complete copy of the model. Run "
-                f"`hf download {at}` on a machine with a network and copy its cache here, unset HF_HUB_OFFLINE, or "
-                f"give a folder."
-            ) from error
-        raise UserError(
-            f"{named}: {constants.ENDPOINT} does not answer, and {constants.HF_HUB_CACHE} has no complete copy of the "
-            f"model. Check the network (HF_ENDPOINT names another hub), or give a folder."
-        ) from error
-    except errors.GatedRepoError as error:
-        raise UserError(
-            f"{named}: the model is gated. Accept its terms at {constants.ENDPOINT}/{repo}, then log in with `hf auth "
-            f"login` or set HF_TOKEN."
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise UserError(
-            f"{named}: {repo} has no revision {revision}. Name one of its branches, tags or commits."
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise UserError(
-            f"{named}: there is no folder of that name, and no model that you may read at {constants.ENDPOINT}/{repo}. "
-            f"Check the name; for a private model log in with `hf auth login` or set HF_TOKEN."
-        ) from error
     except Exception as error:  # any exception of its transports and parsers, or of the disk
         if disk_error(error):
             raise
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{named}: it can't be downloaded from {constants.ENDPOINT}: {reason}. Try again.") from error
+        reason = " ".join(str(error).split())[:400] or type(error).__name__
+        raise UserError(
+            f"{named}: there is no such folder, and {constants.ENDPOINT}/{repo} can't be downloaded "
+            f"({type(error).__name__}): {reason} Check the name, the revision and the network; for a private or gated "
+            "model accept its terms on its page and set HF_TOKEN (or `hf auth login`). Without a network "
+            f"(HF_HUB_OFFLINE), first fill {constants.HF_HUB_CACHE} by `hf download`, or give a folder."
+        ) from error

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from components.base.errors import UserError
 from components.base.paths import user_path
@@ -16,9 +16,6 @@ from tasks.result import Input
 from tasks.runs.compared import COMPARED
 from tasks.runs.status import has_run
 from tasks.tracking.registry import find_version
-
-if TYPE_CHECKING:
-    from components.human_eval.comparison.score import ComparisonResult
 
 
 def find_compared(home: Path, names: Sequence[str]) -> dict[str, Input]:
@@ -97,7 +94,7 @@ def of_origin(home: Path, origin: Mapping[str, str]) -> dict[str, Input]:
 
 def result_text(artifact: Path, names: Mapping[str, str]) -> str:
     """Return the result of a comparison as Markdown: the strengths, and a line for each pair of models."""
-    found: ComparisonResult = json.loads((artifact / RESULT).read_text(encoding="utf-8"))
+    found = json.loads((artifact / RESULT).read_text(encoding="utf-8"))
 
     def called(model: str) -> str:
         return names.get(model, model)

@@ -131,12 +131,6 @@ def raters_of(engine: Engine, number: int) -> list[tuple[int, str]]:
         return [(row.number, row.name) for row in connection.execute(found)]
 
 
-def address_of(engine: Engine, number: int) -> str:
-    """Return the address at which a batch was last served; empty if it never was."""
-    with engine.connect() as connection:
-        return connection.scalar(select(batch.c.address).where(batch.c.id == number)) or ""
-
-
 def add_raters(engine: Engine, number: int, names: Sequence[str]) -> list[PersonalLink]:
     """Let more people judge a batch, and return a link for each.
 

@@ -14,6 +14,7 @@ from components.human_eval.sheet import FLAGS
 from components.stats.intervals import Interval, clustered_proportion
 from components.stats.votes import fleiss_kappa
 from flows.review.database.tables import item, rater, slot, vote
+from flows.review.links import raters_of
 from flows.review.progress import progress_of
 from flows.review.votes import SKIP, Voting, unexchanged
 from tasks.runs.labels import LabelProgress
@@ -95,16 +96,13 @@ def summary(voting: Voting) -> BatchSummary:
     with voting.engine.connect() as connection:
         progress = progress_of(connection, voting.batch.id)
         answers = counted_answers(connection, voting.batch.id)
-        people = connection.execute(
-            select(rater.c.number, rater.c.name).where(rater.c.batch == voting.batch.id).order_by(rater.c.number)
-        ).all()
         others = connection.execute(
             select(rater.c.number, vote.c.late, func.count())
             .join_from(vote, rater, rater.c.id == vote.c.rater)
             .where(rater.c.batch == voting.batch.id, (vote.c.answer.is_(None)) | vote.c.late)
             .group_by(rater.c.number, vote.c.late)
         ).all()
-    names = {each.number: each.name for each in people}
+    names = dict(raters_of(voting.engine, voting.batch.id))
     late = {number: n for number, was_late, n in others if was_late}
     by_item = given_by_item(answers)
     table = [

@@ -16,7 +16,7 @@ from components.base.strict_json import BadJson, parse_json
 from components.base.text import counted
 from components.data.spreadsheet import unprotect
 from components.human_eval.batch.label_studio import is_export, sheet_rows
-from components.human_eval.sheet import OF_CRITERIA, PEOPLE, TEXTS, SheetRow, rating_columns, rating_of, seconds_columns
+from components.human_eval.sheet import OF_CRITERIA, PEOPLE, TEXTS, SheetRow, rating_columns, rating_of
 
 _LARGEST = 256 * 2**20
 _START = 2**18
@@ -212,11 +212,6 @@ def _parsed(path: Path, text: str, mistakes: list[str]) -> Iterator[tuple[int, o
 def _wrong_columns(path: Path, columns: Sequence[str], raters: int) -> Iterator[str]:
     """Yield the mistakes in the columns of a file."""
     wanted = rating_columns(raters)
-    if {"sft", "policy"} <= set(columns):
-        raise UserError(
-            f"{path}: column `policy` is that of the unblinded result, which names the models. Give the sheet that the "
-            "raters filled in."
-        )
     if missing := [name for name in TEXTS if name not in columns]:
         names = ", ".join(f"`{name}`" for name in missing)
         yield (
@@ -267,14 +262,14 @@ def _row(
         own = False
 
     def answers(question: str, may: Sequence[str]) -> tuple[str, ...]:
-        given = {name: record[name] for name in _columns(question, raters) if name in record}
+        given = {name: record[name] for name in rating_columns(raters, question) if name in record}
         theirs = f"{question}_{rater}"
         if own and record.get(question) not in (None, "") and given.get(theirs) not in (None, ""):
             mistakes.append(f"{path}, row {number}: columns `{question}` and `{theirs}` are the same rater's.")
         elif own and question in record:
             given[theirs] = record[question]
         kept = []
-        for name in _columns(question, raters):
+        for name in rating_columns(raters, question):
             rating = rating_of(given.get(name))
             if rating and rating not in may:
                 column = name if name in record else question
@@ -290,7 +285,7 @@ def _row(
     if not texts[0]:
         return None
     measured = dict(record) | ({f"seconds_{rater}": record["seconds"]} if "seconds" in record else {})
-    seconds = tuple(_positive(measured.get(name)) for name in seconds_columns(raters))
+    seconds = tuple(_positive(measured.get(name)) for name in rating_columns(raters, "seconds"))
     seconds = seconds if any(seconds) else ()
     return SheetRow(number, texts[0], texts[1], texts[2], texts[3], ratings, asked, seconds)
 
@@ -302,7 +297,3 @@ def _positive(cell: object) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) and value > 0 else None
-
-
-def _columns(question: str, raters: int) -> list[str]:
-    return [f"{question}_{rater}" for rater in range(1, raters + 1)]

@@ -3,7 +3,7 @@ models."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import Any
 
 from components.base.jsonl import write_json
 from components.base.observe import Observe
@@ -12,63 +12,10 @@ from components.human_eval.comparison.pairs import RESULT, input_name, models_of
 from components.human_eval.config import ScoreJob
 from components.human_eval.labels import Labels, Sample, rated_columns
 from components.human_eval.results.checks import named_raters, prompt_of, rater_checks
-from components.human_eval.results.summary import per_rater, rating_score
+from components.human_eval.results.summary import per_rater, scored_ratings
 from components.human_eval.score import agreement, judged_by, label_metrics, rated_once, unblinded
-from components.stats.intervals import Numbers
 from components.stats.paired import Inseparable, PairedScore, strengths
 from components.stats.raters import FEWEST_RATERS, crossed_proportion, too_few_raters
-
-
-class ModelStrength(TypedDict):
-    """A model's strength; `strength` and its ends are None if they have no finite estimate."""
-
-    model: str
-    strength: float | None
-    """log(pi / pi of the baseline), in logits: 0.4 against 0 wins 60 of 100 decided comparisons."""
-    low: float | None
-    high: float | None
-
-
-class PairRow(TypedDict):
-    """Two models' ratings: `win_rate` is the first model's, ties 1/2, with an interval over prompts and raters."""
-
-    first: str
-    second: str
-    items: int
-    wins: int
-    ties: int
-    losses: int
-    win_rate: float
-    low: float
-    high: float
-
-
-class Fitted(TypedDict):
-    """The models' strengths, fitted to the comparisons."""
-
-    models: list[ModelStrength]
-    tie: Numbers
-    """Davidson's nu: two equal models tie with probability nu / (2 + nu)."""
-    interval_over: str
-    inseparable: str | None
-    """Why there are no strengths; None if there are."""
-    better: NotRequired[list[str]]
-    worse: NotRequired[list[str]]
-
-
-class ComparisonResult(Fitted):
-    """The content of `comparison.json`."""
-
-    judges: str
-    level: float
-    items: int
-    raters: int
-    too_few_raters: str | None
-    baseline: str
-    pairs: list[PairRow]
-    per_rater: list[dict[str, object]]
-    named_raters: list[str]
-    key_sha256: str
 
 
 def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
@@ -76,8 +23,13 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
 
     Strengths are those of the Bradley-Terry model with Davidson's ties (`components.stats.paired`), relative to the
     first model; each rating is a comparison, and `both_bad` is a tie. Intervals are over prompts, and also over raters
-    if there are 8 or more. Repeated items are not used for strengths. Writes `comparison.json` and `ratings.csv`
-    (unblinded).
+    if there are 8 or more. Repeated items are not used for strengths. Writes `ratings.csv` (unblinded) and
+    `comparison.json`, which has
+
+    - `models`: each one's strength in logits (0.4 against 0 wins 60 of 100 decided comparisons) with its interval, None
+      if there is no finite estimate; `inseparable` then says why, and `better` and `worse` between whom;
+    - `tie`: Davidson's nu; two equal models tie with probability nu / (2 + nu);
+    - `pairs`: the ratings of every two models and the first one's win rate, ties 1/2, with its interval.
 
     Raises:
         UserError: as for `Sample.ratings`.
@@ -90,7 +42,7 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
     raters = int(of_labels["human_eval/raters"])
     pairs = list(_pair_rows(sample, rated, of, level))
     checks = rater_checks(sample, labels, level)
-    result: ComparisonResult = {
+    result = {
         "judges": judged_by(sample, labels),
         "level": level,
         "items": len(rated),
@@ -99,7 +51,7 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
         "baseline": input_name(0),
         **_strengths(sample, rated, models, of, raters >= FEWEST_RATERS, level, job.seed),
         "pairs": pairs,
-        "per_rater": [dict(each) for each in per_rater(sample, labels, level)],
+        "per_rater": list(per_rater(sample, labels, level)),
         "named_raters": named_raters(checks, None),
         "key_sha256": sample.about["key_sha256"],
     }
@@ -124,12 +76,12 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
 def _strengths(
     sample: Sample, rated: Labels, models: int, of: Mapping[str, tuple[int, int]], over_raters: bool, level: float,
     seed: int,
-) -> Fitted:  # fmt: skip
+) -> dict[str, Any]:  # fmt: skip
     made: list[PairedScore] = []
     prompts: list[str] = []
     raters: list[int] = []
-    for item, rater, score in _scores(sample, rated):
-        made.append(PairedScore(*of[item], score))
+    for item, rater, of_second in scored_ratings(sample, rated):
+        made.append(PairedScore(*of[item], 1 - of_second))
         prompts.append(prompt_of(sample, item))
         raters.append(rater)
     names = [input_name(number) for number in range(models)]
@@ -137,29 +89,23 @@ def _strengths(
     try:
         found = strengths(made, models, prompts, raters if over_raters else None, level=level, seed=seed)
     except Inseparable as error:
-        none: list[ModelStrength] = [{"model": name, "strength": None, "low": None, "high": None} for name in names]
+        none = [{"model": name, "strength": None, "low": None, "high": None} for name in names]
         return {
             "models": none, "tie": {}, "interval_over": over, "inseparable": str(error),
             "better": [names[n] for n in error.better], "worse": [names[n] for n in error.worse],
         }  # fmt: skip
     told = [each.named("strength") for each in found.strength]
-    each: list[ModelStrength] = [
+    fitted = [
         {"model": name, "strength": t["strength"], "low": t["strength_low"], "high": t["strength_high"]}
         for name, t in zip(names, told, strict=True)
     ]
-    return {"models": each, "tie": found.tie.named("nu"), "interval_over": over, "inseparable": None}
+    return {"models": fitted, "tie": found.tie.named("nu"), "interval_over": over, "inseparable": None}
 
 
-def _scores(sample: Sample, rated: Labels) -> Iterator[tuple[str, int, float]]:
-    """Yield item, rater and the first model's score of each rating."""
-    for item, each in rated.items():
-        for rater, rating in enumerate(each):
-            if rating:
-                yield item, rater, 1 - rating_score(rating, sample.policy_side[item])
-
-
-def _pair_rows(sample: Sample, rated: Labels, of: Mapping[str, tuple[int, int]], level: float) -> Iterator[PairRow]:
-    scores = list(_scores(sample, rated))
+def _pair_rows(
+    sample: Sample, rated: Labels, of: Mapping[str, tuple[int, int]], level: float
+) -> Iterator[dict[str, Any]]:
+    scores = [(item, rater, 1 - of_second) for item, rater, of_second in scored_ratings(sample, rated)]
     for two in sorted(set(of.values())):
         own = [(item, rater, score) for item, rater, score in scores if of[item] == two]
         if not own:

@@ -1,46 +1,20 @@
 """Wins, ties and losses of the policy, and its win rate at equal length of the replies."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import expit
 
-from components.human_eval.labels import Labels, Sample
-from components.human_eval.results.checks import TIES
+from components.human_eval.labels import Sample
 from components.stats.intervals import FloatArray, Interval, cluster_codes
 
 _STEPS, _LONGEST_STEP = 50, 2.0
 _DRAWS = 1000
 
 
-class Outcomes(TypedDict):
-    """Numbers and shares of the policy's wins, ties and losses; `both_bad` is a tie."""
-
-    wins: int
-    ties: int
-    losses: int
-    wins_share: float
-    ties_share: float
-    losses_share: float
-
-
-class EqualLength(TypedDict):
-    """The estimated win rate if the policy's replies were as long as SFT's."""
-
-    win_rate: float
-    low: float
-    high: float
-    length_effect: float
-    """Change in the log-odds of a win per standard deviation of the length difference; above 0 if longer replies
-    win."""
-    mean_difference: float
-    """Mean of the length of the policy's reply minus that of SFT's, in characters."""
-
-
-def outcomes(scores: Iterable[float]) -> Outcomes:
-    """Count wins (a score above 1/2), ties and losses, given the mean scores of items or the scores of ratings."""
+def outcomes(scores: Iterable[float]) -> dict[str, float]:
+    """Return numbers and shares of wins (scores above 1/2), ties and losses, of items' mean scores or ratings'."""
     found = list(scores)
     wins, losses = sum(each > 0.5 for each in found), sum(each < 0.5 for each in found)
     ties = len(found) - wins - losses
@@ -50,20 +24,13 @@ def outcomes(scores: Iterable[float]) -> Outcomes:
     }  # fmt: skip
 
 
-def rating_outcomes(sample: Sample, rated: Labels) -> Outcomes:
-    """Return `outcomes` of the single ratings."""
-    return outcomes(
-        0.5 if rating in TIES else float(rating == sample.policy_side[item])
-        for item, each in rated.items()
-        for rating in each
-        if rating
-    )
-
-
 def equal_length(
     sample: Sample, scores: Mapping[str, float], clusters: Sequence[Hashable], seed: int, level: float
-) -> EqualLength | None:
+) -> dict[str, float] | None:
     """Return `at_equal_length` of a sample's rated items; None if all length differences are equal.
+
+    `length_effect` is the change in the log-odds of a win per standard deviation of the length difference (above 0 if
+    longer replies win), `mean_difference` the policy's mean length minus SFT's, in characters.
 
     Args:
         clusters: the prompt of each item of `scores`.

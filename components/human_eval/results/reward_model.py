@@ -5,7 +5,7 @@ pairs do not show them.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -32,28 +32,6 @@ _CALIBRATION = {
 """Maps a number of calibration to the name of its metric."""
 
 
-class GapAgreement(TypedDict):
-    """The reward model's accuracy on pairs that were decided with a similar lead."""
-
-    gap: str
-    pairs: int
-    accuracy: float
-    low: float
-    high: float
-
-
-class GainSummary(TypedDict):
-    """The policy's win rate on a quarter of the rated pairs, grouped by the policy's gain in reward."""
-
-    gain_from: float
-    """The smallest gain: the calibrated reward of the policy's reply minus that of SFT's, in logits."""
-    gain_to: float
-    pairs: int
-    win_rate: float
-    low: float
-    high: float
-
-
 class RewardAgreement(TypedDict):
     """`reward_model` of `result.json`; its numbers are `calibration`'s, with `accuracy` called `agreement`."""
 
@@ -66,9 +44,11 @@ class RewardAgreement(TypedDict):
     numbers: Numbers
     policy_preferred: dict[str, float]
     """Share of the pairs that the policy wins, by `judges` and by `reward_model`."""
-    by_gap: list[GapAgreement]
-    by_gain: list[GainSummary]
-    """From the lowest gain to the highest, over all rated pairs, including ties."""
+    by_gap: list[dict[str, Any]]
+    """Accuracy on pairs that were decided with a similar lead (`GAPS`)."""
+    by_gain: list[dict[str, Any]]
+    """The policy's win rate on a quarter of the rated pairs, including ties, from the lowest gain to the highest. The
+    gain is the calibrated reward of the policy's reply minus that of SFT's, in logits."""
     bins: list[ConfidenceBin]
 
 
@@ -142,8 +122,8 @@ def _gains(sample: Sample, items: Iterable[str], raw: Mapping[str, Mapping[str, 
 
 def _by_gain(
     sample: Sample, scores: Mapping[str, float], gains: Mapping[str, float], level: float
-) -> list[GainSummary]:
-    found: list[GainSummary] = []
+) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
     for part in np.array_split(sorted(gains, key=lambda item: (gains[item], item)), min(QUARTERS, len(gains))):
         items = [str(item) for item in part]
         win = clustered_proportion([scores[i] for i in items], [prompt_of(sample, i) for i in items], level)
@@ -161,10 +141,10 @@ def _auroc(gain: Any, won: Any, prompts: list[str]) -> Interval:
     return clustered_auroc(gain[won], gain[~won], of[won].tolist(), of[~won].tolist())
 
 
-def _by_gap(right: Any, gaps: list[float], prompts: list[str], level: float) -> Any:
+def _by_gap(right: Any, gaps: list[float], prompts: list[str], level: float) -> Iterator[dict[str, Any]]:
     names = [next(name for name, least in GAPS if gap >= least - 1e-9) for gap in gaps]
     for name, _ in GAPS:
         inside = [i for i, each in enumerate(names) if each == name]
         if inside:
             value, low, high = clustered_proportion(right[inside], [prompts[i] for i in inside], level)
-            yield GapAgreement(gap=name, pairs=len(inside), accuracy=value, low=low, high=high)
+            yield {"gap": name, "pairs": len(inside), "accuracy": value, "low": low, "high": high}

@@ -5,46 +5,11 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TypedDict
+from typing import Any
 
 from components.human_eval.labels import Labels, Sample, Seconds, rated_columns
 from components.human_eval.results.checks import TIES, AttentionCheck, prompt_of, side_a, with_themselves
 from components.stats.intervals import LEVEL, clustered_proportion
-
-
-class RaterSummary(TypedDict):
-    """A summary of one rater's ratings; a share is None if there is nothing to compute it from."""
-
-    rater: str
-    n: int
-    win_rate: float | None
-    a: float | None
-    b: float | None
-    """Share of ratings for side b."""
-    ties: float | None
-    """Share of ties, without `both_bad`."""
-    both_bad: float | None
-    side_a: dict[str, float] | None
-    """Share of `a` among the ratings for a side, `value`, with the ends `low` and `high` of its interval over prompts.
-    Far from 1/2 it shows a position bias, since each author is on either side equally often."""
-    agreement: float | None
-    """Share of other raters' ratings of the same items with which this rater's agree."""
-    self_agreement: float | None
-    """Share of the repeated items with the same answer both times."""
-    attention: float | None
-    """Share of attention checks with the right answer."""
-    seconds: float | None
-    """Median seconds per item, if the rater's tool measured it."""
-
-
-class StratumSummary(TypedDict):
-    """The policy's win rate over the rated items of a stratum, with its interval over prompts."""
-
-    stratum: str
-    n: int
-    win_rate: float
-    low: float
-    high: float
 
 
 def item_score(ratings: Sequence[str], policy_side: str) -> float:
@@ -63,14 +28,28 @@ def rating_score(rating: str, policy_side: str) -> float:
     return 0.5 if rating in TIES else float(rating == policy_side)
 
 
+def scored_ratings(sample: Sample, rated: Labels) -> Iterator[tuple[str, int, float]]:
+    """Yield item, rater (from 0) and `rating_score` of each given rating."""
+    for item, ratings in rated.items():
+        for rater, rating in enumerate(ratings):
+            if rating:
+                yield item, rater, rating_score(rating, sample.policy_side[item])
+
+
 def per_rater(
     sample: Sample,
     labels: Labels,
     level: float = LEVEL,
     seconds: Seconds = MappingProxyType({}),
     attention: AttentionCheck | None = None,
-) -> Iterator[RaterSummary]:
-    """Yield a summary of each rater; only position bias, self-agreement and time use the repeated items."""
+) -> Iterator[dict[str, Any]]:
+    """Yield a summary of each rater. Repeated items count only for `side_a`, `self_agreement` and `seconds` (a median).
+
+    A share is None if there is nothing to compute it from. `ties` leaves out `both_bad`. `side_a` is the share of `a`
+    among the ratings for a side, with its interval over prompts: far from 1/2 it shows a position bias, since each
+    author is on either side equally often. `agreement` is the share of other raters' ratings of the same items with
+    which this rater's agree, `self_agreement` that of repeated items with the same answer both times.
+    """
     for index, column in enumerate(rated_columns(labels)):
         own = {item: given[index] for item, given in labels.items() if given[index]}
         first = {item: rating for item, rating in own.items() if item not in sample.repeat_of}
@@ -97,12 +76,12 @@ def per_rater(
         }
 
 
-def by_stratum(sample: Sample, scores: Mapping[str, float], level: float = LEVEL) -> list[StratumSummary]:
-    """Return the win rate of each stratum."""
+def by_stratum(sample: Sample, scores: Mapping[str, float], level: float = LEVEL) -> list[dict[str, Any]]:
+    """Return the policy's win rate over the rated items of each stratum, with its interval over prompts."""
     found: dict[str, list[str]] = {}
     for item in scores:
         found.setdefault(sample.responses[item]["stratum"], []).append(item)
-    rows: list[StratumSummary] = []
+    rows = []
     for name, items in sorted(found.items()):
         win = clustered_proportion([scores[i] for i in items], [prompt_of(sample, i) for i in items], level)
         rows.append({"stratum": name, "n": len(items), "win_rate": win.value, "low": win.low, "high": win.high})

@@ -16,7 +16,6 @@ from components.models.runtime import Runtime, autocast
 from components.models.tokenizers import try_template
 from components.models.weights import load_from, load_whole
 from components.reward.scoring import RewardEnsemble, ScoreScale, load_scorer, score_sequences
-from components.training.loop import seeded
 
 UNLIMITED = 1 << 30
 
@@ -93,7 +92,7 @@ class RewardScorer:
         """Return the classifier's single logit (n,); one sequence at a time if it has no pad token."""
         out, pad_id = torch.zeros(len(sequences)), self._model.config.pad_token_id
         size = 1 if pad_id is None else batch_size
-        for batch in length_buckets([len(each) for each in sequences], size, seeded(0), shuffle=False):
+        for batch in length_buckets([len(each) for each in sequences], size):
             ids, mask = (x.to(self._runtime.device) for x in pad([sequences[i] for i in batch], pad_id or 0))
             with autocast(self._runtime):
                 logits = self._model(input_ids=ids, attention_mask=mask.long()).logits

@@ -89,7 +89,6 @@ def usual_csv_limit() -> Iterator[None]:
         ("item,rating_1,rating_2\n,a,b\n", r"row 2: column `item` is empty"),
         ("question,rating_1,rating_2\nq1,a,b\n", r"no column `item`"),
         ("item,rating_1,rating_2\n", r"holds no rows"),
-        ("item,sft,policy,policy_side,rating_1,rating_2\nq1,x,y,a,policy,sft\n", r"the unblinded result"),
         ('{"item": "q1", "item": "q2", "rating_1": "a", "rating_2": "b"}', r"a key appears twice: 'item'"),
         ('{"item": "q1", "rating_1": ' + "[" * 5000, r"row 1: not JSON.*nested"),
         ("", r"no column `item`"),

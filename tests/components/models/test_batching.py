@@ -9,14 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.models.batching import encode_prompt, encode_response, length_buckets, pad, position_ids
+from components.models.batching import LengthBuckets, encode_prompt, encode_response, length_buckets, pad, position_ids
 
 SEQUENCES = st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=9), min_size=1, max_size=8)
 
 
 @given(st.lists(st.integers(1, 100), max_size=300), st.integers(1, 9), st.integers(0, 9), st.booleans())
 def test_every_index_stands_in_exactly_one_batch(lengths: list[int], size: int, seed: int, shuffle: bool) -> None:
-    batches = length_buckets(lengths, size, random.Random(seed), shuffle)
+    batches = LengthBuckets(lengths, size, random.Random(seed)) if shuffle else length_buckets(lengths, size)
     assert sorted(i for b in batches for i in b) == list(range(len(lengths)))
     assert all(1 <= len(b) <= size for b in batches)
 
@@ -24,15 +24,14 @@ def test_every_index_stands_in_exactly_one_batch(lengths: list[int], size: int, 
 def test_batches_are_of_like_length_and_in_another_order_for_another_seed() -> None:
     rng = random.Random(0)
     lengths = [rng.randint(1, 100) for _ in range(256)]
-    one, two = (length_buckets(lengths, 8, random.Random(seed)) for seed in (1, 2))
-    assert one != two and one == length_buckets(lengths, 8, random.Random(1))
+    one, two = (list(LengthBuckets(lengths, 8, random.Random(seed))) for seed in (1, 2))
+    assert one != two and one == list(LengthBuckets(lengths, 8, random.Random(1)))
     assert max(max(lengths[i] for i in b) - min(lengths[i] for i in b) for b in one) < 25
     assert [lengths[b[0]] for b in one] != sorted(lengths[b[0]] for b in one), "batches don't come shortest first"
 
 
-def test_without_shuffling_everything_is_sorted_by_length_and_nothing_is_drawn() -> None:
-    lengths = [5, 1, 4, 2, 3]
-    assert length_buckets(lengths, 2, random.Random(0), shuffle=False) == [[1, 3], [4, 2], [0]]
+def test_batches_for_evaluation_are_sorted_by_length() -> None:
+    assert length_buckets([5, 1, 4, 2, 3], 2) == [[1, 3], [4, 2], [0]]
 
 
 @given(SEQUENCES, st.sampled_from(["left", "right"]))

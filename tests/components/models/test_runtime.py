@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,44 +23,15 @@ def machine(monkeypatch: pytest.MonkeyPatch, *gpus: Gpu, cuda: str = "13.0", ins
     monkeypatch.setattr(module, "cpu_instruction_set", lambda: instruction_set)
 
 
-@pytest.fixture
-def devices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """The folder in the place of /dev, beside a torch with CUDA 13.0 and a driver that shows an H100."""
-    module._found_gpus.cache_clear()
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.delenv("NVIDIA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(module, "torch_cuda", lambda: "13.0")
-    real = module.device_files
-    monkeypatch.setattr(module, "device_files", lambda folder: real(tmp_path))
+def test_the_driver_is_asked_only_if_torch_has_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ask_driver", lambda: ((H100,), "the driver shows 1 GPU"))
-    yield tmp_path
-    module._found_gpus.cache_clear()
-
-
-@pytest.mark.parametrize("name", ["nvidia0", "nvidia7", "dxg"])
-def test_a_gpu_is_used_where_its_device_file_stands(devices: Path, name: str) -> None:
-    (devices / name).touch()
-    assert usable_gpus().gpus == (H100,)
-    assert Runtime().resolve().gpu == "NVIDIA H100 80GB HBM3 (9.0)"
-
-
-@pytest.mark.parametrize(
-    ("file", "variable", "value", "why"),
-    [*((name, "CUDA_VISIBLE_DEVICES", "0", "device file") for name in ("nvidiactl", "nvidia-uvm", "sda1")),
-     *(("nvidia0", "CUDA_VISIBLE_DEVICES", value, "CUDA_VISIBLE_DEVICES") for value in ("", " ", "-1")),
-     *(("nvidia0", "NVIDIA_VISIBLE_DEVICES", value, "NVIDIA_VISIBLE_DEVICES") for value in ("void", "none")),
-     ("nvidia0", "CUDA_VISIBLE_DEVICES", "0", "without CUDA")],
-)  # fmt: skip
-def test_a_gpu_that_is_hidden_or_not_given_is_not_used(
-    devices: Path, monkeypatch: pytest.MonkeyPatch, file: str, variable: str, value: str, why: str
-) -> None:
-    """In a container the driver's control file and /proc/driver/nvidia are there all the same."""
-    (devices / file).touch()
-    monkeypatch.setenv(variable, value)
-    if why == "without CUDA":
-        monkeypatch.setattr(module, "torch_cuda", lambda: NONE)
-    assert usable_gpus().gpus == () and why in usable_gpus().why
-    assert Runtime().resolve().device == "cpu"
+    for visible, cuda, gpus in (("0", "13.0", (H100,)), ("1", NONE, ())):
+        module._driver_gpus.cache_clear()
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        monkeypatch.setattr(module, "torch_cuda", lambda cuda=cuda: cuda)
+        assert usable_gpus().gpus == gpus
+        assert Runtime().resolve().device == ("cuda" if gpus else "cpu")
+    module._driver_gpus.cache_clear()
 
 
 def test_torchs_cuda_version_is_read_as_torch_says_it() -> None:

@@ -139,16 +139,12 @@ def test_a_file_that_cannot_be_read_is_the_users_mistake_in_one_paragraph(
         assert name == "tokenizer_config.json", "the tokenizer is whole without it"
 
 
-@pytest.mark.parametrize("base", ["org/base", None])
 @pytest.mark.parametrize("file", ["adapter_model.safetensors", "adapter_model.bin"])
-def test_an_adapter_alone_names_its_base(saved: Path, tmp_path: Path, file: str, base: str | None) -> None:
+def test_an_adapter_alone_says_where_its_base_is_named(saved: Path, tmp_path: Path, file: str) -> None:
     folder = Path(shutil.copytree(saved / "policy", tmp_path / "model"))
     (folder / "model.safetensors").rename(folder / file)
-    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base}))
-    with pytest.raises(UserError, match=r"that it changes \((org/base|it names none)\) is .* Merge .* that model"):
-        load_base(folder)
-    (folder / "adapter_config.json").write_text("[")
-    with pytest.raises(UserError, match="is not an adapter's config"):
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/base"}))
+    with pytest.raises(UserError, match=r"that it changes \(base_model_name_or_path .*\) is .* Merge .* that model"):
         load_base(folder)
 
 
@@ -161,10 +157,10 @@ def test_a_missing_shard_is_named_and_downloaded_again(saved: Path, tmp_path: Pa
     assert len(shards) > 1
     for shard in shards[left:]:
         shard.unlink()
-    with pytest.raises(UserError, match=rf"lacks the file {shards[left].name}, .* Download this file again\.$"):
+    with pytest.raises(UserError, match=rf"names '{shards[left].name}', .* download this file again; else"):
         load_base(tmp_path)
     shards[left].symlink_to(tmp_path / "gone")
-    with pytest.raises(UserError, match=rf"lacks the file {shards[left].name}"):
+    with pytest.raises(UserError, match=rf"names '{shards[left].name}'"):
         load_base(tmp_path)
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "../other.safetensors"}}))

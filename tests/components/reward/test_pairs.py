@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from components.data.tables.published import characters_of, read_split
-from components.models.batching import RUN, LengthBuckets, length_buckets
+from components.models.batching import RUN, LengthBuckets
 from components.models.config import GenerationConfig
 from components.reward.config import RewardConfig
 from components.reward.pairs import Pairs, encode_pairs, longer, packed_length
@@ -54,7 +54,7 @@ def test_the_first_batch_encodes_its_own_run_and_no_row_twice(pairs, monkeypatch
 
 
 def buckets_before(lengths, size, rng):
-    """`length_buckets` as it was written when all lengths were known before the first batch (November 2026)."""
+    """`LengthBuckets` as they were written when all lengths were known before the first batch (November 2026)."""
     order = list(range(len(lengths)))
     rng.shuffle(order)
     batches = []
@@ -68,7 +68,7 @@ def buckets_before(lengths, size, rng):
 @pytest.mark.parametrize(("count", "size"), [(0, 4), (1, 4), (63, 2), (64, 2), (65, 2), (1000, 3)])
 def test_batches_of_lengths_that_are_computed_late_are_those_of_lengths_that_are_known(count, size):
     lengths = random.Random(2).choices(range(1, 30), k=count)
-    assert length_buckets(lengths, size, random.Random(3)) == buckets_before(lengths, size, random.Random(3))
+    assert list(LengthBuckets(lengths, size, random.Random(3))) == buckets_before(lengths, size, random.Random(3))
 
 
 @pytest.mark.parametrize(("shared", "of"), [(True, packed_length), (False, longer)])

@@ -174,7 +174,7 @@ def test_offline_takes_what_is_in_the_cache_and_else_says_what_to_do(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match=r"sft\.base = lab/tiny: HF_HUB_OFFLINE is set, .* `hf download lab/tiny` on"):
+    with pytest.raises(UserError, match=r"sft\.base = lab/tiny: .* \(HF_HUB_OFFLINE\), first fill .* by `hf download`"):
         pinned_base(config("sft.base=lab/tiny"), tmp_path / "home")
     assert not hub.asked
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -188,8 +188,8 @@ def test_offline_takes_what_is_in_the_cache_and_else_says_what_to_do(
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("lab/none", r"there is no folder of that name, and no model that you may read at .*/lab/none\. .* HF_TOKEN"),
-        ("lab/tiny@v9", r"lab/tiny has no revision v9\. Name one of its branches, tags or commits"),
+        ("lab/none", r"no such folder, and .*/lab/none can't be downloaded \(RepositoryNotFoundError\): .* HF_TOKEN"),
+        ("lab/tiny@v9", r"\(RevisionNotFoundError\): .* Check the name, the revision and"),
         ("lab/none.gguf", r"there is no such folder .*, a model of the hub as org/name@revision"),
     ],
 )
@@ -211,7 +211,9 @@ def test_a_repository_without_safetensors_is_refused(hub: Hub, tiny: Path, tmp_p
         hub_model(f"lab/tiny@{SECOND}", tmp_path / "home")
 
 
-def test_a_gated_model_says_how_to_log_in(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gated_model_or_a_hub_that_is_away_says_what_to_do(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def gated(handler: BaseHTTPRequestHandler, body: bool) -> None:
         handler.send_response(403)
         handler.send_header("X-Error-Code", "GatedRepo")
@@ -219,14 +221,10 @@ def test_a_gated_model_says_how_to_log_in(hub: Hub, tmp_path: Path, monkeypatch:
         handler.end_headers()
 
     monkeypatch.setattr(hub, "answer", gated)
-    with pytest.raises(UserError, match=r"the model is gated\. Accept its terms at .*/lab/tiny, then log in with `hf"):
+    with pytest.raises(UserError, match=r"\(GatedRepoError\): .* gated model accept its terms .* set HF_TOKEN"):
         hub_model("lab/tiny", tmp_path / "home")
-
-
-def test_a_hub_that_is_away_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(UserError, match=r"http://127\.0\.0\.1:9 does not answer, .* Check the network"):
+    with pytest.raises(UserError, match=r"http://127\.0\.0\.1:9/lab/tiny can't be downloaded .* and the network;"):
         hub_model("lab/tiny", tmp_path / "home")
 
 
@@ -294,10 +292,10 @@ def test_a_reward_model_that_the_hub_does_not_give_is_named_by_its_option(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = 'ppo.rewards=[{source: "model:lab/none"}]'
-    with pytest.raises(UserError, match=r"^ppo\.rewards: source = lab/none: .*no model that you may read"):
+    with pytest.raises(UserError, match=r"^ppo\.rewards: source = lab/none: .*RepositoryNotFoundError"):
         new_run(tmp_path / "home", "tiny", config(asked))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match=r"^ppo\.rewards: source = lab/tiny@main: HF_HUB_OFFLINE is set"):
+    with pytest.raises(UserError, match=r"^ppo\.rewards: source = lab/tiny@main: .*HF_HUB_OFFLINE"):
         new_run(tmp_path / "home", "tiny", config(JUDGED_BY_HUB))
     assert not (tmp_path / "home" / "runs").exists()
 
