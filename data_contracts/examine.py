@@ -85,8 +85,8 @@ from data_contracts.rows.working import begin, read_sources
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int | None], None]
-"""Is called from time to time with the number of rows read, and with the number at the end: estimated while files are
-read, then counted; None as long as it is unknown. Rows whose texts are read count a second time."""
+"""Is called from time to time with the number of rows read, and with the number at the end, None while files
+are read. Rows whose texts are read count a second time."""
 SEVERAL_SHARDS = 16 * 2**20
 """If the input files have more bytes than this, worker processes are started early, because they will probably be
 needed."""
@@ -215,9 +215,6 @@ class Examination:
         """The fitted annotator model; None unless `data.labels` takes labels from it."""
         found = self._sources()
         self._main = next(iter(found), "")
-        self._size = sum(source.size for sources in found.values() for source in sources)
-        self._behind = 0
-        """Bytes of the sources that are read, of `_size`."""
         self.sources = {name: self._read(name, sources) for name, sources in found.items()}
         place_judged([examined.ledger for examined in self.sources.values()])
         self.pairs = self.sources.get("preferences")
@@ -287,18 +284,17 @@ class Examination:
         further = tuple(judge.further())
         if self.suite.rows or self.suite.whole:
             refuse_unknown(judge, self.suite.path, self._columns(name, sources))
-        before, behind = self.read, self._behind
+        before = self.read
         if name == "preferences" and data.labels == "dawid_skene":
             rows: Iterable[Row] = _judged(_asking(sources, further), data.max_characters)
             self.competence = competence(rows, _shown(sources))
             again = [*(self._given(name) or sources[:1]), *self._votes()]  # each file's rows are read only once
             rows = relabelled(_judged(_asking(again, further), data.max_characters), self.competence.posterior)
-            ledger.fill(rows, lambda seen: self._tell(before + seen), further)
+            ledger.fill(rows, lambda seen: self._progress(before + seen, None), further)
         else:
-            told = lambda seen, size: self._tell(before + seen, behind + size if size else 0)  # noqa: E731
-            read_sources(ledger, sources, data.max_characters, self.processes, told, further)
+            progress = lambda seen: self._progress(before + seen, None)  # noqa: E731
+            read_sources(ledger, sources, data.max_characters, self.processes, progress, further)
         self.read += len(ledger.facts)
-        self._behind += sum(source.size for source in sources)
         judge.judge("read")
         ledger.facts["half"][ledger.out & (ledger.facts["half"] == 1)] = -1  # a quarantined row moves no prompt
         for source in sources:
@@ -309,12 +305,6 @@ class Examination:
         judge.judge("compared")
         self._need_one(name, sources, ledger)
         return Examined(sources, ledger, judge)
-
-    def _tell(self, read: int, size: float = 0.0) -> None:
-        """Report that `read` rows are read, which take up `size` bytes of the files (0: unknown)."""
-        if 0 < size < self._size:
-            self._total = round(2 * read * self._size / size)
-        self._progress(read, self._total)
 
     def _judge_of(self, name: str, ledger: Ledger) -> RowJudge:
         beside = {kind_of(given) for given in self.inputs}
@@ -355,7 +345,8 @@ class Examination:
         job, ledger, before = self.job, examined.ledger, self.read
         near = job.data.near_duplicate
         how = TextReading(self.tokenizer, job.generation, near, examined.judge.asks("language"))
-        examined.texts = read_texts(ledger, how, lambda seen: self._tell(before + seen), self.processes)
+        progress = lambda seen: self._progress(before + seen, self._total)  # noqa: E731
+        examined.texts = read_texts(ledger, how, progress, self.processes)
         self.read += int(examined.texts.wanted.sum())
         if examined is self.pairs:
             self._begin_beside(examined)

@@ -12,7 +12,7 @@ from components.base.files import make_folder, replacing
 from components.base.jsonl import json_line
 from components.base.paths import files_read, user_path
 from components.data.config import HubConfig
-from components.data.rows import Position, RawRow
+from components.data.rows import RawRow
 from components.data.tables.cells import arrow_rows, check_batch
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -123,9 +123,8 @@ def _line(data: Mapping[str, object]) -> bytes:
         return (json.dumps(data, sort_keys=True, default=str) + "\n").encode()
 
 
-def read_saved(folder: Path, split: str, position: Position) -> Iterator[RawRow]:
-    """Yield the rows of a folder written by `save_to_disk` of `datasets`, numbered from 1. `position` is kept at the
-    last one."""
+def read_saved(folder: Path, split: str) -> Iterator[RawRow]:
+    """Yield the rows of a folder written by `save_to_disk` of `datasets`, numbered from 1."""
     wrong = UserError(f"{folder} is a folder, and none written by datasets' save_to_disk. Give a file.")
     if not any((folder / name).exists() for name in ("state.json", "dataset_dict.json")):
         raise wrong
@@ -140,15 +139,15 @@ def read_saved(folder: Path, split: str, position: Position) -> Iterator[RawRow]
         if split not in saved:
             raise UserError(f"{folder} has no split {split!r}, only {', '.join(sorted(saved))}. Set data.hub.split.")
         saved = saved[split]
-    position.done, position.whole = 0, len(saved)
+    number = 0
     try:
         for row in _rows(saved):
-            position.done = row.number
+            number = row.number
             yield row
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"{folder} can't be read after row {position.done}: {reason}. Save the dataset again."
+            f"{folder} can't be read after row {number}: {reason}. Save the dataset again."
         ) from error
 
 

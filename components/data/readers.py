@@ -24,7 +24,7 @@ from components.base.errors import UserError
 from components.base.strict_json import BadJson, elements, parse_json, twice
 from components.base.text import counted
 from components.data.config import ReaderPlugin
-from components.data.rows import Position, Problem, RawRow, shown
+from components.data.rows import Problem, RawRow, shown
 from components.data.spreadsheet import JSON_STARTS, LABELLED, unprotect
 from components.data.tables.cells import arrow_rows, doubled_fields
 from components.keys.plugins import check_plugin, find_plugin
@@ -54,8 +54,6 @@ _UNQUOTED = (
 )
 _SHOWN = 500
 _MIB = 2**20
-_AT_ONCE = 2**16
-"""Bytes that are read at once. Few, so that a `Position` is not far ahead of the rows."""
 _LARGEST_CELL = 16 * _MIB
 _LARGEST_LINE = 32 * _MIB
 _LARGEST_JSON = 1024 * _MIB
@@ -64,42 +62,25 @@ _UNPACKED, _RATIO = 64 * _MIB, 100
 compresses by about a tenth of that factor.)"""
 
 
-class _Counted(io.FileIO):
-    """A file whose bytes read so far are a `Position`."""
-
-    def __init__(self, path: Path, position: Position) -> None:
-        super().__init__(path)
-        self._position = position
-        position.done, position.whole = 0, path.stat().st_size
-
-    def readinto(self, buffer: Any, /) -> int | None:
-        read = super().readinto(buffer)
-        self._position.done += read or 0
-        return read
-
-
 def read_source(
     path: Path,
     split: str = "train",
     readers: Mapping[str, ReaderPlugin] = MappingProxyType({}),
-    position: Position | None = None,
 ) -> Iterator[RawRow]:
     """Yield the rows of a file, or of the `split` of a folder written by `save_to_disk` of `datasets`.
 
     Args:
         readers: maps a file's suffix to the plug-in that reads it.
-        position: is kept where the reader is.
 
     Raises:
         UserError: the file does not exist, is empty, damaged or of an unknown kind, or a plug-in cannot read it.
     """
     if not path.exists():
         raise UserError(f"{path}: there is no such file. Give the path of a data file ({KINDS}).")
-    position = position or Position()
     if path.is_dir():
         from components.data.hub import read_saved
 
-        rows: Iterable[RawRow] = read_saved(path, split, position)
+        rows: Iterable[RawRow] = read_saved(path, split)
     elif path.stat().st_size == 0:
         raise UserError(f"{path} is empty (0 bytes). Give a file with rows in it.")
     elif path.suffix.lower() in readers:
@@ -108,11 +89,10 @@ def read_source(
         _refuse_packed(path)
         if (kind := _kind(path)) != "parquet":
             _refuse_utf16(path)
-        rows = _READERS[kind](path, position)
+        rows = _READERS[kind](path)
     empty = True
     for row in rows:
         empty = False
-        position.rows += 1
         yield row
     if empty:
         raise UserError(f"{path} holds no row. Give a file with rows in it.")
@@ -175,11 +155,9 @@ def is_gzipped(path: Path) -> bool:
         return path.suffix.lower() == ".gz" or file.read(2) == b"\x1f\x8b"
 
 
-def _open(path: Path, position: Position | None = None) -> IO[bytes]:
-    position = position or Position()
-    if is_gzipped(path):
-        return cast(IO[bytes], io.BufferedReader(_Unpacked(path, position), _AT_ONCE))
-    return io.BufferedReader(_Counted(path, position), _AT_ONCE)
+def _open(path: Path) -> IO[bytes]:
+    raw = _Unpacked(path) if is_gzipped(path) else io.FileIO(path)
+    return cast(IO[bytes], io.BufferedReader(raw, _MIB))
 
 
 def _most_unpacked(path: Path) -> int:
@@ -201,10 +179,9 @@ class _Unpacked(io.RawIOBase):
         UserError: by a read, if the unpacked size is too large for the file.
     """
 
-    def __init__(self, path: Path, position: Position | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self.path, self.read_so_far, self.most = path, 0, _most_unpacked(path)
-        self._packed = io.BufferedReader(_Counted(path, position or Position()), _AT_ONCE)
-        self._file = gzip.GzipFile(fileobj=self._packed)
+        self._file = gzip.GzipFile(path)
 
     def readable(self) -> bool:
         return True
@@ -219,7 +196,6 @@ class _Unpacked(io.RawIOBase):
 
     def close(self) -> None:
         self._file.close()
-        self._packed.close()
         super().close()
 
 
@@ -243,10 +219,10 @@ def _broken(path: Path, row: int, error: Exception) -> NoReturn:
     ) from error
 
 
-def _read_jsonl(path: Path, position: Position) -> Iterator[RawRow]:
+def _read_jsonl(path: Path) -> Iterator[RawRow]:
     number, readable, first = 0, 0, None
     try:
-        with _open(path, position) as file:
+        with _open(path) as file:
             for number, line in enumerate(_lines(path, file), 1):
                 if number == 1:
                     line = line.removeprefix(b"\xef\xbb\xbf")
@@ -285,7 +261,7 @@ def _as_row(number: int, value: Any) -> RawRow:
     return RawRow(number, {"raw": raw}, Problem("readable", f"the row is {raw[:40]!r}, expected an object"))
 
 
-def _read_json(path: Path, position: Position) -> Iterator[RawRow]:
+def _read_json(path: Path) -> Iterator[RawRow]:
     if path.stat().st_size > _LARGEST_JSON:
         raise UserError(
             f"{path} has more than {_LARGEST_JSON // _MIB} MiB, and a JSON array is read whole. Write it as JSON Lines "
@@ -303,7 +279,7 @@ def _read_json(path: Path, position: Position) -> Iterator[RawRow]:
     except BadJson as error:
         is_array = text.lstrip().startswith("[")
         if error.more or (error.line is None and not is_array):
-            yield from _read_jsonl(path, position)
+            yield from _read_jsonl(path)
             return
         if error.line is not None:
             raise UserError(f"{path} is not JSON: {error.text} at line {error.line}. Correct that line.") from error
@@ -314,12 +290,12 @@ def _read_json(path: Path, position: Position) -> Iterator[RawRow]:
     yield from (_as_row(number, row) for number, row in enumerate(rows, 1))
 
 
-def _read_csv(path: Path, position: Position) -> Iterator[RawRow]:
+def _read_csv(path: Path) -> Iterator[RawRow]:
     csv.field_size_limit(_LARGEST_CELL)
     number = 0
     try:
         # Invalid UTF-8 becomes lone surrogates, which a row check refuses row by row.
-        with io.TextIOWrapper(_open(path, position), "utf-8-sig", errors="surrogateescape", newline="") as text:
+        with io.TextIOWrapper(_open(path), "utf-8-sig", errors="surrogateescape", newline="") as text:
             lines = _lines(path, text)
             first = next(lines, "")
             named = _SEPARATOR.fullmatch(first)
@@ -431,7 +407,7 @@ def _cell(name: str, cell: str, protected: bool) -> Any:
     return (unprotect(cell) if protected else cell) or None
 
 
-def _read_parquet(path: Path, position: Position) -> Iterator[RawRow]:
+def _read_parquet(path: Path) -> Iterator[RawRow]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -443,13 +419,11 @@ def _read_parquet(path: Path, position: Position) -> Iterator[RawRow]:
             size = sum(file.metadata.row_group(n).total_byte_size for n in range(file.num_row_groups))
             if size > _most_unpacked(path):
                 raise _bomb(path)
-            position.done, position.whole = 0, file.metadata.num_rows
             at_once = _LARGEST_LINE * file.metadata.num_rows // max(size, 1)
             # Few at a time in any case: a text that all rows share is stored once, but read for each row.
             for batch in file.iter_batches(batch_size=min(max(at_once, 1), 16)):
                 for data, problem in arrow_rows(batch):
                     number += 1
-                    position.done = number
                     yield RawRow(number, data, problem)
     except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
         _broken(path, number, ValueError((str(error).splitlines() or [type(error).__name__])[0]))

@@ -138,17 +138,6 @@ class RawRow(NamedTuple):
     """Values of further columns that a user's suite asks for, as the source has them."""
 
 
-@dataclass
-class Position:
-    """How far a reader is in its source: `done` of `whole`, in bytes of the file or in rows."""
-
-    done: int = 0
-    whole: int = 0
-    """0 if it is unknown, as for a plug-in and for a JSON array, which is read at once."""
-    rows: int = 0
-    """Number of rows that the reader has returned."""
-
-
 class Ballot(NamedTuple):
     """Votes for the first response, for the second, and for neither."""
 

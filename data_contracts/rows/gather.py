@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
@@ -24,7 +23,7 @@ from components.data.formats.public_scores import narrow
 from components.data.formats.single_votes import gather_votes
 from components.data.formats.unread import unread, used_by
 from components.data.readers import is_gzipped, read_source
-from components.data.rows import Position, Problem, RawRow, Row, listed
+from components.data.rows import Problem, RawRow, Row, listed
 from data_contracts.rows.decided import by_votes
 from data_contracts.rows.ledger import Reason, count_reason
 from data_contracts.rows.schemas import schema_problems
@@ -73,10 +72,6 @@ class RowSource(NamedTuple):
     """Other columns of the source that a user's suite uses."""
     needs_one: bool = True
     """Whether at least one row must be valid. It is not an error if a batch's votes decide no pair."""
-    size: int = 0
-    """Bytes of its file or folder; 0 if it has none."""
-    position: Position = Position()
-    """Where `rows` is read."""
     unread: Counter[str] | None = None
     """Counts the rows that say something in a field which is not read, by the field's name (`unread`)."""
 
@@ -84,19 +79,17 @@ class RowSource(NamedTuple):
     def named(cls, name: str, path: Path, data: DataConfig, label: str = "") -> "RowSource":
         """Return the source for a file or saved folder given as `preferences`, `demonstrations` or `prompts` in
         `data`."""
-        field, position = _COLUMNS[name], Position()
+        field = _COLUMNS[name]
         return cls(
             name,
             str(path),
-            read_source(path, data.hub.split, data.readers, position),
+            read_source(path, data.hub.split, data.readers),
             getattr(data, field),
             f"data.{field}",
             label,
             data.decision,
             options_of(data),
             () if name == "preferences" and data.prompts is not None else data.reward_columns,
-            size=bytes_of([path]),
-            position=position,
             unread=Counter(),
         )
 
@@ -104,12 +97,6 @@ class RowSource(NamedTuple):
     def file(self) -> str:
         """Return the file label that its rows get."""
         return self.label or self.name
-
-    def bytes_of(self, rows: int) -> float:
-        """Return about how many bytes its first `rows` rows take up; 0 if that is unknown. Its reader is further: some
-        rows are read ahead to detect the format, and all are where several make one."""
-        part = self.position.done / (self.position.whole or math.inf)
-        return self.size * part * min(1.0, rows / max(1, self.position.rows))
 
 
 def look_at(name: str, path: Path, data: DataConfig) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from components.base.files import make_folder, write_whole
-from components.data.rows import Position, RawRow
+from components.data.rows import RawRow
 from data_contracts.config import ValidateJob
 from data_contracts.rows import ledger as ledgers
 from data_contracts.rows.gather import RowSource, detected, parsed
@@ -36,13 +36,12 @@ class _Part(NamedTuple):
 
 def read_sources(
     ledger: Ledger, sources: Sequence[RowSource], max_characters: int, processes: int,
-    progress: Callable[[int, float], None], extra: Sequence[str] = (),
+    progress: Callable[[int], None], extra: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """Fill `ledger` with the rows of `sources`. Complete shards from an earlier attempt are reused.
 
     Args:
-        progress: called with the number of rows read, and with the bytes of the files that they take up, 0 if that is
-            unknown.
+        progress: called with the number of rows read.
         extra: other columns of the sources to keep.
 
     Raises:
@@ -50,32 +49,24 @@ def read_sources(
     """
     ledger.path.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
-    ends: list[float] = []
-    """For each shard, the bytes of the files up to its end."""
 
     def parts() -> Iterator[_Part]:
-        behind = 0.0
         for file, (_, alike) in enumerate(groupby(sources, lambda source: source.file)):
             for source in alike:
                 name, raws = detected(source._replace(extra=tuple(extra)))
                 options = source.options._replace(label_values=dict(source.options.label_values))
                 bare = source._replace(
-                    rows=(), columns=dict(source.columns), options=options, extra=tuple(extra), position=Position(),
-                    unread=None,
+                    rows=(), columns=dict(source.columns), options=options, extra=tuple(extra), unread=None,
                 )  # fmt: skip
-                taken = 0
                 for some in _in_parts(iter(raws)):
-                    taken += sum(1 + len(raw.others) for raw in some)
                     paths.append(ledger.shard_path(len(paths)))
-                    ends.append(behind + end if (end := source.bytes_of(taken)) else 0.0)
                     yield _Part(paths[-1], some, name, bare, file, max_characters)
-                behind += source.size
 
     read = 0
     for number, rows in enumerate(in_order(_write_part, ledger.measuring(extra), parts(), processes)):
         read += rows
         if number or rows >= ledgers.SHARD_ROWS:  # a small file is read at once
-            progress(read, ends[number])
+            progress(read)
     ledger.take(paths, extra)
 
 

@@ -110,7 +110,7 @@ def check_file(
     unread = report.get("unread", {})
     report["unread"] = {kind: {n: c for n, c in of.items() if n not in used} for kind, of in unread.items()}
     contradicting = sum(check["rows"] or 0 for check in report["checks"] if check["name"] == "consistent")
-    if contradicting and reading.format in ("votes", "two responses") and "annotator" not in reading.names:
+    if contradicting and reading.format in ("votes", "two responses"):
         report["read"][0]["hint"] = (
             f"{counted(contradicting, 'row contradicts', 'rows contradict')} others on the same pair. If several "
             "people labelled, name them in a column "

@@ -113,7 +113,7 @@ class StageProgress:
             if doing and self._bar.disable:
                 say(self._console, f"  {self._stage}: {doing}")
         step, total = point["step"], point.get("total", self._bar.tasks[0].total)
-        self._bar.tasks[0].total = total  # an estimate changes, and `update` would forget the pace
+        self._bar.tasks[0].total = total  # `update` would forget the pace
         if doing:
             self._bar.update(self._steps, completed=step, pace="", metrics=escape(doing))
             return

@@ -31,8 +31,8 @@ def outcome(path: Path, case: dict[str, Any]) -> dict[str, Any]:
     if "reading" in case:
         reading = reading_of(path, data)
         found["reading"] = {
-            "kind": reading.kind, "format": reading.format, "names": reading.names, "ignored": reading.ignored,
-            "mistaken": reading.mistaken, "hint": reading.as_json(path)["hint"],
+            "kind": reading.kind, "format": reading.format, "ignored": reading.ignored,
+            "mistaken": reading.mistaken, "note": reading.note,
         }  # fmt: skip
     try:
         source = RowSource.named(case["kind"], path, data)

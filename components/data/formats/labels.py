@@ -26,8 +26,6 @@ WORDS = frozenset(
 )
 """Labels that say whether a response is desirable. The meaning of those other than `_SINGLE`'s is not guessed."""
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
-NUMBERS = frozenset(("true", "false", "0", "1", "-1", "+", "-"))
-"""Those of `WORDS` that mean something only in a column of labels."""
 _SIDES = {
     **dict.fromkeys(("a", "a1", "model_a", "response_a", "assistant_a", "first"), "first"),
     **dict.fromkeys(("b", "a2", "model_b", "response_b", "assistant_b", "second"), "second"),

@@ -1,6 +1,5 @@
 import gzip
 import json
-import random
 import tarfile
 from itertools import islice
 
@@ -8,7 +7,6 @@ import pytest
 
 from components.base.errors import UserError
 from components.data.readers import read_source
-from components.data.rows import Position
 
 ROWS = [{"prompt": f"p{i}", "chosen": f"good {i}", "rejected": f"bad {i}"} for i in range(3)]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
@@ -35,27 +33,6 @@ def test_the_same_rows_come_from_every_kind_of_file(tmp_path):
         assert contents(tmp_path / name) == list(enumerate(ROWS, 1)), name
     for name in ("a.csv", "a.tsv"):
         assert contents(tmp_path / name) == list(enumerate(ROWS, 2)), name
-
-
-def test_a_reader_says_how_far_it_is_in_its_file(tmp_path):
-    datasets, pandas = pytest.importorskip("datasets"), pytest.importorskip("pandas")
-    rng = random.Random(0)
-    rows = [{"chosen": rng.randbytes(2048).hex()} for _ in range(2000)]  # gzip halves hexadecimal
-    frame, lines = pandas.DataFrame(rows), "".join(json.dumps(row) + "\n" for row in rows)
-    (tmp_path / "a.jsonl").write_text(lines)
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines.encode(), 1))
-    frame.to_csv(tmp_path / "a.csv", index=False)
-    frame.to_parquet(tmp_path / "a.parquet")
-    datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
-    for name in ("a.jsonl", "a.jsonl.gz", "a.csv", "a.parquet", "saved"):
-        position = Position()
-        read = read_source(tmp_path / name, position=position)
-        assert len(list(islice(read, 1000))) == 1000
-        assert 0.5 <= position.done / position.whole <= 0.54, name  # a reader is up to some 100 KiB ahead
-        assert len(list(read)) == 1000 and position.done == position.whole, name
-    (tmp_path / "a.json").write_text(json.dumps(rows))
-    position = Position()
-    assert len(list(read_source(tmp_path / "a.json", position=position))) == 2000 and position == Position(rows=2000)
 
 
 def test_a_csv_cell_may_hold_line_breaks_and_messages(tmp_path):

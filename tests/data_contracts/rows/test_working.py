@@ -1,6 +1,5 @@
 """Validation in shards: their size, the number of processes and being killed change no byte of what is published."""
 
-import gzip
 import hashlib
 import json
 import multiprocessing
@@ -21,12 +20,13 @@ import numpy as np
 import pytest
 
 from components.base.errors import CheckFailed, TetherError, UserError
+from components.base.jsonl import write_rows
 from components.stats.intervals import cluster_codes
 from data_contracts import splits
 from data_contracts.examine import Examination
 from data_contracts.expectations import suites
 from data_contracts.findings import judging, near, whole
-from data_contracts.rows import ledger, shards, working
+from data_contracts.rows import ledger, shards
 from data_contracts.rows.measuring import FACTS
 from data_contracts.rows.processes import ALONE, Beside, in_order, return_freed
 from data_contracts.rows.shards import FactColumns, Shard, Shards, write_shard
@@ -291,47 +291,14 @@ def test_a_users_script_runs_once_and_not_again_in_each_process(tmp_path):
     assert (done.returncode, done.stdout.split()) == (0, ["began", "2", "3", "4", "3"]), done.stderr
 
 
-def test_while_files_are_read_the_number_of_rows_at_the_end_is_estimated_and_then_counted(job, tmp_path, monkeypatch):
-    monkeypatch.setattr(working, "CHARACTERS", 2**18)
-    rng, given = random.Random(0), {}
-    for name in ("a.jsonl", "b.jsonl"):
-        rows = [{side: rng.randbytes(500).hex() for side in ("prompt", "chosen", "rejected")} for _ in range(2000)]
-        given[f"preferences/{name}"] = path = tmp_path / name
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    told: list[tuple[int, int | None]] = []
-    asked = job(preferences=["a.jsonl", "b.jsonl"], processes=1)
-    Examination(asked, given, tmp_path / "rows", lambda *read: told.append(read), tokenized=False)
-    estimates = [total for read, total in told if read < 4000]
-    assert len(estimates) > 40 and None not in estimates
-    assert all(0.9 * 8000 <= total <= 8000 for total in estimates)  # reading is up to some 100 KiB ahead
-    assert told[-1] == (8000, 8000) and told == sorted(told, key=lambda each: each[0])
-
-
-@pytest.mark.parametrize("votes", [1, 3])
-def test_rows_that_the_reader_has_read_ahead_do_not_count_in_the_estimate(job, tmp_path, monkeypatch, votes):
-    """The votes on a pair may be anywhere, so the reader was at the end of its file before it gave the first pair."""
+def test_rows_are_counted_while_they_are_read_and_have_a_total_after(job, tmp_path, monkeypatch):
     monkeypatch.setattr(ledger, "SHARD_ROWS", 100)
-    given = {f"preferences/{name}": tmp_path / name for name in ("a.jsonl", "b.jsonl.gz")}
-    for path in given.values():
-        rows = [
-            {
-                "prompt": f"{path.name} {n}",
-                "a": f"yes {n} " + "x" * 300,
-                "b": f"no {n}",
-                "annotator": f"w{who}",
-                "label": "a",
-            }
-            for n in range(1500)
-            for who in range(votes)
-        ]
-        lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
-        path.write_bytes(gzip.compress(lines, 0) if path.suffix == ".gz" else lines)
-    told: list[tuple[int, int | None]] = []
-    asked = job(preferences=["a.jsonl", "b.jsonl.gz"], processes=1)
-    Examination(asked, given, tmp_path / "rows", lambda *read: told.append(read), tokenized=False)
-    estimates = [total for read, total in told if read < 3000]
-    assert len(estimates) > 20 and all(0.75 * 6000 <= (total or 0) <= 1.05 * 6000 for total in estimates), estimates
-    assert told[-1] == (6000, 6000)
+    write_rows(tmp_path / "a.jsonl", [{"prompt": f"q {n}", "chosen": "x", "rejected": "y"} for n in range(1000)])
+    counts: list[tuple[int, int | None]] = []
+    given = {"preferences": tmp_path / "a.jsonl"}
+    Examination(job(processes=1), given, tmp_path / "rows", lambda *count: counts.append(count), tokenized=False)
+    assert [count for count in counts if count[0] <= 1000] == [(100 * n, None) for n in range(1, 11)]
+    assert counts[-1] == (2000, 2000)
 
 
 def _full(artifact, kinds):

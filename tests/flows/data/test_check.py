@@ -100,19 +100,7 @@ VOTES = "prompt,response_a,response_b,annotator,choice\n" + "".join(
 )
 
 
-def test_a_column_that_rates_demonstrations_is_shown_with_the_way_to_learn_from_it(tmp_path: Path) -> None:
-    write_rows(tmp_path / "rated.jsonl", [{"prompt": "q", "response": f"x {n}", "rating": n} for n in range(5)])
-    reading = reading_of(tmp_path / "rated.jsonl", DataConfig())
-    assert reading.kind == "demonstrations" and not reading.mistaken
-    hint = reading.as_json(tmp_path / "rated.jsonl")["hint"]
-    assert hint is not None and "`rating` may rate the responses" in hint and "data.score.name=rating" in hint
-    assert (
-        reading_of(tmp_path / "rated.jsonl", DataConfig.model_validate({"score": {"name": "rating"}})).kind
-        == "preferences"
-    )
-
-
-def test_votes_under_other_names_do_not_pass_as_prompts_and_the_hint_makes_pairs_of_them(tether_here, tmp_path) -> None:
+def test_votes_under_other_names_are_pairs_once_they_are_mapped(tether_here, tmp_path) -> None:
     (tmp_path / "votes.csv").write_text(VOTES)
     done = check(tether_here, tmp_path, "votes.csv")
     assert done.returncode == 3, done.stdout
@@ -122,34 +110,11 @@ def test_votes_under_other_names_do_not_pass_as_prompts_and_the_hint_makes_pairs
     (read,) = report["read"]
     assert not report["passed"] and (read["source"], read["format"]) == ("prompts", "prompts")
     assert read["ignored"] == ["response_a", "response_b", "annotator", "choice"]
-    setting = read["hint"].split("--set '")[1].split("'")[0]
+    setting = "data.columns={a: response_a, b: response_b, label: choice}"
     named = check(tether_here, tmp_path, "votes.csv", "--set", setting, "--json")
     report = json.loads(named.stdout)
     assert named.returncode == 0 and (report["rows"], report["pairs"]) == (200, 40)
     assert report["read"][0]["format"] == "single votes"
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"prompt": "q", "chosen": "x"},
-        {"prompt": "q", "a": "x", "b": "y"},
-        {"prompt": "q", "better_response": "x", "worse_response": "y"},
-        {"prompt": "q", "Answer 1": "x", "Answer 2": "y", "overall preference": 1},
-        {"prompt": "q", "completions": ["x", "y"], "rewards": [1, 2]},
-    ],
-)
-def test_what_looks_like_preferences_never_passes_as_prompts(tmp_path: Path, row: dict[str, str]) -> None:
-    write_rows(tmp_path / "rows.jsonl", [row | {"prompt": f"question {n}"} for n in range(9)])
-    assert reading_of(tmp_path / "rows.jsonl", DataConfig()).mistaken
-
-
-@pytest.mark.parametrize("row", [{"id": 1}, {"category": "a", "answer": "x"}, {"option_1": "x", "option_2": "y"}])
-def test_prompts_with_further_columns_are_prompts_and_the_columns_are_named(tmp_path: Path, row: dict) -> None:
-    write_rows(tmp_path / "rows.jsonl", [row | {"prompt": f"question {n}"} for n in range(9)])
-    found = reading_of(tmp_path / "rows.jsonl", DataConfig())
-    assert (found.kind, found.mistaken) == ("prompts", False)
-    assert found.ignored == [name for name in row if name != "category"]
 
 
 def test_a_column_that_the_users_suite_judges_is_not_listed_as_unused(tether_here, tmp_path: Path) -> None:
