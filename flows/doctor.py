@@ -1,23 +1,20 @@
-"""Check whether this machine can run Tether: one finding per line, each with what to do."""
+"""Check what a run can use on this machine, and its servers: one finding per line, each with what to do."""
 
 import importlib.metadata
 import os
-import platform
 import shutil
-import sys
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from components.base.errors import TetherError, UserError
+from components.base.errors import TetherError
 from components.base.redaction import redacted
 from components.base.text import counted, plain
 from components.keys.plugins import GROUPS, installed_plugins
 from components.models.runtime import Runtime, usable_gpus
 from components.store.store import ArtifactStore
 from tasks.prefect_flow.server import check_server, is_untrusted, no_answer
-from tasks.runs.schema import HOME_FILE, HOME_SCHEMA, home_schema, newer
 from tasks.tracking.client import connect, in_short
 from tasks.tracking.database import is_outdated
 
@@ -43,17 +40,14 @@ class Finding(NamedTuple):
 def diagnose(home: Path) -> list[Finding]:
     """Return the results of all checks of `tether doctor`."""
     return [
-        _python(),
         *_torch(),
         *_runtime(),
-        *_disk(home),
+        _disk(home),
         _store(home),
-        *_form(home),
-        *_versions(),
+        *_tables(home),
+        _versions(),
         *servers(home),
-        Finding("ok", "packages", f"all four from {Path(__file__).resolve().parent.parent}"),
         *_plugins(),
-        _hub(),
     ]
 
 
@@ -68,12 +62,6 @@ def print_findings(findings: Sequence[Finding]) -> int:
         table.add_row(Text(level, {"ok": "green", "note": "yellow", "fail": "red"}[level]), what, Text(plain(text)))
     Console().print(table)
     return max((each.exit_code for each in findings if each.level == "fail"), default=0)
-
-
-def _python() -> Finding:
-    version = platform.python_version()
-    fine = (3, 11) <= sys.version_info[:2] <= (3, 12)
-    return Finding("ok" if fine else "fail", "Python", version if fine else f"{version}; Tether needs 3.11 or 3.12")
 
 
 def _torch() -> list[Finding]:
@@ -103,14 +91,10 @@ def _runtime() -> list[Finding]:
     ]
 
 
-def _disk(home: Path) -> list[Finding]:
+def _disk(home: Path) -> Finding:
     folder = next(each for each in (home, *home.parents) if each.exists())
     free = shutil.disk_usage(folder).free / 1e9
-    writable = os.access(folder, os.W_OK)
-    return [
-        Finding("ok" if free >= DISK_GB else "note", "disk", f"{free:.0f} GB free for {home}"),
-        Finding("ok" if writable else "fail", "home", f"{home}" if writable else f"{folder} can't be written to"),
-    ]
+    return Finding("ok" if free >= DISK_GB else "note", "disk", f"{free:.0f} GB free for {home}")
 
 
 def _store(home: Path) -> Finding:
@@ -126,22 +110,17 @@ def _store(home: Path) -> Finding:
     return Finding("ok", "store", f"{place.where} can be written")
 
 
-def _form(home: Path) -> list[Finding]:
-    try:
-        schema, database = home_schema(home), home / "mlflow.db"
-        if schema is not None and schema > HOME_SCHEMA:
-            return [Finding("fail", "home's form", str(newer(home / HOME_FILE, "home", schema, HOME_SCHEMA)), 2)]
-        if database.is_file() and database.stat().st_size and is_outdated(database):
-            text = "MLflow's tables of an earlier version: `tether upgrade` is due, after a `tether backup`"
-            return [Finding("note", "home's form", text)]
-    except UserError as error:
-        return [Finding("fail", "home's form", str(error), 2)]
-    return [Finding("ok", "home's form", f"schema {schema or HOME_SCHEMA}")]
+def _tables(home: Path) -> list[Finding]:
+    database = home / "mlflow.db"
+    if not database.is_file() or not database.stat().st_size or not is_outdated(database):
+        return []
+    text = "tables of an earlier version: `tether upgrade` is due, after a `tether backup`"
+    return [Finding("note", database.name, text)]
 
 
-def _versions() -> list[Finding]:
+def _versions() -> Finding:
     if not CONSTRAINTS.is_file():
-        return [Finding("note", "versions", f"no {CONSTRAINTS} to compare with")]
+        return Finding("note", "versions", f"no {CONSTRAINTS} to compare with")
     lines = CONSTRAINTS.read_text().splitlines()
     wanted = dict(line.split("==", 1) for line in lines if "==" in line and not line.startswith("#"))
     different, absent = [], []
@@ -154,9 +133,9 @@ def _versions() -> list[Finding]:
         if installed != version.partition("+")[0]:
             different.append(f"{name} {installed} (tested: {version})")
     if not different and not absent:
-        return [Finding("ok", "versions", f"all {len(wanted)} as in infra/constraints.txt")]
+        return Finding("ok", "versions", f"all {len(wanted)} as in infra/constraints.txt")
     lacking = f"; not installed: {', '.join(absent[:8])}" if absent else ""
-    return [Finding("note", "versions", f"{', '.join(different[:8]) or 'all installed ones as tested'}{lacking}")]
+    return Finding("note", "versions", f"{', '.join(different[:8]) or 'all installed ones as tested'}{lacking}")
 
 
 def servers(home: Path) -> list[Finding]:
@@ -199,25 +178,6 @@ def _certificates() -> list[Finding]:
 def _plugins() -> list[Finding]:
     found = []
     for group in GROUPS:
-        kind = group.partition(".")[2]
-        try:
-            there = [f"{each.name} ({each.label})" for each in installed_plugins(group).values()]
-        except UserError as error:
-            found.append(Finding("fail", "plug-ins", str(error), 2))
-            continue
-        if there:
-            found.append(Finding("ok", "plug-ins", f"{kind}: {', '.join(there)}"))
-    return found or [Finding("ok", "plug-ins", f"none installed (entry points {', '.join(GROUPS)})")]
-
-
-def _hub() -> Finding:
-    from huggingface_hub import constants, get_token
-
-    if constants.HF_HUB_OFFLINE:
-        how = "HF_HUB_OFFLINE is set, so only what is in the cache is found"
-    else:
-        how = (
-            f"from {constants.ENDPOINT}, {'logged in' if get_token() else 'not logged in (`hf auth login`, HF_TOKEN)'}"
-        )
-    told = f"sft.base takes a folder, a .gguf file or a model of the hub (org/name@revision): {how}; cache "
-    return Finding("ok", "models", f"{told}{constants.HF_HUB_CACHE}")
+        if names := [f"{each.name} ({each.label})" for each in installed_plugins(group).values()]:
+            found.append(Finding("ok", "plug-ins", f"{group.partition('.')[2]}: {', '.join(names)}"))
+    return found

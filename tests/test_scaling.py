@@ -4,6 +4,7 @@ from pathlib import Path
 
 from components.planning.shape import KNOWN
 from flows.config.profiles import parse_override
+from flows.config.run_config import load_config
 from flows.reports.memory import MemoryPlan
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "scaling.md").read_text(encoding="utf-8")
@@ -19,11 +20,12 @@ def row(model: str, method: str) -> str:
     """Return a row: GB of each stage's worst phase on one GPU and on eight, bold above 80, and PPO's worst phase."""
     cells = []
     for gpus, options in ((1, list[str]()), (8, ["runtime.sharding=zero3"])):
-        overrides = [parse_override(option) for option in [*SETTING, *METHODS[method], *options]]
-        stages = MemoryPlan.of("gpu", overrides, KNOWN[model], gpus, 80 * 10**9).stages
-        sizes = [f"{stage.worst.bytes / 1e9:.0f}" for stage in stages]
-        cells += [size if stage.fits else f"**{size}**" for size, stage in zip(sizes, stages, strict=True)]
-        cells.append(stages[-1].worst.name)
+        config = load_config("gpu", [parse_override(option) for option in [*SETTING, *METHODS[method], *options]])
+        plan = MemoryPlan.of("gpu", config, KNOWN[model], gpus, 80 * 10**9)
+        for phase in map(plan.worst, plan.stages):
+            size = f"{phase.bytes / 1e9:.0f}"
+            cells.append(size if plan.holds(phase) else f"**{size}**")
+        cells.append(plan.worst("ppo").name)
     return f"| {model} | {method} | {' | '.join(cells)} |"
 
 

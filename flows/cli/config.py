@@ -68,7 +68,7 @@ def plan(
     set_: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Print how much memory training needs, and what to change.
+    """Print how much memory training needs.
 
     It lists each phase of sft, reward and ppo. Exit code 3 if a phase does not fit."""
     from components.planning.shape import ModelShape, read_shape
@@ -76,14 +76,15 @@ def plan(
     from flows.reports.memory import MemoryPlan, parse_size
 
     limit = None if memory is None else parse_size(memory)
-    sft = config_of(profile, set_).sft
+    config = config_of(profile, set_)
+    sft = config.sft
     if shape:
         size = read_shape(shape)
     elif sft.base is not None:
         size = ModelShape.of_path(find_base(sft.base, tether_home()), "sft.base")
     else:
         size = ModelShape.of_scratch(sft.scratch)
-    found = MemoryPlan.of(profile, overrides_of(set_), size, gpus, limit)
+    found = MemoryPlan.of(profile, config, size, gpus, limit)
     echo(found.as_json() if as_json else found.text())
     if found.fits is False:
         raise typer.Exit(GateFailed.exit_code)

@@ -71,7 +71,7 @@ def deploy(
 def doctor() -> None:
     """Check that this machine can run Tether.
 
-    It checks Python, torch, threads, GPU, disk, versions, servers and shadowed packages."""
+    It checks torch, GPU, disk, store, versions, servers and deployments."""
     from flows.doctor import diagnose, print_findings
 
     found = diagnose(tether_home())

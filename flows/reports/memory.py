@@ -1,12 +1,11 @@
-"""Compute the memory that a run needs on a machine: each phase, whether it fits, and options that reduce it."""
+"""Compute the memory that a run needs on a machine: each phase, and whether it fits."""
 
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple
+from itertools import groupby
+from operator import attrgetter
 
 from components.base.errors import UserError
 from components.base.paths import user_path
@@ -14,8 +13,7 @@ from components.models.weights import count_parameters
 from components.planning.memory import FLOAT, Machine, Phase, PlannedRun, Sharding, phases
 from components.planning.shape import ModelShape
 from components.rewards.config import ModelReward
-from flows.config.profiles import Override, parse_override
-from flows.config.run_config import RunConfig, load_config
+from flows.config.run_config import RunConfig
 
 UNITS = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 LARGEST = 3
@@ -70,29 +68,12 @@ def parse_size(text: str) -> int:
     return int(size)
 
 
-class MemoryAdvice(NamedTuple):
-    """Options to change together, and the memory of the stage's worst phase afterwards."""
-
-    options: tuple[str, ...]
-    """The options, each in the form for `--set`."""
-    bytes: int
-    fits: bool
-
-
-@dataclass(frozen=True)
-class StagePlan:
-    """One stage on a machine."""
-
-    stage: str
-    phases: list[Phase]
-    fits: bool | None
-    """Whether the stage fits; None if the machine's memory is not known."""
-    advice: list[MemoryAdvice]
-    """Empty if the stage fits. First single changes, the largest saving first; then, if none is enough, several."""
-
-    @property
-    def worst(self) -> Phase:
-        return max(self.phases, key=lambda phase: phase.bytes)
+OPTIONS = (
+    "STAGE.gradient_checkpointing=true", "STAGE.micro_batch_size=1", "STAGE.optimizer=adamw_8bit",
+    "runtime.dtype=bfloat16", "runtime.sharding=zero3 (several GPUs)", "ppo.critic.kind=shared",
+    "reward.lora.rank=16 and ppo.lora.rank=16", "reward.lora.quantize=4bit and ppo.lora.quantize=4bit",
+)  # fmt: skip
+"""Options that reduce memory, first those that change results least."""
 
 
 @dataclass(frozen=True)
@@ -102,101 +83,79 @@ class MemoryPlan:
     profile: str
     run: PlannedRun
     machine: Machine
-    stages: list[StagePlan]
+    stages: dict[str, list[Phase]]
+    """The phases of sft, reward and ppo, by stage."""
 
     @classmethod
-    def of(
-        cls, profile: str, overrides: Sequence[Override], shape: ModelShape, gpus: int, memory: int | None
-    ) -> "MemoryPlan":
-        """Return the plan of a profile on a machine, for a model of this shape.
+    def of(cls, profile: str, config: RunConfig, shape: ModelShape, gpus: int, memory: int | None) -> "MemoryPlan":
+        """Return the plan of a profile's config on a machine, for a model of this shape.
 
         Args:
             gpus: 0 for a CPU.
             memory: bytes of each GPU, or of the process; None if it is not known.
 
         Raises:
-            UserError: the config is not valid, or stages would refuse so many GPUs.
+            UserError: stages would refuse so many GPUs.
         """
-
-        def planned(*options: str) -> tuple[PlannedRun, Machine]:
-            config = load_config(profile, [*overrides, *map(parse_override, options)])
-            on_ranks = config.runtime.model_copy(update={"ranks": max(1, gpus)})
-            config.model_copy(update={"runtime": on_ranks}).check_ranks()
-            mode = config.runtime.sharding
-            sharding: Sharding = "zero2" if mode == "auto" or mode == "none" else mode
-            return planned_run(config, shape, gpus > 0), Machine(gpus, memory, sharding)
-
-        def worst(stage: str, options: Sequence[str]) -> float:
-            try:
-                return max(phase.bytes for phase in phases(*planned(*options)) if phase.stage == stage)
-            except UserError:  # this config can't have these options
-                return math.inf
-
-        run, machine = planned()
-        stages = []
-        for stage in ("sft", "reward", "ppo"):
-            own = [phase for phase in phases(run, machine) if phase.stage == stage]
-            fits = None if memory is None else max(phase.bytes for phase in own) <= memory
-            found = list(_advice(list(_changes(run, machine, stage)), partial(worst, stage), memory or 0))
-            stages.append(StagePlan(stage, own, fits, found if fits is False else []))
+        on_ranks = config.runtime.model_copy(update={"ranks": max(1, gpus)})
+        config.model_copy(update={"runtime": on_ranks}).check_ranks()
+        mode = config.runtime.sharding
+        sharding: Sharding = "zero2" if mode == "auto" or mode == "none" else mode
+        run, machine = planned_run(config, shape, gpus > 0), Machine(gpus, memory, sharding)
+        stages = {stage: list(own) for stage, own in groupby(phases(run, machine), key=attrgetter("stage"))}
         return cls(profile, run, machine, stages)
+
+    def worst(self, stage: str) -> Phase:
+        """Return the phase of a stage that needs most memory on a device."""
+        return max(self.stages[stage], key=attrgetter("bytes"))
+
+    def holds(self, phase: Phase) -> bool | None:
+        """Return whether a phase fits on the machine; None if the machine's memory is not given."""
+        return None if self.machine.memory is None else phase.bytes <= self.machine.memory
 
     @property
     def fits(self) -> bool | None:
         """Return whether every stage fits; None if the machine's memory is not given."""
-        return None if self.machine.memory is None else all(stage.fits for stage in self.stages)
+        return self.holds(max(map(self.worst, self.stages), key=attrgetter("bytes")))
 
     def as_json(self) -> str:
         """Return the plan as one JSON object; docs/scaling.md describes its fields."""
-        memory, machine = self.machine.memory, self.machine
+        machine = self.machine
         stages = [
             {
-                "stage": stage.stage,
-                "bytes": stage.worst.bytes,
-                "fits": stage.fits,
+                "stage": stage,
+                "bytes": self.worst(stage).bytes,
+                "fits": self.holds(self.worst(stage)),
                 "phases": [
                     {"phase": phase.name, "bytes": phase.bytes, "host_bytes": phase.host,
-                     "fits": None if memory is None else phase.bytes <= memory, "parts": phase.parts}
-                    for phase in stage.phases
-                ],
-                "advice": [
-                    {"set": list(each.options), "bytes": each.bytes, "fits": each.fits} for each in stage.advice
+                     "fits": self.holds(phase), "parts": phase.parts}
+                    for phase in own
                 ],
             }
-            for stage in self.stages
+            for stage, own in self.stages.items()
         ]  # fmt: skip
         told = {
             "profile": self.profile, "parameters": self.run.shape.parameters, "dtype": self.run.dtype,
-            "gpus": machine.gpus, "sharding": machine.sharding if machine.gpus > 1 else "none", "memory": memory,
-            "fits": self.fits, "stages": stages, "uncounted": list(self.run.uncounted),
+            "gpus": machine.gpus, "sharding": machine.sharding if machine.gpus > 1 else "none",
+            "memory": machine.memory, "fits": self.fits, "stages": stages, "uncounted": list(self.run.uncounted),
         }  # fmt: skip
         return json.dumps(told)
 
     def text(self) -> str:
         """Return the plan as text for a terminal."""
-        memory = self.machine.memory
+        memory, marks = self.machine.memory, {None: "", True: "yes", False: "NO"}
         lines = [self._machine(), "", f"{'stage':8}{'phase':15}{'GB':>8}  {'fits' if memory else '':5}  most of it"]
-        for stage in self.stages:
-            for phase in stage.phases:
-                most = sorted(phase.parts.items(), key=lambda part: -part[1])[:LARGEST]
-                told = ", ".join(f"{part} {held / 1e9:.2f}" for part, held in most)
-                fits = "" if memory is None else "yes" if phase.bytes <= memory else "NO"
-                host = f"; and {phase.host / 1e9:.2f} GB of host memory" if phase.host else ""
-                lines.append(f"{stage.stage:8}{phase.name:15}{phase.bytes / 1e9:8.2f}  {fits:5}  {told}{host}")
+        for phase in (phase for own in self.stages.values() for phase in own):
+            most = sorted(phase.parts.items(), key=lambda part: -part[1])[:LARGEST]
+            told = ", ".join(f"{part} {held / 1e9:.2f}" for part, held in most)
+            host = f"; and {phase.host / 1e9:.2f} GB of host memory" if phase.host else ""
+            fits = marks[self.holds(phase)]
+            lines.append(f"{phase.stage:8}{phase.name:15}{phase.bytes / 1e9:8.2f}  {fits:5}  {told}{host}")
         if self.run.uncounted:
             named = ", ".join(self.run.uncounted)
             lines += ["", f"Not counted: reward models of ppo.rewards that are not in a folder here: {named}."]
-        for stage in self.stages:
-            if stage.advice:
-                needs = f"{stage.stage} needs {stage.worst.bytes / 1e9:.2f} GB ({stage.worst.name})."
-                lines += ["", f"{needs} With these options it needs less:"]
-                lines += [
-                    f"  {' '.join(f'--set {option}' for option in each.options)}: {each.bytes / 1e9:.2f} GB, "
-                    f"{'fits' if each.fits else 'does not fit'}"
-                    for each in stage.advice
-                ]
-            elif stage.fits is False:
-                lines += ["", f"{stage.stage} needs {stage.worst.bytes / 1e9:.2f} GB, and no option reduces that."]
+        if self.fits is False:
+            lines += ["", "Options that reduce memory (STAGE: sft, reward or ppo):", *(f"  {each}" for each in OPTIONS)]
         return "\n".join(lines)
 
     def _machine(self) -> str:
@@ -205,41 +164,3 @@ class MemoryPlan:
         where = f"{machine.gpus} GPU{'s' * (machine.gpus > 1)}{of}" if machine.gpus else f"a CPU{of}"
         shared = f", {machine.sharding}" if machine.gpus > 1 else ""
         return f"{self.profile}: {run.shape.parameters:,} parameters, {run.dtype}, on {where}{shared}; GB per device"
-
-
-def _changes(run: PlannedRun, machine: Machine, stage: str) -> Iterator[tuple[str, ...]]:
-    """Yield options that may reduce a stage's memory, first those that do not change results; those that a
-    config can't have are left to its checks."""
-    config = getattr(run, stage)
-    lora = getattr(config, "lora", None)
-    yield (f"{stage}.gradient_checkpointing=true",)
-    if machine.gpus > 1:
-        yield ("runtime.sharding=zero3",)
-    by_tokens = next((n for n in ("packing", "micro_batch_tokens") if getattr(config, n, None) is not None), None)
-    length = run.generation.max_prompt_tokens + run.generation.max_new_tokens
-    yield (f"{stage}.{by_tokens}={length}" if by_tokens else f"{stage}.micro_batch_size=1",)
-    yield ("runtime.dtype=bfloat16",)
-    yield (f"{stage}.optimizer=adamw_8bit",)
-    if stage == "ppo" and run.ppo.has_critic:
-        yield ("ppo.critic.kind=shared",)
-    if stage != "sft" and lora is None:
-        models = ["reward"] if stage == "reward" else ["reward", "ppo"]
-        yield tuple(f"{name}.lora.rank=16" for name in models if getattr(run, name).lora is None)
-    if stage != "sft":
-        yield (f"{stage}.lora.quantize=4bit",)
-
-
-def _advice(
-    changes: Sequence[tuple[str, ...]], worst: Callable[[Sequence[str]], float], memory: int
-) -> Iterator[MemoryAdvice]:
-    """Yield the changes that save memory, the largest saving first; if none is enough, several together, added in turn
-    until the stage fits."""
-    before, together = worst(()), tuple[str, ...]()
-    alone = sorted((worst(options), options) for options in changes)
-    yield from (MemoryAdvice(options, int(size), size <= memory) for size, options in alone if size < before)
-    if alone[0][0] > memory:
-        least = before
-        for options in changes:
-            if least > memory and (size := worst((*together, *options))) < least:
-                together, least = (*together, *options), size
-        yield MemoryAdvice(together, int(least), least <= memory)

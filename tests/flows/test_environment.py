@@ -141,9 +141,7 @@ def test_doctor_says_what_it_found_and_fails_on_a_silent_server(
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{free_port(0)}/api")
     findings = {finding.what: finding for finding in diagnose(tmp_path / "home")}
-    assert {"Python", "torch", "GPU", "a run here", "disk", "versions", "MLflow", "Prefect", "packages"} <= set(
-        findings
-    )
+    assert {"torch", "GPU", "a run here", "disk", "store", "versions", "MLflow", "Prefect"} <= set(findings)
     assert findings["Prefect"].level == "fail"
     assert [name for name, finding in findings.items() if finding.level == "fail"] == ["Prefect"]
 
