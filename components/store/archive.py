@@ -210,7 +210,6 @@ def _chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
 
 
 def _record(name: str, data: bytes, key: str) -> Record:
-    """Return the record in a member, checked as far as is possible without the stage's code."""
     try:
         text = data.decode()
         if depth_of(json.loads(text)) > DEEPEST:

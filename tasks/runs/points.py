@@ -81,7 +81,6 @@ def points_after(path: Path, offset: int, limit: int | None = None) -> tuple[lis
 
 
 def _is_point(line: bytes) -> bool:
-    """Return whether a line has the form that `Spool` writes."""
     try:
         point = json.loads(line)
         whole = isinstance(point["step"], int) and isinstance(point["time"], int)
