@@ -171,7 +171,6 @@ def _votes(row: PreferencePair, config: RewardConfig) -> tuple[float, ...]:
 
 
 def _shares(row: PreferencePair, config: RewardConfig) -> tuple[float, ...]:
-    """Return the targets that the pair's heads are trained on."""
     votes = _votes(row, config)
     return votes if config.objectives or (config.labels == "shares" and not math.isnan(votes[0])) else (1.0,)
 

@@ -63,7 +63,6 @@ def _tree(path: Path, config: FunctionReward) -> ast.Module:
 
 
 def _binds(module: ast.Module, name: str) -> bool:
-    """Return whether a module defines, assigns or imports the name somewhere."""
     for node in ast.walk(module):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == name:
             return True

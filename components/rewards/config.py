@@ -54,22 +54,28 @@ class ModelReward(_SourceConfig):
     uses its own tokenizer and chat template."""
 
 
-class FunctionReward(_SourceConfig):
+class _CalledReward(_SourceConfig):
+    """The options of a Python function, called in a separate process."""
+
+    source: str
+    timeout: float = unkeyed(60.0, gt=0)
+    """Time limit in seconds of one call, which scores all responses of an update, and of importing the module."""
+
+    @property
+    def where(self) -> str:
+        """Return the option and the function, for messages."""
+        return f"ppo.rewards: {self.source}"
+
+
+class FunctionReward(_CalledReward):
     """A Python function, called in a separate process: `function(prompts, responses, rows)` returns the scores."""
 
     source: str = Field(..., pattern=r"^function:[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
     """`function:MODULE:NAME`."""
     root: str = unkeyed(".", min_length=1)
     """The folder that MODULE is imported from; `.`: the current directory when the run begins."""
-    timeout: float = unkeyed(60.0, gt=0)
-    """Time limit in seconds of one call, which scores all responses of an update, and of importing the module."""
     code: str = "auto"
     """sha256 over the source of MODULE and of the modules that it imports from `root`; each run computes it again."""
-
-    @property
-    def where(self) -> str:
-        """Return the option and the function, for messages."""
-        return f"ppo.rewards: {self.source}"
 
     @property
     def target(self) -> tuple[str, str]:
@@ -78,21 +84,14 @@ class FunctionReward(_SourceConfig):
         return module, name
 
 
-class PluginReward(_SourceConfig):
+class PluginReward(_CalledReward):
     """A function of an installed distribution, named by an entry point of the group `tether.rewards`. It is called like
     a `function:`."""
 
     source: str = Field(..., pattern=r"^plugin:[\w.-]+$")
     """`plugin:NAME`."""
-    timeout: float = unkeyed(60.0, gt=0)
-    """Time limit in seconds of one call, which scores all responses of an update, and of importing the module."""
     code: str = "auto"
     """Name and version of its distribution and sha256 of its files; each run computes it again."""
-
-    @property
-    def where(self) -> str:
-        """Return the option and the function, for messages."""
-        return f"ppo.rewards: {self.source}"
 
     @property
     def entry(self) -> str:

@@ -98,7 +98,6 @@ class FunctionSource:
                     stream.close()
 
     def _answer(self, what: str) -> dict[str, Any]:
-        """Read the next line of the process."""
         assert self._process.stdout is not None
         limit, file = time.monotonic() + self._config.timeout, self._process.stdout
         with selectors.DefaultSelector() as selector:

@@ -47,8 +47,6 @@ class Archive:
     records: list[Record]
     objects: Mapping[str, tuple[int, int]]
     """Maps each object's sha256 to its offset and length in the file, in bytes."""
-    has_run: bool
-    """Whether it also holds a run's own files, as an earlier version wrote them. They are not read."""
 
     def chunks(self, sha: str) -> Iterator[bytes]:
         begin, size = self.objects[sha]
@@ -80,15 +78,15 @@ def write_archive(target: Path, store: ArtifactStore, records: Iterable[Record])
                 tar.addfile(_member(f"objects/{sha}", (store.objects / sha).stat().st_size), file)
 
 
-def read_archive(path: Path, room: int | None = None) -> Archive:
-    """Read and check a whole archive. Nothing is written. `room`: most bytes that its objects may have in all.
+def read_archive(path: Path) -> Archive:
+    """Read and check a whole archive. Nothing is written.
 
     Raises:
         UserError: it cannot be read, or holds something that our export never writes; nothing of it is then used.
     """
     try:
         with open_regular(path) as file:
-            return _read(path, file, room)
+            return _read(path, file)
     except (OSError, tarfile.TarError, ValueError, EOFError) as error:
         raise UserError(
             f"{path} can't be read as an export ({type(error).__name__}: {error}), and nothing of it was written. Give "
@@ -137,11 +135,8 @@ def _member(name: str, size: int) -> tarfile.TarInfo:
     return member
 
 
-def _read(path: Path, file: BinaryIO, room: int | None) -> Archive:
+def _read(path: Path, file: BinaryIO) -> Archive:
     found = list(_members(file))  # all headers first: contents take long to read
-    size = sum(member.size for member, _ in found)
-    if room is not None and size > room:
-        raise TetherError(f"it has {size} bytes, and there is room for {room}")
     records: dict[str, Record] = {}
     objects: dict[str, tuple[int, int]] = {}
     for member, begin in found:
@@ -162,8 +157,7 @@ def _read(path: Path, file: BinaryIO, room: int | None) -> Archive:
     if not records:
         raise TetherError("it has no record")
     _check_complete(records.values(), objects)
-    has_run = any(member.name.startswith("run/") for member, _ in found)
-    return Archive(path, list(records.values()), objects, has_run)
+    return Archive(path, list(records.values()), objects)
 
 
 def _members(file: BinaryIO) -> Iterator[tuple[tarfile.TarInfo, int]]:
@@ -216,7 +210,6 @@ def _chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
 
 
 def _record(name: str, data: bytes, key: str) -> Record:
-    """Return the record in a member, checked as far as is possible without the stage's code."""
     try:
         text = data.decode()
         if depth_of(json.loads(text)) > DEEPEST:

@@ -135,8 +135,6 @@ def import_(file: Annotated[Path, typer.Argument(help="A file that `tether store
         f"Imported {counted(done.records, 'record')} ({done.new_records} new) and {counted(done.objects, 'object')}. "
         "`tether run PROFILE` reuses them if config, code, libraries and machine are the same."
     )
-    if done.has_run:
-        echo("An earlier version wrote this file: its run.json, config.yaml and metrics by step are left out.")
     echo(
         "Every digest matches. That does not show who made the file: check its signature if it came from elsewhere. No "
         "run promotes a model that is based on it; `tether promote` does."

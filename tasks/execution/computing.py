@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from components.base.errors import UserError, naming
-from components.base.files import make_folder, replacing, sync
+from components.base.files import make_folder, sync
 from components.base.settings import Settings
 from components.keys.changes import KeyParts
 from components.keys.code_version import code_version
@@ -31,7 +31,7 @@ from tasks import ranks
 from tasks.execution import logs, plots
 from tasks.execution.attempts import time_limit
 from tasks.result import Input, InputChanged
-from tasks.runs.points import Point, Spool, is_point, read_points
+from tasks.runs.points import Point, Spool, read_points
 from tasks.stages import Run, Stage
 
 logger = logging.getLogger(__name__)
@@ -211,24 +211,12 @@ def _take_up(folder: Path, number: int) -> Path:
             sync(folder)
         else:
             shutil.rmtree(path, ignore_errors=True)
-    if out.exists():
-        _mend(folder / POINTS)
-    else:
+    if not out.exists():
         (folder / POINTS).unlink(missing_ok=True)
     for name in ("artifact", "attachments"):
         shutil.rmtree(out / name, ignore_errors=True)
     make_folder(out)
     return out
-
-
-def _mend(points: Path) -> None:
-    """Remove damaged lines, so that they are reported only once."""
-    lines = points.read_bytes().splitlines(keepends=True) if points.is_file() else []
-    whole = [line for line in lines if is_point(line)]
-    if len(whole) < len(lines):
-        logger.warning("%s: %d damaged points of earlier steps are left out", points, len(lines) - len(whole))
-        with replacing(points) as temporary:
-            temporary.write_bytes(b"".join(whole))
 
 
 def _has_checkpoint(out: Path) -> bool:

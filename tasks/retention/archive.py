@@ -1,6 +1,5 @@
 """Export the results that a run is based on as a file, and import such a file into another home."""
 
-import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,8 +17,6 @@ class Imported(NamedTuple):
     records: int
     new_records: int
     objects: int
-    has_run: bool
-    """Whether the file also holds a run's own files, of an earlier version. They are left out."""
 
 
 def export_run(store: ArtifactStore, run: str, target: Path | None) -> Path:
@@ -48,16 +45,10 @@ def import_results(store: ArtifactStore, path: Path) -> Imported:
     Raises:
         UserError: the file is damaged, or holds something that no export does; nothing was written.
     """
-    archive = read_archive(path, _room(store))
+    archive = read_archive(path)
     sweep(store.home / "store")  # remains of a killed import
     new = admit(archive, store)
-    return Imported(len(archive.records), len(new), len(archive.objects), archive.has_run)
-
-
-def _room(store: ArtifactStore) -> int:
-    """Return the most bytes that an archive's objects may have: the free space plus the objects already here."""
-    folder = next(each for each in (store.objects, *store.objects.parents) if each.is_dir())
-    return shutil.disk_usage(folder).free + sum(entry.size for entry in store.local.entries("objects"))
+    return Imported(len(archive.records), len(new), len(archive.objects))
 
 
 def _records(store: ArtifactStore, status: RunStatus) -> list[Record]:

@@ -71,7 +71,7 @@ def points_after(path: Path, offset: int, limit: int | None = None) -> tuple[lis
             if not line.endswith(b"\n") or len(points) == limit:
                 break
             offset += len(line)
-            if is_point(line):
+            if _is_point(line):
                 points.append(json.loads(line))
             else:
                 damaged += 1
@@ -80,8 +80,7 @@ def points_after(path: Path, offset: int, limit: int | None = None) -> tuple[lis
     return points, offset
 
 
-def is_point(line: bytes) -> bool:
-    """Return whether a line has the form that `Spool` writes."""
+def _is_point(line: bytes) -> bool:
     try:
         point = json.loads(line)
         whole = isinstance(point["step"], int) and isinstance(point["time"], int)

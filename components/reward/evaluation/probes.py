@@ -7,7 +7,7 @@ any rise that the bound does not exclude.
 
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -48,30 +48,6 @@ class ProbeTexts(NamedTuple):
     """How many of the tokens are the prompt's."""
 
 
-class ProbeFindings(TypedDict):
-    """The mean rise in score by a probe and its upper bound `high`, in SFT standard deviations, over `texts` texts;
-    None if no text is left. Left out are the `cut` texts, which exceed the length limit with the tail, and the
-    `unchanged` ones, whose tokens stay the same. Of `texts`, `unknown` have a tail with a token that the vocabulary
-    lacks."""
-
-    texts: int
-    cut: int
-    unchanged: int
-    unknown: int
-    fewer_than_wanted: bool
-    rise: float | None
-    high: float | None
-
-
-class Robustness(TypedDict):
-    """The content of `robustness.json`."""
-
-    unit: str
-    probes: dict[str, ProbeFindings]
-    position_invariance: float
-    disagreement: Numbers | None
-
-
 class Scorer(NamedTuple):
     """A reward model with the settings to score texts as in its training."""
 
@@ -95,7 +71,7 @@ def robustness_report(
     samples: ProbeTexts,
     scale: float,
     task: str,
-) -> Robustness:
+) -> dict[str, Any]:
     """Return the content of `robustness.json`: probes on chosen test responses, position invariance, disagreement.
 
     Args:
@@ -131,12 +107,18 @@ def probe_report(
     clusters: Sequence[Hashable],
     scale: float,
     tails: Mapping[str, Probe],
-) -> dict[str, ProbeFindings]:
+) -> dict[str, dict[str, Any]]:
     """Return how much each probe raises the scores of the chosen responses of `rows`.
 
     Args:
         clusters: the rows' prompts, in any hashable form.
         scale: standard deviation of the SFT policy's raw scores.
+
+    Returns:
+        For each probe the mean `rise` in score and its upper bound `high`, in units of `scale`, over `texts` texts;
+        None if no text is left. Left out are the `cut` texts, which exceed the length limit with the tail, and the
+        `unchanged` ones, whose tokens stay the same. Of `texts`, `unknown` have a tail with a token that the vocabulary
+        lacks.
     """
     limit = scorer.generation.max_new_tokens
     prompts = [encode_prompt(scorer.tokenizer, row["prompt"], scorer.generation.max_prompt_tokens) for row in rows]
@@ -144,7 +126,7 @@ def probe_report(
     before = scorer([p + r[:limit] for p, r in zip(prompts, plain, strict=True)])
     unknown_id = scorer.tokenizer.unk_token_id
 
-    def measure(tail: Probe) -> ProbeFindings:
+    def measure(tail: Probe) -> dict[str, Any]:
         tailed = [encode_response(scorer.tokenizer, tail(row["chosen"]), limit + 1) for row in rows]
         whole = [i for i, ids in enumerate(tailed) if len(ids) <= limit]
         used = [i for i in whole if tailed[i] != plain[i]]
@@ -231,7 +213,7 @@ def disagreement_report(scorers: Sequence[Scorer], samples: ProbeTexts, scale: f
     }
 
 
-def robustness_metrics(document: Robustness) -> dict[str, float]:
+def robustness_metrics(document: Mapping[str, Any]) -> dict[str, float]:
     """Return `robustness.json` as metrics. Unknown values (a probe that changes no text) are left out, so gates
     fail."""
     found: Numbers = {"reward/position_invariance": document["position_invariance"]}

@@ -182,7 +182,6 @@ def slice_report(
 
 
 def _known(numbers: Numbers, name: str) -> float:
-    """Return a number; NaN if it is unknown."""
     return float("nan") if (value := numbers[name]) is None else value
 
 

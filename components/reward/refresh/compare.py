@@ -268,7 +268,6 @@ def _where(rows: Sequence[Any], kept: NDArray[np.bool_]) -> Sequence[Any]:
 
 
 def _last_of_each(rows: JoinedRows, key: Callable[[CanonicalRow], bytes]) -> JoinedRows:
-    """Return the last row with each key, in the order of the first ones."""
     keys = _keys(rows, key)
     _, first = np.unique(keys, return_index=True)
     _, last = np.unique(keys[::-1], return_index=True)

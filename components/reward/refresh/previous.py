@@ -1,7 +1,6 @@
 """Start from an earlier run's reward model, after a check that it fits this run."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from components.base.errors import UserError
 from components.base.hashing import digest_json
-from components.base.text import counted
 from components.models.adapters import Backbone, load_adapter
 from components.models.folders import load_reward_model
 from components.models.weights import load_from
@@ -25,50 +23,34 @@ def check_previous(config: RewardConfig, sft: Path, previous: Path) -> None:
         UserError: they differ in tokenizer, architecture, heads, number of members or adapter. The message says what to
             do.
     """
-    said = "reward.refresh: the earlier reward model"
-    if _tokenizer(sft) != _tokenizer(previous):
-        raise UserError(
-            f"{said} has another tokenizer than this run's SFT model. Give this run the same sft.base, or, where the "
-            "model is built from scratch, the same data.demonstrations, sft.max_demonstrations and sft.scratch."
-        )
-    if (here := _shapes(sft)) != (there := _shapes(previous)):
-        name = next(n for n in (*here, *there) if here.get(n) != there.get(n))
-        raise UserError(
-            f"{said} is of another architecture than this run's SFT model: {name} is {there.get(name, 'not there')}, "
-            f"here {here.get(name, 'not there')}. Give this run the same sft.base or sft.scratch."
-        )
-    heads = tuple(sorted(ScoreScale.read(previous).objectives))
-    if heads != config.heads:
-        raise UserError(
-            f"{said} has {_named(heads)}, and reward.objectives asks for {_named(config.heads)}. Name the same ones "
-            "(their weights may differ), or train a new model without reward.refresh."
-        )
-    if (members := len(read_sft_scores(previous))) != config.members:
-        raise UserError(
-            f"{said} has {counted(members, 'member')}, this run's would have {config.members}, and each starts from "
-            f"its own earlier one. Set reward.members={members}, or train new ones without reward.refresh."
-        )
+    same_sft = (
+        "Give this run the same sft.base, or, where the model is built from scratch, the same data.demonstrations, "
+        "sft.max_demonstrations and sft.scratch."
+    )
+    here, there = _shapes(sft), _shapes(previous)
+    facts: list[tuple[str, Any, Any]] = [
+        ("tokenizer", _tokenizer(previous)[:12], _tokenizer(sft)[:12]),
+        *((name, there.get(name), here.get(name)) for name in {**here, **there}),
+        ("reward.objectives", sorted(ScoreScale.read(previous).objectives), list(config.heads)),
+        ("reward.members", len(read_sft_scores(previous)), config.members),
+    ]
     if config.lora is not None:
-        _check_adapter(config, previous, said)
-
-
-def _check_adapter(config: RewardConfig, previous: Path, said: str) -> None:
-    file = previous / "adapter" / "adapter_config.json"
-    if config.lora is None or not file.is_file():
-        raise UserError(f"{said} was trained whole, without an adapter. Set reward.lora=null, as it was there.")
-    adapter = json.loads(file.read_text(encoding="utf-8"))
-    if config.lora.targets is not None and set(config.lora.targets) != set(adapter["target_modules"]):
-        raise UserError(
-            f"{said}'s adapter is of {', '.join(adapter['target_modules'])}, and reward.lora.targets asks for "
-            f"{', '.join(config.lora.targets)}. Leave reward.lora.targets at null: training continues with the "
-            "earlier ones."
-        )
-    if (adapter["r"], adapter["lora_alpha"]) != (config.lora.rank, config.lora.alpha):
-        raise UserError(
-            f"{said}'s adapter has rank {adapter['r']} and alpha {adapter['lora_alpha']}, and reward.lora asks for "
-            f"{config.lora.rank} and {config.lora.alpha}. Set reward.lora.rank={adapter['r']} and "
-            f"reward.lora.alpha={adapter['lora_alpha']}."
-        )
+        file = previous / "adapter" / "adapter_config.json"
+        adapter = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        targets = sorted(adapter.get("target_modules", ()))
+        facts += [
+            ("reward.lora", "an adapter" if adapter else None, "an adapter"),
+            ("reward.lora.rank", adapter.get("r"), config.lora.rank),
+            ("reward.lora.alpha", adapter.get("lora_alpha"), config.lora.alpha),
+            ("reward.lora.targets", targets, targets if config.lora.targets is None else sorted(config.lora.targets)),
+        ]
+    for name, earlier, now in facts:
+        if earlier != now:
+            own = f"Set {name} as it was there, or train a new model without reward.refresh."
+            raise UserError(
+                f"reward.refresh: {name} of the earlier reward model is {earlier or 'null'}, and {now or 'null'} in "
+                f"this run. {own if name.startswith('reward.') else same_sft}"
+            )
 
 
 def start_from(job: RewardJob, sft: Path, previous: Path, member: int, first: Any = None) -> Any:
@@ -107,7 +89,3 @@ def _shapes(artifact: Path) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
         body = AutoModel.from_config(load_from(AutoConfig, artifact / "model"))
     return {name: tuple(weight.shape) for name, weight in body.named_parameters()}
-
-
-def _named(heads: Sequence[str]) -> str:
-    return f"the heads {', '.join(heads)}" if heads else "one head"

@@ -101,7 +101,6 @@ class RewardScorer:
 
 
 def _classifier(folder: Path, runtime: Runtime, named_by: str) -> tuple[Any, Any]:
-    """Load a sequence classifier with one label, in eval mode, and its tokenizer."""
     labels = load_from(AutoConfig, folder, named_by).num_labels
     if labels != 1:
         raise UserError(

@@ -296,7 +296,7 @@ def test_damaged_points_beside_a_checkpoint_cost_a_gap_in_the_curve_and_no_more(
     with start() as again:
         run_stage(kit.toy("sft"), job, {}, again)
     assert [point["step"] for point in read_points(points_file(again.folder, "sft"))] in ([2, 3, 4], [3, 4])
-    assert "damaged points" in caplog.text
+    assert "damaged lines" in caplog.text
 
 
 def test_an_error_before_the_first_checkpoint_leaves_no_work(start, kit, home):

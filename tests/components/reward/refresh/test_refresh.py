@@ -367,9 +367,9 @@ def adapted(stages: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"members": 2}, r"has 1 member, this run's would have 2.*reward\.members=1"),
-        ({"objectives": {"longer": 1}}, r"has one head, and reward\.objectives asks for the heads longer"),
-        ({"lora": {"rank": 2}}, r"trained whole, without an adapter\. Set reward\.lora=null"),
+        ({"members": 2}, r"reward\.members of the earlier .* is 1, and 2 in this run\. Set reward\.members as it was"),
+        ({"objectives": {"longer": 1}}, r"reward\.objectives of the earlier reward model is null, and \['longer'\]"),
+        ({"lora": {"rank": 2}}, r"reward\.lora of the earlier reward model is null"),
     ],
 )
 def test_a_model_of_another_make_is_refused_with_what_to_do(
@@ -385,8 +385,8 @@ def test_a_model_of_another_make_is_refused_with_what_to_do(
 @pytest.mark.parametrize(
     ("lora", "message"),
     [
-        ({"rank": 4, "alpha": 4}, r"rank 2 and alpha 4, and reward\.lora asks for 4 and 4\. Set reward\.lora\.rank=2"),
-        ({"rank": 2, "alpha": 4, "targets": ["q_proj"]}, r"asks for q_proj\. Leave reward\.lora\.targets at null"),
+        ({"rank": 4, "alpha": 4}, r"reward\.lora\.rank of the earlier reward model is 2, and 4 in this run"),
+        ({"rank": 2, "alpha": 4, "targets": ["q_proj"]}, r"reward\.lora\.targets .*, and \['q_proj'\] in this run"),
     ],
 )
 def test_an_adapter_of_another_shape_is_refused(
@@ -409,7 +409,7 @@ def test_another_sft_model_is_refused_where_it_does_not_fit(
     with pytest.raises(UserError, match=r"adapter of another SFT model.*reward\.lora=null"):
         run(adapted, "seed", lora={"rank": 2, "alpha": 4})
     run(stages.inputs["reward"], "seed")  # a whole model needs no backbone
-    with pytest.raises(UserError, match=r"embed_tokens\.weight is \(\d+, 16\), here \(\d+, 24\).*sft\.scratch"):
+    with pytest.raises(UserError, match=r"embed_tokens\.weight .* is \(\d+, 16\), and \(\d+, 24\) in.*sft\.scratch"):
         run(stages.inputs["reward"], "wider")
-    with pytest.raises(UserError, match=r"another tokenizer.*data\.demonstrations"):
+    with pytest.raises(UserError, match=r"refresh: tokenizer of .*data\.demonstrations"):
         run(stages.inputs["reward"], "words")
