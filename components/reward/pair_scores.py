@@ -11,15 +11,17 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from components.base.errors import CheckFailed
 from components.distributed.sharding import passes_must_match, through
 from components.models.batching import even_runs, onto, pad
 from components.models.runtime import Runtime, autocast
-from components.reward.pairs import Pair, packed_length, shared_tokens
-from components.reward.scoring import head_scores
+from components.reward.pairs import Pair, Pairs, packed_length, shared_tokens
+from components.reward.scoring import head_scores, score_sequences
 
 TOLERANCE = 1e-3
 """Largest allowed difference, absolute and relative, between a score in a packed row and the score computed alone."""
@@ -113,3 +115,9 @@ def check_packed(model: Any, pairs: Sequence[Pair], pad_id: int, runtime: Runtim
             f"reward: with reward.shared_prompts the scores differ by {(packed - alone).abs().max():.3g} from those of "
             "separate sequences: this model does not use full attention only. Set reward.shared_prompts=false."
         )
+
+
+def score_pairs(model: Any, pad_id: int, pairs: Pairs, runtime: Runtime) -> NDArray[np.float64]:
+    """Return raw scores (2, n), the chosen responses' first, of pairs that are all encoded."""
+    sides = [score_sequences(model, pad_id, side, runtime) for side in (pairs.chosen, pairs.rejected)]
+    return torch.stack(sides).double().numpy()

@@ -5,9 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -19,7 +17,6 @@ from components.models.folders import frozen, load_reward_model
 from components.models.logprobs import Side, last_hidden
 from components.models.runtime import Runtime, autocast
 from components.reward.config import EnsembleConfig
-from components.reward.pairs import Pairs
 from components.training.tokens import lengths_of
 
 
@@ -172,12 +169,6 @@ def score_sequences(
         ids, mask = onto(runtime.device, ids), onto(runtime.device, mask)
         out[torch.tensor(batch)] = score_tokens(model, ids, mask, runtime, side).cpu()
     return out
-
-
-def score_pairs(model: Any, pad_id: int, pairs: Pairs, runtime: Runtime) -> NDArray[np.float64]:
-    """Return raw scores (2, n), the chosen responses' first, of pairs that are all encoded."""
-    sides = [score_sequences(model, pad_id, side, runtime) for side in (pairs.chosen, pairs.rejected)]
-    return torch.stack(sides).double().numpy()
 
 
 def invariance(model: Any, pad_id: int, sequences: Sequence[Sequence[int]], runtime: Runtime) -> float:

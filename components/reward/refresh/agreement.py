@@ -8,8 +8,9 @@ import numpy as np
 
 from components.data.splits import prompt_key
 from components.reward.config import RewardJob
+from components.reward.pair_scores import score_pairs
 from components.reward.pairs import PreferencePair, encode_pairs
-from components.reward.scoring import load_scorer, score_pairs
+from components.reward.scoring import load_scorer
 from components.stats.calibration.measure import correctness
 from components.stats.intervals import clustered_proportion, gain_in_shares
 

@@ -23,9 +23,10 @@ from components.data.tables.published import read_split, rows_at
 from components.data.words import seen
 from components.reward.config import BINS, RefreshConfig, RewardJob
 from components.reward.evaluation.probes import ProbeTexts
+from components.reward.pair_scores import score_pairs
 from components.reward.pairs import PreferencePair, encode_pairs
 from components.reward.refresh.previous import check_previous
-from components.reward.scoring import ScoreScale, load_scorer, score_pairs, score_sequences
+from components.reward.scoring import ScoreScale, load_scorer, score_sequences
 from components.stats.calibration.measure import calibration, correctness
 from components.stats.calibration.nulls import Judgements
 from components.stats.intervals import cluster_codes, gain_in_shares
