@@ -1,4 +1,4 @@
-"""The process that runs a reward function: it answers each JSON line with one, and imports nothing of Tether.
+"""The process that runs a user's function: it answers each JSON line with one, and imports nothing of Tether.
 
 Its standard output is the channel; what the function prints goes to standard error. Run as a script:
 `python function_worker.py ROOT MODULE NAME PARENT [installed]`. MODULE is imported from ROOT, or with `installed` from
@@ -14,29 +14,32 @@ import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 from typing import Any
 
 
 def main() -> None:
-    root, module, name = sys.argv[1:4]
-    threading.Thread(target=_end_with, args=(int(sys.argv[4]),), daemon=True).start()
+    root, module, name, parent = sys.argv[1:5]
+    threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    sys.path[:1] = [] if sys.argv[5:] == ["installed"] else [root]
+    here = os.path.dirname(os.path.realpath(__file__))
+    first = [] if sys.argv[5:] == ["installed"] else [root]
+    sys.path[:] = first + [path for path in sys.path if os.path.realpath(path) != here]
     try:
         function: Any = importlib.import_module(module)
         for part in name.split("."):
             function = getattr(function, part, None)
     except BaseException as error:
-        _tell(channel, {"error": "import", "text": _said(error, root)})
+        _tell(channel, {"error": f"importing {module} raises {_said(error, root)}. Correct it."})
         return
     if not callable(function):
-        _tell(channel, {"error": "missing", "text": ""})
+        _tell(channel, {"error": f"{module} has no function of this name. Check the name."})
         return
-    _tell(channel, {"ready": True})
+    _tell(channel, {})
     for line in sys.stdin:
         asked = json.loads(line)
-        _tell(channel, _answer(function, asked["prompts"], asked["responses"], asked["rows"], root))
+        _tell(channel, (_measured if "artifact" in asked else _scored)(function, root, **asked))
 
 
 def _end_with(parent: int) -> None:
@@ -46,11 +49,21 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def _answer(function: Any, prompts: list[Any], responses: list[str], rows: list[Any], root: str) -> dict[str, Any]:
+def _measured(function: Any, root: str, metrics: dict[str, float], artifact: str) -> dict[str, Any]:
+    value: Any = None
+    try:
+        value = function(metrics, Path(artifact))
+        return {"value": float(value)}
+    except (Exception, SystemExit) as error:
+        gave = f" (it returned {value!r:.80})" if value is not None else ""
+        return {"error": f"{_said(error, root)}{gave}"}
+
+
+def _scored(function: Any, root: str, prompts: list[Any], responses: list[str], rows: list[Any]) -> dict[str, Any]:
     try:
         found = list(function(prompts, responses, rows))
     except (Exception, SystemExit) as error:
-        return {"error": "raised", "text": _said(error, root), "row": _first_bad(function, prompts, responses, rows)}
+        return {"error": _said(error, root), "row": _first_bad(function, prompts, responses, rows)}
     scores = [[_pair(part) for part in each] if isinstance(each, list | tuple) else _number(each) for each in found]
     return {"scores": scores, "modules": _modules(root)}
 
