@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
-from components.gates.judging import ExtraGate, GatesConfig
+from components.gates.judging import GatesConfig
 from components.keys.function_process import FunctionProcess
 from components.keys.plugins import find_plugin
 
@@ -20,23 +20,20 @@ def plugged_metrics(stage: str, metrics: Mapping[str, float], artifact: Path, ga
         UserError: a plug-in is not installed, changed since the run began, raises, returns no number, or takes longer
             than its time limit. An infinity or NaN is a number, and fails its gate.
     """
-    request = {"metrics": metrics, "artifact": str(artifact)}
-    return {
-        name: _measured(gate, f"gates.extra.{stage}.{name.rpartition('/')[2]}", request)
-        for name, gate in gates.plugged(stage).items()
-    }
-
-
-def _measured(gate: ExtraGate, field: str, request: Mapping[str, object]) -> float:
-    plugin = find_plugin("tether.gates", gate.plugin, field, gate.code)
-    where = f"{field}: the plug-in {gate.plugin} ({plugin.label})"
-    with closing(FunctionProcess(
-        where, plugin.root.resolve(), plugin.module, plugin.attribute, gate.timeout,
-        installed=True, option=f"{field}.timeout",
-    )) as process:  # fmt: skip
-        answer = process.call("measuring", request, since=process.began)
-    if "error" in answer:
-        raise process.error(
-            f"it raises {answer['error']}. It must return one number. Correct it, or set the gate's threshold to null."
-        )
-    return float(answer["value"])
+    numbers: dict[str, float] = {}
+    for name, gate in gates.plugged(stage).items():
+        field = f"gates.extra.{stage}.{name.rpartition('/')[2]}"
+        plugin = find_plugin("tether.gates", gate.plugin, field, gate.code)
+        where = f"{field}: the plug-in {gate.plugin} ({plugin.label})"
+        with closing(FunctionProcess(
+            where, plugin.root.resolve(), plugin.module, plugin.attribute, gate.timeout,
+            installed=True, option=f"{field}.timeout",
+        )) as process:  # fmt: skip
+            answer = process.call("measuring", {"metrics": metrics, "artifact": str(artifact)})
+        if "error" in answer:
+            raise process.error(
+                f"it raises {answer['error']}. It must return one number. Correct it, or set the gate's threshold to "
+                "null."
+            )
+        numbers[name] = answer["value"]
+    return numbers

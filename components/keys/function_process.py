@@ -26,60 +26,36 @@ class FunctionProcess:
         """Start the process, which imports the module from `root`, or if `installed` from the environment.
 
         Args:
-            timeout: limit in seconds of the import and of each call.
+            timeout: limit in seconds of each call; that of the first includes the import.
             option: the name of the option that holds `timeout`, for messages.
-
-        Raises:
-            UserError: the module cannot be imported in time, or lacks the function.
         """
-        self.where, self._timeout, self._option, self.began = where, timeout, option, time.monotonic()
+        self.where, self._timeout, self._option = where, timeout, option
         worker = str(Path(function_worker.__file__).resolve())
         self.process = subprocess.Popen(
             [sys.executable, worker, str(root), module, name, str(os.getpid()), *(["installed"] if installed else [])],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONHASHSEED": "0"},
             start_new_session=True,  # Ctrl-C goes to the caller only; the process ends with it
         )  # fmt: skip
-        try:
-            answer = self._answer("importing it", b"", self.began + timeout)
-            if "error" in answer:
-                raise self.error(answer["error"])
-        except BaseException:
-            self.close()
-            raise
 
-    def call(self, what: str, request: Mapping[str, Any], since: float | None = None) -> dict[str, Any]:
-        """Return the worker's answer to a request.
+    def call(self, what: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the worker's answer to a request; an empty one only imports the function.
 
         Args:
             what: what the function does, for the message when it takes too long.
-            since: when the time limit begins, by `time.monotonic`; None: now.
 
         Raises:
-            UserError: the call takes longer than the time limit, or ends the process.
+            UserError: the function cannot be imported, takes longer than the time limit, or ends the process.
         """
-        line = json.dumps(request, default=dict).encode() + b"\n"
-        return self._answer(what, line, (time.monotonic() if since is None else since) + self._timeout)
-
-    def close(self) -> None:
-        """End the process and those that it has started."""
-        self._kill()
-        self.process.communicate()
-
-    def error(self, text: str) -> UserError:
-        """Return an error about the function."""
-        return UserError(f"{self.where}: {text}")
-
-    def _answer(self, what: str, request: bytes, deadline: float) -> dict[str, Any]:
         assert self.process.stdin is not None and self.process.stdout is not None
-        line = b""
-        timer = threading.Timer(deadline - time.monotonic(), self._kill)
+        deadline = time.monotonic() + self._timeout
+        timer = threading.Timer(self._timeout, self._kill)
         timer.start()
         try:
-            self.process.stdin.write(request)
+            self.process.stdin.write(json.dumps(request, default=dict).encode() + b"\n")
             self.process.stdin.flush()
             line = self.process.stdout.readline()
         except BrokenPipeError:
-            pass  # it has ended
+            line = b""
         finally:
             timer.cancel()
         if time.monotonic() >= deadline:
@@ -92,7 +68,19 @@ class FunctionProcess:
             status = self.process.wait()
             how = f"signal {-status}" if status < 0 else f"exit code {status}"
             raise self.error(f"its process ended ({how}). Look at what it printed above, and correct the function.")
-        return json.loads(line)
+        answer = json.loads(line)
+        if "unusable" in answer:
+            raise self.error(answer["unusable"])
+        return answer
+
+    def close(self) -> None:
+        """End the process and those that it has started."""
+        self._kill()
+        self.process.communicate()
+
+    def error(self, text: str) -> UserError:
+        """Return an error about the function."""
+        return UserError(f"{self.where}: {text}")
 
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -1,8 +1,8 @@
 """The process that runs a user's function: it answers each JSON line with one, and imports nothing of Tether.
 
-Its standard output is the channel; what the function prints goes to standard error. Run as a script:
-`python function_worker.py ROOT MODULE NAME PARENT [installed]`. MODULE is imported from ROOT, or with `installed` from
-the environment. The process ends when its input closes or the process PARENT is gone.
+Its standard input and output are the channel; the function reads an empty input, and what it prints goes to standard
+error. Run as a script: `python function_worker.py ROOT MODULE NAME PARENT [installed]`. MODULE is imported from ROOT, or
+with `installed` from the environment. The process ends when its input closes or the process PARENT is gone.
 """
 
 import importlib
@@ -21,25 +21,31 @@ from typing import Any
 def main() -> None:
     root, module, name, parent = sys.argv[1:5]
     threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
-    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    requests, channel = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     here = os.path.dirname(os.path.realpath(__file__))
     first = [] if sys.argv[5:] == ["installed"] else [root]
     sys.path[:] = first + [path for path in sys.path if os.path.realpath(path) != here]
+    unusable = None
     try:
         function: Any = importlib.import_module(module)
         for part in name.split("."):
             function = getattr(function, part, None)
+        if not callable(function):
+            unusable = f"{module} has no function of this name. Check the name."
     except BaseException as error:
-        _tell(channel, {"error": f"importing {module} raises {_said(error, root)}. Correct it."})
-        return
-    if not callable(function):
-        _tell(channel, {"error": f"{module} has no function of this name. Check the name."})
-        return
-    _tell(channel, {})
-    for line in sys.stdin:
-        asked = json.loads(line)
-        _tell(channel, (_measured if "artifact" in asked else _scored)(function, root, **asked))
+        unusable = f"importing {module} raises {_said(error, root)}. Correct it."
+    for line in requests:
+        request = json.loads(line)
+        if unusable:
+            answer = {"unusable": unusable}
+        elif "artifact" in request:
+            answer = _measured(function, root, **request)
+        else:
+            answer = _scored(function, root, **request) if request else {}
+        channel.write(json.dumps(answer) + "\n")
+        channel.flush()
 
 
 def _end_with(parent: int) -> None:
@@ -115,11 +121,6 @@ def _modules(root: str) -> list[str]:
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     own = {os.path.realpath(file) for file in files if file and os.path.realpath(file).startswith(root + os.sep)}
     return sorted(file for file in own if "-packages" + os.sep not in file and not file.startswith(sys.prefix + os.sep))
-
-
-def _tell(channel: Any, answer: dict[str, Any]) -> None:
-    channel.write(json.dumps(answer) + "\n")
-    channel.flush()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from components.rewards.config import FunctionReward, PluginReward
 from components.rewards.source import Replies, Score, checked_scores, named
 
 
-class FunctionSource:
+class FunctionSource(FunctionProcess):
     """Calls the function. Each of its mistakes becomes a UserError that names module, function and response."""
 
     _known: set[str] | None
@@ -32,29 +32,30 @@ class FunctionSource:
                     f"{config.where}: its source files changed after the run began (from {config.code[:12]} to "
                     f"{code[:12]}). Run again, and do not edit them until PPO is done."
                 )
-        self._process = FunctionProcess(config.where, root, module, name, config.timeout, installed=self._known is None)
+        super().__init__(config.where, root, module, name, config.timeout, installed=self._known is None)
+        try:
+            self.call("importing it", {})
+        except BaseException:
+            self.close()
+            raise
 
     def score(self, replies: Replies) -> list[Score]:
         """Return the function's scores."""
         asked = {"prompts": replies.prompts, "responses": replies.responses, "rows": replies.rows}
-        answer = self._process.call(f"scoring {counted(len(replies.responses), 'response')}", asked)
+        answer = self.call(f"scoring {counted(len(replies.responses), 'response')}", asked)
         if "error" in answer:
             row = answer["row"]
             where = "a call with all responses, though with none alone" if row is None else named(replies, row)
-            raise self._process.error(f"it raises {answer['error']} for {where}. Correct the function.")
+            raise self.error(f"it raises {answer['error']} for {where}. Correct the function.")
         if len(answer["scores"]) != len(replies.responses):
-            raise self._process.error(
+            raise self.error(
                 f"it gives {counted(len(answer['scores']), 'score')} for "
                 f"{counted(len(replies.responses), 'response')}. Return a list with "
                 "one number for each response, in their order."
             )
         if self._known is not None and (unseen := sorted(set(answer["modules"]) - self._known)):
-            raise self._process.error(
+            raise self.error(
                 f"it imports {unseen[0]} by a name that is not in an import statement, so the run's key does not "
                 "depend on that file. Import it with an import statement."
             )
-        return checked_scores(answer["scores"], replies, "function", self._process.error)
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.close()
+        return checked_scores(answer["scores"], replies, "function", self.error)
