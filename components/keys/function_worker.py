@@ -1,8 +1,8 @@
 """The process that runs a user's function: it answers each JSON line with one, and imports nothing of Tether.
 
 Its standard input and output are the channel; the function reads an empty input, and what it prints goes to standard
-error. Run as a script: `python function_worker.py ROOT MODULE NAME PARENT [installed]`. MODULE is imported from ROOT, or
-with `installed` from the environment. The process ends when its input closes or the process PARENT is gone.
+error. Run as a script: `python function_worker.py ROOT MODULE NAME PARENT [installed]`. MODULE is imported from ROOT,
+or with `installed` from the environment. The process ends when its input closes or the process PARENT is gone.
 """
 
 import importlib
@@ -70,25 +70,21 @@ def _scored(function: Any, root: str, prompts: list[Any], responses: list[str], 
         found = list(function(prompts, responses, rows))
     except (Exception, SystemExit) as error:
         return {"error": _said(error, root), "row": _first_bad(function, prompts, responses, rows)}
-    scores = [[_pair(part) for part in each] if isinstance(each, list | tuple) else _number(each) for each in found]
+    scores = [
+        [_plain(part, pair=True) for part in each] if isinstance(each, list | tuple) else _plain(each) for each in found
+    ]
     return {"scores": scores, "modules": _modules(root)}
 
 
-def _number(value: Any) -> Any:
-    """Return a score as JSON. What is not a number becomes text, which the stage refuses."""
+def _plain(value: Any, pair: bool = False) -> Any:
+    """Return a score, or a pair of its parts, as JSON. What is none becomes text, which the stage refuses."""
     try:
+        if pair:
+            offset, number = value
+            return [operator.index(offset), float(number)]
         return str(value) if isinstance(value, str) else float(value)
     except (TypeError, ValueError, OverflowError):
         return repr(value)[:80]
-
-
-def _pair(part: Any) -> Any:
-    """Return a part of a score as JSON. What is not a pair becomes text, which the stage refuses."""
-    try:
-        offset, value = part
-        return [operator.index(offset), float(value)]
-    except (TypeError, ValueError, OverflowError):
-        return repr(part)[:80]
 
 
 def _first_bad(function: Any, prompts: list[Any], responses: list[str], rows: list[Any]) -> int | None:
