@@ -27,7 +27,7 @@ from components.data.config import ReaderPlugin
 from components.data.rows import Problem, RawRow, shown
 from components.data.spreadsheet import JSON_STARTS, LABELLED, unprotect
 from components.data.tables.cells import arrow_rows, doubled_fields
-from components.keys.plugins import check_plugin, find_plugin
+from components.keys.plugins import find_plugin
 
 KINDS = ".jsonl, .json, .csv, .tsv (each also .gz), .parquet"
 _SUFFIXES = {
@@ -100,8 +100,7 @@ def read_source(
 
 def _plugged(path: Path, reader: ReaderPlugin) -> Iterator[RawRow]:
     field = f"data.readers.{path.suffix.lower()}"
-    plugin = find_plugin("tether.readers", reader.plugin, field)
-    check_plugin(plugin, reader.code, field)
+    plugin = find_plugin("tether.readers", reader.plugin, field, reader.code)
     read, number = plugin.load(field), 0
     try:
         for number, row in enumerate(read(path), 1):

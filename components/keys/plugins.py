@@ -81,11 +81,11 @@ def installed_plugins(group: Group) -> dict[str, Plugin]:
     return found
 
 
-def find_plugin(group: Group, name: str, field: str) -> Plugin:
+def find_plugin(group: Group, name: str, field: str, code: str = "auto") -> Plugin:
     """Return the installed plug-in of this name. `field` is the option that names it, for the error.
 
     Raises:
-        UserError: none is installed.
+        UserError: none is installed, or its `plugin_code` is not `code`, that of when the run began (`auto`: any).
     """
     installed = installed_plugins(group)
     if name not in installed:
@@ -99,6 +99,11 @@ def find_plugin(group: Group, name: str, field: str) -> Plugin:
         raise UserError(
             f"{field}: the entry point {name} of {plugin.label} names the module {plugin.module} and no function. "
             "Write it as module:function."
+        )
+    if code != "auto" and (now := plugin_code(plugin)) != code:
+        raise UserError(
+            f"{field}: the plug-in {name} was {_short(code)} when the run began, and is {_short(now)} here. "
+            "Install the same distribution on every machine that computes, or run again."
         )
     return plugin
 
@@ -131,15 +136,6 @@ def plugin_code(plugin: Plugin) -> str:
     sources = {n: path for n, path in files.items() if "__pycache__" not in path.parts and path.suffix != ".pyc"}
     code = {name: digest_file(path) for name, path in sources.items()}
     return f"{plugin.label} {digest_json(code)}"
-
-
-def check_plugin(plugin: Plugin, code: str, field: str) -> None:
-    """Raise UserError if the plug-in's code changed after the run began; `auto` is not checked."""
-    if code != "auto" and (found := plugin_code(plugin)) != code:
-        raise UserError(
-            f"{field}: the plug-in {plugin.name} was {_short(code)} when the run began, and is {_short(found)} here. "
-            "Install the same distribution on every machine that computes, or run again."
-        )
 
 
 def _short(code: str) -> str:

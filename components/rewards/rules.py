@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from components.base.errors import UserError
 from components.base.jsonl import Message
 from components.rewards.config import RulesConfig
 from components.rewards.function import FunctionSource
@@ -27,8 +26,7 @@ class Rules:
         """
         self._patterns = {name: re.compile(pattern) for name, pattern in config.patterns.items()}
         self._columns = PromptColumns(data)
-        self._caller = config.caller
-        self._function = None if self._caller is None else FunctionSource(self._caller)
+        self._function = None if config.caller is None else FunctionSource(config.caller)
 
     def __enter__(self) -> Self:
         return self
@@ -53,10 +51,9 @@ class Rules:
         counts = self._function.score(replies)
         for index, count in enumerate(counts):
             if isinstance(count, list) or count < 0 or count != int(count):
-                assert self._caller is not None
                 shown = "parts" if isinstance(count, list) else f"{count:g}"
-                raise UserError(
-                    f"{self._caller.where}: it gives {shown} for {named(replies, index)}; a number of violations is "
+                raise self._function.error(
+                    f"it gives {shown} for {named(replies, index)}; a number of violations is "
                     "a whole number, 0 or more. Correct the function."
                 )
         return [{"violations": total(count)} for count in counts]

@@ -171,7 +171,7 @@ def test_a_plugged_gate_that_raises_is_the_users_mistake_and_never_passes(site: 
         plugged_metrics("ppo", {}, tmp_path, gates(sorry=SORRY))
     for body, message in (
         ("return 'few'", "it returned 'few'"),
-        ("import os; os._exit(7)", r"no_apologies .* ended without an answer \(exit code 7\)"),
+        ("import os; os._exit(7)", r"no_apologies .* its process ended \(exit code 7\)"),
         ("print('hello'); return metrics['ppo/kl']", "raises KeyError"),
     ):
         (site / "tether_example" / "gates.py").write_text(f"def apologies(metrics, artifact):\n    {body}\n")
@@ -179,7 +179,7 @@ def test_a_plugged_gate_that_raises_is_the_users_mistake_and_never_passes(site: 
             plugged_metrics("ppo", {}, tmp_path, gates(sorry=SORRY))
     assert plugged_metrics("ppo", {"ppo/kl": 2.5}, tmp_path, gates(sorry=SORRY)) == {"ppo/plugin/sorry": 2.5}
     (site / "tether_example" / "gates.py").write_text("import no_such_module\n")
-    with pytest.raises(UserError, match=r"no_apologies \(tether-example 1.0\) can't be imported: ModuleNotFoundError"):
+    with pytest.raises(UserError, match=r"no_apologies \(tether-example 1.0\): importing .* raises ModuleNotFound"):
         plugged_metrics("ppo", {}, tmp_path, gates(sorry=SORRY))
 
 

@@ -26,7 +26,7 @@ import helper
 print("this goes to standard error")
 
 def fine(prompts, responses, rows):
-    print("and this")
+    print("and this", open(0, closefd=False).read())
     return [helper.length(each) + row["answer"] for each, row in zip(responses, rows)]
 
 def short(prompts, responses, rows):
@@ -110,7 +110,7 @@ def test_a_function_that_takes_too_long_is_stopped(source: Any) -> None:
     slow = source("slow", timeout=1.0)
     with pytest.raises(UserError, match="scoring 2 responses takes longer than its time limit of 1 s"):
         slow.score(TWO)
-    assert slow._process.poll() is not None
+    assert slow.process.poll() is not None
 
 
 KILLED_STAGE = """
@@ -120,7 +120,7 @@ from components.rewards.function import FunctionSource
 from tests.components.rewards.test_function import TWO
 
 slow = FunctionSource(FunctionReward(source="function:mine:slow", root=sys.argv[1], timeout=60))
-print(slow._process.pid, flush=True)
+print(slow.process.pid, flush=True)
 threading.Timer(1, os.kill, (os.getpid(), signal.SIGKILL)).start()
 slow.score(TWO)
 """

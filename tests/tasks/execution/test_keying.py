@@ -154,7 +154,7 @@ def test_no_stage_goes_on_after_an_error_of_ours_whose_text_no_key_holds(modules
         "components.models.chat.templates",  # the same
         "components.models.chat.trial",  # a process of its own, whose reason ends in a UserError
         "components.human_eval.labels",  # collects them, to raise all at once
-        "components.rewards.function_worker",  # a process of its own, which imports nothing of ours
+        "components.keys.function_worker",  # a process of its own, which imports nothing of ours
         "components.human_eval.batch.reading",  # asks whether a file is a sheet, before any stage
         "data_contracts.rows.processes",  # sent to the process that asked, which raises it
     }
