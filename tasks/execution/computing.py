@@ -141,7 +141,8 @@ def compute(work: Work, store: ArtifactStore, show: Show, lease: Lease) -> Recor
                 lease.check()  # the lost lease explains any other error
         elif isinstance(error, InputChanged) or not _has_checkpoint(out):
             shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, _MALFORMED) and (imported := _imported(work)):
+        imported = ", ".join(f"{name} {each.digest[:12]}" for name, each in work.inputs.items() if each.imported)
+        if imported and isinstance(error, _MALFORMED):
             raise UserError(
                 f"{work.stage.name} can't use {imported}, which was computed elsewhere and imported "
                 f"({type(error).__name__}: {error}). Its files are not what this version of Tether writes. Rerun from "
@@ -152,19 +153,12 @@ def compute(work: Work, store: ArtifactStore, show: Show, lease: Lease) -> Recor
     return record
 
 
-def _imported(work: Work) -> str:
-    given = (f"{name} {each.digest[:12]}" for name, each in work.inputs.items() if each.imported)
-    return ", ".join(given)
-
-
 def _call(work: Work, out: Path, points: Path, show: Show, lease: Lease) -> dict[str, float]:
     """Call the stage's function. Its points are kept next to its checkpoint, so a resumed stage shows its whole
     curve."""
     runtime = getattr(work.job, "runtime", None)
-    spreads = work.stage.spreads and runtime is not None and runtime.ranks > 1
-    run: Run
-    if spreads:
-        run = partial(ranks.run, work.stage, check=lease.check)
+    if work.stage.spreads and runtime is not None and runtime.ranks > 1:
+        run: Run = partial(ranks.run, work.stage, check=lease.check)
     else:
         if runtime is not None and "torch" in work.stage.libraries:
             activate(runtime)

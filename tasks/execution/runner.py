@@ -42,33 +42,29 @@ def run_stage(stage: Stage, job: Settings, given: Given, ctx: RunContext) -> Sta
         UserError: an option or input is wrong.
     """
     with logs.of_stage(stage.shown):
-        return _run_stage(stage, job, given, ctx)
-
-
-def _run_stage(stage: Stage, job: Settings, given: Given, ctx: RunContext) -> StageResult:
-    inputs = as_inputs(given)
-    began = time.time()
-    spent = ctx.status.stage(stage.shown).seconds
-    try:
-        ctx.begin_stage(stage.shown)
-        result = through_breakdowns(lambda: _obtain(stage, job, inputs, ctx), ctx.attempts, stage.name, ctx.say)
-        ctx.results[stage.name] = result
-        _record(result, ctx)
-    except BaseException as error:
-        # An error that is not an Exception came from outside: Ctrl-C, or Prefect's signal to stop.
-        state: State = "failed" if isinstance(error, Exception) else "interrupted"
+        inputs = as_inputs(given)
+        began = time.time()
+        spent = ctx.status.stage(stage.shown).seconds
+        try:
+            ctx.begin_stage(stage.shown)
+            result = through_breakdowns(lambda: _obtain(stage, job, inputs, ctx), ctx.attempts, stage.name, ctx.say)
+            ctx.results[stage.name] = result
+            _record(result, ctx)
+        except BaseException as error:
+            # An error that is not an Exception came from outside: Ctrl-C, or Prefect's signal to stop.
+            state: State = "failed" if isinstance(error, Exception) else "interrupted"
+            seconds = time.time() - began
+            if stage.shown not in ctx.pools:  # a pool's worker measures its own time (`dispatch`)
+                ctx.status.add_computed(stage.shown, stage.name, seconds)
+            ctx.end_stage(stage.shown, state, seconds=spent + seconds)
+            raise
         seconds = time.time() - began
-        if stage.shown not in ctx.pools:  # a pool's worker measures its own time (`dispatch`)
-            ctx.status.add_computed(stage.shown, stage.name, seconds)
-        ctx.end_stage(stage.shown, state, seconds=spent + seconds)
-        raise
-    seconds = time.time() - began
-    _count(result, ctx, seconds)
-    _end(result, ctx, spent + seconds)
-    failure = judging.failure(stage.shown, result.verdicts)
-    if failure is not None:
-        raise GateFailed(f"{failure}. The artifact is kept ({result.digest[:12]}); nothing downstream starts.")
-    return result
+        _count(result, ctx, seconds)
+        _end(result, ctx, spent + seconds)
+        failure = judging.failure(stage.shown, result.verdicts)
+        if failure is not None:
+            raise GateFailed(f"{failure}. The artifact is kept ({result.digest[:12]}); nothing downstream starts.")
+        return result
 
 
 def peek(stage: Stage, job: Settings, given: Given, ctx: RunContext) -> StageResult | None:
@@ -104,8 +100,7 @@ def _obtain(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> Sta
         raise UserError(
             f"{stage.name}: artifact {pinned.digest[:12]} of run {pinned.run}, which this run continues from, is "
             f"no longer complete in the store ({found.reason}). Compute it again with `tether rerun {stage.shown} "
-            "--from "
-            f"{pinned.run}`."
+            f"--from {pinned.run}`."
         )
     why = explanation.miss(ctx.store, stage.name, key, parts, found, ctx.run)
     _explain(stage, ctx, why)

@@ -156,20 +156,15 @@ class Recorder:
             return
         if state != "running":
             self._client.set_tag(id_, "tether.state", state)
-            self._name_failed_gates(id_, failed_gates)
+            if failed_gates:
+                self._client.set_tag(id_, FAILED_GATES_TAG, ", ".join(failed_gates))
+            elif FAILED_GATES_TAG in self._client.get_run(id_).data.tags:  # it has been judged again
+                self._client.delete_tag(id_, FAILED_GATES_TAG)
             self._client.set_terminated(id_, _ENDED.get(state, "FINISHED"), end_time=time)
         elif before is not None:
             self._client.update_run(id_, status="RUNNING")
         sent.states[stage] = told
         sent.save(folder)
-
-    def _name_failed_gates(self, id_: str | None, names: Sequence[str]) -> None:
-        """Set the tag that names the failed gates; remove it if none failed, since the run may have been judged
-        again."""
-        if names:
-            self._client.set_tag(id_, FAILED_GATES_TAG, ", ".join(names))
-        elif FAILED_GATES_TAG in self._client.get_run(id_).data.tags:
-            self._client.delete_tag(id_, FAILED_GATES_TAG)
 
     def _run(self, name: str, tags: dict[str, str], started: int, status: RunStatus, sent: Sent) -> str:
         if self._found is None:

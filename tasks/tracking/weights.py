@@ -59,7 +59,7 @@ class Weights:
         return TAG in tags and tags[TAG] == tags.get("lineage.digest", "")
 
     def put(self, model: str) -> str:
-        """Copy the weights of a LoggedModel into MLflow, once.
+        """Copy the weights of a LoggedModel into MLflow, which does not have them (`has`).
 
         If the call is interrupted, MLflow has no description that `load_model` accepts, and the next call continues.
 
@@ -69,14 +69,11 @@ class Weights:
         Raises:
             Exception: MLflow does not answer, or the disk is full.
         """
-        problem = "this user may not write files to MLflow (403)"
         with unless_refused():
-            problem = self._put(model)
-        return problem
+            return self._put(model)
+        return "this user may not write files to MLflow (403)"
 
     def _put(self, model: str) -> str:
-        if self.has(model):
-            return ""
         found = self._client.get_logged_model(model)
         digest = found.tags.get("lineage.digest", "")
         store = ArtifactStore(self._home)
