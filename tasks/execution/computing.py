@@ -67,11 +67,6 @@ class Work:
     timeout: float | None = None
     """Seconds that one attempt may take."""
 
-    def check_inputs(self) -> None:
-        """Raise `InputChanged` if an external input no longer has the content that the key names."""
-        for given in self.inputs.values():
-            given.check()
-
 
 def look_up(store: ArtifactStore, key: str, refresh: bool, run: str, pinned: Record | None = None) -> Record | Miss:
     """Return the record of `key` in the store (if given, only `pinned`); with `refresh` only one that `run`
@@ -108,12 +103,13 @@ def compute(work: Work, store: ArtifactStore, show: Show, lease: Lease) -> Recor
     out = _take_up(folder, lease.number)
     started, clock = datetime.now(UTC), time.monotonic()
 
-    def before_commit() -> None:
-        work.check_inputs()
+    def check() -> None:
+        for given in work.inputs.values():
+            given.check()
         lease.check()
 
     try:
-        work.check_inputs()
+        check()
         with time_limit(work.timeout, work.stage.name):
             metrics = _call(work, out, folder / POINTS, show, lease)
         _plot(work, metrics, out, folder / POINTS)
@@ -132,7 +128,7 @@ def compute(work: Work, store: ArtifactStore, show: Show, lease: Lease) -> Recor
                 "started": started.isoformat(timespec="milliseconds"),
                 "seconds": round(time.monotonic() - clock, 3),
             },
-            before_commit=before_commit,
+            before_commit=check,
         )
     except BaseException as error:
         if lease.is_lost():

@@ -123,7 +123,9 @@ def _obtain(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> Sta
                 page=lambda address: ctx.status.update(stage.shown, prefect=address),
                 computed=lambda seconds: ctx.status.add_computed(stage.shown, stage.name, seconds),
             )  # fmt: skip
-    _say_if_different(record, ctx)
+    if others := {each.digest for each in ctx.store.published(record.key)} - {record.digest}:
+        before = ", ".join(sorted(digest[:12] for digest in others))
+        ctx.say(f"{record.stage}: the same key gave different bytes before ({before}): a step is not deterministic")
     return _result(stage, record, inputs, ctx, False, started)
 
 
@@ -227,9 +229,3 @@ def _end(result: StageResult, ctx: RunContext, seconds: float) -> None:
         if word not in ("PASS", "OFF") or (word == "OFF" and verdict.within is not None):
             because = f", waived by {verdict.user}: {verdict.reason}" if verdict.waived else ""
             ctx.say(f"  {line(f'{word} {verdict.name}: {verdict.text}{because}')}")
-
-
-def _say_if_different(record: Record, ctx: RunContext) -> None:
-    if others := {each.digest for each in ctx.store.published(record.key)} - {record.digest}:
-        before = ", ".join(sorted(digest[:12] for digest in others))
-        ctx.say(f"{record.stage}: the same key gave different bytes before ({before}): a step is not deterministic")

@@ -181,11 +181,9 @@ class Recorder:
 
     def _close(self, folder: Path, status: RunStatus, done: Sequence[Done], sent: Sent) -> None:
         assert sent.parent is not None and sent.experiment is not None
-        links = {stage: run_link(sent.experiment, id_) for stage, id_ in sent.stages.items()}
-        report = run_link(sent.experiment, sent.parent, REPORT) if (folder / REPORT).is_file() else ""
-        further = self._further(folder, done, sent)
+        stages = {stage: run_link(sent.experiment, id_) for stage, id_ in sent.stages.items()}
         log_picture(self._client, sent.parent, sent, done)
-        note = pages.run_note(status, done, links, report, further, sent.parent)
+        note = pages.run_note(status, done, stages, self._links(folder, status, done, sent), sent.parent)
         self._client.set_tag(sent.parent, "mlflow.note.content", note)
         for stage, card in _cards(folder, sent).items():
             self._client.log_text(sent.stages[stage], card.read_text(encoding="utf-8"), CARD)
@@ -197,10 +195,10 @@ class Recorder:
         sent.whole = status.updated
         sent.save(folder)
 
-    def _further(self, folder: Path, done: Sequence[Done], sent: Sent) -> dict[str, str]:
-        """Return pages of a run other than its report: Data Docs, cards, and the page on which people judge."""
-        assert sent.experiment is not None
-        found = {}
+    def _links(self, folder: Path, status: RunStatus, done: Sequence[Done], sent: Sent) -> dict[str, str]:
+        assert sent.experiment is not None and sent.parent is not None
+        report = run_link(sent.experiment, sent.parent, REPORT) if (folder / REPORT).is_file() else ""
+        found = {"Report with its charts": report, "Flow run in Prefect": status.prefect}
         for validate in (each for each in done if each.record.stage == "validate"):
             found["Data Docs"] = data_docs(folder.parent, validate)
         for stage, card in _cards(folder, sent).items():

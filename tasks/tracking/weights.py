@@ -14,7 +14,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -98,12 +98,8 @@ class Weights:
         """Copy into a folder on this machine. Each part gets its name once it is complete."""
         address = model.artifact_location
         root = Path(unquote(urlparse(address).path) if address.startswith("file:") else address)
-        if not (root / _MODEL).is_dir():
-            with _first(root / _MODEL) as out:
-                copy_model(artifact, record, out)
-        if not (root / "components").is_dir():
-            with _first(root / "components") as out:
-                _copy_tokenizer(root / _MODEL, out / _TOKENIZER)
+        _fill(root / _MODEL, lambda out: copy_model(artifact, record, out))
+        _fill(root / "components", lambda out: _copy_tokenizer(root / _MODEL, out / _TOKENIZER))
         write_whole(root / "MLmodel", _mlmodel(model, record, root / _MODEL))
 
     def _upload(self, model: Any, artifact: Path, record: Record) -> None:
@@ -132,12 +128,13 @@ def unless_refused() -> Iterator[None]:
         logger.debug("MLflow: %s", error)
 
 
-@contextmanager
-def _first(path: Path) -> Iterator[Path]:
-    """Create a folder as `whole_folder` does; if another process has created it first, keep that one."""
+def _fill(path: Path, fill: Callable[[Path], object]) -> None:
+    """Create a folder as `whole_folder` does, unless it is there or another process creates it first."""
+    if path.is_dir():
+        return
     try:
         with whole_folder(path) as out:
-            yield out
+            fill(out)
     except OSError:
         if not path.is_dir() or not any(path.iterdir()):
             raise
@@ -183,11 +180,9 @@ def _mlmodel(model: Any, record: Record, folder: Path) -> str:
 @contextmanager
 def _patient() -> Iterator[None]:
     """Give a server longer to store a file, unless the user has set MLflow's timeout."""
-    before = os.environ.get(_TIMEOUT)
-    if before != "3":
-        yield
-        return
-    os.environ[_TIMEOUT] = _PATIENT
+    before = os.environ[_TIMEOUT]
+    if before == "3":
+        os.environ[_TIMEOUT] = _PATIENT
     try:
         yield
     finally:
