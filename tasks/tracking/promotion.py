@@ -29,20 +29,17 @@ from tasks.runs.journal import Done
 from tasks.runs.status import finite
 from tasks.tracking.links import MODELS
 from tasks.tracking.pages import picture
-from tasks.tracking.weights import TAG, Weights, unless_refused
+from tasks.tracking.weights import TAG, Weights
 
 logger = logging.getLogger(__name__)
 
 CANDIDATE, CHAMPION = "candidate", "champion"
-_ALIASES = (
-    f"`{CANDIDATE}` points at the newest version that passed its automatic gates, `{CHAMPION}` at the policy that "
-    f"passed the human-eval gate and beat the champion before it (or that a person promoted). A version says from when "
-    f"to when it was champion."
-)
 _KINDS = {
     "sft": f"Supervised models. `{CANDIDATE}` points at the newest version that passed its gates.",
     "reward": f"Reward models. `{CANDIDATE}` points at the newest version that passed its gates.",
-    "policy": f"Policies, trained by PPO under a KL tether to their SFT model. {_ALIASES}",
+    "policy": f"Policies, trained by PPO under a KL tether to their SFT model. `{CANDIDATE}` points at the newest "
+    f"version that passed its automatic gates, `{CHAMPION}` at the policy that passed the human-eval gate and beat the "
+    "champion before it (or that a person promoted). A version says from when to when it was champion.",
 }
 _SHOWN = r"\n\n\*\*\w+\*\*: \[version \d+\]\([^\n)]*\)(\n\n!\[[^\n\]]*\]\([^\n)]*\))?"
 """The text on a registered model's page about one of its versions."""
@@ -242,12 +239,19 @@ class Versions:
         model = source.removeprefix("models:/")
         if weights.has(model):
             return ""
-        problem = weights.put(model)
+        from mlflow.exceptions import MlflowException
+
+        problem = "this user may not write files to MLflow (403)"
+        try:
+            problem = weights.put(model)
+            if not problem:
+                self.describe(name, version)
+        except MlflowException as error:  # a user who may promote policies may lack permission for reward models
+            if error.get_http_status_code() != 403:
+                raise
+            logger.debug("MLflow: %s", error)
         if problem:
             logger.warning("the weights of %s/%s are not in MLflow: %s", name, version, problem)
-        else:
-            with unless_refused():  # a user who may promote policies may lack permission for reward models
-                self.describe(name, version)
         return problem
 
     def tags(self, name: str, version: str) -> dict[str, str]:

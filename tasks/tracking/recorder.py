@@ -50,7 +50,6 @@ FAILED_GATES_TAG = "tether.failed_gates"
 """The tag that names the failed gates of a stage or run, beside its `tether.state`."""
 _ENDED = {"failed": "FAILED", "gate_failed": "FAILED", "interrupted": "KILLED"}
 
-
 _ORIGIN = {"round": "round", "votes": "votes_from", "until": "until"}
 """Maps entries of a run's origin (a round of `tether iterate`, `--until`) to their tags."""
 

@@ -10,7 +10,6 @@ A model is one artifact in the store, so one copy serves all its versions and al
 """
 
 import importlib.metadata
-import logging
 import os
 import shutil
 import tempfile
@@ -26,8 +25,6 @@ from components.store.records import Record
 from components.store.store import ArtifactStore, Miss
 from tasks.model_folder import SCALE, copy_model, place_of
 from tasks.runs.config import run_values
-
-logger = logging.getLogger(__name__)
 
 Which = Literal["champion", "all", "none"]
 
@@ -67,13 +64,8 @@ class Weights:
             Why MLflow can't have them; empty if it has them.
 
         Raises:
-            Exception: MLflow does not answer, or the disk is full.
+            Exception: MLflow does not answer or refuses, or the disk is full.
         """
-        with unless_refused():
-            return self._put(model)
-        return "this user may not write files to MLflow (403)"
-
-    def _put(self, model: str) -> str:
         found = self._client.get_logged_model(model)
         digest = found.tags.get("lineage.digest", "")
         store = ArtifactStore(self._home)
@@ -113,19 +105,6 @@ class Weights:
             last = Path(folder) / "MLmodel"
             last.write_text(_mlmodel(model, record, parts / _MODEL), encoding="utf-8")
             self._client.log_model_artifact(model.model_id, str(last))
-
-
-@contextmanager
-def unless_refused() -> Iterator[None]:
-    """Suppress MLflow's error 403 in the block."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        yield
-    except MlflowException as error:
-        if error.get_http_status_code() != 403:
-            raise
-        logger.debug("MLflow: %s", error)
 
 
 def _fill(path: Path, fill: Callable[[Path], object]) -> None:
