@@ -67,11 +67,6 @@ class Work:
     timeout: float | None = None
     """Seconds that one attempt may take."""
 
-    def check_inputs(self) -> None:
-        """Raise `InputChanged` if an external input no longer has the content that the key names."""
-        for given in self.inputs.values():
-            given.check()
-
 
 def look_up(store: ArtifactStore, key: str, refresh: bool, run: str, pinned: Record | None = None) -> Record | Miss:
     """Return the record of `key` in the store (if given, only `pinned`); with `refresh` only one that `run`
@@ -108,12 +103,13 @@ def compute(work: Work, store: ArtifactStore, show: Show, lease: Lease) -> Recor
     out = _take_up(folder, lease.number)
     started, clock = datetime.now(UTC), time.monotonic()
 
-    def before_commit() -> None:
-        work.check_inputs()
+    def check() -> None:
+        for given in work.inputs.values():
+            given.check()
         lease.check()
 
     try:
-        work.check_inputs()
+        check()
         with time_limit(work.timeout, work.stage.name):
             metrics = _call(work, out, folder / POINTS, show, lease)
         _plot(work, metrics, out, folder / POINTS)
@@ -132,7 +128,7 @@ def compute(work: Work, store: ArtifactStore, show: Show, lease: Lease) -> Recor
                 "started": started.isoformat(timespec="milliseconds"),
                 "seconds": round(time.monotonic() - clock, 3),
             },
-            before_commit=before_commit,
+            before_commit=check,
         )
     except BaseException as error:
         if lease.is_lost():
@@ -141,7 +137,8 @@ def compute(work: Work, store: ArtifactStore, show: Show, lease: Lease) -> Recor
                 lease.check()  # the lost lease explains any other error
         elif isinstance(error, InputChanged) or not _has_checkpoint(out):
             shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, _MALFORMED) and (imported := _imported(work)):
+        imported = ", ".join(f"{name} {each.digest[:12]}" for name, each in work.inputs.items() if each.imported)
+        if imported and isinstance(error, _MALFORMED):
             raise UserError(
                 f"{work.stage.name} can't use {imported}, which was computed elsewhere and imported "
                 f"({type(error).__name__}: {error}). Its files are not what this version of Tether writes. Rerun from "
@@ -152,19 +149,12 @@ def compute(work: Work, store: ArtifactStore, show: Show, lease: Lease) -> Recor
     return record
 
 
-def _imported(work: Work) -> str:
-    given = (f"{name} {each.digest[:12]}" for name, each in work.inputs.items() if each.imported)
-    return ", ".join(given)
-
-
 def _call(work: Work, out: Path, points: Path, show: Show, lease: Lease) -> dict[str, float]:
     """Call the stage's function. Its points are kept next to its checkpoint, so a resumed stage shows its whole
     curve."""
     runtime = getattr(work.job, "runtime", None)
-    spreads = work.stage.spreads and runtime is not None and runtime.ranks > 1
-    run: Run
-    if spreads:
-        run = partial(ranks.run, work.stage, check=lease.check)
+    if work.stage.spreads and runtime is not None and runtime.ranks > 1:
+        run: Run = partial(ranks.run, work.stage, check=lease.check)
     else:
         if runtime is not None and "torch" in work.stage.libraries:
             activate(runtime)

@@ -156,8 +156,7 @@ class RunContext:
     def tracker(self) -> Tracker | None:
         """Return what sends this run to MLflow, created on the first call; None if tracking is off."""
         if self.track and self._tracker is None:
-            self._tracker = Tracker(self.home, self.run)
-            self._tracker.open(self.project)
+            self._tracker = Tracker(self.home, self.run, self.project)
         return self._tracker
 
     def begin_stage(self, stage: str) -> None:

@@ -100,7 +100,7 @@ def dispatch(
     # up.
     with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as client:
         server = Server(f"{work.stage.name}: the Prefect server", "waiting", say)
-        of_key = FlowRunFilter(tags=FlowRunFilterTags(all_=[_tag(work.key)]))
+        of_key = FlowRunFilter(tags=FlowRunFilterTags(all_=[f"key:{work.key}"]))
         runs = server.insist(lambda: client.read_flow_runs(flow_run_filter=of_key))
         live = next((run for run in runs if run.state is not None and run.state.type in LIVE), None)
         if ordered := live is None:
@@ -143,7 +143,7 @@ def _start(work: Work, pool: str, store: ArtifactStore, refresh: bool, attempt: 
     started = run_deployment(
         f"{FLOW}/{pool}",
         parameters={"order": _order(work, refresh, store).model_dump(mode="json")},
-        tags=[_tag(work.key)],
+        tags=[f"key:{work.key}"],
         work_queue_name=_queue(pool),
         idempotency_key=f"{work.key}:{attempt}",  # two simultaneous callers create one run
         timeout=0,
@@ -186,10 +186,6 @@ SHARE = (
     f"All machines need one store: mount one folder at the same path on each and set TETHER_HOME to it where you run "
     f"`tether deploy` (workers get it from there), or set {STORE_VARIABLE} to a shared store (docs/operations.md)."
 )
-
-
-def _tag(key: str) -> str:
-    return f"key:{key}"
 
 
 def _url(run: FlowRun) -> str:
@@ -293,14 +289,11 @@ def _found(given: Input, store: ArtifactStore, place: str) -> Input:
                 f"there. The pipeline has it in {place or 'its own store'}. {SHARE}"
             )
         return given.model_copy(update={"path": store.path(given.digest)})
-    if not given.path.exists():
+    if not given.path.exists() or Input.of(given.path).digest != given.digest:
+        what = "holds other bytes than where the run was started" if given.path.exists() else "does not exist"
         raise MachineMismatch(
-            f"{given.name}: {given.path} is not on this worker ({platform.node()}). Put it into a folder that all "
+            f"{given.name}: {given.path} {what} on this worker ({platform.node()}). Put it into a folder that all "
             f"machines see at the same path, and name it by that path in the config."
-        )
-    if Input.of(given.path).digest != given.digest:
-        raise MachineMismatch(
-            f"{given.name}: {given.path} holds other bytes on this worker than where the run was started."
         )
     return given
 
@@ -309,7 +302,6 @@ def _check_machine(wanted: Runtime | None) -> None:
     if wanted is not None and (problems := wanted.misfits()):
         raise MachineMismatch(
             f"this worker does not match the machine that the run was resolved for: {'; '.join(problems)}. Set the "
-            "stage's "
-            f"runner to it, as in runners.ppo.runtime={{{Runtime().resolve().setting}}}, or run a worker on such a "
-            "machine."
+            f"stage's runner to it, as in runners.ppo.runtime={{{Runtime().resolve().setting}}}, or run a worker on "
+            "such a machine."
         )

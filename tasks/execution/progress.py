@@ -119,9 +119,8 @@ class StageProgress:
             return
         of = f"/{total:.0f}" if total else ""
         if point.get("resumed"):
-            self._bar.reset(
-                self._steps, completed=step, total=total
-            )  # earlier steps say nothing about the current pace
+            # Earlier steps say nothing about the current pace.
+            self._bar.reset(self._steps, completed=step, total=total)
             self._bar.reset(self._tokens)
             say(self._console, f"  {self._stage}: resuming at step {step}{of}")
             return

@@ -42,33 +42,29 @@ def run_stage(stage: Stage, job: Settings, given: Given, ctx: RunContext) -> Sta
         UserError: an option or input is wrong.
     """
     with logs.of_stage(stage.shown):
-        return _run_stage(stage, job, given, ctx)
-
-
-def _run_stage(stage: Stage, job: Settings, given: Given, ctx: RunContext) -> StageResult:
-    inputs = as_inputs(given)
-    began = time.time()
-    spent = ctx.status.stage(stage.shown).seconds
-    try:
-        ctx.begin_stage(stage.shown)
-        result = through_breakdowns(lambda: _obtain(stage, job, inputs, ctx), ctx.attempts, stage.name, ctx.say)
-        ctx.results[stage.name] = result
-        _record(result, ctx)
-    except BaseException as error:
-        # An error that is not an Exception came from outside: Ctrl-C, or Prefect's signal to stop.
-        state: State = "failed" if isinstance(error, Exception) else "interrupted"
+        inputs = as_inputs(given)
+        began = time.time()
+        spent = ctx.status.stage(stage.shown).seconds
+        try:
+            ctx.begin_stage(stage.shown)
+            result = through_breakdowns(lambda: _obtain(stage, job, inputs, ctx), ctx.attempts, stage.name, ctx.say)
+            ctx.results[stage.name] = result
+            _record(result, ctx)
+        except BaseException as error:
+            # An error that is not an Exception came from outside: Ctrl-C, or Prefect's signal to stop.
+            state: State = "failed" if isinstance(error, Exception) else "interrupted"
+            seconds = time.time() - began
+            if stage.shown not in ctx.pools:  # a pool's worker measures its own time (`dispatch`)
+                ctx.status.add_computed(stage.shown, stage.name, seconds)
+            ctx.end_stage(stage.shown, state, seconds=spent + seconds)
+            raise
         seconds = time.time() - began
-        if stage.shown not in ctx.pools:  # a pool's worker measures its own time (`dispatch`)
-            ctx.status.add_computed(stage.shown, stage.name, seconds)
-        ctx.end_stage(stage.shown, state, seconds=spent + seconds)
-        raise
-    seconds = time.time() - began
-    _count(result, ctx, seconds)
-    _end(result, ctx, spent + seconds)
-    failure = judging.failure(stage.shown, result.verdicts)
-    if failure is not None:
-        raise GateFailed(f"{failure}. The artifact is kept ({result.digest[:12]}); nothing downstream starts.")
-    return result
+        _count(result, ctx, seconds)
+        _end(result, ctx, spent + seconds)
+        failure = judging.failure(stage.shown, result.verdicts)
+        if failure is not None:
+            raise GateFailed(f"{failure}. The artifact is kept ({result.digest[:12]}); nothing downstream starts.")
+        return result
 
 
 def peek(stage: Stage, job: Settings, given: Given, ctx: RunContext) -> StageResult | None:
@@ -104,8 +100,7 @@ def _obtain(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> Sta
         raise UserError(
             f"{stage.name}: artifact {pinned.digest[:12]} of run {pinned.run}, which this run continues from, is "
             f"no longer complete in the store ({found.reason}). Compute it again with `tether rerun {stage.shown} "
-            "--from "
-            f"{pinned.run}`."
+            f"--from {pinned.run}`."
         )
     why = explanation.miss(ctx.store, stage.name, key, parts, found, ctx.run)
     _explain(stage, ctx, why)
@@ -128,7 +123,9 @@ def _obtain(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> Sta
                 page=lambda address: ctx.status.update(stage.shown, prefect=address),
                 computed=lambda seconds: ctx.status.add_computed(stage.shown, stage.name, seconds),
             )  # fmt: skip
-    _say_if_different(record, ctx)
+    if others := {each.digest for each in ctx.store.published(record.key)} - {record.digest}:
+        before = ", ".join(sorted(digest[:12] for digest in others))
+        ctx.say(f"{record.stage}: the same key gave different bytes before ({before}): a step is not deterministic")
     return _result(stage, record, inputs, ctx, False, started)
 
 
@@ -232,9 +229,3 @@ def _end(result: StageResult, ctx: RunContext, seconds: float) -> None:
         if word not in ("PASS", "OFF") or (word == "OFF" and verdict.within is not None):
             because = f", waived by {verdict.user}: {verdict.reason}" if verdict.waived else ""
             ctx.say(f"  {line(f'{word} {verdict.name}: {verdict.text}{because}')}")
-
-
-def _say_if_different(record: Record, ctx: RunContext) -> None:
-    if others := {each.digest for each in ctx.store.published(record.key)} - {record.digest}:
-        before = ", ".join(sorted(digest[:12] for digest in others))
-        ctx.say(f"{record.stage}: the same key gave different bytes before ({before}): a step is not deterministic")

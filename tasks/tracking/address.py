@@ -19,17 +19,17 @@ def mlflow_page(home: Path, run: str, stage: str = "", file: str = "") -> str | 
     """
     sent = Sent.load(home / "runs" / run)
     found = sent.stages.get(stage) if stage else sent.parent
-    if not has_pages(home) or sent.experiment is None or found is None:
-        return None
-    return f"{redacted(tracking_uri(home)).rstrip('/')}/{run_link(sent.experiment, found, file)}"
+    return _page(home, run_link(sent.experiment, found, file)) if sent.experiment is not None and found else None
 
 
 def mlflow_file(home: Path, run: str, file: str) -> str | None:
     """Return the address to download a file of the whole run; None in the same cases as `mlflow_page`."""
-    sent = Sent.load(home / "runs" / run)
-    if not has_pages(home) or sent.parent is None:
-        return None
-    return f"{redacted(tracking_uri(home)).rstrip('/')}/get-artifact?path={file}&run_uuid={sent.parent}"
+    parent = Sent.load(home / "runs" / run).parent
+    return _page(home, f"get-artifact?path={file}&run_uuid={parent}") if parent else None
+
+
+def _page(home: Path, relative: str) -> str | None:
+    return f"{redacted(tracking_uri(home)).rstrip('/')}/{relative}" if has_pages(home) else None
 
 
 def run_link(experiment_id: str, run: str, file: str = "") -> str:

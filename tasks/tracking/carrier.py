@@ -43,48 +43,42 @@ class Tracker:
     Only `close` waits for MLflow, and only briefly.
     """
 
-    def __init__(self, home: Path, run: str) -> None:
-        self._home, self._run = home, run
-        self._folder = home / "runs" / run
-        self._sender: Sender | _Thread | None = None
-
-    def open(self, project: str) -> None:
+    def __init__(self, home: Path, run: str, project: str) -> None:
         """Start recording a run that begins or resumes, in the experiment `project`."""
+        self._home, self._folder = home, home / "runs" / run
         if not (self._folder / SENT).is_file():
             Sent(project=project, code=code_tags(code_version())).save(self._folder)
-        sender: Sender | _Thread | None = take(self._home)
+        sender: Sender | _Carrier | None = take(home)
         if sender is None and "mlflow" not in sys.modules:
             with suppress(OSError):  # the system starts no further process
-                sender = Sender(self._home)
+                sender = Sender(home)
         if sender is None:
             with suppress(ImportError):  # the thread reports it
                 # Not in the thread, because two threads that import interdependent libraries can deadlock.
                 load_mlflow()
-            sender = _Thread(self._home)
-        sender.begin(self._run)
-        self._sender = sender  # only now: `close` would wait for one that has not started
+            sender = _Carrier(home)
+        sender.begin(run)
+        self._sender = sender
 
     def nudge(self) -> None:
         """Say that the folder has something new."""
-        if self._sender is not None:
-            self._sender.more()
+        self._sender.more()
 
     def close(self) -> bool:
         """Stop recording, and return whether MLflow has all of the run."""
-        if (sender := self._sender) is not None:
-            sender.end()
-            sender.imported.wait()
-            before: Sent | None = None
-            while sender.is_alive() and (now := Sent.load(self._folder)) != before:
-                before = now
-                sender.join(CLOSE_SECONDS)
-            sender.kill()
+        sender = self._sender
+        sender.end()
+        sender.imported.wait()
+        before: Sent | None = None
+        while sender.is_alive() and (now := Sent.load(self._folder)) != before:
+            before = now
+            sender.join(CLOSE_SECONDS)
+        sender.kill()
         return not is_left(self._folder)
 
     def settle(self, stages: Collection[str]) -> None:
         """Wait until `stages` have their pages in MLflow: a few seconds at most, and only while it answers."""
-        if (sender := self._sender) is None:
-            return
+        sender = self._sender
         sender.more()
         deadline = time.monotonic() + SETTLE_SECONDS
         while has_pages(self._home) and sender.answers and sender.is_alive() and time.monotonic() < deadline:
@@ -93,14 +87,18 @@ class Tracker:
             time.sleep(0.05)
 
 
-class _Carrying:
-    """Sends a run's folder until the run ends, and once more after that."""
+class _Carrier(threading.Thread):
+    """Sends a run's folder until the run ends, and once more after that: as a thread with the methods of `Sender`, or
+    not started, in `serve`'s process."""
 
-    def __init__(self, home: Path, heard: Callable[[bool], object]) -> None:
+    def __init__(self, home: Path, heard: Callable[[bool], object] = lambda answers: None) -> None:
         """`heard` is told whether MLflow accepts data, each time that this changes."""
-        self._home, self._heard, self._answers = home, heard, True
-        self.closing, self.more = threading.Event(), threading.Event()
+        super().__init__(name="tracking", daemon=True)
+        self._home, self._heard, self._run = home, heard, ""
+        self._closing, self._more = threading.Event(), threading.Event()
         self._recorder: Recorder | None = None
+        self.answers, self.imported = True, threading.Event()
+        self.imported.set()
 
     def open(self) -> None:
         """Open MLflow's database if there is one. An error is raised again, and reported, once there is a run."""
@@ -109,10 +107,22 @@ class _Carrying:
             with suppress(Exception):
                 self._recorder = Recorder(self._home)
 
+    def begin(self, run: str) -> None:
+        self._run = run
+        self.start()
+
+    def run(self) -> None:
+        self.carry(self._run)
+
+    def more(self) -> None:
+        self._more.set()
+
     def end(self) -> None:
-        """Say that the run has ended."""
-        self.closing.set()
-        self.more.set()
+        self._closing.set()
+        self._more.set()
+
+    def kill(self) -> None:
+        """Nothing ends a thread: it ends with the process."""
 
     def carry(self, run: str) -> None:
         """Send the folder of `run`; return when it has ended."""
@@ -120,8 +130,8 @@ class _Carrying:
         left: list[Path] | None = None
         with held(folder, wait=True):
             while True:
-                last = self.closing.is_set()
-                self.more.clear()
+                last = self._closing.is_set()
+                self._more.clear()
                 try:
                     recorder = self._recorder = self._recorder or Recorder(self._home)
                     left = left_behind(self._home) if left is None else left
@@ -132,42 +142,21 @@ class _Carrying:
                     self._set(True)
                 except Exception as error:  # any MLflow exception: the data stay on disk, and a warning says so
                     logger.debug("MLflow", exc_info=True)
-                    if self._answers:
+                    if self.answers:
                         left_in = f"What it does not have yet stays in {folder}."
                         logger.warning("MLflow did not answer (%s). %s", in_short(error), left_in)
                     self._set(False)
                 if last:
                     return
-                if self._answers:
-                    self.more.wait(EVERY_SECONDS)
+                if self.answers:
+                    self._more.wait(EVERY_SECONDS)
                 else:
-                    self.closing.wait(RETRY_SECONDS)
+                    self._closing.wait(RETRY_SECONDS)
 
     def _set(self, answers: bool) -> None:
-        if answers != self._answers:
-            self._answers = answers
+        if answers != self.answers:
+            self.answers = answers
             self._heard(answers)
-
-
-class _Thread(threading.Thread):
-    """The same as `Sender`, in this process."""
-
-    def __init__(self, home: Path) -> None:
-        super().__init__(name="tracking", daemon=True)
-        self.answers, self.imported = True, threading.Event()
-        self.imported.set()
-        self._carrying = _Carrying(home, lambda answers: setattr(self, "answers", answers))
-        self.more, self.end = self._carrying.more.set, self._carrying.end
-
-    def begin(self, run: str) -> None:
-        self._folder_of = run
-        self.start()
-
-    def run(self) -> None:
-        self._carrying.carry(self._folder_of)
-
-    def kill(self) -> None:
-        """Nothing ends a thread: it ends with the process."""
 
 
 def serve() -> NoReturn:
@@ -181,13 +170,13 @@ def serve() -> NoReturn:
         told.write(json.dumps(document) + "\n")
         told.flush()
 
-    carrying = _Carrying(Path(sys.argv[1]), lambda answers: tell({"answers": answers}))
+    carrier = _Carrier(Path(sys.argv[1]), lambda answers: tell({"answers": answers}))
     asked = queue.SimpleQueue[Any]()
-    threading.Thread(target=_listen, args=(carrying, asked), daemon=True).start()
+    threading.Thread(target=_listen, args=(carrier, asked), daemon=True).start()
     with suppress(ImportError):  # reported once there is a run
         load_mlflow()
     tell({"imported": True})
-    carrying.open()
+    carrier.open()
     gc.freeze()
     gc.set_threshold(10_000)
     gc.enable()
@@ -195,19 +184,19 @@ def serve() -> NoReturn:
     logging.getLogger().addHandler(_Told(tell))
     logging.getLogger().setLevel(first["level"])
     try:
-        carrying.carry(first["run"])
+        carrier.carry(first["run"])
     except Exception:
         logger.warning("MLflow does not have all of run %s", first["run"], exc_info=True)
     os._exit(0)
 
 
-def _listen(carrying: _Carrying, asked: "queue.SimpleQueue[Any]") -> None:
+def _listen(carrier: _Carrier, asked: "queue.SimpleQueue[Any]") -> None:
     """Read what the run says. Its end ends this process, whatever this process does at the time."""
     for line in sys.stdin:
         if line == "end\n":
-            carrying.end()
+            carrier.end()
         elif line == "more\n":
-            carrying.more.set()
+            carrier.more()
         else:
             asked.put(json.loads(line))
     os._exit(1)

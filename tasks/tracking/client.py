@@ -57,21 +57,15 @@ def load_mlflow() -> Any:
     """Import MLflow (1 to 4 s) and return it."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    _trust_the_ca()
+    # MLflow's client (requests) does not read SSL_CERT_FILE, as Prefect's does, and could send nothing to a server with
+    # a private CA.
+    if not any(os.environ.get(name) for name in _OWN_TRUST) and (ca := os.environ.get("SSL_CERT_FILE")):
+        os.environ[_OWN_TRUST[0]] = ca
     import mlflow
 
     # It prints the stack trace of each error of its database, which is raised as well, and reported in one line.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     return mlflow
-
-
-def _trust_the_ca() -> None:
-    """Make MLflow trust the CA in `SSL_CERT_FILE`, as Prefect does, unless MLflow's own variables are set.
-
-    MLflow's client (requests) does not read that variable, and could send nothing to a server with a private CA.
-    """
-    if not any(os.environ.get(name) for name in _OWN_TRUST) and (ca := os.environ.get("SSL_CERT_FILE")):
-        os.environ[_OWN_TRUST[0]] = ca
 
 
 def connect(home: Path) -> Any:

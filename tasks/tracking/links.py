@@ -41,16 +41,12 @@ class Lineage:
 
     def output_model(self, done: Done, run: str) -> str | None:
         """Return the id of the LoggedModel for a stage's result; None if the stage makes no model."""
-        kind = self._kind(done)
+        record = done.record
+        kind = JUDGE if record.stage == "reward.judge" else MODELS.get(done.shown) if done.final else None
         if kind is None:
             return None
-        record = done.record
         tags = {**done.tags, "tether.key": record.key, "tether.stage": done.shown, "tether.run": record.run}
         return self._model(kind, done.path, record.digest, run, tags)
-
-    @staticmethod
-    def _kind(done: Done) -> str | None:
-        return JUDGE if done.record.stage == "reward.judge" else MODELS.get(done.shown) if done.final else None
 
     def link_inputs(self, done: Done, run: str, parent: str) -> None:
         """Log a run's inputs, models as models and the rest as datasets. The parent run gets external datasets too."""

@@ -90,32 +90,26 @@ def _keeping_out(done: Done) -> list[dict[str, Any]]:
 
 
 def run_note(
-    status: RunStatus,
-    done: Sequence[Done],
-    links: Mapping[str, str],
-    report: str,
-    further: Mapping[str, str] | None = None,
-    shown_by: str = "",
+    status: RunStatus, done: Sequence[Done], stages: Mapping[str, str], links: Mapping[str, str], shown_by: str
 ) -> str:
     """Return the note of a whole run.
 
     Args:
-        links: the stages' pages in MLflow, by stage.
-        further: further pages of the run, as texts with addresses.
+        stages: the stages' pages in MLflow, by stage.
+        links: further pages, as texts with addresses; empty addresses are left out.
         shown_by: the MLflow run with the picture of the run's lineage.
     """
     metrics = {name: value for each in done for name, value in each.record.metrics.items()}
     lines = [f"**{status.state.replace('_', ' ').capitalize()}.** {_about(status)}", ""]
-    lines += link_line({"Report with its charts": report, "Flow run in Prefect": status.prefect, **(further or {})})
+    lines += link_line(links)
     lines += [f"The run was asked to end after {words(status.until)}.", ""] if status.until else []
     verdicts = [verdict for each in done for verdict in each.verdicts if verdict.threshold is not None]
     if open_ := [verdict for verdict in verdicts if not verdict.passed]:
         lines += ["**Gates that did not pass**", "", gate_text.markdown(open_), *_advice(open_)]
-    if shown_by:
-        lines += ["**Lineage**", "", picture(shown_by), ""]
+    lines += ["**Lineage**", "", picture(shown_by), ""]
     lines += ["**Stages**", "", "| stage | state | numbers | gates | artifact |", "|---|---|---|---|---|"]
     for stage in status.stages:
-        name = f"[{words(stage.name)}]({links[stage.name]})" if stage.name in links else words(stage.name)
+        name = f"[{words(stage.name)}]({stages[stage.name]})" if stage.name in stages else words(stage.name)
         name += f" ([Prefect]({stage.prefect}))" if stage.prefect else ""
         brief = brief_metrics(stage.name, metrics)
         numbers = [f"{metric.partition('/')[2]} {gate_text.number(metrics[metric])}" for metric in brief]

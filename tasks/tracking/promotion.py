@@ -29,20 +29,17 @@ from tasks.runs.journal import Done
 from tasks.runs.status import finite
 from tasks.tracking.links import MODELS
 from tasks.tracking.pages import picture
-from tasks.tracking.weights import TAG, Weights, unless_refused
+from tasks.tracking.weights import TAG, Weights
 
 logger = logging.getLogger(__name__)
 
 CANDIDATE, CHAMPION = "candidate", "champion"
-_ALIASES = (
-    f"`{CANDIDATE}` points at the newest version that passed its automatic gates, `{CHAMPION}` at the policy that "
-    f"passed the human-eval gate and beat the champion before it (or that a person promoted). A version says from when "
-    f"to when it was champion."
-)
 _KINDS = {
     "sft": f"Supervised models. `{CANDIDATE}` points at the newest version that passed its gates.",
     "reward": f"Reward models. `{CANDIDATE}` points at the newest version that passed its gates.",
-    "policy": f"Policies, trained by PPO under a KL tether to their SFT model. {_ALIASES}",
+    "policy": f"Policies, trained by PPO under a KL tether to their SFT model. `{CANDIDATE}` points at the newest "
+    f"version that passed its automatic gates, `{CHAMPION}` at the policy that passed the human-eval gate and beat the "
+    "champion before it (or that a person promoted). A version says from when to when it was champion.",
 }
 _SHOWN = r"\n\n\*\*\w+\*\*: \[version \d+\]\([^\n)]*\)(\n\n!\[[^\n\]]*\]\([^\n)]*\))?"
 """The text on a registered model's page about one of its versions."""
@@ -92,8 +89,7 @@ class Versions:
         self._client.set_logged_model_tags(model, {"mlflow.modelVersions": versions})
         if self._weights is not None and self._weights.which == "all":
             self._put(self._weights, name, version)
-        self._waive(name, version, found.tags, done.run, waivers)
-        problem = self._no_alias(name, version, found.tags, done, withheld)
+        problem = self._no_alias(found, done, waivers, withheld)
         if not problem:
             self._point(name, CANDIDATE, version, done.time)
         decision = f"is registered without an alias: {problem}" if problem else f"is a {CANDIDATE}"
@@ -130,18 +126,15 @@ class Versions:
             self._set(name, version, "tether.human_eval", judged)
         if shown_by:
             self._client.set_model_version_tag(name, version, "tether.picture", shown_by)
-        self._waive(name, version, found.tags, done.run, waivers)
-        problem = self._no_alias(name, version, found.tags, done, withheld)
-        if problem:
+        if problem := self._no_alias(found, done, waivers, withheld):
             return self._decide(name, version, f"has no new alias: {problem}")
+        beats, how = False, "a later decision stands"
         if state != "passed":
-            return self._decide(name, version, f"does not become champion: its human evaluation was {state}")
-        if waived:
-            why = f"waived: {', '.join(waived)}. Only a person promotes it (`tether promote {name}/{version}`)"
-            return self._decide(name, version, f"does not become champion: {why}")
-        if done.time < self._pointed(name, CHAMPION):
-            return self._decide(name, version, "does not become champion: a later decision stands")
-        beats, how = self._against_champion(name, version)
+            how = f"its human evaluation was {state}"
+        elif waived:
+            how = f"waived: {', '.join(waived)}. Only a person promotes it (`tether promote {name}/{version}`)"
+        elif done.time >= self._pointed(name, CHAMPION):
+            beats, how = self._against_champion(name, version)
         if beats:
             self.bring_weights(name, version)
             beats, how = self._against_champion(name, version)  # while weights are copied, another may be promoted
@@ -246,12 +239,19 @@ class Versions:
         model = source.removeprefix("models:/")
         if weights.has(model):
             return ""
-        problem = weights.put(model)
+        from mlflow.exceptions import MlflowException
+
+        problem = "this user may not write files to MLflow (403)"
+        try:
+            problem = weights.put(model)
+            if not problem:
+                self.describe(name, version)
+        except MlflowException as error:  # a user who may promote policies may lack permission for reward models
+            if error.get_http_status_code() != 403:
+                raise
+            logger.debug("MLflow: %s", error)
         if problem:
             logger.warning("the weights of %s/%s are not in MLflow: %s", name, version, problem)
-        else:
-            with unless_refused():  # a user who may promote policies may lack permission for reward models
-                self.describe(name, version)
         return problem
 
     def tags(self, name: str, version: str) -> dict[str, str]:
@@ -293,9 +293,14 @@ class Versions:
         if text != written:
             self._client.update_registered_model(name, text)
 
-    def _no_alias(self, name: str, version: str, tags: Mapping[str, str], done: Done, withheld: str) -> str:
-        """Return why a run may not set an alias to a version by itself; empty if it may. An import or withheld aliases
-        are recorded as tags."""
+    def _no_alias(self, found: Any, done: Done, waivers: Mapping[str, Any], withheld: str) -> str:
+        """Return why a run may not set an alias to a version by itself; empty if it may. Waivers, an import and
+        withheld aliases are recorded as tags."""
+        name, version, tags = found.name, str(found.version), found.tags
+        if waivers:
+            known = _loaded(tags, "tether.waivers", {})
+            known |= {gate: {**waiver, "run": done.run} for gate, waiver in waivers.items()}
+            self._set(name, version, "tether.waivers", known)
         if done.imported:
             self._client.set_model_version_tag(name, version, "tether.imported", done.run)
         if withheld:
@@ -331,12 +336,6 @@ class Versions:
         if terms and "until" not in terms[-1]:
             terms[-1] |= {"until": _utc(time), "ended_by": by, "ended_because": because}
             self._set(name, version, "tether.champion", terms)
-
-    def _waive(self, name: str, version: str, tags: Mapping[str, str], run: str, waivers: Mapping[str, Any]) -> None:
-        if waivers:
-            known = _loaded(tags, "tether.waivers", {})
-            known |= {gate: {**waiver, "run": run} for gate, waiver in waivers.items()}
-            self._set(name, version, "tether.waivers", known)
 
     def _set(self, name: str, version: str, tag: str, value: Any) -> None:
         self._client.set_model_version_tag(name, version, tag, json.dumps(value, ensure_ascii=False))

@@ -50,7 +50,6 @@ FAILED_GATES_TAG = "tether.failed_gates"
 """The tag that names the failed gates of a stage or run, beside its `tether.state`."""
 _ENDED = {"failed": "FAILED", "gate_failed": "FAILED", "interrupted": "KILLED"}
 
-
 _ORIGIN = {"round": "round", "votes": "votes_from", "until": "until"}
 """Maps entries of a run's origin (a round of `tether iterate`, `--until`) to their tags."""
 
@@ -156,20 +155,15 @@ class Recorder:
             return
         if state != "running":
             self._client.set_tag(id_, "tether.state", state)
-            self._name_failed_gates(id_, failed_gates)
+            if failed_gates:
+                self._client.set_tag(id_, FAILED_GATES_TAG, ", ".join(failed_gates))
+            elif FAILED_GATES_TAG in self._client.get_run(id_).data.tags:  # it has been judged again
+                self._client.delete_tag(id_, FAILED_GATES_TAG)
             self._client.set_terminated(id_, _ENDED.get(state, "FINISHED"), end_time=time)
         elif before is not None:
             self._client.update_run(id_, status="RUNNING")
         sent.states[stage] = told
         sent.save(folder)
-
-    def _name_failed_gates(self, id_: str | None, names: Sequence[str]) -> None:
-        """Set the tag that names the failed gates; remove it if none failed, since the run may have been judged
-        again."""
-        if names:
-            self._client.set_tag(id_, FAILED_GATES_TAG, ", ".join(names))
-        elif FAILED_GATES_TAG in self._client.get_run(id_).data.tags:
-            self._client.delete_tag(id_, FAILED_GATES_TAG)
 
     def _run(self, name: str, tags: dict[str, str], started: int, status: RunStatus, sent: Sent) -> str:
         if self._found is None:
@@ -186,11 +180,9 @@ class Recorder:
 
     def _close(self, folder: Path, status: RunStatus, done: Sequence[Done], sent: Sent) -> None:
         assert sent.parent is not None and sent.experiment is not None
-        links = {stage: run_link(sent.experiment, id_) for stage, id_ in sent.stages.items()}
-        report = run_link(sent.experiment, sent.parent, REPORT) if (folder / REPORT).is_file() else ""
-        further = self._further(folder, done, sent)
+        stages = {stage: run_link(sent.experiment, id_) for stage, id_ in sent.stages.items()}
         log_picture(self._client, sent.parent, sent, done)
-        note = pages.run_note(status, done, links, report, further, sent.parent)
+        note = pages.run_note(status, done, stages, self._links(folder, status, done, sent), sent.parent)
         self._client.set_tag(sent.parent, "mlflow.note.content", note)
         for stage, card in _cards(folder, sent).items():
             self._client.log_text(sent.stages[stage], card.read_text(encoding="utf-8"), CARD)
@@ -202,10 +194,10 @@ class Recorder:
         sent.whole = status.updated
         sent.save(folder)
 
-    def _further(self, folder: Path, done: Sequence[Done], sent: Sent) -> dict[str, str]:
-        """Return pages of a run other than its report: Data Docs, cards, and the page on which people judge."""
-        assert sent.experiment is not None
-        found = {}
+    def _links(self, folder: Path, status: RunStatus, done: Sequence[Done], sent: Sent) -> dict[str, str]:
+        assert sent.experiment is not None and sent.parent is not None
+        report = run_link(sent.experiment, sent.parent, REPORT) if (folder / REPORT).is_file() else ""
+        found = {"Report with its charts": report, "Flow run in Prefect": status.prefect}
         for validate in (each for each in done if each.record.stage == "validate"):
             found["Data Docs"] = data_docs(folder.parent, validate)
         for stage, card in _cards(folder, sent).items():

@@ -10,11 +10,10 @@ A model is one artifact in the store, so one copy serves all its versions and al
 """
 
 import importlib.metadata
-import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -26,8 +25,6 @@ from components.store.records import Record
 from components.store.store import ArtifactStore, Miss
 from tasks.model_folder import SCALE, copy_model, place_of
 from tasks.runs.config import run_values
-
-logger = logging.getLogger(__name__)
 
 Which = Literal["champion", "all", "none"]
 
@@ -59,7 +56,7 @@ class Weights:
         return TAG in tags and tags[TAG] == tags.get("lineage.digest", "")
 
     def put(self, model: str) -> str:
-        """Copy the weights of a LoggedModel into MLflow, once.
+        """Copy the weights of a LoggedModel into MLflow, which does not have them (`has`).
 
         If the call is interrupted, MLflow has no description that `load_model` accepts, and the next call continues.
 
@@ -67,16 +64,8 @@ class Weights:
             Why MLflow can't have them; empty if it has them.
 
         Raises:
-            Exception: MLflow does not answer, or the disk is full.
+            Exception: MLflow does not answer or refuses, or the disk is full.
         """
-        problem = "this user may not write files to MLflow (403)"
-        with unless_refused():
-            problem = self._put(model)
-        return problem
-
-    def _put(self, model: str) -> str:
-        if self.has(model):
-            return ""
         found = self._client.get_logged_model(model)
         digest = found.tags.get("lineage.digest", "")
         store = ArtifactStore(self._home)
@@ -101,12 +90,8 @@ class Weights:
         """Copy into a folder on this machine. Each part gets its name once it is complete."""
         address = model.artifact_location
         root = Path(unquote(urlparse(address).path) if address.startswith("file:") else address)
-        if not (root / _MODEL).is_dir():
-            with _first(root / _MODEL) as out:
-                copy_model(artifact, record, out)
-        if not (root / "components").is_dir():
-            with _first(root / "components") as out:
-                _copy_tokenizer(root / _MODEL, out / _TOKENIZER)
+        _fill(root / _MODEL, lambda out: copy_model(artifact, record, out))
+        _fill(root / "components", lambda out: _copy_tokenizer(root / _MODEL, out / _TOKENIZER))
         write_whole(root / "MLmodel", _mlmodel(model, record, root / _MODEL))
 
     def _upload(self, model: Any, artifact: Path, record: Record) -> None:
@@ -122,25 +107,13 @@ class Weights:
             self._client.log_model_artifact(model.model_id, str(last))
 
 
-@contextmanager
-def unless_refused() -> Iterator[None]:
-    """Suppress MLflow's error 403 in the block."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        yield
-    except MlflowException as error:
-        if error.get_http_status_code() != 403:
-            raise
-        logger.debug("MLflow: %s", error)
-
-
-@contextmanager
-def _first(path: Path) -> Iterator[Path]:
-    """Create a folder as `whole_folder` does; if another process has created it first, keep that one."""
+def _fill(path: Path, fill: Callable[[Path], object]) -> None:
+    """Create a folder as `whole_folder` does, unless it is there or another process creates it first."""
+    if path.is_dir():
+        return
     try:
         with whole_folder(path) as out:
-            yield out
+            fill(out)
     except OSError:
         if not path.is_dir() or not any(path.iterdir()):
             raise
@@ -186,11 +159,9 @@ def _mlmodel(model: Any, record: Record, folder: Path) -> str:
 @contextmanager
 def _patient() -> Iterator[None]:
     """Give a server longer to store a file, unless the user has set MLflow's timeout."""
-    before = os.environ.get(_TIMEOUT)
-    if before != "3":
-        yield
-        return
-    os.environ[_TIMEOUT] = _PATIENT
+    before = os.environ[_TIMEOUT]
+    if before == "3":
+        os.environ[_TIMEOUT] = _PATIENT
     try:
         yield
     finally:

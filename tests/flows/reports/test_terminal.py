@@ -109,8 +109,8 @@ def test_a_run_that_was_to_end_after_a_stage_says_which_did_not_run_everywhere()
     said = "The run was asked to end after reward; not run: ppo, human_eval."
     assert said in printed("", status) and said in markdown(status)
     assert "ppo         not run (the run ends after reward)" in lines(status)
-    assert "\n\nThe run was asked to end after reward.\n\n" in run_note(status, [], {}, "")
-    assert "asked to end" not in printed("") + markdown(STATUS) + run_note(STATUS, [], {}, "") + str(lines(STATUS))
+    assert "\n\nThe run was asked to end after reward.\n\n" in run_note(status, [], {}, {}, "")
+    assert "asked to end" not in printed("") + markdown(STATUS) + run_note(STATUS, [], {}, {}, "") + str(lines(STATUS))
 
 
 def test_the_page_holds_every_metric_and_gate() -> None:

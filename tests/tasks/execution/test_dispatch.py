@@ -99,7 +99,7 @@ def test_a_worker_with_other_bytes_under_a_path_or_none_refuses(source: Input, t
     with pytest.raises(MachineMismatch, match=r"pairs\.jsonl holds other bytes"):
         receive(wanted, ArtifactStore(tmp_path / "home"), never, never)
     source.path.unlink()
-    with pytest.raises(MachineMismatch, match=r"pairs\.jsonl is not on this worker"):
+    with pytest.raises(MachineMismatch, match=r"pairs\.jsonl does not exist on this worker"):
         receive(wanted, ArtifactStore(tmp_path / "home"), never, never)
 
 

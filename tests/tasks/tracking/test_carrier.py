@@ -61,13 +61,13 @@ def test_what_links_to_mlflow_waits_until_the_stage_is_there(start, kit, monkeyp
         assert time.monotonic() - carrier_fails < 60, "nothing waits for an MLflow that does not answer"
 
 
-def test_a_finished_run_waits_while_mlflow_accepts_its_data_and_not_for_one_that_stands_still(start):
+def test_a_finished_run_waits_while_mlflow_accepts_its_data_and_not_for_one_that_stands_still(start, monkeypatch):
     """On a slow machine the last data took longer than the 20 s, and the next run had to send them."""
     with start() as ctx:
         Sent(project="slow").save(ctx.folder)
-    tracker = carrier.Tracker(ctx.home, ctx.run)
-    tracker._sender = sends = Sending(ctx.folder, times=3)
-    assert not tracker.close()
+    sends = Sending(ctx.folder, times=3)
+    monkeypatch.setattr(carrier, "take", lambda home: sends)
+    assert not carrier.Tracker(ctx.home, ctx.run, "slow").close()
     assert sends.waits == [carrier.CLOSE_SECONDS] * 4
 
 
@@ -77,6 +77,9 @@ class Sending:
     def __init__(self, folder, times):
         self.folder, self.times, self.waits, self.imported = folder, times, [], threading.Event()
         threading.Timer(0.5, self.imported.set).start()
+
+    def begin(self, run):
+        self.end()
 
     def end(self):
         pass
