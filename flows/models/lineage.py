@@ -174,8 +174,7 @@ def lineage(home: Path, asked: str, downstream: bool = False) -> LineageGraph:
     def described(node: Node) -> LineageNode:
         took = judging[node.digest]
         if node.records:
-            records = own_records(node)
-            record = next((each for each in records if each.run == subject.run), records[0])
+            record = record_of(node, subject.run)
             options = changed_options(home, record, profiles.get(record.run))
             of, named = took[:JUDGED_BY], registered[node.digest]
             return LineageNode(node.digest, node.names, "", None, record, options, of, named)
@@ -221,9 +220,11 @@ def find_subject(home: Path, asked: str, graph: Graph, registered: Iterable[Vers
     )
 
 
-def own_records(node: Node) -> Sequence[Record]:
-    """Return the records of an artifact that were computed in this home, or otherwise the imported ones."""
-    return [each for each in node.records if not each.imported] or node.records
+def record_of(node: Node, run: str | None) -> Record:
+    """Return the record of an artifact that `run` computed, or the newest one. If one was computed in this home,
+    imported ones do not count."""
+    records = [each for each in node.records if not each.imported] or node.records
+    return next((each for each in records if each.run == run), records[0])
 
 
 def _lost(taken: Judging, graph: Graph) -> str:
