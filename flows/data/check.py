@@ -145,14 +145,11 @@ def _statistics(report: "FileReport") -> Iterator[str]:
     if report["majority"] is not None:
         answers = ", ".join(f"{answer} {count}" for answer, count in report["majority"].items())
         yield f"Most frequent answers: {answers}."
+    raw = "Raw agreement (the chance that two votes on a row are the same)"
     for title, measure, ends in (
         ("Fleiss' kappa", report["kappa"], report["kappa_interval"]),
         ("Krippendorff's alpha", report["alpha"], report["alpha_interval"]),
-        (
-            "Raw agreement (the chance that two votes on a row are the same)",
-            report["raw_agreement"],
-            report["raw_agreement_interval"],
-        ),
+        (raw, report["raw_agreement"], report["raw_agreement_interval"]),
     ):
         if measure is not None:
             yield f"{title} {measure:.3f}{_interval(ends)}."
@@ -275,12 +272,12 @@ def print_check(report: "FileReport", out: Path | None) -> None:
         say(line(told))
     if out is not None:
         say(f"Written to {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
-    failed = ", ".join(c["name"] for c in report["checks"] if not c["passed"] and c["severity"] == "error")
+    errors = [check for check in report["checks"] if not check["passed"] and check["severity"] == "error"]
     for reason in report.get("reasons", ()):
         say(line(reason.rstrip(".") + "."))
-    failed = failed or "no row was read that a run could train on"
+    failed = ", ".join(check["name"] for check in errors) or "no row was read that a run could train on"
     say("The contract holds." if report["passed"] else f"The contract fails: {line(failed)}.")
-    if any(c["rows"] and not c["passed"] and c["severity"] == "error" for c in report["checks"]):
+    if any(check["rows"] for check in errors):
         say(
             "Correct or remove these rows, then check again. To allow a larger share of them, pass "
             "--set data.checks.CHECK.threshold=SHARE, here and in the run."

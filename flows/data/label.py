@@ -105,7 +105,7 @@ def label_file(
     data = load_config(DEFAULTS, overrides).data
     read = read_pairs(resolve_source(file, data.hub, home / "datasets", "FILE"), data)
     chosen = _chosen(read.pairs, options)
-    asked = _endpoint(judge, options) if re.match(r"https?://", judge) else _folder(judge, home, options)
+    asked = _judge(judge, home, options)
     about = {**asked.about, "name": asked.name, "rubric": rubric, "form": hashlib.sha256(FORM.encode()).hexdigest()}
     store = ArtifactStore(home)
     with store.lock(digest_json(["label", str(out.absolute())]), on_wait) as lease:
@@ -196,15 +196,13 @@ def _chosen(pairs: Sequence[PairToJudge], options: LabelOptions) -> list[PairToJ
     return drawn[: options.max_pairs]
 
 
-def _endpoint(url: str, options: LabelOptions) -> _Asked:
-    if options.model is None:
-        raise UserError(f"--judge {url}: name the endpoint's model with --model NAME.")
-    values = {"url": url, "model": options.model, **options.endpoint}
-    config = validated(EndpointConfig, values, "tether data label")
-    return _Asked(config.model, {"endpoint": keyed_values(config)}, partial(EndpointJudge, config))
-
-
-def _folder(judge: str, home: Path, options: LabelOptions) -> _Asked:
+def _judge(judge: str, home: Path, options: LabelOptions) -> _Asked:
+    if re.match(r"https?://", judge):
+        if options.model is None:
+            raise UserError(f"--judge {judge}: name the endpoint's model with --model NAME.")
+        values = {"url": judge, "model": options.model, **options.endpoint}
+        config = validated(EndpointConfig, values, "tether data label")
+        return _Asked(config.model, {"endpoint": keyed_values(config)}, partial(EndpointJudge, config))
     if options.model is not None or options.endpoint:
         raise UserError(f"--judge {judge}: --model and --max-tokens need an endpoint's URL, and this is not a URL.")
     (model,) = find_models([judge], home, "--judge")
@@ -235,8 +233,7 @@ def report_text(found: dict[str, Any]) -> str:
     if "agreement" in found:
         lines += [
             f"Agreement with people on {counted(found['decided_by_people'], 'pair')}: "
-            f"{_ranged(found, 'agreement')}, "
-            f"over {found['interval_over']}.",
+            f"{_ranged(found, 'agreement')}, over {found['interval_over']}.",
             f"Always choosing the longer response would agree: {_ranged(found, 'longer_agreement')}.",
         ]
     return "\n".join([*lines, "Intervals: 95 %, clustered by prompt."] if "first" in found else lines)

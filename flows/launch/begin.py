@@ -96,8 +96,8 @@ def new_run(
     origin = round_of(config) | ({"flow_run": flow_run} if flow_run else {}) | ends
     origin |= resolved_reference(config, sources.data)
     never_hit = ("ppo",) if reaches("ppo", until) and has_unversioned(config) else ()
-    options = {"refresh": refreshed([*refresh, *never_hit]), "pinned": kept, "user": user, **ends}
-    ctx = begin_run(home, profile, config, origin, label, waivers, like, **options)
+    options: dict[str, Any] = {"refresh": refreshed([*refresh, *never_hit]), "pinned": kept, **ends}
+    ctx = begin_run(home, profile, config, origin, label, waivers, like, user, **options)
     return Launch(ctx, config, sources, notes + off_gates(config))
 
 
@@ -178,9 +178,9 @@ def rerun(
     origin = round_of(config) | {"stage": stage, "from": base.run} | ({"flow_run": flow_run} if flow_run else {}) | ends
     origin |= resolved_reference(config, sources.data)
     never_hit = ("ppo",) if "ppo" not in before and has_unversioned(config) else ()
-    options = {"refresh": refreshed([stage, *refresh, *never_hit]), "pinned": pinned, "user": user, **ends}
+    options: dict[str, Any] = {"refresh": refreshed([stage, *refresh, *never_hit]), "pinned": pinned, **ends}
     like = base.run if profile in (None, base.profile) else None
-    ctx = begin_run(home, profile or base.profile, config, origin, label, waivers, like, **options)
+    ctx = begin_run(home, profile or base.profile, config, origin, label, waivers, like, user, **options)
     return Launch(ctx, config, sources, notes + off_gates(config))
 
 

@@ -15,7 +15,7 @@ from components.store.store import ArtifactStore
 from flows.data.hub_models import hub_model, is_hub_name
 from flows.models.facts import find_model
 from tasks.runs.status import has_run
-from tasks.tracking.registry import find_version, versions
+from tasks.tracking.registry import find_version
 
 REWARD = "reward"
 
@@ -55,7 +55,7 @@ def find_reward_model(home: Path, asked: str) -> RewardModel:
 
 def _stored(home: Path, asked: str, spelled: str) -> RewardModel:
     store = ArtifactStore(home)
-    digest, _ = find_model(home, spelled, Graph.of(store), versions(home))
+    digest, _ = find_model(home, spelled, Graph.of(store))
     folder = store.path(digest)
     if not (folder / "reward.json").is_file():
         raise UserError(f"eval {asked}: not a reward model, or the store has lost it. Name one as RUN:{REWARD}.")

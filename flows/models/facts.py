@@ -124,7 +124,7 @@ def model_facts(home: Path, asked: str) -> ModelFacts:
         UserError: nothing with that name is known, or it is not a model.
     """
     graph, registered = Graph.of(ArtifactStore(home)), versions(home)
-    digest, run = find_model(home, asked, graph, registered)
+    digest, run = find_model(home, asked, graph)
     model = next((each for each in registered if asked in each.spellings), None)
     if run is None:
         run = _judging_run(home, digest, [each for each in registered if each.digest == digest])
@@ -148,7 +148,7 @@ def facts_of_run(home: Path, run: str, records: Iterable[Record]) -> Iterator[Mo
             yield _gather(home, stage.digest, graph, (), run)
 
 
-def find_model(home: Path, asked: str, graph: Graph, registered: Iterable[Version]) -> tuple[str, str | None]:
+def find_model(home: Path, asked: str, graph: Graph) -> tuple[str, str | None]:
     """Return the digest of the model that `asked` names, and the run if the name contains one.
 
     Raises:
@@ -162,7 +162,7 @@ def find_model(home: Path, asked: str, graph: Graph, registered: Iterable[Versio
             there = ", ".join(f"{run}/{name}" for name, digest in digests.items() if digest) or "none"
             raise UserError(f"{asked}: run {run} has no {stage} model. Give one that a run has; this run has {there}.")
         return digest, run
-    subject = find_subject(home, asked, graph, registered)
+    subject = find_subject(home, asked, graph)
     stages = {record.stage for digest in subject.digests for record in graph.node(digest).records}
     if len(subject.digests) != 1 or not stages & set(KINDS):
         raise UserError(

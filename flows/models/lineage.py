@@ -2,7 +2,7 @@
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -153,8 +153,7 @@ def lineage(home: Path, asked: str, downstream: bool = False) -> LineageGraph:
         UserError: nothing with that name is known.
     """
     graph = Graph.of(ArtifactStore(home))
-    named = find_version(home, asked)
-    subject = find_subject(home, asked, graph, [named] if named else [])
+    subject = find_subject(home, asked, graph)
     if subject.run and not downstream:
         graph = graph.of_keys(load_status(home, subject.run).needs)
     nodes = graph.downstream(subject.digests) if downstream else graph.upstream(subject.digests)
@@ -196,14 +195,12 @@ def lineage(home: Path, asked: str, downstream: bool = False) -> LineageGraph:
     )
 
 
-def find_subject(home: Path, asked: str, graph: Graph, registered: Iterable[Version]) -> Subject:
+def find_subject(home: Path, asked: str, graph: Graph) -> Subject:
     """Return what `asked` names. Raises UserError if nothing with that name is known."""
     if has_run(home, asked):
         digests = tuple(stage.digest for stage in load_status(home, asked).stages if stage.digest)
         return Subject("run", asked, digests, asked)
-    newest_first = sorted(registered, key=lambda each: (each.name, -int(each.version)))
-    model = next((each for each in newest_first if asked in each.spellings), None)
-    if model is not None:
+    if model := find_version(home, asked):
         return Subject("model", f"{model.name}/{model.version}", (model.digest,))
     if digest := graph.find(asked):
         kind = "artifact" if graph.node(digest).records else "source"

@@ -35,7 +35,6 @@ from tasks.result import Input
 from tasks.runs.journal import recorded_inputs
 from tasks.runs.status import has_run, load_status
 from tasks.stages import KNOWN
-from tasks.tracking.registry import versions
 
 
 class Comparison(NamedTuple):
@@ -128,13 +127,12 @@ def reproduce(
 
 def _subject(home: Path, asked: str, graph: Graph) -> tuple[str, Sequence[str], Collection[str]]:
     """Return a description of what `asked` names, its artifacts' digests, and the keys under which a run has them."""
-    registered = versions(home)
     run, _, stage = asked.partition("/")
     if stage and has_run(home, run):
-        digests: Sequence[str] = [find_model(home, asked, graph, registered)[0]]
+        digests: Sequence[str] = [find_model(home, asked, graph)[0]]
         words = f"model {asked}"
     else:
-        subject = find_subject(home, asked, graph, registered)
+        subject = find_subject(home, asked, graph)
         run, digests, words = subject.run or "", subject.digests, f"{subject.kind} {subject.name}"
     if not any(graph.node(digest).records for digest in digests):
         raise UserError(

@@ -188,14 +188,10 @@ class StageFacts:
         """Return the content of a JSON file of the artifact; None if it is missing or damaged."""
         return json.loads(self.text(name) or "null")
 
-    def lines(self, name: str) -> list[str]:
-        """Return the lines of a JSONL file of the artifact; empty if it is missing or damaged."""
-        # splitlines would also split at characters that a string may contain
-        return [line for line in (self.text(name) or "").split("\n") if line]
-
     def rows(self, name: str) -> list[dict[str, Any]]:
         """Return the rows of a JSONL file of the artifact; empty if it is missing or damaged."""
-        return [json.loads(line) for line in self.lines(name)]
+        # splitlines would also split at characters that a string may contain
+        return [json.loads(line) for line in (self.text(name) or "").split("\n") if line]
 
     def _attached(self, name: str) -> Path | None:
         return self.store.attachment(self.record, name) if self.record is not None else None
@@ -233,7 +229,7 @@ class DataFacts(NamedTuple):
     checks: list[Document]
     """The entries of `report.json` (`data_contracts.expectations.suites.JudgedCheck`)."""
     quarantined: int | None
-    examples: list[Document]
+    examples: Sequence[Document]
     """Rows of `quarantine.jsonl`."""
 
 
@@ -378,7 +374,7 @@ def _gate(stage: StageFacts, verdict: Verdict) -> GateFacts:
 def _data(stage: StageFacts, config: Mapping[str, Any]) -> DataFacts:
     used = [record for record in (stage.part("validate.judge"), stage.record) if record is not None]
     digests = {name: digest for record in used for name, digest in record.inputs.items()}
-    lines = stage.lines("quarantine.jsonl")
+    quarantined = stage.rows("quarantine.jsonl")
     runs = {stage.run, stage.record.run} if stage.record is not None else set()
     recorded = recorded_inputs(stage.home, runs)
     kinds = [*NAMED, *([REFERENCE] if REFERENCE in digests or stage.record is None else [])]  # `last` may name none
@@ -389,8 +385,8 @@ def _data(stage: StageFacts, config: Mapping[str, Any]) -> DataFacts:
         generated=config.get("generator") if config.get("preferences", "") is None else None,
         metrics=stage.metrics,
         checks=[{**each, "first_rows": first_rows(each)} for each in stage.document("report.json") or []],
-        quarantined=len(lines) if stage.record is not None else None,
-        examples=[json.loads(line) for line in lines[:EXAMPLES]],
+        quarantined=len(quarantined) if stage.record is not None else None,
+        examples=quarantined[:EXAMPLES],
     )
 
 

@@ -106,7 +106,6 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     made = Toy(tmp_path)
     monkeypatch.syspath_prepend(str(made.source))
     monkeypatch.setattr(module, "KNOWN", made.stages)
-    monkeypatch.setattr(module, "versions", lambda _: [])
     sys.modules.pop("toy_reproduced", None)
     yield made
     sys.modules.pop("toy_reproduced", None)
