@@ -156,8 +156,10 @@ class StageFacts:
         }
 
     def _points(self) -> list[Any]:
-        by = self.record.run if self.record is not None else self.run
-        return list(read_points(self._attached("points.jsonl") or points_file(self.home / "runs" / by, self.name)))
+        by, attached = self.run, None
+        if self.record is not None:
+            by, attached = self.record.run, self.store.attachment(self.record, "points.jsonl")
+        return list(read_points(attached or points_file(self.home / "runs" / by, self.name)))
 
     def _paces(self) -> Iterator[float]:
         """Yield the tokens per second of each step, from the times (ms) at which the steps ended."""
@@ -192,9 +194,6 @@ class StageFacts:
         """Return the rows of a JSONL file of the artifact; empty if it is missing or damaged."""
         # splitlines would also split at characters that a string may contain
         return [json.loads(line) for line in (self.text(name) or "").split("\n") if line]
-
-    def _attached(self, name: str) -> Path | None:
-        return self.store.attachment(self.record, name) if self.record is not None else None
 
 
 class GateFacts(NamedTuple):
