@@ -158,9 +158,7 @@ class Options(Settings):
 
     def stage_job(self, stage: Stage) -> Settings:
         """Return the job of a stage, for the machine that computes it."""
-        runner = self.runners.get(stage.shown)
-        there = runner.runtime if runner is not None else None
-        runtime = self.runtime if there is None else there
+        runtime = self.runners.get(stage.shown, Runner()).runtime or self.runtime
         if not stage.spreads:  # one process computes this stage, however many ranks train
             runtime = runtime.model_copy(update={"ranks": 1, "sharding": "none"})
         return self.model_copy(update={"runtime": runtime}).job(stage.load_job())
@@ -211,8 +209,7 @@ class Options(Settings):
             UserError: a stage would refuse its options.
         """
         for name, options in (("sft", self.sft), ("reward", self.reward), ("ppo", self.ppo)):
-            runner = self.runners.get(name)
-            runtime = self.runtime if runner is None or runner.runtime is None else runner.runtime
+            runtime = self.runners.get(name, Runner()).runtime or self.runtime
             if runtime.ranks == 1:
                 continue
             if name == "ppo" and self.ppo.rollout.by_server:
@@ -290,10 +287,8 @@ def check_critic_is_used(config: RunConfig, source: str, before: RunConfig | Non
         if not config.ppo.has_critic:
             reason, remedy = f"ppo.advantage={config.ppo.advantage} has no critic", "ppo.advantage=gae"
         elif needed != kind:
-            reason, remedy = (
-                f"it is an option of a {needed} critic, and this one is {kind}",
-                f"ppo.critic.kind={needed}",
-            )
+            reason = f"it is an option of a {needed} critic, and this one is {kind}"
+            remedy = f"ppo.critic.kind={needed}"
         else:
             continue
         if value not in (getattr(default, name), getattr(kept, name)):

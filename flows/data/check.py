@@ -69,21 +69,19 @@ def check_file(
     kind, inputs = reading.kind, {reading.kind: path}
     for name, value in others.items():
         if value is not None:
-            if kind == "sheet":
-                raise UserError(f"--{name} {value}: a rating sheet ({file}) is checked alone. Leave it out.")
-            if name in inputs:
-                raise UserError(f"--{name} {value}: {file} also holds {name}. Give only one of them.")
+            if kind == "sheet" or name in inputs:
+                why = "is a rating sheet, which is checked alone" if kind == "sheet" else f"also holds {name}"
+                raise UserError(f"--{name} {value}: {file} {why}. Leave it out.")
             inputs[name] = resolve_source(value, hub, home / "datasets", f"--{name}")
-    if kind != "sheet":
-        judged = [inputs["preferences"]] if config.data.reference and "preferences" in inputs else []
-        compared = find_reference(config, home, [Input.of(each).digest for each in judged])
-        for further in (*(find_files(each, config, home) for each in BESIDE), compared):
-            inputs |= {name: given.path for name, given in further.items()}
     written = nullcontext() if out is None else whole_folder(out)
     if kind == "sheet":
         with written as folder:
             report = check_sheet(path, config.human_eval.ratings, config.data.checks, folder)
         return report | {"read": [reading.as_json(path)]}
+    judged = [inputs["preferences"]] if config.data.reference and "preferences" in inputs else []
+    compared = find_reference(config, home, [Input.of(each).digest for each in judged])
+    for further in (*(find_files(each, config, home) for each in BESIDE), compared):
+        inputs |= {name: given.path for name, given in further.items()}
     named: dict[str, object] = {name: str(inputs[name]) if name in inputs else None for name in KINDS}
     named["sources"] = own_entry(config, inputs["preferences"]) if "preferences" in inputs else {}
     job = config.job(ValidateJob)
@@ -113,8 +111,7 @@ def check_file(
     if contradicting and reading.format in ("votes", "two responses"):
         report["read"][0]["hint"] = (
             f"{counted(contradicting, 'row contradicts', 'rows contradict')} others on the same pair. If several "
-            "people labelled, name them in a column "
-            "`annotator`: Tether then reads the rows of a pair as votes on it."
+            "people labelled, name them in a column `annotator`: Tether then reads the rows of a pair as votes on it."
         )
     if reading.mistaken:
         report["passed"] = False
@@ -148,14 +145,11 @@ def _statistics(report: "FileReport") -> Iterator[str]:
     if report["majority"] is not None:
         answers = ", ".join(f"{answer} {count}" for answer, count in report["majority"].items())
         yield f"Most frequent answers: {answers}."
+    raw = "Raw agreement (the chance that two votes on a row are the same)"
     for title, measure, ends in (
         ("Fleiss' kappa", report["kappa"], report["kappa_interval"]),
         ("Krippendorff's alpha", report["alpha"], report["alpha_interval"]),
-        (
-            "Raw agreement (the chance that two votes on a row are the same)",
-            report["raw_agreement"],
-            report["raw_agreement_interval"],
-        ),
+        (raw, report["raw_agreement"], report["raw_agreement_interval"]),
     ):
         if measure is not None:
             yield f"{title} {measure:.3f}{_interval(ends)}."
@@ -278,12 +272,12 @@ def print_check(report: "FileReport", out: Path | None) -> None:
         say(line(told))
     if out is not None:
         say(f"Written to {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
-    failed = ", ".join(c["name"] for c in report["checks"] if not c["passed"] and c["severity"] == "error")
+    errors = [check for check in report["checks"] if not check["passed"] and check["severity"] == "error"]
     for reason in report.get("reasons", ()):
         say(line(reason.rstrip(".") + "."))
-    failed = failed or "no row was read that a run could train on"
+    failed = ", ".join(check["name"] for check in errors) or "no row was read that a run could train on"
     say("The contract holds." if report["passed"] else f"The contract fails: {line(failed)}.")
-    if any(c["rows"] and not c["passed"] and c["severity"] == "error" for c in report["checks"]):
+    if any(check["rows"] for check in errors):
         say(
             "Correct or remove these rows, then check again. To allow a larger share of them, pass "
             "--set data.checks.CHECK.threshold=SHARE, here and in the run."

@@ -65,14 +65,6 @@ class ReadPairs(NamedTuple):
     quarantined: list[Row]
 
 
-class _Asked(NamedTuple):
-    """A judge: its name, its description, and how to open it."""
-
-    name: str
-    about: dict[str, Any]
-    open: Callable[[], Judge]
-
-
 def label_file(
     home: Path,
     file: str,
@@ -105,8 +97,8 @@ def label_file(
     data = load_config(DEFAULTS, overrides).data
     read = read_pairs(resolve_source(file, data.hub, home / "datasets", "FILE"), data)
     chosen = _chosen(read.pairs, options)
-    asked = _endpoint(judge, options) if re.match(r"https?://", judge) else _folder(judge, home, options)
-    about = {**asked.about, "name": asked.name, "rubric": rubric, "form": hashlib.sha256(FORM.encode()).hexdigest()}
+    name, described, open_judge = _judge(judge, home, options)
+    about = {**described, "name": name, "rubric": rubric, "form": hashlib.sha256(FORM.encode()).hexdigest()}
     store = ArtifactStore(home)
     with store.lock(digest_json(["label", str(out.absolute())]), on_wait) as lease:
 
@@ -115,21 +107,21 @@ def label_file(
             report(done, total)
 
         with KeptAnswers(out, about) as kept:
-            answers = ask(chosen, rubric, kept, asked.open, checked)
+            answers = ask(chosen, rubric, kept, open_judge, checked)
             others = kept.others(answers)
         from components.labelling.feedback.measure import judge_report  # brings scipy
 
         places = {pair.id: place for place, pair in enumerate(read.pairs)}
         in_order = sorted(chosen, key=lambda pair: places[pair.id])
         found = {
-            "judge": asked.name,
+            "judge": name,
             "rubric_sha256": hashlib.sha256(rubric.encode()).hexdigest(),
             "rule": options.rule,
             "repeated": read.repeated,
             "quarantined": len(read.quarantined),
             **judge_report(in_order, answers, options.rule),
         }
-        write_rows(out / VOTES, vote_rows(in_order, answers, asked.name, options.rule, options.alone))
+        write_rows(out / VOTES, vote_rows(in_order, answers, name, options.rule, options.alone))
         bad = ({"row": row.number, "reasons": [p.text for p in row.problems]} for row in read.quarantined)
         write_rows(out / QUARANTINE, bad)
         write_json(out / REPORT, found)
@@ -196,22 +188,20 @@ def _chosen(pairs: Sequence[PairToJudge], options: LabelOptions) -> list[PairToJ
     return drawn[: options.max_pairs]
 
 
-def _endpoint(url: str, options: LabelOptions) -> _Asked:
-    if options.model is None:
-        raise UserError(f"--judge {url}: name the endpoint's model with --model NAME.")
-    values = {"url": url, "model": options.model, **options.endpoint}
-    config = validated(EndpointConfig, values, "tether data label")
-    return _Asked(config.model, {"endpoint": keyed_values(config)}, partial(EndpointJudge, config))
-
-
-def _folder(judge: str, home: Path, options: LabelOptions) -> _Asked:
+def _judge(judge: str, home: Path, options: LabelOptions) -> tuple[str, dict[str, Any], Callable[[], Judge]]:
+    """Return a judge's name, its description, and how to open it."""
+    if re.match(r"https?://", judge):
+        if options.model is None:
+            raise UserError(f"--judge {judge}: name the endpoint's model with --model NAME.")
+        values = {"url": judge, "model": options.model, **options.endpoint}
+        config = validated(EndpointConfig, values, "tether data label")
+        return config.model, {"endpoint": keyed_values(config)}, partial(EndpointJudge, config)
     if options.model is not None or options.endpoint:
         raise UserError(f"--judge {judge}: --model and --max-tokens need an endpoint's URL, and this is not a URL.")
     (model,) = find_models([judge], home, "--judge")
     runtime = Runtime().resolve()
-    name = Path(judge).name or judge
-    about = {"digest": model.digest, "runtime": runtime.model_dump(mode="json")}
-    return _Asked(name, about, partial(FolderJudge, model.folder, runtime))
+    described = {"digest": model.digest, "runtime": runtime.model_dump(mode="json")}
+    return Path(judge).name or judge, described, partial(FolderJudge, model.folder, runtime)
 
 
 def report_text(found: dict[str, Any]) -> str:
@@ -235,8 +225,7 @@ def report_text(found: dict[str, Any]) -> str:
     if "agreement" in found:
         lines += [
             f"Agreement with people on {counted(found['decided_by_people'], 'pair')}: "
-            f"{_ranged(found, 'agreement')}, "
-            f"over {found['interval_over']}.",
+            f"{_ranged(found, 'agreement')}, over {found['interval_over']}.",
             f"Always choosing the longer response would agree: {_ranged(found, 'longer_agreement')}.",
         ]
     return "\n".join([*lines, "Intervals: 95 %, clustered by prompt."] if "first" in found else lines)

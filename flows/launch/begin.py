@@ -29,6 +29,7 @@ from tasks.allowed import refuse_outside
 from tasks.execution.attempts import Attempts
 from tasks.execution.context import RunContext, refreshed
 from tasks.runs.config import profile_values
+from tasks.runs.journal import current_user
 from tasks.runs.label import UNNAMED, Label
 from tasks.runs.status import load_status, run_of_flow
 from tasks.stages import OPTIONAL, PIPELINE, STAGES, reaches
@@ -95,8 +96,8 @@ def new_run(
     origin = round_of(config) | ({"flow_run": flow_run} if flow_run else {}) | ends
     origin |= resolved_reference(config, sources.data)
     never_hit = ("ppo",) if reaches("ppo", until) and has_unversioned(config) else ()
-    options = {"refresh": refreshed([*refresh, *never_hit]), "pinned": kept, **ends, **by_user(user)}
-    ctx = begin_run(home, profile, config, origin, label, waivers, like, **options)
+    options: dict[str, Any] = {"refresh": refreshed([*refresh, *never_hit]), "pinned": kept, **ends}
+    ctx = begin_run(home, profile, config, origin, label, waivers, like, user, **options)
     return Launch(ctx, config, sources, notes + off_gates(config))
 
 
@@ -177,9 +178,9 @@ def rerun(
     origin = round_of(config) | {"stage": stage, "from": base.run} | ({"flow_run": flow_run} if flow_run else {}) | ends
     origin |= resolved_reference(config, sources.data)
     never_hit = ("ppo",) if "ppo" not in before and has_unversioned(config) else ()
-    options = {"refresh": refreshed([stage, *refresh, *never_hit]), "pinned": pinned, **ends, **by_user(user)}
+    options: dict[str, Any] = {"refresh": refreshed([stage, *refresh, *never_hit]), "pinned": pinned, **ends}
     like = base.run if profile in (None, base.profile) else None
-    ctx = begin_run(home, profile or base.profile, config, origin, label, waivers, like, **options)
+    ctx = begin_run(home, profile or base.profile, config, origin, label, waivers, like, user, **options)
     return Launch(ctx, config, sources, notes + off_gates(config))
 
 
@@ -198,7 +199,7 @@ def round_of(config: RunConfig) -> dict[str, str]:
 
 def begin_run(
     home: Path, profile: str, config: RunConfig, origin: Mapping[str, str], label: Label, waivers: Sequence[Waiver],
-    like: str | None = None, **options: Any,
+    like: str | None = None, user: str | None = None, **options: Any,
 ) -> RunContext:  # fmt: skip
     """Begin a run, or continue the one that the same flow run began before a retry.
 
@@ -208,6 +209,7 @@ def begin_run(
     """
     check_access(home)
     options |= {"project": config.project, "waivers": waivers, "at_end": write_reports, **execution_of(config)}
+    options["user"] = user or current_user()
     tried = run_of_flow(home, origin["flow_run"]) if "flow_run" in origin else None
     if tried is not None:
         return RunContext.resume(home, tried, config.gates, profile=profile_name(profile), **options)
@@ -231,10 +233,6 @@ def _ends_after(until: str | None, computed: Sequence[str]) -> dict[str, str]:
     return {"until": until} if until != PIPELINE[-1] else {}
 
 
-def by_user(user: str | None) -> dict[str, str]:
-    return {} if user is None else {"user": user}
-
-
 def execution_of(config: RunConfig) -> dict[str, Any]:
     """Return how stages are executed, from the config: pools, time limits, retries and prices, for a run's context."""
     attempts = Attempts(config.retries, config.retry_seconds)
@@ -245,12 +243,11 @@ def execution_of(config: RunConfig) -> dict[str, Any]:
 def off_gates(config: RunConfig) -> list[str]:
     """Return lines about gates that are off though nobody turned them off: those that the config does not name, and
     `ppo.stopped` if nothing can fail it."""
-    off = config.gates.unnamed
-    named = f"{', '.join(off[:MOST])}{f' and {len(off) - MOST} more' if len(off) > MOST else ''}"
-    gates = counted(len(off), "gate is", "gates are")
-    notes = (
-        [f"{gates} off because the profile does not name {'it' if len(off) == 1 else 'them'}: {named}"] if off else []
-    )
+    notes = []
+    if off := config.gates.unnamed:
+        more = f" and {len(off) - MOST} more" if len(off) > MOST else ""
+        gates = f"{counted(len(off), 'gate is', 'gates are')} off because the profile does not name"
+        notes.append(f"{gates} {'it' if len(off) == 1 else 'them'}: {', '.join(off[:MOST])}{more}")
     limits = {gate.name: threshold for gate, threshold in config.gates.rules("ppo")}
     if limits["ppo.stopped"] is not None and not config.ppo.can_break:
         notes.append(

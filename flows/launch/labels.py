@@ -10,13 +10,14 @@ from flows.base_run import changed_before, choose_base, standing
 from flows.config.profiles import Override, apply_overrides
 from flows.config.removed import without_removed
 from flows.config.run_config import check_config
-from flows.launch.begin import Launch, begin_run, by_user, execution_of, off_gates
+from flows.launch.begin import Launch, begin_run, execution_of, off_gates
 from flows.launch.reports import write_reports
 from flows.people.sheets import joined
 from flows.sources import compared_sources, find_sources
 from tasks.execution.context import RunContext
 from tasks.result import Input
 from tasks.runs.config import run_values
+from tasks.runs.journal import current_user
 from tasks.runs.label import UNNAMED, Label
 from tasks.runs.status import load_status
 from tasks.stages import PIPELINE
@@ -62,7 +63,7 @@ def compare(
     compared = {"data": Input(digest=data.digest, path=store.path(data), stage="validate", stored=True), **found}
     sources = compared_sources(config, home, compared)
     origin = {"stage": "human_eval", "from": base.run, COMPARED: as_origin(models, compared)}
-    ctx = begin_run(home, base.profile, config, origin, label, waivers, base.run, **by_user(user))
+    ctx = begin_run(home, base.profile, config, origin, label, waivers, base.run, user)
     note = f"{' against '.join(models)} on held-out prompts of run {base.run}; the first is the baseline"
     return Launch(ctx, config, sources, [note])
 
@@ -111,7 +112,7 @@ def scoring(
         project=config.project,
         pinned=records,
         at_end=write_reports,
+        user=user or current_user(),
         **execution_of(config),
-        **by_user(user),
     )
     return Launch(ctx, config, sources, off_gates(config))

@@ -8,7 +8,6 @@ from typing import Any
 
 from components.base.errors import UserError
 from components.base.files import write_whole
-from components.base.nested import group
 from components.base.text import line
 from tasks.execution.context import RunContext
 from tasks.runs.config import run_values
@@ -82,5 +81,4 @@ def what_is_simulated(home: Path, run: str) -> str:
     except UserError as error:
         logger.warning("%s It is unknown whether the run's data are simulated.", error)
         return ""
-    generated = group(values, "data").get("preferences", "") is None
-    return simulated_note(generated, group(values, "human_eval").get("judges") == "people")
+    return simulated_note(values)

@@ -81,19 +81,14 @@ def judged_run(home: Path, run: str | None) -> RunStatus:
     if run is None:
         readable = sorted(load_readable(home)[0], key=lambda each: each.started, reverse=True)
         run = next((each.run for each in readable if _votes(home, each)), None)
-        if run is None:
-            load_status(home)  # raises the error that explains how to start one
-            raise UserError(
-                "iterate: no run here has a policy that people judged. Run with human_eval, and score the "
-                "filled sheets with `tether people score SHEETS --run RUN`."
-            )
     status = load_status(home, run)
     if not _votes(home, status):
         state = status.stage("human_eval").state
-        do = {
-            "awaiting_labels": f"Score the filled sheets: `tether people score SHEETS --run {status.run}`.",
-        }.get(state, f"Continue it (`tether status {status.run}` shows where it ended), or name another run.")
-        raise UserError(f"iterate {status.run}: people have not judged its policy (human_eval: {state}). {do}")
+        raise UserError(
+            f"iterate {status.run}: people have not judged its policy (human_eval: {state}). If it waits for labels, "
+            f"score the filled sheets (`tether people score SHEETS --run {status.run}`); otherwise continue it "
+            f"(`tether status {status.run}` shows where it ended), or name another run."
+        )
     return status
 
 

@@ -17,12 +17,13 @@ from components.base.nested import group
 from components.base.text import markdown, markdown_code
 from components.data.inputs import JUDGE as JUDGE_DATA
 from components.data.inputs import label_of, of_kind, values_of
+from components.data.support_desk.task import SIMULATED
 from components.gates.text import number, outcome, rule
 from flows.data.pretrained import MODELS as FETCHED
 from flows.models.card_metrics import arguments, interval, measured
 from flows.models.facts import OF_JUDGE, SHOWN, ModelFacts, facts_of_run
 from flows.reports.facts import code_name
-from flows.reports.terminal import model_votes_note, simulated_note
+from flows.reports.terminal import SIMULATED_DATA, model_votes_note
 from tasks.execution.context import RunContext
 from tasks.tracking.links import JUDGE
 
@@ -100,7 +101,7 @@ def _context(facts: ModelFacts) -> dict[str, Any]:
         "null_ece": None if reward is None else reward.metrics.get("reward/ece_null_95"),
         "judge": facts.stages_of.get(OF_JUDGE),
         "judges": judges,
-        "simulated": simulated_note(True, judges == "people"),
+        "simulated": SIMULATED_DATA if judges == "people" else SIMULATED,
         "votes_of_models": votes_of_models,
         "demotions": [
             line.removeprefix("- ") for version in facts.versions for line in version.life if DEMOTED in line

@@ -51,20 +51,15 @@ def _find(home: Path, name: str) -> Input:
         (model,) = find_models([named], home)
         return _stored(store, model.digest, stage) if of_run else Input.of(model.folder)
     version = find_version(home, name)
-    if version is None:
-        raise UserError(
-            f"compare: {name} is not a model here. Name a registered model (tether-policy@champion, tether-policy/3; "
-            "`tether lineage` shows them), RUN or RUN:sft, or the folder of a language model."
-        )
-    node = Graph.of(store).node(version.digest) if version.digest else None
-    stages = [] if node is None else [record.stage for record in node.records if record.stage in STAGES]
-    if not stages:
-        raise UserError(
-            f"compare: {name} is version {version.version} of {version.name}, but this home has no "
-            f"language model with its digest ({version.digest[:12] or 'none'}). Name one that sft or ppo "
-            "computed here, or a folder."
-        )
-    return _stored(store, version.digest, stages[0])
+    records = Graph.of(store).node(version.digest).records if version is not None else ()
+    for record in records:
+        if record.stage in STAGES:
+            return _stored(store, record.digest, record.stage)
+    raise UserError(
+        f"compare: {name} is not a language model here. Name a registered one (tether-policy@champion, "
+        "tether-policy/3; `tether lineage` shows them) that sft or ppo computed here, RUN or RUN:sft, or the folder of "
+        "one."
+    )
 
 
 def _stored(store: ArtifactStore, digest: str, stage: str) -> Input:
@@ -82,14 +77,11 @@ def of_origin(home: Path, origin: Mapping[str, str]) -> dict[str, Input]:
     """Return the inputs that a run's status stores for a comparison; empty if the run is not one."""
     if COMPARED not in origin:
         return {}
-    store, out = ArtifactStore(home), {}
-    for name, told in json.loads(origin[COMPARED])["inputs"].items():
-        stage, digest = told["stage"], told["digest"]
-        if stage:
-            out[name] = _stored(store, digest, stage)
-        else:
-            out[name] = Input(digest=digest, path=Path(told["path"]))
-    return out
+    store = ArtifactStore(home)
+    return {
+        name: _stored(store, of["digest"], of["stage"]) if of["stage"] else Input(digest=of["digest"], path=of["path"])
+        for name, of in json.loads(origin[COMPARED])["inputs"].items()
+    }
 
 
 def result_text(artifact: Path, names: Mapping[str, str]) -> str:

@@ -15,7 +15,7 @@ from components.store.store import ArtifactStore
 from flows.data.hub_models import hub_model, is_hub_name
 from flows.models.facts import find_model
 from tasks.runs.status import has_run
-from tasks.tracking.registry import versions
+from tasks.tracking.registry import find_version
 
 REWARD = "reward"
 
@@ -38,16 +38,11 @@ def find_reward_model(home: Path, asked: str) -> RewardModel:
     """
     run, _, stage = asked.replace("/", ":").partition(":")
     if has_run(home, run):
-        if stage not in ("", REWARD):
-            raise UserError(
-                f"eval {asked}: {stage} is not a reward model. Name the run's reward model, {run}:{REWARD}."
-            )
-        return _stored(home, asked, f"{run}/{REWARD}")
+        return _stored(home, asked, f"{run}/{stage or REWARD}")
     path = user_path(asked, "eval")
     if path.is_dir():
         return RewardModel(asked, path)
-    registered = versions(home)
-    if any(asked in each.spellings for each in registered):
+    if find_version(home, asked):
         return _stored(home, asked, asked)
     if is_hub_name(asked) and not path.exists():
         name, folder = hub_model(asked, home, "eval")
@@ -60,13 +55,10 @@ def find_reward_model(home: Path, asked: str) -> RewardModel:
 
 def _stored(home: Path, asked: str, spelled: str) -> RewardModel:
     store = ArtifactStore(home)
-    graph = Graph.of(store)
-    digest, _ = find_model(home, spelled, graph, versions(home))
+    digest, _ = find_model(home, spelled, Graph.of(store))
     folder = store.path(digest)
     if not (folder / "reward.json").is_file():
-        raise UserError(
-            f"eval {asked}: this is not a reward model, or the store has lost it. Name one as RUN:{REWARD}."
-        )
+        raise UserError(f"eval {asked}: not a reward model, or the store has lost it. Name one as RUN:{REWARD}.")
     return RewardModel(asked, folder, digest)
 
 

@@ -32,10 +32,8 @@ def export(home: Path, asked: str, folder: Path, allow_failed: bool = False) -> 
         UserError: there is no such model, `folder` is not empty, the model failed, or the store's copy is damaged.
     """
     facts = model_facts(home, asked)
-    if folder.is_dir() and any(folder.iterdir()):
-        raise UserError(f"{folder}: this folder is not empty. Name a new one, or empty it first.")
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder}: this is a file. Name a new folder.")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder}: this is a file, or a folder that is not empty. Name a new folder.")
     if facts.failures and not allow_failed:
         raise UserError(
             f"{asked}: this model failed ({'; '.join(facts.failures)}). Choose another (`tether lineage {asked}` shows "

@@ -12,7 +12,7 @@ from components.gates.judging import Verdict, Waiver
 from components.gates.text import number, outcome, rule
 from components.store.graph import Graph, Node
 from components.store.store import ArtifactStore, Record
-from flows.models.lineage import ChangedOption, changed_options, find_subject, own_records
+from flows.models.lineage import ChangedOption, changed_options, find_subject, record_of
 from tasks.runs.config import run_values
 from tasks.runs.journal import recorded_inputs
 from tasks.runs.status import RunStatus, StageStatus, has_run, list_runs, load_status
@@ -55,14 +55,17 @@ class ModelFacts(NamedTuple):
     """The waivers of `run`."""
     versions: tuple[Version, ...]
     """Its registered versions, if the registry was asked."""
-    promoted: Mapping[str, str] | None
-    """Who made it champion: `{by, at, run, judges}`; None if nobody did."""
     users: Mapping[str, str]
     """Maps each run in this home that computed a part of it to the user who started the run."""
 
     @property
     def kind(self) -> str:
         return KINDS[self.record.stage]
+
+    @property
+    def promoted(self) -> Mapping[str, str] | None:
+        """Return who made it champion: `{by, at, run, judges}`; None if nobody did."""
+        return next((each.promoted for each in self.versions if each.promoted), None)
 
     @property
     def stages_of(self) -> dict[str, Record]:
@@ -121,7 +124,7 @@ def model_facts(home: Path, asked: str) -> ModelFacts:
         UserError: nothing with that name is known, or it is not a model.
     """
     graph, registered = Graph.of(ArtifactStore(home)), versions(home)
-    digest, run = find_model(home, asked, graph, registered)
+    digest, run = find_model(home, asked, graph)
     model = next((each for each in registered if asked in each.spellings), None)
     if run is None:
         run = _judging_run(home, digest, [each for each in registered if each.digest == digest])
@@ -145,7 +148,7 @@ def facts_of_run(home: Path, run: str, records: Iterable[Record]) -> Iterator[Mo
             yield _gather(home, stage.digest, graph, (), run)
 
 
-def find_model(home: Path, asked: str, graph: Graph, registered: Iterable[Version]) -> tuple[str, str | None]:
+def find_model(home: Path, asked: str, graph: Graph) -> tuple[str, str | None]:
     """Return the digest of the model that `asked` names, and the run if the name contains one.
 
     Raises:
@@ -156,17 +159,10 @@ def find_model(home: Path, asked: str, graph: Graph, registered: Iterable[Versio
         stage = stage or "ppo"
         digests = _models_of(load_status(home, run))
         if (digest := digests.get(stage)) is None:
-            there = [name for name, digest in digests.items() if digest]
-            raise UserError(
-                f"{asked}: run {run} has no {stage} model. "
-                + (
-                    f"Name one that it has, such as {run}/{there[-1]}."
-                    if there
-                    else "None of its stages produced a model."
-                )
-            )
+            there = ", ".join(f"{run}/{name}" for name, digest in digests.items() if digest) or "none"
+            raise UserError(f"{asked}: run {run} has no {stage} model. Give one that a run has; this run has {there}.")
         return digest, run
-    subject = find_subject(home, asked, graph, registered)
+    subject = find_subject(home, asked, graph)
     stages = {record.stage for digest in subject.digests for record in graph.node(digest).records}
     if len(subject.digests) != 1 or not stages & set(KINDS):
         raise UserError(
@@ -212,13 +208,10 @@ def _gather(
             f"artifact {digest[:16]}: the store has no record of it that can be read.{lost} Run the same command "
             "again to compute it."
         )
-    records = own_records(upstream[-1])
-    record = next((each for each in records if each.run == run), records[0])
+    record = record_of(upstream[-1], run)
     config, computed_in = _other_runs(home, record.run, upstream)
     status = None if run is None else load_status(home, run)
     stages = {} if status is None else {stage.name: stage for stage in status.stages}
-    own = tuple(each for each in registered if each.digest == digest)
-    promoted = next((each.promoted for each in own if each.promoted), None)
     made = [*(node.records[0] for node in upstream[:-1] if node.records), record]
     options: dict[str, ChangedOption] = {}
     for each in made:
@@ -237,8 +230,7 @@ def _gather(
         run=run,
         stages=stages,
         waivers=[] if status is None else status.waivers,
-        versions=own,
-        promoted=promoted,
+        versions=tuple(each for each in registered if each.digest == digest),
         users={run: each.user for run, each in computed_in.items() if each.user},
     )
 

@@ -2,7 +2,7 @@
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -153,8 +153,7 @@ def lineage(home: Path, asked: str, downstream: bool = False) -> LineageGraph:
         UserError: nothing with that name is known.
     """
     graph = Graph.of(ArtifactStore(home))
-    named = find_version(home, asked)
-    subject = find_subject(home, asked, graph, [named] if named else [])
+    subject = find_subject(home, asked, graph)
     if subject.run and not downstream:
         graph = graph.of_keys(load_status(home, subject.run).needs)
     nodes = graph.downstream(subject.digests) if downstream else graph.upstream(subject.digests)
@@ -174,8 +173,7 @@ def lineage(home: Path, asked: str, downstream: bool = False) -> LineageGraph:
     def described(node: Node) -> LineageNode:
         took = judging[node.digest]
         if node.records:
-            records = own_records(node)
-            record = next((each for each in records if each.run == subject.run), records[0])
+            record = record_of(node, subject.run)
             options = changed_options(home, record, profiles.get(record.run))
             of, named = took[:JUDGED_BY], registered[node.digest]
             return LineageNode(node.digest, node.names, "", None, record, options, of, named)
@@ -197,14 +195,12 @@ def lineage(home: Path, asked: str, downstream: bool = False) -> LineageGraph:
     )
 
 
-def find_subject(home: Path, asked: str, graph: Graph, registered: Iterable[Version]) -> Subject:
+def find_subject(home: Path, asked: str, graph: Graph) -> Subject:
     """Return what `asked` names. Raises UserError if nothing with that name is known."""
     if has_run(home, asked):
         digests = tuple(stage.digest for stage in load_status(home, asked).stages if stage.digest)
         return Subject("run", asked, digests, asked)
-    newest_first = sorted(registered, key=lambda each: (each.name, -int(each.version)))
-    model = next((each for each in newest_first if asked in each.spellings), None)
-    if model is not None:
+    if model := find_version(home, asked):
         return Subject("model", f"{model.name}/{model.version}", (model.digest,))
     if digest := graph.find(asked):
         kind = "artifact" if graph.node(digest).records else "source"
@@ -221,9 +217,11 @@ def find_subject(home: Path, asked: str, graph: Graph, registered: Iterable[Vers
     )
 
 
-def own_records(node: Node) -> Sequence[Record]:
-    """Return the records of an artifact that were computed in this home, or otherwise the imported ones."""
-    return [each for each in node.records if not each.imported] or node.records
+def record_of(node: Node, run: str | None) -> Record:
+    """Return the record of an artifact that `run` computed, or the newest one. If one was computed in this home,
+    imported ones do not count."""
+    records = [each for each in node.records if not each.imported] or node.records
+    return next((each for each in records if each.run == run), records[0])
 
 
 def _lost(taken: Judging, graph: Graph) -> str:

@@ -35,7 +35,6 @@ from tasks.result import Input
 from tasks.runs.journal import recorded_inputs
 from tasks.runs.status import has_run, load_status
 from tasks.stages import KNOWN
-from tasks.tracking.registry import versions
 
 
 class Comparison(NamedTuple):
@@ -128,13 +127,12 @@ def reproduce(
 
 def _subject(home: Path, asked: str, graph: Graph) -> tuple[str, Sequence[str], Collection[str]]:
     """Return a description of what `asked` names, its artifacts' digests, and the keys under which a run has them."""
-    registered = versions(home)
     run, _, stage = asked.partition("/")
     if stage and has_run(home, run):
-        digests: Sequence[str] = [find_model(home, asked, graph, registered)[0]]
+        digests: Sequence[str] = [find_model(home, asked, graph)[0]]
         words = f"model {asked}"
     else:
-        subject = find_subject(home, asked, graph, registered)
+        subject = find_subject(home, asked, graph)
         run, digests, words = subject.run or "", subject.digests, f"{subject.kind} {subject.name}"
     if not any(graph.node(digest).records for digest in digests):
         raise UserError(
@@ -199,53 +197,48 @@ def _changed_source(record: Record, root: Path) -> list[str]:
 def _sources(
     home: Path, plan: Mapping[str, Record], data: Collection[tuple[str, Path]], graph: Graph
 ) -> dict[str, Path]:
-    """Return the path of each external input by digest, after checking that it holds the same content as then."""
+    """Return the path of each external input by digest, after checking that it holds the same content as then.
+
+    Two inputs can share a name if an artifact was compared with an earlier run's (`data.reference`): the content of a
+    path in `data` says which one is meant.
+    """
     wanted = {
         (name, digest)
         for record in plan.values()
         for name, digest in record.inputs.items()
         if digest not in plan and _file_of(record, digest, plan) is None
     }
-    given = _given(data, wanted)
-    recorded = recorded_inputs(home, {record.run for record in plan.values()})
-    found: dict[str, Path] = {}
-    for name, digest in sorted(wanted):
-        path = given.get(digest) or (recorded[digest].path if digest in recorded else None)
-        again = f"Give the original with --data {name}=PATH (sha256 {digest[:16]})."
-        if path is None:
-            damaged = ", ".join(f"{key[:16]}: {miss.reason}" for key, miss in sorted(graph.unreadable.items()))
-            lost = f", and a damaged record may have known it ({damaged})" if damaged else ""
-            raise UserError(f"input {name}: this home does not record where it was read{lost}. {again}")
-        if not path.exists():
-            raise UserError(f"input {name}: {path} no longer exists. {again}")
-        if (here := Input.named(path).digest) != digest:
-            raise UserError(f"input {name}: {path} has changed since it was read (its sha256 is {here[:16]}). {again}")
-        found[digest] = path
-    return found
-
-
-def _given(data: Collection[tuple[str, Path]], wanted: Collection[tuple[str, str]]) -> dict[str, Path]:
-    """Map the digest of each input that the user names to its path; `wanted` has names and digests of all inputs.
-
-    Two inputs can share a name if an artifact was compared with an earlier run's (`data.reference`): the content of the
-    path says which one is meant.
-
-    Raises:
-        UserError: there is no such input, or the path holds other content.
-    """
     found: dict[str, Path] = {}
     for name, path in data:
         digests = [digest for other, digest in wanted if other == name]
         if not digests:
             there = ", ".join(sorted({other for other, _ in wanted})) or "none: all its data are generated"
             raise UserError(f"--data {name}: there is no such input; there is {there}.")
-        if not path.exists():
-            raise UserError(f"--data {name}: {path}: there is no such file or folder.")
-        if (here := Input.named(path).digest) not in digests:
-            then = " or ".join(digest[:16] for digest in sorted(digests))
-            raise UserError(f"--data {name}: {path} has the sha256 {here[:16]}, but {then} was read.")
-        found[here] = path
+        found[_checked(name, path, digests)] = path
+    recorded = recorded_inputs(home, {record.run for record in plan.values()})
+    for name, digest in sorted(wanted):
+        if digest in found:
+            continue
+        if digest not in recorded:
+            damaged = ", ".join(f"{key[:16]}: {miss.reason}" for key, miss in sorted(graph.unreadable.items()))
+            lost = f", and a damaged record may have known it ({damaged})" if damaged else ""
+            raise UserError(
+                f"input {name}: this home does not record where it was read{lost}. Give the original with "
+                f"--data {name}=PATH (sha256 {digest[:16]})."
+            )
+        path = recorded[digest].path
+        found[_checked(name, path, [digest])] = path
     return found
+
+
+def _checked(name: str, path: Path, digests: Sequence[str]) -> str:
+    """Return the digest of an input's path. Raises UserError if it is none of `digests`, those that were read."""
+    here = Input.named(path).digest if path.exists() else ""
+    if here in digests:
+        return here
+    state = f"has the sha256 {here[:16]} now" if here else "does not exist"
+    then = " or ".join(digest[:16] for digest in sorted(digests))
+    raise UserError(f"input {name}: {path} {state}. Give the original with --data {name}=PATH (sha256 {then}).")
 
 
 def _file_of(record: Record, digest: str, plan: Mapping[str, Record]) -> tuple[str, str] | None:

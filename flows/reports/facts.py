@@ -29,6 +29,7 @@ from data_contracts.expectations.suites import first_rows
 from flows.config.run_config import default_values
 from flows.reports.links import Link, links
 from flows.reports.rounds import Round, rounds_up_to
+from flows.reports.terminal import simulated_note
 from flows.reports.verdict import RunVerdict, run_verdict
 from tasks.execution import explanation
 from tasks.execution.plots import CHARTS
@@ -40,7 +41,7 @@ from tasks.runs.config import run_values
 from tasks.runs.journal import Sent, readable_done, recorded_inputs
 from tasks.runs.labels import LabelProgress, read_progress
 from tasks.runs.points import curves, points_file, read_points
-from tasks.runs.status import RunStatus, StageStatus, load_status
+from tasks.runs.status import Part, RunStatus, StageStatus, load_status
 from tasks.stages import PIPELINE
 from tasks.tracking.links import model_name
 
@@ -123,16 +124,9 @@ class StageFacts:
         """Return one line per step that says why it was computed or reused."""
         return {name: explanation.in_a_line(told) for name, told in self.status.explained.items()}
 
-    def part_inputs(self, name: str) -> dict[str, str]:
-        """Return a sub-stage's inputs; empty if it has not run or its record is missing in the store."""
-        found = self._part(name)
-        return {} if found is None else dict(found.inputs)
-
-    def _part(self, name: str) -> Record | None:
+    def part(self, name: str) -> Record | None:
         """Return a sub-stage's record; None if it has not run or the record is missing in the store."""
-        part = self.status.parts.get(name)
-        records = self.store.published(part.key) if part is not None else ()
-        return next((each for each in records if part is not None and each.digest == part.digest), None)
+        return taken_record(self.store, self.status.parts[name]) if name in self.status.parts else None
 
     @property
     def speed(self) -> dict[str, float | None]:
@@ -154,7 +148,7 @@ class StageFacts:
     @property
     def charts(self) -> dict[str, Chart]:
         """Return its charts and those of its sub-stages, by name, as drawn when the stage was computed."""
-        records = {self.name: self.record} | {name: self._part(name) for name in self.status.parts}
+        records = {self.name: self.record} | {name: self.part(name) for name in self.status.parts}
         return {
             chart: Chart(title, None if record is None else self.store.attachment(record, f"{chart}.svg"))
             for name, record in records.items()
@@ -162,8 +156,10 @@ class StageFacts:
         }
 
     def _points(self) -> list[Any]:
-        by = self.record.run if self.record is not None else self.run
-        return list(read_points(self._attached("points.jsonl") or points_file(self.home / "runs" / by, self.name)))
+        by, attached = self.run, None
+        if self.record is not None:
+            by, attached = self.record.run, self.store.attachment(self.record, "points.jsonl")
+        return list(read_points(attached or points_file(self.home / "runs" / by, self.name)))
 
     def _paces(self) -> Iterator[float]:
         """Yield the tokens per second of each step, from the times (ms) at which the steps ended."""
@@ -194,18 +190,10 @@ class StageFacts:
         """Return the content of a JSON file of the artifact; None if it is missing or damaged."""
         return json.loads(self.text(name) or "null")
 
-    def lines(self, name: str) -> list[str]:
-        """Return the lines of a JSONL file of the artifact; empty if it is missing or damaged."""
-        return [
-            line for line in (self.text(name) or "").split("\n") if line
-        ]  # splitlines would also split at characters that a string may contain
-
     def rows(self, name: str) -> list[dict[str, Any]]:
         """Return the rows of a JSONL file of the artifact; empty if it is missing or damaged."""
-        return [json.loads(line) for line in self.lines(name)]
-
-    def _attached(self, name: str) -> Path | None:
-        return self.store.attachment(self.record, name) if self.record is not None else None
+        # splitlines would also split at characters that a string may contain
+        return [json.loads(line) for line in (self.text(name) or "").split("\n") if line]
 
 
 class GateFacts(NamedTuple):
@@ -240,7 +228,7 @@ class DataFacts(NamedTuple):
     checks: list[Document]
     """The entries of `report.json` (`data_contracts.expectations.suites.JudgedCheck`)."""
     quarantined: int | None
-    examples: list[Document]
+    examples: Sequence[Document]
     """Rows of `quarantine.jsonl`."""
 
 
@@ -285,9 +273,8 @@ class RunFacts(NamedTuple):
     """Pages on MLflow and Prefect, by stage; those of the run under ""."""
     project: JsonValue
     seed: JsonValue
-    simulated: bool
-    """Whether the data are those of the built-in task."""
-    people_judge: bool
+    simulated: str
+    """As `simulated_note` returns it."""
     stages: list[StageFacts]
     verdict: RunVerdict
     gates: list[GateFacts]
@@ -341,8 +328,7 @@ def run_facts(home: Path, run: str | None = None) -> RunFacts:
         links=links(home, status),
         project=values.get("project"),
         seed=values.get("seed"),
-        simulated=group(values, "data").get("preferences", "") is None,
-        people_judge=group(values, "human_eval").get("judges") == "people",
+        simulated=simulated_note(values),
         stages=list(stages.values()),
         verdict=run_verdict(
             status, values, labels, model_name(str(values.get("project", "")), "policy"),
@@ -367,17 +353,10 @@ def run_facts(home: Path, run: str | None = None) -> RunFacts:
     )
 
 
-def taken_record(store: ArtifactStore, stage: StageStatus) -> Record | None:
-    """Return the record that a run used for a stage, even if the key has a newer record with other bytes."""
+def taken_record(store: ArtifactStore, stage: StageStatus | Part) -> Record | None:
+    """Return the record that a run used for a (sub-)stage, even if the key has a newer record with other bytes."""
     found = store.published(stage.key) if stage.key and stage.digest else []
     return next((record for record in found if record.digest == stage.digest), None)
-
-
-def rests_on_import(home: Path, run: str) -> bool:
-    """Return whether the record of one of a run's stages was imported."""
-    status, store = load_status(home, run), ArtifactStore(home)
-    records = (taken_record(store, stage) for stage in status.stages)
-    return any(record is not None and record.imported for record in records)
 
 
 def code_name(code: CodeVersion) -> str:
@@ -392,8 +371,9 @@ def _gate(stage: StageFacts, verdict: Verdict) -> GateFacts:
 
 
 def _data(stage: StageFacts, config: Mapping[str, Any]) -> DataFacts:
-    digests = stage.part_inputs("validate.judge") | (stage.record.inputs if stage.record is not None else {})
-    lines = stage.lines("quarantine.jsonl")
+    used = [record for record in (stage.part("validate.judge"), stage.record) if record is not None]
+    digests = {name: digest for record in used for name, digest in record.inputs.items()}
+    quarantined = stage.rows("quarantine.jsonl")
     runs = {stage.run, stage.record.run} if stage.record is not None else set()
     recorded = recorded_inputs(stage.home, runs)
     kinds = [*NAMED, *([REFERENCE] if REFERENCE in digests or stage.record is None else [])]  # `last` may name none
@@ -404,8 +384,8 @@ def _data(stage: StageFacts, config: Mapping[str, Any]) -> DataFacts:
         generated=config.get("generator") if config.get("preferences", "") is None else None,
         metrics=stage.metrics,
         checks=[{**each, "first_rows": first_rows(each)} for each in stage.document("report.json") or []],
-        quarantined=len(lines) if stage.record is not None else None,
-        examples=[json.loads(line) for line in lines[:EXAMPLES]],
+        quarantined=len(quarantined) if stage.record is not None else None,
+        examples=quarantined[:EXAMPLES],
     )
 
 
@@ -435,29 +415,27 @@ def _on_the_sheet(human_eval: StageFacts) -> Collection[str]:
     return {canonical_json(row["prompt"]) for row in human_eval.rows("responses.jsonl")}
 
 
-def _policy(stage: StageFacts, config: Mapping[str, Any], hidden: Collection[str] = ()) -> PolicyFacts:
+def _policy(stage: StageFacts, config: Mapping[str, Any], hidden: Collection[str]) -> PolicyFacts:
     computed: Mapping[str, Any] = group(stage.record.job if stage.record is not None else {}, "ppo") or config
     tether = {"target": None, "unit": "response", "stop_above": None, **computed.get("kl", {"control": "unknown"})}
     rows = stage.rows("evaluation.jsonl")
     why = {"fall": "mean score falls by {:.3g} SFT deviations", "kl": "KL of {:.3g} nats"}
     worst = [(row, why[row["reason"]].format(row["value"])) for row in stage.rows("worst.jsonl")]
     shown = [ShownSample(row, 0, [text]) for row, text in worst if canonical_json(row["prompt"]) not in hidden]
-    return PolicyFacts(tether, len(rows), _samples(rows, hidden), shown)
+    open_rows = {i: row for i, row in enumerate(rows, 1) if canonical_json(row["prompt"]) not in hidden}
+    return PolicyFacts(tether, len(rows), _samples(open_rows), shown)
 
 
-def _samples(rows: Sequence[Document], hidden: Collection[str] = ()) -> list[ShownSample]:
-    """Return the row with the highest KL, the row with the highest reward, and the first few others.
-
-    Rows whose prompt is in `hidden` are left out.
-    """
-    shown = [i for i, row in enumerate(rows) if not hidden or canonical_json(row["prompt"]) not in hidden]
+def _samples(rows: Mapping[int, Document]) -> list[ShownSample]:
+    """Return the row with the highest KL, the row with the highest reward, and the first few others, of rows by
+    number."""
     picked: dict[int, list[str]] = {}
     for why, name in (("the worst KL", "kl"), ("the highest reward", "score")):
-        finite = {index: value for index in shown if math.isfinite(value := rows[index]["policy"][name])}
+        finite = {number: value for number, row in rows.items() if math.isfinite(value := row["policy"][name])}
         if finite:
             picked.setdefault(max(finite, key=finite.__getitem__), []).append(why)
-    first = [index for index in shown if index not in picked][:SAMPLES]
-    return [ShownSample(rows[i], i + 1, picked.get(i, [])) for i in (*picked, *first)]
+    first = [number for number in rows if number not in picked][:SAMPLES]
+    return [ShownSample(rows[number], number, picked.get(number, [])) for number in (*picked, *first)]
 
 
 def _options(home: Path, run: str, values: Mapping[str, JsonValue], profile: str) -> tuple[str, list[Option]]:

@@ -23,13 +23,15 @@ from components.base.text import counted, line
 from components.gates.table import OF_SOURCE, brief_metrics
 from components.gates.text import number
 from components.keys.code_version import code_version
-from flows.reports.facts import Curve, RunFacts, StageFacts, code_name, rests_on_import, run_facts
+from components.store.graph import Graph
+from components.store.store import ArtifactStore
+from flows.reports.facts import Curve, RunFacts, StageFacts, code_name, run_facts
 from flows.reports.links import elsewhere
 from flows.reports.rounds import COLUMNS
-from flows.reports.terminal import by_another, cost, ends_after, model_votes_of, simulated_note
+from flows.reports.terminal import by_another, cost, ends_after, model_votes_of
 from tasks.execution.drawing import thin
 from tasks.lineage.picture import in_html
-from tasks.runs.status import StageStatus
+from tasks.runs.status import StageStatus, load_status
 
 TEMPLATES = Path(__file__).parent / "templates"
 LONGEST = 1500
@@ -48,7 +50,8 @@ def write_page(home: Path, run: str) -> Path:
     try:
         text = page(run_facts(home, run))
     except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError, TemplateError) as error:
-        if not rests_on_import(home, run):
+        digests = [stage.digest for stage in load_status(home, run).stages if stage.digest]
+        if not Graph.of(ArtifactStore(home)).rests_on_import(digests):
             raise
         raise UserError(
             f"{path} can't be written: an imported artifact of run {run} has content that no stage writes "
@@ -87,7 +90,6 @@ def page(facts: RunFacts) -> str:
         finds=_finds(facts),
         rounds_columns=COLUMNS,
         written_by=code_version(),
-        simulated_note=simulated_note(facts.simulated, facts.people_judge),
         model_votes_note=model_votes_of(facts.status),
     )
 

@@ -3,10 +3,12 @@
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from pydantic import JsonValue
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from components.base.nested import group
 from components.base.text import counted, line
 from components.base.text import markdown as words
 from components.data.support_desk.task import SIMULATED
@@ -28,9 +30,12 @@ NAMED = 8
 _OUTCOMES = {"FAIL": "red", "WARN": "yellow", "WAIVED": "yellow", "SKIPPED": "yellow", "PASS": "green", "OFF": "dim"}
 
 
-def simulated_note(generated: bool, people_judge: bool) -> str:
-    """Return the sentence on what is simulated: generated data, and judges unless people judge; empty if nothing is."""
-    return "" if not generated else SIMULATED_DATA if people_judge else SIMULATED
+def simulated_note(config: Mapping[str, JsonValue]) -> str:
+    """Return the sentence on what is simulated in a run of `config`: generated data, and judges unless people judge;
+    empty if nothing is."""
+    if group(config, "data").get("preferences", "") is not None:
+        return ""
+    return SIMULATED_DATA if group(config, "human_eval").get("judges") == "people" else SIMULATED
 
 
 def model_votes_note(metrics: Mapping[str, float | None]) -> str:

@@ -92,7 +92,7 @@ def test_a_rating_sheet_is_checked_alone_and_its_bad_rows_are_quarantined(tether
     assert [row["row"] for row in read_rows(tmp_path / "found" / "quarantine.jsonl")] == [5, 11]
     write_rows(tmp_path / "prompts.jsonl", [{"prompt": "p"}])
     refused = check(tether_here, tmp_path, "sheet.csv", "--prompts", "prompts.jsonl")
-    assert refused.returncode == 2 and "--prompts prompts.jsonl: a rating sheet (sheet.csv)" in refused.stderr
+    assert refused.returncode == 2 and "--prompts prompts.jsonl: sheet.csv is a rating sheet" in refused.stderr
 
 
 VOTES = "prompt,response_a,response_b,annotator,choice\n" + "".join(

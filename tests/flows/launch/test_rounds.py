@@ -90,7 +90,7 @@ def test_a_run_that_nobody_judged_is_refused_with_what_to_do(tmp_path: Path) -> 
     run = stored_run(tmp_path, upto="ppo")
     with pytest.raises(UserError, match=r"have not judged its policy \(human_eval: not_run\)"):
         next_round(tmp_path, run)
-    with pytest.raises(UserError, match="no run here has a policy that people judged"):
+    with pytest.raises(UserError, match=f"iterate {run}: people have not judged its policy"):
         next_round(tmp_path)
     judged(tmp_path, SECOND, state="awaiting_labels")
     with pytest.raises(UserError, match=f"tether people score SHEETS --run {SECOND}"):

@@ -20,6 +20,7 @@ from flows.models.card_metrics import measured
 from flows.models.facts import facts_of_run
 from tasks.result import Input
 from tasks.runs.journal import current_user, read_done, write_done
+from tasks.tracking import registry
 from tasks.tracking.registry import Version
 
 RUN = "20261122-030000-abcd"
@@ -181,7 +182,8 @@ def test_a_registered_name_alias_or_version_is_the_run_that_promoted_it(
 ) -> None:
     home = make_home()
     tags = {"lineage.digest": home.records["ppo"].digest, "tether.promoted_by": "alice", "tether.promoted_run": RUN}
-    monkeypatch.setattr(model_facts, "versions", lambda _: [Version("desk-policy", "7", ("champion",), tags)])
+    for module in (model_facts, registry):
+        monkeypatch.setattr(module, "versions", lambda _: [Version("desk-policy", "7", ("champion",), tags)])
     for asked in ("desk-policy", "desk-policy/7", "desk-policy@champion", home.records["ppo"].digest[:10]):
         facts = model_facts.model_facts(home.path, asked)
         assert (facts.run, facts.record.digest) == (RUN, home.records["ppo"].digest)
@@ -196,14 +198,14 @@ def test_a_registered_name_alias_or_version_is_the_run_that_promoted_it(
 
 def test_a_run_without_a_judge_says_which_models_it_has(make_home: Any) -> None:
     home = make_home()
-    with pytest.raises(UserError, match=r"has no reward\.judge model\. Name one that it has, such as .*/ppo\."):
+    with pytest.raises(UserError, match=r"has no reward\.judge model\. Give one that a run has; this run has .*/ppo\."):
         model_facts.model_facts(home.path, f"{home.run}/reward.judge")
 
 
 def test_what_is_no_model_is_refused_with_what_there_is(make_home: Any) -> None:
     home = make_home()
     for asked, said in (
-        (f"{RUN}/validate", f"has no validate model. Name one that it has, such as {RUN}/ppo"),
+        (f"{RUN}/validate", f"has no validate model. Give one that a run has; this run has {RUN}/"),
         (home.records["validate"].digest[:12], "is validate, not a model. Only sft, reward, ppo, reward.judge produce"),
         ("tether-policy", "there is no such run, model, artifact or file"),
     ):

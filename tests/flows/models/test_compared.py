@@ -51,9 +51,9 @@ def test_one_model_or_one_twice_or_what_is_none_is_refused(
     with pytest.raises(UserError, match=r"is the same model as .*one. Give each model once"):
         find_compared(home, [one, one])
     monkeypatch.setattr(registry, "versions", lambda home: [])
-    with pytest.raises(UserError, match="tether-policy@champion is not a model here"):
+    with pytest.raises(UserError, match="tether-policy@champion is not a language model here"):
         find_compared(home, [one, "tether-policy@champion"])
     version = registry.Version("tether-policy", "3", (), {"lineage.digest": "ab" * 32})
     monkeypatch.setattr(registry, "versions", lambda home: [version])
-    with pytest.raises(UserError, match="version 3 of tether-policy, but this home has no language model"):
+    with pytest.raises(UserError, match="tether-policy/3 is not a language model here"):
         find_compared(home, [one, "tether-policy/3"])

@@ -13,6 +13,7 @@ from components.base.jsonl import write_rows
 from components.models.folders import save_model
 from components.models.tokenizers import train_tokenizer
 from flows.models.evaluate import find_reward_model
+from tests.stored_run import stored_run
 
 WORDS = "where is my parcel it was late again please help".split()
 
@@ -54,9 +55,6 @@ def test_a_folders_classifier_is_evaluated_as_json_and_as_a_table(
 def test_a_name_of_no_reward_model_says_what_to_name(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"eval nothing: there is no such reward model\. Name a run's \(RUN:reward\)"):
         find_reward_model(tmp_path, "nothing")
-    (tmp_path / "runs" / "r1").mkdir(parents=True)
-    (tmp_path / "runs" / "r1" / "run.json").write_text("{}")
-    with pytest.raises(
-        UserError, match=r"eval r1:ppo: ppo is not a reward model\. Name the run's reward model, r1:reward"
-    ):
-        find_reward_model(tmp_path, "r1:ppo")
+    run = stored_run(tmp_path)
+    with pytest.raises(UserError, match=rf"eval {run}:ppo: not a reward model.* Name one as RUN:reward"):
+        find_reward_model(tmp_path, f"{run}:ppo")

@@ -106,7 +106,6 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     made = Toy(tmp_path)
     monkeypatch.syspath_prepend(str(made.source))
     monkeypatch.setattr(module, "KNOWN", made.stages)
-    monkeypatch.setattr(module, "versions", lambda _: [])
     sys.modules.pop("toy_reproduced", None)
     yield made
     sys.modules.pop("toy_reproduced", None)
@@ -229,13 +228,13 @@ def test_a_record_with_a_removed_option_names_its_commit() -> None:
 def test_inputs_are_found_by_digest_where_they_were_or_where_the_user_says(toy: Toy, tmp_path: Path) -> None:
     toy.compute()
     moved = toy.data.rename(tmp_path / "moved.jsonl")
-    with pytest.raises(UserError, match=r"preferences: .*pairs.jsonl no longer exists. .*--data preferences=PATH"):
+    with pytest.raises(UserError, match=r"preferences: .*pairs.jsonl does not exist. .*--data preferences=PATH"):
         toy.again()
     assert toy.again(data=[("preferences", moved)]).same
     moved.write_text("other pairs")
-    with pytest.raises(UserError, match=r"moved.jsonl has the sha256 \w+, but \w+ was read"):
+    with pytest.raises(UserError, match=r"moved.jsonl has the sha256 \w+ now\. .*--data preferences=PATH \(sha"):
         toy.again(data=[("preferences", moved)])
-    with pytest.raises(UserError, match=r"--data preferences: .*gone.jsonl: there is no such file"):
+    with pytest.raises(UserError, match=r"preferences: .*gone.jsonl does not exist"):
         toy.again(data=[("preferences", tmp_path / "gone.jsonl")])
     with pytest.raises(UserError, match=r"--data prompts: there is no such input; there is preferences."):
         toy.again(data=[("prompts", moved)])
@@ -255,10 +254,10 @@ def test_of_two_inputs_of_one_name_the_content_says_which_is_meant(toy: Toy, tmp
         given = {"preferences": Input.of(toy.data), "reference": Input(digest=reference.digest, path=reference.path)}
         run_stage(toy.stages["ppo"], job, given, ctx)
     moved, old = toy.data.rename(tmp_path / "moved.jsonl"), earlier.rename(tmp_path / "old.jsonl")
-    with pytest.raises(UserError, match=r"no longer exists\. Give the original with --data preferences=PATH \(sha256"):
+    with pytest.raises(UserError, match=r"does not exist\. Give the original with --data preferences=PATH \(sha256"):
         toy.again("r2")
     assert toy.again("r2", data=[("preferences", moved), ("preferences", old)]).same
-    with pytest.raises(UserError, match=r"earlier\.jsonl no longer exists"):
+    with pytest.raises(UserError, match=r"earlier\.jsonl does not exist"):
         toy.again("r2", data=[("preferences", moved)])
     old.rename(earlier)
     assert toy.again("r2", data=[("preferences", moved)]).same

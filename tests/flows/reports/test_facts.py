@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from components.data.support_desk.task import SIMULATED
 from components.store.store import ArtifactStore
 from flows.reports.facts import run_facts
 from flows.reports.page import ending
@@ -20,7 +21,7 @@ def curve(name: str) -> list[tuple[int, float]]:
 def test_a_passed_runs_facts_are_the_stored_ones(tmp_path: Path) -> None:
     run = stored_run(tmp_path, changes=["ppo.updates=7"])
     facts = run_facts(tmp_path)
-    assert (facts.status.run, facts.status.state, facts.simulated) == (run, "passed", True)
+    assert (facts.status.run, facts.status.state, facts.simulated) == (run, "passed", SIMULATED)
     assert [stage.state for stage in facts.status.stages] == ["passed"] * 5
     assert {stage.name: stage.metrics for stage in facts.stages} == METRICS
     assert facts.stages[3].judged == {"PASS": 6} and facts.stages[3].why == {"ppo": "no earlier record"}

@@ -10,7 +10,6 @@ from rich.console import Console
 
 from components.base.jsonl import write_json, write_rows
 from components.base.process import this_process
-from components.data.support_desk.task import SIMULATED
 from components.gates.judging import Verdict
 from components.store.store import ArtifactStore
 from flows.launch.reports import what_ppo_watched
@@ -157,12 +156,12 @@ def test_a_run_is_shown_with_its_name_and_tags_as_they_are() -> None:
 @pytest.mark.parametrize("people", [True, False])
 def test_simulated_things_are_called_simulated_and_people_never(generated: bool, people: bool) -> None:
     """Defect 9: with `judges=people` the page still said that judges "are simulated"."""
-    note = simulated_note(generated, people)
+    judges, data = "people" if people else "simulated", None if generated else "pairs.jsonl"
+    note = simulated_note({"data": {"preferences": data}, "human_eval": {"judges": judges}})
     for text in (markdown(STATUS, note), printed(note)):
         assert ("simulated" in text) is generated
         assert ("judges, gold scores" in text) is (generated and not people)
         assert ("People judge" in text) is (generated and people)
-    assert simulated_note(True, False) == SIMULATED
 
 
 def test_a_command_to_try_is_printed_whole_so_that_it_can_be_copied() -> None:
