@@ -336,7 +336,7 @@ class Ledger:
         return found
 
     def _said(self, check: str, index: int) -> str:
-        source = self.place(int(self.facts.at("row", index)))[0]
+        source = self.place(int(self.facts[index : index + 1]["row"][0]))[0]
         first, text = self._first_notes.get((source, check), (-1, ""))
         late = (problem.text for problem in self.late.get(index, ()) if problem.check == check)
         return text if first == index else next(late, None) or self._generic[check](index)
