@@ -16,7 +16,7 @@ from components.data.inputs import KINDS
 from data_contracts.expectations.suites import SEVERITY, Check, great_expectations
 
 _SEVERITIES: dict[str, Severity] = {"error": "error", "quarantine": "quarantine", "warning": "warn", "warn": "warn"}
-_OF_GX: dict[str, Severity] = {"critical": "error", "warning": "quarantine", "info": "warn"}
+_OF_GX = {theirs: ours for ours, theirs in SEVERITY.items()}
 _OF_COLUMNS = (
     "expect_table_column_count_to_be_between", "expect_table_column_count_to_equal",
     "expect_table_columns_to_match_ordered_list", "expect_table_columns_to_match_set",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FIRST_ROWS = 10
 """Number of failing rows that a page lists for each check."""
-SEVERITY = {"error": "critical", "quarantine": "warning", "warn": "info"}
+SEVERITY: dict[Severity, str] = {"error": "critical", "quarantine": "warning", "warn": "info"}
 """Maps our severities to those of Great Expectations."""
 
 

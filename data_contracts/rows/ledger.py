@@ -185,7 +185,7 @@ class Ledger:
         paths: list[Path] = []
         read = 0
         for file, (_, of_file) in enumerate(groupby(rows, lambda row: row.source)):
-            for part in in_parts(of_file):
+            while part := list(islice(of_file, SHARD_ROWS)):
                 paths.append(self.shard_path(len(paths)))
                 write_rows(paths[-1], part, file, self.measuring(extra))
                 read += len(part)
@@ -384,13 +384,6 @@ class Ledger:
         said = [note for note in notes if note.check in checks]
         noted = {note.check for note in said}
         return [*said, *(Problem(check, self._generic[check](index)) for check in checks if check not in noted)]
-
-
-def in_parts(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Yield `rows` in lists of `SHARD_ROWS`; the last may be shorter."""
-    remaining = iter(rows)
-    while part := list(islice(remaining, SHARD_ROWS)):
-        yield part
 
 
 def _in_all(known: dict[str, int], names: Sequence[str]) -> NDArray[np.int32]:
