@@ -35,15 +35,13 @@ _SUFFIXES = {
     ".parquet": "parquet", ".pq": "parquet",
 }  # fmt: skip
 _PACKED = {
-    b"\x28\xb5\x2f\xfd": ("packed by Zstandard", "Unpack it with `zstd -dc < {name} > FILE` and give FILE."),
-    b"BZh": ("packed by bzip2", "Unpack it with `bunzip2 -c < {name} > FILE` and give FILE."),
-    b"\xfd7zXZ\0": ("packed by xz", "Unpack it with `unxz -c < {name} > FILE` and give FILE."),
-    b"PK\3\4": (
-        "a ZIP archive or a workbook", "Unpack it with `unzip {name}` and give a file of it, or save the sheet as CSV."
-    ),
-    b"ARROW1": ("an Arrow file", "Write it as Parquet: `pyarrow.parquet.write_table`."),
+    b"\x28\xb5\x2f\xfd": "Unpack it with `zstd -dc < {name} > FILE` and give FILE.",
+    b"BZh": "Unpack it with `bunzip2 -c < {name} > FILE` and give FILE.",
+    b"\xfd7zXZ\0": "Unpack it with `unxz -c < {name} > FILE` and give FILE.",
+    b"PK\3\4": "Unpack it with `unzip {name}` and give a file of it, or save a workbook's sheet as CSV.",
+    b"ARROW1": "Write it as Parquet: `pyarrow.parquet.write_table`.",
 }
-"""Maps the first bytes of a file to what it is and to what to do."""
+"""Maps the first bytes of a file in another format to what to do with it."""
 _PYTHON_LIST = re.compile(r"\[\{'(?:role|content|from|value)': ")
 """How messages start that pandas wrote into a cell."""
 _SEPARATOR = re.compile(r'"?sep=(.)"?[;,\t]*\r?\n', re.IGNORECASE)
@@ -134,10 +132,9 @@ def _kind(path: Path) -> str:
 def _refuse_packed(path: Path) -> None:
     with path.open("rb") as file:
         start = file.read(8)
-    for magic, (what, advice) in _PACKED.items():
-        if start.startswith(magic):
-            name = shlex.quote(str(path))
-            raise UserError(f"{path} is {what}, and Tether reads {KINDS}. {advice.format(name=name)}")
+    if advice := next((advice for magic, advice in _PACKED.items() if start.startswith(magic)), ""):
+        advice = advice.format(name=shlex.quote(str(path)))
+        raise UserError(f"{path} is not in a format that Tether reads ({KINDS}). {advice}")
 
 
 def _refuse_utf16(path: Path) -> None:
@@ -235,10 +232,9 @@ def _read_jsonl(path: Path) -> Iterator[RawRow]:
     if first is not None and first.problem and not readable:
         raise UserError(
             f"No line of {path} is a JSON object; line {first.number}: {first.problem.text}. "
-            "JSON Lines has one object on each line. "
-            + ("Correct its lines." if str(first.data["raw"]).startswith("{") else
-               f"If the file has another format, give its name that suffix ({KINDS}).")
-        )  # fmt: skip
+            "JSON Lines has one object on each line. Correct its lines; if the file has another format, give its name "
+            f"that suffix ({KINDS})."
+        )
 
 
 def _parse(number: int, line: bytes) -> RawRow:

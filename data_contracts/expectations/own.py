@@ -16,7 +16,7 @@ from components.data.inputs import KINDS
 from data_contracts.expectations.suites import SEVERITY, Check, great_expectations
 
 _SEVERITIES: dict[str, Severity] = {"error": "error", "quarantine": "quarantine", "warning": "warn", "warn": "warn"}
-_OF_GX: dict[str, Severity] = {"critical": "error", "warning": "quarantine", "info": "warn"}
+_OF_GX = {theirs: ours for ours, theirs in SEVERITY.items()}
 _OF_COLUMNS = (
     "expect_table_column_count_to_be_between", "expect_table_column_count_to_equal",
     "expect_table_columns_to_match_ordered_list", "expect_table_columns_to_match_set",
@@ -126,13 +126,8 @@ def _check(path: Path, place: int, entry: Any, names: set[str]) -> tuple[Check, 
     name = str(meta.get("check") or _name_of(kind, options))
     if name in names:
         refuse(f"another expectation has the name {name!r}. Give each its own in meta.check.")
-    if name in UNUSABLE:
-        refuse(f"meta.check is {name!r}, a check of ours without which a row can't be used. Give it another name.")
-    if name in RowChecks.model_fields and not of_rows:
-        refuse(
-            f"meta.check is {name!r}, a check of single rows, but this expectation judges all rows together. "
-            "Choose another name."
-        )
+    if name in UNUSABLE or (name in RowChecks.model_fields and not of_rows):
+        refuse(f"meta.check is {name!r}, a check of rows that this expectation can't replace. Give it another name.")
     sentence = str(meta.get("sentence") or entry.get("description") or f"{kind} {json.dumps(options, sort_keys=True)}")
     return Check(
         name, sentence, severity, _threshold(options, of_rows), made, options, of_user=True, source=source
@@ -163,17 +158,16 @@ def _made(kind: str, options: Mapping[str, Any], refuse: Any) -> tuple[str, bool
     condition = options.get("row_condition")
     if isinstance(condition, str):
         try:
-            ast.parse(condition, mode="eval")
+            valid = _is_condition(ast.parse(condition, mode="eval").body)
         except SyntaxError:
-            refuse(f"kwargs.row_condition is {condition!r}, which pandas can't read. Write one such as 'turns > 1'.")
-        if not _is_condition(ast.parse(condition, mode="eval").body):
+            valid = False
+        if not valid:
             refuse(f"kwargs.row_condition is {condition!r}, which is not true or false. Write one such as 'turns > 1'.")
         if options.get("condition_parser") != "pandas":
             refuse('kwargs.condition_parser must be "pandas" where row_condition is a text.')
     made = getattr(gx.expectations, known[kind])
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
             made(**options)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
@@ -197,22 +191,15 @@ def _is_condition(node: ast.expr) -> bool:
 
 
 def _severity(entry: Mapping[str, Any], meta: Mapping[str, Any], of_rows: bool, refuse: Any) -> Severity:
-    if "severity" in meta:
-        if meta["severity"] not in _SEVERITIES:
-            refuse(f"meta.severity is {meta['severity']!r}, expected error, quarantine or warning.")
-        severity = _SEVERITIES[meta["severity"]]
-    else:
-        given = entry.get("severity", "critical")
-        if given not in _OF_GX:
-            refuse(f"severity is {given!r}, expected critical, warning or info.")
-        severity = _OF_GX[given]
-    if severity == "quarantine" and not of_rows:
-        if "severity" in meta:
-            refuse(
-                "meta.severity is quarantine, but this expectation judges all rows together. Write error or warning."
-            )
-        severity = "warn"
-    return severity
+    ours = "severity" in meta
+    names, given = (_SEVERITIES, meta["severity"]) if ours else (_OF_GX, entry.get("severity", "critical"))
+    if given not in names:
+        refuse(f"{'meta.' if ours else ''}severity is {given!r}, expected one of {', '.join(names)}.")
+    if names[given] != "quarantine" or of_rows:
+        return names[given]
+    if ours:
+        refuse("meta.severity is quarantine, but this expectation judges all rows together. Write error or warning.")
+    return "warn"
 
 
 def _threshold(options: Mapping[str, Any], of_rows: bool) -> float | tuple[float, float]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FIRST_ROWS = 10
 """Number of failing rows that a page lists for each check."""
-SEVERITY = {"error": "critical", "quarantine": "warning", "warn": "info"}
+SEVERITY: dict[Severity, str] = {"error": "critical", "quarantine": "warning", "warn": "info"}
 """Maps our severities to those of Great Expectations."""
 
 
@@ -51,13 +51,9 @@ class Check:
     def columns(self) -> list[str]:
         """Return the columns that it uses, including those in its row condition."""
         named = [self.options[name] for name in ("column", "column_A", "column_B") if name in self.options]
-        listed = self.options.get("column_list") or self.options.get("column_set") or ()
+        listed: Any = self.options.get("column_list") or self.options.get("column_set") or ()
         condition = self.options.get("row_condition")
-        return list(dict.fromkeys([*map(str, named), *map(str, _each(listed)), *_names(condition)]))
-
-
-def _each(values: Any) -> list[Any]:
-    return list(values) if isinstance(values, list | tuple | set) else []
+        return list(dict.fromkeys([*map(str, named), *map(str, listed), *_names(condition)]))
 
 
 def _names(condition: object) -> list[str]:
@@ -67,7 +63,7 @@ def _names(condition: object) -> list[str]:
     if isinstance(condition, Mapping):
         column = condition.get("column")
         own = [str(column["name"])] if isinstance(column, Mapping) and "name" in column else []
-        return [*own, *(name for inner in _each(condition.get("conditions")) for name in _names(inner))]
+        return [*own, *(name for inner in condition.get("conditions", ()) for name in _names(inner))]
     return []
 
 
@@ -162,8 +158,7 @@ class Suite:
 def great_expectations() -> Any:
     """Return the package, imported with analytics off and its deprecation warnings hidden."""
     os.environ["GX_ANALYTICS_ENABLED"] = "False"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
         import great_expectations as gx
 
     return gx
@@ -206,8 +201,7 @@ def validate(made: Any, suite: Suite, naming: Sequence[str]) -> list[Expectation
         UserError: an expectation of a user's suite could not be evaluated.
     """
     gx = great_expectations()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
         expectations = [_expectation(gx, check, place) for place, check in enumerate(suite.checks)]
     asset = made.data_sources.add_pandas(suite.name).add_dataframe_asset(suite.name)
     batch = asset.add_batch_definition_whole_dataframe(suite.name)

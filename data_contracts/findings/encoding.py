@@ -33,10 +33,6 @@ class Encoded(NamedTuple):
         """Return the ids of one text."""
         return self.ids[self.ends[index] : self.ends[index + 1]]
 
-    def equals(self, other: "Encoded") -> bool:
-        """Return whether all texts have the same ids."""
-        return np.array_equal(self.ids, other.ids) and np.array_equal(self.ends, other.ends)
-
 
 class Encoder:
     """Encodes texts with one tokenizer. No special tokens are added; those in a text are recognised."""
@@ -50,7 +46,8 @@ class Encoder:
         """Return the ids of `texts`."""
         if self._fast is not None and not self._compared and texts:
             some = texts[:_COMPARED]
-            if not _by_fastokens(self._fast, some).equals(_by_tokenizers(self._tokenizer, some)):
+            fast, slow = _by_fastokens(self._fast, some), _by_tokenizers(self._tokenizer, some)
+            if not (np.array_equal(fast.ids, slow.ids) and np.array_equal(fast.ends, slow.ends)):
                 logger.warning("fastokens and tokenizers disagree about this tokenizer: only tokenizers is used")
                 self._fast = None
             self._compared = True

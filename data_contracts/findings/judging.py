@@ -1,7 +1,7 @@
 """Judge rows with Great Expectations, phase by phase, and record failing rows in the ledger."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -61,13 +61,8 @@ class RowJudge:
 
     def leave_out_tokens(self) -> None:
         """Remove the checks that need a tokenizer."""
-
-        def askable(checks: Sequence[Check]) -> list[Check]:
-            tokens = [any(name in COLUMNS and COLUMNS[name].tokens for name in c.columns) for c in checks]
-            self.unjudged += [c.name for c, needed in zip(checks, tokens, strict=True) if needed and c.of_user]
-            return [c for c, needed in zip(checks, tokens, strict=True) if not needed]
-
-        self.checks, self.whole = askable(self.checks), askable(self.whole)
+        self.unjudged += [c.name for c in [*self.checks, *self.whole] if c.of_user and _needs_tokens(c)]
+        self.checks, self.whole = ([c for c in asked if not _needs_tokens(c)] for asked in (self.checks, self.whole))
 
     def further(self) -> list[str]:
         """Return the columns that the source must have because Tether does not measure them."""
@@ -169,11 +164,9 @@ class RowJudge:
             share = failing / max(1, total, votes)
             allowed = check.threshold if isinstance(check.threshold, float | int) else 1.0
             passed = self._succeeded[name] if check.of_user else share <= allowed + 1e-12
-            out.append(judged_check(f"{self.kind}_rows", check, share, self._by_file(numbers), passed))
+            by_file = numbers if len(self.ledger.files) > 1 else dict(zip([""], numbers.values(), strict=False))
+            out.append(judged_check(f"{self.kind}_rows", check, share, by_file, passed))
         return out
-
-    def _by_file(self, numbers: Mapping[str, list[int]]) -> dict[str, list[int]]:
-        return dict(numbers) if len(self.ledger.files) > 1 else dict(zip([""], numbers.values(), strict=False))
 
     def judge_whole(self, kept: NDArray[np.bool_]) -> list[JudgedCheck]:
         """Return the results of the user's dataset-level expectations on the kept rows."""
@@ -187,6 +180,10 @@ class RowJudge:
             judged_check(f"{self.kind}_kept", each.check, each.result.get("observed_value"), {}, each.success)
             for each in found
         ]
+
+
+def _needs_tokens(check: Check) -> bool:
+    return any(name in COLUMNS and COLUMNS[name].tokens for name in check.columns)
 
 
 def _known(part: ExpectationResult) -> int:

@@ -6,6 +6,7 @@ the rows.
 
 import random
 import re
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -86,17 +87,10 @@ class _Part(NamedTuple):
     """Which rows are good (rows,)."""
 
 
-class _Measured:
-    def __init__(self) -> None:
-        self.columns: dict[str, list[NDArray[Any]]] = {}
-        self.late: list[tuple[int, str, str]] = []
-        """Notes: row, check and text of each."""
-
-    def note(self, index: int, problem: Problem) -> None:
-        self.late.append((index, *problem))
-
-    def measure(self, column: str, values: NDArray[Any]) -> None:
-        self.columns.setdefault(column, []).append(values)
+class _Measured(NamedTuple):
+    columns: defaultdict[str, list[NDArray[Any]]]
+    late: list[tuple[int, Problem]]
+    """Notes: the row and the problem of each."""
 
 
 def read_texts(ledger: Ledger, how: TextReading, progress: Callable[[int], None], processes: int = 1) -> RowTexts:
@@ -139,7 +133,7 @@ def _read_part(how: TextReading, part: _Part) -> int:
     here = np.flatnonzero(part.wanted)
     if is_whole(part.texts):
         return len(here)
-    shard, found = Shard(part.rows), _Measured()
+    shard, found = Shard(part.rows), _Measured(defaultdict(list), [])
     noted, rows = shard.column("noted"), iter(zip(here.tolist(), shard.texts("line", here), strict=True))
     tokenizer = how.tokenizer
     if tokenizer is not None:
@@ -172,7 +166,10 @@ def _read_part(how: TextReading, part: _Part) -> int:
             "place": here.astype(np.int32), "tokens": np.concatenate(lengths), "sketch": np.concatenate(sketches),
             "prompt_sketch": np.concatenate(of_prompts), **columns,
         },
-        {"late": found.late, "counts": counts.tolist(), "languages": languages},
+        {
+            "late": [(index, *problem) for index, problem in found.late], "counts": counts.tolist(),
+            "languages": languages,
+        },
     )  # fmt: skip
     return len(here)
 
@@ -212,9 +209,9 @@ def _find_markers(found: _Measured, markers: Any, indices: list[int], items: lis
             if marker := markers.search(text):
                 if not counts[place]:
                     what = f"special token or stop string {marker.group()!r} in a text"
-                    found.note(index, Problem("no_markers", what))
+                    found.late.append((index, Problem("no_markers", what)))
                 counts[place] += 1
-    found.measure("special_texts", counts)
+    found.columns["special_texts"].append(counts)
 
 
 # Both compare their first texts with a slower way, so a process makes them once.
@@ -236,7 +233,7 @@ def _tokenised(
             if problem:
                 reading = "refused" if problem.check == "template_takes" else "changed"
                 template[len(rendered)] = TEMPLATE_READINGS.index(reading)
-                found.note(indices[len(rendered)], problem)
+                found.late.append((indices[len(rendered)], problem))
             rendered.append(prompt)
     prompts = encode(rendered)
     answers = [encode([before_any(ends.strings, item[side]) for item in items]) for side in sides]
@@ -248,16 +245,16 @@ def _tokenised(
     same_cut = _same_cut(answers[0], answers[1], cap) if len(answers) == 2 else np.zeros(len(items), np.bool_)
     for place in np.flatnonzero(same_cut).tolist():
         what = f"the responses agree in their first {cap} tokens (generation.max_new_tokens)"
-        found.note(indices[place], Problem("differ_truncated", what))
+        found.late.append((indices[place], Problem("differ_truncated", what)))
     for place in np.flatnonzero(tokens[:, 0] > generation.max_prompt_tokens).tolist():
-        found.note(indices[place], Problem("prompt_fits", f"the prompt has {tokens[place, 0]} tokens"))
+        found.late.append((indices[place], Problem("prompt_fits", f"the prompt has {tokens[place, 0]} tokens")))
     for place in np.flatnonzero(longest > cap).tolist():
-        found.note(indices[place], Problem("response_fits", f"a response has {longest[place]} tokens"))
+        found.late.append((indices[place], Problem("response_fits", f"a response has {longest[place]} tokens")))
     for column, values in (
         ("template", template), ("prompt_tokens", tokens[:, 0]), ("response_tokens", longest),
         ("chosen_tokens", tokens[:, 1]), ("rejected_tokens", tokens[:, 2]), ("distinct_cut_responses", 2 - same_cut),
     ):  # fmt: skip
-        found.measure(column, values)
+        found.columns[column].append(values)
     ids = np.concatenate([of_texts.ids for of_texts in (prompts, *answers)])
     unknown = 0 if tokenizer.unk_token_id is None else np.count_nonzero(ids == tokenizer.unk_token_id)
     return tokens, np.array([unknown, len(ids)], np.float64)
@@ -295,11 +292,14 @@ def rendered_and_judged(
 ) -> tuple[str, Problem | None]:
     """Return a prompt rendered in the chat template (empty if the template refuses it), and the problems of it or
     `responses`."""
-    prompt = ""
+    prompt, eos, strings = "", str(tokenizer.eos_token), endings_of(tokenizer).strings
     try:
         prompt = rendered_prompt(tokenizer, messages)
-        if all(continues(tokenizer, prompt, messages, response) for response in responses):
-            return prompt, _left_out(messages, prompt)
+        for response in responses:
+            whole = rendered_conversation(tokenizer, [*messages, {"role": "assistant", "content": response}])
+            if not _continued(whole, prompt, response, eos, strings):
+                return prompt, Problem(*_CHANGED)
+        return prompt, _left_out(messages, prompt)
     except Exception as error:  # a template is third-party code and may raise anything
         if not prompt:
             return "", Problem("template_takes", f"the chat template refuses the prompt: {error}")
@@ -312,14 +312,8 @@ def _left_out(messages: list[dict[str, str]], prompt: str) -> Problem | None:
     return Problem("template_takes", f"the chat template leaves out the text of a {role} message") if role else None
 
 
-def continues(tokenizer: Any, prompt: str, messages: list[dict[str, str]], response: str) -> bool:
-    """Return whether the chat template renders the conversation with its response as `prompt` + response + EOS, or with
-    another string that ends a response."""
-    whole = rendered_conversation(tokenizer, [*messages, {"role": "assistant", "content": response}])
-    return _continued(whole, prompt, response, str(tokenizer.eos_token), endings_of(tokenizer).strings)
-
-
 def _continued(whole: str, prompt: str, response: str, eos: str, strings: tuple[str, ...]) -> bool:
+    """Return whether a rendered conversation is `prompt` + `response` + EOS, or ends with another of `strings`."""
     said, response = whole.removeprefix(prompt).lstrip(), response.strip()
     rest = said[len(response) :]
     ends = rest.lstrip().startswith((eos, *strings)) or rest.startswith(strings)

@@ -25,7 +25,7 @@ def by_votes(raw: RawRow, name: str, source: str, max_characters: int, config: D
     if name in ("ranking", COMPARISONS) or rows[0].item is None or rows[0].ballot is None:
         return rows
     (row,) = rows
-    row.given_out = _is_given_out(raw)
+    row.given_out = str(raw.data.get("id", "")).startswith(LABELLED) or JUDGED_IN in raw.data
     if experts := _of_experts(raw.data.get("votes"), config.experts):
         decided = parse_pair(raw._replace(data={**raw.data, "votes": experts}), name, source, max_characters)
         if decided.lead is None and decided.ballot is not None:
@@ -43,10 +43,6 @@ def _of_experts(votes: object, experts: tuple[str, ...]) -> list[Mapping[str, An
     if not isinstance(votes, list):
         return []
     return [each for each in votes if isinstance(each, dict) and str(each.get("annotator")) in experts]
-
-
-def _is_given_out(raw: RawRow) -> bool:
-    return str(raw.data.get("id", "")).startswith(LABELLED) or JUDGED_IN in raw.data
 
 
 def _undecided(raw: RawRow, row: Row, config: DecisionConfig) -> str:

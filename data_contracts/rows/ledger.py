@@ -185,7 +185,7 @@ class Ledger:
         paths: list[Path] = []
         read = 0
         for file, (_, of_file) in enumerate(groupby(rows, lambda row: row.source)):
-            for part in in_parts(of_file):
+            while part := list(islice(of_file, SHARD_ROWS)):
                 paths.append(self.shard_path(len(paths)))
                 write_rows(paths[-1], part, file, self.measuring(extra))
                 read += len(part)
@@ -336,7 +336,7 @@ class Ledger:
         return found
 
     def _said(self, check: str, index: int) -> str:
-        source = self.place(int(self.facts.at("row", index)))[0]
+        source = self.place(int(self.facts[index : index + 1]["row"][0]))[0]
         first, text = self._first_notes.get((source, check), (-1, ""))
         late = (problem.text for problem in self.late.get(index, ()) if problem.check == check)
         return text if first == index else next(late, None) or self._generic[check](index)
@@ -384,13 +384,6 @@ class Ledger:
         said = [note for note in notes if note.check in checks]
         noted = {note.check for note in said}
         return [*said, *(Problem(check, self._generic[check](index)) for check in checks if check not in noted)]
-
-
-def in_parts(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Yield `rows` in lists of `SHARD_ROWS`; the last may be shorter."""
-    remaining = iter(rows)
-    while part := list(islice(remaining, SHARD_ROWS)):
-        yield part
 
 
 def _in_all(known: dict[str, int], names: Sequence[str]) -> NDArray[np.int32]:

@@ -133,11 +133,6 @@ class Shards(Sequence[Shard]):
     def __getitem__(self, which: Any) -> Any:
         return self._shards[which]
 
-    @property
-    def rows(self) -> int:
-        """Return the number of rows in all shards."""
-        return int(self.starts[-1])
-
     def over(self, start: int, stop: int) -> Iterator[tuple[int, Shard, slice]]:
         """Yield each shard that holds rows of `start` to `stop` (exclusive): its index, and which of its rows."""
         for number in range(max(0, bisect_right(self.starts, start) - 1), len(self)):
@@ -164,7 +159,7 @@ class FactColumns:
         self._kept = {name: self[name] for name in kept}
 
     def __len__(self) -> int:
-        return self.shards.rows
+        return int(self.shards.starts[-1])
 
     def __getitem__(self, which: Any) -> Any:
         if not isinstance(which, str):
@@ -183,10 +178,6 @@ class FactColumns:
                 values = np.where(values < 0, values, np.append(self._codes[name][number], 0)[values]).astype(kind.base)
             parts.append(values)
         return np.concatenate(parts)
-
-    def at(self, name: str, index: int) -> Any:
-        """Return the value of one row."""
-        return self.between(name, index, index + 1)[0]
 
 
 class SomeFacts:

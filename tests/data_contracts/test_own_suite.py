@@ -177,7 +177,7 @@ def test_numbers_of_a_csv_are_numbers(tmp_path, job):
         (suite(expect("column_values_to_be_null", "fatal", column="team")), r"meta\.severity is 'fatal'"),
         (suite(expect("column_mean_to_be_between", column="a", max_value=1)), "is quarantine, but this expectation"),
         (suite(expect("column_values_to_be_null", column="team", source="pairs")), "meta.source is 'pairs'"),
-        (suite(expect("column_values_to_be_null", check="decided", column="a")), "without which a row can't be"),
+        (suite(expect("column_values_to_be_null", check="decided", column="a")), "can't replace"),
         (suite(*[expect("column_values_to_be_null", column="a")] * 2), r"\[1\].*another expectation has the name"),
         (suite(expect("column_values_to_be_between", column="a", min_value={"$PARAMETER": "m"})),
          r"kwargs\.min_value is a suite parameter"),

@@ -159,7 +159,8 @@ def test_one_row_with_a_field_of_a_public_set_does_not_decide_how_the_others_are
     name, checks, report = judged(job, tmp_path, rows)
     assert (name, report["pairs"]) == ("strings", 20)
     assert checks["fields_present"]["row_numbers"] == [1]
-    assert report["kept_out"] == [{"file": "preferences", "row": 1, "reasons": ["`prompt` is missing"]}]
+    reason = "`prompt` is missing, expected text or a list of messages"
+    assert report["kept_out"] == [{"file": "preferences", "row": 1, "reasons": [reason]}]
 
 
 def test_rows_of_a_public_set_are_read_as_such_beside_one_of_our_own(job: Any, tmp_path: Path) -> None:

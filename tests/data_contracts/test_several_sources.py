@@ -50,7 +50,7 @@ def test_what_stands_in_two_files_is_found_and_named_by_file_and_row(judged):
     reasons = {(row["file"], row["row"]): row["reasons"] for row in lines(judged[0], "quarantine")}
     assert reasons == {
         ("a.jsonl", 5): ["contradicts row 23 of b.jsonl.gz"],
-        ("b.jsonl.gz", 21): ["`b` is missing"],
+        ("b.jsonl.gz", 21): ["`b` is missing, expected text"],
         ("b.jsonl.gz", 22): ["duplicate of row 4 of a.jsonl"],
         ("b.jsonl.gz", 23): ["contradicts row 5 of a.jsonl"],
     }

@@ -79,8 +79,9 @@ def test_one_bad_row_among_good_ones_is_quarantined_with_its_number(tmp_path, va
     rows = [*pairs(0, 60)[:3], {"prompt": "q", "chosen": "x"}, *pairs(0, 60)[3:]]
     metrics = validate(tmp_path / "out", {"preferences": write(tmp_path / "p.jsonl", rows)})
     assert lines(tmp_path / "out", "quarantine") == [
-        {"file": "preferences", "row": 4, "reasons": ["`rejected` is missing"], "data": {"prompt": "q", "chosen": "x"}}
-    ]
+        {"file": "preferences", "row": 4, "reasons": ["`rejected` is missing, expected text"],
+         "data": {"prompt": "q", "chosen": "x"}}
+    ]  # fmt: skip
     assert (metrics["data/pairs"], metrics["data/quarantined"], metrics["data/contract"]) == (60, 1, 1)
     assert "data/annotator_agreement" not in metrics
     report = json.loads((tmp_path / "out/artifact/report.json").read_text())

@@ -24,10 +24,11 @@ from components.data.formats.pairs import text_field
 from components.data.formats.public_fields import response_of
 from components.data.formats.transcripts import (
     as_messages,
+    before_response,
     earlier_turns,
     instruction_of,
     split_messages,
-    split_transcript,
+    transcript_messages,
 )
 from components.data.rows import (
     BadRow,
@@ -117,8 +118,8 @@ def _parse(data: Mapping[str, object], name: str) -> tuple[list[Message], str]:
             raise BadRow("turns_valid", "no turn before the response")
         return earlier_turns(data, prompt), response
     if name == "transcript":
-        prompt, response = split_transcript(text_field(data, "text"))
-        return earlier_turns(data, prompt), response
+        before, response = before_response(text_field(data, "text"))
+        return earlier_turns(data, transcript_messages(before)), response
     if name == "instruction":
         return _instruction(data)
     return earlier_turns(data, as_messages(data.get("prompt"), "prompt")), _answer(data)

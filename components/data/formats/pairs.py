@@ -173,14 +173,14 @@ def _ranking(data: Mapping[str, object]) -> list[dict[str, object]]:
     name = next((name for name in ("ranks", "scores") if data.get(name) is not None), None)
     if name is None and (other := _numbers(data, len(responses))):
         text = f"`{other}` has a number for each response, but neither `ranks` (1 is best) nor `scores` is there"
-        plain = not any(isinstance(each, dict) for each in _listed(data[other]))
+        plain = not any(isinstance(each, dict) for each in list_in_cell(data[other]))
         ours = "ranks" if RANKING & set(re.split(r"[^a-z]+", other.lower())) else "scores"
         advice = f"say which it is, as --set data.columns.{ours}={other}" if plain else "write one of them"
         raise BadRow("fields_present", f"{text}; {advice}")
     if name is None and (other := _choice(data, responses)):
         text = f"`{other}` is {shown(data[other])} and may say which response is better"
         raise BadRow("fields_present", f"{text}; write `ranks` (1 is best), a number for each response")
-    placed: Any = _listed(list(range(1, len(responses) + 1)) if name is None else data[name])
+    placed: Any = list_in_cell(list(range(1, len(responses) + 1)) if name is None else data[name])
     if not isinstance(placed, list) or len(placed) != len(responses):
         raise BadRow("fields_present", f"`{name}` doesn't give each of {len(responses)} responses a number")
     sign = -1 if name == "scores" else 1
@@ -195,7 +195,7 @@ def _ranking(data: Mapping[str, object]) -> list[dict[str, object]]:
     return pairs
 
 
-def _listed(value: Any) -> Any:
+def list_in_cell(value: Any) -> Any:
     """Return a list that is in a cell of CSV; other values unchanged."""
     if isinstance(value, str) and value.startswith("["):
         with suppress(BadJson):
@@ -205,7 +205,7 @@ def _listed(value: Any) -> Any:
 
 def _numbers(data: Mapping[str, object], count: int) -> str | None:
     for name, value in data.items():
-        numbers = _listed(value)
+        numbers = list_in_cell(value)
         if isinstance(numbers, list) and len(numbers) == count:
             rated = (each.values() if isinstance(each, dict) else [each] for each in numbers)
             if all(any(map(_is_number, each)) for each in rated):
@@ -264,14 +264,18 @@ def parse_pair(raw: RawRow, name: str, source: str, max_characters: int) -> Row:
 
 def _item(raw: RawRow, source: str, pair: Parsed, ballot: Ballot | None) -> CanonicalRow:
     chosen_votes = None if ballot is None else (ballot.second if pair.first_wins is False else ballot.first)
-    return {
+    item: CanonicalRow = {
         "prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected, "margin": _margin(raw.data),
         "votes_chosen": chosen_votes, "votes": None if ballot is None else sum(ballot),
         "soft_label": None if ballot is None else ((chosen_votes or 0) + ballot.equal / 2) / sum(ballot),
         "objectives": _objectives(raw.data, ballot), "weight": 1.0,
         "category": category_of(raw.data), "source": _source(raw.data) or source, "row": raw.number,
-        **_of_models(pair.cast), **_judged_in(raw.data),
     }  # fmt: skip
+    if of_models := sum(is_model(annotator) for annotator, _ in pair.cast):
+        item["votes_of_models"] = of_models
+    if (batch := raw.data.get("judged_in")) is not None:  # human_eval writes it
+        item["judged_in"] = cast("str", batch)  # the schema refuses one that is not text
+    return item
 
 
 def _models(data: Mapping[str, object]) -> tuple[str, str] | None:
@@ -284,16 +288,6 @@ def _models(data: Mapping[str, object]) -> tuple[str, str] | None:
 def category_of(data: Mapping[str, object]) -> str | None:
     """Return a row's category; the schema refuses one that is not text."""
     return cast("str | None", data.get("category") or None)
-
-
-def _of_models(cast_votes: tuple[tuple[str | None, int], ...]) -> CanonicalRow:
-    count = sum(is_model(annotator) for annotator, _ in cast_votes)
-    return cast("CanonicalRow", {"votes_of_models": count} if count else {})
-
-
-def _judged_in(data: Mapping[str, object]) -> CanonicalRow:
-    """Return the batch that a row names, as human_eval writes it; the schema refuses one that is not text."""
-    return cast("CanonicalRow", {} if data.get("judged_in") is None else {"judged_in": data["judged_in"]})
 
 
 def _source(data: Mapping[str, object]) -> str | None:
@@ -433,19 +427,15 @@ def _counted_ballot(data: Mapping[str, object], name: str) -> Ballot | None:
     if name == "votes" or (data.get("votes_chosen") is None and data.get("votes") is None):
         return None
     chosen, votes = _count(data.get("votes_chosen"), "votes_chosen"), _count(data.get("votes"), "votes")
-    if votes < 1 or chosen > votes:
-        raise BadRow("votes_valid", f"votes_chosen is {chosen} of {votes} votes")
-    if 2 * chosen < votes:
-        raise BadRow("votes_valid", f"the chosen response has only {chosen} of {votes} votes")
+    if votes < 1 or not votes / 2 <= chosen <= votes:
+        raise BadRow("votes_valid", f"the chosen response has {chosen} of {votes} votes, expected half to all of them")
     return Ballot(chosen, votes - chosen, 0)
 
 
 def _count(value: Any, name: str) -> int:
     text = str(value).strip().removesuffix(".0")
-    if isinstance(value, bool) or not text.isascii() or not text.isdigit():
-        raise BadRow("votes_valid", f"`{name}` is {shown(value)}, expected a count of votes")
-    if len(text.lstrip("0")) > len(str(_MOST_VOTES)) or int(text) > _MOST_VOTES:
-        raise BadRow("votes_valid", f"`{name}` is {shown(value)}, expected at most {_MOST_VOTES} votes")
+    if isinstance(value, bool) or not re.fullmatch("0*[0-9]{1,7}", text) or int(text) > _MOST_VOTES:
+        raise BadRow("votes_valid", f"`{name}` is {shown(value)}, expected a count of votes, at most {_MOST_VOTES}")
     return int(text)
 
 
@@ -478,7 +468,7 @@ def _unscored(value: object) -> bool:
 
 def tied_by(data: Mapping[str, object]) -> str | None:
     """Return the field by which a row with `chosen` and `rejected` says that neither response is better."""
-    return next((name for name in _OUTCOMES if name in data and is_tie(_listed(data[name]))), None)
+    return next((name for name in _OUTCOMES if name in data and is_tie(list_in_cell(data[name]))), None)
 
 
 def number_field(value: Any, name: str) -> float:
@@ -487,20 +477,16 @@ def number_field(value: Any, name: str) -> float:
         number = float(value)
     except (TypeError, ValueError, OverflowError):  # OverflowError: an integer of over 308 digits
         number = float("nan")
-    if isinstance(value, bool) or abs(number) == float("inf") or number != number:
-        raise BadRow("fields_present", f"`{name}` is {shown(value)}, expected a finite number")
-    if abs(number) > _LARGEST:
+    if isinstance(value, bool) or not abs(number) <= _LARGEST:
         raise BadRow("fields_present", f"`{name}` is {shown(value)}, expected a number from -1e9 to 1e9")
     return number
 
 
 def text_field(data: Mapping[str, object], name: str) -> str:
     value = data.get(name)
-    if isinstance(value, str):
-        return value
-    if value is None:
-        raise BadRow("fields_present", f"`{name}` is missing")
-    raise BadRow("fields_present", f"`{name}` is {kind(value)}, expected text")
+    if not isinstance(value, str):
+        raise BadRow("fields_present", f"`{name}` is {kind(value)}, expected text")
+    return value
 
 
 def agreed(prompt: list[Message], other: list[Message]) -> list[Message]:

@@ -6,8 +6,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from components.data.formats.pairs import text_field
-from components.data.formats.transcripts import ABOUT, as_messages, earlier_turns, instruction_of, message_text
-from components.data.rows import Message, blank
+from components.data.formats.transcripts import ABOUT, as_messages, earlier_turns, instruction_of, split_answer
+from components.data.rows import BadRow, Message, blank
 
 Data = Mapping[str, Any]
 
@@ -62,9 +62,13 @@ def prompt_of(data: Data) -> list[Message]:
 
 
 def response_of(data: Data, name: str) -> str:
-    """Return the response in field `name`, a text or one message."""
-    value = data.get(name)
-    return message_text(value, name) if isinstance(value, dict | list) else text_field(data, name)
+    """Return the response in field `name`: a text, or one message or a list of one, as in TRL and LLaMA-Factory."""
+    if not isinstance(data.get(name), dict | list):
+        return text_field(data, name)
+    before, text = split_answer(data[name], name)
+    if before:
+        raise BadRow("turns_valid", f"`{name}` is not one message of the assistant")
+    return text
 
 
 def kept_fields(data: Data) -> dict[str, Any]:

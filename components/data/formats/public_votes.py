@@ -1,10 +1,9 @@
 """Public shapes whose rows say which of two responses is better."""
 
-import json
 from typing import Any
 
 from components.data.formats.labels import is_side, meant
-from components.data.formats.pairs import agreed, text_field
+from components.data.formats.pairs import agreed, list_in_cell, text_field
 from components.data.formats.public_fields import (
     ARGILLA,
     ONE_HOT,
@@ -130,11 +129,7 @@ def _one_hot(data: Data, sides: tuple[str, str]) -> dict[str, Any]:
 
 
 def _turns(value: Any, name: str) -> list[str]:
-    if isinstance(value, str) and value.startswith("["):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            return [value]
+    value = list_in_cell(value)
     turns = [value] if isinstance(value, str) else value
     if not isinstance(turns, list) or not all(isinstance(turn, str) for turn in turns):
         raise BadRow("fields_present", f"`{name}` is {shown(value)}, expected a text or a list of texts")

@@ -1,7 +1,7 @@
 """Prompts in the forms people write them: Anthropic transcripts, lists of messages, plain strings."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from components.data.rows import BadRow, Message, shown
@@ -16,8 +16,9 @@ SYSTEMS = ("system", "system_prompt", "system_message")
 """Fields with the text of a system message, in public data sets."""
 ABOUT = ("input", "context")
 """Fields with what an instruction or a question is about, which is part of the prompt."""
-_CALLS = ("tool_calls", "function_call")
-_ANSWER = ("reasoning_content", "reasoning", "reasoning_details", "thinking", "refusal")
+_ANSWER = (
+    "reasoning_content", "reasoning", "reasoning_details", "thinking", "refusal", "tool_calls", "function_call",
+)  # fmt: skip
 """Fields of a message, beside `content`, with a part of the assistant's answer."""
 PROMPT_PARTS = ("tools", "functions", "documents", "image", "images", "video", "videos", "audio", "audios")
 """Fields of what a prompt offers or shows, which templates write into it."""
@@ -28,16 +29,6 @@ _ROLES = {
     **dict.fromkeys(("assistant", "gpt", "model", "bot", "ai", "chatbot"), "assistant"),
     **dict.fromkeys(("system", "developer"), "system"),
 }
-
-
-def split_transcript(text: str) -> tuple[list[Message], str]:
-    """Split `\\n\\nHuman: ... \\n\\nAssistant: ...` into the messages before the last assistant turn, and its text.
-
-    Raises:
-        BadRow: no assistant turn, nothing before it, or a human turn after it.
-    """
-    before, response = before_response(text)
-    return transcript_messages(before), response
 
 
 def before_response(text: str) -> tuple[str, str]:
@@ -90,8 +81,6 @@ def as_messages(value: Any, name: str) -> list[Message]:
         first, *turns = _EXTRA_ID.split(value)
         later = zip(turns[::2], turns[1::2], strict=True)
         return [{"role": _ROLES[who.lower()], "content": text.strip()} for who, text in (("user", first), *later)]
-    if value is None:
-        raise BadRow("fields_present", f"`{name}` is missing")
     if not isinstance(value, list):
         raise BadRow("fields_present", f"`{name}` is {kind(value)}, expected text or a list of messages")
     if not value:
@@ -116,22 +105,12 @@ def split_answer(value: Any, name: str) -> tuple[list[Message], str]:
     return split_messages([value] if isinstance(value, dict) else value, name)
 
 
-def message_text(value: Any, name: str) -> str:
-    """Return the text of a response that is one message or a list of one, as in TRL and LLaMA-Factory."""
-    messages = as_messages(value if isinstance(value, list) else [value], name)
-    if len(messages) != 1 or messages[0]["role"] != "assistant":
-        raise BadRow("turns_valid", f"`{name}` is not one message of the assistant")
-    return messages[0]["content"]
-
-
 def instruction_of(data: Mapping[str, object], name: str = "instruction") -> str:
     """Return the instruction or question in field `name`, followed by Alpaca's `input` and Dolly's `context` if there
     are any. A text that two of these fields repeat counts once."""
-    if data.get(name) is None:
-        raise BadRow("fields_present", f"`{name}` is missing")
     parts = []
     for part in (name, *ABOUT):
-        value = data.get(part) or ""
+        value = data.get(part) if part == name else data.get(part) or ""
         if not isinstance(value, str):
             raise BadRow("fields_present", f"`{part}` is {kind(value)}, expected text")
         parts.append(value.strip())
@@ -154,16 +133,16 @@ def earlier_turns(data: Mapping[str, object], prompt: list[Message]) -> list[Mes
     return [*([] if prompt[:1] == first else first), *_history(data.get("history")), *prompt]
 
 
-def refuse_parts(data: Mapping[str, object], where: str = "") -> None:
-    """Raise an error if a row, or an object in its field `where` (`input.`), has something in `PROMPT_PARTS`, or an
-    answer's `reasoning_content`.
+def refuse_parts(data: Mapping[str, object], where: str = "", of_answer: Sequence[str] = _ANSWER[:1]) -> None:
+    """Raise an error if a row, or an object in its field `where` (`input.`), has something in `PROMPT_PARTS`, or one of
+    the fields `of_answer`, by default `reasoning_content`.
 
     Raises:
         BadRow: it has.
     """
-    for name in (*PROMPT_PARTS, _ANSWER[0]):
-        if name in data and not is_empty(data[name]):
-            of = "answer" if name in _ANSWER else "prompt"
+    for name in (*of_answer, *PROMPT_PARTS):
+        if not is_empty(data.get(name)):
+            of = "prompt" if name in PROMPT_PARTS else "answer"
             text = f"`{where}{name}` belongs to the {of}, and only its text is learned; leave the row out, or the field"
             raise BadRow("turns_valid", f"{text} if the {of} is whole without it")
 
@@ -198,7 +177,7 @@ def kind(value: Any) -> str:
     """Return JSON's name for the type of `value`."""
     if isinstance(value, Unheld):
         return repr(value)
-    names = {"NoneType": "null", "str": "text", "int": "a number", "float": "a number", "bool": "true/false"}
+    names = {"NoneType": "missing", "str": "text", "int": "a number", "float": "a number", "bool": "true/false"}
     return {**names, "list": "a list", "dict": "an object"}.get(type(value).__name__, type(value).__name__)
 
 
@@ -217,12 +196,7 @@ def _message(value: Any, name: str) -> Message:
         text = f"`{name}` has role {own}, expected user (or human), assistant (or gpt, model, bot, ai) or system"
         raise BadRow("fields_present", f"{text} (or developer); write one of these, or leave the row out")
     content = next((value[key] for key in ("content", "value", "parts", "text") if value.get(key) is not None), None)
-    if called := next((call for call in _CALLS if value.get(call)), None):
-        raise BadRow("turns_valid", f"`{name}` calls a tool (`{called}`), and only text is learned; leave the row out")
-    if part := next((part for part in _ANSWER if not is_empty(value.get(part))), None):
-        text = f"`{name}.{part}` is part of the answer, and only `content` is learned"
-        raise BadRow("turns_valid", f"{text}; write it into `content`, or leave it or the row out")
-    refuse_parts(value, f"{name}.")
+    refuse_parts(value, f"{name}.", _ANSWER)
     if isinstance(content, list) and content:
         content = _joined(content, name)
     if not isinstance(content, str):

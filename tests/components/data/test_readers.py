@@ -102,7 +102,7 @@ def test_a_truncated_gzip_says_after_which_row_it_broke_off(tmp_path):
         ("a.jsonl.gz", LINES.encode(), "can't be read at all"),
         ("a.jsonl", b"hello\nworld\n", "is a JSON object; line 1"),
         ("a.jsonl", b"[1]\n[2]\n", "is a JSON object; line 1"),
-        ("a.jsonl", b'{"score": NaN}\n', r"is a JSON object.*NaN is not a JSON value: write null.*Correct its lines\."),
+        ("a.jsonl", b'{"score": NaN}\n', r"is a JSON object.*NaN is not a JSON value: write null.*Correct its lines"),
         ("a.parquet", b"PAR1 no", "can't be read at all"),
         ("a.json", b'[{"a": 1}', "is not JSON"),
         ("a.txt", b"hello", "is not in a format that Tether reads"),

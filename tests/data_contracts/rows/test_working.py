@@ -180,7 +180,6 @@ def test_facts_in_shards_are_those_of_a_structured_array(tmp_path):
         np.testing.assert_array_equal(facts[which][name], table[which][name])
         np.testing.assert_array_equal(facts[9:12][name], table[9:12][name])
         np.testing.assert_array_equal(facts[which][np.array([2, 0])][name], table[which][[2, 0]][name])
-        np.testing.assert_array_equal(facts.at(name, 11), table[name][11])
     assert len(facts[which]) == which.sum()
 
 

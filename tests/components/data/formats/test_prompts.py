@@ -20,7 +20,7 @@ def test_prompts_are_distinct_and_bad_rows_come_out_with_their_number(tmp_path: 
         (5, "bad JSON: Expecting property name enclosed in double quotes at character 2"),
         (6, "101 characters, more than data.max_characters (100)"),
         (7, "control character '\\x07' in prompt turn 1"),
-        (8, "`prompt` is missing"),
+        (8, "`prompt` is missing, expected text or a list of messages"),
         (9, "`prompt` is empty"),
         (10, "prompts differ"),
     ]
@@ -28,5 +28,5 @@ def test_prompts_are_distinct_and_bad_rows_come_out_with_their_number(tmp_path: 
 
 def test_a_file_without_one_prompt_is_the_users_mistake(tmp_path: Path) -> None:
     path = write(tmp_path / "x.jsonl", [{"prompt": ""}, {"text": "a"}, {"text": "b"}])
-    with pytest.raises(UserError, match=r"no valid prompt in 3 rows.*`prompt` is missing \(2 rows.*is row 2\)"):
+    with pytest.raises(UserError, match=r"no valid prompt in 3 rows.*`prompt` is missing, .*\(2 rows.*is row 2\)"):
         read_prompts(path, 1000)

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.data.formats.transcripts import as_messages, split_messages, split_transcript
+from components.data.formats.transcripts import as_messages, before_response, split_messages, transcript_messages
 from components.data.rows import BadRow
 
 # Words of a turn: anything but white space at the ends and but the marks that part turns.
@@ -15,7 +15,8 @@ turns = st.lists(st.tuples(st.sampled_from(["Human", "Assistant"]), words), min_
 @given(turns, words)
 def test_a_transcript_comes_apart_into_the_turns_it_was_written_from(turns, response):
     text = "".join(f"\n\n{who}: {said}" for who, said in turns) + f"\n\nAssistant: {response}"
-    prompt, found = split_transcript(text)
+    before, found = before_response(text)
+    prompt = transcript_messages(before)
     assert found == response
     assert [(m["role"], m["content"]) for m in prompt] == [
         ("user" if who == "Human" else "assistant", said) for who, said in turns
@@ -33,11 +34,11 @@ def test_a_transcript_comes_apart_into_the_turns_it_was_written_from(turns, resp
 )
 def test_a_transcript_without_a_last_assistant_turn_is_a_bad_row(text, reason):
     with pytest.raises(BadRow, match=reason):
-        split_transcript(text)
+        transcript_messages(before_response(text)[0])
 
 
 def test_words_before_the_first_turn_are_a_system_message():
-    assert split_transcript("Be kind.\n\nHuman: a\n\nAssistant: b")[0][0] == {"role": "system", "content": "Be kind."}
+    assert transcript_messages("Be kind.\n\nHuman: a")[0] == {"role": "system", "content": "Be kind."}
 
 
 def test_a_transcript_prompt_loses_only_its_open_assistant_turn():

@@ -15,7 +15,7 @@ from components.models.chat.rendering import rendered_conversation
 from components.models.chat.templates import CHAT_TEMPLATES
 from components.models.folders import load_base, save_model
 from components.models.tokenizers import load_tokenizer
-from data_contracts.findings.texts import continues, rendered_and_judged
+from data_contracts.findings.texts import rendered_and_judged
 
 ASKED = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Where is it?"}]
 WHOLE = [*ASKED, {"role": "assistant", "content": "On its way."}]
@@ -99,8 +99,7 @@ def test_a_template_without_an_end_agrees_only_where_a_stop_string_is_its_end(ba
     text = CHAT_TEMPLATES["plain"].replace("{{ eos_token }}", "{{ '\\n###' }}")
     for stop, agrees in (((), False), (("\n###",), True), (("###",), True), (("##!",), False)):
         tokenizer = load_tokenizer(base, template=text, stop=stop)
-        prompt = tokenizer.apply_chat_template(ASKED, tokenize=False, add_generation_prompt=True)
-        assert continues(tokenizer, prompt, ASKED, "b") == agrees, stop
+        assert (rendered_and_judged(tokenizer, ASKED, ["b"])[1] is None) == agrees, stop
 
 
 @pytest.mark.parametrize(("text", "reason"), [
