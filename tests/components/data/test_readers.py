@@ -98,7 +98,7 @@ def test_a_truncated_gzip_says_after_which_row_it_broke_off(tmp_path):
         ("a.csv", b"prompt,chosen\n", "holds no row"),
         ("a.csv", b"prompt,chosen\n,\n", "holds no row"),
         ("a.json", b"[]", "holds no row"),
-        ("a.jsonl.gz", gzip.compress(b""), "holds no row"),
+        ("a.jsonl.gz", gzip.compress(b"", mtime=0), "holds no row"),
         ("a.jsonl.gz", LINES.encode(), "can't be read at all"),
         ("a.jsonl", b"hello\nworld\n", "is a JSON object; line 1"),
         ("a.jsonl", b"[1]\n[2]\n", "is a JSON object; line 1"),
