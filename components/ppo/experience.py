@@ -33,6 +33,7 @@ from components.rewards.source import Parts
 from components.rewards.weighted import source_metrics
 from components.stats.intervals import clustered_mean, clustered_ratio
 from components.training.loop import read, torch_seed
+from components.training.updates import Update
 
 SAMPLER_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.01}
 """Largest allowed disagreement of the sampler's and the training path's log-probabilities at temperature 1.
@@ -85,6 +86,31 @@ class Experience:
         if self.sft is None or self.entropy is None:
             raise ValueError("an experience without SFT's log-probabilities and the entropy")
         return {"policy": self.logprobs, "sft": self.sft, "entropy": self.entropy}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PpoUpdate(Update):
+    """An update of PPO, with the batch from which the policy learned."""
+
+    prompts: Sequence[Sequence[Message]]
+    """(B,) the prompt of each response, as messages."""
+    texts: Sequence[str]
+    """(B,) the responses, as `Samples.texts` returns them."""
+    experience: Experience
+
+    @property
+    def samples(self) -> Samples:
+        """Return the responses as tokens."""
+        return self.experience.samples
+
+    @property
+    def beta(self) -> float:
+        """Return the KL coefficient of the batch's rewards."""
+        return self.metrics["ppo/beta"]
+
+    def is_sampled(self, every: int) -> bool:
+        """Return whether a table of samples has it: every `every`-th update, from the first, and the last."""
+        return (self.number - 1) % every == 0 or self.last
 
 
 def sampled_batches(

@@ -53,6 +53,21 @@ class OptimizerConfig(Settings):
         return named_rate(self.learning_rate)
 
 
+class ObserverPlugin(Settings):
+    """An observer of a training. Its name alone may be written: `ppo.observers=[words]`."""
+
+    plugin: str
+    """An entry point of the group `tether.observers`: a class, or function, that takes no argument and returns an
+    object with `on_update(update)`, and, if it has a state, `state()` and `restore(state)`."""
+    code: str = "auto"
+    """Name and version of its distribution and sha256 of its files; each run computes it again."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_name(cls, value: object) -> object:
+        return {"plugin": value} if isinstance(value, str) else value
+
+
 class FitWatchConfig(Settings):
     """Held-out evaluations during supervised training. `evaluate_every` sets how often they run."""
 

@@ -19,10 +19,10 @@ from components.models.logprobs import last_hidden, token_stats
 from components.models.runtime import Runtime
 from components.models.sampling import Samples
 from components.ppo import models, stage
+from components.ppo.best_policy import STREAM, PolicyEvaluations
 from components.ppo.evaluate import respond
 from components.ppo.learner import Learner
 from components.ppo.models import Models, Packed, SeparateCritic, frozen_pass, scatter
-from components.ppo.watch import STREAM, Watch
 from components.training.stopping import Interrupted, graceful
 
 LORA = {"lora": {"rank": 4}, "learning_rate": 1e-2}
@@ -168,7 +168,7 @@ def test_a_variant_holds_the_adapters_it_needs_and_resumes_to_the_same_bytes(
 def test_an_earlier_checkpoint_that_is_published_is_the_adapter_that_was_evaluated(
     adapted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Watch, "is_inside", lambda self, look: look["update"] <= 2)
+    monkeypatch.setattr(PolicyEvaluations, "is_inside", lambda self, row: row["update"] <= 2)
     options = LORA | {"updates": 4, "evaluate_every": 1, "stop_early": False}
     metrics = adapted.run("ppo", tmp_path, **options)
     artifact, data = tmp_path / "artifact", adapted.inputs["data"]

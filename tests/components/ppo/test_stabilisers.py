@@ -27,7 +27,8 @@ from components.ppo.learner import Learner
 from components.ppo.models import shared_runs, weights_digest
 from components.sft.demonstrations import token_losses
 from components.sft.mixed import MixedDemonstrations
-from components.training.averaging import WeightAverage
+from components.training.updates import Update
+from components.training.weights import WeightAverage
 from tests.components.ppo.test_learner import ready
 from tests.splits import write_split
 
@@ -234,7 +235,7 @@ def test_the_average_is_the_recursion_of_its_weights_and_is_what_replaces_them()
     for step in range(4):
         with torch.no_grad():
             model.weight += step + 0.5
-        average.update(model)
+        average.on_update(Update(number=step + 1, total=4, model=model, metrics={}, tokens=0))
         expected = 0.7 * expected + 0.3 * model.weight.detach().numpy()
     bias, own = model.bias.clone(), model.weight.clone()
     with average.instead(model):
@@ -277,8 +278,8 @@ def test_all_of_them_together_train_and_resume_to_the_same_bytes(
     kept = load_file(tmp_path / "whole" / "checkpoint" / "ppo" / "step-000000004.safetensors")
     published = load_file(tmp_path / "whole" / "artifact" / "model" / "model.safetensors")
     first = next(key for key in kept if key.startswith("policy|"))
-    assert torch.equal(published[first.removeprefix("policy|")], kept["average|weights.0"])
-    assert not torch.equal(kept[first], kept["average|weights.0"]), "what is published is the average, not the last"
+    assert torch.equal(published[first.removeprefix("policy|")], kept["average|0"])
+    assert not torch.equal(kept[first], kept["average|0"]), "what is published is the average, not the last"
 
 
 def test_by_default_none_of_them_does_anything() -> None:

@@ -50,7 +50,7 @@ TABLE = [
     ("components/data/support_desk/task.py", "", CODE, SAMPLING, SAMPLING),
     ("components/base/hashing.py", "", CODE, ALL, ALL),
     ("components/base/settings.py", "", CODE, ALL, ALL),
-    ("components/stats/intervals.py", "", CODE, SAMPLING | JUDGED | {"validate", "human_eval"}, ...),
+    ("components/stats/intervals.py", "", CODE, {"validate", "sft", "reward", "ppo", "human_eval"}, ...),
     ("components/data/rows.py", "", CODE, PROMPTS, ...),
     ("data_contracts/judge.py", "", CODE, set(), set()),
     ("components/reward/substages/judge.py", "", CODE, set(), set()),
