@@ -50,6 +50,7 @@ class PolicyEvaluations(Observer[Update]):
     """The independent judge's scores of the same SFT responses; empty without one."""
     reached: float = 0.0
     """The highest KL of a batch, in `kl.unit`, after which the policy was evaluated."""
+    memory = ("sft_scores", "sft_judge", "reached")
 
     def __post_init__(self) -> None:
         self.checkpoints = BestCheckpoint("update", lambda row, best: row["score"] > best["score"], self.is_eligible)
@@ -65,14 +66,13 @@ class PolicyEvaluations(Observer[Update]):
         return cls(job.ppo, prompts, answer, models.sft, average, alarm_update)
 
     def state(self) -> Any:
-        """Return the results and the best weights."""
-        names = ("sft_scores", "sft_judge", "reached")
-        return {name: getattr(self, name) for name in names} | {"checkpoints": self.checkpoints.state()}
+        """Return SFT's scores, the results and the best weights."""
+        return super().state() | {"checkpoints": self.checkpoints.state()}
 
     def restore(self, state: Any) -> None:
         """Restore them."""
         self.checkpoints.restore(state["checkpoints"])
-        self.sft_scores, self.sft_judge, self.reached = state["sft_scores"], state["sft_judge"], state["reached"]
+        super().restore({name: state[name] for name in self.memory})
 
     def on_update(self, update: Update) -> Update:
         """Evaluate the policy if it is due, keep its weights if it is the best, and stop without further progress."""
@@ -170,9 +170,9 @@ class PolicyEvaluations(Observer[Update]):
             why = "is not before it" if self.is_inside(end) else outside
             return best, f"Update {best} is published: {highest}. The last, update {last}, {why}."
         price = self.config.beta_in_deviations(beta)
-        gain = self._gain(best, last, price or 0.0)
-        nats = (self.checkpoints.values[update]["nats"] for update in (best, last))
-        kl, kl_last = (sum(values) / len(values) for values in nats)
+        gain = self._gain(price or 0.0)
+        by_prompt = self.checkpoints.best_values, self.checkpoints.last_values
+        kl, kl_last = (sum(values["nats"]) / len(values["nats"]) for values in by_prompt)
         by = f"by {gain.value:.2f} [{gain.low:.2f}, {gain.high:.2f}]"
         if price is None:
             better, compared = "has a certainly higher score at no more KL", f"score differs {by}"
@@ -188,12 +188,13 @@ class PolicyEvaluations(Observer[Update]):
             f"update {best}'s; {compared})."
         )
 
-    def _gain(self, a: int, b: int, beta: float) -> Interval:
-        """Return the gain in score - β KL from update `b` to `a`, with an interval corrected for all evaluations."""
-        worth = []
-        for values in (self.checkpoints.values[a], self.checkpoints.values[b]):
-            worth.append([score - beta * kl for score, kl in zip(values["scores"], values["nats"], strict=True)])
-        differences = [x - y for x, y in zip(*worth, strict=True)]
+    def _gain(self, beta: float) -> Interval:
+        """Return the gain in score - β KL from the last to the best, with an interval corrected for all evaluations."""
+        best, last = (
+            [score - beta * kl for score, kl in zip(values["scores"], values["nats"], strict=True)]
+            for values in (self.checkpoints.best_values, self.checkpoints.last_values)
+        )
+        differences = [x - y for x, y in zip(best, last, strict=True)]
         return clustered_mean(differences, [str(prompt) for prompt in self.prompts], self.checkpoints.level)
 
 

@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from torch import nn
 
 from components.ppo.config import KLConfig, PpoConfig
-from components.training.updates import Observer, Update
+from components.training.updates import Observer, Stateful, Update
 
 WINDOW = 5
 """Number of batches in the window over which the ceiling is judged."""
@@ -19,7 +18,7 @@ OUTSIDE = 2
 
 
 @dataclass
-class KLController:
+class KLController(Stateful):
     """A fixed or adaptive β."""
 
     config: KLConfig
@@ -29,6 +28,7 @@ class KLController:
     """Adaptive only: KL has not yet reached half the target, so the coefficient stays."""
     error: float = -1.0
     """m in the formula of `update`, a moving average of KL / target - 1; -1 at the start, where KL is 0."""
+    memory = ("coefficient", "holding", "error")
 
     @classmethod
     def start(cls, config: KLConfig) -> "KLController":
@@ -62,14 +62,6 @@ class KLController:
         if not self.holding:
             self.coefficient *= 1 + min(max(error, -0.2), 0.2) / self.config.horizon
 
-    def state(self) -> dict[str, Any]:
-        """Return its state for a checkpoint."""
-        return {name: value for name, value in asdict(self).items() if name != "config"}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore the state from a checkpoint."""
-        vars(self).update(state)
-
 
 @dataclass
 class KLLimits(Observer[Update]):
@@ -80,6 +72,7 @@ class KLLimits(Observer[Update]):
     """How many of the latest batches in a row were above the ceiling."""
     outside: int = 0
     """How many of the latest batches in a row had a KL certainly above the band."""
+    memory = ("above", "outside")
 
     def on_update(self, update: Update) -> Update:
         """Stop the training if KL is too high."""
@@ -118,15 +111,6 @@ class KLLimits(Observer[Update]):
         most = self.config.watch.kl_high
         self.outside = self.outside + 1 if most is not None and low > most else 0
         return self.outside >= OUTSIDE
-
-    def state(self) -> Any:
-        """Return both counts."""
-        return [self.above, self.outside]
-
-    def restore(self, state: Any) -> None:
-        """Restore both counts."""
-        self.above, self.outside = state
-
 
 class ReferenceRefresh(Observer[Update]):
     """Replaces the reference of the KL penalty by the policy, every `every` updates."""

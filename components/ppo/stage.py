@@ -24,13 +24,13 @@ from components.models.sampling import Samples
 from components.ppo.best_policy import PolicyEvaluations
 from components.ppo.config import PpoConfig, PpoJob
 from components.ppo.control import KLController, KLLimits, ReferenceRefresh
-from components.ppo.curves import curve_metrics
 from components.ppo.evaluate import evaluate, evaluate_last, sft_responses
-from components.ppo.experience import PpoUpdate, check_start, gather_experience
+from components.ppo.experience import Experience, PpoUpdate, check_start, gather_experience
 from components.ppo.learner import Learner
 from components.ppo.models import Models, weights_digest
 from components.ppo.monitors.batches import Alarms
 from components.ppo.monitors.carriers import KLShares
+from components.ppo.monitors.curves import curve_metrics
 from components.ppo.monitors.responses import ResponseMetrics, SampleTable, ScoreWarning
 from components.reward.scoring import ScoreScale
 from components.rewards.rules import Rules
@@ -180,15 +180,15 @@ class Observers:
         """Return the observers before the first update. SFT answers prompts for the limits of the alarms."""
         config = job.ppo
         average = None if config.ema is None else WeightAverage(models.policy, config.ema)
+        plugged: dict[str, Observer[Any]] = {
+            f"plugin {plugin.plugin}": PluggedObserver(plugin, "ppo.observers") for plugin in config.observers
+        }
         alarms = Alarms.start(models, job, data)
         evaluations = PolicyEvaluations.start(models, job, data, average, alarms.first_stop)
         history, samples = History(), SampleTable(every=config.sample_every, data=data)
         shares = KLShares(every=config.sample_every, tokenizer=models.tokenizer)
         every = config.kl.refresh_every
         refresh = None if every is None else ReferenceRefresh(every, models.reference, models.refresh_reference)
-        plugged: dict[str, Observer[Any]] = {
-            f"plugin {plugin.plugin}": PluggedObserver(plugin, "ppo.observers") for plugin in config.observers
-        }
         in_order: dict[str, Observer[Any] | None] = {
             "average": average, "reference": refresh, "score warning": ScoreWarning(), "alarms": alarms,
             "limits": KLLimits(config), "responses": ResponseMetrics(data, models.rules), **plugged,
@@ -205,9 +205,9 @@ def train(models: Models, job: PpoJob, prompts: Sequence[Any], data: Path, out: 
     This is PPO with clipped ratios (Schulman et al. 2017) on whole responses, with KL to SFT in the reward of each
     token and an adaptive β (Ziegler et al. 2019, Stiennon et al. 2020): one batch of responses an update, a few epochs
     over it, no reuse afterwards. Where it differs from usual advice (docs/decisions/usual-advice.md has the reasons):
-    scores have one scale for the whole run, measured on SFT, and are not whitened by batch; γ is 1; there is no
-    entropy bonus unless asked for; sampling is at temperature 1 from the whole distribution; two epochs at most, which
-    end early on their KL; and the critic is a model of its own, which starts as the reward model.
+    scores have one scale for the whole run, measured on SFT, and are not whitened by batch; γ is 1; no entropy bonus
+    unless asked for; sampling at temperature 1 from the whole distribution; two epochs, which end early on their KL; a
+    critic that is a model of its own and starts as the reward model.
     """
     config = job.ppo
     models.policy.eval()  # no dropout anywhere in PPO: the ratio must be 1 before the first step
@@ -262,7 +262,9 @@ def written_if_stopped(out: Path, number: int, samples: Samples) -> Iterator[lis
     except CheckFailed as error:
         path = out / "checkpoint" / f"stopped-{number}.safetensors"
         make_folder(path.parent)
-        tensors = {name: value for part in parts for name, value in vars(part).items() if isinstance(value, Tensor)}
+        parts += [part.passes._asdict() for part in parts if isinstance(part, Experience)]
+        named = (item for part in parts for item in (part if isinstance(part, dict) else vars(part)).items())
+        tensors = {name: value for name, value in named if isinstance(value, Tensor)}
         with replacing(path) as temporary:
             save_file({name: value.cpu().clone() for name, value in tensors.items()}, temporary)
         raise CheckFailed(f"{str(error).rstrip('.')}. The batch of update {number} is kept in {path}.") from error

@@ -1,7 +1,7 @@
 """Held-out evaluation during a training: keep the best checkpoint, choose the one to publish, decide when to stop."""
 
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +14,11 @@ from components.base.errors import CheckFailed
 from components.distributed import ranks
 from components.stats.intervals import LEVEL, Interval, clustered_mean, clustered_ratio
 from components.training.optim import FitConfig
-from components.training.updates import Observer, Update
+from components.training.updates import Observer, Stateful, Update
 from components.training.weights import kept_parameters, put_weights, whole_tensors
 
 Row = dict[str, float]
+Values = dict[str, list[float]]
 
 
 def any_row(row: Row) -> bool:
@@ -26,7 +27,7 @@ def any_row(row: Row) -> bool:
 
 
 @dataclass
-class BestCheckpoint:
+class BestCheckpoint(Stateful):
     """The results of a training's evaluations, and the weights of the best checkpoint among them."""
 
     unit: str
@@ -37,20 +38,23 @@ class BestCheckpoint:
     """Returns whether a row's checkpoint may be the best."""
     evaluations: list[Row] = field(default_factory=list)
     """A row of each evaluation, in order: the checkpoint's number (from 1) and its results."""
-    values: dict[int, dict[str, list[float]]] = field(default_factory=dict)
-    """Maps the number of the best and of the last checkpoint to the results by example (N,)."""
     number: int = 0
     """Number of the best checkpoint; 0 for none."""
+    best_values: Values = field(default_factory=dict)
+    """Results by example (N,), by name, of the best checkpoint."""
+    last_values: Values = field(default_factory=dict)
+    """The same of the last one."""
     weights: dict[str, Tensor] = field(default_factory=dict)
     """The trained parameters of the best checkpoint, complete and on the CPU."""
+    memory = ("evaluations", "number", "best_values", "last_values", "weights")
 
-    def add(self, row: Row, values: dict[str, list[float]], model: Any) -> None:
+    def add(self, row: Row, values: Values, model: Any) -> None:
         """Add an evaluation of `model`, and keep a copy of its weights if it is the best. All ranks call it."""
-        number = int(row[self.unit])
         if self.is_eligible(row) and (not self.number or self.is_better(row, self.best)):
-            self.number, self.weights = number, whole_tensors(kept_parameters(model))
+            self.number, self.best_values = int(row[self.unit]), values
+            self.weights = whole_tensors(kept_parameters(model))
         self.evaluations.append(row)
-        self.values = {at: rows for at, rows in self.values.items() if at == self.number} | {number: values}
+        self.last_values = values
 
     @property
     def best(self) -> Row:
@@ -74,16 +78,6 @@ class BestCheckpoint:
         """Return whether `patience` or more evaluations have come since the best one. Never if either is missing."""
         later = sum(row[self.unit] > self.number for row in self.evaluations)
         return patience is not None and self.number > 0 and later >= patience
-
-    def state(self) -> dict[str, Any]:
-        """Return its state for a checkpoint."""
-        values = {str(number): rows for number, rows in self.values.items()}
-        return {"evaluations": self.evaluations, "values": values, "number": self.number, "weights": self.weights}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the state from a checkpoint."""
-        self.evaluations, self.number, self.weights = state["evaluations"], state["number"], state["weights"]
-        self.values = {int(number): rows for number, rows in state["values"].items()}
 
 
 @dataclass(frozen=True)
@@ -170,7 +164,7 @@ class LossEvaluations(Observer[Update]):
         first, last = int(best["step"]), int(end["step"])
         if first == last:
             return last, f"Step {last}, the last, is published: no evaluated checkpoint has a lower held-out loss."
-        losses = (self.checkpoints.values[step]["losses"] for step in (last, first))
+        losses = self.checkpoints.last_values["losses"], self.checkpoints.best_values["losses"]
         excess = [of_last - of_best for of_last, of_best in zip(*losses, strict=True)]
         worse = _weighted(excess, self.heldout.weights, self.heldout.prompts, self.checkpoints.level)
         numbers = (

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Generic, Protocol, Self
+from typing import Any, Generic, Self
 
 import numpy as np
 import torch
@@ -30,7 +29,7 @@ from components.models.runtime import peak_memory_gb
 from components.training import checkpoint
 from components.training.optim import FitConfig, OptimizerConfig, build_optimizer, learning_rate_at, set_learning_rate
 from components.training.shares import load_share, save_share
-from components.training.updates import Observer, U, Update
+from components.training.updates import Observer, Stateful, U, Update
 from components.training.weights import kept_parameters
 
 
@@ -198,19 +197,6 @@ class TrainingExamples:
     """Most tokens per call of `loss`, if it packs its examples; None: `micro_batch_size` examples per call."""
 
 
-class Controller(Protocol):
-    """Part of a training whose state checkpoints hold."""
-
-    def state(self) -> Any:
-        """Return the state: JSON, with tensors that are whole and on the CPU."""
-
-    def restore(self, state: Any) -> None:
-        """Restore it."""
-
-
-EMPTY: Mapping[str, Any] = MappingProxyType({})
-
-
 class Loop(Generic[U]):
     """The updates of a training: what observers see of each, checkpoints and resuming, reports, and when it ends.
 
@@ -219,8 +205,8 @@ class Loop(Generic[U]):
 
     def __init__(
         self, folder: Path, total: int, pace: checkpoint.Pace, observe: Observe, observers: Mapping[str, Observer[U]],
-        models: Mapping[str, nn.Module], optimizers: Mapping[str, AdamW], controllers: Mapping[str, Controller] = EMPTY,
-        whole_up_to: float = math.inf,
+        models: Mapping[str, nn.Module], optimizers: Mapping[str, AdamW],
+        controllers: Mapping[str, Stateful] | None = None, whole_up_to: float = math.inf,
     ) -> None:  # fmt: skip
         """Continue from the newest checkpoint in `folder`, if there is one.
 
@@ -236,7 +222,7 @@ class Loop(Generic[U]):
         """
         self._folder, self._total, self._pace, self._observe = folder, total, pace, observe
         self._observers, self._optimizers, self._whole_up_to = observers, optimizers, whole_up_to
-        self._parts: dict[str, Controller] = {**controllers, **observers}
+        self._parts: dict[str, Stateful] = {**(controllers or {}), **observers}
         self._modules = dict(models)
         for observer in observers.values():
             self._modules |= observer.modules

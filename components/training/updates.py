@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 from torch import nn
 
@@ -77,8 +77,23 @@ class Update:
 U = TypeVar("U", bound=Update)
 
 
-class Observer(Generic[U]):
-    """Looks at each update. Checkpoints store `modules` and `state`. All ranks call it, unless it is a plug-in."""
+class Stateful:
+    """A part of a training whose state checkpoints hold."""
+
+    memory: ClassVar[Sequence[str]] = ()
+    """The attributes of which `state` consists."""
+
+    def state(self) -> Any:
+        """Return its state for a checkpoint: JSON, with tensors that are whole and on the CPU."""
+        return {name: getattr(self, name) for name in self.memory}
+
+    def restore(self, state: Any) -> None:
+        """Restore the state from a checkpoint."""
+        vars(self).update(state)
+
+
+class Observer(Stateful, Generic[U]):
+    """Looks at each update. Checkpoints store `modules` and the state. All ranks call it, unless it is a plug-in."""
 
     modules: Mapping[str, nn.Module] = MappingProxyType({})
     """Modules that checkpoints store and load in place, by name."""
@@ -90,27 +105,13 @@ class Observer(Generic[U]):
         """Return the update with what this observer adds."""
         return update
 
-    def state(self) -> Any:
-        """Return its state for a checkpoint: JSON, with tensors that are whole and on the CPU."""
-        return None
-
-    def restore(self, state: Any) -> None:
-        """Restore the state from a checkpoint."""
-
 
 @dataclass
 class RowTable(Observer[U]):
     """Collects rows for a file of the artifact."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
-
-    def state(self) -> Any:
-        """Return all rows."""
-        return self.rows
-
-    def restore(self, state: Any) -> None:
-        """Restore all rows."""
-        self.rows = state
+    memory: ClassVar[Sequence[str]] = ("rows",)
 
 
 @dataclass
@@ -119,6 +120,7 @@ class History(RowTable[Update]):
 
     failed: bool = False
     """Whether an observer has stopped the training, or would have, for a failure."""
+    memory = ("rows", "failed")
 
     def on_update(self, update: Update) -> Update:
         """Add a row of `update` (from 1) and its metrics."""
@@ -127,14 +129,6 @@ class History(RowTable[Update]):
             self.failed = self.failed or update.stop.fails
             logger.warning("update %d: %s", update.number, update.stop.reason)
         return update
-
-    def state(self) -> Any:
-        """Return the rows, and whether the training has failed."""
-        return {"rows": self.rows, "failed": self.failed}
-
-    def restore(self, state: Any) -> None:
-        """Restore both."""
-        self.rows, self.failed = state["rows"], state["failed"]
 
 
 class Speed(Observer[Update]):

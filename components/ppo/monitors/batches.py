@@ -16,7 +16,7 @@ from components.models.batching import encode_responses
 from components.models.sampling import Samples
 from components.ppo.config import PpoConfig, PpoJob
 from components.ppo.experience import PpoUpdate, sampled_batches
-from components.ppo.models import Models
+from components.ppo.models import FrozenPass, Models
 from components.ppo.monitors.alarms import MONITORS, Alarm, Limits
 from components.ppo.monitors.measures import Batch
 from components.training.updates import RowTable
@@ -36,7 +36,7 @@ def batch_of(
     samples: Samples,
     prompts: Sequence[Any],
     texts: Sequence[str],
-    frozen: Mapping[str, Tensor],
+    passes: FrozenPass,
     scores: Tensor,
     tokenizer: Any,
     group: int,
@@ -45,13 +45,12 @@ def batch_of(
     each.
 
     Args:
-        frozen: (B, T) log-probabilities under `policy` and `sft`, and the policy's `entropy`, nats.
         scores: (B,) as judged, in SFT standard deviations.
     """
     mask = samples.response_mask
-    nll = -(frozen["sft"].masked_fill(~mask, 0).sum(1) / mask.sum(1))
-    entropy, k1 = (each.masked_fill(~mask, 0).sum(1) for each in (frozen["entropy"], frozen["policy"] - frozen["sft"]))
-    read = torch.stack([each.double() for each in (nll, scores, entropy, k1)]).cpu().numpy()  # a single transfer
+    nll = -(passes.sft.masked_fill(~mask, 0).sum(1) / mask.sum(1))
+    entropy, k1 = (x.masked_fill(~mask, 0).sum(1) for x in (passes.entropy, passes.policy - passes.sft))
+    read = torch.stack([x.double() for x in (nll, scores, entropy, k1)]).cpu().numpy()  # a single transfer
     likelihoods, judged, entropies, kl = read[:, ::group]
     return Batch(
         [prompt[-1]["content"] for prompt in prompts[::group]], texts[::group], samples.said[::group],
@@ -88,7 +87,7 @@ def limits_of_sft(models: Models, job: PpoJob, data: Path) -> Limits | None:
         return None
     parts = list[Batch]()
     for some, samples, found in sampled_batches(models, models.sft, prompts, job, STREAM):
-        texts, raw = samples.texts(models.tokenizer), found["raw_scores"]
+        texts, raw = samples.texts(models.tokenizer), found.raw_scores
         if models.rewards is not None:
             raw, *_ = models.rewards.score(raw, some, texts, ended=samples.ended.tolist())
         parts.append(batch_of(samples, some, texts, found, models.scale(raw), models.tokenizer, 1))
@@ -134,7 +133,7 @@ class Alarms(RowTable[PpoUpdate]):
             return update
         experience = update.experience
         batch = batch_of(
-            experience.samples, update.prompts, update.texts, experience.frozen, experience.judged, self.tokenizer,
+            experience.samples, update.prompts, update.texts, experience.passes, experience.judged, self.tokenizer,
             self.config.group_size,
         )  # fmt: skip
         values, alarms = self.limits.judge(batch, self.config.beta_in_deviations(update.beta))

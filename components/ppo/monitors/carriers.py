@@ -33,7 +33,7 @@ class KLShares(RowTable[PpoUpdate]):
             return update
         experience = update.experience
         shares = kl_carriers(
-            experience.samples, experience.logprobs, experience.frozen["sft"], update.prompts, self.tokenizer
+            experience.samples, experience.logprobs, experience.passes.sft, update.prompts, self.tokenizer
         )
         self.rows.append({"update": update.number} | shares)
         return update.with_examples([carriers_sample(shares)]) if evaluated else update

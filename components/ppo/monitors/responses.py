@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from components.data.support_desk.task import task_scores
 from components.ppo.experience import PpoUpdate
@@ -26,19 +25,12 @@ class ScoreWarning(Observer[PpoUpdate]):
     """Warns once if the scores of an update hardly distinguish its rollouts."""
 
     warned: bool = False
+    memory = ("warned",)
 
     def on_update(self, update: PpoUpdate) -> PpoUpdate:
         """Warn, unless it has."""
         self.warned = self.warned or warn_of_scores(update.number, update.metrics)
         return update
-
-    def state(self) -> Any:
-        """Return whether it has warned."""
-        return self.warned
-
-    def restore(self, state: Any) -> None:
-        """Restore whether it has warned."""
-        self.warned = state
 
 
 def warn_of_scores(update: int, metrics: Mapping[str, float]) -> bool:

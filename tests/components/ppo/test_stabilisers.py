@@ -21,15 +21,16 @@ from components.models.folders import load_causal_lm
 from components.models.tokenizers import visible_text
 from components.ppo import maths, models
 from components.ppo.config import PpoConfig
-from components.ppo.curves import STABILISERS
 from components.ppo.evaluate import evaluate
 from components.ppo.learner import Learner
 from components.ppo.models import shared_runs, weights_digest
+from components.ppo.monitors.curves import STABILISERS
 from components.sft.demonstrations import token_losses
 from components.sft.mixed import MixedDemonstrations
+from components.training.terms import aggregated
 from components.training.updates import Update
 from components.training.weights import WeightAverage
-from tests.components.ppo.test_learner import ready
+from tests.components.ppo.test_learner import ready, with_passes
 from tests.splits import write_split
 
 Load = Callable[..., Any]
@@ -81,7 +82,7 @@ def test_an_update_tells_how_many_tokens_each_clip_held(load: Load) -> None:
     log_ratio = torch.tensor([0.03, -0.005, 0.1, 0.01]).repeat(mask.numel() // 4 + 1)[: mask.numel()].view(mask.shape)
     push = torch.tensor([1.0, -1, -1]).repeat(mask.numel() // 3 + 1)[: mask.numel()].view(mask.shape)
     moved = dataclasses.replace(
-        experience, logprobs=experience.logprobs - log_ratio, advantages=push.masked_fill(~mask, 0),
+        with_passes(experience, policy=experience.logprobs - log_ratio), advantages=push.masked_fill(~mask, 0),
         samples=dataclasses.replace(experience.samples, seen=None),
     )  # fmt: skip
     metrics = learner.update(moved, 0)
@@ -102,7 +103,7 @@ def test_an_aggregation_is_a_loop_over_responses(how: Literal["token", "sequence
         "sequence": np.mean([s / n for s, n in zip(sums, lengths, strict=True)]),
         "cap": np.mean([s / 12 for s in sums]),
     }
-    assert maths.aggregated(tensor(x), tensor(mask), how, 12).item() == pytest.approx(expected[how], rel=1e-5)
+    assert aggregated(tensor(x), tensor(mask), how, 12).item() == pytest.approx(expected[how], rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["separate", "shared"])

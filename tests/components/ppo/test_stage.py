@@ -221,7 +221,7 @@ def test_a_check_that_stops_the_run_leaves_its_batch_and_the_checkpoint_before_i
         with pytest.raises(CheckFailed, match=r"loss is nan.* batch of update 4 is kept in .*stopped-4\.safetensors"):
             stages.run("ppo", tmp_path)
     batch = load_file(tmp_path / "checkpoint" / "stopped-4.safetensors")
-    assert batch["returns"].isnan().any() and batch["response_ids"].shape == batch["logprobs"].shape
+    assert batch["returns"].isnan().any() and batch["response_ids"].shape == batch["policy"].shape
     assert batch.keys() >= {"prompt_ids", "response_mask", "scores", "advantages", "values", "reference"}
     assert stages.run("ppo", tmp_path) == undisturbed[1], "it continues from the checkpoint"
     assert digests(tmp_path / "artifact") == digests(undisturbed[0] / "artifact")

@@ -85,7 +85,7 @@ def test_a_lower_loss_that_may_be_chance_leaves_the_last_published(tmp_path: Pat
     last = float(model.weight.detach())
     assert result.publish(model)["sft/published_step"] == 12 and float(model.weight.detach()) == last
     assert "no earlier one is certainly better" in result.document()["reason"]
-    pairs = (result.checkpoints.values[step]["losses"] for step in (12, result.checkpoints.number))
+    pairs = result.checkpoints.last_values["losses"], result.checkpoints.best_values["losses"]
     excess = [last - best for last, best in zip(*pairs, strict=True)]
     weights = [1.0 + i % 2 for i in range(8)]
     ratio, mean = sum(excess) / sum(weights), sum(weights) / 8
