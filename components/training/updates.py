@@ -116,7 +116,7 @@ class RowTable(Observer[U]):
 
 @dataclass
 class History(RowTable[Update]):
-    """The metrics of each update, and whether the training has failed. It comes after all that add metrics."""
+    """The metrics of each update, and whether the training has failed. It comes after all that add metrics or stop."""
 
     failed: bool = False
     """Whether an observer has stopped the training, or would have, for a failure."""
@@ -126,8 +126,9 @@ class History(RowTable[Update]):
         """Add a row of `update` (from 1) and its metrics."""
         self.rows.append({"update": update.number, **update.metrics})
         if update.stop is not None:
+            if update.last or (update.stop.fails and not self.failed):
+                logger.warning("update %d: %s", update.number, update.stop.reason)
             self.failed = self.failed or update.stop.fails
-            logger.warning("update %d: %s", update.number, update.stop.reason)
         return update
 
 
