@@ -440,6 +440,7 @@ def test_a_demoted_policys_lineage_keeps_who_promoted_and_demoted_it(home: Path,
     assert seen[f"{other.name}/{other.version}"]["promoted"]["by"] == "grace"
 
 
+@pytest.mark.whole
 def test_a_damaged_record_is_said_by_every_question_that_it_leaves_a_gap_in_until_its_stage_is_rerun(
     tether, home: Path, first: dict[str, Any]
 ) -> None:
