@@ -42,6 +42,8 @@ _DEMONSTRATIONS = (
     "preferences (data.score.name)."
 )
 
+_FIELDS = f"{_PREFERENCES} {_DEMONSTRATIONS}"
+
 Row = Mapping[str, Any]
 """The fields of a readable row."""
 
@@ -67,13 +69,11 @@ class FileReading(NamedTuple):
     def _about_columns(self) -> str:
         if not self.ignored:
             return "It has columns of preferences, but not all that a pair needs." if self.mistaken else ""
-        fields = _PREFERENCES if self.mistaken or self.kind != "demonstrations" else ""
-        if self.kind != "preferences":
-            fields = f"{fields} {_DEMONSTRATIONS}".strip()
-        return (
-            "If an unused column is one of Tether's fields under another name, map it: --set "
-            f"data.columns.FIELD=COLUMN. {fields}"
-        )
+        advice = "If an unused column is one of Tether's fields under another name, map it: --set "
+        advice += "data.columns.FIELD=COLUMN. "
+        if self.kind == "preferences":
+            return f"{advice}docs/guide/formats.md lists the fields."
+        return advice + (_DEMONSTRATIONS if not self.mistaken and self.kind == "demonstrations" else _FIELDS)
 
 
 _SHEET = FileReading("sheet", "rating sheet", [])

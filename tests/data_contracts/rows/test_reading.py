@@ -58,7 +58,7 @@ def test_columns_that_are_no_responses_leave_prompts_prompts(tmp_path: Path, row
 @pytest.mark.parametrize(
     ("row", "fields"),
     [
-        ({"chosen": "x", "rejected": "y"}, ["Preferences have"]),
+        ({"chosen": "x", "rejected": "y"}, []),
         ({"response": "x"}, ["Demonstrations have"]),
         ({"response": "x", "negative_response": "y"}, ["Preferences have", "Demonstrations have"]),
         ({}, ["Preferences have", "Demonstrations have"]),

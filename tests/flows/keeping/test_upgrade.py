@@ -69,7 +69,7 @@ def test_check_says_what_is_due_and_changes_nothing(tether_here: Any, home: Path
     done = tether_here("upgrade", "--check", home=home)
     assert done.returncode == 1 and "mlflow.db: the tables" in done.stdout and "tether backup" in done.stdout
     assert database.read_bytes() == before
-    (finding,) = doctor._tables(home)
+    (finding,) = doctor._home(home)
     assert finding.level == "note" and "`tether upgrade` is due" in finding.text
     text = (Path(__file__).resolve().parents[3] / "docs" / "operations" / "upgrade.md").read_text()
     check, commands = re.findall(r"```sh\n(.*?)```", text, re.S)  # what the page says to do
@@ -78,7 +78,7 @@ def test_check_says_what_is_due_and_changes_nothing(tether_here: Any, home: Path
         assert tether_here(*words, home=home).returncode == 0, line
     assert (home.parent / "before-upgrade" / "manifest.json").exists()
     assert tether_here(*check.split()[1:], home=home).returncode == 0
-    assert doctor._tables(home) == []
+    assert doctor._home(home) == []
 
 
 @pytest.mark.parametrize(
@@ -91,6 +91,7 @@ def test_a_newer_home_is_refused_in_one_sentence(tether_here: Any, home: Path, c
     assert (
         f"home schema {HOME_SCHEMA + 1}; this one reads up to {HOME_SCHEMA}" in done.stderr and "Install" in done.stderr
     )
+    assert [finding.exit_code for finding in doctor._home(home)] == [2], "tether doctor says it too"
 
 
 @pytest.mark.parametrize(
