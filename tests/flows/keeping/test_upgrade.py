@@ -44,11 +44,11 @@ def downgraded(home: Path) -> Path:
     return home / "mlflow.db"
 
 
-def test_a_home_without_a_number_gets_this_versions(home: Path, tmp_path: Path) -> None:
-    assert home_schema(home) is None and home_schema(tmp_path / "nothing") is None
-    for each in (home, tmp_path / "nothing"):
-        mark_home(each)
-        assert home_schema(each) == HOME_SCHEMA
+def test_only_a_home_without_runs_gets_this_versions_number(home: Path, tmp_path: Path) -> None:
+    for folder, number in ((home, None), (tmp_path / "nothing", HOME_SCHEMA)):
+        assert home_schema(folder) is None
+        mark_home(folder)
+        assert home_schema(folder) == number, "a run of another format has to be found by that release's upgrade"
 
 
 def test_nothing_is_upgraded_under_a_run_at_work(
