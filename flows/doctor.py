@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from components.base.errors import TetherError
+from components.base.errors import TetherError, UserError
 from components.base.redaction import redacted
 from components.base.text import counted, plain
 from components.keys.plugins import GROUPS, installed_plugins
 from components.models.runtime import Runtime, usable_gpus
 from components.store.store import ArtifactStore
 from tasks.prefect_flow.server import check_server, is_untrusted, no_answer
+from tasks.runs.schema import check_home
 from tasks.tracking.client import connect, in_short
 from tasks.tracking.database import is_outdated
 
@@ -44,7 +45,7 @@ def diagnose(home: Path) -> list[Finding]:
         *_runtime(),
         _disk(home),
         _store(home),
-        *_tables(home),
+        *_home(home),
         _versions(),
         *servers(home),
         *_plugins(),
@@ -110,7 +111,11 @@ def _store(home: Path) -> Finding:
     return Finding("ok", "store", f"{place.where} can be written")
 
 
-def _tables(home: Path) -> list[Finding]:
+def _home(home: Path) -> list[Finding]:
+    try:
+        check_home(home)
+    except UserError as error:
+        return [Finding("fail", "home", str(error), 2)]
     database = home / "mlflow.db"
     if not database.is_file() or not database.stat().st_size or not is_outdated(database):
         return []
@@ -178,6 +183,11 @@ def _certificates() -> list[Finding]:
 def _plugins() -> list[Finding]:
     found = []
     for group in GROUPS:
-        if names := [f"{each.name} ({each.label})" for each in installed_plugins(group).values()]:
+        try:
+            names = [f"{plugin.name} ({plugin.label})" for plugin in installed_plugins(group).values()]
+        except UserError as error:
+            found.append(Finding("fail", "plug-ins", str(error), 2))
+            continue
+        if names:
             found.append(Finding("ok", "plug-ins", f"{group.partition('.')[2]}: {', '.join(names)}"))
     return found

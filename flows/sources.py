@@ -220,7 +220,7 @@ def _status(run: str, home: Path, field: str) -> RunStatus:
     try:
         return load_status(home, run)
     except UserError as error:
-        raise UserError(f"{field} = {run}: {error} Name a run of this home (`tether runs` lists them).") from error
+        raise UserError(f"{field} = {run}: {error} Name a run of this home.") from error
 
 
 def _data_of(validated: Record, config: RunConfig, home: Path, kinds: Sequence[str] = FILES) -> dict[str, Input]:

@@ -147,7 +147,13 @@ def test_a_toy_stage_and_a_toy_gate_are_run_judged_shown_and_cached(tether, sour
     assert changed == {"toy.weight", "components/toy/stage.py"}
 
 
-@pytest.mark.parametrize("command", [["lint-imports", "--no-cache"], ["pytest", "-q", "tests/components/gates"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["lint-imports", "--no-cache"],
+        pytest.param(["pytest", "-q", "tests/components/gates"], marks=pytest.mark.whole),
+    ],
+)
 def test_the_layers_and_gates_hold_with_a_toy_stage(source: Path, command: list[str]) -> None:
     program = Path(sys.executable).parent / command[0]
     done = subprocess.run([program, *command[1:]], cwd=source, capture_output=True, text=True, check=False)

@@ -151,6 +151,6 @@ def test_a_runs_record_report_lineage_and_mlflow_name_the_commit_of_a_hub_datase
     assert found.as_json()["nodes"][0]["hub"] == HUB and f"a copy of the hub dataset {HUB}" in text(found)
     logged = connect(place.home).get_run(load_status(place.home, run).stage("validate").mlflow_run)
     tags = {tag.key: tag.value for each in logged.inputs.dataset_inputs for tag in each.tags}
-    assert tags["tether.hub"] == HUB
+    assert tags["tether.hub"] == HUB and f"preferences ({HUB})" in logged.data.tags["mlflow.note.content"]
     assert HUB.partition("@")[2] not in json.dumps(done.record.model_dump(mode="json"))
     assert place.state(place.run(f"data.preferences={copy}")) == ("cached", place.state(run)[1])

@@ -78,6 +78,8 @@ def _scored(function: Any, root: str, prompts: list[Any], responses: list[str], 
 
 def _plain(value: Any, pair: bool = False) -> Any:
     """Return a score, or a pair of its parts, as JSON. What is none becomes text, which the stage refuses."""
+    if value is None or isinstance(value, bytes):
+        return None if value is None else repr(value)[:80]
     try:
         if pair:
             offset, number = value

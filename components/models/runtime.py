@@ -123,13 +123,13 @@ class Runtime(Settings):
 
     def lacking(self) -> dict[str, object]:
         """Return what this machine has of the options, by name, with which a resolved runtime cannot compute here."""
-        found = usable_gpus()
         here: dict[str, object] = {"instruction_set": cpu_instruction_set()}
         if self.device == "cuda":
+            found = usable_gpus()
             here = {"device": "cuda", "gpu": found.name, "cuda": found.cuda} if found.gpus else {"device": "cpu"}
-        most = len(found.gpus) * these_hosts().count
-        if self.device == "cuda" and found.gpus and self.ranks != "auto" and self.ranks > most:
-            here["ranks"] = most
+            most = len(found.gpus) * these_hosts().count
+            if found.gpus and self.ranks != "auto" and self.ranks > most:
+                here["ranks"] = most
         return {name: value for name, value in here.items() if getattr(self, name) not in ("auto", value)}
 
 

@@ -55,13 +55,14 @@ class WeightedScores(NamedTuple):
 
 
 class PromptColumns:
-    """The other columns of the prompts' rows, in all splits of a validate artifact.
+    """The other columns of the prompts' rows, in all splits of a validate artifact; without one there are none.
 
     A row is read on access; until then its prompt takes 8 bytes of memory.
     """
 
-    def __init__(self, data: Path) -> None:
-        self._splits = [read_split(path) for name in SPLITS if has_split(path := data / f"prompts.{name}")]
+    def __init__(self, data: Path | None = None) -> None:
+        paths = [] if data is None else [data / f"prompts.{name}" for name in SPLITS]
+        self._splits = [read_split(path) for path in paths if has_split(path)]
         self._places = {
             hash8(canonical_json(row["prompt"])): (number, place)
             for number, rows in enumerate(self._splits) for place, row in enumerate(rows) if row.get("columns")
@@ -88,7 +89,7 @@ class Rewards:
     configs: Sequence[RewardSource]
     sources: Mapping[str, Source]
     """Opened sources by name, without the pipeline's own model. Empty on all ranks but the first."""
-    columns: PromptColumns
+    columns: PromptColumns = field(default_factory=PromptColumns)
     units: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Shift and scale of each source, in the unit of its raw score; filled by `measure`."""
     _stack: ExitStack = field(default_factory=ExitStack)

@@ -132,7 +132,7 @@ def ask_patiently(
     """Make the request `send` and return its answer.
 
     Retries if the connection fails or the status is 429 or 5xx. The waits double; a `Retry-After` in seconds replaces a
-    shorter wait.
+    shorter wait (without a limit of `patience` up to `LONGEST_WAIT`).
 
     Args:
         patience: seconds after which no further retry is made.
@@ -154,6 +154,7 @@ def ask_patiently(
             if (status < 500 and status != 429) or status in final:
                 return found
             problem, least = f"it answers {status}: {said(found.text)}", _asked_wait(found.headers.get("retry-after"))
+            least = least if math.isfinite(patience) else min(least, LONGEST_WAIT)
         except httpx.TransportError as error:
             problem = str(error) or type(error).__name__
         if retries < 1 or time.monotonic() + max(wait, least) > limit:

@@ -46,7 +46,7 @@ class Inseparable(ValueError):
 
 def tallies(comparisons: Sequence[PairedScore], models: int) -> FloatArray:
     """Count wins and ties, (models, models, 2): how often i was better than j, and (symmetric) how often they tied."""
-    return _weighted(*_arrays(comparisons, models), np.ones(len(comparisons)), models)
+    return _weighted(*_arrays(comparisons), np.ones(len(comparisons)), models)
 
 
 def davidson(table: FloatArray, start: FloatArray | None = None) -> tuple[FloatArray, float, float]:
@@ -132,7 +132,7 @@ def strengths(
     Raises:
         Inseparable: as for `davidson`.
     """
-    first, second, kind = _arrays(comparisons, models)
+    first, second, kind = _arrays(comparisons)
     cluster = cluster_codes(clusters)
     rater = None if raters is None else cluster_codes(raters)
     values, nu, likelihood = davidson(tallies(comparisons, models))
@@ -164,7 +164,7 @@ def _times_drawn(random: np.random.Generator, codes: NDArray[np.int64]) -> Float
 
 
 def _arrays(
-    comparisons: Sequence[PairedScore], models: int
+    comparisons: Sequence[PairedScore],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Return winner, loser and whether they tied (0, 1), each (n,). In a tie the smaller number counts as winner."""
     if not comparisons:

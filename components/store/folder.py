@@ -1,6 +1,7 @@
 """A store in a folder, on this machine or on a file system that several machines share."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from components.base.errors import naming
+from components.base.errors import UserError, naming
 from components.base.files import make_folder, replacing, sync, temporary_beside
 from components.base.paths import open_regular, read_regular
 from components.store.place import LARGEST_READ, Entry
@@ -71,6 +72,13 @@ class FolderPlace:
             os.link(temporary, target)
         except FileExistsError:
             return False
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+                raise
+            raise UserError(
+                f"{self.root}: this file system has no hard links, which a store needs ({error.strerror}). Name "
+                "another folder in TETHER_STORE or TETHER_HOME."
+            ) from error
         finally:
             temporary.unlink(missing_ok=True)
         sync(target.parent)

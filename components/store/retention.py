@@ -54,8 +54,17 @@ class Stored(NamedTuple):
 
 
 def stored(store: ArtifactStore, place: Place) -> list[Stored]:
-    """Return every record's file of a place; files with other names are ignored."""
-    named = ((*entry.name.partition("/")[::2], entry.size) for entry in place.entries("records"))
+    """Return every record's file of a place; files with other names are ignored.
+
+    Raises:
+        UserError: a record's name lacks the stage, as before release 0.1.0. What it needs is unknown.
+    """
+    named = [(*entry.name.partition("/")[::2], entry.size) for entry in place.entries("records")]
+    if old := next((f"{key}/{name}" for key, name, _ in named if re.fullmatch(r"[0-9]+\.json", name)), ""):
+        raise UserError(
+            f"{place.where}/records/{old}: a version before release 0.1.0 wrote this record, so what it needs is "
+            "unknown. Remove the file if no run needs it, or compute its run again and then remove it."
+        )
     return [
         Stored(place, key, name, size, store.read(key, name, place))
         for key, name, size in named if ATTEMPT.fullmatch(name)

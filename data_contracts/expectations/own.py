@@ -162,7 +162,7 @@ def _made(kind: str, options: Mapping[str, Any], refuse: Any) -> tuple[str, bool
         except SyntaxError:
             valid = False
         if not valid:
-            refuse(f"kwargs.row_condition is {condition!r}, which is not true or false. Write one such as 'turns > 1'.")
+            refuse(f"kwargs.row_condition is {condition!r}, not a comparison that pandas can read. Write 'turns > 1'.")
         if options.get("condition_parser") != "pandas":
             refuse('kwargs.condition_parser must be "pandas" where row_condition is a text.')
     made = getattr(gx.expectations, known[kind])
@@ -193,7 +193,7 @@ def _is_condition(node: ast.expr) -> bool:
 def _severity(entry: Mapping[str, Any], meta: Mapping[str, Any], of_rows: bool, refuse: Any) -> Severity:
     ours = "severity" in meta
     names, given = (_SEVERITIES, meta["severity"]) if ours else (_OF_GX, entry.get("severity", "critical"))
-    if given not in names:
+    if not isinstance(given, str) or given not in names:
         refuse(f"{'meta.' if ours else ''}severity is {given!r}, expected one of {', '.join(names)}.")
     if names[given] != "quarantine" or of_rows:
         return names[given]

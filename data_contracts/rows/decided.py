@@ -33,7 +33,7 @@ def by_votes(raw: RawRow, name: str, source: str, max_characters: int, config: D
         decided.ballot, decided.votes, decided.cast, decided.decided_otherwise = row.ballot, row.votes, row.cast, True
         decided.data = raw.data if decided.problems else {}
         return [decided]
-    if not any(problem.check == "decided" for problem in row.problems) and (text := _undecided(raw, row, config)):
+    if not any(problem.check == "decided" for problem in row.problems) and (text := _undecided(row, config)):
         row.problems.append(Problem("decided", text))
         row.data = raw.data
     return rows
@@ -45,7 +45,7 @@ def _of_experts(votes: object, experts: tuple[str, ...]) -> list[Mapping[str, An
     return [each for each in votes if isinstance(each, dict) and str(each.get("annotator")) in experts]
 
 
-def _undecided(raw: RawRow, row: Row, config: DecisionConfig) -> str:
+def _undecided(row: Row, config: DecisionConfig) -> str:
     """Return why the votes of a row with a majority do not decide it; empty if they do."""
     assert row.ballot is not None
     minimum = config.minimum or (OWN_MINIMUM if row.given_out else 1)

@@ -8,7 +8,7 @@ another kind.
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import combinations, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,16 +28,16 @@ from data_contracts.rows.gather import DETECT_ON, RowSource, options_of, renamed
 from data_contracts.rows.schemas import SourceReading
 
 _RESPONSES = set("response responses answer completion output reply generation candidate summary resp y".split())
-_SIDES = set("a b w l j k 0 1 2 first second left right one two chosen rejected better worse best worst good bad "
-             "winner loser win lose preferred dispreferred accepted positive negative pos neg accept reject correct "
-             "incorrect wrong".split())  # fmt: skip
-"""Words that name one of two responses."""
+_WORSE = set("rejected worse worst bad loser lose dispreferred negative neg reject incorrect wrong".split())
+_SIDES = _WORSE | set("a b w l j k 0 1 2 first second left right one two chosen better best good winner win preferred "
+                      "accepted positive pos accept correct".split())  # fmt: skip
+"""Words that name one of two responses; `_WORSE` do so beside a name without such a word (`answer`, `bad_answer`)."""
 _PREFERENCES = (
     "Preferences have `prompt`, `chosen` and `rejected`, or `prompt`, `a`, `b`, `label` and `annotator`, or `prompt`, "
-    "`responses` and `scores` or `ranks` (data.columns)."
+    "`responses` and `scores` or `ranks`."
 )
 _DEMONSTRATIONS = (
-    "Demonstrations have `prompt` and `response` (data.demonstration_columns). SFT imitates all of them. To keep bad "
+    "Demonstrations have `prompt` and `response`. SFT imitates all of them. To keep bad "
     "ones out, map their labels to `label` and explain them in data.label_values, or give rows with scores as "
     "preferences (data.score.name)."
 )
@@ -67,12 +67,14 @@ class FileReading(NamedTuple):
     def _about_columns(self) -> str:
         if not self.ignored:
             return "It has columns of preferences, but not all that a pair needs." if self.mistaken else ""
-        fields = _PREFERENCES if self.mistaken or self.kind != "demonstrations" else ""
-        if self.kind != "preferences":
-            fields = f"{fields} {_DEMONSTRATIONS}".strip()
+        advice = "If an unused column is one of Tether's fields under another name, map it: "
+        if self.kind == "preferences":
+            return f"{advice}--set data.columns.FIELD=COLUMN. docs/guide/formats.md lists the fields."
+        if self.kind == "demonstrations" and not self.mistaken:
+            return f"{advice}--set data.demonstration_columns.FIELD=COLUMN. {_DEMONSTRATIONS}"
         return (
-            "If an unused column is one of Tether's fields under another name, map it: --set "
-            f"data.columns.FIELD=COLUMN. {fields}"
+            f"{advice}--set data.columns.FIELD=COLUMN for preferences, and likewise data.demonstration_columns and "
+            f"data.prompt_columns. {_PREFERENCES} {_DEMONSTRATIONS}"
         )
 
 
@@ -176,23 +178,32 @@ def _reading(kind: str, name: str, raws: Sequence[RawRow], data: DataConfig) -> 
 
 
 def _looks_like_preferences(rows: Sequence[Row], ignored: Sequence[str]) -> bool:
-    """Return whether rows of another kind have a field of pairs, two columns whose names differ only in the side of a
-    pair, or an unused column with lists of responses."""
+    """Return whether rows of another kind have a field of pairs, two columns of responses whose names differ only in
+    the side of a pair, or an unused column with lists of responses."""
     columns = _columns(rows)
     if {"chosen", "rejected"}.intersection(columns) or {"a", "b"} <= set(columns):
         return True
-    names: dict[tuple[str, ...], list[str]] = {}
-    for column in columns:
+    sides: dict[tuple[str, ...], dict[str, set[str]]] = {}
+    for column in (name for name in columns if all(map(_may_be_response, (row.get(name) for row in rows)))):
         words = re.findall("[a-z]+|[0-9]+", re.sub("(?<=[a-z])(?=[A-Z])", "_", column).lower())
         rest = tuple(word for word in words if word not in _SIDES)
         if words and (not rest or rest[-1] in _RESPONSES):
-            names.setdefault(rest, []).append(column)
-    if any(len(same) > 1 and set(same).intersection(ignored) for same in names.values()):
-        return True
+            sides.setdefault(rest, {})[column] = _SIDES.intersection(words)
+    for same in sides.values():
+        for (one, of_one), (other, of_other) in combinations(same.items(), 2):
+            if ((of_one and of_other) or (of_one | of_other) & _WORSE) and {one, other}.intersection(ignored):
+                return True
     return any(
         column in ("responses", *TEXTS) and isinstance(value := row.get(column), list) and len(value) > 1
         for row in rows for column in ignored
     )  # fmt: skip
+
+
+def _may_be_response(value: object) -> bool:
+    """Return whether a value may be a response or is missing: a text that is no number, or messages."""
+    if isinstance(value, str):
+        return not re.fullmatch(r"\s*[-+]?[0-9.]+(e[-+]?[0-9]+)?\s*", value, re.I)
+    return value is None or isinstance(value, list | dict)
 
 
 def _doubled(rows: Sequence[Row]) -> bool:

@@ -265,10 +265,8 @@ def runs(
 
 
 @command(app, "sync")
-def sync(wait: Annotated[str | None, typer.Option(hidden=True)] = None) -> None:
+def sync() -> None:
     """Send MLflow what it missed while it did not answer. The next run does so too."""
-    if wait is not None:
-        raise UserError("--wait: this option is gone. Run `tether sync` again when MLflow answers.")
     # Nothing waits for this command, so a slow server gets more time than the 3 s that a run allows.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
     from tasks.tracking.carrier import sync as carry

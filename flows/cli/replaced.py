@@ -33,6 +33,7 @@ REPLACED: dict[str, str] = {
     "runs --rounds": "The report of a run of `tether iterate` has a table of its rounds: `tether status RUN --html`.",
     "runs --state": "`tether runs --json` has each run's state.",
     "stack": "`docker compose --file infra/compose.yaml up` starts the servers; docs/operations.md says how.",
+    "sync --wait": "Run `tether sync` again when MLflow answers.",
     "status --against": "Select the runs in MLflow (`tether ui`) and press Compare, which draws their curves together.",
     "status --all": "The report and `tether status --json` list the gates that are off too.",
     "status --stage": "`tether status RUN --why` has a paragraph for each stage, and --json an object.",

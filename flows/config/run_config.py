@@ -119,7 +119,7 @@ class Options(Settings):
     @classmethod
     def _without_removed_options(cls, values: object) -> object:
         """Drop removed options at their last default, as deployments of an earlier release store them."""
-        return without_removed(values, "the deployment's config") if isinstance(values, dict) else values
+        return without_removed(values, "config") if isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _extra_gates_are_of_stages(self) -> Self:

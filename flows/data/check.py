@@ -275,7 +275,9 @@ def print_check(report: "FileReport", out: Path | None) -> None:
     errors = [check for check in report["checks"] if not check["passed"] and check["severity"] == "error"]
     for reason in report.get("reasons", ()):
         say(line(reason.rstrip(".") + "."))
-    failed = ", ".join(check["name"] for check in errors) or "no row was read that a run could train on"
+    failed = ", ".join(check["name"] for check in errors)
+    if not failed:
+        failed = "for the reason above" if report.get("reasons") else "no row was read that a run could train on"
     say("The contract holds." if report["passed"] else f"The contract fails: {line(failed)}.")
     if any(check["rows"] for check in errors):
         say(

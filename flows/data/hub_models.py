@@ -101,7 +101,7 @@ def _download(repo: str, revision: str | None, named: str) -> Path:
         reason = " ".join(str(error).split())[:400] or type(error).__name__
         raise UserError(
             f"{named}: there is no such folder, and {constants.ENDPOINT}/{repo} can't be downloaded "
-            f"({type(error).__name__}): {reason} Check the name, the revision and the network; for a private or gated "
-            "model accept its terms on its page and set HF_TOKEN (or `hf auth login`). Without a network "
-            f"(HF_HUB_OFFLINE), first fill {constants.HF_HUB_CACHE} by `hf download`, or give a folder."
+            f"({type(error).__name__}): {reason.rstrip('.')}. Check the name, the revision and the network; for a "
+            "private or gated model accept its terms on its page and set HF_TOKEN (or `hf auth login`). Without a "
+            f"network (HF_HUB_OFFLINE), first fill {constants.HF_HUB_CACHE} by `hf download`, or give a folder."
         ) from error

@@ -103,7 +103,7 @@ def _ask_server(url: str, timeout: float) -> None:
                 "who may read flows."
             ) from error
         if status < 500:
-            raise UserError(f"{where}: {NO_API} ({status})") from error
+            raise UserError(f"{where} answers {status}: {NO_API}") from error
         raise TetherError(
             f"{where}: the Prefect server answers {status}, as it does while its database is away. See its log, and "
             f"try again."

@@ -69,8 +69,8 @@ def check_home(home: Path) -> None:
 
 
 def mark_home(home: Path) -> None:
-    """Write the number of this version's format into a home that has none."""
-    if not (home / HOME_FILE).exists():
+    """Write the number of this version's format into a home that has none and no runs, which may be of another."""
+    if not (home / HOME_FILE).exists() and not any((home / "runs").glob("*/run.json")):
         make_folder(home)
         write_whole(home / HOME_FILE, json.dumps({"schema_version": HOME_SCHEMA}) + "\n")
 

@@ -250,8 +250,8 @@ def left_behind(home: Path) -> list[Path]:
                 found.append(path.parent)
         except FileNotFoundError:  # discarded in the meantime
             continue
-        except UserError:
-            logger.warning("run %s is not sent to MLflow: its run.json is damaged", path.parent.name)
+        except UserError as error:
+            logger.warning("%s It is not sent to MLflow.", error)
     return sorted(found, key=lambda folder: read_file(folder).started)
 
 

@@ -1,4 +1,4 @@
-"""Show in MLflow what a model was made of: external models and datasets."""
+"""Show in MLflow what a model was made of: external models, datasets, and a table of links."""
 
 import json
 import re
@@ -8,7 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from components.data.inputs import NAMED, kind_of
 from tasks.runs.journal import Done, Sent, lineage_tags
+from tasks.tracking.address import run_link
+from tasks.tracking.pages import NoteRow
 
 MODELS = {"sft": "sft", "reward": "reward", "ppo": "policy"}
 """Maps a stage to the kind of model it trains (`model_name`)."""
@@ -19,6 +22,9 @@ JUDGE = "judge"
 MODEL_SOURCES = ("base", "previous_reward")
 """Inputs that are models from outside the run."""
 
+READ_BY = dict.fromkeys(("data", "judge_data", *NAMED), "validate") | {"sample": "human_eval"}
+"""Maps further inputs, which are not models, to the stage whose page shows more of them."""
+
 DIGEST_SHOWN = 32
 """Characters of a dataset's digest. MLflow allows at most 36; a tag has the whole digest."""
 
@@ -26,6 +32,11 @@ DIGEST_SHOWN = 32
 def model_name(project: str, kind: str) -> str:
     prefix = re.sub(r"[^\w-]+", "-", project).strip("-")
     return f"{prefix or 'tether'}-{kind}"
+
+
+def _kind(done: Done) -> str | None:
+    """Return the kind of model that a stage makes; None if it makes none."""
+    return JUDGE if done.record.stage == "reward.judge" else MODELS.get(done.shown) if done.final else None
 
 
 class Lineage:
@@ -38,11 +49,11 @@ class Lineage:
         self._client = client
         self._experiment = sent.experiment
         self._project = sent.project
+        self._stages = sent.stages
 
     def output_model(self, done: Done, run: str) -> str | None:
         """Return the id of the LoggedModel for a stage's result; None if the stage makes no model."""
-        record = done.record
-        kind = JUDGE if record.stage == "reward.judge" else MODELS.get(done.shown) if done.final else None
+        record, kind = done.record, _kind(done)
         if kind is None:
             return None
         tags = {**done.tags, "tether.key": record.key, "tether.stage": done.shown, "tether.run": record.run}
@@ -77,6 +88,21 @@ class Lineage:
             return  # MLflow refuses a second time
         self._client.log_outputs(run.info.run_id, [LoggedModelOutput(model, step=0)])
 
+    def rows(self, done: Done, model: str | None) -> list[NoteRow]:
+        """Return a stage's direct and upstream inputs, and the `model` it made, with links to their pages."""
+        rows = []
+        for given in done.inputs:
+            named = given.name if given.stage else f"{given.name} ({given.hub or given.path.name})"
+            rows.append(NoteRow("input", named, given.digest, self._link(given.name, given.digest, given.stage)))
+        direct = {given.digest for given in done.inputs}
+        for name, digest in done.lineage.items():
+            if digest not in direct:
+                rows.append(NoteRow("further upstream", name, digest, self._link(name, digest)))
+        kind = _kind(done)
+        made = model_name(self._project, kind) if kind is not None else done.shown
+        name, link = (made, self.model_link(model)) if model else (done.shown, "")
+        return [*rows, NoteRow("output", name, done.record.digest, link)]
+
     def find_model(self, digest: str) -> str | None:
         """Return the id of the LoggedModel with an artifact's digest; None if there is none."""
         if digest not in self._known:
@@ -88,6 +114,18 @@ class Lineage:
 
     def _models(self, digest: str) -> list[Any]:
         return self._client.search_logged_models([self._experiment], f"tags.`lineage.digest`='{digest}'")
+
+    def _link(self, name: str, digest: str, stage: str = "") -> str:
+        """Return an input's page. For upstream inputs the stage is not known, and is derived from the input's name."""
+        stage = stage or READ_BY.get(kind_of(name), name)
+        if stage in MODELS or name in MODEL_SOURCES:
+            model = self.find_model(digest)
+            return self.model_link(model) if model else ""
+        return run_link(self._experiment, self._stages[stage]) if stage in self._stages else ""
+
+    def model_link(self, model: str) -> str:
+        """Return the address of a model's page, relative to MLflow's root."""
+        return f"#/experiments/{self._experiment}/models/{model}?workflowType=machine_learning"
 
     def _model(self, kind: str, path: Path, digest: str, run: str | None, tags: Mapping[str, str]) -> str:
         if (found := self.find_model(digest)) is not None:

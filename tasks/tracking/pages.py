@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from components.base.text import markdown as words
 from components.base.text import markdown_code as span
@@ -15,13 +15,28 @@ from tasks.lineage.of_run import judged as judged_in_short
 from tasks.runs.journal import Done
 from tasks.runs.status import RunStatus
 
+
+class NoteRow(NamedTuple):
+    """A row of a table of inputs and outputs."""
+
+    how: str
+    name: str
+    digest: str
+    link: str = ""
+
+    @property
+    def cells(self) -> str:
+        name = words(self.name)
+        return f"| {self.how} | {f'[{name}]({self.link})' if self.link else name} | {span(self.digest[:16])} |"
+
+
 PICTURE = "lineage.svg"
 """The artifact with the picture of a run's or a stage's lineage."""
 
 
 def picture(run: str) -> str:
     """Return the picture of an MLflow run as Markdown; its address is relative to MLflow's root."""
-    return f"![Lineage; the inputs and outputs of the run say the same](get-artifact?path={PICTURE}&run_uuid={run})"
+    return f"![Lineage; the tables say the same](get-artifact?path={PICTURE}&run_uuid={run})"
 
 
 def link_line(links: Mapping[str, str]) -> list[str]:
@@ -30,11 +45,14 @@ def link_line(links: Mapping[str, str]) -> list[str]:
     return [" · ".join(found), ""] if found else []
 
 
-def stage_note(done: Done, computed_in: str, links: Mapping[str, str], shown_by: str) -> str:
+def stage_note(
+    done: Done, computed_in: str, rows: Sequence[NoteRow], links: Mapping[str, str], shown_by: str = ""
+) -> str:
     """Return the note of a stage's run, which its model gets too.
 
     Args:
         computed_in: the address of the run that computed it, if MLflow has that run.
+        rows: its inputs and its output.
         links: further pages, as texts with addresses; empty addresses are left out.
         shown_by: the MLflow run with the picture of its lineage.
     """
@@ -54,7 +72,8 @@ def stage_note(done: Done, computed_in: str, links: Mapping[str, str], shown_by:
             told = f"{span(check['name'])}, else: {words(check['description'])}"
             lines += [f"- {gate_text.number(check['rows'])} of {words(check['source'])}: {told}"]
         lines += [""]
-    lines += ["**Lineage**", "", picture(shown_by)]
+    lines += ["**Lineage**", "", *([picture(shown_by), ""] if shown_by else [])]
+    lines += ["| | what | digest |", "|---|---|---|", *(row.cells for row in rows)]
     if judged := [verdict for verdict in done.verdicts if verdict.threshold is not None]:
         # Gates that did not pass come first.
         lines += ["", "**Gates**", "", gate_text.markdown(sorted(judged, key=lambda verdict: verdict.passed))]

@@ -268,7 +268,7 @@ class Versions:
                 load = markdown_code(f'mlflow.transformers.load_model("models:/{name}/{version}")')
                 weights = [f"- Weights are in MLflow: {load} loads them"]
         shown_by = found.tags.get("tether.picture", found.run_id)
-        note = note.replace(f"&run_uuid={found.run_id})", f"&run_uuid={shown_by})")
+        note = note.replace(picture(found.run_id), picture(shown_by))
         lines = [*state_lines(found.tags), *weights, ""] if found.tags else []
         self._client.update_model_version(name, version, "\n".join([*lines, note]).strip())
         self._describe_model(name, version)

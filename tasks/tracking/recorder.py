@@ -254,7 +254,7 @@ class _Stage:
         if not done.hit:
             self._tables()
         link = run_link(self._experiment, computed_by) if computed_by else ""
-        note = pages.stage_note(done, link, self._links(), self._run)
+        note = pages.stage_note(done, link, self._lineage.rows(done, model), self._links(), self._run)
         self._tags(note, computed_by)
         if model is not None and new:  # a hit's model has the note of the run that computed it
             self._client.set_logged_model_tags(model, {"mlflow.note.content": note})
@@ -370,6 +370,7 @@ class _Stage:
 
 
 def _cards(folder: Path, sent: Sent) -> dict[str, Path]:
+    """Return the files of the run's model cards, by stage."""
     cards = {stage: folder / "cards" / f"{model_name(sent.project, kind)}.md" for stage, kind in MODELS.items()}
     return {stage: card for stage, card in cards.items() if card.is_file()}
 

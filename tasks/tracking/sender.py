@@ -59,7 +59,13 @@ class Sender:
         """Send the folder of `run`, from now on."""
         level = logging.getLogger("tasks.tracking").getEffectiveLevel()
         self._tell(json.dumps({"run": run, "level": level}))
-        self._reader.start()
+        try:
+            self._reader.start()
+        except RuntimeError:  # the system starts no further thread
+            self._process.kill()
+            self._process.wait()
+            self._close()
+            raise
 
     def more(self) -> None:
         """Say that the folder has something new."""
@@ -82,6 +88,9 @@ class Sender:
         self._ending = True
         self._process.kill()
         self._reader.join()
+        self._close()
+
+    def _close(self) -> None:
         self._answers.close()
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):

@@ -175,6 +175,7 @@ def test_numbers_of_a_csv_are_numbers(tmp_path, job):
         (suite(TEN["expectations"][0], expect("column_values_to_be_in_set", value_set=[1])),
          r"expectations\[1\] \(expect_column_values_to_be_in_set\): kwargs\.column: field required"),
         (suite(expect("column_values_to_be_null", "fatal", column="team")), r"meta\.severity is 'fatal'"),
+        (suite(expect("column_values_to_be_null", ["error"], column="team")), r"meta\.severity is \['error'\]"),
         (suite(expect("column_mean_to_be_between", column="a", max_value=1)), "is quarantine, but this expectation"),
         (suite(expect("column_values_to_be_null", column="team", source="pairs")), "meta.source is 'pairs'"),
         (suite(expect("column_values_to_be_null", check="decided", column="a")), "can't replace"),
@@ -182,7 +183,7 @@ def test_numbers_of_a_csv_are_numbers(tmp_path, job):
         (suite(expect("column_values_to_be_between", column="a", min_value={"$PARAMETER": "m"})),
          r"kwargs\.min_value is a suite parameter"),
         *((suite(expect("column_values_to_be_null", column="a", row_condition=text, condition_parser="pandas")),
-           "row_condition is .*, which is not true or false") for text in ("rating", "rating + 1", "not a", "1")),
+           "row_condition is .*, not a comparison") for text in ("rating", "rating + 1", "not a", "1")),
         (suite(TEN["expectations"][0], replaces_ours="yes"), "replaces_ours is \"yes\", expected true or false"),
     ],
 )  # fmt: skip

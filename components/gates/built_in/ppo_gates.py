@@ -6,7 +6,6 @@ from components.gates.remedies import (
     KL_TO_ITS_BOUND,
     LONGER_RESPONSES,
     LOOSER_TETHER,
-    MORE_EPOCHS,
     SMALLER_STEPS,
     TIGHTER_TETHER,
     OptionChange,
@@ -88,7 +87,7 @@ PPO_GATES = (
         cause="In some update all responses had the same score, so there was nothing to learn.",
         remedy="Look at `ppo.replaced_max`; raise `ppo.score.clip` if scores are cut; raise `ppo.batch_size` or "
         "`generation.temperature` if the responses are all alike.",
-        changes=MORE_EPOCHS,
+        changes=(OptionChange("ppo.batch_size", times(2)),),
     ),
     Gate(
         "ppo.evaluated", ">=", "held-out prompts that PPO's gates are measured on", interval="none",

@@ -169,7 +169,7 @@ REWARD_GATES = (
         "overconfident.",
         remedy="Look at `reward.accuracy_low` and `reward.ece`: they say which of the two it is. Then change "
         "`reward.learning_rate`, `reward.epochs` or the data.",
-        changes=LESS_CONFIDENCE,
+        changes=SEVERAL_MODELS,
     ),
     Gate(
         "reward.log_loss_high", "<=", "log loss after temperature, nats a pair, upper end",

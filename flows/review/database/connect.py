@@ -119,10 +119,15 @@ def _damaged(engine: Engine, why: str) -> UserError:
     )
 
 
+def _revision(connection: Connection) -> str | None:
+    from alembic.runtime.migration import MigrationContext
+
+    return MigrationContext.configure(connection, opts={"version_table": "review_version"}).get_current_revision()
+
+
 def _upgrade(engine: Engine) -> None:
     from alembic import command
     from alembic.config import Config
-    from alembic.runtime.migration import MigrationContext
     from alembic.script import ScriptDirectory
     from alembic.util import CommandError
 
@@ -135,17 +140,15 @@ def _upgrade(engine: Engine) -> None:
             if damage != "ok":
                 raise _damaged(engine, str(damage))
         try:
-            present = MigrationContext.configure(
-                connection, opts={"version_table": "review_version"}
-            ).get_current_revision()
+            present = _revision(connection)
         except CommandError as error:
             raise _damaged(engine, str(error)) from error
     if present == newest:
         return
     with writing(engine) as connection:
         config.attributes["connection"] = connection
-        if present is None:  # a new database: the migrations are for older tables
-            metadata.create_all(connection)
+        if _revision(connection) is None:  # a new database: the migrations are for older tables
+            metadata.create_all(connection, checkfirst=False)  # another program's table of the same name is an error
             command.stamp(config, "head")
             return
         try:

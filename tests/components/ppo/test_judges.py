@@ -1,6 +1,5 @@
 """Judges of `ppo.rewards`: the gated gain is the strictest judge's, and no rewarding source has a part in it."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 from components.gates.judging import GatesConfig, Verdict, judge
 from components.ppo.evaluate import _by_source
 from components.rewards.config import ModelReward, PipelineReward
-from components.rewards.weighted import PromptColumns, Rewards
+from components.rewards.weighted import Rewards
 from components.stats.intervals import clustered_mean
 
 PROMPTS = ["a", "a", "b", "c", "d", "e"]
@@ -26,7 +25,7 @@ def measured(*judges: str) -> dict[str, float]:
     names = [config.name for config in configs]
     sft: list[Any] = [SimpleNamespace(rewards=dict.fromkeys(names, float(i))) for i in range(6)]
     policy: list[Any] = [SimpleNamespace(rewards={name: i + GAINS[name][i] for name in names}) for i in range(6)]
-    models: Any = SimpleNamespace(rewards=Rewards(configs, {}, PromptColumns(Path())), judge=None)
+    models: Any = SimpleNamespace(rewards=Rewards(configs, {}), judge=None)
     return _by_source(models, policy, sft, PROMPTS)
 
 

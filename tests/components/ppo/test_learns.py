@@ -34,7 +34,7 @@ from components.rewards.function import FunctionSource
 from components.rewards.http import HttpSource
 from components.rewards.source import Source
 from components.rewards.verifiers import Verifier
-from components.rewards.weighted import PromptColumns, Rewards
+from components.rewards.weighted import Rewards
 
 BETA = 0.5
 TETHER = 0.3
@@ -237,7 +237,7 @@ def test_rloo_reaches_the_optimum_of_a_source_of_ppo_rewards_and_takes_the_same_
 
     def learnt(kind: str, updates: int) -> Tensor:
         config, source = own_source(kind, right, tmp_path)
-        rewards = Rewards([config], {"own": source}, PromptColumns(tmp_path), units={"own": (0.0, 1.0)})
+        rewards = Rewards([config], {"own": source}, units={"own": (0.0, 1.0)})
         try:
             return trained(
                 Small(1), runtime, monkeypatch, None, "reward", updates, beta=0.3, rewards=rewards, advantage="rloo",

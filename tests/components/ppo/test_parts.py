@@ -20,7 +20,7 @@ from components.rewards.function import FunctionSource
 from components.rewards.http import HttpSource
 from components.rewards.kept import KeptScores
 from components.rewards.source import Parts, Replies
-from components.rewards.weighted import PromptColumns, Rewards
+from components.rewards.weighted import Rewards
 from tests.components.rewards.scorer import Scorer
 
 
@@ -187,7 +187,7 @@ def gathered(load: Any, monkeypatch: pytest.MonkeyPatch, parts: bool, **options:
     """The experience of a batch, and its rewards (B, T)."""
     job, loaded, samples = load(**options)
     config = FunctionReward(source="function:mine:any", weight=0.5)
-    loaded.rewards = Rewards([config], {"any": Given(parts)}, PromptColumns(Path()), units={"any": (1.0, 4.0)})
+    loaded.rewards = Rewards([config], {"any": Given(parts)}, units={"any": (1.0, 4.0)})
     loaded.scale = loaded.scale.model_copy(update={"shift": 0.25, "scale": 2.0})
     seen, estimate = [], experience.estimate_advantages
     monkeypatch.setattr(

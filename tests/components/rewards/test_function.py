@@ -41,6 +41,12 @@ def too_large(prompts, responses, rows):
 def text(prompts, responses, rows):
     return [1.0, "good"]
 
+def none(prompts, responses, rows):
+    return [1.0, None]
+
+def packed(prompts, responses, rows):
+    return [1.0, b"1.5"]
+
 def raises(prompts, responses, rows):
     return [1 / (len(each) - 5) for each in responses]
 
@@ -91,7 +97,9 @@ def test_a_function_gets_prompts_responses_and_rows_and_what_it_prints_disturbs_
         ("not_a_number", "it gives nan for response 2 of 2 (prompt 'how many?', response 'three')"),
         ("too_large", "it gives 1e+39 for response 2 of 2"),
         ("text", "it gives 'good' for response 2 of 2"),
-        ("raises", "ZeroDivisionError: float division by zero (mine.py, line 22, in <listcomp>: return [1 / "),
+        ("none", "it gives None for response 2 of 2"),
+        ("packed", "it gives \"b'1.5'\" for response 2 of 2"),
+        ("raises", "ZeroDivisionError: float division by zero (mine.py, line 28, in <listcomp>: return [1 / "),
         ("raises", "for response 2 of 2 (prompt 'how many?', response 'three')"),
         ("dies", "its process ended (exit code 7)"),
         ("hidden", "unseen.py by a name that is not in an import statement"),

@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import itertools
+import math
 import socket
 import threading
 import time
@@ -19,6 +20,7 @@ from components.labelling.feedback.judges import EndpointJudge
 from components.rewards.config import HttpReward
 from components.rewards.http import NO_VERSION, HttpSource
 from components.rewards.source import Replies
+from components.rollouts import asking
 from components.rollouts.asking import MOST_BYTES, HttpAnswer, HttpClient
 from components.rollouts.client import VllmClient
 from components.rollouts.config import RolloutConfig
@@ -263,3 +265,13 @@ def test_a_version_that_cannot_be_read_is_none(serve: Callable[..., Hostile]) ->
         config = HttpReward(source=f"http:{serve(whole(body)).url}/score")
         with contextlib.closing(HttpSource(config)) as source:
             assert source.version() == NO_VERSION
+
+
+@pytest.mark.parametrize("header", ["86400", "9" * 400])
+def test_a_server_cannot_make_a_run_wait_for_days(header: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(asking.time, "sleep", waits.append)
+    busy = HttpAnswer(503, {"retry-after": header}, b"")
+    with pytest.raises(Unreachable):
+        asking.ask_patiently(lambda: busy, math.inf, Unreachable, retries=2)
+    assert waits == [asking.LONGEST_WAIT] * 2

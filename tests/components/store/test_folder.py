@@ -1,5 +1,6 @@
 """Two users share a store, each with a umask that lets nobody else read."""
 
+import errno
 import fcntl
 import os
 import shutil
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from components.base.errors import UserError
 from components.store.folder import FolderPlace
 from tests.forks import Forked
 from tests.waiting import PATIENCE
@@ -86,3 +88,16 @@ def test_a_folder_of_a_group_stays_closed_to_others(tmp_path: Path) -> None:
     assert {oct(each.stat().st_mode & 0o7777) for each in (tmp_path / "records", tmp_path / "records" / "key")} == {
         "0o2770"
     }
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
+def test_a_file_system_without_hard_links_is_refused_by_name(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(source: Path, target: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(UserError, match=rf"{tmp_path}: this file system has no hard links.*TETHER_STORE"):
+        FolderPlace(tmp_path).create("records/a/1.toy.json", b"{}")
+    assert not list((tmp_path / "records" / "a").iterdir()), "nothing half-written remains"

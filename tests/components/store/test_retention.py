@@ -136,6 +136,16 @@ def test_a_work_folder_stays_while_it_is_young_held_or_wanted(store):
     assert [each.name for each in gone if each.kind == "work"] == [B]
 
 
+def test_a_record_named_as_before_the_first_release_stops_the_collector(store):
+    record = publish(store, A, "1")
+    path = store.local.root / "records" / A / "1.toy.json"
+    path.rename(path.with_name("1.json"))
+    age(store.local.root / "objects" / record.digest, 2 * YOUNG_SECONDS)
+    with pytest.raises(UserError, match=rf"records/{A}/1\.json: a version before release 0\.1\.0"):
+        collect(store, lambda: {A: {"run r"}})
+    assert (store.local.root / "objects" / record.digest).exists()
+
+
 def test_nothing_is_removed_where_needs_are_not_known(store):
     record = publish(store, A, "1")
 

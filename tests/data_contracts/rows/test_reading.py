@@ -47,6 +47,9 @@ def test_pairs_under_other_names_do_not_pass_as_another_kind(tmp_path: Path, row
         {"chosen_model": "m", "rejected_model": "n"},
         {"good_id": "g", "bad_id": "b"},
         {"positive_score": 1, "negative_score": 2},
+        {"first": 1, "second": 3},
+        {"first": "1", "second": "3"},
+        {"time_first_response": 3, "time_second_response": 4},
         {"answer": "x", "reference_answer": "y"},
     ],
 )
@@ -56,9 +59,30 @@ def test_columns_that_are_no_responses_leave_prompts_prompts(tmp_path: Path, row
 
 
 @pytest.mark.parametrize(
+    "row",
+    [{"positive": 3, "negative": 1}, {"answer": "x", "correct_answer": "y"}, {"answer": "x", "right_answer": "y"}],
+)
+def test_demonstrations_with_votes_or_a_right_answer_are_no_pairs(tmp_path: Path, row: dict[str, Any]) -> None:
+    found = reading(tmp_path, row | {"response": "z"})
+    assert (found.kind, found.mistaken) == ("demonstrations", False)
+
+
+@pytest.mark.parametrize(
+    ("row", "option"),
+    [
+        ({"chosen": "x", "rejected": "y"}, "--set data.columns."),
+        ({"response": "x"}, "--set data.demonstration_columns."),
+        ({}, "data.prompt_columns"),
+    ],
+)
+def test_a_hint_names_the_option_that_this_kind_reads(tmp_path: Path, row: dict[str, Any], option: str) -> None:
+    assert option in str(reading(tmp_path, row | {"harmful": "no"}).as_json(tmp_path)["hint"])
+
+
+@pytest.mark.parametrize(
     ("row", "fields"),
     [
-        ({"chosen": "x", "rejected": "y"}, ["Preferences have"]),
+        ({"chosen": "x", "rejected": "y"}, []),
         ({"response": "x"}, ["Demonstrations have"]),
         ({"response": "x", "negative_response": "y"}, ["Preferences have", "Demonstrations have"]),
         ({}, ["Preferences have", "Demonstrations have"]),
@@ -66,7 +90,7 @@ def test_columns_that_are_no_responses_leave_prompts_prompts(tmp_path: Path, row
 )
 def test_a_hint_names_the_fields_that_unused_columns_may_be(tmp_path: Path, row: dict, fields: list[str]) -> None:
     hint = str(reading(tmp_path, row | {"rating": 3}).as_json(tmp_path)["hint"])
-    assert "--set data.columns.FIELD=COLUMN" in hint
+    assert "columns.FIELD=COLUMN" in hint
     assert [name for name in ("Preferences have", "Demonstrations have") if name in hint] == fields
 
 

@@ -44,11 +44,11 @@ def downgraded(home: Path) -> Path:
     return home / "mlflow.db"
 
 
-def test_a_home_without_a_number_gets_this_versions(home: Path, tmp_path: Path) -> None:
-    assert home_schema(home) is None and home_schema(tmp_path / "nothing") is None
-    for each in (home, tmp_path / "nothing"):
-        mark_home(each)
-        assert home_schema(each) == HOME_SCHEMA
+def test_only_a_home_without_runs_gets_this_versions_number(home: Path, tmp_path: Path) -> None:
+    for folder, number in ((home, None), (tmp_path / "nothing", HOME_SCHEMA)):
+        assert home_schema(folder) is None
+        mark_home(folder)
+        assert home_schema(folder) == number, "a run of another format has to be found by that release's upgrade"
 
 
 def test_nothing_is_upgraded_under_a_run_at_work(
@@ -69,7 +69,7 @@ def test_check_says_what_is_due_and_changes_nothing(tether_here: Any, home: Path
     done = tether_here("upgrade", "--check", home=home)
     assert done.returncode == 1 and "mlflow.db: the tables" in done.stdout and "tether backup" in done.stdout
     assert database.read_bytes() == before
-    (finding,) = doctor._tables(home)
+    (finding,) = doctor._home(home)
     assert finding.level == "note" and "`tether upgrade` is due" in finding.text
     text = (Path(__file__).resolve().parents[3] / "docs" / "operations" / "upgrade.md").read_text()
     check, commands = re.findall(r"```sh\n(.*?)```", text, re.S)  # what the page says to do
@@ -78,7 +78,7 @@ def test_check_says_what_is_due_and_changes_nothing(tether_here: Any, home: Path
         assert tether_here(*words, home=home).returncode == 0, line
     assert (home.parent / "before-upgrade" / "manifest.json").exists()
     assert tether_here(*check.split()[1:], home=home).returncode == 0
-    assert doctor._tables(home) == []
+    assert doctor._home(home) == []
 
 
 @pytest.mark.parametrize(
@@ -91,6 +91,7 @@ def test_a_newer_home_is_refused_in_one_sentence(tether_here: Any, home: Path, c
     assert (
         f"home schema {HOME_SCHEMA + 1}; this one reads up to {HOME_SCHEMA}" in done.stderr and "Install" in done.stderr
     )
+    assert [finding.exit_code for finding in doctor._home(home)] == [2], "tether doctor says it too"
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """What the page takes as a batch, what it writes back, and that scoring takes that."""
 
+import contextlib
 import csv
 import json
 import shutil
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -305,6 +307,13 @@ def test_half_a_character_is_refused_by_row_and_field(tmp_path: Path, field: str
     file.write_text(json.dumps(row) + "\n" + json.dumps(row | {"id": "2"} | {field: "\ud83d"}) + "\n")
     with pytest.raises(UserError, match=rf"pairs\.jsonl, row 2: `{field}` holds '\\ud83d', half of a character"):
         batches.find_batch(tmp_path, str(file))
+
+
+def test_another_programs_table_of_the_same_name_is_refused(tmp_path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / "shared.db")) as connection:
+        connection.execute("CREATE TABLE item (id INTEGER)")
+    with pytest.raises(UserError, match=r"shared\.db: the review page's database can't be used: .*item already exists"):
+        open_database(tmp_path / "shared.db")
 
 
 def test_a_damaged_database_is_refused_by_its_name(tmp_path: Path) -> None:

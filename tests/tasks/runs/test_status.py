@@ -169,7 +169,7 @@ def test_a_damaged_run_is_named_with_what_to_do_and_hides_no_other(begin, tmp_pa
     readable, damaged = load_readable(tmp_path)
     assert [status.run for status in readable] == ["whole"] and list(damaged) == ["damaged"]
     assert [folder.name for folder in left_behind(tmp_path)] == ["whole"]
-    assert "run damaged is not sent to MLflow" in caplog.text
+    assert "It is not sent to MLflow" in caplog.text
 
 
 def test_what_a_later_version_wrote_survives_being_taken_up(begin, tmp_path):

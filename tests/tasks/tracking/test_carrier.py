@@ -142,6 +142,7 @@ def test_a_run_and_its_cached_rerun_are_recorded_with_their_lineage(pipeline, cl
     dataset = mlflow.get_run(first["ppo"]).inputs.dataset_inputs[0].dataset
     assert dataset.digest == results["validate"].digest[:32]
     assert inputs(mlflow, first["validate"])[1] == ["preferences", "data"]
+    assert models[0] in mlflow.get_run(first["ppo"]).data.tags["mlflow.note.content"]
 
     # Downstream of a data digest is one query.
     policy = mlflow.get_logged_model(outputs(mlflow, first["ppo"])[0])

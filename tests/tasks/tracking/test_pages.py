@@ -54,7 +54,7 @@ def test_a_stages_note_has_its_pages_numbers_and_lineage_and_shows_first_the_gat
 ) -> None:
     run = stored_run(tmp_path, changes=["gates.ppo.kl=2.5"], waive={"ppo.kl": "known"})
     ppo = next(each for each in read_done(tmp_path / "runs" / run) if each.shown == "ppo")
-    note = stage_note(ppo, "#/run", {"The whole run": "#/parent", "This stage in Prefect": ""}, "f00d")
+    note = stage_note(ppo, "#/run", [], {"The whole run": "#/parent", "This stage in Prefect": ""}, "f00d")
     assert "\n\n[The whole run](#/parent)\n\n" in note and "Prefect" not in note
     assert "| ppo/kl | 2.345 |" in note and picture("f00d") in note
     gates = note[note.index("**Gates**") :]

@@ -128,6 +128,7 @@ TRL = Path(__file__).parents[4] / ".tether" / "trl" / "trl" / "chat_templates"
 
 
 @pytest.mark.skipif(not TRL.is_dir(), reason="make chat-templates downloads TRL's wheel")
+@pytest.mark.whole
 def test_the_guides_table_of_families_is_measured() -> None:
     guide = (Path(__file__).parents[4] / "docs" / "guide" / "models.md").read_text(encoding="utf-8")
     assert "\n".join(table(TRL)) in guide
