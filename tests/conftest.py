@@ -29,7 +29,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 # The shapes that components/ppo/maths.py states are checked at every call, under pytest only. It stands here because no
 # test module may import that file before.
-jaxtyping.install_import_hook("components.ppo.maths", "beartype.beartype").__enter__()
+jaxtyping.install_import_hook(["components.ppo.maths", "components.training.terms"], "beartype.beartype").__enter__()
 
 # The same examples every time, and no clock: these machines are shared.
 settings.register_profile("shared", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

@@ -9,8 +9,8 @@ from typing import Any, Literal, NamedTuple
 from components.base.errors import UserError
 from components.base.hashing import digest_file, digest_json
 
-Group = Literal["tether.rewards", "tether.gates", "tether.readers"]
-GROUPS: tuple[Group, ...] = ("tether.rewards", "tether.gates", "tether.readers")
+Group = Literal["tether.rewards", "tether.gates", "tether.readers", "tether.observers"]
+GROUPS: tuple[Group, ...] = ("tether.rewards", "tether.gates", "tether.readers", "tether.observers")
 
 _IMPORTED: dict[str, str] = {}
 """Maps a distribution to its `plugin_code` when this process first imported it."""

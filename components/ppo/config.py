@@ -11,14 +11,14 @@ from components.models.runtime import Runtime
 from components.reward.config import EnsembleConfig
 from components.rewards.config import RewardSource, RulesConfig, check_rewards
 from components.rollouts.config import RolloutConfig
-from components.training.optim import OptimizerConfig
+from components.training.optim import ObserverPlugin, OptimizerConfig
 
 MINIMUM_REACH = 10.0
 """The smallest allowed factor by which an adaptive β can change over a run. With less it cannot reach a target."""
 WITHOUT_CRITIC = ("rloo", "grpo")
+"""The values of `ppo.advantage` for which no value function is trained."""
 OF_CRITIC_KIND = {"start": "separate", "learning_rate": "separate", "coefficient": "shared"}
 """Maps an option of the critic to the only kind of critic that uses it."""
-"""The values of `ppo.advantage` for which no value function is trained."""
 
 
 class KLConfig(Settings):
@@ -72,6 +72,11 @@ class KLConfig(Settings):
         if self.control == "adaptive" and self.stop_above is not None and self.stop_above <= self.target:
             raise ValueError(f"stop_above ({self.stop_above}) must be greater than target ({self.target})")
         return self
+
+    @property
+    def measure(self) -> Literal["kl", "kl_per_token"]:
+        """Return the name of KL in `unit`, without its group."""
+        return "kl" if self.unit == "response" else "kl_per_token"
 
     def reach(self, updates: int) -> float:
         """Return the largest factor by which the adaptive coefficient can rise over `updates`."""
@@ -293,10 +298,13 @@ class PpoConfig(OptimizerConfig):
     """What the evaluations of `evaluate_every` use and decide."""
     monitors: MonitorConfig = MonitorConfig()
     """Monitors of every batch."""
+    observers: tuple[ObserverPlugin, ...] = ()
+    """Observers from installed packages (plug-ins of the group `tether.observers`), by name: each looks at every
+    update, may add metrics and examples, and may stop the run."""
     stop_early: bool = True
     """Whether a run ends before its last update if KL is too high (`kl.stop_above`, `watch.kl_high`), an alarm of
-    `monitors.stop_on` is raised, or `watch.patience` is used up. False switches every stop off; too high a KL, and such
-    an alarm, still fail the gate `ppo.stopped`. The gate is off if none of them is set."""
+    `monitors.stop_on` is raised, an observer of `observers` stops it, or `watch.patience` is used up. False switches
+    every stop off; all but the last still fail the gate `ppo.stopped`. The gate is off if none of them is set."""
     evaluate_temperature: float | None = Field(None, ge=0)
     """Temperature of the final evaluation's responses, for a model that will be used at a different temperature than
     that of training; 0 is greedy. KL and entropy are still measured at `generation.temperature`, on further responses,
@@ -332,9 +340,12 @@ class PpoConfig(OptimizerConfig):
         return self
 
     @model_validator(mode="after")
-    def _rewards(self) -> Self:
+    def _plug_ins(self) -> Self:
         if self.rewards is not None:
             check_rewards(self.rewards)
+        names = [observer.plugin for observer in self.observers]
+        if len(set(names)) < len(names):
+            raise ValueError(f"observers: a name appears twice in {', '.join(names)}. Name each plug-in once")
         return self
 
     @model_validator(mode="after")
@@ -394,14 +405,18 @@ class PpoConfig(OptimizerConfig):
         """
         return self.advantage != "grpo" and self.kl.refresh_every is None and self.kl.form != "k3"
 
+    def beta_in_deviations(self, beta: float) -> float | None:
+        """Return β in SFT deviations per nat of KL(policy || SFT); None if it is in another unit or of another KL."""
+        return beta if self.beta_prices_kl else None
+
     @property
     def can_break(self) -> bool:
-        """Return whether anything can fail the gate `ppo.stopped`: a ceiling, a band or an alarm.
+        """Return whether anything can fail the gate `ppo.stopped`: a ceiling, a band, an alarm or an observer.
 
         The band is judged by the interval over a batch's prompts, which a batch with a single prompt does not have.
         """
         band = self.watch.kl_high is not None and self.batch_size > self.group_size
-        return self.kl.stop_above is not None or band or bool(self.monitors.stop_on)
+        return self.kl.stop_above is not None or band or bool(self.monitors.stop_on or self.observers)
 
     @property
     def has_critic(self) -> bool:

@@ -1,19 +1,25 @@
-"""The controller of the KL coefficient β, and the KL ceiling."""
+"""The tether: the controller of the KL coefficient β, the limits on KL, and the reference that is refreshed."""
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from components.ppo.config import KLConfig
+from torch import nn
+
+from components.ppo.config import KLConfig, PpoConfig
+from components.training.updates import Observer, Stateful, Update
 
 WINDOW = 5
 """Number of batches in the window over which the ceiling is judged."""
 FAR = 3.0
 """A batch whose interval lies above this many times the ceiling stops the run at once."""
+OUTSIDE = 2
+"""The run stops after this many batches in a row whose KL is certainly above the band."""
 
 
 @dataclass
-class KLController:
-    """A fixed or adaptive β, and the count of batches above the ceiling."""
+class KLController(Stateful):
+    """A fixed or adaptive β."""
 
     config: KLConfig
     coefficient: float
@@ -22,8 +28,7 @@ class KLController:
     """Adaptive only: KL has not yet reached half the target, so the coefficient stays."""
     error: float = -1.0
     """m in the formula of `update`, a moving average of KL / target - 1; -1 at the start, where KL is 0."""
-    above: int = 0
-    """How many of the latest batches in a row were above the ceiling."""
+    memory = ("coefficient", "holding", "error")
 
     @classmethod
     def start(cls, config: KLConfig) -> "KLController":
@@ -57,7 +62,29 @@ class KLController:
         if not self.holding:
             self.coefficient *= 1 + min(max(error, -0.2), 0.2) / self.config.horizon
 
-    def stops(self, kl: float, low: float) -> bool:
+
+@dataclass
+class KLLimits(Observer[Update]):
+    """Stops a training whose KL is above its ceiling, or certainly above its band."""
+
+    config: PpoConfig
+    above: int = 0
+    """How many of the latest batches in a row were above the ceiling."""
+    outside: int = 0
+    """How many of the latest batches in a row had a KL certainly above the band."""
+    memory = ("above", "outside")
+
+    def on_update(self, update: Update) -> Update:
+        """Stop the training if KL is too high."""
+        name = f"ppo/{self.config.kl.measure}"
+        kl, low = update.metrics[name], update.metrics.get(f"{name}_low", -math.inf)
+        if self.is_above_ceiling(kl, low):
+            update = update.with_stop(f"KL ({kl:.3g}) is above ppo.kl.stop_above ({self.config.kl.stop_above:g})")
+        if self.is_above_band(low):
+            update = update.with_stop(f"KL (from {low:.3g}) is above ppo.watch.kl_high ({self.config.watch.kl_high:g})")
+        return update
+
+    def is_above_ceiling(self, kl: float, low: float) -> bool:
         """Count a batch with mean KL `kl` and lower interval end `low`, in the config's unit; return whether to stop.
 
         Single batches are noisy (2.57, 5.63, 1.63 in a healthy demo), so the run stops only if all of the last
@@ -68,12 +95,32 @@ class KLController:
         a diverging KL as noise. A policy that stays above the ceiling is stopped at its fifth update there. A policy
         far above it is stopped at once, if one batch's `low` is above `FAR` = 3 times the ceiling.
         """
-        ceiling = self.config.stop_above
+        ceiling = self.config.kl.stop_above
         if ceiling is None:
             return False
         self.above = self.above + 1 if kl > ceiling else 0
         return self.above >= WINDOW or low > FAR * ceiling
 
-    def state(self) -> dict[str, float]:
-        """Return its state for a checkpoint."""
-        return {name: value for name, value in asdict(self).items() if name != "config"}
+    def is_above_band(self, low: float) -> bool:
+        """Count a batch whose KL interval begins at `low` (in `kl.unit`); return whether KL has certainly left the
+        band.
+
+        By chance the lower end of a 95 % interval is above the true mean in 1 batch of 40, and in two batches in a row
+        in 1 of 1,600.
+        """
+        most = self.config.watch.kl_high
+        self.outside = self.outside + 1 if most is not None and low > most else 0
+        return self.outside >= OUTSIDE
+
+class ReferenceRefresh(Observer[Update]):
+    """Replaces the reference of the KL penalty by the policy, every `every` updates."""
+
+    def __init__(self, every: int, reference: nn.Module, refresh: Callable[[], None]) -> None:
+        self._every, self._refresh = every, refresh
+        self.modules = {"reference": reference}
+
+    def on_update(self, update: Update) -> Update:
+        """Refresh the reference if it is time."""
+        if update.number % self._every == 0:
+            self._refresh()
+        return update

@@ -389,8 +389,8 @@ def respond(
     told(0, {}, total=len(prompts))
     for batch, samples, found in sampled_batches(models, model, prompts, job, stream, generation, judged):
         mask = samples.response_mask
-        kl = kl_estimates(found["policy"], found["sft"], mask).k1.sum(1)
-        texts, raw, of_sources = samples.texts(models.tokenizer), found["raw_scores"], dict[str, torch.Tensor]()
+        kl = kl_estimates(found.policy, found.sft, mask).k1.sum(1)
+        texts, raw, of_sources = samples.texts(models.tokenizer), found.raw_scores, dict[str, torch.Tensor]()
         if models.rewards is not None:
             raw, of_sources, _ = models.rewards.score(raw, batch, texts, judging, ended=samples.ended.tolist())
         counts = models.rules.count(batch, texts) if judging and models.rules is not None else None
@@ -398,8 +398,8 @@ def respond(
         scores = models.scale(raw)
         rewards = rewarded_scores(raw, samples, models.scale, job.ppo.score)
         lengths, special = samples.response_lengths, samples.special_tokens(models.tokenizer)
-        entropy, ended = found["entropy"].cpu(), samples.ended.tolist()  # one transfer per batch
-        of_judge = [None] * len(texts) if "judge_scores" not in found else _scaled(models, found["judge_scores"])
+        entropy, ended = found.entropy.cpu(), samples.ended.tolist()  # one transfer per batch
+        of_judge = [None] * len(texts) if found.judge_scores is None else _scaled(models, found.judge_scores)
         score, reward, divergence = torch.stack([scores, rewards, kl]).tolist()
         read = {"log-probability": divergence, "score of the reward model": score, "score of the judge": of_judge}
         for name, numbers in read.items():
@@ -429,7 +429,7 @@ def sft_responses(models: Models, prompts: Sequence[Any], job: PpoJob) -> tuple[
     (n,) of them."""
     texts, ended, raw = list[str](), list[bool](), list[torch.Tensor]()
     for _, samples, found in sampled_batches(models, models.sft, prompts, job, "scales of rewards"):
-        raw.append(found["raw_scores"])
+        raw.append(found.raw_scores)
         texts += samples.texts(models.tokenizer)
         ended += samples.ended.tolist()
     return texts, ended, torch.cat(raw)

@@ -4,6 +4,7 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,19 +21,20 @@ from components.ppo.config import PpoJob, ScoreConfig
 from components.ppo.maths import (
     importance_weights,
     kl_estimates,
-    masked_mean,
     masked_variance,
     moved_to_tokens,
     score_spread,
     tied_groups,
     token_rewards,
 )
-from components.ppo.models import Models, frozen_pass
+from components.ppo.models import FrozenPass, Models, frozen_pass
 from components.reward.scoring import ScoreScale
 from components.rewards.source import Parts
-from components.rewards.weighted import source_metrics
+from components.rewards.weighted import WeightedScores, source_metrics
 from components.stats.intervals import clustered_mean, clustered_ratio
 from components.training.loop import read, torch_seed
+from components.training.terms import masked_mean
+from components.training.updates import Update
 
 SAMPLER_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.01}
 """Largest allowed disagreement of the sampler's and the training path's log-probabilities at temperature 1.
@@ -48,10 +50,7 @@ class Experience:
     """A batch of responses with everything that stays fixed during its update. B responses, T tokens."""
 
     samples: Samples
-    logprobs: Tensor
-    """(B, T) log π_old."""
-    values: Tensor | None
-    """(B, T) the critic's values before the update; None without a critic."""
+    passes: FrozenPass
     scores: Tensor
     """(B,) scores as rewarded: scaled, clipped, and with the penalties for a missing EOS and for length."""
     judged: Tensor
@@ -60,37 +59,54 @@ class Experience:
     """(B, T), 0 where the mask is False."""
     returns: Tensor | None
     """(B, T) the critic's targets; None without a critic."""
-    value_clip: float | None
-    """Width of value clipping around the old values, in the unit of the returns; None without value clipping."""
-    reference: Tensor
-    """(B, T) log π_ref."""
     kl_weight: float
     """Weight of the KL loss added to the policy loss, for these advantages; 0 if KL is in the reward."""
     metrics: dict[str, float]
     """Metrics of the batch before the update."""
-    sft: Tensor | None = None
-    """(B, T) log π_SFT; None only in an experience that was made by hand."""
     importance: Tensor | None = None
     """(B, T) truncated importance weights between sampler and training path; None without such weights."""
-    entropy: Tensor | None = None
-    """(B, T) entropy of the policy at each token, nats, 0 where the mask is False; None as for `sft`."""
 
     @property
-    def frozen(self) -> dict[str, Tensor]:
-        """Return (B, T) log-probabilities under `policy` and `sft`, and the policy's `entropy`.
+    def logprobs(self) -> Tensor:
+        """Return log π_old (B, T)."""
+        return self.passes.policy
 
-        Raises:
-            ValueError: the experience was made by hand, without them.
-        """
-        if self.sft is None or self.entropy is None:
-            raise ValueError("an experience without SFT's log-probabilities and the entropy")
-        return {"policy": self.logprobs, "sft": self.sft, "entropy": self.entropy}
+    @cached_property
+    def returns_deviation(self) -> float:
+        """Return the standard deviation of the returns over the tokens that count."""
+        assert self.returns is not None
+        return masked_variance(self.returns, self.samples.response_mask).sqrt().item()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PpoUpdate(Update):
+    """An update of PPO, with the batch from which the policy learned."""
+
+    prompts: Sequence[Sequence[Message]]
+    """(B,) the prompt of each response, as messages."""
+    texts: Sequence[str]
+    """(B,) the responses, as `Samples.texts` returns them."""
+    experience: Experience
+
+    @property
+    def samples(self) -> Samples:
+        """Return the responses as tokens."""
+        return self.experience.samples
+
+    @property
+    def beta(self) -> float:
+        """Return the KL coefficient of the batch's rewards."""
+        return self.metrics["ppo/beta"]
+
+    def is_sampled(self, every: int) -> bool:
+        """Return whether a table of samples has it: every `every`-th update, from the first, and the last."""
+        return (self.number - 1) % every == 0 or self.last
 
 
 def sampled_batches(
     models: Models, model: Any, prompts: Sequence[Any], job: PpoJob, stream: str,
     generation: GenerationConfig | None = None, judged: bool = False,
-) -> Iterator[tuple[Sequence[Any], Samples, dict[str, Tensor]]]:  # fmt: skip
+) -> Iterator[tuple[Sequence[Any], Samples, FrozenPass]]:  # fmt: skip
     """Yield prompts in batches of `ppo.batch_size`, with a response of `model` to each and their `frozen_pass`.
 
     Models with the same `stream` get the same random numbers.
@@ -140,35 +156,58 @@ def gather_experience(
             sampler's are kept, the first step of the update checks that instead.)
     """
     mask, config = samples.response_mask, job.ppo
-    found = frozen_pass(models, samples, job)
-    old, reference, sft, values = found["policy"], found["reference"], found["sft"], found.get("values")
-    raw, of_sources, parts = found["raw_scores"], dict[str, Tensor](), None
-    if models.rewards is not None:
-        place, texts = functools.partial(placed, models.tokenizer, samples.said), samples.texts(models.tokenizer)
-        ended = samples.ended.tolist()
-        raw, of_sources, parts = models.rewards.score(raw, prompts, texts, False, place, mask.shape[1], ended)
-    scores = rewarded_scores(raw, samples, models.scale, config.score)
-    judged = models.scale(raw)
+    passes = frozen_pass(models, samples, job)
+    raw, by_source, parts = score(models, samples, job, passes.raw_scores, prompts)
+    judged, scores = models.scale(raw), rewarded_scores(raw, samples, models.scale, config.score)
     in_reward = config.kl.form == "reward"
-    rewards = token_rewards(old, reference, scores, mask, beta if in_reward else 0.0)
+    rewards = token_rewards(passes.policy, passes.reference, scores, mask, beta if in_reward else 0.0)
     if parts is not None:
-        if config.advantage != "gae":
-            raise UserError(
-                f"ppo.rewards: a source scores parts of a response, and ppo.advantage={config.advantage} gives a "
-                "whole response one advantage, which would ignore the parts. Set ppo.advantage=gae, or return one "
-                "number for each response."
-            )
         rewards = moved_to_tokens(rewards, parts / models.scale.scale, mask)
-    advantages, returns, unit = estimate_advantages(rewards, scores, values, mask, config)
-    value_clip = None
-    if returns is not None and config.critic.clip_range is not None:
-        value_clip = config.critic.clip_range * masked_variance(returns, mask).sqrt().item()
-    kl = kl_estimates(old, sft, mask)
+    advantages, returns, unit = estimate_advantages(rewards, scores, passes.values, mask, config)
+    metrics, importance = measure(models, samples, job, passes, judged, scores)
+    metrics |= source_metrics(by_source) | {"ppo/beta": beta}
+    # Whitening divided the rewards, with the score in them, by the unit, so a KL loss is divided by it too.
+    kl_weight = 0.0 if in_reward else beta / unit
+    return Experience(samples, passes, scores, judged, advantages, returns, kl_weight, metrics, importance)
+
+
+def score(
+    models: Models, samples: Samples, job: PpoJob, raw: Tensor, prompts: Sequence[Sequence[Message]]
+) -> WeightedScores:
+    """Return the scores of responses: the reward model's `raw` scores (B,), or those of the sources of `ppo.rewards`.
+
+    Raises:
+        UserError: a source scores parts of a response, and the advantages are of whole responses.
+    """
+    if models.rewards is None:
+        return WeightedScores(raw, {}, None)
+    place, texts = functools.partial(placed, models.tokenizer, samples.said), samples.texts(models.tokenizer)
+    tokens, ended = samples.response_mask.shape[1], samples.ended.tolist()
+    scores = models.rewards.score(raw, prompts, texts, False, place, tokens, ended)
+    if scores.parts is not None and job.ppo.advantage != "gae":
+        raise UserError(
+            f"ppo.rewards: a source scores parts of a response, and ppo.advantage={job.ppo.advantage} gives a "
+            "whole response one advantage, which would ignore the parts. Set ppo.advantage=gae, or return one "
+            "number for each response."
+        )
+    return scores
+
+
+def measure(
+    models: Models, samples: Samples, job: PpoJob, passes: FrozenPass, judged: Tensor, scores: Tensor
+) -> tuple[dict[str, float], Tensor | None]:
+    """Return the metrics of a batch before its update, and the importance weights (B, T), if there are any.
+
+    Raises:
+        CheckFailed: as for `gather_experience`.
+    """
+    mask, config, old = samples.response_mask, job.ppo, passes.policy
+    kl = kl_estimates(old, passes.sft, mask)
     # Unless T is 1 this is not a KL, since the tokens were drawn at T. The evaluation samples at 1 for
     # `ppo/kl_at_temperature_1`.
-    at_1 = (found["policy_at_1"] - found["sft_at_1"]).masked_fill(~mask, 0)
+    at_1 = (passes.policy_at_1 - passes.sft_at_1).masked_fill(~mask, 0)
     unread = {
-        "scores are finite": torch.isfinite(raw).all(),
+        "scores are finite": torch.isfinite(judged).all(),
         "log-probabilities are finite": torch.isfinite(kl.k1).all(),
         "ppo/proxy_reward": judged.mean(),
         "ppo/rewarded_score": scores.mean(),
@@ -177,7 +216,7 @@ def gather_experience(
         "ppo/kl_k3": kl.k3.sum(1).mean(),
         "ppo/log_ratio_at_temperature_1": at_1.sum(1).mean(),
         "ppo/kl_per_token": masked_mean(kl.k1, mask),
-        "ppo/entropy": masked_mean(found["entropy"], mask),
+        "ppo/entropy": masked_mean(passes.entropy, mask),
         "ppo/response_tokens": mask.sum(1).float().mean(),
         "ppo/ended": samples.ended.float().mean(),
         "ppo/score_spread": score_spread(scores),
@@ -189,31 +228,24 @@ def gather_experience(
     importance = None
     if samples.seen is None:
         unread["ppo/sampler_drift"] = sampler_drift(samples.logprobs, old, mask, job)
-        weighed = importance_weights(
-            old, samples.logprobs, mask, config.importance.cap, config.importance_level or "token"
-        )
-        importance = None if config.importance_level is None else weighed.weights
+        level, cap = config.importance_level, config.importance.cap
+        weights = importance_weights(old, samples.logprobs, mask, cap, level or "token")
+        importance = None if level is None else weights.weights
         unread |= {
             "ppo/sampler_kl": masked_mean(kl_estimates(samples.logprobs, old, mask).k3, mask),
-            "ppo/importance_truncated": weighed.truncated,
-            "ppo/importance_max": weighed.largest,
+            "ppo/importance_truncated": weights.truncated,
+            "ppo/importance_max": weights.largest,
         }
     if models.sft is not models.reference:
-        unread["ppo/kl_to_reference"] = kl_estimates(old, reference, mask).k1.sum(1).mean()
-    metrics = dict(zip(unread, read(list(unread.values())), strict=True)) | {"ppo/beta": beta}
+        unread["ppo/kl_to_reference"] = kl_estimates(old, passes.reference, mask).k1.sum(1).mean()
+    metrics = dict(zip(unread, read(list(unread.values())), strict=True))
     if not metrics.pop("scores are finite"):
         raise CheckFailed("the reward model gave a score that isn't finite.")
     if not metrics.pop("log-probabilities are finite"):
         raise CheckFailed("a log-probability isn't finite, so KL to the reference is unknown. Lower ppo.learning_rate.")
     if samples.seen is None:
         check_drift(metrics["ppo/sampler_drift"], job)
-    metrics |= lower_ends(kl.k1.sum(1), samples) | source_metrics(of_sources)
-    # Whitening divided the rewards, with the score in them, by the unit, so a KL loss is divided by it too.
-    kl_weight = 0.0 if in_reward else beta / unit
-    return Experience(
-        samples, old, values, scores, judged, advantages, returns, value_clip, reference, kl_weight, metrics, sft,
-        importance, found["entropy"],
-    )  # fmt: skip
+    return metrics | lower_ends(kl.k1.sum(1), samples), importance
 
 
 def lower_ends(kl: Tensor, samples: Samples) -> dict[str, float]:

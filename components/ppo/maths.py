@@ -10,29 +10,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from components.training.terms import masked_mean
+
 Floats = Float[Tensor, "B T"]
 Mask = Bool[Tensor, "B T"]
 Responses = Float[Tensor, "B"]
-
-
-def masked_mean(x: Floats, mask: Mask) -> Float[Tensor, ""]:
-    """Return the mean of `x` over all tokens that count. (This is not the mean of the rows' means.)"""
-    return x.masked_fill(~mask, 0).sum() / mask.sum()
-
-
-def aggregated(x: Floats, mask: Mask, how: Literal["token", "sequence", "cap"], cap: int) -> Float[Tensor, ""]:
-    """Reduce the losses `x` to one number; every row holds at least one token that counts.
-
-    With N responses of lengths |y_i|:
-
-        token     Σ_i Σ_t x_it / Σ_i |y_i|          (Yu et al. 2025, arXiv 2503.14476, equation 12)
-        sequence  1/N Σ_i 1/|y_i| Σ_t x_it          (Shao et al. 2024, arXiv 2402.03300, equation 3)
-        cap       1/N Σ_i 1/cap   Σ_t x_it          (Liu et al. 2025, arXiv 2503.20783, section 3.2)
-    """
-    if how == "token":
-        return masked_mean(x, mask)
-    sums = x.masked_fill(~mask, 0).sum(1)
-    return (sums / (mask.sum(1) if how == "sequence" else cap)).mean()
 
 
 def masked_variance(x: Floats, mask: Mask) -> Float[Tensor, ""]:

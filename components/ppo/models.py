@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -290,66 +290,82 @@ def shared_runs(lengths: Mapping[int, int], size: int, tokens: int | None) -> It
     yield from ((ordered[:1], False) for _ in range(most - len(own)))
 
 
+class FrozenPass(NamedTuple):
+    """What stays fixed during the update of a batch. B responses, T tokens; 0 where the mask is False."""
+
+    policy: Tensor
+    """(B, T) log π_old."""
+    policy_at_1: Tensor
+    """(B, T) the same at temperature 1."""
+    reference: Tensor
+    """(B, T) log π_ref."""
+    sft: Tensor
+    """(B, T) log π_SFT."""
+    sft_at_1: Tensor
+    """(B, T) the same at temperature 1."""
+    entropy: Tensor
+    """(B, T) entropy of the policy, nats."""
+    raw_scores: Tensor
+    """(B,) of the reward model."""
+    values: Tensor | None = None
+    """(B, T) the critic's values; None without a critic."""
+    judge_scores: Tensor | None = None
+    """(B,) raw scores of the independent judge; None if it was not asked."""
+
+
 @torch.no_grad()
-def frozen_pass(models: Models, samples: Samples, job: PpoJob, judged: bool = False) -> dict[str, Tensor]:
+def frozen_pass(models: Models, samples: Samples, job: PpoJob, judged: bool = False) -> FrozenPass:
     """Compute everything that stays fixed during the update of a batch.
 
     The policy's log-probabilities are the sampler's if those were kept; all else comes from the training path.
 
     Args:
         judged: also ask the independent judge, which only evaluations may do.
-
-    Returns:
-        (B, T): `policy`, `policy_at_1`, `reference`, `sft`, `sft_at_1` log-probabilities, `entropy`, and with a critic
-        `values`; (B,): `raw_scores`, and if the judge is asked its raw `judge_scores`.
     """
-    mask, critic = samples.response_mask, models.critic
-    asked = {id(m): m for m in (models.policy, models.reference, models.sft)}  # a model with two roles is asked once
-    found = {key: {n: torch.zeros_like(samples.logprobs) for n in ("logprobs", "at_1", "entropy")} for key in asked}
-    values, raw = torch.zeros_like(samples.logprobs), torch.zeros(len(mask), device=mask.device)
-    of_judge = [torch.zeros_like(raw)] if judged and models.judge is not None else []
-    seen, values_seen = samples.seen, False
+    mask, critic, seen = samples.response_mask, models.critic, samples.seen
+    zeros, scores = torch.zeros_like(samples.logprobs), torch.zeros(len(mask), device=mask.device)
+    passed = {id(m): m for m in (models.policy, models.reference, models.sft)}  # a model with two roles passes once
+    columns = {key: {n: zeros.clone() for n in ("logprobs", "logprobs_at_1", "entropy")} for key in passed}
+    scorers = {"raw_scores": models.reward_model}
+    if judged and models.judge is not None:
+        scorers["judge_scores"] = models.judge
+    raw, values, values_seen = {name: scores.clone() for name in scorers}, zeros.clone(), False
     if seen is not None and not (isinstance(critic, SharedCritic) and seen.values is None):
-        del asked[id(models.policy)]
-        found[id(models.policy)] = {"logprobs": samples.logprobs, "at_1": seen.logprobs_at_1, "entropy": seen.entropy}
-        values_seen = seen.values is not None
-        values = values if seen.values is None else seen.values
+        del passed[id(models.policy)]
+        columns[id(models.policy)] = {
+            "logprobs": samples.logprobs, "logprobs_at_1": seen.logprobs_at_1, "entropy": seen.entropy
+        }  # fmt: skip
+        values, values_seen = (values, False) if seen.values is None else (seen.values, True)
     for numbers, counts in micro_batches(samples, range(len(mask)), *job.ppo.micro_batch):
         batch, rows, hidden = Packed.of(samples, numbers), on_device(samples, numbers), None
-        counted = mask[rows]
-        for key, model in asked.items():
+        for key, model in passed.items():
             stats = batch.stats(model, job, with_entropy=model is models.policy)
             hidden = stats.hidden if model is models.policy else hidden
-            flat = {"logprobs": stats.logprobs, "at_1": stats.logprobs_at_1, "entropy": stats.entropy}
-            for name, tensor in flat.items():
-                if tensor is not None and counts:
-                    found[key][name][rows] = scatter(tensor, counted, batch.responses)
-        scores = score_tokens(models.reward_model, batch.ids, batch.mask, job.runtime, side="right")
-        if counts:
-            raw[rows] = scores
-        for own in of_judge:
-            scores = score_tokens(models.judge, batch.ids, batch.mask, job.runtime, side="right")
+            for name, column in columns[key].items():
+                if counts and (flat := getattr(stats, name)) is not None:
+                    column[rows] = scatter(flat, mask[rows], batch.responses)
+        for name, model in scorers.items():
+            scores_of_rows = score_tokens(model, batch.ids, batch.mask, job.runtime, side="right")
             if counts:
-                own[rows] = scores
+                raw[name][rows] = scores_of_rows
         if isinstance(critic, SeparateCritic) or (critic is not None and hidden is not None):
-            of_rows = scatter(critic.values(batch, hidden, job.runtime), counted, batch.responses)
+            values_of_rows = scatter(critic.values(batch, hidden, job.runtime), mask[rows], batch.responses)
             if counts:
-                values[rows] = of_rows
-    scored = [raw, *of_judge, *([] if values_seen else [values])]
-    for tensor in [*scored, *(each for key in asked for each in found[key].values())]:
+                values[rows] = values_of_rows
+    for tensor in [*raw.values(), *([] if values_seen else [values])]:
         ranks.joined(tensor)
+    for key in passed:
+        for tensor in columns[key].values():
+            ranks.joined(tensor)
     if samples.otherwise:
         rows = on_device(samples, list(samples.otherwise))
-        for model, own in zip((models.reward_model, models.judge), (raw, *of_judge), strict=False):
-            own[rows] = _judged_otherwise(model, models.tokenizer, samples, job).to(own)
-    policy, reference, sft = (found[id(m)] for m in (models.policy, models.reference, models.sft))
-    out = {
-        "policy": policy["logprobs"], "policy_at_1": policy["at_1"], "reference": reference["logprobs"],
-        "sft": sft["logprobs"], "sft_at_1": sft["at_1"], "entropy": policy["entropy"], "raw_scores": raw,
-    }  # fmt: skip
-    if of_judge:
-        out["judge_scores"] = of_judge[0]
-    return out | ({} if critic is None else {"values": values})
+        for name, model in scorers.items():
+            raw[name][rows] = _judged_otherwise(model, models.tokenizer, samples, job).to(scores)
+    policy, reference, sft = (columns[id(m)] for m in (models.policy, models.reference, models.sft))
+    return FrozenPass(
+        policy["logprobs"], policy["logprobs_at_1"], reference["logprobs"], sft["logprobs"], sft["logprobs_at_1"],
+        policy["entropy"], values=None if critic is None else values, **raw,
+    )  # fmt: skip
 
 
 def _judged_otherwise(model: Any, tokenizer: Any, samples: Samples, job: PpoJob) -> Tensor:

@@ -25,8 +25,8 @@ from components.reward.pair_scores import check_packed, packed_scores, separate_
 from components.reward.pairs import Pairs, PreferencePair, member_rows
 from components.reward.refresh.previous import start_from
 from components.reward.scoring import adapter_name
+from components.training.heldout import HeldOut, LossEvaluations
 from components.training.loop import TrainingExamples, fit, torch_seed
-from components.training.watch import FitWatch, HeldOut
 
 SHOWN = 4
 """Number of held-out pairs whose scores are shown at each evaluation during training."""
@@ -46,7 +46,7 @@ class HeldPairs:
     """The first few pairs as texts, whose scores people can read while the model trains."""
     keep_last: Callable[[Any, int], None]
     """Stores a model as its last step left it, and its number, if an earlier step's weights are published."""
-    watches: list[FitWatch] = field(default_factory=list)
+    watches: list[LossEvaluations] = field(default_factory=list)
     """The results for each model that was trained."""
 
     @classmethod
@@ -201,10 +201,11 @@ def fit_model(
     if held is not None:
         unit = "nats a pair" if len(config.heads) < 2 else "nats a pair, all objectives together"
         weights, losses = held.pairs.weights[:], partial(heldout_losses, held.pairs)
-        watch = FitWatch(config, "reward", HeldOut(losses, weights, held.prompts, unit, lambda: shown(held)))
+        watch = LossEvaluations(config, "reward", HeldOut(losses, weights, held.prompts, unit, lambda: shown(held)))
     model = spread(model.requires_grad_(True).train(), job.runtime.sharding)
     data = TrainingExamples(batch_loss, pairs.lengths, pairs.weights)
-    fit(model, data, config, seed=job.seed, group="reward", out=out, observe=observe, part=member or None, watch=watch)
+    fit(model, data, config, seed=job.seed, group="reward", out=out, observe=observe, part=member or None,
+        evaluations=watch)  # fmt: skip
     release_memory(job.runtime.device)
     model = gathered(model)
     if held is not None and watch is not None:

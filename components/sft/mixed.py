@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
 
 from components.base.errors import UserError
 from components.data.tables.published import read_split
@@ -13,6 +13,7 @@ from components.models.config import GenerationConfig
 from components.models.runtime import Runtime
 from components.sft.demonstrations import Examples, choose_demonstrations, token_losses
 from components.training.loop import shuffled_passes
+from components.training.terms import Term
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ class MixedDemonstrations:
         """Return the number of response tokens of the demonstrations at these indices."""
         return sum(int(self.examples.responses.lengths[i]) for i in chosen)
 
-    def loss(self, model: Any, chosen: Sequence[int], runtime: Runtime) -> Tensor:
-        """Return the mean negative log-probability per response token of the demonstrations at these indices, nats."""
-        return token_losses(model, self.pad_id, [self.examples[i] for i in chosen], runtime).mean()
+    def term(self, model: Any, chosen: Sequence[int], runtime: Runtime, coefficient: float) -> Term:
+        """Return the term of the demonstrations at these indices: the negative log-probability of each response token,
+        nats."""
+        losses = token_losses(model, self.pad_id, [self.examples[i] for i in chosen], runtime).unsqueeze(0)
+        return Term("ppo/ptx_loss", losses, torch.ones_like(losses, dtype=torch.bool), coefficient)

@@ -35,8 +35,8 @@ from components.sft.demonstrations import (
     token_losses,
 )
 from components.stats.intervals import clustered_proportion
+from components.training.heldout import HeldOut, LossEvaluations
 from components.training.loop import TrainingExamples, fit, torch_seed
-from components.training.watch import FitWatch, HeldOut
 
 SHOWN = 8
 """Number of held-out prompts whose responses are shown at each evaluation during training."""
@@ -83,25 +83,25 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
         baseline = response_losses(model, tokenizer, heldout_examples, job.runtime)
         metrics["sft/base_perplexity"] = math.exp(sum(baseline) / tokens)
 
-    losses, watch = baseline, None
+    losses, evaluations = baseline, None
     if job.sft.train:
-        watched = choose_demonstrations(tokenizer, unjudged, job.generation, job.sft.overlong, None).examples
+        further = choose_demonstrations(tokenizer, unjudged, job.generation, job.sft.overlong, None).examples
         prompts = [row["prompt"] for row in unjudged[:SHOWN]]
 
-        def shown(model: Any) -> list[dict[str, object]]:
+        def responses(model: Any) -> list[dict[str, object]]:
             return _answered(job, inputs["data"], model, tokenizer, prompts, "shown")[0]
 
-        model, watch = fine_tune(
-            job, model, tokenizer.pad_token_id, examples, out, observe, unseen(watched, heldout_examples), shown
+        model, evaluations = fine_tune(
+            job, model, tokenizer.pad_token_id, examples, out, observe, unseen(further, heldout_examples), responses
         )
         model.eval()
     go_on_alone()
-    if watch is not None:
+    if evaluations is not None:
         observe(0, {}, doing=f"evaluating the last model on {asked}")
         last = loss_a_token(response_losses(model, tokenizer, heldout_examples, job.runtime), heldout_examples)
         metrics |= {**last.metrics("sft/last_loss"), "sft/last_perplexity": math.exp(last.value)}
-        metrics |= watch.publish(model, lambda: save_model(model, tokenizer, out / "artifact" / "last" / "model"))
-        write_json(out / "artifact" / "metadata.json", watch.document())
+        metrics |= evaluations.publish(model, lambda: save_model(model, tokenizer, out / "artifact" / "last" / "model"))
+        write_json(out / "artifact" / "metadata.json", evaluations.document())
     save_model(model, tokenizer, out / "artifact" / "model")
     if job.sft.train:
         observe(0, {}, doing=f"evaluating on {asked}")
@@ -138,23 +138,23 @@ def shared_out(
     return heldout[: len(heldout) - count], heldout[len(heldout) - count :]
 
 
-def unseen(watched: Examples, judged: Examples) -> Examples:
-    """Return the `watched` demonstrations whose prompt, as cut, is not among those of the `judged` ones."""
+def unseen(further: Examples, judged: Examples) -> Examples:
+    """Return the `further` demonstrations whose prompt, as cut, is not among those of the `judged` ones."""
     prompts = set(map(tuple, judged.prompts))
-    return Examples.of(each for each in watched if tuple(each[0]) not in prompts)
+    return Examples.of(example for example in further if tuple(example[0]) not in prompts)
 
 
 def fine_tune(
     job: SftJob, model: Any, pad_id: int, examples: Examples, out: Path, observe: Observe,
-    watched: Examples | None = None, shown: Callable[[Any], list[dict[str, object]]] = lambda model: [],
-) -> tuple[Any, FitWatch | None]:  # fmt: skip
+    heldout: Examples | None = None, responses: Callable[[Any], list[dict[str, object]]] = lambda model: [],
+) -> tuple[Any, LossEvaluations | None]:  # fmt: skip
     """Train all weights of `model` (in eval mode) on the examples' responses; resumes from `out/checkpoint`.
 
     Returns the model after the last step and, if `sft.evaluate_every` is set, the results of its evaluations on the
-    `watched` demonstrations. At each of them, `shown` returns rows for people to read.
+    `heldout` demonstrations. At each of them, `responses` returns rows for people to read.
 
     Raises:
-        UserError: evaluations are asked for with fewer than two watched demonstrations; or the model cannot separate
+        UserError: evaluations are asked for with fewer than two `heldout` demonstrations; or the model cannot separate
             demonstrations that `sft.packing` puts into one row.
     """
 
@@ -163,30 +163,30 @@ def fine_tune(
         return loss, {"sft/train_loss": loss}
 
     def heldout_losses() -> tuple[list[float], dict[str, float]]:
-        return example_losses(model, pad_id, watched or Examples.of(()), job.runtime), {}
+        return example_losses(model, pad_id, heldout or Examples.of(()), job.runtime), {}
 
-    watch = None
+    evaluations = None
     if job.sft.evaluate_every is not None:
-        if watched is None or len(watched) < 2:
+        if heldout is None or len(heldout) < 2:
             raise UserError(
                 f"sft.evaluate_every needs two held-out demonstrations that no gate judges, and there are "
-                f"{len(watched or ())}, with prompts of their own and responses of at most "
+                f"{len(heldout or ())}, with prompts of their own and responses of at most "
                 f"{job.generation.max_new_tokens} tokens. Give more demonstrations, raise data.split.test, or set "
                 "sft.evaluate_every=null."
             )
-        weights = watched.responses.lengths.astype(float).tolist()
-        prompts = list(map(tuple, watched.prompts))
-        held = HeldOut(heldout_losses, weights, prompts, "nats a response token", lambda: shown(model))
-        watch = FitWatch(job.sft, "sft", held)
+        weights = heldout.responses.lengths.astype(float).tolist()
+        prompts = list(map(tuple, heldout.prompts))
+        evaluated = HeldOut(heldout_losses, weights, prompts, "nats a response token", lambda: responses(model))
+        evaluations = LossEvaluations(job.sft, "sft", evaluated)
     packing = job.sft.packing
     if packing is not None:
         longest = np.argsort(examples.lengths, kind="stable")[-CHECKED:].tolist()
         check_packing(model, pad_id, [examples[i] for i in longest], job.runtime)
     model = spread(model.requires_grad_(True).train(), job.runtime.sharding)
     data = TrainingExamples(batch_loss, examples.lengths, weights=examples.responses.lengths, packing=packing)
-    fit(model, data, job.sft, seed=job.seed, group="sft", out=out, observe=observe, watch=watch)
+    fit(model, data, job.sft, seed=job.seed, group="sft", out=out, observe=observe, evaluations=evaluations)
     release_memory(job.runtime.device)
-    return gathered(model), watch
+    return gathered(model), evaluations
 
 
 def unigram_losses(train: Examples, heldout: Examples, vocabulary: int) -> list[float]:

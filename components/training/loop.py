@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Self
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch.optim import AdamW
 from torch.utils import checkpoint as torch_checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from components.base.errors import CheckFailed
+from components.base.errors import CheckFailed, UserError
 from components.base.observe import Observe
 from components.distributed import ranks, sharding
 from components.models.adapters import AdapterView
@@ -29,11 +29,8 @@ from components.models.runtime import peak_memory_gb
 from components.training import checkpoint
 from components.training.optim import FitConfig, OptimizerConfig, build_optimizer, learning_rate_at, set_learning_rate
 from components.training.shares import load_share, save_share
-from components.training.watch import FitWatch
+from components.training.updates import Observer, Stateful, U, Update
 from components.training.weights import kept_parameters
-
-BESIDE = "beside"
-"""Prefix of a checkpoint's tensors that belong to no module."""
 
 
 def seeded(seed: int, *what: object) -> random.Random:
@@ -71,19 +68,18 @@ def save_state(
     modules: Mapping[str, nn.Module],
     optimizers: Mapping[str, AdamW],
     state: object,
-    beside: Mapping[str, Tensor] | None = None,
     whole_up_to: float = math.inf,
 ) -> None:
-    """Checkpoint parameters, optimiser moments and `state` (JSON). All ranks call it, and rank 0 writes.
+    """Checkpoint parameters, optimiser moments and `state`. All ranks call it, and rank 0 writes.
 
     Args:
-        beside: further tensors, whole and on the CPU.
+        state: JSON, in which values may also be tensors that are whole and on the CPU.
         whole_up_to: GB of sharded tensors above which each rank writes its own part.
     """
     for module in modules.values():
         sharding.only_own_part(module)
     tensors = {f"{name}|{k}": p.detach() for name, module in modules.items() for k, p in kept_parameters(module)}
-    tensors |= {f"{BESIDE}|{name}": tensor for name, tensor in (beside or {}).items()}
+    document = _without_tensors(state, "state", tensors)
     groups = {}
     for name, optimizer in optimizers.items():
         moments, groups[name] = checkpoint.pack_optimizer(optimizer, f"{name}.optimizer")
@@ -98,20 +94,13 @@ def save_state(
         whole = sharding.whole(tensor)  # one by one, so that only one is whole on a device
         tensors[name] = whole.cpu() if whole is not tensor and ranks.is_first() else tensor
     if ranks.is_first():
-        checkpoint.save(folder, step, tensors, {"optimizers": groups, "state": state}, shares)
+        checkpoint.save(folder, step, tensors, {"optimizers": groups, "state": document}, shares)
 
 
 def restore_state(
-    folder: Path,
-    modules: Mapping[str, nn.Module],
-    optimizers: Mapping[str, AdamW],
-    beside: dict[str, Tensor] | None = None,
+    folder: Path, modules: Mapping[str, nn.Module], optimizers: Mapping[str, AdamW]
 ) -> tuple[int, Any] | None:
-    """Load the newest checkpoint of `save_state`; return (step, state), or None if there is none.
-
-    Args:
-        beside: filled with the further tensors.
-    """
+    """Load the newest checkpoint of `save_state`; return (step, state), or None if there is none."""
     found = checkpoint.load_latest(folder)
     if found is None:
         return None
@@ -125,10 +114,29 @@ def restore_state(
     for name, optimizer in optimizers.items():
         groups = found.state["optimizers"][name]
         checkpoint.unpack_optimizer(optimizer, f"{name}.optimizer", tensors, groups)
-    if beside is not None:
-        prefix = f"{BESIDE}|"
-        beside |= {name.removeprefix(prefix): t for name, t in found.tensors.items() if name.startswith(prefix)}
-    return found.step, found.state["state"]
+    return found.step, _with_tensors(found.state["state"], found.tensors)
+
+
+TENSOR = "tensor|"
+"""Prefix of the text that stands for a tensor in a checkpoint's JSON."""
+
+
+def _without_tensors(state: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """Return `state` with a text in place of each tensor, and put the tensors into `tensors`."""
+    if isinstance(state, Tensor):
+        tensors[name] = state
+        return f"{TENSOR}{name}"
+    if isinstance(state, Mapping):
+        return {key: _without_tensors(value, f"{name}|{key}", tensors) for key, value in state.items()}
+    return state
+
+
+def _with_tensors(state: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Undo `_without_tensors`."""
+    if isinstance(state, dict):
+        return {key: _with_tensors(value, tensors) for key, value in state.items()}
+    is_tensor = isinstance(state, str) and state.startswith(TENSOR)
+    return tensors[state.removeprefix(TENSOR)] if is_tensor else state
 
 
 def _load_shares(
@@ -189,6 +197,101 @@ class TrainingExamples:
     """Most tokens per call of `loss`, if it packs its examples; None: `micro_batch_size` examples per call."""
 
 
+class Loop(Generic[U]):
+    """The updates of a training: what observers see of each, checkpoints and resuming, reports, and when it ends.
+
+    Use it as a context manager around the updates.
+    """
+
+    def __init__(
+        self, folder: Path, total: int, pace: checkpoint.Pace, observe: Observe, observers: Mapping[str, Observer[U]],
+        models: Mapping[str, nn.Module], optimizers: Mapping[str, AdamW],
+        controllers: Mapping[str, Stateful] | None = None, whole_up_to: float = math.inf,
+    ) -> None:  # fmt: skip
+        """Continue from the newest checkpoint in `folder`, if there is one.
+
+        Args:
+            total: number of updates, unless an observer stops the training.
+            observers: by name, in the order in which they look at an update.
+            models: what trains, by name; checkpoints also hold the observers' modules.
+            controllers: further objects whose state checkpoints hold.
+            whole_up_to: as for `save_state`.
+
+        Raises:
+            UserError: the checkpoint has other observers.
+        """
+        self._folder, self._total, self._pace, self._observe = folder, total, pace, observe
+        self._observers, self._optimizers, self._whole_up_to = observers, optimizers, whole_up_to
+        self._parts: dict[str, Stateful] = {**(controllers or {}), **observers}
+        self._modules = dict(models)
+        for observer in observers.values():
+            self._modules |= observer.modules
+        self.number, self.ended = 0, total == 0
+        """The updates so far, and whether no further one is made."""
+        if resumed := restore_state(folder, self._modules, optimizers):
+            self.number, state = resumed
+            self.ended = state["ended"] or self.number >= total
+            if state["parts"].keys() != self._parts.keys():
+                raise UserError(
+                    f"the checkpoint in {folder} was written with other options or by another version of Tether, so "
+                    "the training can't continue from it. Remove that folder, and run again."
+                )
+            for name, part in self._parts.items():
+                part.restore(state["parts"][name])
+
+    def __enter__(self) -> Self:
+        self._pace.__enter__()
+        for observer in self._observers.values():
+            observer.on_start()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._pace.__exit__(*exception)
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the number, from 1, of each update that is left to make."""
+        while not self.ended:
+            yield self.number + 1
+
+    def report_resumed(self, rows: Sequence[Mapping[str, float]] = ()) -> None:
+        """Report the metrics of the updates before the checkpoint, and that the training continues from it."""
+        for row in rows:
+            metrics = {name: value for name, value in row.items() if name != "update"}
+            self._observe(int(row["update"]), metrics, total=self._total)
+        if self.number:
+            self._observe(self.number, {}, total=self._total, resumed=True)
+
+    def look(self, update: U) -> U:
+        """Return the update as the observers return it, one after the other."""
+        for observer in self._observers.values():
+            update = observer.on_update(update)
+        return update
+
+    def finish(self, update: U) -> None:
+        """Checkpoint if it is time, report the update, and stop if a signal came."""
+        self.number, self.ended = update.number, update.last
+        if self._pace.due(update.number, update.last):
+            self.save()
+        metrics, examples = {**update.metrics, **update.timings}, update.examples or None
+        self._observe(update.number, metrics, total=self._total, tokens=update.tokens, samples=examples)
+        self._pace.stop_if_told()
+
+    @contextlib.contextmanager
+    def saved_on(self, error: type[Exception]) -> Iterator[None]:
+        """Checkpoint if the block, which changes no model, raises `error`, so that the training can resume there."""
+        try:
+            yield
+        except error:
+            if self.number:
+                self.save()
+            raise
+
+    def save(self) -> None:
+        """Checkpoint the training after its last update. All ranks call it."""
+        state = {"ended": self.ended, "parts": {name: part.state() for name, part in self._parts.items()}}
+        save_state(self._folder, self.number, self._modules, self._optimizers, state, self._whole_up_to)
+
+
 def fit(
     model: Any,
     examples: TrainingExamples,
@@ -199,7 +302,7 @@ def fit(
     out: Path,
     observe: Observe,
     part: int | None = None,
-    watch: FitWatch | None = None,
+    evaluations: Observer[Update] | None = None,
 ) -> int:
     """Train `model` in length-bucketed batches with weighted gradients; return the number of optimiser steps.
 
@@ -208,7 +311,7 @@ def fit(
     Args:
         group: metric group and checkpoint folder, `sft` or `reward`.
         part: the model's number, if a stage trains several; each has its own data order and checkpoint folder.
-        watch: evaluates the model on held-out examples, and may stop the training.
+        evaluations: evaluates the model on held-out examples, and may stop the training.
 
     Raises:
         CheckFailed: a loss or gradient is not finite.
@@ -222,61 +325,56 @@ def fit(
         return LengthBuckets(examples.lengths, config.batch_size, seeded(seed, name, "order", epoch))
 
     optimizer = build_optimizer(model, config)
-    folder = out / "checkpoint" / name
-
-    def counted(batch: list[int]) -> float:
-        return math.fsum(examples.weights[i] for i in batch)
-
-    kept = dict[str, Tensor]()
-    resumed = restore_state(folder, {"model": model}, {"model": optimizer}, kept)
-    if resumed and watch is not None:
-        watch.restore(resumed[1], kept)
-    if resumed:
-        observe(resumed[0], {}, total=steps, resumed=True)
-    with checkpoint.Pace(config.checkpoint_every, config.checkpoint_minutes) as pace:
-        for step in range(resumed[0] if resumed else 0, steps):
-            if watch is not None and watch.stopped:
-                break
+    observers = {} if evaluations is None else {"evaluations": evaluations}
+    pace = checkpoint.Pace(config.checkpoint_every, config.checkpoint_minutes)
+    loop = Loop(
+        out / "checkpoint" / name, steps, pace, observe, observers, {"model": model}, {"model": optimizer},
+        whole_up_to=config.checkpoint_whole,
+    )  # fmt: skip
+    loop.report_resumed()
+    with loop:
+        for number in loop:
+            step = number - 1
             rate = learning_rate_at(step, steps, config)
             set_learning_rate(optimizer, rate)
             own = [ranks.rank()] if ranks.rank() else []
             torch.manual_seed(torch_seed(seed, name, "dropout", step, *own))  # dropout uses the global generator
-            batch, shares = batches(step // each_pass)[step % each_pass], list[float]()
-            unread: dict[str, list[Tensor]] = defaultdict(list)
-            micros = micro_batches(batch, config.micro_batch_size, examples.lengths, examples.packing)
-            for micro, counts in micros:
-                shares.append(counted(micro) / counted(batch) if counts else 0.0)
-                sharding.reduce_at(model, last=micro is micros[-1][0])
-                with recomputed(model, config):
-                    loss, values = examples.loss(micro)
-                (loss * shares[-1]).backward()
-                for metric, value in ({"loss": loss} | values).items():
-                    unread[metric].append(value.detach())
-            norm = clip_gradient(model, config.max_grad_norm)
-            *numbers, norm_read = read([*chain.from_iterable(unread.values()), norm])  # one transfer per step
-            found = {name: [numbers.pop(0) for _ in values] for name, values in unread.items()}
-            broken = next((number for number in found.pop("loss") if not math.isfinite(number)), None)
-            if broken is not None:
-                raise CheckFailed(f"{group}: the loss is {broken} at step {step + 1}. Lower {group}.learning_rate.")
-            metrics = {name: sum(v * s for v, s in zip(values, shares, strict=True)) for name, values in found.items()}
-            metrics = ranks.summed(metrics)
-            metrics[f"{group}/grad_norm"] = check_norm(norm_read, group)
-            metrics[f"{group}/learning_rate"] = rate
+            batch = batches(step // each_pass)[step % each_pass]
+            metrics, norm = _backward(model, examples, config, batch, group, number)
+            metrics |= {f"{group}/grad_norm": norm, f"{group}/learning_rate": rate}
             step_and_clear(optimizer)
-            last, samples = step + 1 == steps, None
-            if watch is not None and watch.due(step + 1, last):
-                metrics |= watch.look(model, step + 1)
-                samples = watch.samples
-                last = last or watch.stopped
-            if pace.due(step + 1, last):
-                state, beside = ({}, None) if watch is None else (watch.state(), watch.weights)
-                whole = config.checkpoint_whole
-                save_state(folder, step + 1, {"model": model}, {"model": optimizer}, state, beside, whole)
-            metrics[f"{group}/peak_memory_gb"] = peak_memory_gb(norm.device.type)
+            timings = {f"{group}/peak_memory_gb": peak_memory_gb(next(model.parameters()).device.type)}
             tokens = sum(int(examples.lengths[i]) for i in batch)
-            observe(step + 1, metrics, total=steps, tokens=tokens, samples=samples)
-            pace.stop_if_told()
+            update = Update(
+                number=number, total=steps, model=model, metrics=metrics, tokens=tokens, timings=timings
+            )
+            loop.finish(loop.look(update))
     return steps
+
+
+def _backward(
+    model: Any, examples: TrainingExamples, config: FitConfig, batch: list[int], group: str, number: int
+) -> tuple[dict[str, float], float]:
+    """Accumulate and clip the gradient of the weighted mean loss of `batch`; return metrics and the norm before."""
+    weight, shares = math.fsum(examples.weights[i] for i in batch), list[float]()
+    unread: dict[str, list[Tensor]] = defaultdict(list)
+    micros = micro_batches(batch, config.micro_batch_size, examples.lengths, examples.packing)
+    for micro, counts in micros:
+        shares.append(math.fsum(examples.weights[i] for i in micro) / weight if counts else 0.0)
+        sharding.reduce_at(model, last=micro is micros[-1][0])
+        with recomputed(model, config):
+            loss, values = examples.loss(micro)
+        (loss * shares[-1]).backward()
+        for metric, value in ({"loss": loss} | values).items():
+            unread[metric].append(value.detach())
+    norm = clip_gradient(model, config.max_grad_norm)
+    *numbers, norm_read = read([*chain.from_iterable(unread.values()), norm])  # one transfer per step
+    columns = {name: [numbers.pop(0) for _ in values] for name, values in unread.items()}
+    broken = next((number for number in columns.pop("loss") if not math.isfinite(number)), None)
+    if broken is not None:
+        raise CheckFailed(f"{group}: the loss is {broken} at step {number}. Lower {group}.learning_rate.")
+    metrics = {name: sum(v * s for v, s in zip(values, shares, strict=True)) for name, values in columns.items()}
+    return ranks.summed(metrics), check_norm(norm_read, group)
 
 
 def micro_batches(

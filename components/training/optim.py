@@ -1,6 +1,7 @@
-"""AdamW and its schedule, the same in every training stage, with their options. Importable without torch."""
+"""AdamW with its schedule, default rates and options, for every training stage. Importable without torch."""
 
-from typing import TYPE_CHECKING, Literal, Self
+import math
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -9,6 +10,42 @@ from components.base.settings import Settings, unkeyed
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import AdamW
+
+
+SMALL, LARGE = 1e6, 1e9
+"""Numbers of parameters between which rates follow a power law; outside they are constant."""
+LORA = 10.0
+"""Factor for an adapter's rate: the best rate of a LoRA adapter is about ten times that of the whole model, over sizes
+and tasks (Schulman et al. 2025, "LoRA Without Regret")."""
+
+
+class Ends(NamedTuple):
+    """Peak learning rates of AdamW for whole models of `SMALL` and of `LARGE` parameters."""
+
+    small: float
+    large: float
+
+
+Trained = Literal["sft", "reward", "ppo", "ppo.critic"]
+ENDS: dict[Trained, Ends] = {
+    "sft": Ends(1e-3, 2e-5),
+    "reward": Ends(5e-4, 1e-5),
+    "ppo": Ends(3e-4, 1e-6),
+    "ppo.critic": Ends(1e-3, 1e-5),
+}
+"""At `SMALL`, the rates with which the built-in task was developed. At `LARGE`, those usual for 1 to 70 billion
+parameters (Touvron et al. 2023, "Llama 2", sections 3.1 to 3.2.3: 2e-5, 1e-5, 1e-6; a critic's 9e-6 in OpenRLHF)."""
+
+
+def default_rate(trained: Trained, parameters: int, lora: bool = False) -> float:
+    """Return a default peak learning rate for a model of `parameters`, to two digits. It is only a starting point.
+
+    small · (n / 1e6)^(log10(large / small) / 3), with n = `parameters` clipped to [1e6, 1e9]; ten times as much for an
+    adapter.
+    """
+    small, large = ENDS[trained]
+    share = math.log(min(max(parameters, SMALL), LARGE) / SMALL) / math.log(LARGE / SMALL)
+    return float(f"{small * (large / small) ** share * (LORA if lora else 1.0):.2g}")
 
 
 def named_rate(rate: float | None) -> float:
@@ -26,7 +63,7 @@ class OptimizerConfig(Settings):
     with a scale per block of 256, 2 bytes (Dettmers et al. 2022, arXiv 2110.02861), by bitsandbytes."""
     learning_rate: float | None = Field(None, gt=0, le=1)
     """Peak learning rate; null chooses one when a run begins, by the model's size and by whether an adapter or the
-    whole model is trained (`components/training/rates.py`)."""
+    whole model is trained (`components/training/optim.py`)."""
     warmup: float = Field(0.05, ge=0, le=1)
     """Share of the steps in which the learning rate rises linearly from 0."""
     decay: Literal["linear", "none"] = "linear"
@@ -51,6 +88,21 @@ class OptimizerConfig(Settings):
     def peak(self) -> float:
         """Return the peak learning rate of a run that has begun. Raises `ValueError` if none was chosen."""
         return named_rate(self.learning_rate)
+
+
+class ObserverPlugin(Settings):
+    """An observer of a training. Its name alone may be written: `ppo.observers=[words]`."""
+
+    plugin: str
+    """An entry point of the group `tether.observers`: a class, or function, that takes no argument and returns an
+    object with `on_update(update)`, and, if it has a state, `state()` and `restore(state)`."""
+    code: str = "auto"
+    """Name and version of its distribution and sha256 of its files; each run computes it again."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_name(cls, value: object) -> object:
+        return {"plugin": value} if isinstance(value, str) else value
 
 
 class FitWatchConfig(Settings):

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from components.models.weights import count_parameters
-from components.training.rates import Trained, default_rate
+from components.training.optim import Trained, default_rate
 from flows.config.run_config import RunConfig
 from flows.data.pretrained import find_base
 

@@ -1,4 +1,4 @@
-"""Resolve the sources of `ppo.rewards` when a run begins: everything that PPO's key depends on."""
+"""Resolve the rewards, rules and observers of PPO when a run begins: all outside code that PPO's key depends on."""
 
 from collections.abc import Mapping
 from contextlib import closing
@@ -18,7 +18,7 @@ from flows.data.hub_models import hub_model, is_hub_name
 
 
 def settled_rewards(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]]:
-    """Return `config` with the code, version or commit of each source, and lines for the user.
+    """Return `config` with the code, version or commit of each source, rule and observer, and lines for the user.
 
     Each call looks them up again and ignores what an earlier run found.
 
@@ -26,9 +26,17 @@ def settled_rewards(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]
         UserError: a function, a plug-in or a model is missing.
         Unreachable: a scorer does not answer.
     """
+    changes: dict[str, Any] = {}
     if config.ppo.rules is not None:
-        ppo = config.ppo.model_copy(update={"rules": _settled_rules(config.ppo.rules)})
-        config = config.model_copy(update={"ppo": ppo})
+        changes["rules"] = _settled_rules(config.ppo.rules)
+    if config.ppo.observers:
+        changes["observers"] = tuple(
+            observer.model_copy(
+                update={"code": plugin_code(find_plugin("tether.observers", observer.plugin, "ppo.observers"))}
+            )
+            for observer in config.ppo.observers
+        )
+    config = config.model_copy(update={"ppo": config.ppo.model_copy(update=changes)}) if changes else config
     if config.ppo.rewards is None:
         return config, []
     found, notes = [], list[str]()

@@ -252,8 +252,8 @@ def off_gates(config: RunConfig) -> list[str]:
     if limits["ppo.stopped"] is not None and not config.ppo.can_break:
         notes.append(
             "the gate ppo.stopped is off because nothing can fail it: ppo.kl.stop_above is null, ppo.watch.kl_high is "
-            "null (or a batch has a single prompt), and ppo.monitors.stop_on is empty. Set ppo.kl.stop_above to twice "
-            "ppo.kl.target or more, or gates.ppo.stopped=null to leave this line out"
+            "null (or a batch has a single prompt), and ppo.monitors.stop_on and ppo.observers are empty. Set "
+            "ppo.kl.stop_above to twice ppo.kl.target or more, or gates.ppo.stopped=null to leave this line out"
         )
     return notes
 

@@ -106,7 +106,7 @@ class ModelFacts(NamedTuple):
         if self.record.metrics.get("ppo/stopped") and (stopped is None or outcome(stopped) == "OFF"):
             found.append(
                 "the tether broke: KL left ppo.watch.kl_high or reached ppo.kl.stop_above, or an alarm of "
-                "ppo.monitors.stop_on was raised"
+                "ppo.monitors.stop_on was raised, or an observer of ppo.observers stopped it"
             )
         return found
 

@@ -196,7 +196,8 @@ def part() -> str:
     """What the stage is at: `sampling`, `training` (an update with what precedes it, a step), or `other`."""
     for frame in reversed(traceback.extract_stack()):
         file, function = _short(frame.filename), frame.name
-        if file == "components/training/checkpoint.py" or (file, function) == ("components/training/watch.py", "look"):
+        evaluates = (file, function) == ("components/training/heldout.py", "on_update")
+        if evaluates or file == "components/training/checkpoint.py":
             return "other"
         if (file, function) == ("components/models/sampling.py", "sample"):
             return "sampling"

@@ -28,6 +28,7 @@ NO_PATHS = {
 }
 """Options with a text that names no path and no code: runs of the home, columns, patterns, names and addresses."""
 INSTALLED = {"data.readers", "data.readers.plugin", "data.readers.code", "gates.extra", "gates.extra.plugin"}
+INSTALLED |= {"ppo.observers.plugin", "ppo.observers.code"}
 """Options that name plug-ins: code that the machine's administrator has installed."""
 
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from components.data.tables.published import read_split
 from components.models.batching import encode_responses
 from components.models.sampling import Samples
 from components.ppo.config import PpoConfig, PpoJob
-from components.ppo.experience import sampled_batches
-from components.ppo.models import Models
+from components.ppo.experience import PpoUpdate, sampled_batches
+from components.ppo.models import FrozenPass, Models
 from components.ppo.monitors.alarms import MONITORS, Alarm, Limits
 from components.ppo.monitors.measures import Batch
+from components.training.updates import RowTable
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +36,7 @@ def batch_of(
     samples: Samples,
     prompts: Sequence[Any],
     texts: Sequence[str],
-    frozen: Mapping[str, Tensor],
+    passes: FrozenPass,
     scores: Tensor,
     tokenizer: Any,
     group: int,
@@ -43,13 +45,12 @@ def batch_of(
     each.
 
     Args:
-        frozen: (B, T) log-probabilities under `policy` and `sft`, and the policy's `entropy`, nats.
         scores: (B,) as judged, in SFT standard deviations.
     """
     mask = samples.response_mask
-    nll = -(frozen["sft"].masked_fill(~mask, 0).sum(1) / mask.sum(1))
-    entropy, k1 = (each.masked_fill(~mask, 0).sum(1) for each in (frozen["entropy"], frozen["policy"] - frozen["sft"]))
-    read = torch.stack([each.double() for each in (nll, scores, entropy, k1)]).cpu().numpy()  # a single transfer
+    nll = -(passes.sft.masked_fill(~mask, 0).sum(1) / mask.sum(1))
+    entropy, k1 = (x.masked_fill(~mask, 0).sum(1) for x in (passes.entropy, passes.policy - passes.sft))
+    read = torch.stack([x.double() for x in (nll, scores, entropy, k1)]).cpu().numpy()  # a single transfer
     likelihoods, judged, entropies, kl = read[:, ::group]
     return Batch(
         [prompt[-1]["content"] for prompt in prompts[::group]], texts[::group], samples.said[::group],
@@ -86,7 +87,7 @@ def limits_of_sft(models: Models, job: PpoJob, data: Path) -> Limits | None:
         return None
     parts = list[Batch]()
     for some, samples, found in sampled_batches(models, models.sft, prompts, job, STREAM):
-        texts, raw = samples.texts(models.tokenizer), found["raw_scores"]
+        texts, raw = samples.texts(models.tokenizer), found.raw_scores
         if models.rewards is not None:
             raw, *_ = models.rewards.score(raw, some, texts, ended=samples.ended.tolist())
         parts.append(batch_of(samples, some, texts, found, models.scale(raw), models.tokenizer, 1))
@@ -102,9 +103,46 @@ def limits_of_sft(models: Models, job: PpoJob, data: Path) -> Limits | None:
     return limits
 
 
-def beta_in_deviations(config: PpoConfig, beta: float) -> float | None:
-    """Return β in SFT deviations per nat of KL(policy || SFT); None if it is in another unit or of another KL."""
-    return beta if config.beta_prices_kl else None
+@dataclass
+class Alarms(RowTable[PpoUpdate]):
+    """The monitors of every batch: the first alarm of each name, in `rows`, is logged, and stops or only warns."""
+
+    config: PpoConfig = field(kw_only=True)
+    limits: Limits | None = field(kw_only=True)
+    """From SFT's responses; None without monitors."""
+    tokenizer: Any = field(kw_only=True)
+
+    @classmethod
+    def start(cls, models: Models, job: PpoJob, data: Path) -> "Alarms":
+        """Sample SFT's responses, and return the monitors before the first batch."""
+        return cls(config=job.ppo, limits=limits_of_sft(models, job, data), tokenizer=models.tokenizer)
+
+    @property
+    def fixed_limits(self) -> dict[str, float]:
+        """Return the limits of the monitors whose limit is the same in every batch."""
+        prompts = self.config.batch_size // self.config.group_size
+        return {} if self.limits is None else self.limits.fixed(prompts)
+
+    def first_stop(self) -> int:
+        """Return the first update that raised an alarm of `stop_on`; 0 for none."""
+        return next((int(row["update"]) for row in self.rows if row["name"] in self.config.monitors.stop_on), 0)
+
+    def on_update(self, update: PpoUpdate) -> PpoUpdate:
+        """Add the monitors' values, and log and show alarms that are raised for the first time."""
+        if self.limits is None:
+            return update
+        experience = update.experience
+        batch = batch_of(
+            experience.samples, update.prompts, update.texts, experience.passes, experience.judged, self.tokenizer,
+            self.config.group_size,
+        )  # fmt: skip
+        values, alarms = self.limits.judge(batch, self.config.beta_in_deviations(update.beta))
+        raised = new_alarms(alarms, batch, self.rows, update.number)
+        self.rows += raised
+        update = update.with_metrics({f"ppo/monitor_{name}": value for name, value in values.items()})
+        update = update.with_examples(alarm_samples(raised))
+        names = [str(row["name"]) for row in raised if row["name"] in self.config.monitors.stop_on]
+        return update.with_stop(f"ppo.monitors.stop_on names {', '.join(names)}") if names else update
 
 
 def new_alarms(

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,31 @@ from torch import Tensor
 from components.base.text import line
 from components.models.sampling import Samples
 from components.models.tokenizers import visible_text
+from components.ppo.experience import PpoUpdate
+from components.training.updates import RowTable
 
 MOST = 5
 """Number of tokens, and of prompts, that are listed."""
+
+
+@dataclass
+class KLShares(RowTable[PpoUpdate]):
+    """Keeps which tokens and prompts contribute most to KL every `every` updates, at evaluations, and at the end."""
+
+    every: int = field(kw_only=True)
+    tokenizer: Any = field(kw_only=True)
+
+    def on_update(self, update: PpoUpdate) -> PpoUpdate:
+        """Add a row with `update` (from 1), and show it to people beside an evaluation's samples."""
+        evaluated = "ppo/watched_score" in update.metrics
+        if not evaluated and not update.is_sampled(self.every):
+            return update
+        experience = update.experience
+        shares = kl_carriers(
+            experience.samples, experience.logprobs, experience.passes.sft, update.prompts, self.tokenizer
+        )
+        self.rows.append({"update": update.number} | shares)
+        return update.with_examples([carriers_sample(shares)]) if evaluated else update
 
 
 def kl_carriers(

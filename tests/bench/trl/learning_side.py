@@ -25,7 +25,7 @@ from components.models.runtime import Runtime, activate
 from components.ppo.config import PpoConfig, PpoJob
 from components.ppo.evaluate import respond
 from components.ppo.models import Models
-from components.ppo.stage import prompt_batch, train
+from components.ppo.stage import prompts_of, train
 from components.reward.scoring import ScoreScale
 from flows.config.run_config import load_config
 from tests.bench.trl.recipe import trl_config
@@ -78,8 +78,8 @@ def theirs(models: Models, job: PpoJob, prompts: list[Any], reward: Path, after:
     judges = [load_reward_model(reward, job.runtime)[0] for _ in range(2)]
     for model, clip in zip(judges, (config.score.clip, None), strict=True):
         model.score = ScaledHead(model.score, models.scale, clip)
-    asked = [i for u in range(config.updates) for i in prompt_batch(len(prompts), config.batch_size, u, job.seed)]
-    encoded = [encode_prompt(tokenizer, prompts[i], job.generation.max_prompt_tokens) for i in asked]
+    batches = (prompts_of(prompts, config, number + 1, job.seed) for number in range(config.updates))
+    encoded = [encode_prompt(tokenizer, p, job.generation.max_prompt_tokens) for batch in batches for p in batch]
     episodes = Dataset.from_dict({"input_ids": encoded})
 
     class After(TrainerCallback):

@@ -40,8 +40,8 @@ def run(job: ToyJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     import torch
 
     from components.distributed import ranks
+    from components.training.heldout import HeldOut, LossEvaluations
     from components.training.loop import TrainingExamples, fit
-    from components.training.watch import FitWatch, HeldOut
 
     if job.shutdown_waits:
         torch.distributed.destroy_process_group = lambda: time.sleep(3600)
@@ -62,9 +62,10 @@ def run(job: ToyJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     def heldout() -> tuple[list[float], dict[str, float]]:
         return [passes * (-1.0 if ranks.rank() else 1.0)] * 2, {}
 
-    watch = FitWatch(job.fit, "toy", HeldOut(heldout, [1.0, 1.0], ["a", "b"], "squares")) if job.watched else None
+    examples = HeldOut(heldout, [1.0, 1.0], ["a", "b"], "squares")
+    evaluations = LossEvaluations(job.fit, "toy", examples) if job.watched else None
     data = TrainingExamples(loss, [1] * 32, [1.0] * 32)
-    steps = fit(model, data, job.fit, seed=0, group="toy", out=out, observe=observe, watch=watch)
+    steps = fit(model, data, job.fit, seed=0, group="toy", out=out, observe=observe, evaluations=evaluations)
     ranks.go_on_alone()
     time.sleep(job.alone)
     (out / "artifact").mkdir(parents=True, exist_ok=True)

@@ -80,6 +80,7 @@ def test_the_example_offers_one_plug_in_of_each_kind_and_doctor_lists_them(site:
         ("ok", "rewards: short (tether-example 1.0)"),
         ("ok", "gates: no_apologies (tether-example 1.0)"),
         ("ok", "readers: chat_log (tether-example 1.0)"),
+        ("ok", "observers: brevity (tether-example 1.0), words (tether-example 1.0)"),
     ]
 
 
@@ -87,6 +88,8 @@ def test_without_it_each_option_that_names_a_plug_in_is_refused() -> None:
     gate = {"ppo": {"sorry": {"plugin": "no_apologies", "op": "<=", "threshold": 0.1}}}
     with pytest.raises(UserError, match=r"ppo.rewards: there is no plug-in short of the group tether.rewards; none is"):
         settled_rewards(config({"ppo.rewards": [{"source": "plugin:short"}]}), Path())
+    with pytest.raises(UserError, match=r"ppo.observers: there is no plug-in words of the group tether.observers"):
+        settled_rewards(config({"ppo.observers": ["words"]}), Path())
     with pytest.raises(UserError, match=r"gates.extra.ppo.sorry: there is no plug-in no_apologies"):
         settled_gates(config({"gates.extra": gate}))
     with pytest.raises(UserError, match=r"data.readers.\.chat: there is no plug-in chat_log"):
@@ -103,13 +106,15 @@ def test_a_plugged_reward_scores_in_a_process_of_its_own(site: Path) -> None:
 
 
 def test_the_files_of_the_distribution_are_in_the_key_and_its_metadata_and_bytecode_are_not(site: Path) -> None:
-    asked = config({"ppo.rewards": [{"source": "plugin:short"}], "data.readers": {".chat": "chat_log"}})
+    changes = {"ppo.rewards": [{"source": "plugin:short"}], "ppo.observers": ["words"]}
+    asked = config(changes | {"data.readers": {".chat": "chat_log"}})
 
     def settled() -> Any:
         return settled_readers(settled_rewards(asked, site)[0])
 
     before = settled()
     assert before.ppo.rewards[0].code.startswith("tether-example 1.0 ")
+    assert before.ppo.observers[0].code == before.ppo.rewards[0].code
     (site / "tether_example" / "__pycache__").mkdir(exist_ok=True)
     (site / "tether_example" / "__pycache__" / "gates.cpython-311.pyc").write_bytes(b"other")
     next(site.glob("*.dist-info")).joinpath("INSTALLER").write_text("another")

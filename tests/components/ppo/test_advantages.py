@@ -45,7 +45,7 @@ def test_in_a_tied_group_of_grpo_advantages_are_as_large_as_beta_and_a_kl_loss_w
         loaded.reference.model.norm.weight.add_(0.2)
         found = gather_experience(loaded, samples, job, beta)
         assert found.metrics["ppo/tied_groups"] == 1
-        k = (found.logprobs - found.reference).sum(1).unflatten(0, (2, 4))
+        k = (found.logprobs - found.passes.reference).sum(1).unflatten(0, (2, 4))
         expected = -beta * 4 / 3 * (k - k.mean(1, keepdim=True)) * (form == "reward")
         assert torch.allclose(found.advantages[:, 0], expected.flatten(), atol=1e-5)
         assert found.kl_weight == (0 if form == "reward" else beta)

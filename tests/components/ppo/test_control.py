@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from components.ppo.config import KLConfig
-from components.ppo.control import KLController
+from components.ppo.config import KLConfig, PpoConfig, WatchConfig
+from components.ppo.control import KLController, KLLimits
 
 
 def adaptive(**options: float) -> KLController:
@@ -88,8 +88,8 @@ def test_a_fixed_coefficient_never_moves() -> None:
 
 def stopped_at(kls: Iterable[float], ceiling: float = 10.0, width: float = 0.2) -> int | None:
     """The update (from 1) after which a run of these mean KLs stops, each of an interval of ± `width` of itself."""
-    controller = adaptive(stop_above=ceiling)
-    return next((n for n, kl in enumerate(kls, 1) if controller.stops(kl, kl * (1 - width))), None)
+    limits = KLLimits(PpoConfig(kl=KLConfig(target=6.0, stop_above=ceiling, control="fixed")))
+    return next((n for n, kl in enumerate(kls, 1) if limits.is_above_ceiling(kl, kl * (1 - width))), None)
 
 
 def test_a_policy_that_stays_above_the_ceiling_is_stopped_at_its_fifth_update_there_and_far_beyond_at_once() -> None:
@@ -97,7 +97,7 @@ def test_a_policy_that_stays_above_the_ceiling_is_stopped_at_its_fifth_update_th
     assert stopped_at([10.1] * 4 + [9.9] + [10.1] * 4) is None, "five in a row"
     assert stopped_at([0, 38]) == 2 and stopped_at([0, 37, 9]) is None, "its interval lies above three ceilings"
     assert stopped_at([0, 60], width=0.6) is None, "one response may have made that"
-    assert not any(adaptive().stops(1e9, 1e9) for _ in range(9))
+    assert not any(KLLimits(PpoConfig()).is_above_ceiling(1e9, 1e9) for _ in range(9))
 
 
 def test_a_healthy_demos_swings_stop_nothing_and_a_runaway_is_stopped() -> None:
@@ -126,9 +126,17 @@ def test_a_ceiling_near_the_target_stops_runs_that_hold_their_target_and_one_at_
 
 
 def test_a_checkpoint_holds_all_that_the_tether_remembers() -> None:
-    controller = adaptive(stop_above=10.0, proportional=0.5)
+    controller, limits = adaptive(proportional=0.5), KLLimits(PpoConfig(kl=KLConfig(stop_above=10.0)))
     for kl in (11.0, 12.0, 11.0, 10.5):
-        controller.stops(kl, 0.0)
+        limits.is_above_ceiling(kl, 0.0)
         controller.update(kl)
-    again = KLController(controller.config, **json.loads(json.dumps(controller.state())))
-    assert again == controller and again.stops(11.0, 0.0)
+    again, same = adaptive(proportional=0.5), KLLimits(limits.config)
+    again.restore(json.loads(json.dumps(controller.state())))
+    same.restore(json.loads(json.dumps(limits.state())))
+    assert again == controller and same == limits and same.is_above_ceiling(11.0, 0.0)
+
+
+def test_two_batches_in_a_row_above_the_band_stop_the_run() -> None:
+    limits = KLLimits(PpoConfig(kl=KLConfig(target=3), watch=WatchConfig(kl_high=5.0)))
+    assert [limits.is_above_band(low) for low in (5.1, 4.9, 5.1, 5.2, 1.0)] == [False, False, False, True, False]
+    assert not any(KLLimits(PpoConfig()).is_above_band(1e9) for _ in range(9)), "no band, nothing to leave"

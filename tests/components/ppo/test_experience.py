@@ -26,6 +26,8 @@ from components.ppo.experience import (
     rewarded_scores,
     sampler_drift,
 )
+from components.ppo.models import FrozenPass
+from components.ppo.objective import Forward, value_term
 from components.reward.scoring import ScoreScale
 
 Load = Callable[..., Any]
@@ -122,7 +124,7 @@ def test_kl_and_its_units_are_those_of_transformers_forward_passes_padded_on_eit
         of = [padded_logprobs(each, tokenizer, ids, responses, temperature, left) for each in (tmp_path, folder)]
         of += [padded_logprobs(each, tokenizer, ids, responses, 1.0, left) for each in (tmp_path, folder)]
         for row, length in enumerate(lengths):
-            for ours, theirs in ((found.logprobs, of[0]), (found.sft, of[1]), (found.reference, of[1])):
+            for ours, theirs in ((found.logprobs, of[0]), (found.passes.sft, of[1]), (found.passes.reference, of[1])):
                 assert torch.allclose(ours[row, :length].double(), theirs[row], atol=1e-5)
                 assert not ours[row, length:].any()
         k1 = [p - q for p, q in zip(*of[:2], strict=True)]
@@ -168,7 +170,7 @@ def padded_logprobs(
 def relogprobs(models: Any, samples: Samples, job: Any) -> torch.Tensor:
     from components.ppo.models import frozen_pass
 
-    return frozen_pass(models, dataclasses.replace(samples, seen=None), job)["policy"]
+    return frozen_pass(models, dataclasses.replace(samples, seen=None), job).policy
 
 
 def test_a_sampler_that_drifts_from_the_training_path_stops_the_run(load: Load) -> None:
@@ -211,7 +213,8 @@ def started(noise: torch.Tensor) -> Experience:
     mask = torch.ones(count, width, dtype=torch.bool)
     samples = dataclasses.replace(ended(*[width] * count, eos=(True,) * count), response_mask=mask)
     kl = {"ppo/kl": noise.double().sum(1).mean().item()}
-    return Experience(samples, noise, None, noise, noise, noise, None, None, 0 * noise, 0.0, kl)
+    passes = FrozenPass(noise, noise, 0 * noise, 0 * noise, 0 * noise, noise, noise)
+    return Experience(samples, passes, noise, noise, noise, None, 0.0, kl)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.1])
@@ -265,7 +268,8 @@ def test_the_lower_end_of_a_batchs_kl_is_that_of_its_prompts(load: Load) -> None
     models.sft.model.norm.weight.add_(0.2)
     metrics = gather_experience(models, samples, job, beta=0.1).metrics
     found = gather_experience(models, samples, job, beta=0.1)
-    kl, lengths = (found.logprobs - found.reference).sum(1).double().numpy(), samples.response_mask.sum(1).numpy()
+    kl = (found.logprobs - found.passes.reference).sum(1).double().numpy()
+    lengths = samples.response_mask.sum(1).numpy()
     assert len({tuple(ids) for ids in samples.prompt_ids.tolist()}) == 8, "eight prompts, a response each"
     t = 2.3646242510  # Student's 97.5th percentile with 7 degrees of freedom
     assert metrics["ppo/kl_low"] == pytest.approx(kl.mean() - t * kl.std(ddof=1) / math.sqrt(8), rel=1e-4)
@@ -310,12 +314,12 @@ def test_the_critic_starts_from_the_reward_model_in_the_unit_of_scaled_scores(lo
     first = samples.prompt_ids[0][samples.prompt_mask[0]].unsqueeze(0)
     with torch.no_grad():
         raw = models.reward_model(first).logits.squeeze()
-    assert found["values"][0, 0].item() == pytest.approx(models.scale(raw).item(), abs=1e-4)
-    assert not found["values"][~samples.response_mask].any()
+    assert found.values[0, 0].item() == pytest.approx(models.scale(raw).item(), abs=1e-4)
+    assert not found.values[~samples.response_mask].any()
     shared = frozen_pass(*load(critic={"kind": "shared"})[1:], job)
-    assert not shared["values"].any(), "a shared head starts at 0, the mean of SFT's scaled scores"
+    assert not shared.values.any(), "a shared head starts at 0, the mean of SFT's scaled scores"
     job, models, samples = load(critic={"start": "sft"})
-    assert not frozen_pass(models, samples, job)["values"].any(), "and so does a critic that starts as SFT"
+    assert not frozen_pass(models, samples, job).values.any(), "and so does a critic that starts as SFT"
     trunks = [weights_digest(model.base_model) for model in (models.critic.model, models.sft, models.reward_model)]
     assert trunks[0] == trunks[1] != trunks[2]
 
@@ -345,9 +349,13 @@ def test_values_are_clipped_in_units_of_the_whole_batchs_deviation_of_the_return
     experience = gather_experience(models, samples, job, beta=0.1)
     assert experience.returns is not None
     deviation = experience.returns[samples.response_mask].std().item()  # torch's std is Bessel-corrected
-    assert experience.value_clip == pytest.approx(0.3 * deviation, rel=1e-5)
-    job, models, samples = load()
-    assert gather_experience(models, samples, job, beta=0.1).value_clip is None
+    assert experience.returns_deviation == pytest.approx(deviation, rel=1e-5)
+    mask, old, returns = samples.response_mask, experience.passes.values, experience.returns
+    values = old + torch.linspace(-2, 2, mask.numel()).view(mask.shape)
+    term = value_term(Forward(job, experience, torch.arange(len(mask)), mask, False, values=values))
+    clipped = values.clamp(old - 0.3 * deviation, old + 0.3 * deviation)
+    expected = torch.maximum((values - returns) ** 2, (clipped - returns) ** 2) / 2
+    assert torch.allclose(term.losses[mask], expected[mask], rtol=1e-4)
 
 
 @pytest.mark.parametrize(("form", "weight"), [("reward", 0.0), ("k2", 0.3), ("k3", 0.3)])

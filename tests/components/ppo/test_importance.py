@@ -11,6 +11,7 @@ import torch
 from components.ppo.experience import gather_experience
 from components.ppo.learner import Learner
 from components.ppo.maths import importance_weights
+from tests.components.ppo.test_learner import with_passes
 
 Load = Callable[..., Any]
 
@@ -60,11 +61,11 @@ def test_policy_and_kl_loss_of_each_token_are_weighed_with_its_weight(load: Load
     found = gather_experience(models, samples, job, beta=0.1)
     mask, rows = samples.response_mask, range(len(samples.ended))
     drawn = torch.rand(mask.shape, generator=torch.Generator().manual_seed(3)) * 2
-    experience = dataclasses.replace(found, importance=drawn, reference=found.logprobs - 1.0)
+    experience = with_passes(dataclasses.replace(found, importance=drawn), reference=found.logprobs - 1.0)
     learner = Learner.start(models, job)
     loss, metrics = learner._policy_pass(experience, rows, False)
     policy = (drawn * -found.advantages)[mask].mean().item()
-    assert metrics["ppo/policy_loss"].item() == pytest.approx(policy, rel=1e-4, abs=1e-6)
+    assert metrics["ppo/policy_loss"].value.item() == pytest.approx(policy, rel=1e-4, abs=1e-6)
     tether = found.kl_weight * drawn[mask].mean().item() * 0.5
     assert tether > 1e-2 and loss.item() == pytest.approx(policy + tether, rel=1e-4)
 

@@ -19,7 +19,7 @@ from components.models.config import GenerationConfig
 from components.models.sampling import Samples
 from components.ppo import evaluate, experience
 from components.ppo.config import PpoConfig, PpoJob
-from components.ppo.models import Models
+from components.ppo.models import FrozenPass, Models
 from components.reward.scoring import ScoreScale
 from components.stats.intervals import paired_gain
 from flows.config.run_config import load_config
@@ -54,10 +54,10 @@ def evaluated(language: Any, runtime: Any, tmp_path: Path, monkeypatch: pytest.M
         whole = torch.ones_like(ids, dtype=torch.bool)
         return Samples(ids[:, :0], whole[:, :0], ids, whole, torch.zeros(ids.shape), ended)
 
-    def frozen_pass(asked: Models, samples: Samples, _: PpoJob, judged: bool) -> dict[str, torch.Tensor]:
+    def frozen_pass(asked: Models, samples: Samples, _: PpoJob, judged: bool) -> FrozenPass:
         raw = torch.tensor([SCALE.shift + SCALE.scale * next(scores[asked.policy]) for _ in samples.ended])
         flat = torch.zeros(samples.response_ids.shape)
-        return {"policy": flat, "sft": flat, "entropy": flat + 1, "raw_scores": raw}
+        return FrozenPass(flat, flat, flat, flat, flat, flat + 1, raw)
 
     ends: dict[str, Iterator[bool]] = {}
     scores: dict[str, Iterator[float]] = {}

@@ -13,6 +13,8 @@ from components.base.errors import CheckFailed
 from components.ppo.experience import Experience, gather_experience
 from components.ppo.learner import Learner
 from components.ppo.models import weights_digest
+from components.ppo.objective import Forward
+from components.training.terms import Term
 
 Load = Callable[..., Any]
 
@@ -21,6 +23,11 @@ def ready(load: Load, **options: Any) -> tuple[Learner, Experience]:
     job, models, samples = load(**{"warmup": 0.0, "decay": "none"} | options)
     experience = gather_experience(models, samples, job, beta=0.1)
     return Learner.start(models, job), experience
+
+
+def with_passes(experience: Experience, **changes: torch.Tensor | None) -> Experience:
+    """The same, with other tensors of the frozen pass."""
+    return dataclasses.replace(experience, passes=experience.passes._replace(**changes))
 
 
 def repeatable(experience: Experience) -> Experience:
@@ -51,7 +58,7 @@ def test_tokens_of_positive_advantage_become_likelier_and_of_negative_less(load:
 def gather(learner: Learner, experience: Experience) -> torch.Tensor:
     from components.ppo.models import frozen_pass
 
-    return frozen_pass(learner.models, repeatable(experience).samples, learner.job)["policy"]
+    return frozen_pass(learner.models, repeatable(experience).samples, learner.job).policy
 
 
 @pytest.mark.parametrize("kind", ["separate", "shared"])
@@ -130,9 +137,9 @@ def test_what_the_sampler_kept_must_be_the_training_paths_at_the_first_step(load
     mask = experience.samples.response_mask
     off = experience.logprobs + 2e-4 * (mask.cumsum(0) == 1) * (mask.cumsum(1) == 1)  # the first token of the batch
     with pytest.raises(CheckFailed, match="sampler and the training path disagree"):
-        learner.update(dataclasses.replace(experience, logprobs=off + 2e-4 * mask), 0)
+        learner.update(with_passes(experience, policy=off + 2e-4 * mask), 0)
     assert weights_digest(learner.models.policy) == before
-    metrics = learner.update(dataclasses.replace(repeatable(experience), logprobs=off), 0)
+    metrics = learner.update(with_passes(repeatable(experience), policy=off), 0)
     assert "ppo/sampler_drift" not in metrics, "that was judged when the batch was scored"
 
 
@@ -164,7 +171,7 @@ def test_the_entropy_bonus_widens_the_policy(load: Load) -> None:
             learner.update(still, 0)
         from components.ppo.models import frozen_pass
 
-        found = frozen_pass(learner.models, still.samples, learner.job)["entropy"]
+        found = frozen_pass(learner.models, still.samples, learner.job).entropy
         entropies.append(found[experience.samples.response_mask].mean().item())
     assert entropies[1] > entropies[0] + 0.01
 
@@ -178,5 +185,26 @@ def test_the_rate_warms_up_and_decays(load: Load) -> None:
 
 def test_explained_variance_is_of_the_values_before_the_update(load: Load) -> None:
     learner, experience = ready(load)
-    perfect = dataclasses.replace(experience, values=copy.deepcopy(experience.returns))
+    perfect = with_passes(experience, values=copy.deepcopy(experience.returns))
     assert learner.update(perfect, 0)["ppo/explained_variance"] == pytest.approx(1)
+
+
+def test_a_further_loss_term_adds_its_gradient_and_its_metric(load: Load) -> None:
+    """A term that makes every sampled token likelier, beside the policy loss of advantages that are 0."""
+
+    def likelihood_term(forward: Forward) -> Term:
+        assert forward.logprobs is not None
+        return forward.term("ppo/likelihood_loss", -forward.logprobs, coefficient=0.5)
+
+    found = {}
+    for name, terms in (("without", []), ("with", [likelihood_term])):
+        learner, experience = ready(load, epochs=1, minibatch_size=8, micro_batch_size=4, max_grad_norm=1e9)
+        learner.terms = [*learner.terms, *terms]
+        still = dataclasses.replace(experience, advantages=torch.zeros_like(experience.advantages))
+        found[name] = learner.update(still, 0), gather(learner, experience)
+    mask = experience.samples.response_mask
+    metrics = found["with"][0]
+    assert metrics["ppo/likelihood_loss"] == pytest.approx(-experience.logprobs[mask].mean().item(), rel=1e-5)
+    assert metrics.keys() - found["without"][0].keys() == {"ppo/likelihood_loss"}
+    assert found["without"][0]["ppo/grad_norm"] == 0 < metrics["ppo/grad_norm"]
+    assert (found["with"][1] - found["without"][1])[mask].mean() > 1e-4

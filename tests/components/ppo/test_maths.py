@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from components.ppo import maths
+from components.training import terms
 
 ON = torch.ones(1, 1, dtype=torch.bool)
 
@@ -21,7 +22,7 @@ def rows(*values: Any) -> Tensor:
 
 def test_the_shapes_stated_in_maths_are_checked_here() -> None:
     with pytest.raises(Exception, match=r"(?i)type-check"):
-        maths.masked_mean(torch.zeros(2, 3), torch.ones(2, 2, dtype=torch.bool))
+        terms.masked_mean(torch.zeros(2, 3), torch.ones(2, 2, dtype=torch.bool))
 
 
 @pytest.mark.parametrize(
@@ -161,16 +162,16 @@ def test_explained_variance_is_1_for_true_values_0_for_a_constant_and_negative_f
 
 
 def test_masked_mean_is_over_tokens_not_over_rows() -> None:
-    assert maths.masked_mean(rows([1, 1, 1], [5, 0, 0]), _mask([3, 1], 3)).item() == pytest.approx(2)
+    assert terms.masked_mean(rows([1, 1, 1], [5, 0, 0]), _mask([3, 1], 3)).item() == pytest.approx(2)
 
 
 def _with_a_gradient(found: Any, x: Tensor, mask: Tensor) -> list[Tensor]:
     """What passes no gradient, beside something that does: the test asks for gradients."""
-    return [*found, maths.masked_mean(x, mask)]
+    return [*found, terms.masked_mean(x, mask)]
 
 
 FORMULAS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Any]] = {
-    "masked_mean": lambda a, b, c, m: maths.masked_mean(a, m),
+    "masked_mean": lambda a, b, c, m: terms.masked_mean(a, m),
     "masked_variance": lambda a, b, c, m: maths.masked_variance(a, m),
     "kl_loss": lambda a, b, c, m: (maths.kl_loss(a, b, c, m, "k2"),),
     "whiten": lambda a, b, c, m: maths.whiten(a, m),
@@ -179,9 +180,9 @@ FORMULAS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Any]] = {
     "gae": lambda a, b, c, m: maths.gae(a, b, m, 0.9, 0.8),
     "policy_loss": lambda a, b, c, m: maths.policy_loss(a, b, c, m, 0.2),
     "policy_loss_dual": lambda a, b, c, m: maths.policy_loss(a, b, c, m, 0.2, 0.3, 3.0),
-    "aggregated": lambda a, b, c, m: (maths.aggregated(a, m, "token", 9),),
-    "aggregated_sequence": lambda a, b, c, m: (maths.aggregated(a, m, "sequence", 9),),
-    "aggregated_cap": lambda a, b, c, m: (maths.aggregated(a, m, "cap", 9),),
+    "aggregated": lambda a, b, c, m: (terms.aggregated(a, m, "token", 9),),
+    "aggregated_sequence": lambda a, b, c, m: (terms.aggregated(a, m, "sequence", 9),),
+    "aggregated_cap": lambda a, b, c, m: (terms.aggregated(a, m, "cap", 9),),
     "value_loss": lambda a, b, c, m: (maths.value_loss(a, b, c, m, None),),
     "value_loss_clipped": lambda a, b, c, m: (maths.value_loss(a, b, c, m, 0.5),),
     "kl_estimates": lambda a, b, c, m: maths.kl_estimates(a, b, m),
@@ -212,9 +213,10 @@ def test_what_stands_under_the_mask_changes_no_formula_and_gets_no_gradient(
 
 
 def test_every_formula_of_maths_stands_in_the_table_of_masks() -> None:
-    public = {n for n, f in vars(maths).items() if callable(f) and getattr(f, "__module__", "") == maths.__name__}
+    modules = (maths, terms)
+    public = {n for m in modules for n, f in vars(m).items() if callable(f) and f.__module__ == m.__name__}
     functions = {n for n in public if n.islower()}
-    unmasked = {"leave_one_out", "tied_groups", "score_spread", "group_normalised"}
+    unmasked = {"leave_one_out", "tied_groups", "score_spread", "group_normalised", "total"}
     forms = ("_clipped", "_dual", "_sequence", "_cap")
     assert functions - unmasked == {next((n.removesuffix(f) for f in forms if n.endswith(f)), n) for n in FORMULAS}
 

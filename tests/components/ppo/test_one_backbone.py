@@ -19,10 +19,10 @@ from components.models.logprobs import last_hidden, token_stats
 from components.models.runtime import Runtime
 from components.models.sampling import Samples
 from components.ppo import models, stage
+from components.ppo.best_policy import STREAM, PolicyEvaluations
 from components.ppo.evaluate import respond
 from components.ppo.learner import Learner
 from components.ppo.models import Models, Packed, SeparateCritic, frozen_pass, scatter
-from components.ppo.watch import STREAM, Watch
 from components.training.stopping import Interrupted, graceful
 
 LORA = {"lora": {"rank": 4}, "learning_rate": 1e-2}
@@ -60,14 +60,14 @@ def test_the_four_are_one_backbone_and_start_as_whole_models_would(
     samples = dataclasses.replace(samples, seen=None)
     here = frozen_pass(models, samples, job)
     there = frozen_pass(Models.load(adapted.job("ppo"), adapted.inputs), samples, job)
-    assert torch.equal(here["policy"], here["reference"]) and torch.equal(here["reference"], there["reference"])
+    assert torch.equal(here.policy, here.reference) and torch.equal(here.reference, there.reference)
     for name in ("raw_scores", "values"):
-        assert torch.allclose(here[name], there[name], atol=1e-4) and here[name].std() > 1e-3
+        assert torch.allclose(getattr(here, name), getattr(there, name), atol=1e-4) and getattr(here, name).std() > 1e-3
     last = samples.response_mask.sum(1) - 1
     hidden = last_hidden(models.reward_model, *(x[:, :-1] for x in (samples.ids, samples.mask)))
     rows = torch.arange(8)
     scores = models.scale(models.reward_model.score(hidden).squeeze(-1))[rows, samples.prompt_ids.shape[1] + last - 1]
-    assert torch.allclose(here["values"][rows, last], scores, atol=1e-5), "the critic starts as the reward model"
+    assert torch.allclose(here.values[rows, last], scores, atol=1e-5), "the critic starts as the reward model"
 
 
 def test_an_ensemble_of_adapters_scores_on_the_one_backbone_as_its_whole_models_do(
@@ -80,10 +80,10 @@ def test_an_ensemble_of_adapters_scores_on_the_one_backbone_as_its_whole_models_
     views = (models.policy, models.critic.model, *models.reward_model.members)
     assert len(views) == 4 and len({id(view.backbone) for view in views}) == 1
     samples = dataclasses.replace(samples, seen=None)
-    here = frozen_pass(models, samples, job)["raw_scores"]
-    whole = frozen_pass(Models.load(there.job("ppo", **worst), there.inputs), samples, job)["raw_scores"]
+    here = frozen_pass(models, samples, job).raw_scores
+    whole = frozen_pass(Models.load(there.job("ppo", **worst), there.inputs), samples, job).raw_scores
     assert torch.allclose(here, whole, atol=1e-4) and here.std() > 1e-3
-    mean = frozen_pass(Models.load(there.job("ppo", **LORA), there.inputs), samples, job)["raw_scores"]
+    mean = frozen_pass(Models.load(there.job("ppo", **LORA), there.inputs), samples, job).raw_scores
     assert (here < mean - 1e-5).any() and (here <= mean + 1e-5).all(), "the worst of two is below their mean"
 
 
@@ -168,7 +168,7 @@ def test_a_variant_holds_the_adapters_it_needs_and_resumes_to_the_same_bytes(
 def test_an_earlier_checkpoint_that_is_published_is_the_adapter_that_was_evaluated(
     adapted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Watch, "is_inside", lambda self, look: look["update"] <= 2)
+    monkeypatch.setattr(PolicyEvaluations, "is_inside", lambda self, row: row["update"] <= 2)
     options = LORA | {"updates": 4, "evaluate_every": 1, "stop_early": False}
     metrics = adapted.run("ppo", tmp_path, **options)
     artifact, data = tmp_path / "artifact", adapted.inputs["data"]
@@ -215,11 +215,11 @@ def test_stopped_twice_by_sigterm_and_resumed_the_reference_is_to_the_byte_what_
     for update, (was, now) in enumerate(zip(whole, met, strict=True)):
         assert torch.equal(was.samples.response_ids, now.samples.response_ids)
         assert torch.equal(was.logprobs, now.logprobs)
-        assert torch.equal(was.reference, now.reference)
-        sft = frozen_pass(artifact, dataclasses.replace(now.samples, seen=None), shared.job("ppo"))["sft"]
-        assert torch.equal(now.sft, sft) and sft.abs().max() > 0
+        assert torch.equal(was.passes.reference, now.passes.reference)
+        sft = frozen_pass(artifact, dataclasses.replace(now.samples, seen=None), shared.job("ppo")).sft
+        assert torch.equal(now.passes.sft, sft) and sft.abs().max() > 0
         refreshed = refresh_every is not None and update >= refresh_every
-        assert torch.equal(now.reference, sft) is not refreshed, update
+        assert torch.equal(now.passes.reference, sft) is not refreshed, update
 
 
 def test_a_critic_that_starts_as_sft_has_its_head_on_the_device_of_the_run(

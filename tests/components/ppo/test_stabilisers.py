@@ -21,14 +21,16 @@ from components.models.folders import load_causal_lm
 from components.models.tokenizers import visible_text
 from components.ppo import maths, models
 from components.ppo.config import PpoConfig
-from components.ppo.curves import STABILISERS
 from components.ppo.evaluate import evaluate
 from components.ppo.learner import Learner
 from components.ppo.models import shared_runs, weights_digest
+from components.ppo.monitors.curves import STABILISERS
 from components.sft.demonstrations import token_losses
 from components.sft.mixed import MixedDemonstrations
-from components.training.averaging import WeightAverage
-from tests.components.ppo.test_learner import ready
+from components.training.terms import aggregated
+from components.training.updates import Update
+from components.training.weights import WeightAverage
+from tests.components.ppo.test_learner import ready, with_passes
 from tests.splits import write_split
 
 Load = Callable[..., Any]
@@ -80,7 +82,7 @@ def test_an_update_tells_how_many_tokens_each_clip_held(load: Load) -> None:
     log_ratio = torch.tensor([0.03, -0.005, 0.1, 0.01]).repeat(mask.numel() // 4 + 1)[: mask.numel()].view(mask.shape)
     push = torch.tensor([1.0, -1, -1]).repeat(mask.numel() // 3 + 1)[: mask.numel()].view(mask.shape)
     moved = dataclasses.replace(
-        experience, logprobs=experience.logprobs - log_ratio, advantages=push.masked_fill(~mask, 0),
+        with_passes(experience, policy=experience.logprobs - log_ratio), advantages=push.masked_fill(~mask, 0),
         samples=dataclasses.replace(experience.samples, seen=None),
     )  # fmt: skip
     metrics = learner.update(moved, 0)
@@ -101,7 +103,7 @@ def test_an_aggregation_is_a_loop_over_responses(how: Literal["token", "sequence
         "sequence": np.mean([s / n for s, n in zip(sums, lengths, strict=True)]),
         "cap": np.mean([s / 12 for s in sums]),
     }
-    assert maths.aggregated(tensor(x), tensor(mask), how, 12).item() == pytest.approx(expected[how], rel=1e-5)
+    assert aggregated(tensor(x), tensor(mask), how, 12).item() == pytest.approx(expected[how], rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["separate", "shared"])
@@ -234,7 +236,7 @@ def test_the_average_is_the_recursion_of_its_weights_and_is_what_replaces_them()
     for step in range(4):
         with torch.no_grad():
             model.weight += step + 0.5
-        average.update(model)
+        average.on_update(Update(number=step + 1, total=4, model=model, metrics={}, tokens=0))
         expected = 0.7 * expected + 0.3 * model.weight.detach().numpy()
     bias, own = model.bias.clone(), model.weight.clone()
     with average.instead(model):
@@ -277,8 +279,8 @@ def test_all_of_them_together_train_and_resume_to_the_same_bytes(
     kept = load_file(tmp_path / "whole" / "checkpoint" / "ppo" / "step-000000004.safetensors")
     published = load_file(tmp_path / "whole" / "artifact" / "model" / "model.safetensors")
     first = next(key for key in kept if key.startswith("policy|"))
-    assert torch.equal(published[first.removeprefix("policy|")], kept["average|weights.0"])
-    assert not torch.equal(kept[first], kept["average|weights.0"]), "what is published is the average, not the last"
+    assert torch.equal(published[first.removeprefix("policy|")], kept["average|0"])
+    assert not torch.equal(kept[first], kept["average|0"]), "what is published is the average, not the last"
 
 
 def test_by_default_none_of_them_does_anything() -> None:

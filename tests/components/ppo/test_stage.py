@@ -19,9 +19,11 @@ from components.base.errors import CheckFailed, UserError
 from components.base.jsonl import read_rows
 from components.data.tables.published import read_split
 from components.ppo import experience, stage
+from components.ppo.config import PpoConfig
 from components.ppo.learner import Learner
 from components.ppo.models import Models
-from components.ppo.stage import prompt_batch
+from components.ppo.monitors import responses
+from components.ppo.stage import prompts_of
 from components.training.stopping import Interrupted, graceful
 from tests.forks import Forked
 from tests.splits import write_split
@@ -219,7 +221,7 @@ def test_a_check_that_stops_the_run_leaves_its_batch_and_the_checkpoint_before_i
         with pytest.raises(CheckFailed, match=r"loss is nan.* batch of update 4 is kept in .*stopped-4\.safetensors"):
             stages.run("ppo", tmp_path)
     batch = load_file(tmp_path / "checkpoint" / "stopped-4.safetensors")
-    assert batch["returns"].isnan().any() and batch["response_ids"].shape == batch["logprobs"].shape
+    assert batch["returns"].isnan().any() and batch["response_ids"].shape == batch["policy"].shape
     assert batch.keys() >= {"prompt_ids", "response_mask", "scores", "advantages", "values", "reference"}
     assert stages.run("ppo", tmp_path) == undisturbed[1], "it continues from the checkpoint"
     assert digests(tmp_path / "artifact") == digests(undisturbed[0] / "artifact")
@@ -275,16 +277,19 @@ def test_more_than_4_epochs_warn_and_no_prompts_are_the_users_mistake(stages: An
     ],
 )
 def test_scores_that_hardly_tell_rollouts_apart_warn(metrics: dict[str, float], said: str, caplog: Any) -> None:
-    assert stage.warn_of_scores(3, metrics) is bool(said)
+    assert responses.warn_of_scores(3, metrics) is bool(said)
     assert [said in record.getMessage() for record in caplog.records] == [True] * bool(said)
 
 
 def test_every_prompt_is_met_once_a_pass_whatever_the_batch() -> None:
     for count, size in ((10, 4), (3, 8), (7, 7)):
-        met = [i for update in range(count * 2) for i in prompt_batch(count, size, update, seed=1)]
+        config = PpoConfig(batch_size=size, minibatch_size=size, micro_batch_size=size)
+        met = [i for number in range(1, count * 2 + 1) for i in prompts_of(range(count), config, number, seed=1)]
         for start in range(0, len(met) - count + 1, count):
             assert sorted(met[start : start + count]) == list(range(count))
-    assert prompt_batch(50, 8, 0, seed=1) != prompt_batch(50, 8, 0, seed=2)
+    config = PpoConfig(batch_size=8, minibatch_size=8, micro_batch_size=8, group_size=2)
+    first, other = (prompts_of(range(50), config, 1, seed) for seed in (1, 2))
+    assert first != other and first[::2] == first[1::2] and len(set(first)) == 4
 
 
 def test_reports_tell_metrics_by_step_with_speed_and_the_total(stages: Any, tmp_path: Path) -> None:
@@ -328,18 +333,16 @@ def test_the_stage_is_given_seeds_of_its_own(stages: Any, tmp_path: Path, undist
     torch.manual_seed(12345)  # the global stream is nobody's source
     assert stages.run("ppo", tmp_path / "same") == undisturbed[1]
     assert stages.run("ppo", tmp_path / "other", seed=1) != undisturbed[1]
-    assert stage.SAMPLES_SHOWN == 8
+    assert responses.SHOWN == 8
 
 
 def test_each_update_draws_afresh_and_a_repeated_update_the_same(stages: Any, tmp_path: Path) -> None:
-    from components.models.batching import encode_prompt
     from components.rollouts.engine import open_rollouts
 
     job = stages.job("ppo")
     models = Models.load(job, stages.inputs)
-    rows = read_split(stages.inputs["data"] / "prompts.train")[:8]
-    prompts = [encode_prompt(models.tokenizer, row["prompt"], 64) for row in rows]
+    prompts = [row["prompt"] for row in read_split(stages.inputs["data"] / "prompts.train")[:8]]
     opened = open_rollouts(job.ppo.rollout, models.tokenizer, job.runtime, job.generation, tmp_path)
     with opened as rollouts:
-        first, again, second = (stage._sample(models, prompts, job, u, rollouts).response_ids for u in (0, 0, 1))
+        first, again, second = (stage.sample(models, prompts, job, n, rollouts).response_ids for n in (1, 1, 2))
     assert torch.equal(first, again) and not torch.equal(first[:, :2], second[:, :2])

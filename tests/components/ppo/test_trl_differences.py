@@ -13,6 +13,7 @@ from components.ppo.experience import Experience, gather_experience
 from components.ppo.learner import Learner
 from components.ppo.maths import gae, kl_estimates, masked_mean, token_rewards
 from components.ppo.models import frozen_pass
+from tests.components.ppo.test_learner import with_passes
 
 Load = Callable[..., Any]
 ENDS_EARLY = torch.tensor([[True, True, True, False, False], [True, True, True, True, True]])
@@ -32,7 +33,7 @@ def ready(load: Load, **options: Any) -> tuple[Learner, Experience]:
 
 def now(samples: Samples, models: Any, job: Any) -> Samples:
     """The same responses with the log-probabilities that the policy gives them."""
-    return dataclasses.replace(samples, logprobs=frozen_pass(models, samples, job)["policy"])
+    return dataclasses.replace(samples, logprobs=frozen_pass(models, samples, job).policy)
 
 
 def test_the_score_is_the_eos_tokens_and_no_state_follows_it() -> None:
@@ -103,12 +104,12 @@ def test_statistics_are_of_the_tokens_that_count_not_diluted_by_padding(load: Lo
     """TRL: the approximate KL is a mean over all slots, and its ratio counts 1 for each padded one."""
     learner, experience = ready(load, epochs=1, minibatch_size=8, micro_batch_size=8)
     mask = experience.samples.response_mask
-    moved = dataclasses.replace(experience, logprobs=(experience.logprobs - 0.3).masked_fill(~mask, 5.0))
+    moved = with_passes(experience, policy=(experience.logprobs - 0.3).masked_fill(~mask, 5.0))
     _, metrics = learner.passes()["policy"](moved, range(8), False)
     new = torch.zeros(1, 1)
     expected = kl_estimates(new - 0.3, new, torch.ones(1, 1, dtype=torch.bool)).k3.item()
-    assert metrics["ppo/approx_kl"] == pytest.approx(expected, rel=1e-3)
-    assert metrics["ppo/ratio_max"] == pytest.approx(torch.tensor(0.3).exp().item(), rel=1e-3)
+    assert metrics["ppo/approx_kl"].value == pytest.approx(expected, rel=1e-3)
+    assert metrics["ppo/ratio_max"].value == pytest.approx(torch.tensor(0.3).exp().item(), rel=1e-3)
 
 
 def test_a_loss_is_a_mean_over_tokens_not_over_micro_batches_means(load: Load) -> None:

@@ -89,12 +89,12 @@ def ready(full: Golden, runtime: Runtime) -> tuple[Learner, Experience]:
 def test_logprobs_values_scores_advantages_and_returns_are_trls(ready: Any, full: Golden) -> None:
     learner, experience = ready
     found = frozen_pass(learner.models, experience.samples, learner.job)
-    assert near(found["policy"], full["0.logprobs"])
-    assert near(found["reference"], full["0.ref_logprobs"])
-    assert near(experience.values, full["0.values"])
+    assert near(found.policy, full["0.logprobs"])
+    assert near(found.reference, full["0.ref_logprobs"])
+    assert near(experience.passes.values, full["0.values"])
     assert near(experience.scores, full["0.scores"])
     mask = experience.samples.response_mask
-    assert near(token_rewards(found["policy"], found["reference"], experience.scores, mask, BETA), full["0.rewards"])
+    assert near(token_rewards(found.policy, found.reference, experience.scores, mask, BETA), full["0.rewards"])
     assert near(experience.advantages, full["0.advantages"])
     assert near(experience.returns, full["0.returns"])
 
@@ -108,7 +108,7 @@ def test_losses_and_gradients_of_each_step_are_trls(ready: Any, full: Golden, st
         prefix = f"{step}.{name}|"
         model.load_state_dict({k.removeprefix(prefix): v for k, v in full.items() if k.startswith(prefix)})
     parts = [losses(experience, range(8), False) for losses in learner.passes().values()]
-    loss, metrics = sum(part for part, _ in parts), {k: v for _, found in parts for k, v in found.items()}
+    loss, metrics = sum(part for part, _ in parts), {k: v.value for _, found in parts for k, v in found.items()}
     assert metrics["ppo/policy_loss"] == pytest.approx(full[f"{step}.pg_loss"].item(), rel=1e-5, abs=1e-6)
     assert metrics["ppo/value_loss"] == pytest.approx(full[f"{step}.vf_loss"].item(), rel=1e-5)
     assert loss.item() == pytest.approx(full[f"{step}.loss"].item(), rel=1e-5)

@@ -4,8 +4,7 @@ import itertools
 
 import pytest
 
-from components.training.optim import OptimizerConfig, build_optimizer, learning_rate_at
-from components.training.rates import ENDS, default_rate
+from components.training.optim import ENDS, OptimizerConfig, build_optimizer, default_rate, learning_rate_at
 
 
 @pytest.mark.parametrize(

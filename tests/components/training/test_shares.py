@@ -63,8 +63,8 @@ def weights(model: Shared) -> list[torch.Tensor]:
 
 
 def saved(folder: Path, step: int, whole: float, model: Shared, optimizer: Any) -> None:
-    beside = {"best": torch.full((2,), float(step))}
-    save_state(folder, step, {"m": model}, {"m": optimizer}, {"beta": step}, beside, whole)
+    state = {"beta": step, "weights": {"best": torch.full((2,), float(step))}}
+    save_state(folder, step, {"m": model}, {"m": optimizer}, state, whole)
 
 
 @pytest.mark.parametrize("whole", [ABOVE, BELOW])
@@ -73,9 +73,9 @@ def test_what_goes_on_from_parts_takes_the_steps_of_what_was_never_interrupted(t
     saved(tmp_path / "c", 2, whole, model, optimizer)
     stepped(model, optimizer, 3)
     other, resumed = trained(0, seed=1)
-    beside: dict[str, torch.Tensor] = {}
-    assert restore_state(tmp_path / "c", {"m": other}, {"m": resumed}, beside) == (2, {"beta": 2})
-    assert beside["best"].tolist() == [2, 2]
+    restored = restore_state(tmp_path / "c", {"m": other}, {"m": resumed})
+    assert restored is not None and restored[0] == restored[1]["beta"] == 2
+    assert restored[1]["weights"]["best"].tolist() == [2, 2]
     stepped(other, resumed, 3)
     assert all(torch.equal(a, b) for a, b in zip(weights(model), weights(other), strict=True))
     own = tmp_path / "c" / "step-000000002.shares"
@@ -121,7 +121,8 @@ def test_a_damaged_part_falls_back_to_the_checkpoint_before_with_a_warning(
     else:
         file.with_name("rank-00000-00001.safetensors").write_bytes(file.read_bytes())
     with caplog.at_level(logging.WARNING):
-        assert restore_state(tmp_path, {"m": model}, {"m": optimizer}) == (1, {"beta": 1})
+        restored = restore_state(tmp_path, {"m": model}, {"m": optimizer})
+        assert restored is not None and restored[0] == restored[1]["beta"] == 1
     assert "step 2" in caplog.text and "a rank's part is damaged" in caplog.text
     assert all(torch.equal(a, b) for a, b in zip(weights(model), kept, strict=True))
     assert not (tmp_path / "step-000000002.shares").exists()

@@ -14,7 +14,7 @@ import pytest
 
 from components.base.jsonl import write_json, write_rows
 from components.gates.judging import Verdict
-from components.ppo.curves import STABILISERS
+from components.ppo.monitors.curves import STABILISERS
 from components.store.store import ArtifactStore
 from flows.config.run_config import load_config
 from flows.launch.begin import Launch, new_run

@@ -113,9 +113,9 @@ def test_limits_are_of_sfts_responses_to_calibration_prompts_and_rows_of_a_batch
     batch = batch_of(samples, prompts, texts, found, scores, models.tokenizer, 2)
     assert batch.texts == [texts[0], texts[2]] and batch.scores.tolist() == [0.0, 2.0]
     mask = samples.response_mask
-    plain = [-float(found["sft"][row][mask[row]].mean()) for row in (0, 2)]
+    plain = [-float(found.sft[row][mask[row]].mean()) for row in (0, 2)]
     assert batch.nll.tolist() == pytest.approx(plain, rel=1e-5)
-    entropy = [float(found["entropy"][row][mask[row]].sum()) for row in (0, 2)]
+    entropy = [float(found.entropy[row][mask[row]].sum()) for row in (0, 2)]
     assert batch.entropies.tolist() == pytest.approx(entropy, rel=1e-5) and batch.kl.tolist() == pytest.approx(
         [0, 0], abs=1e-4
     )

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from components.base.jsonl import read_rows
 from components.data.tables.published import read_split
 from components.gates.judging import GatesConfig, judge
 from components.gates.text import outcome
-from components.ppo import watch as watching
+from components.ppo.best_policy import STREAM, PolicyEvaluations
 from components.ppo.config import PpoConfig
 from components.ppo.monitors.alarms import Alarm, Limits
 from components.ppo.monitors.measures import Batch
-from components.ppo.watch import Watch
 from components.training.loop import restore_state
 from tests.splits import write_split
 
@@ -92,7 +92,7 @@ def check_weights(ran: Ran, stages: Any, artifact: Path, update: int) -> None:
     models.policy, _ = load_causal_lm(artifact, job.runtime)
     data = stages.inputs["data"]
     prompts = [row["prompt"] for row in read_split(data / "prompts.calibration")[:16]]
-    rows = respond(models, models.policy, prompts, job, data, stream=watching.STREAM)
+    rows = respond(models, models.policy, prompts, job, data, stream=STREAM)
     look = next(look for look in ran.about["evaluations"] if look["update"] == update)
     assert sum(row.score for row in rows) / 16 == pytest.approx(look["score"], abs=1e-5)
     assert sum(row.kl for row in rows) / 16 == pytest.approx(look["kl"], abs=1e-4)
@@ -132,9 +132,11 @@ def test_interrupted_between_an_evaluation_and_a_checkpoint_it_ends_with_the_sam
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
         stages.run("ppo", tmp_path, interrupting(at), **CUT)  # evaluations at 2, 4, 6, 8; checkpoints at 3, 6, 8
-    weights: dict[str, Any] = {}
-    restored = restore_state(tmp_path / "checkpoint" / "ppo", {}, {}, weights)
-    assert restored is not None and restored[1]["watch"]["best"] == cut.about["published_update"]
+    restored = restore_state(tmp_path / "checkpoint" / "ppo", {}, {})
+    assert restored is not None
+    best = restored[1]["parts"]["evaluations"]["checkpoints"]
+    assert best["number"] == cut.about["published_update"]
+    weights = best["weights"]
     published = load_file(cut.artifact / "model" / "model.safetensors")
     held = published.keys() & weights.keys()
     assert len(held) >= len(weights) - 1 and all((published[name] == weights[name]).all() for name in held)
@@ -168,24 +170,23 @@ def test_a_run_stops_once_kl_has_left_the_band_for_certain(stages: Any, cut: Ran
     assert [look["update"] for look in stopped.about["evaluations"]][-1] == certain, "the last is compared"
 
 
+def unasked(model: Any) -> list[Any]:
+    raise AssertionError("no model answers here")
+
+
 def seen(
     looks: Sequence[tuple[int, float, float]], spread: float = 0.1, ppo: dict[str, Any] | None = None, alarmed: int = 0,
     **options: Any,
-) -> Watch:  # fmt: skip
-    """A `Watch` after evaluations of (update, score, upper end of KL)."""
+) -> PolicyEvaluations:  # fmt: skip
+    """The state after evaluations of (update, score, upper end of KL)."""
     given: dict[str, Any] = {"evaluate_every": 1, "kl": {"target": 3}, "watch": {"kl_high": 5.0, **options}}
-    watch = Watch(PpoConfig(**given | (ppo or {})), PROMPTS, alarmed=alarmed)
+    found = PolicyEvaluations(PpoConfig(**given | (ppo or {})), PROMPTS, unasked, alarm_update=lambda: alarmed)
     for update, score, high in looks:
-        found = {"update": update, "score": score, "kl": high - 1, "kl_high": high}
-        watch.looks.append(found)
-        kept = watch.best
-        if watch.is_eligible(found) and (not watch.best or score > watch._at(watch.best)["score"]):
-            watch.best = kept = update
+        row = {"update": update, "score": score, "kl": high - 1, "kl_high": high}
         # (update - 4) alternates from prompt to prompt, so that two updates differ by chance as well
-        own = [score + spread * (update - 4) * (-1) ** i for i in range(8)]
-        watch.scores = {at: each for at, each in watch.scores.items() if at == kept} | {update: own}
-        watch.nats = {at: each for at, each in watch.nats.items() if at == kept} | {update: [high - 1] * 8}
-    return watch
+        scores = [score + spread * (update - 4) * (-1) ** i for i in range(8)]
+        found.checkpoints.add(row, {"scores": scores, "nats": [high - 1] * 8}, torch.nn.Linear(1, 1))
+    return found
 
 
 @pytest.mark.parametrize(
@@ -258,14 +259,8 @@ def test_the_best_of_many_evaluations_must_be_better_than_chance_makes_the_best_
     few = seen([(3, 1.0, 4.0), (9, 0.9, 4.0)], spread=0.01)
     assert few.choose(9, 0.0)[0] == 3
     many = seen([(3, 1.0, 4.0), *((3 + n / 1000, 0.5, 4.0) for n in range(1, 400)), (9, 0.9, 4.0)], spread=0.01)
-    low, high = few._gain(3, 9, 0.0), many._gain(3, 9, 0.0)
+    low, high = few._gain(0.0), many._gain(0.0)
     assert high.low < low.low < low.value == pytest.approx(0.1)
-
-
-def test_two_batches_in_a_row_above_the_band_break_the_tether_and_one_does_not() -> None:
-    watch = seen([])
-    assert [watch.leaves(low) for low in (5.1, 4.9, 5.1, 5.2, 1.0)] == [False, False, False, True, False]
-    assert not any(Watch(PpoConfig(), PROMPTS).leaves(1e9) for _ in range(9)), "no band, nothing to leave"
 
 
 STOPPING = {
@@ -339,11 +334,11 @@ def test_an_alarm_that_is_not_measured_cannot_be_one_that_stops() -> None:
 
 def test_patience_ends_after_so_many_evaluations_that_raised_nothing() -> None:
     better, level = (3, 1.0, 4.0), [(n, 0.9, 4.0) for n in range(4, 7)]
-    assert not seen([better, *level[:2]], patience=3).out_of_patience()
-    assert seen([better, *level], patience=3).out_of_patience()
-    assert not seen([better, *level, (7, 1.1, 4.0)], patience=3).out_of_patience()
-    assert not seen([better, *level]).out_of_patience(), "null: never"
-    assert not seen([(n, 1.0, 9.0) for n in range(1, 9)], patience=3).out_of_patience(), "nothing was inside the band"
+    assert not seen([better, *level[:2]]).checkpoints.is_stale(3)
+    assert seen([better, *level]).checkpoints.is_stale(3)
+    assert not seen([better, *level, (7, 1.1, 4.0)]).checkpoints.is_stale(3)
+    assert not seen([better, *level]).checkpoints.is_stale(None), "null: never"
+    assert not seen([(n, 1.0, 9.0) for n in range(1, 9)]).checkpoints.is_stale(3), "nothing was inside the band"
 
 
 def test_a_policy_that_does_not_train_yet_uses_up_no_patience(stages: Any, tmp_path: Path) -> None:
@@ -355,14 +350,14 @@ def test_a_policy_that_does_not_train_yet_uses_up_no_patience(stages: Any, tmp_p
 
 def test_an_average_whose_kl_lags_behind_is_evaluated_no_more_often_than_the_policy() -> None:
     config = PpoConfig(evaluate_every=100, kl={"target": 3}, watch={"kl_high": 8.0}, ema=0.99)
-    watch, met = Watch(config, PROMPTS), []
+    found, met = PolicyEvaluations(config, PROMPTS, unasked), []
     for update in range(1, 61):
-        if watch.due(update, False, update / 10):
+        if found.is_due(update, False, update / 10):
             met.append(update)
-            watch.looks.append({"update": update, "kl": update / 100})
-            resumed = Watch(config, PROMPTS)
-            resumed.restore(json.loads(json.dumps(watch.state())), {})
-            watch = resumed
+            found.checkpoints.evaluations.append({"update": update, "kl": update / 100})
+            resumed = PolicyEvaluations(config, PROMPTS, unasked)
+            resumed.restore(json.loads(json.dumps(found.state())))
+            found = resumed
     assert met == [10, 20, 30, 40, 50, 60], "each eighth of the band, as of a policy without an average"
 
 

@@ -14,7 +14,7 @@ from components.gates.judging import GatesConfig, judge
 from components.gates.text import outcome
 from components.ppo.config import KLConfig
 from components.ppo.control import KLController
-from components.ppo.curves import curve_metrics, uniform_scores
+from components.ppo.monitors.curves import curve_metrics, uniform_scores
 
 TARGET, RUNS = 3.0, 200
 DRIFT, CLIMB = "ppo/beta_drift_below_target", "ppo/proxy_rise_at_level_kl"

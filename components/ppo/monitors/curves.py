@@ -65,7 +65,7 @@ def unsettled_tether(history: Sequence[Row], config: KLConfig) -> dict[str, floa
     late = history[-(len(history) // 3) :]
     if len(history) // 3 < FEWEST:
         return {}
-    kl = series_mean([row["ppo/kl" if config.unit == "response" else "ppo/kl_per_token"] for row in late])
+    kl = series_mean([row[f"ppo/{config.measure}"] for row in late])
     steps = [math.log(b["ppo/beta"] / a["ppo/beta"]) if a["ppo/beta"] > 0 else 0.0
              for a, b in zip(history[-len(late) - 1 : -1], late, strict=True)]  # fmt: skip
     step = series_mean(steps)

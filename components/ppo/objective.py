@@ -1,0 +1,101 @@
+"""The terms of PPO's loss: policy, entropy and KL, and the critic's values. B responses, T tokens."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from components.ppo.config import PpoJob
+from components.ppo.experience import Experience, sampler_drift
+from components.ppo.maths import kl_estimates, kl_loss, policy_loss, value_loss
+from components.training.terms import Measure, Term, masked_mean
+
+
+class Forward(NamedTuple):
+    """Some rows of a batch with the trained models' outputs for them, which have a gradient."""
+
+    job: PpoJob
+    experience: Experience
+    rows: Tensor
+    """(B,) indices into the tensors of the experience."""
+    mask: Tensor
+    """(B, T)"""
+    first: bool
+    """Whether the policy is still the one that sampled."""
+    logprobs: Tensor | None = None
+    """(B, T) log π; None in the pass of a separate critic."""
+    entropy: Tensor | None = None
+    """(B, T) nats; None without an entropy bonus."""
+    values: Tensor | None = None
+    """(B, T) the critic's values; None in the policy's pass if the critic is a model of its own."""
+
+    def term(self, name: str, losses: Tensor, coefficient: float = 1.0, is_metric: bool = True) -> Term:
+        """Return a term of per-token `losses` (B, T) with the config's aggregation."""
+        how, cap = self.job.ppo.aggregation, self.job.generation.max_new_tokens
+        return Term(name, losses, self.mask, coefficient, how, cap, is_metric=is_metric)
+
+    def weighted(self, losses: Tensor) -> Tensor:
+        """Return `losses` (B, T), an expectation over the sampler's tokens, with the importance weights, if any."""
+        weights = self.experience.importance
+        return losses if weights is None else weights[self.rows] * losses
+
+
+def policy_term(forward: Forward) -> Term:
+    """Return the clipped policy loss, and measures of how far the policy has moved."""
+    config, mask, logprobs = forward.job.ppo, forward.mask, forward.logprobs
+    assert logprobs is not None
+    old, advantages = (x[forward.rows] for x in (forward.experience.logprobs, forward.experience.advantages))
+    surrogate = policy_loss(
+        logprobs, old, advantages, mask, config.clip_range, config.clip_range_high, config.dual_clip
+    )
+    measures = {
+        "ppo/clip_fraction": Measure(masked_mean(surrogate.clipped.float(), mask)),
+        "ppo/approx_kl": Measure(masked_mean(kl_estimates(old, logprobs.detach(), mask).k3, mask)),
+        "ppo/ratio_max": Measure(surrogate.ratio.max(), "largest"),
+    }
+    if config.clip_range_high is not None:
+        above = surrogate.clipped & ~surrogate.floored & (surrogate.ratio > 1)
+        measures["ppo/clip_fraction_above"] = Measure(masked_mean(above.float(), mask))
+    if config.dual_clip is not None:
+        measures["ppo/dual_clip_fraction"] = Measure(masked_mean(surrogate.floored.float(), mask))
+    if forward.first and forward.experience.samples.seen is not None:
+        drift = sampler_drift(old, logprobs.detach(), mask, forward.job)
+        measures["ppo/sampler_drift"] = Measure(drift, "largest")
+    return forward.term("ppo/policy_loss", forward.weighted(surrogate.loss))._replace(measures=measures)
+
+
+def entropy_term(forward: Forward) -> Term:
+    """Return the entropy, which is to rise. (`ppo/entropy` is a metric of the batch already.)"""
+    assert forward.entropy is not None
+    return forward.term("ppo/entropy", forward.entropy, -forward.job.ppo.entropy_coefficient, is_metric=False)
+
+
+def kl_term(forward: Forward) -> Term:
+    """Return KL to the reference as a loss. (`ppo/kl` is a metric of the batch already.)"""
+    form, experience = forward.job.ppo.kl.form, forward.experience
+    assert form != "reward" and forward.logprobs is not None
+    old, reference = experience.logprobs[forward.rows], experience.passes.reference[forward.rows]
+    losses = forward.weighted(kl_loss(forward.logprobs, old, reference, forward.mask, form))
+    return forward.term("ppo/kl_loss", losses, experience.kl_weight, is_metric=False)
+
+
+def value_term(forward: Forward) -> Term:
+    """Return the value loss, clipped around the old values if the config says so. A critic's own pass has nothing else
+    in its loss, so its coefficient is 1."""
+    experience, config = forward.experience, forward.job.ppo.critic
+    assert forward.values is not None and experience.passes.values is not None and experience.returns is not None
+    width = None if config.clip_range is None else config.clip_range * experience.returns_deviation
+    old, returns = experience.passes.values[forward.rows], experience.returns[forward.rows]
+    losses = value_loss(forward.values, old, returns, forward.mask, width)
+    return forward.term("ppo/value_loss", losses, config.coefficient if config.kind == "shared" else 1.0)
+
+
+PolicyTerm = Callable[[Forward], Term]
+
+
+def policy_terms(job: PpoJob, critic_is_shared: bool) -> Sequence[PolicyTerm]:
+    """Return the terms of the policy's loss that the config asks for, in the order in which they are summed."""
+    config, terms = job.ppo, [policy_term]
+    terms += [entropy_term] if config.entropy_coefficient > 0 else []
+    terms += [kl_term] if config.kl.form != "reward" else []
+    return [*terms, value_term] if critic_is_shared else terms
