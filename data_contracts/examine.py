@@ -37,7 +37,7 @@ from components.stats.intervals import Interval, clustered_proportion
 from data_contracts.config import ValidateJob
 from data_contracts.expectations import suites
 from data_contracts.expectations.own import UserSuite, load_suite
-from data_contracts.expectations.rows import row_checks
+from data_contracts.expectations.row_expectations import row_checks
 from data_contracts.findings import drift
 from data_contracts.findings.agreement import (
     Agreement,
@@ -59,8 +59,8 @@ from data_contracts.findings.beside import (
     sampled_pairs,
     sampled_prompts,
 )
-from data_contracts.findings.judging import RowJudge, refuse_unknown
 from data_contracts.findings.noise import LabelNoise, label_noise
+from data_contracts.findings.row_judging import RowJudge, refuse_unknown
 from data_contracts.findings.strengths import ModelRow
 from data_contracts.findings.texts import SAMPLE, RowTexts, TextReading, read_texts
 from data_contracts.findings.whole import (

@@ -12,7 +12,7 @@ from components.base.errors import UserError, naming
 from components.data.checks_config import ChecksConfig
 from components.data.rows import Problem
 from components.data.words import words_of
-from components.human_eval.batch.reading import sheet_records
+from components.human_eval.batch.returned_sheets import sheet_records
 from components.human_eval.sheet import rating_of
 from data_contracts.examine import FileReport
 from data_contracts.expectations import suites
@@ -20,7 +20,7 @@ from data_contracts.expectations.pages import write_data_docs
 from data_contracts.findings.agreement import agreement_of_counts
 from data_contracts.rows.frames import length_preference
 from data_contracts.rows.ledger import quarantine_line
-from data_contracts.rows.reading import is_sheet as is_sheet
+from data_contracts.rows.reading_report import is_sheet as is_sheet
 
 _RATING = re.compile(r"rating_\d+")
 _SIDES = ("a", "b")

@@ -31,7 +31,7 @@ from data_contracts.expectations.pages import write_data_docs
 from data_contracts.expectations.suites import JudgedCheck, first_rows
 from data_contracts.findings.noise import LabelNoise
 from data_contracts.findings.whole import TRAIN
-from data_contracts.splits import splits_beside
+from data_contracts.published_splits import splits_beside
 
 logger = logging.getLogger(__name__)
 

@@ -237,7 +237,7 @@ def _overrides(options: Mapping[str, Any] | None) -> "list[Override]":
 
 
 def _computed(launch: "Launch") -> Run:
-    from flows.launch.computing import compute
+    from flows.launch.run_computing import compute
     from tasks.runs.status import load_status
 
     with contextlib.suppress(GateFailed):  # the state of the run reports it

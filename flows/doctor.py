@@ -16,8 +16,8 @@ from components.models.runtime import Runtime, usable_gpus
 from components.store.store import ArtifactStore
 from tasks.prefect_flow.server import check_server, is_untrusted, no_answer
 from tasks.runs.schema import check_home
-from tasks.tracking.client import connect, in_short
 from tasks.tracking.database import is_outdated
+from tasks.tracking.mlflow_client import connect, in_short
 
 CONSTRAINTS = Path(__file__).resolve().parent.parent / "infra" / "constraints.txt"
 DISK_GB = 5.0

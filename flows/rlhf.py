@@ -152,9 +152,16 @@ def _in_flow(config: RunConfig, sources: Sources, ctx: RunContext, ahead: Thread
     )
 
     from tasks.prefect_flow.alive import saying_that_it_lives
-    from tasks.prefect_flow.labels import awaiting
+    from tasks.prefect_flow.prefect_labels import awaiting
     from tasks.prefect_flow.server import HEARTBEAT_SECONDS, PATIENCE, TAG
-    from tasks.prefect_flow.stages import Outcome, flow_run_log, prefect_runner, show_in, unless_gone, wait_until_told
+    from tasks.prefect_flow.stage_tasks import (
+        Outcome,
+        flow_run_log,
+        prefect_runner,
+        show_in,
+        unless_gone,
+        wait_until_told,
+    )
 
     outcome: Outcome[StageResult | None] = Outcome()
     flow_run_ids: list[str] = []

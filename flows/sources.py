@@ -21,11 +21,11 @@ from components.data.inputs import (
 from components.human_eval.batch.halves import JUDGED
 from components.human_eval.blinding import SEAL, home_seal
 from components.models.weights import as_folder, check_weights
-from components.reward.suites.reading import SUITES, read_suite
+from components.reward.suites.suite_formats import SUITES, read_suite
 from components.store.graph import Graph
 from components.store.store import ArtifactStore, Record
 from flows.config.run_config import RunConfig
-from flows.data.files import find_files
+from flows.data.data_files import find_files
 from flows.data.pretrained import check_template, find_base
 from flows.data.reference import find_reference
 from flows.data.reward_sources import model_sources, reward_model

@@ -57,7 +57,7 @@ def _stage(
 STAGES: dict[str, Stage] = {
     stage.name: stage
     for stage in (
-        _stage("validate.judge", "data_contracts.judge", "data_contracts.config:ValidateJudgeJob", CONTRACT,
+        _stage("validate.judge", "data_contracts.judge_pairs", "data_contracts.config:ValidateJudgeJob", CONTRACT,
                shown="validate", final=False),
         _stage("validate", "data_contracts.validate", "data_contracts.config:ValidateJob", CONTRACT),
         _stage("sft", "components.sft.stage", "components.sft.config:SftJob", TORCH, spreads=True),
@@ -65,11 +65,12 @@ STAGES: dict[str, Stage] = {
                shown="reward", final=False, spreads=True),
         _stage("reward", "components.reward.stage", "components.reward.config:RewardJob", PEFT, spreads=True),
         _stage("ppo", "components.ppo.stage", "components.ppo.config:PpoJob", PEFT, spreads=True),
-        _stage("human_eval.sample", "components.human_eval.sample", "components.human_eval.config:SampleJob", TORCH,
-               shown="human_eval", final=False),
+        _stage("human_eval.sample", "components.human_eval.blinded_sample", "components.human_eval.config:SampleJob",
+               TORCH, shown="human_eval", final=False),
         _stage("human_eval.reward", "components.reward.substages.judged", "components.reward.config:JudgedJob", PEFT,
                shown="human_eval", final=False),
-        _stage("human_eval", "components.human_eval.score", "components.human_eval.config:ScoreJob", ("pandas",)),
+        _stage("human_eval", "components.human_eval.unblinded_score", "components.human_eval.config:ScoreJob",
+               ("pandas",)),
     )
 }  # fmt: skip
 """Every stage by name, in the order in which `flows/rlhf.py` runs them. Those in `OPTIONAL` run only if configured."""
@@ -80,9 +81,9 @@ OPTIONAL = ("validate.judge", "reward.judge")
 COMPARISON: dict[str, Stage] = {
     stage.name: stage
     for stage in (
-        _stage("human_eval.compare", "components.human_eval.comparison.sample",
+        _stage("human_eval.compare", "components.human_eval.comparison.comparison_sample",
                "components.human_eval.config:SampleJob", TORCH, shown="human_eval", final=False),
-        _stage("human_eval.compared", "components.human_eval.comparison.score",
+        _stage("human_eval.compared", "components.human_eval.comparison.comparison_score",
                "components.human_eval.config:ScoreJob", ("pandas",), shown="human_eval"),
     )
 }  # fmt: skip

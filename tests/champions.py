@@ -5,9 +5,9 @@ import time
 from pathlib import Path
 
 from tasks.runs.journal import current_user
-from tasks.tracking.client import connect
-from tasks.tracking.promotion import Versions
-from tasks.tracking.weights import Weights, Which
+from tasks.tracking.mlflow_client import connect
+from tasks.tracking.model_versions import Versions
+from tasks.tracking.registered_weights import Weights, Which
 
 
 def make_champion(

@@ -136,7 +136,7 @@ def whole(prefect: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture(scope="session")
 def empty_mlflow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """MLflow's database without anything in it: making one takes seconds."""
-    from tasks.tracking.client import connect
+    from tasks.tracking.mlflow_client import connect
 
     home = tmp_path_factory.mktemp("empty")
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from flows.deployment.servers import free_port
+from flows.deployment.local_servers import free_port
 from tests.waiting import PATIENCE, until
 
 SCRIPT = Path(__file__).resolve().parents[1] / "infra/kubernetes/base/make-databases.sh"

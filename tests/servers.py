@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from flows.deployment.servers import free_port
+from flows.deployment.local_servers import free_port
 from tasks.prefect_flow.server import no_answer
 from tests.waiting import PATIENCE, until
 

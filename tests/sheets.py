@@ -8,10 +8,10 @@ from typing import Any
 
 from components.base.errors import Mistakes
 from components.base.jsonl import write_json, write_rows
-from components.human_eval.batch.reading import parse_sheet
+from components.human_eval.batch.returned_sheets import parse_sheet
+from components.human_eval.blinded_sample import write_sheet
 from components.human_eval.blinding import blind, sealed_key
 from components.human_eval.config import HumanEvalConfig
-from components.human_eval.sample import write_sheet
 from components.human_eval.selection import Chosen
 from components.human_eval.sheet import SheetRow
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from components.data.tables.published import SplitWriter, read_split
 from data_contracts.examine import Examination
-from data_contracts.splits import splits_beside
+from data_contracts.published_splits import splits_beside
 
 OF_SINGLE_QUESTIONS = ("votes_helpful", "votes_compliant")
 

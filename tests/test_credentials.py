@@ -10,7 +10,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_SSL_CERT_FILE,
 from components.base.errors import TetherError, UserError
 from flows.doctor import Finding, print_findings, servers
 from tasks.prefect_flow.server import check_server, is_answering
-from tasks.tracking.client import check_access
+from tasks.tracking.mlflow_client import check_access
 from tests.conftest import Tether
 from tests.guarded import Guarded, certificate
 from tests.servers import PrefectServer
@@ -174,7 +174,7 @@ def test_the_ca_that_prefects_own_variable_names_is_trusted_when_we_ask_whether_
 def test_mlflow_gets_the_ca_where_its_user_named_none(
     private: Guarded, pem: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tasks.tracking.client import connect, load_mlflow
+    from tasks.tracking.mlflow_client import connect, load_mlflow
 
     for name, value in {**both(private), **RIGHT}.items():
         monkeypatch.setenv(name, value)
@@ -191,7 +191,7 @@ def test_mlflow_gets_the_ca_where_its_user_named_none(
 def test_sync_against_a_wrong_password_is_the_users_to_mend(
     server: Guarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tasks.tracking.client import connect, in_short
+    from tasks.tracking.mlflow_client import connect, in_short
 
     for name, value in {**both(server), **WRONG}.items():
         monkeypatch.setenv(name, value)

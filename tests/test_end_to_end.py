@@ -25,16 +25,16 @@ from components.gates.table import GATES
 from components.keys.code_version import code_version
 from components.store.store import ArtifactStore
 from flows.models import lineage, lineage_text
-from flows.models.export import export
-from flows.models.promotion import demoted, promoted
+from flows.models.alias_changes import demoted, promoted
+from flows.models.model_export import export
 from flows.models.reproduce import reproduce
 from flows.reports import diff
-from flows.reports.facts import run_facts
+from flows.reports.run_facts import run_facts
 from tasks.runs.config import run_values
 from tasks.runs.journal import Sent
 from tasks.runs.points import read_points
 from tasks.runs.status import list_runs, load_status
-from tasks.tracking.client import connect
+from tasks.tracking.mlflow_client import connect
 from tasks.tracking.registry import versions
 from tests.champions import make_champion
 from tests.faults.homes import SAID, Home, Moment

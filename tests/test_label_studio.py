@@ -19,8 +19,8 @@ import pytest
 
 from components.base.jsonl import read_rows
 from components.human_eval.batch.label_studio import instruction, labelling_config, tasks
-from components.human_eval.labels import Sample
-from flows.deployment.servers import free_port
+from components.human_eval.returned_labels import Sample
+from flows.deployment.local_servers import free_port
 
 pytestmark = pytest.mark.labelstudio
 ROOT = Path(__file__).resolve().parent.parent

@@ -19,7 +19,7 @@ from s3fs import S3FileSystem
 from components.base.hashing import digest_json
 from components.store.url import UrlPlace
 from flows.keeping.manifest import MANIFEST
-from flows.models.promotion import demoted, promoted
+from flows.models.alias_changes import demoted, promoted
 from tasks.runs.journal import current_user
 from tasks.runs.status import load_status
 from tasks.tracking.carrier import is_left

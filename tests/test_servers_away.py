@@ -168,7 +168,7 @@ def final(client: SyncPrefectClient, run: FlowRun) -> bool:
 
 def in_mlflow(site: Site, run: str) -> list[int]:
     """The steps of PPO's KL that MLflow has."""
-    from tasks.tracking.client import connect
+    from tasks.tracking.mlflow_client import connect
 
     sent = Sent.load(site.home / "runs" / run)
     history = connect(site.home).get_metric_history(sent.stages["ppo"], "ppo/kl")

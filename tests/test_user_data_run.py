@@ -17,7 +17,7 @@ from flows.launch.begin import new_run
 from flows.models.lineage import lineage
 from flows.models.lineage_text import text
 from flows.models.reproduce import reproduce
-from flows.reports.facts import run_facts
+from flows.reports.run_facts import run_facts
 from flows.rlhf import pipeline
 from flows.sources import find_sources
 from tasks.execution.keying import key_of
@@ -25,7 +25,7 @@ from tasks.execution.runner import run_stage
 from tasks.runs.journal import read_done
 from tasks.runs.status import load_status
 from tasks.stages import STAGES
-from tasks.tracking.client import connect
+from tasks.tracking.mlflow_client import connect
 
 SUITE = {
     "expectations": [{"type": "expect_column_values_to_be_between", "kwargs": {"column": "turns", "max_value": 99}}]

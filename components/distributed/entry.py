@@ -103,7 +103,7 @@ def _compute(folder: Path, rank: int, shared: list[Any]) -> None:
     if ranks.size() != job.runtime.ranks:
         raise UserError(
             f"runtime.ranks is {job.runtime.ranks}, and the hosts have started {ranks.size()}. Start every other host "
-            f"with `python -m tasks.ranks --ranks {job.runtime.ranks}`."
+            f"with `python -m tasks.rank_processes --ranks {job.runtime.ranks}`."
         )
     _named(program["setup"])(job.runtime)
     if job.runtime.device == "cuda":  # this starts CUDA, so it comes after the setup

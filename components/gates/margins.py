@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from components.gates.gate_text import number, outcome
 from components.gates.judging import Verdict
 from components.gates.table import GATES
-from components.gates.text import number, outcome
 
 Range = tuple[float, float]
 

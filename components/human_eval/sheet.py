@@ -1,6 +1,6 @@
 """Write the rating sheet: one for all raters (CSV and JSON Lines), and a file with instructions for each rater.
 
-`components.human_eval.batch.reading` reads the returned files.
+`components.human_eval.batch.returned_sheets` reads the returned files.
 """
 
 import re

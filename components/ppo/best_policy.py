@@ -14,8 +14,8 @@ from components.ppo.evaluate import Answered, respond
 from components.ppo.models import Models
 from components.stats.intervals import Interval, clustered_mean, clustered_ratio, paired_gain
 from components.training.heldout import BestCheckpoint, Row
+from components.training.trained_weights import WeightAverage
 from components.training.updates import Observer, Update
-from components.training.weights import WeightAverage
 
 STREAM = "watch"
 """The random stream of these evaluations. It is the same each time, so that checkpoints differ only by their

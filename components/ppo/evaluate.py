@@ -21,10 +21,10 @@ from components.ppo.config import KLConfig, PpoJob
 from components.ppo.experience import rewarded_scores, sampled_batches
 from components.ppo.maths import kl_estimates
 from components.ppo.models import Models
-from components.ppo.monitors.texture import dissimilarity, distinct_ngrams, echo, repetition
+from components.ppo.monitors.text_statistics import dissimilarity, distinct_ngrams, echo, repetition
 from components.rewards.rules import rule_metrics
 from components.rewards.weighted import source_metrics
-from components.sft.demonstrations import choose_demonstrations, perplexity_ratio, response_losses
+from components.sft.tokenized_demonstrations import choose_demonstrations, perplexity_ratio, response_losses
 from components.stats.intervals import (
     Interval,
     cluster_codes,

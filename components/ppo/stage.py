@@ -29,8 +29,8 @@ from components.ppo.experience import Experience, PpoUpdate, check_start, gather
 from components.ppo.learner import Learner
 from components.ppo.models import Models, weights_digest
 from components.ppo.monitors.batches import Alarms
-from components.ppo.monitors.carriers import KLShares
 from components.ppo.monitors.curves import curve_metrics
+from components.ppo.monitors.kl_by_token import KLShares
 from components.ppo.monitors.responses import ResponseMetrics, SampleTable, ScoreWarning
 from components.reward.scoring import ScoreScale
 from components.rewards.rules import Rules
@@ -38,8 +38,8 @@ from components.rewards.weighted import Rewards, check_waits
 from components.rollouts.engine import Rollouts, open_rollouts
 from components.training.checkpoint import Pace
 from components.training.loop import Loop, shuffled_passes, torch_seed
+from components.training.trained_weights import WeightAverage, put_weights
 from components.training.updates import History, Observer, PluggedObserver, Speed
-from components.training.weights import WeightAverage, put_weights
 
 
 def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:

@@ -20,8 +20,8 @@ from components.base.errors import CheckFailed
 from components.distributed.sharding import passes_must_match, through
 from components.models.batching import even_runs, onto, pad
 from components.models.runtime import Runtime, autocast
-from components.reward.pairs import Pair, Pairs, packed_length, shared_tokens
 from components.reward.scoring import head_scores, score_sequences
+from components.reward.training_pairs import Pair, Pairs, packed_length, shared_tokens
 
 TOLERANCE = 1e-3
 """Largest allowed difference, absolute and relative, between a score in a packed row and the score computed alone."""

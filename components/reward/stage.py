@@ -26,14 +26,14 @@ from components.reward.evaluation.length import response_tokens
 from components.reward.evaluation.probes import ProbeTexts, robustness_metrics, robustness_report
 from components.reward.evaluation.slices import ScoredPairs, character_gaps, slice_report
 from components.reward.pair_scores import score_pairs
-from components.reward.pairs import Pairs, PreferencePair, check_votes, encode_pairs
-from components.reward.refresh.agreement import judged_metrics
 from components.reward.refresh.compare import Refresh
+from components.reward.refresh.people_agreement import judged_metrics
 from components.reward.scoring import ScoreScale, as_one, invariance, member_folder, score_sequences, with_one_head
 from components.reward.suites.evaluation import judged_by_suites
 from components.reward.suites.scorer import RewardScorer
 from components.reward.train import HeldPairs, train_models
-from components.stats.calibration.measure import calibration, correctness, fit_temperature
+from components.reward.training_pairs import Pairs, PreferencePair, check_votes, encode_pairs
+from components.stats.calibration.calibration_metrics import calibration, correctness, fit_temperature
 from components.stats.calibration.nulls import Judgements
 from components.stats.intervals import Numbers, cluster_codes, gain_in_shares
 from components.training.loop import torch_seed

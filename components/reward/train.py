@@ -22,9 +22,9 @@ from components.models.runtime import release_memory
 from components.reward.config import RewardConfig, RewardJob
 from components.reward.losses import pair_losses, weighted_mean
 from components.reward.pair_scores import check_packed, packed_scores, separate_scores
-from components.reward.pairs import Pairs, PreferencePair, member_rows
 from components.reward.refresh.previous import start_from
 from components.reward.scoring import adapter_name
+from components.reward.training_pairs import Pairs, PreferencePair, member_rows
 from components.training.heldout import HeldOut, LossEvaluations
 from components.training.loop import TrainingExamples, fit, torch_seed
 

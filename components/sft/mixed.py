@@ -11,7 +11,7 @@ from components.base.errors import UserError
 from components.data.tables.published import read_split
 from components.models.config import GenerationConfig
 from components.models.runtime import Runtime
-from components.sft.demonstrations import Examples, choose_demonstrations, token_losses
+from components.sft.tokenized_demonstrations import Examples, choose_demonstrations, token_losses
 from components.training.loop import shuffled_passes
 from components.training.terms import Term
 

@@ -23,7 +23,7 @@ from components.models.runtime import release_memory
 from components.models.sampling import generate_responses
 from components.models.tokenizers import Demonstration, texts_of, train_tokenizer
 from components.sft.config import SftConfig, SftJob
-from components.sft.demonstrations import (
+from components.sft.tokenized_demonstrations import (
     Examples,
     TokenizedDemonstrations,
     check_packing,

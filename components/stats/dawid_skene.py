@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from components.stats.annotator_votes import Votes, plurality, swapped
 from components.stats.intervals import FloatArray
-from components.stats.votes import Votes, plurality, swapped
 
 
 class DawidSkene(NamedTuple):

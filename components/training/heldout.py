@@ -14,8 +14,8 @@ from components.base.errors import CheckFailed
 from components.distributed import ranks
 from components.stats.intervals import LEVEL, Interval, clustered_mean, clustered_ratio
 from components.training.optim import FitConfig
+from components.training.trained_weights import kept_parameters, put_weights, whole_tensors
 from components.training.updates import Observer, Stateful, Update
-from components.training.weights import kept_parameters, put_weights, whole_tensors
 
 Row = dict[str, float]
 Values = dict[str, list[float]]

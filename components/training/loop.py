@@ -29,8 +29,8 @@ from components.models.runtime import peak_memory_gb
 from components.training import checkpoint
 from components.training.optim import FitConfig, OptimizerConfig, build_optimizer, learning_rate_at, set_learning_rate
 from components.training.shares import load_share, save_share
+from components.training.trained_weights import kept_parameters
 from components.training.updates import Observer, Stateful, U, Update
-from components.training.weights import kept_parameters
 
 
 def seeded(seed: int, *what: object) -> random.Random:

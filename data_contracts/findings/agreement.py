@@ -7,9 +7,7 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from components.stats.dawid_skene import DawidSkene
-from components.stats.intervals import Interval
-from components.stats.votes import (
+from components.stats.annotator_votes import (
     NONE,
     Votes,
     annotator_agreement,
@@ -19,6 +17,8 @@ from components.stats.votes import (
     plurality,
     raw_agreement,
 )
+from components.stats.dawid_skene import DawidSkene
+from components.stats.intervals import Interval
 from data_contracts.rows.ledger import Ledger
 
 LEAST_COMMON = 20

@@ -14,12 +14,12 @@ from components.data.config import DataConfig, SplitConfig
 from components.data.inputs import KINDS
 from components.data.rows import shown
 from data_contracts.expectations import suites
-from data_contracts.expectations.rows import row_checks
-from data_contracts.findings.judging import RowJudge
+from data_contracts.expectations.row_expectations import row_checks
+from data_contracts.findings.row_judging import RowJudge
 from data_contracts.rows.columns import COLUMNS, column_of
 from data_contracts.rows.gather import RowSource, judged_rows, not_one_valid
 from data_contracts.rows.ledger import Ledger
-from data_contracts.rows.reading import reading_of
+from data_contracts.rows.reading_report import reading_of
 
 MOST_VALUES = 20
 """A column with at most this many distinct values gets an expectation with the list of allowed values."""

@@ -11,8 +11,8 @@ from components.base.errors import UserError
 from components.data.config import NearDuplicateConfig
 from components.data.rows import Problem, Row
 from components.data.splits import SPLITS
+from components.stats.annotator_votes import EQUAL, SECOND, Votes
 from components.stats.dawid_skene import DawidSkene, dawid_skene
-from components.stats.votes import EQUAL, SECOND, Votes
 from data_contracts.findings.near import near_earlier
 from data_contracts.findings.texts import RowTexts
 from data_contracts.rows.ledger import Ledger, combined

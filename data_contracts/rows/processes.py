@@ -26,7 +26,7 @@ R = TypeVar("R")
 
 AUTO = "auto"
 _PRELOADED = (
-    "data_contracts.rows.working", "data_contracts.findings.texts", "data_contracts.splits", "transformers",
+    "data_contracts.rows.working", "data_contracts.findings.texts", "data_contracts.published_splits", "transformers",
     "sklearn.feature_extraction.text", "sklearn.linear_model", "sklearn.model_selection",
 )  # fmt: skip
 """Modules that the fork server imports once, for all worker processes."""

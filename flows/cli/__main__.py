@@ -19,11 +19,11 @@ from flows.cli.command import Json, command, echo, exit_code, prepare_streams
 from flows.cli.config import Profile, Set, config_commands, config_of, overrides_of
 from flows.cli.data import data
 from flows.cli.keeping import keeping_commands
-from flows.cli.models import model_commands
+from flows.cli.model_commands import model_commands
 from flows.cli.people import people
 from flows.cli.replaced import Sections
-from flows.cli.servers import server_commands
-from flows.cli.store import store
+from flows.cli.server_commands import server_commands
+from flows.cli.store_commands import store
 from flows.environment import tether_home
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def run(
     """Run the pipeline and reuse every stored result."""
     _begin_early()
     from flows.launch.begin import new_run
-    from tasks.runs.label import Label
+    from tasks.runs.run_label import Label
 
     label = Label.of(name, tag or [])
     config = config_of(profile, set_).resolved()
@@ -124,7 +124,7 @@ def rerun(
     Later stages are recomputed too if its result differs."""
     _begin_early()
     from flows.launch.begin import rerun as again
-    from tasks.runs.label import Label
+    from tasks.runs.run_label import Label
 
     label, overrides, waivers = Label.of(name, tag or []), overrides_of(set_), _waivers(waive, because)
     _go(again(
@@ -149,8 +149,8 @@ def iterate(
 
     The votes refresh the reward model, PPO runs again from SFT, and a new sample waits for people."""
     _begin_early()
-    from flows.launch.rounds import next_round
-    from tasks.runs.label import Label
+    from flows.launch.next_round import next_round
+    from tasks.runs.run_label import Label
 
     label = Label.of(name, tag or [])
     _go(next_round(tether_home(), judged, overrides_of(set_), _waivers(waive, because), label))
@@ -167,7 +167,7 @@ def score(
 ) -> None:
     """Score a run that awaits labels, and finish it."""
     _begin_early()
-    from flows.launch.labels import scoring
+    from flows.launch.label_runs import scoring
 
     _go(scoring(tether_home(), run, sheets, _waivers(waive, because)))
 
@@ -195,8 +195,8 @@ def compare(
     tag: Tag = None,
 ) -> None:
     """Let people compare any models, blind."""
-    from flows.launch.labels import compare as begin
-    from tasks.runs.label import Label
+    from flows.launch.label_runs import compare as begin
+    from tasks.runs.run_label import Label
 
     label = Label.of(name, tag or [])
     _go(begin(tether_home(), models, from_run, overrides_of(set_), _waivers(waive, because), label))
@@ -270,7 +270,7 @@ def sync() -> None:
     # Nothing waits for this command, so a slow server gets more time than the 3 s that a run allows.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
     from tasks.tracking.carrier import sync as carry
-    from tasks.tracking.client import database_file, in_short
+    from tasks.tracking.mlflow_client import database_file, in_short
 
     refused: dict[str, Exception] = {}
     try:
@@ -359,12 +359,12 @@ def _begin_early() -> None:
 def _go(launch: "Launch") -> None:
     """Compute the run and print the result; a failed gate is printed too, then raised for its exit code."""
     from flows.cli.people import show_comparison
-    from flows.launch.computing import compute
     from flows.launch.reports import what_is_simulated, what_ppo_watched
+    from flows.launch.run_computing import compute
     from flows.reports.terminal import print_run, print_steps
     from flows.reports.verdict import run_verdict
     from tasks.execution.logs import as_json
-    from tasks.execution.progress import Output
+    from tasks.execution.stage_progress import Output
     from tasks.runs.config import run_values
     from tasks.runs.journal import REPORT, Sent
     from tasks.runs.status import load_status

@@ -73,7 +73,7 @@ def plan(
     It lists each phase of sft, reward and ppo. Exit code 3 if a phase does not fit."""
     from components.planning.shape import ModelShape, read_shape
     from flows.data.pretrained import find_base
-    from flows.reports.memory import MemoryPlan, parse_size
+    from flows.reports.memory_report import MemoryPlan, parse_size
 
     limit = None if memory is None else parse_size(memory)
     config = config_of(profile, set_)

@@ -62,7 +62,7 @@ def check(
         draft(tether_home(), file, overrides_of(set_), draft_suite)
         echo(f"Written to {draft_suite}. Edit it, then give it with --set data.suite={draft_suite}.")
         return
-    from flows.data.check import FAILED, check_file, print_check
+    from flows.data.data_check import FAILED, check_file, print_check
 
     others = {"demonstrations": demonstrations, "prompts": prompts}
     report = check_file(tether_home(), file, others, profile, overrides_of(set_), out)
@@ -98,7 +98,7 @@ def candidates(
     from rich.console import Console
 
     from flows.data.candidates import make_candidates
-    from tasks.execution.progress import StageProgress
+    from tasks.execution.stage_progress import StageProgress
 
     generation = {"max_new_tokens": max_new_tokens, "max_prompt_tokens": max_prompt_tokens}
     options = {"temperatures": temperature, "per_prompt": per_prompt, "max_prompts": max_prompts, "pairs": pairs}
@@ -158,8 +158,8 @@ def label(
     """
     from rich.console import Console
 
-    from flows.data.label import VOTES, LabelOptions, label_file, report_text
-    from tasks.execution.progress import StageProgress
+    from flows.data.model_labels import VOTES, LabelOptions, label_file, report_text
+    from tasks.execution.stage_progress import StageProgress
 
     if vote not in ("mean", "agree"):
         raise UserError(f"--vote {vote}: give mean or agree.")
@@ -192,7 +192,7 @@ def _candidates_job(seed: int, generation: Mapping[str, object], options: Mappin
     """Return the job, resolved for this machine; an option that is None keeps its default."""
     from components.labelling.config import CandidatesJob
     from components.models.runtime import Runtime
-    from flows.config.errors import validated
+    from flows.config.config_errors import validated
 
     values = {
         "seed": seed,
@@ -214,7 +214,7 @@ def _print_candidates(summary: Mapping[str, Any], out: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from tasks.execution.progress import cell
+    from tasks.execution.stage_progress import cell
 
     table = Table(pad_edge=False, box=None)
     table.add_column("model", overflow="fold")

@@ -29,7 +29,7 @@ def backup(
 
     from components.base.paths import user_path
     from flows.keeping.backup import LEFT_OUT, back_up
-    from flows.keeping.servers import named_servers, servers_elsewhere
+    from flows.keeping.server_backup import named_servers, servers_elsewhere
 
     home = tether_home()
     done = back_up(home, user_path(str(folder), "backup"), _steps(), echo)
@@ -81,6 +81,6 @@ def upgrade(
 
 def _steps() -> "Steps":
     from flows.keeping.copying import Steps
-    from tasks.execution.progress import Output
+    from tasks.execution.stage_progress import Output
 
     return Steps(Output())

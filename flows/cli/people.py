@@ -21,10 +21,10 @@ from flows.cli.replaced import Commands
 from flows.environment import tether_home
 
 if TYPE_CHECKING:
-    from flows.review.batches import BatchSource
-    from flows.review.links import PersonalLink
-    from flows.review.votes import Voting
-    from tasks.runs.labels import LabelProgress
+    from flows.review.personal_links import PersonalLink
+    from flows.review.rater_votes import Voting
+    from flows.review.review_batches import BatchSource
+    from tasks.runs.awaited_labels import LabelProgress
 
 people = typer.Typer(cls=Commands, help="Let people judge, and score their labels.", no_args_is_help=True)
 
@@ -99,9 +99,9 @@ def page(
 
     Answers are kept: the same command continues. After the last one the run is scored (`human_eval.when_complete`).
     Each personal link is printed only once, because only its hash is stored."""
-    from flows.people.progress import show_progress, when_complete
-    from flows.review.links import add_raters, raters_of, renew_link
-    from flows.review.progress import progress_of
+    from flows.people.label_progress import show_progress, when_complete
+    from flows.review.answer_progress import progress_of
+    from flows.review.personal_links import add_raters, raters_of, renew_link
     from flows.review.serve import after_completion, serve
 
     text = None if guidelines is None else user_text(str(guidelines), "--guidelines")
@@ -151,7 +151,7 @@ def tasks(
 
     Give its export to `score`, or for pairs to `answers --from`."""
     from flows.people.tools import write_tasks
-    from flows.review.batches import find_batch
+    from flows.review.review_batches import find_batch
 
     if file.suffix != ".json":  # a run's folder has sheet.csv; an .xml or .html would be overwritten
         raise UserError(f"{file}: Label Studio's tasks are JSON. Name a file that ends in .json.")
@@ -177,9 +177,9 @@ def answers(
     For a run, one file per rater; for pairs, votes that data.preferences reads. The answers are those on the page, or
     those of an export of Label Studio."""
     from flows.people.tools import read_votes
-    from flows.review.batches import find_batch
-    from flows.review.export import export as write
-    from flows.review.export import write_votes
+    from flows.review.answer_export import export as write
+    from flows.review.answer_export import write_votes
+    from flows.review.review_batches import find_batch
 
     if export is not None:
         source = find_batch(tether_home(), batch)
@@ -214,8 +214,8 @@ def status(
     no matter how often you look. The bound needs the key, which the page does not have: run this where the home is.
     Prefect and MLflow show the counts too, unless --sheet names other files."""
     from components.human_eval.sheet import RATERS
-    from flows.people.progress import labels_progress, show_progress, when_complete
-    from flows.review.progress import progress_of_run
+    from flows.people.label_progress import labels_progress, show_progress, when_complete
+    from flows.review.answer_progress import progress_of_run
     from tasks.runs.status import has_run, load_status
 
     home = tether_home()
@@ -248,10 +248,10 @@ def _print_status(
     page: dict[str, Any] | None = None
     lines: list[str] = []
     if batch is not None:
-        from flows.review.batches import sample_folder
+        from flows.review.batch_summary import summary
         from flows.review.bound import early_bound
-        from flows.review.status import as_record, as_text
-        from flows.review.summary import summary
+        from flows.review.review_batches import sample_folder
+        from flows.review.review_status import as_record, as_text
 
         with _opened(batch, database, create=False) as (voting, source, _):
             found, bound = summary(voting), None
@@ -270,7 +270,7 @@ def _print_status(
 
 def show_comparison(folder: Path) -> None:
     """Print the result of a comparison of models, if the run in `folder` is a comparison that has been scored."""
-    from flows.launch.computing import COMPARISON
+    from flows.launch.run_computing import COMPARISON
 
     if (folder / COMPARISON).is_file():
         echo((folder / COMPARISON).read_text(encoding="utf-8"))
@@ -291,10 +291,10 @@ def _opened(
 ) -> "Iterator[tuple[Voting, BatchSource, PersonalLink | None]]":
     """Open the batch in its database, which must have it unless `create` is set. Also yields the administrator's link
     if the batch is new."""
-    from flows.review.batches import find_batch
     from flows.review.database.connect import database_file, open_database
-    from flows.review.links import enter_batch
-    from flows.review.votes import Voting
+    from flows.review.personal_links import enter_batch
+    from flows.review.rater_votes import Voting
+    from flows.review.review_batches import find_batch
 
     source = find_batch(tether_home(), named, overlap, guidelines)
     engine = open_database(database or database_file(tether_home(), source.name), create)

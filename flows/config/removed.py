@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from pydantic import JsonValue
 
 from components.base.errors import UserError
-from flows.config.errors import show
+from flows.config.config_errors import show
 
 _EPSILON = "Leave it out: AdamW adds epsilon as torch does. A smaller `epsilon` or a longer `warmup` calms early steps."
 _GENERATOR = "The built-in task's noise is 0.3."

@@ -21,7 +21,7 @@ from components.ppo.config import OF_CRITIC_KIND, CriticConfig, PpoConfig
 from components.reward.config import RewardConfig
 from components.rollouts.client import resolve_rollout
 from components.sft.config import SftConfig
-from flows.config.errors import unknown, validated
+from flows.config.config_errors import unknown, validated
 from flows.config.profiles import Override, apply_overrides, profile_name, profile_names, read_profile
 from flows.config.removed import without_removed
 from tasks.runs.config import profile_values

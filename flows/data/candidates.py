@@ -14,7 +14,7 @@ from components.data.formats.prompts import Prompts, read_prompts
 from components.data.hub import resolve_source
 from components.keys.fingerprint import stage_key
 from components.labelling.config import CandidatesJob
-from components.labelling.sample import CandidateModel, finished, run
+from components.labelling.response_candidates import CandidateModel, finished, run
 from components.store.store import ArtifactStore, digest_folder
 from tasks.result import Input
 from tasks.runs.status import load_status
@@ -51,7 +51,7 @@ def make_candidates(
     prompts = read_prompts(path, job.candidates.max_characters)
     found = find_models(models, home)
     inputs = {"prompts": Input.of(path).digest, **{f"model {model.name}": model.digest for model in found}}
-    key, _ = stage_key("candidates", job, inputs, "components.labelling.sample", TORCH)
+    key, _ = stage_key("candidates", job, inputs, "components.labelling.response_candidates", TORCH)
     if (done := finished(out, key)) is not None:
         return done, prompts
     _check_writable(out)

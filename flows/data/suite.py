@@ -11,7 +11,7 @@ from components.data.hub import resolve_source
 from data_contracts.findings.drafting import draft
 from flows.config.profiles import Override
 from flows.config.run_config import load_config
-from flows.data.check import DEFAULTS
+from flows.data.data_check import DEFAULTS
 
 
 def draft_suite(home: Path, file: str, overrides: Sequence[Override], out: Path) -> None:

@@ -25,15 +25,15 @@ from flows.config.run_config import RunConfig
 from flows.deployment import form
 from flows.environment import check_packages, prepare_environment, tether_home
 from flows.launch.begin import Launch, new_run, rerun
-from flows.launch.computing import compute_in_flow
-from flows.launch.labels import scoring
+from flows.launch.label_runs import scoring
+from flows.launch.run_computing import compute_in_flow
 from tasks.allowed import refuse_path
 from tasks.execution import logs
 from tasks.execution.dispatch import FLOW, Order, receive
-from tasks.execution.progress import StageProgress, say
+from tasks.execution.stage_progress import StageProgress, say
 from tasks.prefect_flow.alive import saying_that_it_lives
-from tasks.prefect_flow.labels import awaiting
-from tasks.prefect_flow.stages import Outcome, unless_gone
+from tasks.prefect_flow.prefect_labels import awaiting
+from tasks.prefect_flow.stage_tasks import Outcome, unless_gone
 from tasks.runs.journal import REPORT, current_user
 from tasks.runs.schema import check_home
 from tasks.stages import KNOWN, StageName

@@ -18,7 +18,7 @@ from components.gates.judging import Waiver, check_waivers
 from flows.config.profiles import lay
 from flows.config.run_config import RunConfig, check_config, check_critic_is_used, to_values
 from flows.launch.waivers import asked_waivers
-from tasks.runs.label import LONGEST_NAME, Label, one_line
+from tasks.runs.run_label import LONGEST_NAME, Label, one_line
 
 LAST = ("runners", "runtime", "retries", "retry_seconds", "prices", "mlflow", "project")
 """Options that runs seldom change. The others come before them, in their own order, after the seed."""

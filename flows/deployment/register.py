@@ -23,8 +23,8 @@ from components.store.place import VARIABLE
 from flows.config.run_config import CPU_POOL, GPU_POOL, RunConfig, Runner, check_config, to_values
 from flows.deployment import flows, form
 from flows.deployment.automations import notice_dead_runs
+from flows.deployment.local_servers import CPU_RUNS
 from flows.deployment.schedules import Schedule, set_schedule
-from flows.deployment.servers import CPU_RUNS
 from flows.deployment.stale import stale
 from tasks.allowed import CODE, FILES
 from tasks.prefect_flow.server import HEARTBEAT_SECONDS, PATIENCE, TAG

@@ -34,7 +34,7 @@ from components.store.records import KEY, Record, parse_record
 from components.store.store import ArtifactStore, shared_place
 from flows.keeping.copying import Copier, Steps, copy_store, files_below
 from flows.keeping.manifest import Manifest, write_manifest
-from flows.keeping.servers import Servers, copy_artifacts, dump, named_servers
+from flows.keeping.server_backup import Servers, copy_artifacts, dump, named_servers
 from tasks.runs.journal import SENT, Sent
 from tasks.runs.schema import HOME_FILE, home_schema
 from tasks.runs.status import RUN_FILE

@@ -18,7 +18,7 @@ from components.base.text import counted
 from components.store.place import Entry, Place
 from components.store.records import ATTEMPT, SHA
 from flows.keeping.manifest import CHUNK, BackedUpFile
-from tasks.execution.progress import StageProgress
+from tasks.execution.stage_progress import StageProgress
 from tasks.tracking.database import copy_database
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from components.store.place import VARIABLE, Place
 from components.store.store import shared_place
 from flows.keeping.copying import Steps
 from flows.keeping.manifest import MANIFEST, Manifest, checked, read_manifest
-from flows.keeping.servers import check_servers, fill, make_bucket, named_servers, restore_servers
+from flows.keeping.server_backup import check_servers, fill, make_bucket, named_servers, restore_servers
 from tasks.runs.schema import HOME_SCHEMA, newer
 from tasks.runs.status import RUN_FILE, end_elsewhere
 from tasks.tracking.database import move_artifacts

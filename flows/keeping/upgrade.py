@@ -10,8 +10,8 @@ from pathlib import Path
 from components.base.errors import UserError
 from tasks.runs.schema import check_home, home_schema
 from tasks.runs.status import load_readable
-from tasks.tracking.client import check_database
 from tasks.tracking.database import is_outdated, upgrade_database
+from tasks.tracking.mlflow_client import check_database
 
 
 def due(home: Path) -> list[str]:

@@ -17,23 +17,23 @@ from flows.config.run_config import (
     file_values,
     to_values,
 )
-from flows.data.plugins import settled_gates, settled_readers
+from flows.data.default_rates import with_rates
 from flows.data.pretrained import pinned_base, with_template
-from flows.data.rates import with_rates
 from flows.data.reference import resolved_reference
 from flows.data.reward_sources import has_unversioned, settled_rewards
+from flows.data.run_plugins import settled_gates, settled_readers
 from flows.launch.reports import write_reports
-from flows.people.sheets import with_guidelines
+from flows.people.rater_sheets import with_guidelines
 from flows.sources import Sources, find_sources, kept_sft
 from tasks.allowed import refuse_outside
 from tasks.execution.attempts import Attempts
 from tasks.execution.context import RunContext, refreshed
 from tasks.runs.config import profile_values
 from tasks.runs.journal import current_user
-from tasks.runs.label import UNNAMED, Label
+from tasks.runs.run_label import UNNAMED, Label
 from tasks.runs.status import load_status, run_of_flow
 from tasks.stages import OPTIONAL, PIPELINE, STAGES, reaches
-from tasks.tracking.client import check_access
+from tasks.tracking.mlflow_client import check_access
 
 MOST = 8
 """The largest number of gates that a line names."""

@@ -23,8 +23,8 @@ LONGEST_PROMPT = 60
 def write_reports(ctx: RunContext) -> None:
     """Write `report.md`, `report.html` and the model cards of a run, however it ended."""
     from flows.models.card import write_cards
-    from flows.reports.links import links
     from flows.reports.page import write_page
+    from flows.reports.report_links import links
     from flows.reports.terminal import markdown
 
     status = load_status(ctx.home, ctx.run)
@@ -48,7 +48,7 @@ def what_ppo_watched(home: Path, status: RunStatus) -> list[str]:
 
     Empty if the run has no policy, or if its record or these files are missing in the store.
     """
-    from flows.reports.facts import StageFacts
+    from flows.reports.run_facts import StageFacts
 
     policy = next((StageFacts.of(home, status.run, stage) for stage in status.stages if stage.name == "ppo"), None)
     if policy is None:

@@ -18,20 +18,20 @@ from components.base.text import markdown, markdown_code
 from components.data.inputs import JUDGE as JUDGE_DATA
 from components.data.inputs import label_of, of_kind, values_of
 from components.data.support_desk.task import SIMULATED
-from components.gates.text import number, outcome, rule
+from components.gates.gate_text import number, outcome, rule
 from flows.data.pretrained import MODELS as FETCHED
 from flows.models.card_metrics import arguments, interval, measured
-from flows.models.facts import OF_JUDGE, SHOWN, ModelFacts, facts_of_run
-from flows.reports.facts import code_name
+from flows.models.model_facts import OF_JUDGE, SHOWN, ModelFacts, facts_of_run
+from flows.reports.run_facts import code_name
 from flows.reports.terminal import SIMULATED_DATA, model_votes_note
 from tasks.execution.context import RunContext
-from tasks.tracking.links import JUDGE
+from tasks.tracking.model_links import JUDGE
 
 UNKNOWN_LICENCE = "unknown"
 """The hub's word for it. The licence of people's data is not recorded, so whoever publishes the model must know it."""
 
 DEMOTED = "**Demoted**"
-"""The text that marks a demotion in the history of a version (`tasks.tracking.promotion.state_lines`)."""
+"""The text that marks a demotion in the history of a version (`tasks.tracking.model_versions.state_lines`)."""
 
 _SCORES, _GENERATES = "text-classification", "text-generation"
 _TAGS = {"policy": "ppo", "reward": "reward-model", JUDGE: "reward-model"}

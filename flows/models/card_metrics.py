@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from components.base.nested import group
+from components.gates.gate_text import number
 from components.gates.table import MAIN_METRICS
-from components.gates.text import number
 from components.store.store import Record
-from flows.models.facts import OF_JUDGE, ModelFacts
+from flows.models.model_facts import OF_JUDGE, ModelFacts
 
 
 class CardMetric(NamedTuple):

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from components.base.text import line
 from components.base.text import mermaid as label
-from components.gates.text import number
+from components.gates.gate_text import number
 from flows.models.lineage import LineageGraph, LineageNode
-from flows.reports.facts import code_name
+from flows.reports.run_facts import code_name
 from flows.reports.terminal import model_votes_note
 from tasks.lineage.of_run import DIGITS, TITLES, judged
 from tasks.lineage.picture import MOST, Box, Diagram

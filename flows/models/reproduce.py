@@ -25,12 +25,12 @@ from components.models.runtime import Runtime
 from components.store.graph import Graph
 from components.store.store import ArtifactStore, Record
 from flows.config.removed import without_removed
-from flows.models.facts import find_model
 from flows.models.lineage import find_subject
+from flows.models.model_facts import find_model
 from tasks.execution.computing import Work, compute_once
 from tasks.execution.context import new_run_id
 from tasks.execution.keying import key_of
-from tasks.execution.progress import StageProgress, say
+from tasks.execution.stage_progress import StageProgress, say
 from tasks.result import Input
 from tasks.runs.journal import recorded_inputs
 from tasks.runs.status import has_run, load_status

@@ -7,10 +7,10 @@ from pathlib import Path
 from components.base.errors import Mistakes, UserError
 from components.base.files import make_folder, write_whole
 from components.human_eval.batch.label_studio import instruction, labelling_config, tasks
-from components.human_eval.batch.reading import parse_sheet
-from components.human_eval.batch.texts import plain
+from components.human_eval.batch.returned_sheets import parse_sheet
+from components.human_eval.batch.returned_texts import plain
 from components.human_eval.sheet import TEXTS
-from flows.review.batches import BatchSource
+from flows.review.review_batches import BatchSource
 
 
 def write_tasks(batch: BatchSource, out: Path) -> tuple[Path, ...]:

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from components.base.nested import flatten
 from components.base.text import line
-from components.gates.text import number, outcome
+from components.gates.gate_text import number, outcome
 from components.keys.changes import Change, changes
 from components.store.store import ArtifactStore
-from flows.reports.facts import taken_record
+from flows.reports.run_facts import taken_record
 from tasks.runs.config import run_values
 from tasks.runs.status import RunStatus, StageStatus, load_status
 

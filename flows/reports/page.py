@@ -20,14 +20,14 @@ from markupsafe import Markup, escape
 from components.base.errors import UserError
 from components.base.files import write_whole
 from components.base.text import counted, line
+from components.gates.gate_text import number
 from components.gates.table import OF_SOURCE, brief_metrics
-from components.gates.text import number
 from components.keys.code_version import code_version
 from components.store.graph import Graph
 from components.store.store import ArtifactStore
-from flows.reports.facts import Curve, RunFacts, StageFacts, code_name, run_facts
-from flows.reports.links import elsewhere
-from flows.reports.rounds import COLUMNS
+from flows.reports.compared_rounds import COLUMNS
+from flows.reports.report_links import elsewhere
+from flows.reports.run_facts import Curve, RunFacts, StageFacts, code_name, run_facts
 from flows.reports.terminal import by_another, cost, ends_after, model_votes_of
 from tasks.execution.drawing import thin
 from tasks.lineage.picture import in_html

@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from components.gates.text import number
+from components.gates.gate_text import number
 from flows.reports.terminal import STYLES, price
-from tasks.execution.progress import cell, say
-from tasks.runs.label import Label
+from tasks.execution.stage_progress import cell, say
+from tasks.runs.run_label import Label
 from tasks.runs.status import RunStatus, load_readable
 
 DAMAGED = "damaged"

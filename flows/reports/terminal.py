@@ -12,12 +12,12 @@ from components.base.nested import group
 from components.base.text import counted, line
 from components.base.text import markdown as words
 from components.data.support_desk.task import SIMULATED
+from components.gates.gate_text import number, outcome, rule
 from components.gates.judging import Verdict
 from components.gates.table import OF_SOURCE, brief_metrics
-from components.gates.text import number, outcome, rule
-from flows.reports.links import Link
+from flows.reports.report_links import Link
 from flows.reports.verdict import RunVerdict
-from tasks.execution.progress import cell
+from tasks.execution.stage_progress import cell
 from tasks.runs.status import RunStatus, StageStatus
 
 STYLES = {

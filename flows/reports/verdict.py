@@ -10,13 +10,13 @@ from pydantic import JsonValue
 from components.base.nested import flatten
 from components.base.text import counted
 from components.gates.candidacy import unjudged, why_no_alias
+from components.gates.gate_text import number, outcome, rule
 from components.gates.judging import Verdict
 from components.gates.margins import margin, tightness
 from components.gates.remedies import Setting, rerun_from
 from components.gates.table import GATES
-from components.gates.text import number, outcome, rule
 from components.human_eval.sheet import RATERS
-from tasks.runs.labels import LabelProgress
+from tasks.runs.awaited_labels import LabelProgress
 from tasks.runs.status import RunStatus, StageStatus
 from tasks.stages import PIPELINE
 

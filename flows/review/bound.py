@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from sqlalchemy import Engine
 
-from components.human_eval.labels import Sample
 from components.human_eval.results.summary import rating_score
+from components.human_eval.returned_labels import Sample
 from components.stats.betting import always_valid_low, always_valid_low_of_people
 from components.stats.intervals import LEVEL
-from flows.review.summary import CountedAnswer, counted_answers
-from flows.review.votes import SKIP
+from flows.review.batch_summary import CountedAnswer, counted_answers
+from flows.review.rater_votes import SKIP
 
 
 class EarlyBound(NamedTuple):

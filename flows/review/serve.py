@@ -10,15 +10,15 @@ import uvicorn
 from sqlalchemy import update
 
 from components.base.errors import UserError
-from flows.review.batches import BatchSource
+from flows.review.answer_export import export
+from flows.review.answer_progress import progress_of
 from flows.review.database.connect import writing
 from flows.review.database.tables import batch
-from flows.review.export import export
 from flows.review.page.app import OnComplete, make_app
 from flows.review.page.guard import PromptRequests
-from flows.review.progress import progress_of
-from flows.review.votes import Voting
-from tasks.runs.labels import LabelProgress
+from flows.review.rater_votes import Voting
+from flows.review.review_batches import BatchSource
+from tasks.runs.awaited_labels import LabelProgress
 
 KEEP_ALIVE_S = 75
 """How long an idle connection stays open. With uvicorn's 5 s, a person's next click after thinking would fail."""

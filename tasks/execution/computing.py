@@ -27,7 +27,7 @@ from components.models.runtime import activate, cpu_instruction_set
 from components.store.leases import Lease
 from components.store.records import Environment
 from components.store.store import ArtifactStore, Miss, Record
-from tasks import ranks
+from tasks import rank_processes
 from tasks.execution import logs, plots
 from tasks.execution.attempts import time_limit
 from tasks.result import Input, InputChanged
@@ -154,7 +154,7 @@ def _call(work: Work, out: Path, points: Path, show: Show, lease: Lease) -> dict
     curve."""
     runtime = getattr(work.job, "runtime", None)
     if work.stage.spreads and runtime is not None and runtime.ranks > 1:
-        run: Run = partial(ranks.run, work.stage, check=lease.check)
+        run: Run = partial(rank_processes.run, work.stage, check=lease.check)
     else:
         if runtime is not None and "torch" in work.stage.libraries:
             activate(runtime)

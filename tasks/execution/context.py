@@ -18,12 +18,12 @@ from components.keys.fingerprint import ROOT
 from components.store.retention import remove_finished_work
 from components.store.store import ArtifactStore, Record
 from components.training.stopping import Interrupted
-from tasks.execution import logs, progress
+from tasks.execution import logs, stage_progress
 from tasks.execution.attempts import Attempts
 from tasks.result import StageResult, State
 from tasks.runs.config import PROFILE, run_values, write_values
 from tasks.runs.journal import current_user
-from tasks.runs.label import UNNAMED, Label
+from tasks.runs.run_label import UNNAMED, Label
 from tasks.runs.schema import mark_home
 from tasks.runs.status import StatusFile, run_folder
 from tasks.stages import PIPELINE, STAGES
@@ -63,7 +63,7 @@ class RunContext:
     root: Path = ROOT
     """The folder that holds Tether's packages."""
     track: bool = True
-    console: Console = field(default_factory=progress.output)
+    console: Console = field(default_factory=stage_progress.output)
     results: dict[str, StageResult] = field(default_factory=dict)
     """The result of each (sub-)stage so far, including those that a gate stopped."""
     at_end: "Callable[[RunContext], None] | None" = None
@@ -149,7 +149,7 @@ class RunContext:
         return self.home / "runs" / self.run
 
     def say(self, text: str) -> None:
-        progress.say(self.console, text)
+        stage_progress.say(self.console, text)
         if self.log is not None:
             self.log(text)
 

@@ -10,8 +10,8 @@ from contextlib import closing, contextmanager
 from components.base.errors import GateFailed, UserError
 from components.base.settings import Settings
 from components.base.text import line
+from components.gates import gate_text as gate_text
 from components.gates import judging
-from components.gates import text as gate_text
 from components.gates.plugged import plugged_metrics
 from components.keys.changes import KeyParts
 from components.store.store import Record
@@ -20,7 +20,7 @@ from tasks.execution.attempts import through_breakdowns
 from tasks.execution.computing import Show, Work, compute_once, look_up
 from tasks.execution.context import RunContext
 from tasks.execution.keying import Inputs, key_of
-from tasks.execution.progress import StageProgress
+from tasks.execution.stage_progress import StageProgress
 from tasks.result import Given, StageResult, State, as_inputs, is_skipped
 from tasks.runs.explained import Explanation, Hit
 from tasks.runs.journal import Done, write_done

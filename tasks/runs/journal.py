@@ -27,8 +27,8 @@ from components.keys.code_version import CodeVersion
 from components.store.store import Record
 from tasks.result import Input, StageResult, lineage_of
 from tasks.runs.config import run_values
-from tasks.runs.label import LONGEST_VALUE
 from tasks.runs.points import points_file, read_points
+from tasks.runs.run_label import LONGEST_VALUE
 
 logger = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ from components.gates.judging import Verdict, Waiver
 from tasks.result import State
 from tasks.runs.explained import Explanation
 from tasks.runs.journal import Sent, current_user, write_model
-from tasks.runs.label import UNNAMED, Label
 from tasks.runs.points import points_file, read_points
+from tasks.runs.run_label import UNNAMED, Label
 from tasks.runs.schema import RUN_SCHEMA, check_run
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from components.base.redaction import redacted
 from tasks.runs.journal import Sent
-from tasks.tracking.client import tracking_uri
+from tasks.tracking.mlflow_client import tracking_uri
 
 
 def has_pages(home: Path) -> bool:

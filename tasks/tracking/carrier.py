@@ -22,7 +22,7 @@ from components.keys.code_version import code_version
 from tasks.runs.journal import SENT, Sent, code_tags, held
 from tasks.runs.status import RUN_FILE, read_file
 from tasks.tracking.address import has_pages
-from tasks.tracking.client import database_file, in_short, load_mlflow
+from tasks.tracking.mlflow_client import database_file, in_short, load_mlflow
 from tasks.tracking.recorder import Recorder
 from tasks.tracking.sender import Sender, take
 

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from components.base.files import replacing, sweep_drafts
-from tasks.tracking.client import load_mlflow
+from tasks.tracking.mlflow_client import load_mlflow
 
 _PLACES = (
     ("experiments", "artifact_location"),

@@ -16,22 +16,22 @@ from typing import Any
 from pydantic import JsonValue
 
 from components.base.nested import flatten
-from components.gates import text as gate_text
+from components.gates import gate_text as gate_text
 from components.gates.candidacy import why_no_alias
 from tasks.lineage.of_run import graph_of
 from tasks.lineage.picture import draw
+from tasks.runs.awaited_labels import read_progress
 from tasks.runs.config import run_values
 from tasks.runs.journal import REPORT, Done, Sent, read_done
-from tasks.runs.labels import read_progress
 from tasks.runs.points import points_after, points_file, read_points
 from tasks.runs.samples import as_table
 from tasks.runs.status import RunStatus, StageStatus, load_status
-from tasks.tracking import pages
+from tasks.tracking import mlflow_notes
 from tasks.tracking.address import run_link
-from tasks.tracking.client import connect, experiment
-from tasks.tracking.links import DIGEST_SHOWN, MODELS, Lineage, log_attachments, model_name
-from tasks.tracking.promotion import Versions
-from tasks.tracking.weights import Weights, wanted
+from tasks.tracking.mlflow_client import connect, experiment
+from tasks.tracking.model_links import DIGEST_SHOWN, MODELS, Lineage, log_attachments, model_name
+from tasks.tracking.model_versions import Versions
+from tasks.tracking.registered_weights import Weights, wanted
 
 TABLE_ROWS = 200
 TABLES = ("samples.jsonl", "evaluation.jsonl", "worst.jsonl")
@@ -182,7 +182,7 @@ class Recorder:
         assert sent.parent is not None and sent.experiment is not None
         stages = {stage: run_link(sent.experiment, id_) for stage, id_ in sent.stages.items()}
         log_picture(self._client, sent.parent, sent, done)
-        note = pages.run_note(status, done, stages, self._links(folder, status, done, sent), sent.parent)
+        note = mlflow_notes.run_note(status, done, stages, self._links(folder, status, done, sent), sent.parent)
         self._client.set_tag(sent.parent, "mlflow.note.content", note)
         for stage, card in _cards(folder, sent).items():
             self._client.log_text(sent.stages[stage], card.read_text(encoding="utf-8"), CARD)
@@ -254,7 +254,7 @@ class _Stage:
         if not done.hit:
             self._tables()
         link = run_link(self._experiment, computed_by) if computed_by else ""
-        note = pages.stage_note(done, link, self._lineage.rows(done, model), self._links(), self._run)
+        note = mlflow_notes.stage_note(done, link, self._lineage.rows(done, model), self._links(), self._run)
         self._tags(note, computed_by)
         if model is not None and new:  # a hit's model has the note of the run that computed it
             self._client.set_logged_model_tags(model, {"mlflow.note.content": note})
@@ -337,7 +337,7 @@ class _Stage:
         if done.hit:
             tags |= {"cached_from": record.run, "cached_from_run": computed_by or ""}
         if done.shown == "validate":
-            tags["tether.quarantined"] = json.dumps(pages.quarantined(done))
+            tags["tether.quarantined"] = json.dumps(mlflow_notes.quarantined(done))
         if done.waived:
             tags["tether.waivers"] = json.dumps(done.waived)
             self._client.set_tag(self._parent, "tether.waivers", json.dumps(self._waivers))
@@ -384,7 +384,7 @@ def log_picture(client: Any, run: str, sent: Sent, done: Sequence[Done]) -> None
             found = client.search_model_versions(f"name='{name}' and tags.`lineage.digest`='{digest}'")
             if found:
                 named[digest] = f"version {max(int(one.version) for one in found)}"
-    client.log_text(run, draw(graph_of(done, named)), pages.PICTURE)
+    client.log_text(run, draw(graph_of(done, named)), mlflow_notes.PICTURE)
 
 
 def data_docs(runs: Path, done: Done) -> str:

@@ -5,8 +5,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from components.base.errors import UserError
-from tasks.tracking.client import VARIABLE, check_database, connect, database_file, in_short, load_mlflow, tracking_uri
-from tasks.tracking.promotion import state_lines
+from tasks.tracking.mlflow_client import (
+    VARIABLE,
+    check_database,
+    connect,
+    database_file,
+    in_short,
+    load_mlflow,
+    tracking_uri,
+)
+from tasks.tracking.model_versions import state_lines
 
 _SPELLING = re.compile(r"[^@/'\"]+(@[\w.-]+|/\d+)?")
 

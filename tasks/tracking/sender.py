@@ -14,7 +14,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from tasks.tracking.client import VARIABLE
+from tasks.tracking.mlflow_client import VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 """The folder with Tether's packages, which need not be installed."""

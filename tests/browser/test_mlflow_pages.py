@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flows.deployment.servers import free_port
+from flows.deployment.local_servers import free_port
 from tasks.prefect_flow.server import no_answer
 from tests.browser.conftest import WAIT
 from tests.champions import make_champion

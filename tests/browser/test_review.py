@@ -14,7 +14,7 @@ import pytest
 
 from components.base.jsonl import read_rows, write_rows
 from components.human_eval.sheet import FLAGS
-from flows.deployment.servers import free_port
+from flows.deployment.local_servers import free_port
 from tests.postgresql import new_database, postgresql_server
 from tests.servers import clean_environment
 from tests.waiting import until

@@ -14,7 +14,7 @@ from components.base.errors import UserError
 from components.data.config import DataConfig
 from components.data.rows import Row
 from data_contracts.rows.gather import RowSource, judged_rows
-from data_contracts.rows.reading import reading_of
+from data_contracts.rows.reading_report import reading_of
 
 FORMATS = sorted(path.parent for path in (Path(__file__).parent / "formats").glob("*/expected.json"))
 MOST = 1000

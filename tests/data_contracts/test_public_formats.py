@@ -10,7 +10,7 @@ from components.data.config import DataConfig
 from components.data.rows import Ballot
 from data_contracts.check import NothingValid, check
 from data_contracts.rows.gather import RowSource, judged_rows
-from data_contracts.rows.reading import reading_of
+from data_contracts.rows.reading_report import reading_of
 
 
 def judged(job: Any, folder: Path, rows: list[dict[str, Any]], **options: Any) -> tuple[str, dict[str, Any], Any]:

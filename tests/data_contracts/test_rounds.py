@@ -19,7 +19,7 @@ from components.base.jsonl import read_rows, write_rows
 from components.data.splits import loose_key
 from components.data.spreadsheet import write_csv
 from components.data.tables.published import read_split
-from components.human_eval import sample, score
+from components.human_eval import blinded_sample, unblinded_score
 from components.human_eval.batch.halves import JUDGED, JUDGED_IN, PREFERENCES, may_train
 from components.human_eval.config import HumanEvalConfig, SampleJob, ScoreJob
 from components.human_eval.sheet import as_record
@@ -86,8 +86,8 @@ def sampled(drawn: Drawn, data: Path, out: Path, number: int) -> Path:
     job = SampleJob(seed=drawn.seed, runtime=Runtime(), generation=GenerationConfig(), human_eval=config)
     seal = data.parent / "seal"
     seal.write_text("secret")
-    with patch.object(sample, "respond", respond):
-        sample.run(job, {"data": data, "seal": seal, "sft": data, "ppo": data}, out, lambda *a, **k: None)
+    with patch.object(blinded_sample, "respond", respond):
+        blinded_sample.run(job, {"data": data, "seal": seal, "sft": data, "ppo": data}, out, lambda *a, **k: None)
     return out / "artifact"
 
 
@@ -112,7 +112,7 @@ def scored(drawn: Drawn, batch: Path, out: Path) -> tuple[Path, Counter[tuple[st
                     given[loose(row.prompt), f"{row.response_a} | {row.response_b}", f"rating_{rater}", rating] += 1
     write_csv(out.parent / "filled.csv", list(as_record(filled[0])), map(as_record, filled))
     job = ScoreJob(seed=drawn.seed, human_eval=config)
-    score.run(job, {"sample": batch, "sheet": out.parent / "filled.csv"}, out, lambda *a, **k: None)
+    unblinded_score.run(job, {"sample": batch, "sheet": out.parent / "filled.csv"}, out, lambda *a, **k: None)
     return out / "artifact", given
 
 

@@ -197,7 +197,7 @@ def main() -> None:
     plan = json.loads(sys.argv[1])
     sys.argv[1:] = sys.argv[2:]
     from flows.cli.__main__ import main as tether
-    from tasks.tracking.client import load_mlflow
+    from tasks.tracking.mlflow_client import load_mlflow
 
     if plan.keys() & {"trace", "command"} or plan.get("phase") in MLFLOW_WRITES:
         load_mlflow()

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import pytest
 
-from flows.deployment.servers import free_port
+from flows.deployment.local_servers import free_port
 from tasks.prefect_flow.server import no_answer
 from tests.faults.homes import Done, Home, Moment, tail
 from tests.waiting import PATIENCE, until

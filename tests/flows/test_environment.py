@@ -12,7 +12,7 @@ import pytest
 
 from components.base.errors import TetherError, UserError
 from flows import environment
-from flows.deployment.servers import free_port
+from flows.deployment.local_servers import free_port
 from flows.doctor import diagnose
 from tasks.prefect_flow.server import no_answer
 

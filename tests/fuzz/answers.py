@@ -102,16 +102,16 @@ def read_judgement(path: Path) -> None:
 
 def read_batch(path: Path) -> None:
     """As `tether people page FOLDER` finds what is judged."""
-    from flows.review.batches import find_batch
+    from flows.review.review_batches import find_batch
 
     find_batch(path.parent / "home", str(path.parent))
 
 
 def served_batch(folder: Path) -> Path:
     """The database of a page on which one of two people has answered a pair."""
-    from flows.review.batches import find_batch
     from flows.review.database.connect import open_database
-    from flows.review.links import add_raters, enter_batch
+    from flows.review.personal_links import add_raters, enter_batch
+    from flows.review.review_batches import find_batch
 
     (folder / "batch").mkdir()
     file("pairs.jsonl", lines(PAIRS))(folder / "batch")
@@ -124,8 +124,8 @@ def served_batch(folder: Path) -> Path:
 
 def read_database(path: Path) -> None:
     """As `tether people status` reads how far a batch is, from a copy: opening upgrades a database."""
+    from flows.review.answer_progress import progress_of
     from flows.review.database.connect import open_database
-    from flows.review.progress import progress_of
 
     copy = path.parent / "copy.db"
     for suffix in ("", "-wal", "-shm"):

@@ -28,7 +28,7 @@ def home(folder: Path) -> Path:
 
 def exported(folder: Path) -> Path:
     from components.store.store import ArtifactStore
-    from tasks.retention.archive import export_run
+    from tasks.retention.run_archive import export_run
 
     return export_run(ArtifactStore(home(folder)), "r1", folder / "run.tar")
 
@@ -50,7 +50,7 @@ def member(name: str) -> Callable[[Path], Path]:
 def import_archive(path: Path) -> None:
     """As `tether store import`, into a home without anything."""
     from components.store.store import ArtifactStore
-    from tasks.retention.archive import import_results
+    from tasks.retention.run_archive import import_results
 
     target = path.parent / "home"
     try:
@@ -125,8 +125,8 @@ def of_run(name: str) -> Callable[[Path], Path]:
 def read_run(path: Path) -> None:
     """As the report, its page and the carrier to MLflow read a run's folder."""
     from components.base.errors import TetherError
-    from flows.reports.facts import run_facts
     from flows.reports.page import page
+    from flows.reports.run_facts import run_facts
     from tasks.runs.journal import read_done, readable_done, recorded_inputs
 
     place = next(each for each in path.parents if each.name == "whole")

@@ -131,7 +131,7 @@ def read_data(path: Path) -> None:
     from components.data.config import DataConfig, SplitConfig
     from data_contracts.rows.gather import RowSource, judged_rows
     from data_contracts.rows.ledger import Ledger
-    from data_contracts.rows.reading import reading_of
+    from data_contracts.rows.reading_report import reading_of
 
     data = DataConfig()
     source = path.parent if path.suffix == ".arrow" else path

@@ -20,7 +20,7 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import FlowRun
 
-from flows.deployment.servers import free_port
+from flows.deployment.local_servers import free_port
 from tasks.runs.points import read_points
 from tasks.runs.status import load_status
 from tests.waiting import until

@@ -136,7 +136,7 @@ def client(home):
     def connect():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            from tasks.tracking.client import connect
+            from tasks.tracking.mlflow_client import connect
 
             return connect(home)
 

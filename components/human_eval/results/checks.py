@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy import special, stats
 
 from components.base.hashing import canonical_json
-from components.human_eval.labels import Labels, Sample
+from components.human_eval.returned_labels import Labels, Sample
 from components.stats.intervals import LEVEL, FloatArray, Interval, cluster_codes, clustered_proportion
 
 TIES = ("tie", "both_bad")

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import expit
 
-from components.human_eval.labels import Sample
+from components.human_eval.returned_labels import Sample
 from components.stats.intervals import FloatArray, Interval, cluster_codes
 
 _STEPS, _LONGEST_STEP = 50, 2.0

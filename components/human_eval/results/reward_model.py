@@ -12,10 +12,10 @@ from typing import Any, TypedDict
 import numpy as np
 
 from components.base.jsonl import read_rows
-from components.human_eval.labels import Labels, Sample
 from components.human_eval.results.checks import OTHER_SIDE, prompt_of
 from components.human_eval.results.summary import item_score, rating_scores
-from components.stats.calibration.measure import ConfidenceBin, calibration, correctness
+from components.human_eval.returned_labels import Labels, Sample
+from components.stats.calibration.calibration_metrics import ConfidenceBin, calibration, correctness
 from components.stats.intervals import Interval, Numbers, clustered_auroc, clustered_proportion
 from components.stats.raters import crossed_agreement
 

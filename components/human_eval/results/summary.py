@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from components.human_eval.labels import Labels, Sample, Seconds, rated_columns
 from components.human_eval.results.checks import TIES, AttentionCheck, prompt_of, side_a, with_themselves
+from components.human_eval.returned_labels import Labels, Sample, Seconds, rated_columns
 from components.stats.intervals import LEVEL, clustered_proportion
 
 

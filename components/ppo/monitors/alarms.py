@@ -12,9 +12,9 @@ SFT's at the same levels.
 
 Margins are wide, since a healthy policy changes too. A feature that the score pays for need not wait for its margin: a
 monitor of `BOUGHT` also raises its alarm where the feature explains most of what the score has gained, and is more
-frequent than in SFT's responses for certain, with no margin (components/ppo/monitors/bought.py). `monitors` above
-counts two tests of each such feature: the second ones belong to those features alone that explain more than half of the
-variance of the scores for certain.
+frequent than in SFT's responses for certain, with no margin (`score_attribution`). `monitors` above counts two tests of
+each such feature: the second ones belong to those features alone that explain more than half of the variance of the
+scores for certain.
 """
 
 import math
@@ -26,8 +26,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
-from components.ppo.monitors import bought, means
+from components.ppo.monitors import means
 from components.ppo.monitors.measures import EXCEEDS, Batch, numbers_of, rank_correlation, rates, shared
+from components.ppo.monitors.score_attribution import Rows, bought_features, bought_gram, larger_from, more_often
 from components.stats.intervals import FloatArray
 
 
@@ -201,7 +202,7 @@ class Limits:
     texts: tuple[str, ...]
     numbers: dict[str, FloatArray]
     """The measures (N,) of `BOUGHT`."""
-    rows: bought.Rows
+    rows: Rows
     """In which of them each n-gram stands, and their scores."""
     entropy: means.Estimate
     """Mean entropy of the policy at a token, nats."""
@@ -226,7 +227,7 @@ class Limits:
         return cls(
             len(sft.texts), thresholds, counts, shared(sft.texts), tokens, rank_correlation(sft.lengths, sft.scores),
             tuple(sft.texts), {name: found[name] for name in BOUGHT if name in found},
-            bought.Rows.find(sft.texts, sft.scores), means.entropy(sft), means.mean(sft.scores), rate, updates,
+            Rows.find(sft.texts, sft.scores), means.entropy(sft), means.mean(sft.scores), rate, updates,
         )  # fmt: skip
 
     def judge(self, batch: Batch, beta: float | None) -> tuple[dict[str, float], list[Alarm]]:
@@ -265,14 +266,14 @@ class Limits:
         if min(size, self.responses) < means.LEAST:
             return
         gain, sole_level = float(batch.scores.mean() - self.rows.scores.mean()), SHARED * level
-        paid = bought.bought_features(numbers, batch.scores, self.numbers, self.rows.scores, level, sole_level)
+        paid = bought_features(numbers, batch.scores, self.numbers, self.rows.scores, level, sole_level)
         for name, (gained, sole) in paid.items():
             own, sft, is_number = numbers[name], self.numbers[name], name in EXCEEDS
-            limit = bought.larger_from(own, sft, level) if is_number and not sole else None
+            limit = larger_from(own, sft, level) if is_number and not sole else None
             share = self.counts[name] / self.responses if is_number else None
             both = float(own.mean()), float(sft.mean())
             yield Alarm(name, *both, int(own.argmax()), "", gained, gain, limit, share, sole)
-        found = bought.bought_gram(bought.Rows.find(batch.texts, batch.scores), self.rows, level, sole_level)
+        found = bought_gram(Rows.find(batch.texts, batch.scores), self.rows, level, sole_level)
         if found is not None:
             gained, gram = found
             rows = [row for row, text in enumerate(batch.texts) if shared([text])[gram]]
@@ -357,7 +358,7 @@ class Limits:
         if name in EXCEEDS:
             return name in BOUGHT
         before = 0 if name == "template" else self.counts[name]
-        return name in BOUGHT and bought.more_often(size, size, before, self.responses) <= self._level_of_bought
+        return name in BOUGHT and more_often(size, size, before, self.responses) <= self._level_of_bought
 
     def _exceeds(self, name: str, count: int, size: int) -> bool:
         """Return whether `count` of `size` responses show an event more often than its limit allows."""

@@ -12,7 +12,7 @@ import numpy as np
 from scipy import stats
 
 from components.ppo.monitors.measures import Batch, shared
-from components.ppo.monitors.texture import distinct_ngrams, ngrams, words
+from components.ppo.monitors.text_statistics import distinct_ngrams, ngrams, words
 from components.stats.intervals import FloatArray
 
 LEAST = 8

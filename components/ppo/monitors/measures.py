@@ -9,7 +9,7 @@ import numpy as np
 from scipy.stats import rankdata
 
 from components.data.support_desk.grammar import FILLERS, FLATTERY, HEDGES
-from components.ppo.monitors.texture import echo, ngrams, repetition, words
+from components.ppo.monitors.text_statistics import echo, ngrams, repetition, words
 from components.reward.evaluation.probes import SENTENCES
 from components.stats.intervals import FloatArray
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from components.reward.pairs import PreferencePair
-from components.stats.calibration.measure import correctness
+from components.reward.training_pairs import PreferencePair
+from components.stats.calibration.calibration_metrics import correctness
 from components.stats.intervals import FloatArray
 
 

@@ -18,8 +18,8 @@ from components.models.batching import encode_prompt, encode_response, onto, pad
 from components.models.config import GenerationConfig
 from components.models.runtime import Runtime
 from components.reward.config import RewardJob
-from components.reward.pairs import PreferencePair
 from components.reward.scoring import score_sequences, score_tokens
+from components.reward.training_pairs import PreferencePair
 from components.stats.intervals import Numbers, clustered_auroc, clustered_mean
 from components.training.loop import seeded
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from components.reward.evaluation.length import balanced_length_accuracy, length_partial_correlation
-from components.reward.pairs import PreferencePair
-from components.stats.calibration.measure import ConfidenceBin, calibration, correctness, equal_mass_bins
+from components.reward.training_pairs import PreferencePair
+from components.stats.calibration.calibration_metrics import ConfidenceBin, calibration, correctness, equal_mass_bins
 from components.stats.calibration.nulls import Judgements, cells_of, ece_nulls
 from components.stats.intervals import FloatArray, Numbers, cluster_codes
 

@@ -24,10 +24,10 @@ from components.data.words import seen
 from components.reward.config import BINS, RefreshConfig, RewardJob
 from components.reward.evaluation.probes import ProbeTexts
 from components.reward.pair_scores import score_pairs
-from components.reward.pairs import PreferencePair, encode_pairs
 from components.reward.refresh.previous import check_previous
 from components.reward.scoring import ScoreScale, load_scorer, score_sequences
-from components.stats.calibration.measure import calibration, correctness
+from components.reward.training_pairs import PreferencePair, encode_pairs
+from components.stats.calibration.calibration_metrics import calibration, correctness
 from components.stats.calibration.nulls import Judgements
 from components.stats.intervals import cluster_codes, gain_in_shares
 from components.training.loop import seeded

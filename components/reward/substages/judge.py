@@ -12,9 +12,9 @@ from components.base.observe import Observe
 from components.data.splits import SPLITS
 from components.data.tables.published import read_split
 from components.reward.config import JudgeJob
-from components.reward.pairs import PreferencePair, check_votes
 from components.reward.refresh.compare import judged, loose, old_pairs
 from components.reward.stage import train_on
+from components.reward.training_pairs import PreferencePair, check_votes
 from components.training.loop import torch_seed
 
 LEFT_OUT = "left_out.jsonl"

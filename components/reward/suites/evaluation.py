@@ -11,9 +11,9 @@ from components.base.errors import CheckFailed
 from components.base.jsonl import write_json
 from components.base.observe import Observe
 from components.base.text import counted
-from components.reward.suites.reading import SUITES, JudgedSuite, read_suite
 from components.reward.suites.report import suite_report
 from components.reward.suites.scorer import RewardScorer
+from components.reward.suites.suite_formats import SUITES, JudgedSuite, read_suite
 
 FILE = "suites.json"
 MOST_SUBSETS = 40

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from components.reward.config import BINS
 from components.reward.evaluation.length import balanced_length_accuracy
-from components.stats.calibration.measure import calibration, correctness
+from components.stats.calibration.calibration_metrics import calibration, correctness
 from components.stats.intervals import FloatArray, clustered_mean, clustered_proportion
 
 FEWEST = 100

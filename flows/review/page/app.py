@@ -17,11 +17,11 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 
 from components.human_eval.sheet import FLAGS, MEANINGS
+from flows.review.answer_progress import progress_of
+from flows.review.batch_summary import summary
 from flows.review.page.guard import Guard
-from flows.review.page.texts import shown, shown_guidelines
-from flows.review.progress import progress_of
-from flows.review.summary import summary
-from flows.review.votes import SKIP, GivenAnswer, RequestRefused, ReviewRater, Voting
+from flows.review.page.page_html import shown, shown_guidelines
+from flows.review.rater_votes import SKIP, GivenAnswer, RequestRefused, ReviewRater, Voting
 
 logger = logging.getLogger(__name__)
 

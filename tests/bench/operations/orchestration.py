@@ -46,7 +46,7 @@ WRAPPED = (
     ("components.store.store:ArtifactStore", "path", "keys, look-ups, sources"),
     ("components.store.store:ArtifactStore", "publish", "publish"),
     ("flows.launch.begin", "find_sources", "keys, look-ups, sources"),
-    ("flows.launch.computing", "rlhf", PREFECT),
+    ("flows.launch.run_computing", "rlhf", PREFECT),
     ("flows.rlhf", "pipeline", TASKS),
     ("flows.launch.begin", "write_reports", "report"),
     ("flows.reports.terminal", "print_run", "report"),

@@ -34,11 +34,11 @@ import psutil
 from sqlalchemy import Engine, select
 
 from components.base.jsonl import write_rows
+from flows.review.batch_summary import counted_answers
 from flows.review.database.connect import open_database
 from flows.review.database.tables import item, rater, vote
-from flows.review.links import raters_of
-from flows.review.summary import counted_answers
-from flows.review.votes import unexchanged
+from flows.review.personal_links import raters_of
+from flows.review.rater_votes import unexchanged
 from tests.bench.tools import ROOT, argument_parser
 from tests.postgresql import new_database, postgresql_server
 from tests.servers import clean_environment

@@ -21,8 +21,8 @@ from scipy import special
 from scipy.optimize import brentq
 
 from components.gates.judging import GatesConfig, judge
-from components.human_eval.labels import Labels, Sample
 from components.human_eval.results.checks import attention_check, rater_checks
+from components.human_eval.returned_labels import Labels, Sample
 from components.stats.betting import always_valid_low, always_valid_low_of_people
 from components.stats.raters import crossed_proportion, power, too_few_raters
 from flows.config.run_config import load_config

@@ -37,7 +37,7 @@ def two_hosts(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 @contextlib.contextmanager
 def other_host(environment: dict[str, str], *more: str, ranks: int = 2) -> Iterator["subprocess.Popen[bytes]"]:
     """What the second host runs, killed at the end."""
-    command = [sys.executable, "-m", "tasks.ranks", "--ranks", str(ranks), "--timeout", "60", *more]
+    command = [sys.executable, "-m", "tasks.rank_processes", "--ranks", str(ranks), "--timeout", "60", *more]
     host = subprocess.Popen(command, env=environment, cwd=ROOT)
     try:
         yield host

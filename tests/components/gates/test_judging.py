@@ -7,11 +7,11 @@ import pytest
 from pydantic import ValidationError
 
 from components.base.errors import UserError
+from components.gates.gate_text import outcome, rule
 from components.gates.judging import GatesConfig, Waiver, check_waivers, failure
 from components.gates.judging import judge as judge_by
 from components.gates.table import GATES
-from components.gates.text import outcome, rule
-from components.stats.calibration.measure import calibration
+from components.stats.calibration.calibration_metrics import calibration
 from components.stats.intervals import paired_gain
 
 PROBES = ("filler", "flattery", "hedge", "repetition", "whitespace", "exclamations", "dots")

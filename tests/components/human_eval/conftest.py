@@ -9,7 +9,7 @@ import pytest
 
 from components.base.jsonl import write_json, write_rows
 from components.data.spreadsheet import write_csv
-from components.human_eval import sample as sample_stage
+from components.human_eval import blinded_sample as sample_stage
 from components.human_eval.config import HumanEvalConfig, SampleJob, ScoreJob
 from components.human_eval.sheet import SheetRow, as_record
 from components.models.config import GenerationConfig
@@ -51,13 +51,13 @@ class Case(NamedTuple):
 
     def score(self, sheet: Path) -> tuple[dict[str, float], dict[str, Any]]:
         """Metrics and `result.json` of a filled sheet."""
-        from components.human_eval import score
+        from components.human_eval import unblinded_score
 
         job = ScoreJob(seed=0, human_eval=self.config)
         inputs = {"sample": self.sample, "sheet": sheet}
         if (self.root / "scores").is_dir():
             inputs["scores"] = self.root / "scores"
-        metrics = score.run(job, inputs, self.root / "scored", lambda *a, **k: None)
+        metrics = unblinded_score.run(job, inputs, self.root / "scored", lambda *a, **k: None)
         return metrics, json.loads((self.root / "scored" / "artifact" / "result.json").read_text())
 
 

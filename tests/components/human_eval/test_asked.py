@@ -15,7 +15,7 @@ from components.base.jsonl import read_rows
 from components.human_eval.batch.attention import HeldOutReply, held_out_replies, with_attention
 from components.human_eval.blinding import blind, sealed_key
 from components.human_eval.config import HumanEvalConfig
-from components.human_eval.labels import Sample
+from components.human_eval.returned_labels import Sample
 from components.human_eval.selection import Chosen
 from components.stats.raters import crossed_proportion
 from tests.sheets import cells, save
@@ -157,7 +157,7 @@ def held_out(case_data: Path, count: int) -> None:
 @pytest.fixture
 def watched(make_case: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
     """36 items, 12 of which have a known answer."""
-    from components.human_eval import sample as stage
+    from components.human_eval import blinded_sample as stage
 
     monkeypatch.setattr(stage, "held_out_replies", lambda data: replies(30))
     return make_case(items=24, attention=0.5)

@@ -15,12 +15,12 @@ from sklearn.linear_model import LogisticRegression
 
 from components.base.jsonl import read_rows, write_json
 from components.human_eval.batch.attention import HeldOutReply, with_attention
+from components.human_eval.blinded_sample import write_sheet
 from components.human_eval.blinding import Item, blind, sealed_key
 from components.human_eval.config import HumanEvalConfig
-from components.human_eval.sample import write_sheet
 from components.human_eval.selection import Chosen
 from flows.people.tools import write_tasks
-from flows.review.batches import sample_batch
+from flows.review.review_batches import sample_batch
 
 BATCHES, ITEMS = 40, 60
 

@@ -13,7 +13,7 @@ import pytest
 from components.base.errors import Mistakes
 from components.base.jsonl import read_rows
 from components.human_eval.batch.label_studio import instruction, labelling_config, tasks
-from components.human_eval.labels import Sample
+from components.human_eval.returned_labels import Sample
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "label_studio"
 EXPORTS = ("export.json", "export_min.json", "export.csv")

@@ -15,8 +15,8 @@ from sklearn.metrics import roc_auc_score
 
 from components.data.spreadsheet import write_csv
 from components.gates.judging import judge
-from components.human_eval.labels import Sample
 from components.human_eval.results.outcomes import at_equal_length, outcomes
+from components.human_eval.returned_labels import Sample
 from components.human_eval.sheet import SheetRow, as_record
 from flows.config.run_config import load_config
 

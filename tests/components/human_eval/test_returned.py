@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from components.base.errors import Mistakes, UserError
 from components.data.spreadsheet import protect, unprotect
-from components.human_eval.batch.texts import plain, same
-from components.human_eval.labels import Sample
+from components.human_eval.batch.returned_texts import plain, same
+from components.human_eval.returned_labels import Sample
 from components.human_eval.sheet import SheetRow
 from tests.sheets import Table, cells, save
 

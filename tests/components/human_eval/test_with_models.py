@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from components.data.support_desk.desk import SupportDeskConfig, generate
-from components.human_eval import sample, score
+from components.human_eval import blinded_sample, unblinded_score
 from components.human_eval.config import HumanEvalConfig, SampleJob, ScoreJob
 from components.human_eval.respond import SIDES
 from components.models.config import GenerationConfig
@@ -40,7 +40,7 @@ def run_sample(inputs: dict[str, Path]) -> Callable[..., dict[str, float]]:
     runtime = Runtime(device="cpu", dtype="float32", threads=1)
     generation = GenerationConfig(max_new_tokens=12)
     job = SampleJob(seed=0, runtime=runtime, generation=generation, human_eval=config)
-    return lambda out, **other: sample.run(job, inputs | other, out, lambda *a, **k: None)
+    return lambda out, **other: blinded_sample.run(job, inputs | other, out, lambda *a, **k: None)
 
 
 def test_two_runs_write_the_same_bytes_and_the_judges_sheet_is_scored(
@@ -52,7 +52,7 @@ def test_two_runs_write_the_same_bytes_and_the_judges_sheet_is_scored(
     folder = tmp_path / "one" / "artifact"
     job = ScoreJob(seed=0, human_eval=HumanEvalConfig(items=10, judges="simulated"))
     files = {"sample": folder, "sheet": folder / "ratings.simulated.csv"}
-    metrics = score.run(job, files, tmp_path / "scored", lambda *a, **k: None)
+    metrics = unblinded_score.run(job, files, tmp_path / "scored", lambda *a, **k: None)
     assert metrics["human_eval/items"] == 10 and metrics["human_eval/labels_complete"] == 1.0
     assert 0 <= metrics["human_eval/win_rate_low"] <= metrics["human_eval/win_rate"] <= 1
     assert json.loads((tmp_path / "scored" / "artifact" / "result.json").read_text())["judges"] == "simulated"

@@ -20,8 +20,8 @@ from components.rewards.config import PluginReward
 from components.rewards.function import FunctionSource
 from components.rewards.source import Replies
 from flows.config.run_config import check_config, load_config, to_values
-from flows.data.plugins import settled_gates, settled_readers
 from flows.data.reward_sources import settled_rewards
+from flows.data.run_plugins import settled_gates, settled_readers
 from flows.doctor import _plugins
 from tasks.execution.keying import key_of
 from tasks.stages import STAGES

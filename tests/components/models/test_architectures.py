@@ -51,7 +51,7 @@ from components.models.sampling import Samples
 from components.models.tokenizers import texts_of, train_tokenizer
 from components.ppo import evaluate
 from components.reward.scoring import load_scorer, score_sequences
-from components.sft.demonstrations import check_packing
+from components.sft.tokenized_demonstrations import check_packing
 from tests.chat_templates import FORMS
 
 LIKE_LLAMA: dict[str, Any] = {

@@ -45,7 +45,7 @@ def test_the_dequantised_model_has_a_pad_of_its_own_and_a_chat_template(language
 def test_the_model_knows_english_and_our_log_probabilities_are_its_own(language_model: tuple[Any, Any]) -> None:
     import torch
 
-    from components.sft.demonstrations import token_losses
+    from components.sft.tokenized_demonstrations import token_losses
 
     model, tokenizer = language_model
     prompt, response = example(tokenizer)

@@ -18,7 +18,7 @@ from components.reward.config import RewardConfig
 from components.sft.config import SftConfig
 from flows.config.profiles import lay, parse_override, read_profile
 from flows.config.run_config import check_config, load_config
-from flows.reports.memory import planned_run
+from flows.reports.memory_report import planned_run
 
 LORA = AdapterConfig(rank=16)
 FOUR = AdapterConfig(rank=16, quantize="4bit")

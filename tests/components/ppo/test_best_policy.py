@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from components.base.jsonl import read_rows
 from components.data.tables.published import read_split
+from components.gates.gate_text import outcome
 from components.gates.judging import GatesConfig, judge
-from components.gates.text import outcome
 from components.ppo.best_policy import STREAM, PolicyEvaluations
 from components.ppo.config import PpoConfig
 from components.ppo.monitors.alarms import Alarm, Limits

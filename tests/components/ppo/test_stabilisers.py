@@ -25,11 +25,11 @@ from components.ppo.evaluate import evaluate
 from components.ppo.learner import Learner
 from components.ppo.models import shared_runs, weights_digest
 from components.ppo.monitors.curves import STABILISERS
-from components.sft.demonstrations import token_losses
 from components.sft.mixed import MixedDemonstrations
+from components.sft.tokenized_demonstrations import token_losses
 from components.training.terms import aggregated
+from components.training.trained_weights import WeightAverage
 from components.training.updates import Update
-from components.training.weights import WeightAverage
 from tests.components.ppo.test_learner import ready, with_passes
 from tests.splits import write_split
 

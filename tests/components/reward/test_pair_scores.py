@@ -13,8 +13,8 @@ from components.models.batching import pad
 from components.models.runtime import Runtime
 from components.reward import pair_scores
 from components.reward.pair_scores import check_packed, pack, packed_scores, separate_scores
-from components.reward.pairs import Pair, Pairs, longer, packed_length, shared_tokens
 from components.reward.train import fit_model, start_model
+from components.reward.training_pairs import Pair, Pairs, longer, packed_length, shared_tokens
 
 TOKENS = st.lists(st.integers(3, 6), max_size=6)
 PAIRS = st.builds(

@@ -16,8 +16,8 @@ from components.models.folders import load_causal_lm, load_reward_model
 from components.models.runtime import Runtime
 from components.models.sampling import generate_responses
 from components.reward import stage
-from components.reward.pairs import encode_pairs
 from components.reward.scoring import ScoreScale, member_folder, score_sequences
+from components.reward.training_pairs import encode_pairs
 from tests.components.conftest import of_steps
 
 

@@ -21,9 +21,9 @@ from components.models.folders import load_causal_lm, load_reward_model
 from components.models.runtime import Runtime
 from components.ppo.models import Models
 from components.reward.config import RewardConfig
-from components.reward.pairs import NO_VOTES, encode_pairs, member_rows
 from components.reward.scoring import ScoreScale, read_sft_scores, score_sequences, score_tokens
 from components.reward.train import start_model
+from components.reward.training_pairs import NO_VOTES, encode_pairs, member_rows
 from tests.components.conftest import of_steps
 from tests.splits import write_split
 

@@ -19,8 +19,8 @@ from components.distributed import ranks
 from components.models.batching import packed_runs
 from components.models.folders import load_causal_lm
 from components.models.runtime import Runtime
-from components.sft.demonstrations import Examples, check_packing, token_losses
 from components.sft.stage import fine_tune
+from components.sft.tokenized_demonstrations import Examples, check_packing, token_losses
 from components.training.loop import micro_batches
 
 VOCABULARY = 60

@@ -20,8 +20,8 @@ from components.models.folders import load_causal_lm
 from components.models.runtime import Runtime
 from components.models.sampling import generate_responses
 from components.sft.config import SftConfig
-from components.sft.demonstrations import Examples, choose_demonstrations, response_losses, token_losses
 from components.sft.stage import fine_tune, shared_out, unigram_losses
+from components.sft.tokenized_demonstrations import Examples, choose_demonstrations, response_losses, token_losses
 from components.training.loop import torch_seed
 from tests.splits import write_split
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from components.stats.calibration.measure import (
+from components.stats.calibration.calibration_metrics import (
     calibration,
     ece_interval,
     equal_mass_bins,

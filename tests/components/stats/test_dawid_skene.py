@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from components.stats.annotator_votes import EQUAL, FIRST, NONE, SECOND, Votes, plurality
 from components.stats.dawid_skene import dawid_skene
-from components.stats.votes import EQUAL, FIRST, NONE, SECOND, Votes, plurality
 
 # 40 items, 6 annotators of falling care, simulated once; a column an annotator, a dot where they didn't vote.
 SHEET = """

@@ -9,7 +9,7 @@ from scipy.special import expit
 
 from components.gates.judging import GatesConfig, judge
 from components.reward.evaluation.slices import BINS, ScoredPairs, slice_report, slices_of
-from components.stats.calibration.measure import calibration, equal_mass_bins, equal_width_bins
+from components.stats.calibration.calibration_metrics import calibration, equal_mass_bins, equal_width_bins
 from components.stats.calibration.nulls import Judgements, cells_of, ece_nulls, slope_null
 
 BAND = (0.8, 1.25)

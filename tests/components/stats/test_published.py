@@ -14,10 +14,10 @@ from statsmodels.stats.inter_rater import fleiss_kappa as their_kappa
 from statsmodels.stats.proportion import proportion_confint
 from statsmodels.stats.sandwich_covariance import cov_cluster
 
+from components.stats.annotator_votes import Votes, annotator_agreement, fleiss_kappa, krippendorff_alpha
 from components.stats.intervals import clustered_mean, wilson
 from components.stats.paired import PairedScore, davidson, tallies
 from components.stats.raters import _variance
-from components.stats.votes import Votes, annotator_agreement, fleiss_kappa, krippendorff_alpha
 
 # Twelve items by four raters: a, b, tie. Of both bad there is none.
 COUNTS = [[4, 0, 0], [3, 1, 0], [0, 4, 0], [2, 2, 0], [1, 1, 2], [0, 3, 1],

@@ -6,8 +6,8 @@ from components.data.config import DataConfig, SplitConfig
 from components.data.rows import Problem, Row
 from data_contracts.expectations import suites
 from data_contracts.expectations.pages import index_page, sanitized, write_data_docs
-from data_contracts.expectations.rows import row_checks
-from data_contracts.findings.judging import RowJudge
+from data_contracts.expectations.row_expectations import row_checks
+from data_contracts.findings.row_judging import RowJudge
 from data_contracts.rows.ledger import Ledger
 
 SECRET = "a very private response"

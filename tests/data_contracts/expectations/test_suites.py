@@ -16,8 +16,8 @@ from components.data.config import DataConfig, SplitConfig
 from components.models.config import GenerationConfig
 from data_contracts.expectations import suites
 from data_contracts.expectations.pages import write_data_docs
-from data_contracts.expectations.rows import row_checks
-from data_contracts.findings.judging import RowJudge
+from data_contracts.expectations.row_expectations import row_checks
+from data_contracts.findings.row_judging import RowJudge
 from data_contracts.rows.frames import length_preference, measure_frame, pair_frame
 from data_contracts.rows.ledger import Ledger
 from data_contracts.rows.measuring import FACTS

@@ -22,10 +22,10 @@ import pytest
 from components.base.errors import CheckFailed, TetherError, UserError
 from components.base.jsonl import write_rows
 from components.stats.intervals import cluster_codes
-from data_contracts import splits
+from data_contracts import published_splits
 from data_contracts.examine import Examination
 from data_contracts.expectations import suites
-from data_contracts.findings import judging, near, whole
+from data_contracts.findings import near, row_judging, whole
 from data_contracts.rows import ledger, shards
 from data_contracts.rows.measuring import FACTS
 from data_contracts.rows.processes import ALONE, Beside, in_order, return_freed
@@ -92,7 +92,7 @@ def published(validate, inputs, tmp_path):
 
 def small(monkeypatch):
     monkeypatch.setattr(ledger, "SHARD_ROWS", 9)
-    monkeypatch.setattr(judging, "JUDGED_ROWS", 20)
+    monkeypatch.setattr(row_judging, "JUDGED_ROWS", 20)
     monkeypatch.setattr(whole, "COMPARED_ROWS", 15)
     monkeypatch.setattr(near, "AT_ONCE", 7)
 
@@ -158,8 +158,8 @@ def test_an_expectation_over_parts_holds_by_the_share_of_all_rows_and_not_of_eac
         return suites.Check("c", "", "warn", 0.0, "ExpectColumnValuesToBeNull", {"column": "a", "mostly": mostly})
 
     parts = [part(10, 0, 4), part(20, 10, 0)]  # 16 of 20 known values
-    assert judging.succeeded(check(0.8), parts) and not judging.succeeded(check(0.81), parts)
-    assert judging.succeeded(check(1.0), [part(5, 5, 0), part(0, 0, 0)]), "where nothing is known nothing fails"
+    assert row_judging.succeeded(check(0.8), parts) and not row_judging.succeeded(check(0.81), parts)
+    assert row_judging.succeeded(check(1.0), [part(5, 5, 0), part(0, 0, 0)]), "where nothing is known nothing fails"
 
 
 def test_facts_in_shards_are_those_of_a_structured_array(tmp_path):
@@ -314,9 +314,9 @@ def test_an_error_in_writing_splits_or_beside_it_ends_all_processes_and_leaves_n
     given = {"preferences": inputs["preferences"]}
     found = Examination(job(preferences="pairs.jsonl", processes=1), given, tmp_path / "rows", lambda *read: None)
     found.processes = 2  # for the splits alone
-    monkeypatch.setattr(splits, "_write", _full)
+    monkeypatch.setattr(published_splits, "_write", _full)
     for error, text, raised in ((UserError, "out: no space", None), (CheckFailed, "judged", CheckFailed("judged"))):
-        with pytest.raises(error, match=text), splits.splits_beside(found, tmp_path / "out"):
+        with pytest.raises(error, match=text), published_splits.splits_beside(found, tmp_path / "out"):
             if raised:
                 raise raised
         assert not (tmp_path / "out").exists() and not multiprocessing.active_children()

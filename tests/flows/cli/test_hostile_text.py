@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
+from components.gates.gate_text import markdown
 from components.gates.judging import Verdict, Waiver
-from components.gates.text import markdown
 from components.keys.fingerprint import PACKAGES, ROOT
 from components.store.store import ArtifactStore
 from flows.models import lineage_text
 from flows.models.card import card
-from flows.models.facts import model_facts
 from flows.models.lineage import lineage
+from flows.models.model_facts import model_facts
 from flows.reports.terminal import markdown as report
 from tasks.runs.status import StatusFile, load_status
-from tasks.tracking.promotion import state_lines
+from tasks.tracking.model_versions import state_lines
 from tests.stored_run import publish, stored_run
 
 EVIL = (
@@ -174,8 +174,8 @@ def test_a_report_of_an_imported_artifact_that_no_stage_writes_is_one_sentence(
     tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from components.base.errors import UserError
-    from flows.reports.facts import StageFacts
     from flows.reports.page import write_page
+    from flows.reports.run_facts import StageFacts
 
     run, store = stored_run(tmp_path), ArtifactStore(tmp_path)
     record = store.published(load_status(tmp_path, run).stage("validate").key or "")[0]
@@ -209,7 +209,7 @@ def test_every_page_that_is_written_has_a_content_policy() -> None:
 
 def test_an_imported_record_whose_options_no_stage_has_gives_a_sentence_and_no_export(tmp_path: Path) -> None:
     from components.base.errors import UserError
-    from flows.models.export import export
+    from flows.models.model_export import export
 
     home = tmp_path / "home"
     hostile_run(home)

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from components.base.jsonl import read_rows, write_rows
 from flows.cli.people import people
 from flows.review.database.connect import open_database
-from flows.review.votes import Voting
+from flows.review.rater_votes import Voting
 from tests.flows.review.conftest import answer
 
 

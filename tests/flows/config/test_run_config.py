@@ -17,7 +17,7 @@ from components.ppo.config import CriticConfig
 from data_contracts.config import JudgeData, TokenizerConfig
 from flows.config import profiles, run_config
 from flows.config import yaml as yaml_text
-from flows.config.errors import nearest, valid_keys
+from flows.config.config_errors import nearest, valid_keys
 from flows.config.profiles import Override, apply_overrides, parse_override, profile_names
 from flows.config.removed import REMOVED
 from flows.config.run_config import RunConfig, check_config, load_config, to_values

@@ -29,7 +29,7 @@ from tasks.execution.context import RunContext
 from tasks.execution.dispatch import taken_for_dead
 from tasks.prefect_flow.alive import saying_that_it_lives
 from tasks.prefect_flow.server import HEARTBEAT_SECONDS, TAG
-from tasks.runs.label import Label
+from tasks.runs.run_label import Label
 from tests.servers import PrefectServer
 from tests.waiting import until
 

@@ -18,11 +18,11 @@ from components.models.runtime import Gpus
 from flows.config.profiles import parse_override
 from flows.config.run_config import check_config, load_config, to_values
 from flows.launch.begin import Launch, new_run, rerun
-from flows.launch.computing import compute, first_to_compute
-from flows.launch.labels import scoring
+from flows.launch.label_runs import scoring
 from flows.launch.reports import what_is_simulated
-from flows.models.facts import model_facts
-from flows.reports.facts import run_facts
+from flows.launch.run_computing import compute, first_to_compute
+from flows.models.model_facts import model_facts
+from flows.reports.run_facts import run_facts
 from flows.rlhf import pipeline
 from flows.sources import Sources, find_sources
 from tasks.execution.runner import _key, _parts, peek
@@ -204,7 +204,7 @@ def test_a_worker_is_asked_for_only_where_it_is_to_compute(tmp_path: Path, monke
         raise UserError("no server")
 
     monkeypatch.setattr("tasks.prefect_flow.server.check_server", no_server)
-    monkeypatch.setattr("flows.launch.computing.first_to_compute", lambda *_: "validate")
+    monkeypatch.setattr("flows.launch.run_computing.first_to_compute", lambda *_: "validate")
     finish(begin(tmp_path, "runners.ppo=gpu"))
     for stage in ("ppo", "human_eval"):
         with pytest.raises(UserError, match="no server"):
@@ -519,8 +519,8 @@ def test_a_run_for_a_gpu_is_refused_before_its_first_stage(tmp_path: Path, monke
     with pytest.raises(UserError, match=r"\(no driver\) does not fit the run: runtime\.device is cuda, and here"):
         compute(launch)
     assert not list_runs(tmp_path)
-    monkeypatch.setattr("flows.launch.computing._go", lambda launch, work: None)
-    monkeypatch.setattr("flows.launch.computing.rlhf", lambda *_: None)
+    monkeypatch.setattr("flows.launch.run_computing._go", lambda launch, work: None)
+    monkeypatch.setattr("flows.launch.run_computing.rlhf", lambda *_: None)
     pools = [f"runners.{stage}=gpu" for stage in ("sft", "reward", "ppo", "human_eval")]
     monkeypatch.setattr("tasks.prefect_flow.server.check_server", lambda **_: None)
     compute(begin(tmp_path, "runtime.device=cuda", *pools))  # its workers may have one

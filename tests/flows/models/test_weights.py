@@ -13,14 +13,14 @@ from transformers import pipeline
 
 from components.base.errors import TetherError
 from components.store.store import ArtifactStore
-from flows.models.export import export
+from flows.models.model_export import export
 from tasks.result import Input
 from tasks.runs.journal import Done, Sent
-from tasks.tracking import weights
-from tasks.tracking.client import connect, experiment
-from tasks.tracking.links import Lineage
-from tasks.tracking.promotion import Versions
-from tasks.tracking.weights import Weights, wanted
+from tasks.tracking import registered_weights
+from tasks.tracking.mlflow_client import connect, experiment
+from tasks.tracking.model_links import Lineage
+from tasks.tracking.model_versions import Versions
+from tasks.tracking.registered_weights import Weights, wanted
 
 POLICY, REWARD = "tether-policy", "tether-reward"
 ASKED = [{"role": "user", "content": "my parcel is late"}]
@@ -126,19 +126,19 @@ def test_a_copy_that_is_interrupted_leaves_no_champion_and_no_half_and_the_next_
 ) -> None:
     there = registry()
     before = there.files()
-    copy = weights.copy_model
+    copy = registered_weights.copy_model
 
     def cut(artifact: Path, record: Any, out: Path, link: bool = False) -> None:
         copy(artifact, record, out, link)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(weights, "copy_model", cut)
+    monkeypatch.setattr(registered_weights, "copy_model", cut)
     with pytest.raises(KeyboardInterrupt):
         there.promote(2)
     assert there.files() == before
     assert "champion" not in there.client.get_registered_model(POLICY).aliases
-    monkeypatch.setattr(weights, "copy_model", copy)
-    monkeypatch.setattr(weights, "_mlmodel", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(registered_weights, "copy_model", copy)
+    monkeypatch.setattr(registered_weights, "_mlmodel", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         there.promote(2)
     with pytest.raises(mlflow.MlflowException, match="transformers"):
@@ -204,7 +204,7 @@ def test_a_store_whose_file_is_another_than_its_record_says_gives_mlflow_nothing
     def damaged(*_: Any, **__: Any) -> None:
         raise TetherError("model.safetensors was not copied as it is in the store.")
 
-    monkeypatch.setattr(weights, "copy_model", damaged)
+    monkeypatch.setattr(registered_weights, "copy_model", damaged)
     assert "was not copied" in there.versions.bring_weights(POLICY, "1")
     assert there.weights() == []
 
@@ -215,7 +215,7 @@ def test_where_mlflow_keeps_artifacts_elsewhere_they_are_uploaded_with_the_descr
     """MLflow's own client uploads; only the address of the model says that no folder of ours may be written."""
     there, sent = registry(), []
     real_many, real_one = there.client.log_model_artifacts, there.client.log_model_artifact
-    monkeypatch.setattr(weights, "urlparse", lambda _: type("Elsewhere", (), {"scheme": "mlflow-artifacts"}))
+    monkeypatch.setattr(registered_weights, "urlparse", lambda _: type("Elsewhere", (), {"scheme": "mlflow-artifacts"}))
     monkeypatch.setattr(there.client, "log_model_artifacts", lambda *args: (sent.append("parts"), real_many(*args))[1])
     monkeypatch.setattr(there.client, "log_model_artifact", lambda *args: (sent.append("last"), real_one(*args))[1])
     there.promote(2)

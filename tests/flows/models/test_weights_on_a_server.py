@@ -10,8 +10,8 @@ from typing import Any
 import mlflow
 import pytest
 
-from flows.models.export import export
-from tasks.tracking.client import connect
+from flows.models.model_export import export
+from tasks.tracking.mlflow_client import connect
 from tests.flows.models.test_weights import ASKED, POLICY, REWARD, Registry
 from tests.servers import MlflowServer, clean_environment
 from tests.waiting import PATIENCE

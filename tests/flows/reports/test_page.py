@@ -19,11 +19,11 @@ from components.store.store import ArtifactStore
 from flows.config.run_config import load_config
 from flows.launch.begin import Launch, new_run
 from flows.reports import page as run_page
-from flows.reports.facts import run_facts
 from flows.reports.page import breakable, cut, duration, ending, moment, page, shown, write_page
+from flows.reports.run_facts import run_facts
 from tasks.result import Input
+from tasks.runs.awaited_labels import LabelProgress, write_progress
 from tasks.runs.journal import read_done, write_done
-from tasks.runs.labels import LabelProgress, write_progress
 from tasks.runs.status import StageStatus
 from tests import stored_run as stored
 from tests.stored_run import HOSTILE, METRICS, forget, stored_run
@@ -350,7 +350,8 @@ def test_a_row_that_utf8_cannot_hold_does_not_lose_the_page(tmp_path: Path) -> N
 def test_the_page_is_small_and_needs_no_framework(tmp_path: Path) -> None:
     run = stored_run(tmp_path)
     code = (
-        "import sys; from pathlib import Path; import flows.launch.labels; from flows.reports.page import write_page;"
+        "import sys; from pathlib import Path; import flows.launch.label_runs; "
+        "from flows.reports.page import write_page; "
         f"write_page(Path({str(tmp_path)!r}), {run!r}); print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

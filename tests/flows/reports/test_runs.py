@@ -13,7 +13,7 @@ from rich.console import Console
 
 from components.gates.judging import Verdict
 from flows.reports.runs import listed, print_runs, selected
-from tasks.runs.label import Label
+from tasks.runs.run_label import Label
 from tasks.runs.status import StatusFile
 
 STAGES = ("validate", "ppo", "human_eval")

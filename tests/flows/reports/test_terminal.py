@@ -17,7 +17,7 @@ from flows.reports.terminal import markdown, price, print_run, print_steps, simu
 from flows.reports.verdict import RunVerdict, Step
 from tasks.execution.explanation import lines
 from tasks.runs.status import RunStatus, StageStatus
-from tasks.tracking.pages import run_note
+from tasks.tracking.mlflow_notes import run_note
 
 GATE = Verdict(name="ppo.kl", metric="ppo/kl_high", value=9.5, op="<=", threshold=8.0, passed=False)
 PPO = StageStatus(

@@ -7,8 +7,8 @@ import pytest
 
 from flows.reports.page import marked
 from flows.reports.verdict import RunVerdict, run_verdict
+from tasks.runs.awaited_labels import LabelProgress
 from tasks.runs.config import run_values
-from tasks.runs.labels import LabelProgress
 from tasks.runs.status import load_status
 from tests.stored_run import stored_run
 

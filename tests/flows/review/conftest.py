@@ -10,11 +10,11 @@ import pytest
 from sqlalchemy import Engine
 from starlette.testclient import TestClient
 
-from flows.review.batches import BatchSource, JudgedPair
 from flows.review.database.connect import open_database
-from flows.review.links import PersonalLink, add_raters, enter_batch
 from flows.review.page.app import make_app
-from flows.review.votes import GivenAnswer, ReviewRater, Voting
+from flows.review.personal_links import PersonalLink, add_raters, enter_batch
+from flows.review.rater_votes import GivenAnswer, ReviewRater, Voting
+from flows.review.review_batches import BatchSource, JudgedPair
 from tests.postgresql import new_database, postgresql_server
 
 ORIGIN = {"Origin": "http://testserver"}

@@ -16,7 +16,7 @@ from sqlalchemy import func, select
 from flows.review.database.tables import metadata, rater, vote
 from flows.review.page import guard
 from flows.review.page.guard import LARGEST_BODY
-from flows.review.votes import AskedPair, ReviewRater, Voting
+from flows.review.rater_votes import AskedPair, ReviewRater, Voting
 from tests.flows.review.conftest import ORIGIN, TICKET, Site, answer
 from tests.waiting import until
 

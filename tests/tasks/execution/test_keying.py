@@ -49,7 +49,7 @@ TABLE = [
     ("components/base/settings.py", "", CODE, ALL, ALL),
     ("components/stats/intervals.py", "", CODE, {"validate", "sft", "reward", "ppo", "human_eval"}, ...),
     ("components/data/rows.py", "", CODE, PROMPTS, ...),
-    ("data_contracts/judge.py", "", CODE, set(), set()),
+    ("data_contracts/judge_pairs.py", "", CODE, set(), set()),
     ("components/reward/substages/judge.py", "", CODE, set(), set()),
     ("data_contracts/validate.py", "", CODE, {"validate"}, ...),
     ("components/models/sampling.py", "", CODE, SAMPLING, ...),
@@ -57,10 +57,10 @@ TABLE = [
     ("components/sft/config.py", "", CODE, {"sft"}, ...),
     ("components/reward/train.py", "", CODE, {"reward"}, ...),
     ("components/ppo/maths.py", "", CODE, {"ppo"}, ...),
-    ("components/human_eval/sample.py", "", CODE, {"human_eval.sample"}, ...),
+    ("components/human_eval/blinded_sample.py", "", CODE, {"human_eval.sample"}, ...),
     ("components/reward/substages/judged.py", "", CODE, JUDGED, ...),
-    ("components/stats/calibration/measure.py", "", CODE, {"reward", "human_eval"}, ...),
-    ("components/human_eval/score.py", "", CODE, {"human_eval"}, ...),
+    ("components/stats/calibration/calibration_metrics.py", "", CODE, {"reward", "human_eval"}, ...),
+    ("components/human_eval/unblinded_score.py", "", CODE, {"human_eval"}, ...),
 ]  # fmt: skip
 
 
@@ -114,7 +114,7 @@ def test_an_edit_changes_the_keys_of_the_stages_whose_bytes_it_can_change(tree, 
     expected = built_in if not own or of_own is ... else of_own
     changed = {name for name in before if before[name] != after[name]}
     assert {name for name in changed if name in ALL} == expected
-    assert ("validate.judge" in changed) == ("validate" in expected or file == "data_contracts/judge.py")
+    assert ("validate.judge" in changed) == ("validate" in expected or file == "data_contracts/judge_pairs.py")
     assert ("reward.judge" in changed) == ("reward" in expected or file == "components/reward/substages/judge.py")
 
 
@@ -154,9 +154,9 @@ def test_no_stage_goes_on_after_an_error_of_ours_whose_text_no_key_holds(modules
         "data_contracts.findings.texts",  # around a chat template, which raises none of ours
         "components.models.chat.templates",  # the same
         "components.models.chat.trial",  # a process of its own, whose reason ends in a UserError
-        "components.human_eval.labels",  # collects them, to raise all at once
+        "components.human_eval.returned_labels",  # collects them, to raise all at once
         "components.keys.function_worker",  # a process of its own, which imports nothing of ours
-        "components.human_eval.batch.reading",  # asks whether a file is a sheet, before any stage
+        "components.human_eval.batch.returned_sheets",  # asks whether a file is a sheet, before any stage
         "data_contracts.rows.processes",  # sent to the process that asked, which raises it
     }
     caught = {"Exception", "BaseException", "TetherError", "UserError", "CheckFailed", "GateFailed", "MachineMismatch"}

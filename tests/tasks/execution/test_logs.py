@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tasks.execution import logs, progress
+from tasks.execution import logs, stage_progress
 from tasks.execution.runner import run_stage
 
 SECRET = "geheim-4711-correct-horse"
@@ -58,7 +58,7 @@ def test_what_is_said_in_a_stage_has_its_run_and_stage_and_what_is_said_after_it
     )
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        with start(console=progress.output()) as ctx:
+        with start(console=stage_progress.output()) as ctx:
             run_stage(kit.toy("ppo"), kit.ToyJob(), {}, ctx)
             found = lines()
             ctx.say("over")

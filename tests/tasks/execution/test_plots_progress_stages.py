@@ -15,7 +15,7 @@ from rich.console import Console
 from flows.config.profiles import parse_override
 from flows.config.run_config import load_config
 from tasks.execution import drawing, plots
-from tasks.execution.progress import StageProgress
+from tasks.execution.stage_progress import StageProgress
 from tasks.runs.points import Spool
 from tasks.stages import OPTIONAL, PIPELINE, STAGES
 

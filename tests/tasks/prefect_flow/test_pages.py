@@ -27,7 +27,7 @@ from prefect.settings import (
     temporary_settings,
 )
 
-from tasks.prefect_flow.stages import (
+from tasks.prefect_flow.stage_tasks import (
     Outcome,
     flow_run_log,
     prefect_runner,

@@ -13,11 +13,11 @@ from components.gates.judging import Waiver
 from components.keys.code_version import code_version
 from tasks.execution.runner import run_stage
 from tasks.runs.journal import REPORT, Sent, current_user
-from tasks.runs.label import Label
 from tasks.runs.points import points_file, read_points
+from tasks.runs.run_label import Label
 from tasks.runs.status import load_status
 from tasks.tracking import carrier
-from tasks.tracking.promotion import Versions
+from tasks.tracking.model_versions import Versions
 
 
 def children(home, run):
@@ -281,7 +281,7 @@ def test_a_broken_mlflow_is_said_and_fails_no_stage_and_keeps_the_points(pipelin
     if broken == "open":
         monkeypatch.setattr("tasks.tracking.recorder.connect", _raise)
     else:
-        monkeypatch.setattr("tasks.tracking.links.Lineage.output_model", _raise)
+        monkeypatch.setattr("tasks.tracking.model_links.Lineage.output_model", _raise)
     ctx, results = pipeline()
     assert results["human_eval"].state == "passed"
     assert load_status(home).state == "passed"

@@ -63,7 +63,7 @@ def copy(home, folder, empty_mlflow):
 
 def shown(home):
     """All that MLflow shows of the run, its own ids replaced by what they stand for, and points checked."""
-    from tasks.tracking.client import connect
+    from tasks.tracking.mlflow_client import connect
 
     client, sent = connect(home), Sent.load(home / "runs" / RUN)
     runs = client.search_runs([sent.experiment])
@@ -339,7 +339,7 @@ def test_a_full_disk_under_mlflows_database_is_one_line(
     """MLflow printed SQLAlchemy's stack trace. The database may not grow, as on a full disk."""
     from sqlalchemy import Engine, event
 
-    from tasks.tracking.client import connect, experiment, in_short
+    from tasks.tracking.mlflow_client import connect, experiment, in_short
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     shutil.copy(empty_mlflow, tmp_path / "mlflow.db")

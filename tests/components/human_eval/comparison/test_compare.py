@@ -11,13 +11,13 @@ import pytest
 
 from components.base.jsonl import read_rows
 from components.data.spreadsheet import write_csv
-from components.human_eval.comparison import sample, score
-from components.human_eval.comparison.pairs import models_of
+from components.human_eval.comparison import comparison_sample, comparison_score
+from components.human_eval.comparison.model_pairs import models_of
 from components.human_eval.config import HumanEvalConfig, SampleJob, ScoreJob
 from components.human_eval.sheet import SheetRow, as_record
 from components.models.config import GenerationConfig
 from components.models.runtime import Runtime
-from flows.models.compared import result_text
+from flows.models.compared_models import result_text
 from tests.sheets import read_sheet
 from tests.splits import write_split
 
@@ -47,7 +47,7 @@ class Case:
             inputs[f"model_{number}"] = root / f"voice_{number}"
             inputs[f"model_{number}"].write_text(voice)
         job = SampleJob(seed=0, runtime=Runtime(), generation=GenerationConfig(), human_eval=self.config)
-        self.metrics = sample.run(job, inputs, root, lambda *a, **k: None)
+        self.metrics = comparison_sample.run(job, inputs, root, lambda *a, **k: None)
         self.sample = root / "artifact"
 
     def score(self, rate: Any) -> tuple[dict[str, float], dict[str, Any]]:
@@ -56,13 +56,13 @@ class Case:
         write_csv(self.root / "filled.csv", list(as_record(filled[0])), map(as_record, filled))
         job = ScoreJob(seed=0, human_eval=self.config)
         files = {"sample": self.sample, "sheet": self.root / "filled.csv"}
-        metrics = score.run(job, files, self.root / "scored", lambda *a, **k: None)
+        metrics = comparison_score.run(job, files, self.root / "scored", lambda *a, **k: None)
         return metrics, json.loads((self.root / "scored" / "artifact" / "comparison.json").read_text())
 
 
 @pytest.fixture(autouse=True)
 def _voiced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample, "respond", voiced)
+    monkeypatch.setattr(comparison_sample, "respond", voiced)
 
 
 def liked(row: SheetRow, rater: int) -> str:

@@ -11,11 +11,12 @@ import pytest
 from scipy import stats
 
 from components.ppo.config import MonitorName
-from components.ppo.monitors import bought, means
+from components.ppo.monitors import means
+from components.ppo.monitors import score_attribution as attribution
 from components.ppo.monitors.alarms import BOUGHT, MONITORS, SHARED, TESTS, Alarm, Limits, chance_of, upper_bound
 from components.ppo.monitors.batches import new_alarms
 from components.ppo.monitors.measures import EXCEEDS, PHRASES, Batch, correlation, numbers_of, rates, shared
-from components.ppo.monitors.texture import words
+from components.ppo.monitors.text_statistics import words
 from tests.bench.statistics.alarm_nulls import features
 
 WORDS = [f"w{i}" for i in range(40)]
@@ -182,7 +183,7 @@ def test_an_alarm_on_a_mean_says_both_means_and_the_limit_not_the_share_above_th
     assert "limit" not in Alarm("echo", 0.5, 0.01, 0).sentence("t")
     assert "0.20, SFT 2.00, limit 0.50." in Alarm("entropy", 0.2, 2.0, 0, limit=0.5).sentence("t")
     a_little = np.random.default_rng(0).permutation(sft.lengths)[:64] + 2.5
-    assert level < bought.larger(a_little, sft.lengths) < SHARED * level
+    assert level < attribution.larger(a_little, sft.lengths) < SHARED * level
     batch = draw(1, 64, lengths=a_little, scores=(a_little - sft.lengths.mean()) / sft.lengths.std())
     alarm = next(a for a in limits.judge(batch, BETA)[1] if a.name == "length")
     means = f"mean {a_little.mean():.3g} tokens, SFT's mean {sft.lengths.mean():.3g}"
@@ -196,13 +197,13 @@ def test_what_a_feature_explains_is_the_difference_that_a_regression_with_it_tak
         y.append(0.7 * each + 0.4 * i + rng.normal(size=len(each)))
     group = np.repeat([0.0, 1.0], [40, 25])
     full = np.linalg.lstsq(np.column_stack([np.ones(65), group, np.concatenate(x)]), np.concatenate(y), rcond=None)[0]
-    sums = [bought.Sums.of(a, b) for a, b in zip(x, y, strict=True)]
-    assert bought.explained(sums[1], sums[0]) == pytest.approx(y[1].mean() - y[0].mean() - full[1], rel=1e-9)
-    constant = bought.Sums.of(np.ones(9), rng.normal(size=9))
-    assert bought.explained(constant, constant._replace(mean=0.0)) == 0, "no slope can be told"
+    sums = [attribution.Sums.of(a, b) for a, b in zip(x, y, strict=True)]
+    assert attribution.explained(sums[1], sums[0]) == pytest.approx(y[1].mean() - y[0].mean() - full[1], rel=1e-9)
+    constant = attribution.Sums.of(np.ones(9), rng.normal(size=9))
+    assert attribution.explained(constant, constant._replace(mean=0.0)) == 0, "no slope can be told"
     for value, size in ((0.1, 9), (0.7, 56), (1 / 3, 40)):  # NumPy's mean of equal values may be another number
-        repeated = bought.Sums.of(np.full(size, value), rng.normal(size=size))
-        assert repeated[:3] == (value, 0, 0) and bought.explained(repeated, constant) == 0
+        repeated = attribution.Sums.of(np.full(size, value), rng.normal(size=size))
+        assert repeated[:3] == (value, 0, 0) and attribution.explained(repeated, constant) == 0
 
 
 @pytest.mark.parametrize(
@@ -224,7 +225,7 @@ def test_a_phrase_that_is_the_score_is_named_once_chance_cannot_gain_so_much(
         texts = [f"{PHRASES['flattery'][0] if i < of else 'plain'} {i} end" for i in range(size)]
         made.append(draw(seed, size, texts=texts, scores=scores))
     sft, batch = made
-    level, p = 0.01 / TESTS / 60, bought.more_often(shown, 128, 2, 256)
+    level, p = 0.01 / TESTS / 60, attribution.more_often(shown, 128, 2, 256)
     assert p == pytest.approx(stats.hypergeom.sf(shown - 1, 384, 2 + shown, 128))
     assert (p <= level, p <= SHARED * level) == (shown == 17, shown >= 13)
     found = {alarm.name: alarm for alarm in Limits.of(sft, 0.01, 60, range(50)).judge(batch, BETA)[1]}
@@ -302,46 +303,46 @@ def test_a_sole_payers_correlation_is_that_of_scores_and_feature_about_their_own
         y = [slope * each + 5 * i + rng.normal(size=len(each)) for i, each in enumerate(x)]
         r = float(np.corrcoef(*(np.concatenate([a - a.mean() for a in each]) for each in (x, y)))[0, 1])
         low = math.tanh(math.atanh(r) - 1.6448536269514722 / math.sqrt(80 - 4))
-        sums = [bought.Sums.of(a, b) for a, b in zip(x, y, strict=True)]
-        seen.add(bought.is_sole(sums[1], sums[0], 0.05))
-        assert (low > math.sqrt(0.5)) == bought.is_sole(sums[1], sums[0], 0.05), slope
-    constant = bought.Sums.of(np.ones(9), np.arange(9.0))
-    assert seen == {True, False} and not bought.is_sole(constant, constant, 0.05)
+        sums = [attribution.Sums.of(a, b) for a, b in zip(x, y, strict=True)]
+        seen.add(attribution.is_sole(sums[1], sums[0], 0.05))
+        assert (low > math.sqrt(0.5)) == attribution.is_sole(sums[1], sums[0], 0.05), slope
+    constant = attribution.Sums.of(np.ones(9), np.arange(9.0))
+    assert seen == {True, False} and not attribution.is_sole(constant, constant, 0.05)
 
 
 def test_more_often_is_fishers_exact_test_and_larger_welchs_and_of_ranks() -> None:
     for table in ([[9, 1], [119, 255]], [[3, 5], [61, 123]]):
         (count, before), (rest, others) = table
         p = float(stats.fisher_exact(table, alternative="greater").pvalue)
-        assert bought.more_often(count, count + rest, before, before + others) == pytest.approx(p)
+        assert attribution.more_often(count, count + rest, before, before + others) == pytest.approx(p)
     rng = np.random.default_rng(1)
     own, sft = rng.normal(0.5, 2, 30), rng.normal(size=60)
     t = (own.mean() - sft.mean()) / math.sqrt(own.var(ddof=1) / 30 + sft.var(ddof=1) / 60)
     welch, ranks = stats.ttest_ind(own, sft, equal_var=False).pvalue / 2, stats.mannwhitneyu(own, sft).pvalue / 2
-    assert bought.larger(own, sft) == pytest.approx(welch) and welch > ranks and t > 0
+    assert attribution.larger(own, sft) == pytest.approx(welch) and welch > ranks and t > 0
     tail = np.where(np.arange(30) == 3, 400.0, own)
-    assert bought.larger(tail, sft) == pytest.approx(stats.ttest_ind(tail, sft, equal_var=False).pvalue / 2)
+    assert attribution.larger(tail, sft) == pytest.approx(stats.ttest_ind(tail, sft, equal_var=False).pvalue / 2)
     fewer = np.where(np.arange(60) < 55, -5.0, sft)  # 5 of 60 vary: their ranks hardly do
     for values, count in ((own, 30), (np.maximum(own, -5), 30)):
-        assert bought.larger(values, fewer) >= bought.more_often(count, 30, 5, 60)
-    assert bought.larger(np.ones(9), np.ones(9)) == 1
-    assert bought.larger(np.full(9, 2.0), np.ones(9)) == pytest.approx(1 / math.comb(18, 9)), "no rise is certain"
+        assert attribution.larger(values, fewer) >= attribution.more_often(count, 30, 5, 60)
+    assert attribution.larger(np.ones(9), np.ones(9)) == 1
+    assert attribution.larger(np.full(9, 2.0), np.ones(9)) == pytest.approx(1 / math.comb(18, 9)), "no rise is certain"
 
 
 def test_n_grams_that_cannot_reach_the_level_take_nothing_of_it() -> None:
     """Tarone's example of a rule: of 100 tests, 97 of which can only reach 0.5, three share the level."""
-    assert bought._testable(np.sort([1e-9, 1e-9, 1e-9] + [0.5] * 97), 0.01) == 3
-    assert bought._testable(np.sort([0.006, 0.002] + [0.5] * 9), 0.01) == 2, "one of two reaches 0.01 / 2"
-    assert bought._testable(np.array([0.5]), 0.01) == 1
+    assert attribution._testable(np.sort([1e-9, 1e-9, 1e-9] + [0.5] * 97), 0.01) == 3
+    assert attribution._testable(np.sort([0.006, 0.002] + [0.5] * 9), 0.01) == 2, "one of two reaches 0.01 / 2"
+    assert attribution._testable(np.array([0.5]), 0.01) == 1
 
 
 def test_an_n_gram_that_sft_alone_writes_shares_the_level_too() -> None:
     """Of 10 and 10 responses, 5 of one side: C(10, 5) / C(20, 5) = 0.016. Two such n-grams err twice as often."""
     scores, five = np.array([3.0] * 5 + [0.0] * 5), tuple(range(5))
-    batch, sft = bought.Rows({("paid",): five}, scores), bought.Rows({}, np.array([3.0, -3.0] * 5))
-    assert bought.bought_gram(batch, sft, 0.02) == (pytest.approx(1.5), ("paid",))
-    assert bought.bought_gram(batch, sft._replace(of={("lost",): five}), 0.02) is None
-    assert bought.bought_gram(batch, sft._replace(of={("lost",): (0,)}), 0.02), "one response can reach no level"
+    batch, sft = attribution.Rows({("paid",): five}, scores), attribution.Rows({}, np.array([3.0, -3.0] * 5))
+    assert attribution.bought_gram(batch, sft, 0.02) == (pytest.approx(1.5), ("paid",))
+    assert attribution.bought_gram(batch, sft._replace(of={("lost",): five}), 0.02) is None
+    assert attribution.bought_gram(batch, sft._replace(of={("lost",): (0,)}), 0.02), "one response can reach no level"
 
 
 PLANTED = {

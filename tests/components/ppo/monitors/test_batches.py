@@ -15,7 +15,7 @@ from components.models.batching import encode_responses
 from components.ppo.monitors import batches
 from components.ppo.monitors.alarms import MONITORS, Alarm, Limits
 from components.ppo.monitors.batches import batch_of, limits_of_sft
-from components.ppo.monitors.carriers import carriers_sample, kl_carriers
+from components.ppo.monitors.kl_by_token import carriers_sample, kl_carriers
 from tasks.runs.samples import block
 from tests.splits import write_split
 

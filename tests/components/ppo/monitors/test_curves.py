@@ -10,8 +10,8 @@ import pytest
 from scipy import stats
 
 from components.base.jsonl import read_rows
+from components.gates.gate_text import outcome
 from components.gates.judging import GatesConfig, judge
-from components.gates.text import outcome
 from components.ppo.config import KLConfig
 from components.ppo.control import KLController
 from components.ppo.monitors.curves import curve_metrics, uniform_scores

@@ -10,7 +10,7 @@ from scipy.special import expit
 from components.gates.judging import GatesConfig, judge
 from components.reward.evaluation import slices
 from components.reward.evaluation.slices import BINS, SMALLEST, ScoredPairs, slice_report, slices_of
-from components.stats.calibration.measure import calibration, fit_temperature
+from components.stats.calibration.calibration_metrics import calibration, fit_temperature
 from components.stats.calibration.nulls import joint_quantiles
 
 THRESHOLDS = {"slice_ece_excess": 0.0, "slice_accuracy_low": 0.5, "ece": 0.05, "calibration_slope": (0.8, 1.25)}

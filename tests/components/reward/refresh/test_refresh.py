@@ -20,12 +20,12 @@ from components.models.folders import load_reward_model
 from components.models.runtime import Runtime
 from components.reward import train
 from components.reward.config import RefreshConfig
-from components.reward.pairs import encode_pairs
 from components.reward.refresh import compare
 from components.reward.refresh.compare import Refresh, replayed, without_leaks
 from components.reward.refresh.previous import start_from
 from components.reward.scoring import ScoreScale, head_scores, member_folder, score_sequences
-from components.stats.calibration.measure import calibration
+from components.reward.training_pairs import encode_pairs
+from components.stats.calibration.calibration_metrics import calibration
 from tests.splits import published, write_split
 
 LEARN = {"epochs": 12, "learning_rate": 1e-2, "checkpoint_every": 100}

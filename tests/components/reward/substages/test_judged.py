@@ -10,9 +10,9 @@ from components.base.jsonl import read_rows, write_rows
 from components.models.folders import load_reward_model
 from components.models.runtime import Runtime
 from components.reward.config import JudgedJob
-from components.reward.pairs import encode_pairs
 from components.reward.scoring import ScoreScale, load_scorer, score_sequences
 from components.reward.substages.judged import run
+from components.reward.training_pairs import encode_pairs
 from tests.components.conftest import GENERATION, silent
 
 REPLIES = ("Thanks, we send a refund.", "No.", "Thanks, we send a refund and a refund and a refund and a refund again.")

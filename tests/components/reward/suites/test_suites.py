@@ -19,9 +19,9 @@ from components.gates.judging import GatesConfig, judge
 from components.models.folders import save_model
 from components.models.runtime import Runtime
 from components.reward import stage as reward_stage
-from components.reward.suites.reading import read_suite
 from components.reward.suites.report import suite_report
 from components.reward.suites.scorer import RewardScorer
+from components.reward.suites.suite_formats import read_suite
 from components.stats.intervals import clustered_proportion
 
 WORDS = "my parcel is late and I want a refund now".split()

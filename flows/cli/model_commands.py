@@ -1,0 +1,135 @@
+"""`tether export`, `eval`, `reproduce` and `promote`: commands on a finished model."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from components.base.errors import UserError
+from components.base.paths import user_path
+from flows.cli.command import Json, command, echo
+from flows.environment import tether_home
+
+model_commands = typer.Typer()
+
+DIFFERS = 3
+"""Exit code if the same code on the same kind of machine gave different bytes."""
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A registered model (tether-policy@champion, tether-policy/3), RUN/STAGE (a judge is RUN/reward.judge), "
+        "RUN (its policy), or a digest.",
+    ),
+]
+Version = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A registered version: tether-policy/3 or tether-policy@candidate.")
+]
+Reason = Annotated[str, typer.Option(metavar="TEXT", help="The reason; recorded with your name.")]
+
+
+@command(model_commands, "export")
+def export(
+    model: Model,
+    folder: Annotated[Path | None, typer.Argument(metavar="FOLDER", help="A new or empty folder.")] = None,
+    card: Annotated[bool, typer.Option("--card", help="Only print the card, in the hub's format.")] = False,
+    allow_failed: Annotated[bool, typer.Option("--allow-failed", help="Export it even if its gates failed.")] = False,
+) -> None:
+    """Write a model and its card as a Hugging Face folder.
+
+    transformers, vLLM and the hub can load it."""
+    if card == (folder is not None):
+        raise UserError(f"export {model}: give a folder for the model, or --card to print its card alone.")
+    if folder is None:
+        from flows.models.card import card as text
+        from flows.models.model_facts import model_facts
+
+        echo(text(model_facts(tether_home(), model)), nl=False)
+        return
+    from flows.models.model_export import export as write
+
+    facts = write(tether_home(), model, folder, allow_failed)
+    echo(f"{facts.name} ({facts.record.digest[:12]}) is in {folder}")
+    for reason in facts.failures:
+        echo(f"  it failed: {reason}")
+
+
+@command(model_commands, "eval")
+def evaluate(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A reward model: RUN:reward, a registered one (tether-reward@candidate), a folder, or a sequence "
+            "classifier of the hub (org/name@revision).",
+        ),
+    ],
+    suite: Annotated[Path, typer.Option(metavar="FILE", help="Judged pairs: RewardBench's, LLMBar's, MT-Bench's.")],
+    as_json: Json = False,
+) -> None:
+    """Evaluate a reward model on a suite of judged pairs.
+
+    It reports accuracy, calibration and length by subset, with intervals clustered by prompt."""
+    from flows.models.suite_evaluation import evaluate as score
+    from flows.models.suite_evaluation import text
+
+    found = score(tether_home(), model, suite)
+    echo(json.dumps(found) if as_json else text(found))
+
+
+@command(model_commands, "reproduce")
+def reproduce(
+    of: Annotated[
+        str, typer.Argument(metavar="MODEL|RUN", help="As for `tether export`; a run's id means all its stages.")
+    ],
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--data",
+            metavar="NAME=PATH",
+            help="Where an input is now: preferences=FILE; repeat it for several.",
+        ),
+    ] = None,
+    allow_other_code: Annotated[
+        bool, typer.Option("--allow-other-code", help="Recompute even if the code has changed since.")
+    ] = False,
+) -> None:
+    """Recompute a model or run from its sources and compare.
+
+    It uses no stored result, and compares digests and metrics."""
+    from flows.models.reproduce import reproduce as again
+    from flows.models.reproduce_text import text
+
+    found = again(tether_home(), of, [_named_path(each) for each in data or []], allow_other_code)
+    echo("\n".join(text(found)))
+    if not found.explained:
+        raise typer.Exit(DIFFERS)
+
+
+@command(model_commands, "promote")
+def promote(
+    model: Version,
+    reason: Reason = "",
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Remove every alias instead; no run sets one again. Needs --reason.")
+    ] = False,
+) -> None:
+    """Make a policy that passed human evaluation the champion.
+
+    The former champion keeps its history."""
+    from flows.models.alias_changes import demoted, promoted
+    from tasks.runs.journal import current_user
+
+    if remove and not reason.strip():
+        raise UserError(f"promote {model} --remove: give the reason with --reason TEXT.")
+    change = demoted if remove else promoted
+    echo(change(tether_home(), model, current_user(), reason.strip() or "by hand"))
+
+
+def _named_path(given: str) -> tuple[str, Path]:
+    name, equals, path = given.partition("=")
+    if not (name and equals and path):
+        raise UserError(f"--data {given}: give NAME=PATH, for example --data preferences=pairs.jsonl.")
+    return name, user_path(path, f"--data {name}")

@@ -1,0 +1,286 @@
+"""`tether data check`: find the files, check them and print what was found."""
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from components.base.errors import GateFailed, UserError
+from components.base.text import counted, line
+from components.data.config import SourceConfig
+from components.data.hub import resolve_source
+from components.data.inputs import BESIDE, SUITE, names_file, refuse_unknown_sources, values_of
+from components.data.rows import listed
+from data_contracts.config import ValidateJob
+from flows.config.profiles import Override
+from flows.config.run_config import RunConfig, load_config
+from flows.data.data_files import find_files
+from flows.data.pretrained import find_base, with_template
+from flows.data.reference import find_reference
+from tasks.result import Input
+
+if TYPE_CHECKING:
+    from data_contracts.examine import FileReport
+
+FAILED = GateFailed.exit_code
+MOST_MODELS = 10
+"""The largest number of models whose strengths the terminal shows, strongest first."""
+LOWEST = 5
+"""The largest number of annotators that the terminal names, lowest agreement first; `--json` has all."""
+DEFAULTS = "demo"
+"""The profile whose options apply if none is named. Checks that need a tokenizer are then skipped."""
+
+
+def check_file(
+    home: Path,
+    file: str,
+    others: Mapping[str, str | None],
+    profile: str | None,
+    overrides: Sequence[Override],
+    out: Path | None,
+) -> "FileReport":
+    """Check `file` (and `demonstrations`, `prompts` in `others`) as a run of `profile` would, and return the findings.
+
+    Args:
+        out: a new folder for quarantined rows and Data Docs; None writes nothing.
+
+    Raises:
+        UserError: a file can't be read or is of no kind that a run reads, or `out` exists.
+    """
+    from rich.console import Console
+
+    from components.base.files import whole_folder
+    from components.data.inputs import KINDS
+    from data_contracts.check import NothingValid, check
+    from data_contracts.expectations.own import load_suite
+    from data_contracts.rows.columns import COLUMNS
+    from data_contracts.rows.reading_report import reading_of
+    from data_contracts.sheets import check_sheet
+    from tasks.execution.stage_progress import StageProgress
+
+    if out is not None and out.exists():
+        raise UserError(f"--out {out}: this folder already exists. Name a new one.")
+    config = with_template(load_config(profile or DEFAULTS, overrides))
+    hub = config.data.hub
+    path = resolve_source(file, hub, home / "datasets", "the file")
+    reading = reading_of(path, config.data)
+    kind, inputs = reading.kind, {reading.kind: path}
+    for name, value in others.items():
+        if value is not None:
+            if kind == "sheet" or name in inputs:
+                why = "is a rating sheet, which is checked alone" if kind == "sheet" else f"also holds {name}"
+                raise UserError(f"--{name} {value}: {file} {why}. Leave it out.")
+            inputs[name] = resolve_source(value, hub, home / "datasets", f"--{name}")
+    written = nullcontext() if out is None else whole_folder(out)
+    if kind == "sheet":
+        with written as folder:
+            report = check_sheet(path, config.human_eval.ratings, config.data.checks, folder)
+        return report | {"read": [reading.as_json(path)]}
+    judged = [inputs["preferences"]] if config.data.reference and "preferences" in inputs else []
+    compared = find_reference(config, home, [Input.of(each).digest for each in judged])
+    for further in (*(find_files(each, config, home) for each in BESIDE), compared):
+        inputs |= {name: given.path for name, given in further.items()}
+    named: dict[str, object] = {name: str(inputs[name]) if name in inputs else None for name in KINDS}
+    named["sources"] = own_entry(config, inputs["preferences"]) if "preferences" in inputs else {}
+    job = config.job(ValidateJob)
+    job = job.model_copy(update={"data": job.data.model_copy(update=named)})
+    if profile is not None and config.sft.base is not None:
+        inputs["base"] = find_base(config.sft.base, home)
+    console = Console(stderr=True)
+    with tempfile.TemporaryDirectory(prefix="tether-check-") as scratch, StageProgress(console, "check") as progress:
+
+        def show(rows: int, total: int | None) -> None:
+            progress.show({"step": rows, "metrics": {}, "total": total})
+
+        with written as folder:
+            try:
+                report = check(job, inputs, Path(scratch), folder, show, tokenized=profile is not None)
+            except NothingValid as error:  # data that fail the contract are a result, not an error in the call
+                report = error.report
+    used = {
+        *config.data.reward_columns,
+        *(load_suite(inputs[SUITE]).columns - COLUMNS.keys() if SUITE in inputs else ()),
+    }
+    reading = reading._replace(ignored=[column for column in reading.ignored if column not in used])
+    report["read"] = [reading.as_json(path)]
+    unread = report.get("unread", {})
+    report["unread"] = {kind: {n: c for n, c in of.items() if n not in used} for kind, of in unread.items()}
+    contradicting = sum(check["rows"] or 0 for check in report["checks"] if check["name"] == "consistent")
+    if contradicting and reading.format in ("votes", "two responses"):
+        report["read"][0]["hint"] = (
+            f"{counted(contradicting, 'row contradicts', 'rows contradict')} others on the same pair. If several "
+            "people labelled, name them in a column `annotator`: Tether then reads the rows of a pair as votes on it."
+        )
+    if reading.mistaken:
+        report["passed"] = False
+        report["reasons"] = [
+            *report.get("reasons", ()),
+            f"{file} looks like preferences, but it was read as {reading.format} and no pair was found in it",
+        ]
+    return report
+
+
+def own_entry(config: RunConfig, path: Path) -> dict[str, SourceConfig]:
+    """Return `data.sources` for a check of one file of preferences, by that file's name in a run of several or by
+    `preferences`. Entries of the config's other files are left out.
+
+    Raises:
+        UserError: an entry is of no file that is known.
+    """
+    sources = config.data.sources
+    own = next((name for name in sources if name == "preferences" or names_file(name, path.absolute())), None)
+    if len(values_of(config.data.preferences)) < 2:
+        refuse_unknown_sources((name for name in sources if name != own), ["preferences"])
+    return {} if own is None else {"preferences": sources[own]}
+
+
+def _interval(ends: list[float] | None) -> str:
+    return "" if ends is None else f" (95 % interval {ends[0]:.3f} to {ends[1]:.3f})"
+
+
+def _statistics(report: "FileReport") -> Iterator[str]:
+    """Yield what the votes and labels of the file show."""
+    if report["majority"] is not None:
+        answers = ", ".join(f"{answer} {count}" for answer, count in report["majority"].items())
+        yield f"Most frequent answers: {answers}."
+    raw = "Raw agreement (the chance that two votes on a row are the same)"
+    for title, measure, ends in (
+        ("Fleiss' kappa", report["kappa"], report["kappa_interval"]),
+        ("Krippendorff's alpha", report["alpha"], report["alpha_interval"]),
+        (raw, report["raw_agreement"], report["raw_agreement_interval"]),
+    ):
+        if measure is not None:
+            yield f"{title} {measure:.3f}{_interval(ends)}."
+    if annotators := report.get("annotators"):
+        compared = [(ends, row) for row in annotators if (ends := row["interval"]) is not None]
+        said = "; ".join(
+            f"{row['annotator']} {row['agreement']:.2f}{_interval(ends)} of {row['compared']}"
+            for ends, row in sorted(compared, key=lambda each: each[0][1])[:LOWEST]
+        )
+        said = said or "no two annotators voted on the same row"
+        yield f"{counted(len(annotators), 'annotator')}. Least in agreement with the majority of the others: {said}."
+    if pairs := report.get("pairwise"):
+        said = "; ".join(
+            f"{' and '.join(row['annotators'])} {row['agreement']:.2f} on {counted(row['rows'], 'row')}"
+            + ("" if row["kappa"] is None else f" (Cohen's kappa {row['kappa']:.2f})")
+            for row in pairs[:LOWEST]
+        )
+        yield f"{counted(len(pairs), 'pair')} of annotators. Those that agree least: {said}."
+    if models := report.get("models"):
+        said = "; ".join(
+            f"{row['model']} {row['strength']:+.2f}{_interval(row['interval'])}" for row in models[:MOST_MODELS]
+        )
+        if why := report.get("inseparable"):
+            yield f"{len(models)} models are compared; their strengths cannot be estimated: {why}."
+        else:
+            yield f"Bradley-Terry strengths (logit) of {len(models)} models: {said}{_more(len(models) - MOST_MODELS)}."
+    if languages := report.get("languages"):
+        shares = [f"{name} {share:.1%}" for name, share in languages.items()]
+        yield f"Languages of a sample: {', '.join(shares[:LOWEST])}{_more(len(shares) - LOWEST)}."
+    if noise := report.get("label_noise"):
+        agrees = f"a model of words and lengths agrees with {noise['accuracy']:.1%} of held-out pairs"
+        if noise["share"] is None:
+            yield f"The share of flipped labels can't be estimated: {agrees}, which is too few."
+        else:
+            yield f"Estimated share of flipped labels: {noise['share']:.1%}{_interval(noise['interval'])}; {agrees}."
+    if report["longer_wins"] is not None:
+        kept = next((c for c in report["checks"] if c["name"] == "length_preference"), None)
+        more = "" if kept is None else f", of kept pairs in {kept['value']:.1%}{_interval(kept.get('interval'))}"
+        yield f"The longer response wins in {report['longer_wins']:.1%} of decided pairs{more}."
+
+
+def _more(number: int) -> str:
+    return f" and {number} more" if number > 0 else ""
+
+
+def _read_as(report: "FileReport") -> Iterator[str]:
+    for read in report.get("read", ()):
+        name = "a rating sheet" if read["source"] == "sheet" else f"{read['source']} ({read['format']})"
+        yield f"{read['file']}: read as {name if read['source'] != read['format'] else read['source']}."
+        if read["source"] == "sheet":
+            yield (
+                f"Score it with `tether people score {read['file']} --run RUN`, which also checks that its texts "
+                "are the exported ones."
+            )
+        counts = report.get("unread", {}).get(read["source"], {})
+        if names := list(dict.fromkeys([*read["ignored"], *counts])):
+            some = {  # a name alone is that of a column with something in every row
+                name: f" ({counted(n, 'row')})"
+                for name, n in counts.items()
+                if n != report["rows"] or name not in read["ignored"]
+            }
+            yield f"Columns that are not used: {listed([name + some.get(name, '') for name in names])}."
+        if read["hint"]:
+            yield read["hint"]
+
+
+def _kept_out(report: "FileReport", out: Path | None) -> Iterator[str]:
+    """Yield the first quarantined rows with their reasons, and where to find the rest."""
+    rows = report.get("kept_out", [])
+    several = len({row["file"] for row in rows}) > 1
+    for row in rows:
+        yield f"{row['file'] + ' ' if several else ''}row {row['row']}: {'; '.join(row['reasons'])}"
+    rest = report["quarantined"] - len(rows)
+    if rest > 0:
+        yield f"and {rest:,} more" + ("." if out else "; `--out FOLDER` writes all of them with their reasons.")
+
+
+def print_check(report: "FileReport", out: Path | None) -> None:
+    """Print the checks that found something as a table, then statistics of the votes, then the verdict."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from data_contracts.check import threshold_text
+    from data_contracts.expectations.suites import first_rows
+    from tasks.execution.stage_progress import cell
+    from tasks.execution.stage_progress import say as say_on
+
+    console = Console()
+    say = partial(say_on, console)
+    for told in _read_as(report):
+        say(line(told))
+    table = Table(pad_edge=False, box=None)
+    for name in ("", "check", "severity", "value", "threshold", "rows", "which"):
+        table.add_column(name, justify="right" if name in ("value", "threshold", "rows") else "left", overflow="fold")
+    found = [check for check in report["checks"] if check["rows"] or not check["passed"]]
+    for check in found:
+        bad = Text("FAIL", "red") if check["severity"] == "error" else Text("warn", "yellow")
+        value = "" if check["value"] is None else f"{check['value']:.3g}"
+        name = check["name"] if check["source"] in ("preferences", "kept") else f"{check['source']}: {check['name']}"
+        cells = (name, check["severity"], value, threshold_text(check), str(check["rows"] or ""), first_rows(check))
+        table.add_row(Text("ok", "green") if check["passed"] else bad, *map(cell, cells))
+    if found:
+        console.print(table)
+    for check in found:
+        say(line(f"{check['name']}: {check['description']}"))
+    say(
+        f"{counted(len(report['checks']) - len(found), 'other check')} found nothing. "
+        f"{counted(report['rows'], 'row')}, {counted(report['pairs'], 'pair')} kept, "
+        f"{counted(report['quarantined'], 'row')} quarantined{':' if report.get('kept_out') else '.'}"
+    )
+    if unjudged := report.get("unjudged"):
+        say(
+            f"{counted(len(unjudged), 'expectation')} of your suite judged no value: {line(listed(unjudged))}. Columns "
+            "in tokens need --profile; any other column named there has no value in these rows."
+        )
+    for told in _kept_out(report, out):
+        say(f"  {line(told)}")
+    for told in _statistics(report):
+        say(line(told))
+    if out is not None:
+        say(f"Written to {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
+    errors = [check for check in report["checks"] if not check["passed"] and check["severity"] == "error"]
+    for reason in report.get("reasons", ()):
+        say(line(reason.rstrip(".") + "."))
+    failed = ", ".join(check["name"] for check in errors)
+    if not failed:
+        failed = "for the reason above" if report.get("reasons") else "no row was read that a run could train on"
+    say("The contract holds." if report["passed"] else f"The contract fails: {line(failed)}.")
+    if any(check["rows"] for check in errors):
+        say(
+            "Correct or remove these rows, then check again. To allow a larger share of them, pass "
+            "--set data.checks.CHECK.threshold=SHARE, here and in the run."
+        )

@@ -1,0 +1,50 @@
+"""Find the data files that a config names, and read their first rows."""
+
+import os
+from pathlib import Path
+
+from components.base.errors import UserError, about
+from components.data.hub import hub_commit, resolve_source
+from components.data.inputs import JUDGE, KINDS, SUITE, input_names, refuse_same_bytes, values_of
+from components.data.readers import read_source
+from data_contracts.config import JudgeData, of_judge
+from data_contracts.expectations.own import load_suite
+from data_contracts.rows.gather import look_at
+from data_contracts.rows.reading_report import refuse_ratings
+from flows.config.run_config import RunConfig
+from tasks.result import Input
+
+
+def find_files(kind: str, config: RunConfig, home: Path) -> dict[str, Input]:
+    """Return the files that `data.KIND` of the config names, by input.
+
+    Raises:
+        UserError: a file is missing or can't be read, or two hold the same bytes.
+    """
+    found: list[Input] = []
+    hub = None if kind == SUITE else config.data.hub
+    for value in values_of(getattr(config.data, kind)):
+        path = resolve_source(value, hub, home / "datasets", f"data.{kind}")
+        with about(f"data.{kind}"):
+            if kind in (*KINDS, JUDGE):
+                refuse_ratings(path, f"data.{kind}", config.data)
+                _look_at(kind, path, config)
+            elif kind == SUITE:
+                load_suite(path)
+            else:
+                next(iter(read_source(path, config.data.hub.split, config.data.readers)))
+            found.append(Input.of(path).model_copy(update={"hub": hub_commit(value, path)}))
+    digests = [given.digest for given in found]
+    refuse_same_bytes(kind, [given.path for given in found], digests)
+    paths = [Path(os.path.abspath(given.path)) for given in found]
+    return dict(zip(input_names(kind, paths, digests), found, strict=True))
+
+
+def _look_at(kind: str, path: Path, config: RunConfig) -> None:
+    if kind != JUDGE:
+        look_at(kind, path, config.data)
+        return
+    try:
+        look_at("preferences", path, JudgeData.of(config.data).as_preferences())
+    except UserError as error:
+        raise UserError(of_judge(error)) from error

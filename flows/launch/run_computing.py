@@ -1,0 +1,137 @@
+"""Compute a run that has begun, and give out its sheets if people judge it."""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import dropwhile
+
+from components.base.errors import TetherError
+from components.base.files import write_whole
+from components.base.settings import Settings
+from components.models.runtime import check_machine
+from flows.config.run_config import RunConfig
+from flows.launch.begin import Launch
+from flows.people.label_progress import begin_waiting
+from flows.people.rater_sheets import give_out
+from flows.rlhf import pipeline, rlhf
+from flows.sources import Sources
+from tasks.execution.context import RunContext
+from tasks.execution.runner import peek, run_stage
+from tasks.result import Given, StageResult
+from tasks.runs.status import load_status
+from tasks.stages import COMPARISON as COMPARED
+from tasks.stages import OPTIONAL, PIPELINE, STAGES, Stage
+
+COMPARISON = "comparison.md"
+"""The result of a comparison of models, in a run's folder."""
+
+
+def compute(launch: Launch) -> StageResult | None:
+    """Run the pipeline, and record how the run ended even if it fails.
+
+    Returns:
+        The result of human_eval, or of the stage that `until` names; None if the run waits for labels.
+
+    Raises:
+        UserError: a stage's runner is a pool, and there is no server or deployment for it; or this machine cannot
+            compute a stage. Errors of a stage are passed on unchanged.
+    """
+    ctx, config, sources, _ = launch
+    first = first_to_compute(config, sources, ctx)
+    if first is not None:
+        from tasks.prefect_flow.server import check_server, end_orphans
+
+        end_orphans(ctx.home / "prefect" / "embedded")
+        try:
+            _check_machine(launch, first)
+            ends = PIPELINE.index(ctx.until or PIPELINE[-1])
+            pools = {stage: pool for stage, pool in config.pools.items() if PIPELINE.index(stage) <= ends}
+            check_server(needed_for={stage: pool for stage, pool in pools.items() if stage not in ctx.pinned})
+        except TetherError:
+            ctx.discard()
+            raise
+        try:
+            return _go(launch, lambda: rlhf(config, sources, ctx))
+        finally:
+            if ctx.flow_run:
+                from tasks.prefect_flow.stage_tasks import show_report
+
+                show_report(ctx)
+    return _go(launch, lambda: pipeline(config, sources, partial(run_stage, ctx=ctx), ctx.until))
+
+
+def compute_in_flow(launch: Launch, flow_run: str) -> StageResult | None:
+    """Do the same as `compute` inside a deployment's flow run: each stage is a task of the flow run `flow_run`."""
+    from tasks.prefect_flow.stage_tasks import prefect_runner, show_in, show_report
+
+    ctx = launch.ctx
+    show_in(ctx, flow_run)
+
+    def work() -> StageResult | None:
+        _check_machine(launch, first_to_compute(launch.config, launch.sources, ctx))
+        return pipeline(launch.config, launch.sources, prefect_runner(ctx), ctx.until)
+
+    try:
+        return _go(launch, work)
+    finally:
+        show_report(ctx)
+
+
+def _go(launch: Launch, work: Callable[[], StageResult | None]) -> StageResult | None:
+    with launch.ctx as ctx:
+        for note in launch.notes:
+            ctx.say(note)
+        try:
+            result = work()
+        finally:  # even if a gate on the raters stops the run, their answers are reported
+            if launch.sources.compared:
+                _write_comparison(ctx)
+        if result is None:
+            ctx.end_stage("human_eval", "awaiting_labels")
+            give_out(ctx.store.path(ctx.status.stage("human_eval").digest or ""), ctx.folder)
+    if result is None:
+        begin_waiting(ctx.home, ctx.run, ctx.say)
+    return result
+
+
+def _write_comparison(ctx: RunContext) -> None:
+    from components.human_eval.comparison.model_pairs import RESULT
+    from flows.models.compared_models import result_text
+    from tasks.runs.comparison_names import compared_names
+
+    digest = ctx.status.stage("human_eval").digest
+    if digest is not None and (ctx.store.path(digest) / RESULT).is_file():
+        told = result_text(ctx.store.path(digest), compared_names(load_status(ctx.home, ctx.run).origin))
+        write_whole(ctx.folder / COMPARISON, told)
+
+
+def _check_machine(launch: Launch, first: str | None) -> None:
+    """Check that this machine can compute the stages from `first` on that are not a pool's."""
+    ctx, config, sources, _ = launch
+    stages = (COMPARED if sources.compared else STAGES).values()
+    for stage in dropwhile(lambda each: each.name != first, stages):
+        asked = stage.name not in OPTIONAL or config.data.has_judge
+        runtime = getattr(config.stage_job(stage), "runtime", None) if "torch" in stage.libraries else None
+        if runtime is not None and asked and stage.name not in ctx.pinned and stage.shown not in config.pools:
+            check_machine(runtime)
+        if stage.final and stage.shown == ctx.until:
+            return
+
+
+class _Enough(Exception):
+    """Ends the look into the store. The argument is the stage to compute, None if everything needed is stored."""
+
+
+def first_to_compute(config: RunConfig, sources: Sources, ctx: RunContext) -> str | None:
+    """Return the first stage that is not stored, up to the run's end or the first failed gate; None if all are."""
+
+    def look(stage: Stage, job: Settings, inputs: Given) -> StageResult:
+        found = peek(stage, job, inputs, ctx)
+        if found is None or found.state == "gate_failed":
+            raise _Enough(stage.name if found is None else None)
+        return found
+
+    try:
+        pipeline(config, sources, look, ctx.until)
+    except _Enough as enough:
+        return enough.args[0]
+    return None

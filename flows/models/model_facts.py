@@ -1,0 +1,249 @@
+"""Gather everything that a model's card and export need: its records, and the run whose gates judge it."""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import JsonValue
+
+from components.base.errors import UserError
+from components.gates.gate_text import number, outcome, rule
+from components.gates.judging import Verdict, Waiver
+from components.store.graph import Graph, Node
+from components.store.store import ArtifactStore, Record
+from flows.models.lineage import ChangedOption, changed_options, find_subject, record_of
+from tasks.runs.config import run_values
+from tasks.runs.journal import recorded_inputs
+from tasks.runs.status import RunStatus, StageStatus, has_run, list_runs, load_status
+from tasks.tracking.model_links import JUDGE, MODELS, model_name
+from tasks.tracking.registry import Version, versions
+
+logger = logging.getLogger(__name__)
+
+PASSED = ("passed", "cached")
+"""States of a stage that passed its gates without a waiver."""
+OF_JUDGE = "reward.judge"
+"""The sub-stage that trains an independent judge."""
+KINDS = MODELS | {OF_JUDGE: JUDGE}
+"""Maps a (sub-)stage to the kind of model that it trains."""
+SHOWN = {OF_JUDGE: "reward"}
+"""Maps a sub-stage to the stage under which a run's status lists it."""
+
+
+class ModelFacts(NamedTuple):
+    """Everything that a card or an export says about a model."""
+
+    name: str
+    """The name in the registry (`tether-policy`), even if the model is not registered."""
+    record: Record
+    upstream: tuple[Node, ...]
+    """The nodes it was made of, in the order in which they were made; its own node is last."""
+    made: Sequence[Record]
+    """The newest record of each artifact it was made of; its own record, `record`, is last."""
+    paths: Mapping[str, Path]
+    """Maps the digest of an external input to where it was read."""
+    config: Mapping[str, JsonValue]
+    """The config of the run that computed the model; empty if that run is not in this home."""
+    options: Mapping[str, ChangedOption]
+    """Options of all stages it was made by that differ from the profile's, by dotted name."""
+    run: str | None
+    """The run whose gates judge the model; None if no run in this home has it."""
+    stages: Mapping[str, StageStatus]
+    """The stages of `run`, by name."""
+    waivers: Sequence[Waiver]
+    """The waivers of `run`."""
+    versions: tuple[Version, ...]
+    """Its registered versions, if the registry was asked."""
+    users: Mapping[str, str]
+    """Maps each run in this home that computed a part of it to the user who started the run."""
+
+    @property
+    def kind(self) -> str:
+        return KINDS[self.record.stage]
+
+    @property
+    def promoted(self) -> Mapping[str, str] | None:
+        """Return who made it champion: `{by, at, run, judges}`; None if nobody did."""
+        return next((each.promoted for each in self.versions if each.promoted), None)
+
+    @property
+    def stages_of(self) -> dict[str, Record]:
+        """Return the model's record and those it was directly made of, by stage, without an earlier run's reward
+        model."""
+        by_digest = {record.digest: record for record in self.made}
+        inputs = [self.record.inputs.get(name) for name in ("data", "judge_data", "sft", "reward", "judge")]
+        records = [*(by_digest[digest] for digest in inputs if digest in by_digest), self.record]
+        return {record.stage: record for record in records}
+
+    @property
+    def gates(self) -> list[Verdict]:
+        """Return the gates that judged the model and what it was made of; for a policy also those of human_eval."""
+        shown = [*self.stages_of, *(["human_eval"] if self.kind == "policy" else [])]
+        shown = list(dict.fromkeys(SHOWN.get(name, name) for name in shown))
+        return [gate for name in shown for gate in self._gates_of(name)]
+
+    def _gates_of(self, name: str) -> Sequence[Verdict]:
+        """Return the gates of a stage that apply to this model: a reward model and a judge have different ones."""
+        gates = self.stages[name].gates if name in self.stages else []
+        if name == "reward" and self.kind in ("reward", JUDGE):
+            return [gate for gate in gates if gate.name.startswith("reward.judge_") == (self.kind == JUDGE)]
+        return gates
+
+    @property
+    def failures(self) -> list[str]:
+        """Return why the model should not be used: failed gates without a waiver, a stopped PPO, or no judgement."""
+        if self.run is None:
+            return ["no run here has judged it by gates"]
+        own = [SHOWN.get(self.record.stage, self.record.stage), *(["human_eval"] if self.kind == "policy" else [])]
+        gates = {gate.name: gate for name in own for gate in self._gates_of(name)}
+        found = [
+            f"{name}: {gate.metric} is {number(gate.value)}, must be {rule(gate)}"
+            for name, gate in gates.items()
+            if outcome(gate) == "FAIL"
+        ]
+        stopped = gates.get("ppo.stopped")
+        if self.record.metrics.get("ppo/stopped") and (stopped is None or outcome(stopped) == "OFF"):
+            found.append(
+                "the tether broke: KL left ppo.watch.kl_high or reached ppo.kl.stop_above, or an alarm of "
+                "ppo.monitors.stop_on was raised, or an observer of ppo.observers stopped it"
+            )
+        return found
+
+
+def model_facts(home: Path, asked: str) -> ModelFacts:
+    """Return the facts of the model that `asked` names.
+
+    Args:
+        home: the Tether home.
+        asked: a registered model (`tether-policy`, `tether-policy@champion`, `tether-policy/3`), a run's model
+            (`RUN/reward`, `RUN/reward.judge`; `RUN` alone means its policy), or the start of an artifact's digest
+            or key.
+
+    Raises:
+        UserError: nothing with that name is known, or it is not a model.
+    """
+    graph, registered = Graph.of(ArtifactStore(home)), versions(home)
+    digest, run = find_model(home, asked, graph)
+    model = next((each for each in registered if asked in each.spellings), None)
+    if run is None:
+        run = _judging_run(home, digest, [each for each in registered if each.digest == digest])
+    if run is not None:
+        graph = graph.of_keys(load_status(home, run).needs)
+    return _gather(home, digest, graph, registered, run, model.name if model is not None else None)
+
+
+def facts_of_run(home: Path, run: str, records: Iterable[Record]) -> Iterator[ModelFacts]:
+    """Yield the facts of each model that passed a run's gates. Reads only that run, so it is cheap at the run's end.
+
+    Args:
+        home: the Tether home.
+        run: the run's id.
+        records: the records of the run's artifacts, computed or reused.
+    """
+    graph = Graph(records)
+    for stage in load_status(home, run).stages:
+        passed = stage.name in MODELS and stage.state in (*PASSED, "waived")
+        if passed and stage.digest and graph.node(stage.digest).records:
+            yield _gather(home, stage.digest, graph, (), run)
+
+
+def find_model(home: Path, asked: str, graph: Graph) -> tuple[str, str | None]:
+    """Return the digest of the model that `asked` names, and the run if the name contains one.
+
+    Raises:
+        UserError: as `model_facts`.
+    """
+    run, _, stage = asked.partition("/")
+    if has_run(home, run):
+        stage = stage or "ppo"
+        digests = _models_of(load_status(home, run))
+        if (digest := digests.get(stage)) is None:
+            there = ", ".join(f"{run}/{name}" for name, digest in digests.items() if digest) or "none"
+            raise UserError(f"{asked}: run {run} has no {stage} model. Give one that a run has; this run has {there}.")
+        return digest, run
+    subject = find_subject(home, asked, graph)
+    stages = {record.stage for digest in subject.digests for record in graph.node(digest).records}
+    if len(subject.digests) != 1 or not stages & set(KINDS):
+        raise UserError(
+            f"{asked}: this is {', '.join(stages) or 'an external input'}, not a model. Only "
+            f"{', '.join(KINDS)} produce models: give a registered one (such as tether-policy@champion), RUN/STAGE, "
+            f"or its digest."
+        )
+    return subject.digests[0], None
+
+
+def _models_of(status: RunStatus) -> dict[str, str | None]:
+    """Return the digest of each model that a run has, by (sub-)stage, in the order of the stages."""
+    found: dict[str, str | None] = {}
+    for stage in status.stages:
+        found |= {name: part.digest for name, part in stage.parts.items() if name in KINDS}
+        found |= {stage.name: stage.digest} if stage.name in KINDS else {}
+    return found
+
+
+def _judging_run(home: Path, digest: str, registered: Iterable[Version]) -> str | None:
+    """Return the run that made a model champion; otherwise the newest run in which it passed its gates; otherwise the
+    newest run that has it."""
+    for each in registered:
+        if each.promoted and has_run(home, run := each.promoted.get("run", "")):
+            return run
+    newest = None
+    for run in list_runs(home):
+        for stage in load_status(home, run).stages:
+            if digest in (stage.digest, *(part.digest for part in stage.parts.values())):
+                newest = newest or run
+                if stage.state in (*PASSED, "waived"):
+                    return run
+    return newest
+
+
+def _gather(
+    home: Path, digest: str, graph: Graph, registered: Iterable[Version], run: str | None, name: str | None = None
+) -> ModelFacts:
+    upstream = tuple(graph.upstream([digest]))
+    if not upstream[-1].records:
+        lost = "".join(f" Key {key[:16]}: {miss.reason}." for key, miss in graph.unreadable.items())
+        raise UserError(
+            f"artifact {digest[:16]}: the store has no record of it that can be read.{lost} Run the same command "
+            "again to compute it."
+        )
+    record = record_of(upstream[-1], run)
+    config, computed_in = _other_runs(home, record.run, upstream)
+    status = None if run is None else load_status(home, run)
+    stages = {} if status is None else {stage.name: stage for stage in status.stages}
+    made = [*(node.records[0] for node in upstream[:-1] if node.records), record]
+    options: dict[str, ChangedOption] = {}
+    for each in made:
+        options |= changed_options(home, each, computed_in[each.run].profile if each.run in computed_in else None)
+    computed_by = {each.run for node in upstream for each in node.records}
+    sources = {node.digest for node in upstream if not node.records}
+    read = recorded_inputs(home, computed_by) if sources else {}
+    return ModelFacts(
+        name=name or model_name(str(config.get("project", "tether")), KINDS[record.stage]),
+        record=record,
+        upstream=upstream,
+        made=made,
+        paths={source: read[source].path for source in sources if source in read},
+        config=config,
+        options=dict(sorted(options.items())),
+        run=run,
+        stages=stages,
+        waivers=[] if status is None else status.waivers,
+        versions=tuple(each for each in registered if each.digest == digest),
+        users={run: each.user for run, each in computed_in.items() if each.user},
+    )
+
+
+def _other_runs(home: Path, run: str, upstream: Iterable[Node]) -> tuple[Mapping[str, JsonValue], dict[str, RunStatus]]:
+    """Return the config of `run`, and the status of each run that computed a part. Unreadable runs are logged."""
+    config: Mapping[str, JsonValue] = {}
+    found = {}
+    for each in {run, *(record.run for node in upstream for record in node.records)}:
+        try:
+            if has_run(home, each):
+                found[each] = load_status(home, each)
+                config = run_values(home, each) if each == run else config
+        except UserError as error:
+            logger.warning("%s", error)
+    return config, found

@@ -1,0 +1,148 @@
+"""Write the notes on MLflow's pages, in Markdown, from the facts of a run."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from components.base.text import markdown as words
+from components.base.text import markdown_code as span
+from components.gates import gate_text as gate_text
+from components.gates.judging import Verdict
+from components.gates.table import GATES, brief_metrics
+from components.keys.code_version import CodeVersion
+from components.store.records import Environment
+from tasks.lineage.of_run import judged as judged_in_short
+from tasks.runs.journal import Done
+from tasks.runs.status import RunStatus
+
+
+class NoteRow(NamedTuple):
+    """A row of a table of inputs and outputs."""
+
+    how: str
+    name: str
+    digest: str
+    link: str = ""
+
+    @property
+    def cells(self) -> str:
+        name = words(self.name)
+        return f"| {self.how} | {f'[{name}]({self.link})' if self.link else name} | {span(self.digest[:16])} |"
+
+
+PICTURE = "lineage.svg"
+"""The artifact with the picture of a run's or a stage's lineage."""
+
+
+def picture(run: str) -> str:
+    """Return the picture of an MLflow run as Markdown; its address is relative to MLflow's root."""
+    return f"![Lineage; the tables say the same](get-artifact?path={PICTURE}&run_uuid={run})"
+
+
+def link_line(links: Mapping[str, str]) -> list[str]:
+    """Return the links that have an address as one paragraph; empty if none has."""
+    found = [f"[{words(text)}]({url})" for text, url in links.items() if url]
+    return [" · ".join(found), ""] if found else []
+
+
+def stage_note(
+    done: Done, computed_in: str, rows: Sequence[NoteRow], links: Mapping[str, str], shown_by: str = ""
+) -> str:
+    """Return the note of a stage's run, which its model gets too.
+
+    Args:
+        computed_in: the address of the run that computed it, if MLflow has that run.
+        rows: its inputs and its output.
+        links: further pages, as texts with addresses; empty addresses are left out.
+        shown_by: the MLflow run with the picture of its lineage.
+    """
+    by = done.record.run
+    run = f"[{words(by)}]({computed_in})" if computed_in else f"{span(by)}, which is not in this MLflow"
+    cached = "From the cache. " if done.hit else ""
+    lines = [f"{cached}Stage **{done.shown}**, computed in run {run}. {code(done.record.environment)}", ""]
+    lines += link_line(links)
+    if brief := brief_metrics(done.shown, done.record.metrics):
+        numbers = [f"| {words(name)} | {gate_text.number(done.record.metrics[name])} |" for name in brief]
+        lines += ["**Numbers**", "", "| metric | value |", "|---|---:|", *numbers, ""]
+    if done.shown == "validate":
+        name, folder = ("data/quarantined", "") if done.final else ("data/judge_quarantined", "judge/")
+        kept_out = f"Kept out: {gate_text.number(done.record.metrics.get(name, 0))} rows"
+        lines += [f"{kept_out} (`attachments/{folder}quarantine.jsonl` names them; one may fail several checks)."]
+        for check in _keeping_out(done):
+            told = f"{span(check['name'])}, else: {words(check['description'])}"
+            lines += [f"- {gate_text.number(check['rows'])} of {words(check['source'])}: {told}"]
+        lines += [""]
+    lines += ["**Lineage**", "", *([picture(shown_by), ""] if shown_by else [])]
+    lines += ["| | what | digest |", "|---|---|---|", *(row.cells for row in rows)]
+    if judged := [verdict for verdict in done.verdicts if verdict.threshold is not None]:
+        # Gates that did not pass come first.
+        lines += ["", "**Gates**", "", gate_text.markdown(sorted(judged, key=lambda verdict: verdict.passed))]
+    return "\n".join(lines)
+
+
+def _advice(verdicts: Sequence[Verdict]) -> list[str]:
+    """Return a Markdown list of what each gate that stops the run means and what to change; empty if none does."""
+    gates = [GATES[verdict.name] for verdict in verdicts if verdict.stops and verdict.name in GATES]
+    lines = [f"- **{words(gate.name)}** {gate.cause} {gate.remedy}" for gate in gates]
+    return [*lines, "", "The report has the command that tries this.", ""] if lines else []
+
+
+def code(environment: Environment) -> str:
+    """Return a sentence that names the code that ran."""
+    version = environment.get("code", CodeVersion())
+    if not (commit := version.get("commit")):
+        return "Code of unknown commit."
+    return f"Code: commit {span(commit[:12])}{' with changes' if version.get('dirty') else ''}."
+
+
+def quarantined(done: Done) -> dict[str, int]:
+    """Return the number of rows that each check of validate quarantined, as `source.check`."""
+    return {f"{check['source']}.{check['name']}": check["rows"] for check in _keeping_out(done)}
+
+
+def _keeping_out(done: Done) -> list[dict[str, Any]]:
+    report = done.path / "report.json"
+    if not report.is_file():
+        return []
+    checks = json.loads(report.read_text(encoding="utf-8"))
+    return [check for check in checks if check["rows"] and check["severity"] in ("error", "quarantine")]
+
+
+def run_note(
+    status: RunStatus, done: Sequence[Done], stages: Mapping[str, str], links: Mapping[str, str], shown_by: str
+) -> str:
+    """Return the note of a whole run.
+
+    Args:
+        stages: the stages' pages in MLflow, by stage.
+        links: further pages, as texts with addresses; empty addresses are left out.
+        shown_by: the MLflow run with the picture of the run's lineage.
+    """
+    metrics = {name: value for each in done for name, value in each.record.metrics.items()}
+    lines = [f"**{status.state.replace('_', ' ').capitalize()}.** {_about(status)}", ""]
+    lines += link_line(links)
+    lines += [f"The run was asked to end after {words(status.until)}.", ""] if status.until else []
+    verdicts = [verdict for each in done for verdict in each.verdicts if verdict.threshold is not None]
+    if open_ := [verdict for verdict in verdicts if not verdict.passed]:
+        lines += ["**Gates that did not pass**", "", gate_text.markdown(open_), *_advice(open_)]
+    lines += ["**Lineage**", "", picture(shown_by), ""]
+    lines += ["**Stages**", "", "| stage | state | numbers | gates | artifact |", "|---|---|---|---|---|"]
+    for stage in status.stages:
+        name = f"[{words(stage.name)}]({stages[stage.name]})" if stage.name in stages else words(stage.name)
+        name += f" ([Prefect]({stage.prefect}))" if stage.prefect else ""
+        brief = brief_metrics(stage.name, metrics)
+        numbers = [f"{metric.partition('/')[2]} {gate_text.number(metrics[metric])}" for metric in brief]
+        told, _ = judged_in_short([verdict for each in done if each.shown == stage.name for verdict in each.verdicts])
+        digest = span(stage.digest[:16]) if stage.digest else ""
+        cells = (name, stage.state.replace("_", " "), words(", ".join(numbers)), words(told), digest)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines).strip()
+
+
+def _about(status: RunStatus) -> str:
+    name = f"{words(status.name)}: " if status.name else ""
+    by = f", started by {words(status.user)}" if status.user else ""
+    minutes, seconds = divmod(round(status.seconds), 60)
+    took = f"{minutes:,} min {seconds} s" if minutes else f"{seconds} s"
+    began = words(status.started[:19].replace("T", " "))
+    return f"{name}Profile {words(status.profile)}{by}, begun {began} UTC, took {took}."
