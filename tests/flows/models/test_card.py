@@ -14,7 +14,7 @@ from components.base.errors import UserError
 from components.gates.judging import Waiver
 from components.keys.code_version import code_version
 from components.store.graph import Graph
-from flows.models import model_facts as model_facts
+from flows.models import model_facts
 from flows.models.card import card
 from flows.models.card_metrics import measured
 from flows.models.model_facts import facts_of_run
@@ -166,7 +166,7 @@ def test_a_policy_that_nobody_rated_has_no_win_rate_and_says_so(make_home: Any) 
     document["stages"][4] |= {"state": "awaiting_labels", "metrics": {}, "gates": []}
     path.write_text(json.dumps(document))
     facts = model_facts.model_facts(home.path, RUN)
-    assert model_facts.failures == [] and model_facts.promoted is None
+    assert facts.failures == [] and facts.promoted is None
     assert "human_eval/win_rate" not in [each.metric for each in measured(facts)]
     assert "Nobody has compared its responses with the SFT model's yet." in card(facts)
 
