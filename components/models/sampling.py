@@ -146,6 +146,10 @@ class Response:
     """Its tokens as a reward model reads them (`as_judged`), with EOS if it ended."""
     ended: bool
     """Whether EOS, or another ending of the tokenizer's, was sampled before the cap."""
+    sampled_ids: list[int]
+    """Its tokens as they were sampled, with the ending."""
+    number: int
+    """The number of its random stream."""
 
 
 @contextmanager
@@ -477,5 +481,6 @@ def generate_responses(
             samples = engine.sample([encoded[i] for i in batch], generation, seed, numbers)
             ended = samples.ended.tolist()
             for row, (i, text) in enumerate(zip(batch, samples.texts(tokenizer), strict=True)):
-                out[i] = Response(text, samples.as_judged(row), ended[row])
+                sampled_ids = samples.response_ids[row, : samples.response_lengths[row]].tolist()
+                out[i] = Response(text, samples.as_judged(row), ended[row], sampled_ids, numbers[row])
     return [out[i] for i in range(len(encoded))]

@@ -17,9 +17,6 @@ from components.training.heldout import BestCheckpoint, Row
 from components.training.trained_weights import WeightAverage
 from components.training.updates import Observer, Update
 
-STREAM = "watch"
-"""The random stream of these evaluations. It is the same each time, so that checkpoints differ only by their
-weights."""
 SHOWN = 8
 """Number of prompts whose responses are shown to people."""
 
@@ -60,9 +57,10 @@ class PolicyEvaluations(Observer[Update]):
         cls, models: Models, job: PpoJob, data: Path, average: WeightAverage | None, alarm_update: Callable[[], int]
     ) -> "PolicyEvaluations":
         """Return the state before the first evaluation."""
-        rows = read_split(data / "prompts.calibration")[: job.ppo.watch.prompts] if job.ppo.evaluate_every else []
+        count = min(job.ppo.watch.prompts, len(models.answers.ids)) if job.ppo.evaluate_every else 0
+        rows = read_split(data / "prompts.calibration")[:count]
         prompts = [row["prompt"] for row in rows]
-        answer = partial(respond, models, prompts=prompts, job=job, data=data, stream=STREAM, judged=True)
+        answer = partial(respond, models, prompts=prompts, job=job, data=data, stream=models.answers, judged=True)
         return cls(job.ppo, prompts, answer, models.sft, average, alarm_update)
 
     def state(self) -> Any:

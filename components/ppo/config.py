@@ -144,7 +144,8 @@ class WatchConfig(Settings):
     """Held-out evaluations during training, and what they decide. `ppo.evaluate_every` sets how often they run."""
 
     prompts: int = Field(96, ge=2)
-    """Number of prompts from the calibration split, on which no gate judges; one response to each."""
+    """Number of prompts from the calibration split, on which no gate judges, at most `reward.scale_responses`; one
+    response to each, with the same random numbers each time, so that checkpoints differ only by their weights."""
     kl_high: float | None = Field(None, gt=0)
     """Upper end of the band in which KL to SFT should stay, in `kl.unit`; set it to the threshold of the gate on KL. A
     checkpoint whose KL (the upper end of its interval) is above it is published only if no evaluated one is inside. If
@@ -178,8 +179,8 @@ class MonitorConfig(Settings):
     """Monitors of every batch, with limits from SFT's own responses (docs/guide/training.md lists the alarms)."""
 
     responses: int | None = Field(256, ge=8)
-    """Number of SFT responses, to prompts of the calibration split, from which the limits are computed; null for no
-    monitors."""
+    """Number of SFT responses, to prompts of the calibration split, from which the limits are computed, at most
+    `reward.scale_responses`; null for no monitors."""
     stop_on: tuple[MonitorName, ...] = ()
     """Alarms that stop the run and fail it, as KL above the ceiling does; all others warn. Of the checkpoints that were
     evaluated before such an alarm, the one with the highest score inside the band is published."""

@@ -22,6 +22,7 @@ from components.ppo.experience import rewarded_scores, sampled_batches
 from components.ppo.maths import kl_estimates
 from components.ppo.models import Models
 from components.ppo.monitors.text_statistics import dissimilarity, distinct_ngrams, echo, repetition
+from components.reward.scoring import SftAnswers
 from components.rewards.rules import rule_metrics
 from components.rewards.weighted import source_metrics
 from components.sft.tokenized_demonstrations import choose_demonstrations, perplexity_ratio, response_losses
@@ -369,12 +370,14 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def respond(
-    models: Models, model: Any, prompts: Sequence[Any], job: PpoJob, data: Path, stream: str = "evaluation",
+    models: Models, model: Any, prompts: Sequence[Any], job: PpoJob, data: Path,
+    stream: str | SftAnswers = "evaluation",
     judging: bool = False, temperature: float | None = None, judged: bool = False, told: Observe = unobserved,
 ) -> list[Answered]:  # fmt: skip
     """Sample and score one response of `model` to each prompt. Models with the same `stream` get the same randomness.
 
     Args:
+        stream: as for `sampled_batches`.
         judging: also ask the sources of `ppo.rewards` that only judge.
         temperature: of sampling, 0 for greedy; None takes the job's. Log-probabilities are always at the job's
             temperature; if the two differ, `kl` is a log-ratio but not an estimate of KL.
@@ -425,10 +428,10 @@ def _scaled(models: Models, raw: torch.Tensor) -> list[float | None]:
 
 
 def sft_responses(models: Models, prompts: Sequence[Any], job: PpoJob) -> tuple[list[str], list[bool], torch.Tensor]:
-    """Sample an SFT response to each prompt; return the texts, whether each ended, and the pipeline's own raw scores
-    (n,) of them."""
+    """Return the texts of SFT's answers to the calibration prompts, whether each ended, and the pipeline's own raw
+    scores (n,) of them."""
     texts, ended, raw = list[str](), list[bool](), list[torch.Tensor]()
-    for _, samples, found in sampled_batches(models, models.sft, prompts, job, "scales of rewards"):
+    for _, samples, found in sampled_batches(models, models.sft, prompts, job, models.answers):
         raw.append(found.raw_scores)
         texts += samples.texts(models.tokenizer)
         ended += samples.ended.tolist()

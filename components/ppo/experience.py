@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -28,7 +29,7 @@ from components.ppo.maths import (
     token_rewards,
 )
 from components.ppo.models import FrozenPass, Models, frozen_pass
-from components.reward.scoring import ScoreScale
+from components.reward.scoring import ScoreScale, SftAnswers
 from components.rewards.source import Parts
 from components.rewards.weighted import WeightedScores, source_metrics
 from components.stats.intervals import clustered_mean, clustered_ratio
@@ -104,7 +105,7 @@ class PpoUpdate(Update):
 
 
 def sampled_batches(
-    models: Models, model: Any, prompts: Sequence[Any], job: PpoJob, stream: str,
+    models: Models, model: Any, prompts: Sequence[Any], job: PpoJob, stream: str | SftAnswers,
     generation: GenerationConfig | None = None, judged: bool = False,
 ) -> Iterator[tuple[Sequence[Any], Samples, FrozenPass]]:  # fmt: skip
     """Yield prompts in batches of `ppo.batch_size`, with a response of `model` to each and their `frozen_pass`.
@@ -112,18 +113,26 @@ def sampled_batches(
     Models with the same `stream` get the same random numbers.
 
     Args:
+        stream: the name of a random stream; or SFT's answers to these prompts, whose random numbers `model` then gets.
+            SFT itself is then not sampled again.
         generation: how to sample; None takes the job's. The frozen pass is always at the job's temperature.
         judged: also ask the independent judge, if there is one.
     """
     encoded = [encode_prompt(models.tokenizer, p, job.generation.max_prompt_tokens) for p in prompts]
     asked = Models(model, models.sft, models.reward_model, None, models.tokenizer, models.scale)
     asked.judge = models.judge
-    seed, size = torch_seed(job.seed, "ppo", stream), job.ppo.batch_size
-    with rollout_engine(model, models.tokenizer, job.runtime) as engine:
+    answers = stream if isinstance(stream, SftAnswers) else None
+    seed = torch_seed(job.seed, "ppo", stream) if answers is None else answers.seed
+    streams = range(len(prompts)) if answers is None else answers.numbers
+    stored, size = answers if model is models.sft else None, job.ppo.batch_size
+    with nullcontext() if stored else rollout_engine(model, models.tokenizer, job.runtime) as engine:
         for start in range(0, len(prompts), size):
             batch = slice(start, min(start + size, len(prompts)))
-            numbers = range(batch.start, batch.stop)
-            samples = engine.sample(encoded[batch], generation or job.generation, seed, numbers)
+            if stored:
+                samples = stored.samples(batch, encoded[batch], models.tokenizer, job.runtime.device)
+            else:
+                assert engine is not None
+                samples = engine.sample(encoded[batch], generation or job.generation, seed, streams[batch])
             # Drop the sampler's log-probabilities: the KL that is judged comes from the training path.
             yield prompts[batch], samples, frozen_pass(asked, replace(samples, seen=None), job, judged=judged)
 

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,19 +10,21 @@ import torch
 from torch import Tensor, nn
 
 from components.base.errors import UserError
+from components.data.tables.published import read_split
 from components.distributed import ranks
 from components.distributed.sharding import gathered, spread, through, whole
 from components.models.adapters import AdapterView, Backbone, load_adapter, tensors_digest
 from components.models.batching import even_runs, onto
-from components.models.config import AdapterConfig
 from components.models.folders import frozen, load_causal_lm, load_reward_model
 from components.models.logprobs import TokenStats, last_hidden, positions, predicting, token_stats
 from components.models.runtime import Runtime, autocast
-from components.models.sampling import Samples
+from components.models.sampling import Samples, generate_responses
 from components.ppo.config import PpoJob
 from components.reward.config import EnsembleConfig
 from components.reward.scoring import (
+    ANSWERS_STREAM,
     ScoreScale,
+    SftAnswers,
     adapter_name,
     as_one,
     member_folder,
@@ -89,6 +91,9 @@ class Models:
     rules: Rules | None = None
     """Counts violations of `ppo.rules`; None without rules, and on all ranks but the first."""
 
+    answers: SftAnswers = field(default_factory=SftAnswers)
+    """SFT's responses to the first prompts of the calibration split."""
+
     def __post_init__(self) -> None:
         self.sft = self.reference if self.sft is None else self.sft
 
@@ -99,8 +104,19 @@ class Models:
         Raises:
             UserError: `ppo.lora` is set, and the reward artifact holds no adapter of this SFT model.
         """
-        if job.ppo.lora is not None:
-            return cls._on_one_backbone(job, job.ppo.lora, inputs)
+        models = (cls._separate if job.ppo.lora is None else cls._on_one_backbone)(job, inputs)
+        models.answers = SftAnswers.read(inputs["reward"]) or models._sampled_answers(job, inputs["data"])
+        return models
+
+    def _sampled_answers(self, job: PpoJob, data: Path) -> SftAnswers:
+        """Sample what the reward stage of release 0.1.0 sampled but did not store."""
+        prompts = [row["prompt"] for row in read_split(data / "prompts.calibration")[: self.scale.responses]]
+        seed = torch_seed(job.seed, *ANSWERS_STREAM)
+        responses = generate_responses(self.sft, self.tokenizer, prompts, job.generation, seed, job.runtime)
+        return SftAnswers.of(responses, seed)
+
+    @classmethod
+    def _separate(cls, job: PpoJob, inputs: Mapping[str, Path]) -> "Models":
         policy, tokenizer = load_causal_lm(inputs["sft"], job.runtime)
         sft = reference = frozen(load_causal_lm(inputs["sft"], job.runtime)[0], job.runtime)
         if job.ppo.kl.refresh_every:
@@ -114,8 +130,10 @@ class Models:
         return cls(policy, reference, reward_model, critic, tokenizer, scale, sft, None, *judge)
 
     @classmethod
-    def _on_one_backbone(cls, job: PpoJob, config: AdapterConfig, inputs: Mapping[str, Path]) -> "Models":
+    def _on_one_backbone(cls, job: PpoJob, inputs: Mapping[str, Path]) -> "Models":
         """Load all models as adapters of one SFT model. The SFT policy is that model without an adapter."""
+        config = job.ppo.lora
+        assert config is not None
         on_host = job.runtime.model_copy(update={"device": "cpu"})
         model, tokenizer = load_causal_lm(inputs["sft"], on_host)
         backbone = Backbone(model, job.runtime.dtype, config.quantize, job.runtime.device)

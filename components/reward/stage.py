@@ -28,7 +28,16 @@ from components.reward.evaluation.slices import ScoredPairs, character_gaps, sli
 from components.reward.pair_scores import score_pairs
 from components.reward.refresh.compare import Refresh
 from components.reward.refresh.people_agreement import judged_metrics
-from components.reward.scoring import ScoreScale, as_one, invariance, member_folder, score_sequences, with_one_head
+from components.reward.scoring import (
+    ANSWERS_STREAM,
+    ScoreScale,
+    SftAnswers,
+    as_one,
+    invariance,
+    member_folder,
+    score_sequences,
+    with_one_head,
+)
 from components.reward.suites.evaluation import judged_by_suites
 from components.reward.suites.scorer import RewardScorer
 from components.reward.train import HeldPairs, train_models
@@ -99,7 +108,7 @@ def train_on(
         s: encode_pairs(tokenizer, rows, job.generation, job.reward, out) for s, rows in splits.items() if s != "train"
     }
     observe(0, {}, doing="sampling and scoring SFT responses, for the scale")
-    sft_samples = sample_sft(job, inputs, tokenizer)
+    sft_samples = sample_sft(job, inputs, tokenizer, out / "artifact")
     sft_scores = torch.stack([score_sequences(m, pad_id, sft_samples.ids, job.runtime).double() for m in members])
     write_json(out / "artifact" / "sft_scores.json", sft_scores.tolist())
     whole, combined = as_one(members, sft_scores, EnsembleConfig())
@@ -181,12 +190,13 @@ def _calibrate(
     return temperature, calibrated.numbers | by_slice.numbers | baselines
 
 
-def sample_sft(job: RewardJob, inputs: Mapping[str, Path], tokenizer: Any) -> ProbeTexts:
-    """Sample SFT responses to prompts of the calibration split."""
+def sample_sft(job: RewardJob, inputs: Mapping[str, Path], tokenizer: Any, artifact: Path) -> ProbeTexts:
+    """Sample SFT responses to prompts of the calibration split, and write them to `artifact`."""
     rows = read_split(inputs["data"] / "prompts.calibration")[: job.reward.scale_responses]
     policy = frozen(load_causal_lm(inputs["sft"], job.runtime)[0], job.runtime)
     prompts = [row["prompt"] for row in rows]
-    seed = torch_seed(job.seed, "reward", "scale")
+    seed = torch_seed(job.seed, *ANSWERS_STREAM)
     responses = generate_responses(policy, tokenizer, prompts, job.generation, seed, job.runtime)
+    SftAnswers.of(responses, seed).write(artifact)
     encoded = [encode_prompt(tokenizer, p, job.generation.max_prompt_tokens) for p in prompts]
     return ProbeTexts([p + r.token_ids for p, r in zip(encoded, responses, strict=True)], [len(p) for p in encoded])

@@ -23,7 +23,6 @@ from components.training.updates import RowTable
 
 logger = logging.getLogger(__name__)
 
-STREAM = "monitors"
 BLOCKS, BLOCK = 32, 256
 """Stretches of consecutive rows from which `known_tokens` reads, and the rows of each."""
 FALSE_ALARMS = 0.01
@@ -77,7 +76,8 @@ def limits_of_sft(models: Models, job: PpoJob, data: Path) -> Limits | None:
     config = job.ppo.monitors
     if config.responses is None:
         return None
-    prompts = [row["prompt"] for row in read_split(data / "prompts.calibration")[: config.responses]]
+    count = min(config.responses, len(models.answers.ids))
+    prompts = [row["prompt"] for row in read_split(data / "prompts.calibration")[:count]]
     if len(prompts) < LEAST_PROMPTS:
         logger.warning(
             "ppo.monitors: no alarm is raised, since the calibration split holds %d prompts and the limits need %d. "
@@ -86,7 +86,7 @@ def limits_of_sft(models: Models, job: PpoJob, data: Path) -> Limits | None:
         )  # fmt: skip
         return None
     parts = list[Batch]()
-    for some, samples, found in sampled_batches(models, models.sft, prompts, job, STREAM):
+    for some, samples, found in sampled_batches(models, models.sft, prompts, job, models.answers):
         texts, raw = samples.texts(models.tokenizer), found.raw_scores
         if models.rewards is not None:
             raw, *_ = models.rewards.score(raw, some, texts, ended=samples.ended.tolist())

@@ -24,8 +24,10 @@ from components.data.support_desk import desk
 from components.data.tables.published import read_split
 from components.gates.table import GATES
 from components.models.config import GenerationConfig
-from components.ppo import evaluate
+from components.ppo import evaluate, experience
 from components.ppo.models import Models
+from components.ppo.stage import Observers
+from components.reward.scoring import read_sft_scores
 from tests.splits import write_split
 
 CAP, TEMPERATURE, CEILING = 32, 0.25, 1.5
@@ -378,3 +380,41 @@ def test_forgetting_is_the_perplexity_of_held_out_demonstrations_over_sfts(ppo: 
     ratio, high = math.exp(sum(excess) / sum(tokens)), math.exp(ratio_ends(excess, tokens, rows)[1])
     assert ppo.metrics["ppo/demonstration_perplexity_ratio"] == pytest.approx(ratio, rel=1e-4) and ratio > 1.001
     assert ppo.metrics["ppo/demonstration_perplexity_ratio_high"] == pytest.approx(high, rel=1e-3)
+
+def test_sft_answers_once_and_every_use_has_the_same_texts(stages: Any, tmp_path: Path) -> None:
+    """What the reward stage stored is what SFT samples again; a policy that is still SFT gives the same answers; and a
+    reward artifact of release 0.1.0, which has none, leads to the same ones."""
+    job, data = stages.job("ppo"), stages.inputs["data"]
+    prompts = [row["prompt"] for row in read_split(data / "prompts.calibration")]
+    models = Models.load(job, stages.inputs)
+    answers = models.answers
+    assert len(answers.ids) == models.scale.responses <= len(prompts)
+    prompts = prompts[: len(answers.ids)]
+    old = tmp_path / "reward"
+    shutil.copytree(stages.inputs["reward"], old)
+    (old / "sft_answers.jsonl").unlink()
+    assert Models.load(job, {**stages.inputs, "reward": old}).answers == answers
+    stored = [row.response for row in evaluate.respond(models, models.sft, prompts, job, data, answers)]
+    sampled = [row.response for row in evaluate.respond(models, models.policy, prompts, job, data, answers)]
+    assert stored == sampled and len(set(stored)) > len(stored) / 2
+    texts, ended, raw = evaluate.sft_responses(models, prompts, job)
+    assert texts == stored and ended == list(answers.ended)
+    assert raw.numpy() == pytest.approx(read_sft_scores(stages.inputs["reward"])[0].numpy(), abs=1e-4)
+
+
+def test_ppo_does_not_sample_sft_while_it_trains(stages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled: list[bool] = []
+    original = experience.rollout_engine
+
+    def engine(model: Any, *args: Any) -> Any:
+        sampled.append(model is models.sft)
+        return original(model, *args)
+
+    monkeypatch.setattr(experience, "rollout_engine", engine)
+    job = stages.job("ppo", evaluate_every=1, watch={"prompts": 8}, monitors={"responses": 16})
+    models = Models.load(job, stages.inputs)
+    observers = Observers.start(models, job, stages.inputs["data"])
+    assert observers.alarms.limits is not None
+    for model in (models.sft, models.policy):
+        assert len(observers.evaluations.respond(model)) == 8
+    assert sampled == [False]

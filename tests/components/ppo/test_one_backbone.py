@@ -19,7 +19,7 @@ from components.models.logprobs import last_hidden, token_stats
 from components.models.runtime import Runtime
 from components.models.sampling import Samples
 from components.ppo import models, stage
-from components.ppo.best_policy import STREAM, PolicyEvaluations
+from components.ppo.best_policy import PolicyEvaluations
 from components.ppo.evaluate import respond
 from components.ppo.learner import Learner
 from components.ppo.models import Models, Packed, SeparateCritic, frozen_pass, scatter
@@ -183,7 +183,7 @@ def test_an_earlier_checkpoint_that_is_published_is_the_adapter_that_was_evaluat
         Backbone(load_causal_lm(adapted.inputs["sft"], job.runtime)[0]), "policy", artifact / "adapter"
     )
     for policy in (load_causal_lm(artifact, job.runtime)[0], adapter):
-        rows = respond(loaded, policy, prompts, job, data, stream=STREAM)
+        rows = respond(loaded, policy, prompts, job, data, stream=loaded.answers)
         assert sum(row.kl for row in rows) / 8 == pytest.approx(looks[about["published_update"]]["kl"], abs=1e-3)
 
 
