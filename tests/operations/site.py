@@ -127,10 +127,10 @@ def has_ended(client: SyncPrefectClient, run: FlowRun) -> str:
     return f"{run.name} has ended: {state.name}: {state.message}" if state is not None and state.is_final() else ""
 
 
-def working_child(client: SyncPrefectClient, stack: Stack, parent: FlowRun, steps: int = 3) -> FlowRun:
+def working_child(client: SyncPrefectClient, home: Path, parent: FlowRun, steps: int = 3) -> FlowRun:
     """The same, once it has a few updates behind it."""
     found = until("PPO is ordered", lambda: child(client, parent), failed=lambda: has_ended(client, parent))
-    points = stack.home / "work" / found.parameters["order"]["key"] / "points.jsonl"
+    points = home / "work" / found.parameters["order"]["key"] / "points.jsonl"
     until(f"PPO is {steps} updates on", lambda: len(read_points(points)) >= steps,
           failed=lambda: has_ended(client, parent))  # fmt: skip
     return client.read_flow_run(found.id)
