@@ -93,6 +93,12 @@ class MlflowServer:
             raise AssertionError((self.folder / "server.log").read_text()) from error
         return self
 
+    def pids(self) -> list[int]:
+        """The processes of the server and its workers."""
+        assert self._process is not None
+        group = ["ps", "-o", "pid=", "-g", str(self._process.pid)]
+        return [int(pid) for pid in subprocess.run(group, capture_output=True, text=True, check=True).stdout.split()]
+
     def signal(self, number: int) -> None:
         """Send a signal to the server and its workers."""
         assert self._process is not None

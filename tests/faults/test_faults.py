@@ -7,20 +7,15 @@ run; the table at the end says which, and how long recovery took.
 import errno
 import json
 import os
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from flows.deployment.local_servers import free_port
-from tasks.prefect_flow.server import no_answer
 from tests.faults.homes import Done, Home, Moment, tail
-from tests.waiting import PATIENCE, until
+from tests.servers import MlflowServer
+from tests.waiting import PATIENCE
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(PATIENCE * 900)]
 
@@ -139,44 +134,19 @@ def clock(seconds: float, stage: str, phase: str) -> Case:
     return case
 
 
-@contextmanager
-def server(folder: Path, port: int) -> Iterator[Path]:
-    """MLflow's server on loopback; yields a note of its processes."""
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    store = [
-        "--backend-store-uri",
-        f"sqlite:///{folder}/mlflow.db",
-        "--artifacts-destination",
-        str(folder / "artifacts"),
-    ]
-    environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "1"}
-    note = folder / "server.json"
-    with (folder / "server.log").open("a") as log:
-        process = subprocess.Popen([*command, *store], env=environment, stdout=log, stderr=log, start_new_session=True)
-    note.write_text(json.dumps({"servers": [{"pid": process.pid}]}))
-    try:
-        until("MLflow answers", lambda: no_answer(f"http://127.0.0.1:{port}/health") is None, failed=process.poll)
-        group = ["ps", "-o", "pid=", "-g", str(process.pid)]
-        pids = subprocess.run(group, capture_output=True, text=True, check=True).stdout.split()
-        note.write_text(json.dumps({"servers": [{"pid": int(pid)} for pid in pids]}))
-        yield note
-    finally:
-        for each in json.loads(note.read_text())["servers"]:
-            with suppress(ProcessLookupError):
-                os.kill(each["pid"], signal.SIGKILL)
-        process.wait()
-
-
 def mlflow_dies(stage: str, phase: str) -> Case:
     """MLflow's server is killed in the middle of a stage; the run goes on without it."""
 
     def case(whole: Home, folder: Path) -> Outcome:
         folder.mkdir()
-        home, port = whole.before(stage, folder / "home"), free_port(0)
-        home.environment["MLFLOW_TRACKING_URI"] = f"http://127.0.0.1:{port}"
-        with server(folder, port) as note:
+        home, server, note = whole.before(stage, folder / "home"), MlflowServer(folder).start(), folder / "server.json"
+        home.environment["MLFLOW_TRACKING_URI"] = server.uri
+        note.write_text(json.dumps({"servers": [{"pid": pid} for pid in server.pids()]}))
+        try:
             fault = {"stage": stage, "phase": phase, "nth": 1, "fault": "kill", "processes": str(note)}
             outcome = finish(home, whole, f"{stage}, {phase}", home.tether(plan=fault))
+        finally:
+            server.kill()
         return outcome
 
     return case
@@ -256,11 +226,8 @@ CASES: dict[str, list[Case]] = {
     ],
 )
 def test_a_fault_ends_in_completion_or_a_clear_error_and_never_in_another_result(
-    kind: str,
-    case: Case,
-    whole: tuple[Home, list[Moment]],
-    tmp_path: Path,
+    kind: str, case: Case, whole: tuple[Home, list[Moment]], tmp_path: Path,
     record_property: Callable[[str, object], None],
-) -> None:
+) -> None:  # fmt: skip
     outcome = case(whole[0], tmp_path / "case")
     record_property("outcome", [kind, outcome.where, outcome.ended, f"{outcome.seconds:.0f}"])
