@@ -4,7 +4,6 @@ The tests of this file go on from each other's home, in order. What computes onc
 stages is marked `whole`.
 """
 
-import csv
 import getpass
 import json
 import sqlite3
@@ -38,6 +37,7 @@ from tasks.tracking.mlflow_client import connect
 from tasks.tracking.registry import versions
 from tests.champions import make_champion
 from tests.faults.homes import SAID, Home, Moment
+from tests.sheets import fill
 from tests.waiting import PATIENCE
 
 STAGES = ["validate", "sft", "reward", "ppo", "human_eval"]
@@ -269,15 +269,7 @@ def test_a_ppo_field_recomputes_ppo_and_what_follows_and_people_finish_the_run(
 
     empty = home / "runs" / waiting["run"] / "sheet.csv"
     assert f"tether people score {empty} --run {waiting['run']}" in done.stdout
-    with empty.open(encoding="utf-8-sig", newline="") as file:
-        rows = list(csv.DictReader(file))
-    for number, row in enumerate(rows):
-        row.update({name: "ab"[number % 2] for name in row if name.startswith("rating_")})
-    filled = home.parent / "filled.csv"
-    with filled.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
+    filled = fill(empty, lambda number, _: "ab"[number % 2], home.parent / "filled.csv")
     done = tether("people", "score", str(filled), "--run", waiting["run"], home=home)
     assert done.returncode == 0, done.stdout + done.stderr
     scored = status(home)
