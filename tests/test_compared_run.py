@@ -28,9 +28,7 @@ def compared(whole: tuple[Home, list[Moment]], tether: Any, tmp_path_factory: py
     options = ("human_eval.judges=people", f"human_eval.items={ITEMS}", "human_eval.repeats=0", "human_eval.pairs=all",
                "gates.human_eval.fleiss_kappa=0.2", "gates.human_eval.raters_alike=0.9")  # fmt: skip
     names = [f"{first}:sft", first, "zebra"]
-    begun = tether(
-        "people", "compare", *names, *(p for each in options for p in ("--set", each)), home=home, cwd=place
-    )
+    begun = tether("people", "compare", *names, *(p for each in options for p in ("--set", each)), home=home, cwd=place)
     assert begun.returncode == 0, begun.stdout + begun.stderr
     run = max(json.loads(path.read_text())["run"] for path in home.glob("runs/*/run.json"))
     folder = home / "runs" / run

@@ -71,9 +71,7 @@ class Whole(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def two_runs(
-    tether_here: Tether, whole: tuple[Home, list[Moment]], tmp_path_factory: pytest.TempPathFactory
-) -> Whole:
+def two_runs(tether_here: Tether, whole: tuple[Home, list[Moment]], tmp_path_factory: pytest.TempPathFactory) -> Whole:
     path = tmp_path_factory.mktemp("damaged") / "home"
     clone(whole[0].path, path)
     (run,) = (each.name for each in (path / "runs").iterdir())
