@@ -23,6 +23,7 @@ from prefect.client.schemas.objects import FlowRun
 from flows.deployment.local_servers import free_port
 from tasks.runs.points import read_points
 from tasks.runs.status import load_status
+from tests.servers import clean_environment
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,12 +48,10 @@ class Stack:
         self.logs = folder
         self.blocks = [self._here(block) for block in re.findall(r"```sh\n(.*?)```", DOC, re.S)]
         self.environment = {
-            **{k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_", "TETHER_"))},
+            **clean_environment(),
             "PREFECT_SERVER_API_PORT": self.ports["4200"],
             "MLFLOW_PORT": self.ports["5000"],
             "PREFECT_HOME": str(folder / "prefect"),
-            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-            "DO_NOT_TRACK": "1",
             "PREFECT_WORKER_QUERY_SECONDS": "1",  # less to wait for each run
             "CUDA_VISIBLE_DEVICES": "7",
             "TETHER_LOG_FORMAT": "json",

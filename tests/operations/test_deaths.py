@@ -22,7 +22,7 @@ from tests.operations.site import (
     only,
     trigger,
     working_child,
-)
+)  # fmt: skip
 from tests.waiting import until
 
 UPDATES = 60
