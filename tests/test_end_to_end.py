@@ -221,29 +221,21 @@ def left_behind(home: Path, run: str) -> dict[str, Any]:
 
 
 @pytest.mark.whole
-def test_a_rerun_computes_its_stage_alone_where_the_bytes_come_out_the_same_and_leaves_the_earlier_run_untouched(
-    tether, home: Path, first: dict[str, Any]
+@pytest.mark.parametrize(
+    ("command", "said", "computed"),
+    [("rerun reward --from RUN", "reward again from run RUN", 2), ("run tiny --refresh validate", "(asked for", 0)],
+)
+def test_same_bytes_leave_later_hits_and_the_earlier_run_alone(
+    tether, home: Path, first: dict[str, Any], command: str, said: str, computed: int
 ) -> None:
     before = left_behind(home, first["run"])
-    done = tether("rerun", "reward", "--from", first["run"], home=home)
+    done = tether(*command.replace("RUN", first["run"]).split(), home=home)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"reward again from run {first['run']}" in done.stdout
+    assert said.replace("RUN", first["run"]) in done.stdout
     shown = status(home)
-    assert states(shown) == ["cached", "cached", "passed", "cached", "cached"]
+    assert states(shown) == ["passed" if number == computed else "cached" for number in range(5)]
     assert digests(shown) == digests(first)
     assert left_behind(home, first["run"]) == before
-
-
-@pytest.mark.whole
-def test_a_refreshed_stage_with_the_same_bytes_leaves_later_hits_alone(
-    tether, home: Path, first: dict[str, Any]
-) -> None:
-    done = tether("run", "tiny", "--refresh", "validate", home=home)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "validate: computing (asked for" in done.stdout
-    shown = status(home)
-    assert states(shown) == ["passed"] + ["cached"] * 4
-    assert digests(shown) == digests(first)
 
 
 def test_a_ppo_field_recomputes_ppo_and_what_follows_and_people_finish_the_run(
