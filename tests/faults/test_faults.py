@@ -31,8 +31,11 @@ class Outcome(NamedTuple):
     """From the fault's command, or the one after it, to the end of the run."""
 
 
-def finish(home: Home, whole: Home, where: str, done: Done, planted: bool = True) -> Outcome:
-    """What the command that met the fault ended in; if in an error, the same command again must complete."""
+def finish(home: Home, whole: Home, where: str, done: Done, planted: bool = True, check: bool = True) -> Outcome:
+    """What the command that met the fault ended in; if in an error, the same command again must complete.
+
+    With `check` the home then keeps its rules.
+    """
     assert done.happened == planted, f"{where}: {tail(done)}"
     ended, seconds = "completed", done.seconds
     if done.code != 0:
@@ -44,6 +47,8 @@ def finish(home: Home, whole: Home, where: str, done: Done, planted: bool = True
         assert again.code == 0, f"after {where}: {tail(again)}"
         seconds = again.seconds
     assert home.digests() == whole.digests(), where
+    if check:
+        home.check()
     return Outcome(where, ended, seconds)
 
 
@@ -56,9 +61,7 @@ def disk(code: int, stage: str, phase: str, nth: int, lasting: bool) -> Case:
     def case(whole: Home, folder: Path) -> Outcome:
         home = whole.before(stage, folder)
         fault = {"stage": stage, "phase": phase, "nth": nth, "fault": "errno", "errno": code, "lasting": lasting}
-        outcome = finish(home, whole, f"{stage}, {phase} {nth}", home.tether(plan=fault))
-        home.check()
-        return outcome
+        return finish(home, whole, f"{stage}, {phase} {nth}", home.tether(plan=fault))
 
     return case
 
@@ -97,9 +100,7 @@ def checkpoint(how: str, suffix: str, stage: str, all_of_them: bool = False) -> 
         for path in found if all_of_them else found[-1:]:
             DAMAGE[how](path)
         which = "every" if all_of_them else "the newest"
-        outcome = finish(home, whole, f"{stage}, {which} {suffix}: {how}", home.tether(), False)
-        home.check()
-        return outcome
+        return finish(home, whole, f"{stage}, {which} {suffix}: {how}", home.tether(), False)
 
     return case
 
@@ -114,7 +115,7 @@ def artifact(how: str, stage: str, name: str) -> Case:
         (file,) = record.glob("1.*.json")
         sha = json.loads(file.read_text())["record"]["files"][name]
         DAMAGE[how](home.path / "store" / "objects" / sha)
-        outcome = finish(home, whole, f"{stage}, {name}: {how}", home.tether(), False)
+        outcome = finish(home, whole, f"{stage}, {name}: {how}", home.tether(), False, check=False)
         assert {path.parent.name for path in home.path.glob("store/records/*/2.*.json")} == {key}
         return outcome
 
@@ -127,9 +128,7 @@ def clock(seconds: float, stage: str, phase: str) -> Case:
     def case(whole: Home, folder: Path) -> Outcome:
         home = whole.before(stage, folder)
         fault = {"stage": stage, "phase": phase, "nth": 1, "fault": "clock", "seconds": seconds}
-        outcome = finish(home, whole, f"{stage}, {phase}: {seconds / DAY:+.0f} d", home.tether(plan=fault))
-        home.check()
-        return outcome
+        return finish(home, whole, f"{stage}, {phase}: {seconds / DAY:+.0f} d", home.tether(plan=fault))
 
     return case
 
@@ -144,10 +143,9 @@ def mlflow_dies(stage: str, phase: str) -> Case:
         note.write_text(json.dumps({"servers": [{"pid": pid} for pid in server.pids()]}))
         try:
             fault = {"stage": stage, "phase": phase, "nth": 1, "fault": "kill", "processes": str(note)}
-            outcome = finish(home, whole, f"{stage}, {phase}", home.tether(plan=fault))
+            return finish(home, whole, f"{stage}, {phase}", home.tether(plan=fault), check=False)
         finally:
             server.kill()
-        return outcome
 
     return case
 
@@ -160,9 +158,7 @@ def prefect_dies(stage: str, phase: str, delay: float) -> Case:
         del home.environment["PREFECT_API_URL"]
         notes = str(folder / "prefect" / "embedded" / "*.json")
         fault = {"stage": stage, "phase": phase, "nth": 1, "fault": "kill", "processes": notes, "delay": delay}
-        outcome = finish(home, whole, f"{stage}, {phase}", home.tether(plan=fault))
-        home.check()
-        return outcome
+        return finish(home, whole, f"{stage}, {phase}", home.tether(plan=fault))
 
     return case
 
