@@ -7,11 +7,9 @@ stages is marked `whole`.
 import getpass
 import json
 import sqlite3
-import time
 from contextlib import closing
 from pathlib import Path
 from signal import SIGINT, SIGTERM, Signals
-from subprocess import Popen
 from typing import Any
 
 import pytest
@@ -38,7 +36,7 @@ from tasks.tracking.registry import versions
 from tests.champions import make_champion
 from tests.faults.homes import SAID, Home, Moment
 from tests.sheets import fill
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 STAGES = ["validate", "sft", "reward", "ppo", "human_eval"]
 HEAVY = {"torch", "transformers", "prefect", "great_expectations", "matplotlib"}
@@ -153,7 +151,8 @@ def test_told_to_stop_in_a_stage_that_learns_a_run_goes_on_from_the_last_step_to
     undisturbed, _ = whole
     home = undisturbed.before(stage, tmp_path / "home").path
     process = start_tether("run", "tiny", f"--set={stage}.checkpoint_every=100000", home=home)
-    wait_for_a_point(process, home, stage)
+    points = f"runs/*/metrics/{stage}.jsonl"
+    until("a step is reported", lambda: any(map(read_points, home.glob(points))), 400, process.poll, every=0.005)
     process.send_signal(sign)
     said = process.communicate(timeout=PATIENCE * 120)[0]
     assert process.returncode == code, said
@@ -171,14 +170,6 @@ def test_told_to_stop_in_a_stage_that_learns_a_run_goes_on_from_the_last_step_to
     assert digests(status(home)) == list(undisturbed.digests().values())
     points = read_points(home / "runs" / status(home)["run"] / "metrics" / "ppo.jsonl")
     assert [point["step"] for point in points if "ppo/kl" in point["metrics"]] == [1, 2, 3], "the curve is whole"
-
-
-def wait_for_a_point(process: Popen[str], home: Path, stage: str) -> None:
-    """Until the newest run has reported a step of `stage`."""
-    deadline = time.monotonic() + PATIENCE * 400
-    while not (runs := sorted((home / "runs").glob("*"))) or not read_points(runs[-1] / "metrics" / f"{stage}.jsonl"):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_a_threshold_alone_recomputes_nothing_and_stops_what_is_below(
