@@ -181,10 +181,7 @@ def table(folder: Path) -> list[str]:
     """Return the rows of the table in Markdown: templates that are read alike stand in one row."""
     rows = {path.stem: reading(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.jinja"))}
     groups = itertools.groupby(sorted(rows, key=lambda name: rows[name]), key=lambda name: rows[name])
-    return [
-        f"| {', '.join(shown(sorted(names)))} | {' | '.join(row)} |"
-        for row, names in groups
-    ]
+    return [f"| {', '.join(shown(sorted(names)))} | {' | '.join(row)} |" for row, names in groups]
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +180,7 @@ def tether_here() -> Tether:
             try:
                 os.environ.clear()
                 os.environ.update(changes)
-                done = CliRunner().invoke(app, list(arguments), prog_name="tether")
+                done = CliRunner().invoke(app, list(arguments), prog_name="tether", catch_exceptions=False)
             finally:  # a command sets variables for MLflow and Prefect
                 os.environ.clear()
                 os.environ.update(before)
@@ -191,18 +191,24 @@ def tether_here() -> Tether:
 
 @pytest.fixture
 def start_tether() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """`start_tether(*arguments, home=...)` starts the same, for signals; stdout holds both streams."""
+    """`start_tether(*arguments, home=...)` starts the same in a session of its own, as a shell does, for signals.
+
+    Its stdout holds both streams, unless `stderr` says where the other goes; it ignores the signals `ignored`.
+    """
     started: list[subprocess.Popen[str]] = []
 
-    def start(*arguments: str, home: Path, **environment: str) -> subprocess.Popen[str]:
-        started.append(
-            subprocess.Popen(
-                **_call(home, (), arguments, environment), cwd=home.parent, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                # A shell that runs the tests in the background has its children ignore SIGINT.
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-            )
-        )  # fmt: skip
+    def start(
+        *arguments: str, home: Path, stderr: int = subprocess.STDOUT, ignored: Sequence[int] = (), **environment: str
+    ) -> subprocess.Popen[str]:
+        def prepare() -> None:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell in the background has its children ignore it
+            for number in ignored:
+                signal.signal(number, signal.SIG_IGN)
+
+        call = _call(home, (), arguments, environment)
+        started.append(subprocess.Popen(
+            **call, cwd=home.parent, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True, preexec_fn=prepare
+        ))  # fmt: skip
         return started[-1]
 
     yield start

@@ -38,19 +38,13 @@ def commands(text: str) -> list[Typed]:
         " ".join(each.split())
         for each in re.findall(r"(?<!`)`([^`]+)`(?!`)", re.sub(r"^ {4}.*$", "", rest, flags=re.M))
     ]
-    return [Typed(each, True) for line in lines for each in _of_line(line)] + [
-        Typed(each, False) for each in _of_lines(named)
-    ]
+    typed, mentioned = ([found for line in of for found in _of_line(line)] for of in (lines, named))
+    return [Typed(text, True) for text in typed] + [Typed(text, False) for text in mentioned]
 
 
 def plain_code(text: str) -> str:
     """A Markdown page with its `<code>` elements, which stand for code with a pipe in tables, as code spans."""
     return re.sub(r"<code>(.*?)</code>", lambda code: f"`{html.unescape(code[1])}`", text)
-
-
-def _of_lines(lines: list[str]) -> Iterator[str]:
-    for line in lines:
-        yield from _of_line(line)
 
 
 def _of_line(line: str) -> Iterator[str]:

@@ -22,76 +22,37 @@ def clean_environment() -> dict[str, str]:
     return {**kept, "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
 
 
-class PrefectServer:
-    """`prefect server start` on loopback with its database in `folder`; it keeps its port over a restart."""
+class _Server:
+    """A server on loopback with its files in `folder`; it keeps its port over a restart."""
 
-    def __init__(self, folder: Path, **environment: str) -> None:
-        self.folder = folder
-        self.port = free_port(0)
-        self.api = f"http://127.0.0.1:{self.port}/api"
-        self._environment = {
-            **clean_environment(), "PREFECT_HOME": str(folder),
-            "PREFECT_SERVER_UI_API_URL": self.api,  # else its pages ask port 4200
-            **environment,
-        }  # fmt: skip
+    name: str
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port = folder, free_port(0)
+        self._environment = clean_environment()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> "PrefectServer":
-        """Start it, and return once it answers."""
-        command = [Path(sys.executable).parent / "prefect", "server", "start", "--host", "127.0.0.1"]
+    def _start(self, *command: str, health: str) -> None:
+        """Start it by a command, and return once it answers at `health`."""
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [*command, "--port", str(self.port)], env=self._environment, stdout=log, stderr=log
+                command, env=self._environment, stdout=log, stderr=log, start_new_session=True
             )
         try:
-            until("Prefect answers", self.is_up, failed=self._process.poll)
+            until(f"{self.name} answers", lambda: no_answer(health) is None, failed=self._process.poll)
         except AssertionError as error:
-            self.stop()
+            self.kill()
             raise AssertionError(self.log()) from error
-        return self
-
-    def stop(self) -> None:
-        """End it, as an operator does."""
-        if self._process is not None:
-            self._process.terminate()
-            self._process.wait(PATIENCE * 60)
-            self._process = None
-
-    def is_up(self) -> bool:
-        """Whether it answers."""
-        return no_answer(f"{self.api}/health") is None
 
     def log(self) -> str:
         """What it has said."""
         return (self.folder / "server.log").read_text(errors="replace")
 
-
-class MlflowServer:
-    """`mlflow server` on loopback that stores the artifacts for its clients; it keeps its port over a restart.
-
-    Runs and models are in SQLite, files in `artifacts`, both in `folder`.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.artifacts = folder, folder / "artifacts"
-        self.port = free_port(0)
-        self.uri = f"http://127.0.0.1:{self.port}"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> "MlflowServer":
-        """Start it, and return once it answers."""
-        command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port)]
-        command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{self.folder / 'server.db'}"]
-        command += ["--serve-artifacts", "--artifacts-destination", str(self.artifacts)]
-        environment = {**clean_environment(), "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-        with (self.folder / "server.log").open("ab") as log:
-            self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-        try:
-            until("MLflow answers", lambda: no_answer(f"{self.uri}/health") is None, failed=self._process.poll)
-        except AssertionError as error:
-            self.kill()
-            raise AssertionError((self.folder / "server.log").read_text()) from error
-        return self
+    def pids(self) -> list[int]:
+        """The processes of the server and its workers."""
+        assert self._process is not None
+        group = ["ps", "-o", "pid=", "-g", str(self._process.pid)]
+        return [int(pid) for pid in subprocess.run(group, capture_output=True, text=True, check=True).stdout.split()]
 
     def signal(self, number: int) -> None:
         """Send a signal to the server and its workers."""
@@ -103,6 +64,51 @@ class MlflowServer:
         if self._process is not None and self._process.poll() is None:
             self.signal(signal.SIGKILL)
             self._process.wait(PATIENCE * 30)
+
+
+class PrefectServer(_Server):
+    """`prefect server start` with its database in `folder`."""
+
+    name = "Prefect"
+
+    def __init__(self, folder: Path, **environment: str) -> None:
+        super().__init__(folder)
+        self.api = f"http://127.0.0.1:{self.port}/api"
+        # Without its own address its pages ask port 4200.
+        self._environment |= {"PREFECT_HOME": str(folder), "PREFECT_SERVER_UI_API_URL": self.api, **environment}
+
+    def start(self) -> "PrefectServer":
+        """Start it, and return once it answers."""
+        command = (str(Path(sys.executable).parent / "prefect"), "server", "start", "--host", "127.0.0.1")
+        self._start(*command, "--port", str(self.port), health=f"{self.api}/health")
+        return self
+
+    def stop(self) -> None:
+        """End it, as an operator does."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(PATIENCE * 60)
+            self._process = None
+
+
+class MlflowServer(_Server):
+    """`mlflow server` that stores the artifacts for its clients: runs and models in SQLite, files in `artifacts`."""
+
+    name = "MLflow"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.artifacts, self.uri = folder / "artifacts", f"http://127.0.0.1:{self.port}"
+        self._environment["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
+
+    def start(self) -> "MlflowServer":
+        """Start it, and return once it answers."""
+        self._start(
+            sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port), "--workers", "1",
+            "--backend-store-uri", f"sqlite:///{self.folder / 'server.db'}", "--serve-artifacts",
+            "--artifacts-destination", str(self.artifacts), health=f"{self.uri}/health",
+        )  # fmt: skip
+        return self
 
 
 ANSWER = b"HTTP/1.1 %s\r\nContent-Length: 2\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n{}"

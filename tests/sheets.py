@@ -2,7 +2,8 @@
 
 import csv
 import io
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,3 +51,23 @@ def save(path: Path, table: Table, encoding: str = "utf-8-sig", **options: Any) 
     csv.writer(text, **options).writerows(table)
     path.write_bytes(text.getvalue().encode(encoding, "replace"))
     return path
+
+
+def fill(empty: Path, rate: Callable[[int, str], str | Sequence[str]], filled: Path | None = None) -> Path:
+    """Write what `rate(row, item)` answers, in one for all or each of the rating columns, into a sheet or rater's file.
+
+    Returns where that is: `filled`, else the file itself.
+    """
+    text, filled = empty.read_text(encoding="utf-8-sig"), filled or empty
+    (start,) = (match.start() for match in re.finditer('^"?item"?,', text, re.MULTILINE))
+    rows = list(csv.DictReader(io.StringIO(text[start:])))
+    columns = [name for name in rows[0] if name.startswith("rating")]
+    for number, row in enumerate(rows):
+        answer = rate(number, row["item"].partition("-")[0])  # the rest binds a row to its sample
+        row.update(zip(columns, [answer] * len(columns) if isinstance(answer, str) else answer, strict=True))
+    with filled.open("w", encoding="utf-8", newline="") as file:
+        file.write(text[:start])
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    return filled

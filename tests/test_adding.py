@@ -122,10 +122,7 @@ def test_a_toy_stage_and_a_toy_gate_are_run_judged_shown_and_cached(tether, sour
     assert json.loads(tether_there("status", "--json").stdout) == load_status(tmp_path / "home").as_json()
     assert "toy.lines: toy/lines is " in said and "the toy counted enough lines" in said
     assert [each.state for each in first.values()] == ["passed", "gate_failed", *["not_run"] * 4]
-    assert [(gate.name, gate.passed) for gate in first["toy"].gates] == [
-        ("toy.lines", False),
-        ("toy.few", True),
-    ]
+    assert [(gate.name, gate.passed) for gate in first["toy"].gates] == [("toy.lines", False), ("toy.few", True)]
     assert first["toy"].metrics["toy/lines"] > 0 and first["toy"].mlflow_run and first["toy"].digest
     [folder] = (tmp_path / "home" / "runs").iterdir()
     for page in ("report.html", "report.md"):
@@ -149,10 +146,7 @@ def test_a_toy_stage_and_a_toy_gate_are_run_judged_shown_and_cached(tether, sour
 
 @pytest.mark.parametrize(
     "command",
-    [
-        ["lint-imports", "--no-cache"],
-        pytest.param(["pytest", "-q", "tests/components/gates"], marks=pytest.mark.whole),
-    ],
+    [["lint-imports", "--no-cache"], pytest.param(["pytest", "-q", "tests/components/gates"], marks=pytest.mark.whole)],
 )
 def test_the_layers_and_gates_hold_with_a_toy_stage(source: Path, command: list[str]) -> None:
     program = Path(sys.executable).parent / command[0]

@@ -1,8 +1,6 @@
 """Three models compared by people, end to end: sheets that name none, and a result that a failed gate does not take."""
 
-import csv
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,24 +10,11 @@ from components.models.folders import build_causal_lm, save_model
 from components.models.tokenizers import load_tokenizer
 from components.store.store import ArtifactStore
 from tests.faults.homes import Home, Moment
+from tests.sheets import fill
 
 pytestmark = pytest.mark.whole
 
 ITEMS = 12
-
-
-def rated(path: Path, second: dict[str, str]) -> None:
-    """Fill in a rater's file: of two models the one that was named first is preferred, or neither."""
-    text = path.read_text(encoding="utf-8-sig")
-    at = text.index('"item"')
-    rows = list(csv.DictReader(text[at:].splitlines(keepends=True)))
-    for number, row in enumerate(rows):
-        row["rating"] = "tie" if number % 3 == 0 else {"a": "b", "b": "a"}[second[row["item"].split("-")[0]]]
-    with path.open("w", encoding="utf-8", newline="") as file:
-        file.write(text[:at])
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +28,7 @@ def compared(whole: tuple[Home, list[Moment]], tether: Any, tmp_path_factory: py
     options = ("human_eval.judges=people", f"human_eval.items={ITEMS}", "human_eval.repeats=0", "human_eval.pairs=all",
                "gates.human_eval.fleiss_kappa=0.2", "gates.human_eval.raters_alike=0.9")  # fmt: skip
     names = [f"{first}:sft", first, "zebra"]
-    begun = tether(
-        "people", "compare", *names, *(p for each in options for p in ("--set", each)), home=home, cwd=place
-    )
+    begun = tether("people", "compare", *names, *(p for each in options for p in ("--set", each)), home=home, cwd=place)
     assert begun.returncode == 0, begun.stdout + begun.stderr
     run = max(json.loads(path.read_text())["run"] for path in home.glob("runs/*/run.json"))
     folder = home / "runs" / run
@@ -53,8 +36,8 @@ def compared(whole: tuple[Home, list[Moment]], tether: Any, tmp_path_factory: py
     given = [path.read_text(encoding="utf-8-sig") for path in (folder / "raters").iterdir()]
     key = json.loads((sample / "key.json").read_text())["policy_side"]
     before = (folder / "comparison.md").exists()
-    for path in (folder / "raters").iterdir():
-        rated(path, key)
+    for path in (folder / "raters").iterdir():  # of two models the one that was named first is preferred, or neither
+        fill(path, lambda number, item: "tie" if number % 3 == 0 else {"a": "b", "b": "a"}[key[item]])
     done = tether("people", "score", str(folder / "raters"), "--run", run, home=home, cwd=place)
     return {"names": names, "given": given, "before": before, "folder": folder, "done": done, "key": key}
 

@@ -20,11 +20,7 @@ VARIABLES = (
     "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "PREFECT_API_AUTH_STRING", "PREFECT_API_SSL_CERT_FILE",
     "MLFLOW_TRACKING_URI", "PREFECT_API_URL",
 )  # fmt: skip
-RIGHT = {
-    "PREFECT_API_AUTH_STRING": "ops:right",
-    "MLFLOW_TRACKING_USERNAME": "ops",
-    "MLFLOW_TRACKING_PASSWORD": "right",
-}
+RIGHT = {"PREFECT_API_AUTH_STRING": "ops:right", "MLFLOW_TRACKING_USERNAME": "ops", "MLFLOW_TRACKING_PASSWORD": "right"}
 WRONG = {name: value.replace("right", "geheim-4711") for name, value in RIGHT.items()}
 
 
@@ -82,7 +78,6 @@ def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Say:
 
 
 def test_doctor_names_credentials_that_are_missing_or_wrong(look: Say, server: Guarded) -> None:
-    """Both servers answer /health without any, so it said that all was well."""
     found = look(**both(server))
     assert [each.level for each in found.values()] == ["fail"] * 2 and print_findings(list(found.values())) == 2
     assert "Set PREFECT_API_AUTH_STRING" in found["Prefect"].text
@@ -104,7 +99,6 @@ def test_doctor_shows_no_password_whatever_its_characters(look: Say, variable: s
 
 
 def test_a_401_is_the_users_to_mend_in_one_line(tether_here: Tether, server: Guarded, tmp_path: Path) -> None:
-    """It was a stack trace, and said to be Tether's mistake."""
     done = tether_here("deploy", "tiny", home=tmp_path / "home", PREFECT_API_URL=f"{server.url}/api")
     assert done.returncode == 2, done
     assert "Traceback" not in done.stderr and done.stderr.startswith("tether: PREFECT_API_URL") and "401" in done.stderr
@@ -120,7 +114,6 @@ def test_a_401_is_the_users_to_mend_in_one_line(tether_here: Tether, server: Gua
 def test_a_run_that_a_server_refuses_does_not_begin(
     variable: str, path: str, said: str, tether_here: Tether, server: Guarded, tmp_path: Path
 ) -> None:
-    """Of MLflow it was a warning in a run's first lines, and every fact of the run stayed behind."""
     wrong = {name: value for name, value in WRONG.items() if name.startswith("MLFLOW")}
     done = tether_here("run", "tiny", home=tmp_path / "home", **wrong, **{variable: f"{server.url}{path}"})
     assert done.returncode == 2, done
@@ -148,7 +141,6 @@ def test_what_prefects_server_answers_is_said_by_its_meaning(monkeypatch: pytest
 
 
 def test_one_certificate_file_is_enough_for_prefect_and_mlflow(look: Say, private: Guarded, pem: Path) -> None:
-    """MLflow's client reads REQUESTS_CA_BUNDLE alone: with SSL_CERT_FILE every fact of every run stayed behind."""
     found = look(**both(private), **RIGHT)
     assert print_findings(list(found.values())) == 2
     assert all("certificate" in each.text and "SSL_CERT_FILE" in each.text for each in found.values())

@@ -4,15 +4,12 @@ The tests of this file go on from each other's home, in order. What computes onc
 stages is marked `whole`.
 """
 
-import csv
 import getpass
 import json
 import sqlite3
-import time
 from contextlib import closing
 from pathlib import Path
 from signal import SIGINT, SIGTERM, Signals
-from subprocess import Popen
 from typing import Any
 
 import pytest
@@ -38,7 +35,8 @@ from tasks.tracking.mlflow_client import connect
 from tasks.tracking.registry import versions
 from tests.champions import make_champion
 from tests.faults.homes import SAID, Home, Moment
-from tests.waiting import PATIENCE
+from tests.sheets import fill
+from tests.waiting import PATIENCE, until
 
 STAGES = ["validate", "sft", "reward", "ppo", "human_eval"]
 HEAVY = {"torch", "transformers", "prefect", "great_expectations", "matplotlib"}
@@ -153,7 +151,8 @@ def test_told_to_stop_in_a_stage_that_learns_a_run_goes_on_from_the_last_step_to
     undisturbed, _ = whole
     home = undisturbed.before(stage, tmp_path / "home").path
     process = start_tether("run", "tiny", f"--set={stage}.checkpoint_every=100000", home=home)
-    wait_for_a_point(process, home, stage)
+    points = f"runs/*/metrics/{stage}.jsonl"
+    until("a step is reported", lambda: any(map(read_points, home.glob(points))), 400, process.poll, every=0.005)
     process.send_signal(sign)
     said = process.communicate(timeout=PATIENCE * 120)[0]
     assert process.returncode == code, said
@@ -171,14 +170,6 @@ def test_told_to_stop_in_a_stage_that_learns_a_run_goes_on_from_the_last_step_to
     assert digests(status(home)) == list(undisturbed.digests().values())
     points = read_points(home / "runs" / status(home)["run"] / "metrics" / "ppo.jsonl")
     assert [point["step"] for point in points if "ppo/kl" in point["metrics"]] == [1, 2, 3], "the curve is whole"
-
-
-def wait_for_a_point(process: Popen[str], home: Path, stage: str) -> None:
-    """Until the newest run has reported a step of `stage`."""
-    deadline = time.monotonic() + PATIENCE * 400
-    while not (runs := sorted((home / "runs").glob("*"))) or not read_points(runs[-1] / "metrics" / f"{stage}.jsonl"):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_a_threshold_alone_recomputes_nothing_and_stops_what_is_below(
@@ -221,29 +212,21 @@ def left_behind(home: Path, run: str) -> dict[str, Any]:
 
 
 @pytest.mark.whole
-def test_a_rerun_computes_its_stage_alone_where_the_bytes_come_out_the_same_and_leaves_the_earlier_run_untouched(
-    tether, home: Path, first: dict[str, Any]
+@pytest.mark.parametrize(
+    ("command", "said", "computed"),
+    [("rerun reward --from RUN", "reward again from run RUN", 2), ("run tiny --refresh validate", "(asked for", 0)],
+)
+def test_same_bytes_leave_later_hits_and_the_earlier_run_alone(
+    tether, home: Path, first: dict[str, Any], command: str, said: str, computed: int
 ) -> None:
     before = left_behind(home, first["run"])
-    done = tether("rerun", "reward", "--from", first["run"], home=home)
+    done = tether(*command.replace("RUN", first["run"]).split(), home=home)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"reward again from run {first['run']}" in done.stdout
+    assert said.replace("RUN", first["run"]) in done.stdout
     shown = status(home)
-    assert states(shown) == ["cached", "cached", "passed", "cached", "cached"]
+    assert states(shown) == ["passed" if number == computed else "cached" for number in range(5)]
     assert digests(shown) == digests(first)
     assert left_behind(home, first["run"]) == before
-
-
-@pytest.mark.whole
-def test_a_refreshed_stage_with_the_same_bytes_leaves_later_hits_alone(
-    tether, home: Path, first: dict[str, Any]
-) -> None:
-    done = tether("run", "tiny", "--refresh", "validate", home=home)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "validate: computing (asked for" in done.stdout
-    shown = status(home)
-    assert states(shown) == ["passed"] + ["cached"] * 4
-    assert digests(shown) == digests(first)
 
 
 def test_a_ppo_field_recomputes_ppo_and_what_follows_and_people_finish_the_run(
@@ -269,15 +252,7 @@ def test_a_ppo_field_recomputes_ppo_and_what_follows_and_people_finish_the_run(
 
     empty = home / "runs" / waiting["run"] / "sheet.csv"
     assert f"tether people score {empty} --run {waiting['run']}" in done.stdout
-    with empty.open(encoding="utf-8-sig", newline="") as file:
-        rows = list(csv.DictReader(file))
-    for number, row in enumerate(rows):
-        row.update({name: "ab"[number % 2] for name in row if name.startswith("rating_")})
-    filled = home.parent / "filled.csv"
-    with filled.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
+    filled = fill(empty, lambda number, _: "ab"[number % 2], home.parent / "filled.csv")
     done = tether("people", "score", str(filled), "--run", waiting["run"], home=home)
     assert done.returncode == 0, done.stdout + done.stderr
     scored = status(home)

@@ -7,8 +7,6 @@ import http.cookiejar
 import json
 import os
 import subprocess
-import time
-import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -21,12 +19,14 @@ from components.base.jsonl import read_rows
 from components.human_eval.batch.label_studio import instruction, labelling_config, tasks
 from components.human_eval.returned_labels import Sample
 from flows.deployment.local_servers import free_port
+from tasks.prefect_flow.server import no_answer
+from tests.waiting import until
 
 pytestmark = pytest.mark.labelstudio
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "label_studio"
 ADMIN, PASSWORD = "admin@example.org", "long-enough-1"
-STARTS_S = 420
+STARTS_S = 105
 """The first start makes the database's tables, which takes minutes on a busy core."""
 
 
@@ -69,7 +69,9 @@ def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         running = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
     url = f"http://127.0.0.1:{port}"
     try:
-        _wait(url, running, folder / "log")
+        until("Label Studio answers", lambda: no_answer(f"{url}/health") is None, STARTS_S, failed=lambda: (
+            (folder / "log").read_text(errors="replace")[-2000:] if running.poll() is not None else None
+        ))  # fmt: skip
         yield url
     finally:
         running.terminate()
@@ -77,17 +79,6 @@ def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             running.wait(20)
         except subprocess.TimeoutExpired:
             running.kill()
-
-
-def _wait(url: str, running: subprocess.Popen[bytes], log: Path) -> None:
-    until = time.monotonic() + STARTS_S
-    while time.monotonic() < until and running.poll() is None:
-        try:
-            urllib.request.urlopen(f"{url}/health", timeout=5).read()
-            return
-        except OSError:
-            time.sleep(2)
-    pytest.fail(f"Label Studio did not start: {log.read_text(errors='replace')[-2000:]}")
 
 
 def test_three_annotators_votes_come_back_from_every_export(studio: str, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -21,7 +21,9 @@ from components.models.config import ScratchModel
 from components.models.folders import build_causal_lm, save_model
 from components.models.tokenizers import texts_of, train_tokenizer
 from components.store.store import ArtifactStore, Record, digest_folder
+from tasks.runs.status import load_status
 from tests.champions import make_champion
+from tests.sheets import fill
 
 pytestmark = pytest.mark.whole
 
@@ -36,12 +38,6 @@ WAIVED = ("validate.annotator_agreement", "ppo.kl")
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("labels") / "home"
-
-
-def status(tether: Any, home: Path) -> dict[str, Any]:
-    done = tether("status", "--json", home=home)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +70,7 @@ def waiting(tether: Any, home: Path, sources: dict[str, Path]) -> dict[str, Any]
     waivers = (part for gate in WAIVED for part in ("--waive", gate))
     done = tether("run", "tiny", *settings, *waivers, "--because", BECAUSE, home=home)
     assert done.returncode == 0, done.stdout + done.stderr
-    return status(tether, home)
+    return load_status(home).as_json()
 
 
 @pytest.fixture(scope="module")
@@ -84,27 +80,14 @@ def sides(home: Path, waiting: dict[str, Any]) -> dict[str, str]:
     return json.loads((sample / "key.json").read_text(encoding="utf-8"))["policy_side"]
 
 
-def fill(empty: Path, sides: dict[str, str], target: Path, items: int = ITEMS) -> Path:
-    """A sheet as three raters of one mind fill it in, for the first `items` rows."""
-    with empty.open(encoding="utf-8-sig", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == ITEMS == len(sides)
-    for number, row in enumerate(rows[:items]):
-        policy = sides[row["item"].split("-")[0]]
-        rating = policy if number >= LOST else {"a": "b", "b": "a"}[policy]
-        row.update({name: rating for name in row if name.startswith("rating_")})
-    with target.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
-    return target
+Rate = Callable[[int, str], str]
 
 
-def split(path: Path) -> tuple[str, list[dict[str, str]]]:
-    """What stands above a rater's table, and the table."""
-    text = path.read_text(encoding="utf-8-sig")
-    at = text.index('"item"')
-    return text[:at], list(csv.DictReader(text[at:].splitlines(keepends=True)))
+@pytest.fixture(scope="module")
+def rate(sides: dict[str, str]) -> Rate:
+    """The answer of a rater to an item: all raters are of one mind."""
+    assert len(sides) == ITEMS
+    return lambda number, item: sides[item] if number >= LOST else {"a": "b", "b": "a"}[sides[item]]
 
 
 def test_a_run_that_people_judge_waits_and_its_sheet_does_not_tell_the_sides(
@@ -118,47 +101,41 @@ def test_a_run_that_people_judge_waits_and_its_sheet_does_not_tell_the_sides(
 
 
 def test_the_empty_sheet_and_one_half_filled_do_not_finish_it(
-    tether: Any, home: Path, waiting: dict[str, Any], sides: dict[str, str], tmp_path: Path
+    tether: Any, home: Path, waiting: dict[str, Any], rate: Rate, tmp_path: Path
 ) -> None:
+    def first(items: int) -> str:
+        """The sheet with the ratings of so many items."""
+        return str(fill(empty, lambda *row: rate(*row) if row[0] < items else "", tmp_path / f"{items}.csv"))
+
     empty = home / "runs" / waiting["run"] / "sheet.csv"
     done = tether("people", "score", str(empty), home=home)
     assert (done.returncode, "holds no rating yet" in done.stdout + done.stderr) == (2, True)
 
-    counted = tether(
-        "people", "status", "--json", "--sheet", str(fill(empty, sides, tmp_path / "a.csv", 5)), home=home
-    )
+    counted = tether("people", "status", "--json", "--sheet", first(5), home=home)
     assert counted.returncode == 0, counted.stdout + counted.stderr
     told = json.loads(counted.stdout)
     assert (told["answered"], told["asked"], told["complete"]) == (15, 3 * ITEMS, False)
     assert told["raters"] == {f"rater {n}": [5, ITEMS] for n in (1, 2, 3)}
 
-    half = tether("people", "score", str(fill(empty, sides, tmp_path / "half.csv", ITEMS // 2)), home=home)
+    half = tether("people", "score", first(ITEMS // 2), home=home)
     assert half.returncode == 3, half.stdout + half.stderr
     assert "human_eval.labels_complete" in half.stdout + half.stderr
 
 
 def test_the_filled_sheet_gives_the_win_rate_that_people_meant(
-    tether: Any, home: Path, waiting: dict[str, Any], sides: dict[str, str], tmp_path: Path
+    tether: Any, home: Path, waiting: dict[str, Any], rate: Rate, tmp_path: Path
 ) -> None:
     own = sorted((home / "runs" / waiting["run"] / "raters").iterdir())
     assert [path.name for path in own] == ["rater_1.csv", "rater_2.csv", "rater_3.csv"]
     for path in own:  # each fills in their own, and sends it back in a folder
-        above, table = split(path)
-        for number, row in enumerate(table):
-            policy = sides[row["item"].split("-")[0]]
-            row["rating"] = policy if number >= LOST else {"a": "b", "b": "a"}[policy]
-        with (tmp_path / path.name).open("w", encoding="utf-8", newline="") as file:
-            file.write(above)
-            writer = csv.DictWriter(file, table[0])
-            writer.writeheader()
-            writer.writerows(table)
+        fill(path, rate, tmp_path / path.name)
     done = tether("people", "score", str(tmp_path), home=home)
     assert done.returncode == 0, done.stdout + done.stderr
     labels = home / "runs" / waiting["run"] / "labels.csv"
-    joined = fill(home / "runs" / waiting["run"] / "sheet.csv", sides, tmp_path / "filled.csv")
+    joined = fill(home / "runs" / waiting["run"] / "sheet.csv", rate, tmp_path / "filled.csv")
     with labels.open(encoding="utf-8-sig", newline="") as one, joined.open(encoding="utf-8-sig", newline="") as other:
         assert list(csv.reader(one)) == list(csv.reader(other)), "three files are one sheet"
-    scored = status(tether, home)
+    scored = load_status(home).as_json()
     assert scored["run"] == waiting["run"]
     human = scored["stages"][4]
     assert human["state"] == "passed"
@@ -206,7 +183,7 @@ class Asked:
 @pytest.fixture(scope="module")
 def scored(tether: Any, home: Path) -> dict[str, Any]:
     """The run as the tests above have left it."""
-    found = status(tether, home)
+    found = load_status(home).as_json()
     assert found["stages"][4]["state"] == "passed"
     return found
 

@@ -3,11 +3,26 @@
 import ast
 import json
 import pickle
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+
+from components.base.errors import TetherError, UserError
+from components.base.hashing import digest_file
+from components.data.config import DataConfig
+from components.models.config import ScratchModel
+from components.models.folders import build_causal_lm, load_base, load_causal_lm, load_reward_model, save_model
+from components.models.runtime import Runtime
+from components.models.tokenizers import train_tokenizer
+from components.store.archive import read_archive
+from components.store.store import ArtifactStore, Miss
+from components.training.checkpoint import load_latest
+from data_contracts.rows.gather import look_at
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted(
@@ -77,8 +92,6 @@ class Bomb:
 @pytest.fixture
 def bomb(tmp_path, monkeypatch) -> Callable[[Path], None]:
     """`bomb(path)` plants one; afterwards none has gone off, and nothing has even looked at a pickle."""
-    import torch
-
     read: list[str] = []
     real = torch.load
     monkeypatch.setattr(torch, "load", lambda *args, **kwargs: read.append(str(args[0])) or real(*args, **kwargs))
@@ -102,10 +115,6 @@ def test_the_bomb_works(tmp_path):
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> Path:
     """A small model with its tokenizer, as an artifact holds it."""
-    from components.models.config import ScratchModel
-    from components.models.folders import build_causal_lm, save_model
-    from components.models.tokenizers import train_tokenizer
-
     folder = tmp_path_factory.mktemp("saved") / "model"
     tokenizer = train_tokenizer(["my order is late what can you do"], 300)
     save_model(build_causal_lm(ScratchModel(hidden_size=16, layers=1, heads=2), tokenizer, 64, 0), tokenizer, folder)
@@ -115,88 +124,62 @@ def saved(tmp_path_factory) -> Path:
 @pytest.fixture
 def model(saved, tmp_path) -> Path:
     """A copy of it to spoil."""
-    import shutil
-
     return Path(shutil.copytree(saved, tmp_path / "artifact" / "model"))
 
 
-def loaders() -> dict[str, Callable[[Path], object]]:
-    """Every way in which a model's folder is loaded."""
-    from components.models.folders import load_base, load_causal_lm, load_reward_model
-    from components.models.runtime import Runtime
-
-    runtime = Runtime(device="cpu", dtype="float32", threads=1, instruction_set="default")
-    return {
-        "base": lambda folder: load_base(folder),
-        "policy": lambda folder: load_causal_lm(folder.parent, runtime),
-        "reward": lambda folder: load_reward_model(folder.parent, runtime),
-        "reward from sft": lambda folder: load_reward_model(folder.parent, runtime, seed=0),
-    }
-
-
-LOADERS = ("base", "policy", "reward", "reward from sft")
+RUNTIME = Runtime(device="cpu", dtype="float32", threads=1, instruction_set="default")
+LOADERS: dict[str, Callable[[Path], Any]] = {
+    "base": load_base,
+    "policy": lambda folder: load_causal_lm(folder.parent, RUNTIME),
+    "reward": lambda folder: load_reward_model(folder.parent, RUNTIME),
+    "reward from sft": lambda folder: load_reward_model(folder.parent, RUNTIME, seed=0),
+}
+"""Every way in which a model's folder is loaded."""
 
 
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "pytorch_model-00001-of-00001.bin"])
 def test_a_folder_whose_weights_are_a_pickle_is_refused(model, bomb, loader, name):
-    from components.base.errors import UserError
-
     (model / "model.safetensors").unlink()
     bomb(model / name)
     index = {"metadata": {}, "weight_map": {"model.embed_tokens.weight": name}}
     (model / "pytorch_model.bin.index.json").write_text(json.dumps(index))
     with pytest.raises(UserError, match="safetensors"):
-        loaders()[loader](model)
+        LOADERS[loader](model)
 
 
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("shard", ["shard.bin", "../shard.bin", "../outside.safetensors"])
 def test_an_index_that_names_a_pickle_as_a_shard_is_refused(model, bomb, loader, shard):
-    from components.base.errors import UserError
-
     (model / "model.safetensors").rename(model / "model-00001-of-00002.safetensors")
     bomb(model / shard)
     index = {"metadata": {"total_size": 1}, "weight_map": {"model.norm.weight": shard}}
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(UserError, match=r"index\.json"):
-        loaders()[loader](model)
+        LOADERS[loader](model)
 
 
 @pytest.mark.parametrize("loader", LOADERS)
 def test_an_adapter_beside_the_model_is_refused(model, bomb, loader):
-    from components.base.errors import UserError
-
     bomb(model / "adapter_model.bin")
     (model / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 1, "target_modules": ["q_proj"]}))
     with pytest.raises(UserError, match="adapter"):
-        loaders()[loader](model)
+        LOADERS[loader](model)
 
 
 @pytest.mark.parametrize("loader", LOADERS)
 def test_pickles_beside_safetensors_are_not_looked_at(model, bomb, loader):
-    from components.models.folders import save_model
-
-    for name in (
-        "pytorch_model.bin",
-        "training_args.bin",
-        "optimizer.pt",
-        "vocab.pkl",
-        "tokenizer.pkl",
-        "scheduler.pt",
-    ):
+    for name in "pytorch_model.bin training_args.bin optimizer.pt vocab.pkl tokenizer.pkl scheduler.pt".split():
         bomb(model / name)
     if loader == "reward":
-        save_model(*loaders()["reward from sft"](model), model)
-    assert loaders()[loader](model)
+        save_model(*LOADERS["reward from sft"](model), model)
+    assert LOADERS[loader](model)
 
 
 def test_weights_that_are_a_pickle_under_a_safetensors_name_are_refused(model, bomb):
-    from components.base.errors import UserError
-
     bomb(model / "model.safetensors")
     with pytest.raises(UserError):
-        loaders()["base"](model)
+        LOADERS["base"](model)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
@@ -204,7 +187,7 @@ def test_a_tokenizer_that_is_a_pickle_is_refused(model, bomb, name):
     bomb(model / name)
     for loader in LOADERS:
         with pytest.raises(Exception):  # noqa: B017 (the library's own, or ours; the bomb is what is tested)
-            loaders()[loader](model)
+            LOADERS[loader](model)
 
 
 def test_code_that_a_folder_brings_is_not_run_and_nobody_is_asked(model, tmp_path, monkeypatch):
@@ -214,15 +197,12 @@ def test_code_that_a_folder_brings_is_not_run_and_nobody_is_asked(model, tmp_pat
         config["auto_map"] = {key: "evil.Evil" if key != "AutoTokenizer" else ["evil.Evil", "evil.Evil"]}
         (model / name).write_text(json.dumps(config))
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked whether to run it"))
-    loaders()["policy"](model)
-    loaders()["base"](model)
+    LOADERS["policy"](model)
+    LOADERS["base"](model)
     assert not (tmp_path / "exploded").exists() and "evil" not in sys.modules
 
 
 def test_a_pickle_in_a_checkpoints_place_is_no_checkpoint(bomb, tmp_path):
-    from components.base.hashing import digest_file
-    from components.training.checkpoint import load_latest
-
     folder = tmp_path / "checkpoint"
     bomb(folder / "step-000000001.safetensors")
     bomb(folder / "step-000000002.json")
@@ -233,11 +213,6 @@ def test_a_pickle_in_a_checkpoints_place_is_no_checkpoint(bomb, tmp_path):
 
 
 def test_a_pickle_in_the_stores_place_of_a_record_manifest_or_archive_is_refused(bomb, tmp_path):
-    from components.base.errors import TetherError, UserError
-    from components.base.hashing import digest_file
-    from components.store.archive import read_archive
-    from components.store.store import ArtifactStore, Miss
-
     store = ArtifactStore(tmp_path / "home")
     bomb(store.local.root / "records" / ("a" * 64) / "1.toy.json")
     assert isinstance(store.lookup("a" * 64), Miss)
@@ -253,10 +228,6 @@ def test_a_pickle_in_the_stores_place_of_a_record_manifest_or_archive_is_refused
 
 @pytest.mark.parametrize("name", ["data.pkl", "data.jsonl", "data.parquet", "data.csv"])
 def test_a_pickle_given_as_data_runs_nothing(bomb, tmp_path, name):
-    from components.base.errors import UserError
-    from components.data.config import DataConfig
-    from data_contracts.rows.gather import look_at
-
     bomb(tmp_path / name)
     with pytest.raises(UserError, match=name):
         look_at("preferences", tmp_path / name, DataConfig())

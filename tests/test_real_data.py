@@ -5,13 +5,11 @@ it as it stands, then without the tether and on shuffled labels, which must both
 is kept below TETHER_BENCH_HOME, where it is set, and goes on where it was interrupted.
 """
 
-import csv
 import gzip
 import json
 import os
 import random
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,8 +20,10 @@ from components.base.jsonl import read_rows
 from components.store.store import ArtifactStore
 from flows.config.profiles import parse_override
 from flows.config.run_config import RunConfig, load_config
+from tasks.runs.status import load_status
+from tests.bench.tools import ROOT, tether, with_models
+from tests.sheets import fill
 
-ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("TETHER_DATA", ROOT.parent / "shared" / "data"))
 PREFERENCES = [DATA / "hh-rlhf" / f"{name}-base-test.jsonl.gz" for name in ("helpful", "harmless")]
 LEARNED = (
@@ -54,19 +54,8 @@ SMALLER = {
 pytestmark = [pytest.mark.real_data, pytest.mark.timeout(3 * 5400)]
 
 
-def tether(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    # Waiting threads that spin slow each other down where the cores are shared.
-    variables = {**os.environ, "TETHER_HOME": str(home), "PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "PASSIVE"}
-    command = [sys.executable, "-m", "flows.cli", *arguments]
-    return subprocess.run(
-        command, cwd=home.parent, env=variables, capture_output=True, text=True, check=False, timeout=5400
-    )
-
-
 def status(home: Path) -> dict[str, Any]:
-    done = tether(home, "status", "--json")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return load_status(home).as_json()
 
 
 @pytest.fixture(
@@ -81,11 +70,7 @@ def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if not (fetched / "smollm2").is_dir():
         pytest.skip(f"no smollm2 in {fetched}: run `tether fetch smollm2`")
     kept = os.environ.get("TETHER_BENCH_HOME")
-    home = Path(kept or tmp_path_factory.mktemp("real")).absolute() / request.param
-    home.mkdir(parents=True, exist_ok=True)
-    if not (home / "models").exists():
-        (home / "models").symlink_to(fetched.resolve())
-    return home
+    return with_models(Path(kept or tmp_path_factory.mktemp("real")) / request.param)
 
 
 def sizes(home: Path) -> list[str]:
@@ -144,26 +129,22 @@ def test_a_generated_sheet_finishes_it(home: Path, waiting: dict[str, Any], tmp_
     key = json.loads((sample / "key.json").read_text())
     sides, repeat_of, checks = key["policy_side"], key["repeat_of"], key["attention"]
     numbers = {item: number for number, item in enumerate(item for item in sides if item not in repeat_of)}
-    with (home / "runs" / waiting["run"] / "sheet.csv").open(encoding="utf-8-sig", newline="") as file:
-        rows = list(csv.DictReader(file))
-    for row in rows:
-        item, _, _ = row["item"].partition("-")  # the rest binds a row to its sample
+    items: list[str] = []
+
+    def rate(number: int, item: str) -> tuple[str, ...]:
+        items.append(item)
         number = numbers.get(repeat_of.get(item, item), 0)  # none of an attention check
         undecided = ("tie", "both_bad", "tie" if number % 8 == 3 else "both_bad")
-        ratings = undecided if number % 4 == 3 else (checks.get(item) or sides[item],) * 3
-        row.update(zip(("rating_1", "rating_2", "rating_3"), ratings, strict=True))
-    filled = tmp_path / "filled.csv"
-    with filled.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
+        return undecided if number % 4 == 3 else (checks.get(item) or sides[item],) * 3
+
+    filled = fill(home / "runs" / waiting["run"] / "sheet.csv", rate, tmp_path / "filled.csv")
     done = tether(home, "people", "score", str(filled))
     assert done.returncode == 0, done.stdout + done.stderr
     human = status(home)["stages"][4]
     assert human["state"] == "passed"
     assert human["metrics"]["human_eval/items"] == len(numbers) == config_of(home).human_eval.items
     assert human["metrics"]["human_eval/repeated"] == len(repeat_of) > 0
-    assert len(rows) == len(numbers) + len(repeat_of) + len(checks)
+    assert len(items) == len(numbers) + len(repeat_of) + len(checks)
     assert human["metrics"]["human_eval/attention"] == 1 and checks
     assert human["metrics"]["human_eval/self_agreement"] == pytest.approx(1)
     assert human["metrics"]["human_eval/win_rate"] == pytest.approx(0.875)

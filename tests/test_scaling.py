@@ -8,9 +8,7 @@ from flows.config.run_config import load_config
 from flows.reports.memory_report import MemoryPlan
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "scaling.md").read_text(encoding="utf-8")
-SETTING = [
-    line.strip().removeprefix("--set ").removesuffix(" \\") for line in PAGE.splitlines() if "    --set" in line
-]
+SETTING = [line.strip().removeprefix("--set ").removesuffix(" \\") for line in PAGE.splitlines() if "    --set" in line]
 """Options of the command above the table, on top of the profile `gpu`."""
 LORA = ["reward.lora.rank=16", "ppo.lora.rank=16"]
 METHODS = {"full": [], "LoRA": LORA, "QLoRA": [*LORA, "reward.lora.quantize=4bit", "ppo.lora.quantize=4bit"]}

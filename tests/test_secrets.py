@@ -82,11 +82,7 @@ def test_a_url_with_a_password_that_leads_nowhere_is_said_without_it(
     tether: Tether, tmp_path: Path, variable: str, scheme: str
 ) -> None:
     url = f"{scheme}://me:{SECRET}@127.0.0.1:9/x?password={SECRET}"
-    for call in (
-        ["doctor"],
-        ["store", "gc"],
-        ["run", "tiny"] if variable == "TETHER_STORE" else ["sync"],
-    ):
+    for call in (["doctor"], ["store", "gc"], ["run", "tiny"] if variable == "TETHER_STORE" else ["sync"]):
         done = tether(*call, home=tmp_path / "home", **{variable: url})
         assert SECRET not in done.stdout + done.stderr, done
     assert holders(tmp_path) == []

@@ -10,7 +10,6 @@ from typing import Literal
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
 from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
@@ -19,6 +18,8 @@ from components.store.store import ArtifactStore
 from tasks.runs.journal import Sent
 from tasks.runs.points import points_file, read_points
 from tasks.runs.status import RunStatus, load_status
+from tasks.tracking.mlflow_client import connect
+from tests.operations.site import create, ended, log, trigger, working_child
 from tests.servers import PrefectServer, Proxy, clean_environment
 from tests.waiting import PATIENCE, until
 
@@ -75,31 +76,6 @@ def client(site: Site) -> Iterator[SyncPrefectClient]:
         yield client
 
 
-def trigger(client: SyncPrefectClient, updates: int) -> FlowRun:
-    deployment = client.read_deployment_by_name("rlhf/tiny")
-    config = deployment.parameters["config"]
-    config["ppo"] |= {"updates": updates}
-    return client.create_flow_run_from_deployment(deployment.id, parameters={"profile": "tiny", "config": config})
-
-
-def child(client: SyncPrefectClient, run: FlowRun) -> FlowRun | None:
-    of = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[run.id]))
-    return next(iter(client.read_flow_runs(flow_run_filter=of)), None)
-
-
-def working(site: Site, client: SyncPrefectClient, run: FlowRun) -> FlowRun:
-    """The run that computes PPO, once it has three updates behind it."""
-
-    def has_ended(*runs: FlowRun) -> str:
-        states = {each.name: client.read_flow_run(each.id).state_name for each in runs}
-        return f"{states}\n{site.said('serve')}" if {"Failed", "Completed"} & set(states.values()) else ""
-
-    found = until("PPO is ordered", lambda: child(client, run), 180, lambda: has_ended(run))
-    points = site.home / "work" / found.parameters["order"]["key"] / "points.jsonl"
-    until("PPO is 3 updates on", lambda: len(read_points(points)) >= 3, 180, lambda: has_ended(run, found))
-    return found
-
-
 def completed(client: SyncPrefectClient, *runs: FlowRun) -> bool:
     """Whether they have; a server that heard nothing from them calls them `Crashed` until they say that they live."""
     return all(client.read_flow_run(run.id).state_name == "Completed" for run in runs)
@@ -112,9 +88,8 @@ def completed(client: SyncPrefectClient, *runs: FlowRun) -> bool:
 def test_a_run_goes_on_while_its_server_is_away_and_ends_completed(
     site: Site, client: SyncPrefectClient, how: Literal["gone", "database"], seconds: float, updates: int
 ) -> None:
-    """The pipeline ended 9 s after its database went away, and after 110 s without a server every run was Crashed."""
-    run = trigger(client, updates)
-    ppo = working(site, client, run)
+    run = trigger(client, updates=updates)
+    ppo = working_child(client, site.home, run)
     site.proxy.fall(how)
     time.sleep(seconds)
     site.proxy.rise()
@@ -124,7 +99,8 @@ def test_a_run_goes_on_while_its_server_is_away_and_ends_completed(
     local = read_points(points_file(site.home / "runs" / status.run, "ppo"))
     steps = [point["step"] for point in local if "ppo/kl" in point["metrics"]]
     assert steps == sorted(set(steps)) and len(steps) >= updates
-    recorded = in_mlflow(site, status.run)
+    sent = Sent.load(site.home / "runs" / status.run).stages["ppo"]
+    recorded = [point.step for point in connect(site.home).get_metric_history(sent, "ppo/kl")]
     assert recorded[: len(steps)] == steps and len(recorded) <= len(steps) + 1, "each once, and the final value"
     time.sleep(5)
     assert completed(client, run, ppo), "no late word of the server's changes that"
@@ -132,17 +108,14 @@ def test_a_run_goes_on_while_its_server_is_away_and_ends_completed(
 
 @pytest.mark.long
 def test_a_pool_computes_ppo_on_two_ranks_and_gives_it_back_once(site: Site, client: SyncPrefectClient) -> None:
-    deployment = client.read_deployment_by_name("rlhf/tiny")
-    config = deployment.parameters["config"]
+    config = client.read_deployment_by_name("rlhf/tiny").parameters["config"]
     runtime = Runtime(device="cpu", dtype="float32", threads=1, ranks=2).resolve()
     config["runners"] = config.get("runners", {}) | {"ppo": {"pool": "gpu", "runtime": runtime.model_dump(mode="json")}}
     config["ppo"] |= {"updates": 4}
 
     def finished() -> RunStatus:
-        parameters = {"profile": "tiny", "config": config}
-        run = client.create_flow_run_from_deployment(deployment.id, parameters=parameters)
-        until("the run has ended", lambda: final(client, run), 800)
-        assert client.read_flow_run(run.id).state_name == "Completed"
+        run = ended(client, create(client, config), "the run ends", 800)
+        assert run.state_name == "Completed", log(client, run)
         return load_status(site.home)
 
     first = finished()
@@ -158,18 +131,3 @@ def test_a_pool_computes_ppo_on_two_ranks_and_gives_it_back_once(site: Site, cli
     config["runners"]["ppo"]["runtime"] |= {"ranks": 1, "sharding": "none"}
     alone = finished().stage("ppo")
     assert alone.key != ppo.key, "another number of ranks rounds differently"
-
-
-def final(client: SyncPrefectClient, run: FlowRun) -> bool:
-    """Whether the run has ended, however."""
-    state = client.read_flow_run(run.id).state
-    return state is not None and state.is_final()
-
-
-def in_mlflow(site: Site, run: str) -> list[int]:
-    """The steps of PPO's KL that MLflow has."""
-    from tasks.tracking.mlflow_client import connect
-
-    sent = Sent.load(site.home / "runs" / run)
-    history = connect(site.home).get_metric_history(sent.stages["ppo"], "ppo/kl")
-    return [point.step for point in history]

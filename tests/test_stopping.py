@@ -1,67 +1,40 @@
 """However a run is stopped, it says so, reads as interrupted, and the same command goes on."""
 
+import functools
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tasks.runs.status import load_status
+from tests.conftest import Tether
 from tests.faults.homes import Home, Moment
 from tests.waiting import PATIENCE
 
-ROOT = Path(__file__).resolve().parent.parent
-
-
-class Run:
-    """`tether run tiny` in a terminal's session of its own, as a shell starts it."""
-
-    def __init__(self, home: Path, environment: dict[str, str], ignored: tuple[signal.Signals, ...] = ()) -> None:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
-
-        def prepare() -> None:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            for number in ignored:
-                signal.signal(number, signal.SIG_IGN)
-
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "flows.cli", "run", "tiny"], cwd=home.parent, text=True, start_new_session=True,
-            env={**kept, "TETHER_HOME": str(home), "PYTHONPATH": str(ROOT), **environment}, preexec_fn=prepare,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-        assert self.process.stdout is not None
-        self.out = self.process.stdout
-
-    def until(self, text: str) -> None:
-        """Read its output up to a line with `text`."""
-        for line in self.out:
-            if text in line:
-                return
-        raise AssertionError(f"it never said {text!r}: {self.process.communicate()}")
-
-    def end(self) -> tuple[int, str]:
-        """Its exit code and what it said on standard error."""
-        said = self.process.communicate(timeout=PATIENCE * 200)[1]
-        return self.process.returncode, said
+Start = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., Run]]:
-    started: list[Run] = []
+def start(start_tether: Start) -> Start:
+    """`start(home=...)` starts `tether run tiny`."""
+    return functools.partial(start_tether, "run", "tiny", stderr=subprocess.PIPE)
 
-    def begin(home: Path, environment: dict[str, str], ignored: tuple[signal.Signals, ...] = ()) -> Run:
-        started.append(Run(home, environment, ignored))
-        return started[-1]
 
-    yield begin
-    for run in started:
-        run.process.kill()
-        run.process.communicate()
+def read_to(run: subprocess.Popen[str], text: str) -> None:
+    """Read its output up to a line with `text`."""
+    assert run.stdout is not None
+    assert any(text in line for line in run.stdout), f"it never said {text!r}: {run.communicate()}"
+
+
+def end(run: subprocess.Popen[str]) -> tuple[int, str]:
+    """Its exit code and what it said on standard error."""
+    said = run.communicate(timeout=PATIENCE * 200)[1]
+    return run.returncode, said
 
 
 def states(home: Path) -> list[str]:
@@ -91,16 +64,14 @@ def servers(home: Path) -> list[int]:
 
 @pytest.mark.whole
 def test_ctrl_c_in_a_terminal_reaches_the_run_and_not_its_server_and_leaves_none(
-    start: Callable[..., Run],
-    whole: tuple[Home, list[Moment]],
-    tmp_path: Path,
+    start: Start, whole: tuple[Home, list[Moment]], tmp_path: Path
 ) -> None:
     home = whole[0].before("sft", tmp_path / "home").path
-    run = start(home, {})
-    run.until("sft: computing")
+    run = start(home=home)
+    read_to(run, "sft: computing")
     assert len(servers(home)) == 2, "Prefect's and the one that sends to MLflow; the run got its variables later"
-    os.killpg(run.process.pid, signal.SIGINT)
-    code, said = run.end()
+    os.killpg(run.pid, signal.SIGINT)
+    code, said = end(run)
     assert code == 130 and "tether: interrupted. Run the same command again" in said and "Traceback" not in said, said
     assert states(home)[:3] == ["interrupted", "cached", "interrupted"]
     assert servers(home) == [] and list((home / "prefect" / "embedded").iterdir()) == []
@@ -109,49 +80,46 @@ def test_ctrl_c_in_a_terminal_reaches_the_run_and_not_its_server_and_leaves_none
 @pytest.mark.faults
 @pytest.mark.kind("told to stop")
 def test_a_closed_pipe_a_full_disk_and_a_closed_terminal_interrupt_a_run_that_then_goes_on(
-    start: Callable[..., Run],
-    prefect: dict[str, str],
-    whole: tuple[Home, list[Moment]],
-    tmp_path: Path,
+    start: Start, prefect: dict[str, str], whole: tuple[Home, list[Moment]], tmp_path: Path
 ) -> None:
     home = forget(whole[0].before("ppo", tmp_path / "home"), "validate")
-    run = start(home, prefect)
-    run.until("validate: computing")
-    run.out.close()  # as `| head -1` does
-    assert run.process.stderr is not None
-    said, code = run.process.stderr.read(), run.process.wait(PATIENCE * 200)
+    run = start(home=home, **prefect)
+    read_to(run, "validate: computing")
+    assert run.stdout is not None and run.stderr is not None
+    run.stdout.close()  # as `| head -1` does
+    said, code = run.stderr.read(), run.wait(PATIENCE * 200)
     assert code == 141 and "interrupted: what it prints can't be written (Broken pipe)" in said, said
     assert states(home) == ["interrupted", "passed", "interrupted", "not_run", "not_run", "not_run"]
 
-    run = start(home, prefect)
-    run.until("ppo: computing")
-    run.process.send_signal(signal.SIGHUP)
-    code, said = run.end()
+    run = start(home=home, **prefect)
+    read_to(run, "ppo: computing")
+    run.send_signal(signal.SIGHUP)
+    code, said = end(run)
     assert code == 129 and "tether: interrupted" in said, said
     assert states(home)[3:5] == ["cached", "interrupted"]
 
-    run = start(home, prefect, (signal.SIGHUP,))  # as under nohup
-    run.until("ppo: computing")
+    run = start(home=home, ignored=(signal.SIGHUP,), **prefect)  # as under nohup
+    read_to(run, "ppo: computing")
     for _ in range(3):
-        run.process.send_signal(signal.SIGHUP)
+        run.send_signal(signal.SIGHUP)
         time.sleep(0.2)
-    code, said = run.end()
+    code, said = end(run)
     assert code == 0 and "interrupted" not in said and states(home)[0] == "passed", said
 
 
 @pytest.mark.faults
 @pytest.mark.kind("told to stop")
 def test_a_second_ctrl_c_ends_at_once(
-    start: Callable[..., Run], prefect: dict[str, str], whole: tuple[Home, list[Moment]], tmp_path: Path
+    start: Start, prefect: dict[str, str], whole: tuple[Home, list[Moment]], tmp_path: Path
 ) -> None:
-    run = start(whole[0].before("ppo", tmp_path / "home").path, prefect)
-    run.until("ppo: computing")
-    run.until("ppo 1")
+    run = start(home=whole[0].before("ppo", tmp_path / "home").path, **prefect)
+    read_to(run, "ppo: computing")
+    read_to(run, "ppo 1")
     began = time.monotonic()
-    run.process.send_signal(signal.SIGINT)
+    run.send_signal(signal.SIGINT)
     time.sleep(0.1)
-    run.process.send_signal(signal.SIGINT)
-    code, said = run.end()
+    run.send_signal(signal.SIGINT)
+    code, said = end(run)
     assert code == 130 and time.monotonic() - began < PATIENCE * 15, said
     assert "Traceback" not in said, said
 
@@ -159,9 +127,7 @@ def test_a_second_ctrl_c_ends_at_once(
 @pytest.mark.faults
 @pytest.mark.kind("told to stop")
 def test_a_prefect_server_that_cannot_start_costs_its_pages_and_not_the_run(
-    tether: Callable[..., subprocess.CompletedProcess[str]],
-    whole: tuple[Home, list[Moment]],
-    tmp_path: Path,
+    tether: Tether, whole: tuple[Home, list[Moment]], tmp_path: Path
 ) -> None:
     home = whole[0].before("human_eval", tmp_path / "home").path
     (home / "prefect").mkdir()

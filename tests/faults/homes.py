@@ -114,13 +114,9 @@ class Home:
         """A copy of this home in `folder`."""
         shutil.copytree(self.path, folder, symlinks=True)
         home = Home(folder, dict(self.environment))
-        places = (
-            ("experiments", "artifact_location"),
-            ("runs", "artifact_uri"),
-            ("logged_models", "artifact_location"),
-        )
+        places = {"experiments": "artifact_location", "runs": "artifact_uri", "logged_models": "artifact_location"}
         with closing(sqlite3.connect(folder / "mlflow.db")) as database, database:
-            for table, column in places:  # else MLflow would go on in the files of the home that was copied
+            for table, column in places.items():  # else MLflow would go on in the files of the home that was copied
                 change = f"update {table} set {column} = replace({column}, ?, ?)"
                 changed = database.execute(change, (f"{self.path.as_uri()}/", f"{folder.as_uri()}/"))
                 elsewhere = f"select count(*) from {table} where instr({column}, ?) = 0 and {column} like 'file:%'"

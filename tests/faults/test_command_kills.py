@@ -1,5 +1,6 @@
-"""SIGKILL within commands that change a home and are no run: the same command again ends as if nothing had happened."""
+"""SIGKILL within commands that change a home, but for a run: the same command again ends as if undisturbed."""
 
+import json
 import os
 import random
 import shutil
@@ -20,8 +21,8 @@ from tests.waiting import PATIENCE
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(PATIENCE * 900)]
 
-KILLS = 6
-"""Of each command."""
+KILLS = {"iterate": 10}
+"""Of each command; 6 where none is named."""
 
 
 class Command(NamedTuple):
@@ -89,12 +90,27 @@ def _sent(home: Home) -> Any:
     return rows(home, runs), sorted(set(rows(home, metrics))), rows(home, aliases), home.tether("sync").output
 
 
+def _iterate(home: Home) -> tuple[str, ...]:
+    return ("iterate", home.status()["run"])
+
+
+def _iterated(home: Home) -> Any:
+    """The round and votes of each run that came to its end, and the newest run's digests."""
+    home.check()
+    runs = [json.loads(path.read_text()) for path in home.path.glob("runs/*/run.json")]
+    ended = [run["origin"] for run in runs if run["stages"][-1]["state"] in ("passed", "cached")]
+    rounds = {(origin.get("round", "0"), origin.get("votes", "")) for origin in ended}
+    assert sorted(number for number, _ in rounds) == ["0", "1"]
+    return rounds, home.digests()
+
+
 COMMANDS = {
     "export": Command(_export, _exported, "already exists"),
     "import": Command(_import, _files),
     "gc": Command(_collect, _files),
     "promote": Command(_promote, _promoted),
     "sync": Command(_sync, _sent),
+    "iterate": Command(_iterate, _iterated),
 }
 
 
@@ -130,7 +146,10 @@ def prepared(whole: Home, command: Command, folder: Path) -> tuple[Home, tuple[s
 
 @pytest.mark.parametrize(
     ("name", "nth"),
-    [pytest.param(n, k, id=f"{n}-{k}", marks=pytest.mark.kind(f"killed {n}")) for n in COMMANDS for k in range(KILLS)],
+    [
+        pytest.param(name, nth, id=f"{name}-{nth}", marks=pytest.mark.kind(f"killed {name}"))
+        for name in COMMANDS for nth in range(KILLS.get(name, 6))
+    ],
 )
 def test_a_command_killed_at_any_moment_ends_the_same_when_it_is_run_again(
     name: str, nth: int, whole: tuple[Home, list[Moment]], clean: Callable[[str], Any], tmp_path: Path,

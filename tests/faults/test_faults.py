@@ -7,20 +7,15 @@ run; the table at the end says which, and how long recovery took.
 import errno
 import json
 import os
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from flows.deployment.local_servers import free_port
-from tasks.prefect_flow.server import no_answer
 from tests.faults.homes import Done, Home, Moment, tail
-from tests.waiting import PATIENCE, until
+from tests.servers import MlflowServer
+from tests.waiting import PATIENCE
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(PATIENCE * 900)]
 
@@ -36,8 +31,11 @@ class Outcome(NamedTuple):
     """From the fault's command, or the one after it, to the end of the run."""
 
 
-def finish(home: Home, whole: Home, where: str, done: Done, planted: bool = True) -> Outcome:
-    """What the command that met the fault ended in; if in an error, the same command again must complete."""
+def finish(home: Home, whole: Home, where: str, done: Done, planted: bool = True, check: bool = True) -> Outcome:
+    """What the command that met the fault ended in; if in an error, the same command again must complete.
+
+    With `check` the home then keeps its rules.
+    """
     assert done.happened == planted, f"{where}: {tail(done)}"
     ended, seconds = "completed", done.seconds
     if done.code != 0:
@@ -49,6 +47,8 @@ def finish(home: Home, whole: Home, where: str, done: Done, planted: bool = True
         assert again.code == 0, f"after {where}: {tail(again)}"
         seconds = again.seconds
     assert home.digests() == whole.digests(), where
+    if check:
+        home.check()
     return Outcome(where, ended, seconds)
 
 
@@ -61,9 +61,7 @@ def disk(code: int, stage: str, phase: str, nth: int, lasting: bool) -> Case:
     def case(whole: Home, folder: Path) -> Outcome:
         home = whole.before(stage, folder)
         fault = {"stage": stage, "phase": phase, "nth": nth, "fault": "errno", "errno": code, "lasting": lasting}
-        outcome = finish(home, whole, f"{stage}, {phase} {nth}", home.tether(plan=fault))
-        home.check()
-        return outcome
+        return finish(home, whole, f"{stage}, {phase} {nth}", home.tether(plan=fault))
 
     return case
 
@@ -102,9 +100,7 @@ def checkpoint(how: str, suffix: str, stage: str, all_of_them: bool = False) -> 
         for path in found if all_of_them else found[-1:]:
             DAMAGE[how](path)
         which = "every" if all_of_them else "the newest"
-        outcome = finish(home, whole, f"{stage}, {which} {suffix}: {how}", home.tether(), False)
-        home.check()
-        return outcome
+        return finish(home, whole, f"{stage}, {which} {suffix}: {how}", home.tether(), False)
 
     return case
 
@@ -119,7 +115,7 @@ def artifact(how: str, stage: str, name: str) -> Case:
         (file,) = record.glob("1.*.json")
         sha = json.loads(file.read_text())["record"]["files"][name]
         DAMAGE[how](home.path / "store" / "objects" / sha)
-        outcome = finish(home, whole, f"{stage}, {name}: {how}", home.tether(), False)
+        outcome = finish(home, whole, f"{stage}, {name}: {how}", home.tether(), False, check=False)
         assert {path.parent.name for path in home.path.glob("store/records/*/2.*.json")} == {key}
         return outcome
 
@@ -132,39 +128,9 @@ def clock(seconds: float, stage: str, phase: str) -> Case:
     def case(whole: Home, folder: Path) -> Outcome:
         home = whole.before(stage, folder)
         fault = {"stage": stage, "phase": phase, "nth": 1, "fault": "clock", "seconds": seconds}
-        outcome = finish(home, whole, f"{stage}, {phase}: {seconds / DAY:+.0f} d", home.tether(plan=fault))
-        home.check()
-        return outcome
+        return finish(home, whole, f"{stage}, {phase}: {seconds / DAY:+.0f} d", home.tether(plan=fault))
 
     return case
-
-
-@contextmanager
-def server(folder: Path, port: int) -> Iterator[Path]:
-    """MLflow's server on loopback; yields a note of its processes."""
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    store = [
-        "--backend-store-uri",
-        f"sqlite:///{folder}/mlflow.db",
-        "--artifacts-destination",
-        str(folder / "artifacts"),
-    ]
-    environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "1"}
-    note = folder / "server.json"
-    with (folder / "server.log").open("a") as log:
-        process = subprocess.Popen([*command, *store], env=environment, stdout=log, stderr=log, start_new_session=True)
-    note.write_text(json.dumps({"servers": [{"pid": process.pid}]}))
-    try:
-        until("MLflow answers", lambda: no_answer(f"http://127.0.0.1:{port}/health") is None, failed=process.poll)
-        group = ["ps", "-o", "pid=", "-g", str(process.pid)]
-        pids = subprocess.run(group, capture_output=True, text=True, check=True).stdout.split()
-        note.write_text(json.dumps({"servers": [{"pid": int(pid)} for pid in pids]}))
-        yield note
-    finally:
-        for each in json.loads(note.read_text())["servers"]:
-            with suppress(ProcessLookupError):
-                os.kill(each["pid"], signal.SIGKILL)
-        process.wait()
 
 
 def mlflow_dies(stage: str, phase: str) -> Case:
@@ -172,12 +138,14 @@ def mlflow_dies(stage: str, phase: str) -> Case:
 
     def case(whole: Home, folder: Path) -> Outcome:
         folder.mkdir()
-        home, port = whole.before(stage, folder / "home"), free_port(0)
-        home.environment["MLFLOW_TRACKING_URI"] = f"http://127.0.0.1:{port}"
-        with server(folder, port) as note:
+        home, server, note = whole.before(stage, folder / "home"), MlflowServer(folder).start(), folder / "server.json"
+        home.environment["MLFLOW_TRACKING_URI"] = server.uri
+        note.write_text(json.dumps({"servers": [{"pid": pid} for pid in server.pids()]}))
+        try:
             fault = {"stage": stage, "phase": phase, "nth": 1, "fault": "kill", "processes": str(note)}
-            outcome = finish(home, whole, f"{stage}, {phase}", home.tether(plan=fault))
-        return outcome
+            return finish(home, whole, f"{stage}, {phase}", home.tether(plan=fault), check=False)
+        finally:
+            server.kill()
 
     return case
 
@@ -190,9 +158,7 @@ def prefect_dies(stage: str, phase: str, delay: float) -> Case:
         del home.environment["PREFECT_API_URL"]
         notes = str(folder / "prefect" / "embedded" / "*.json")
         fault = {"stage": stage, "phase": phase, "nth": 1, "fault": "kill", "processes": notes, "delay": delay}
-        outcome = finish(home, whole, f"{stage}, {phase}", home.tether(plan=fault))
-        home.check()
-        return outcome
+        return finish(home, whole, f"{stage}, {phase}", home.tether(plan=fault))
 
     return case
 
@@ -256,11 +222,8 @@ CASES: dict[str, list[Case]] = {
     ],
 )
 def test_a_fault_ends_in_completion_or_a_clear_error_and_never_in_another_result(
-    kind: str,
-    case: Case,
-    whole: tuple[Home, list[Moment]],
-    tmp_path: Path,
+    kind: str, case: Case, whole: tuple[Home, list[Moment]], tmp_path: Path,
     record_property: Callable[[str, object], None],
-) -> None:
+) -> None:  # fmt: skip
     outcome = case(whole[0], tmp_path / "case")
     record_property("outcome", [kind, outcome.where, outcome.ended, f"{outcome.seconds:.0f}"])

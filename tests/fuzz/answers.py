@@ -9,6 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from components.labelling.config import EndpointConfig
+from components.labelling.feedback.judges import EndpointJudge
+from components.rewards.config import HttpReward
+from components.rewards.http import HttpSource
+from components.rewards.source import Replies
+from components.rollouts.client import VllmClient
+from components.rollouts.config import RolloutConfig
+from flows.review.answer_progress import progress_of
+from flows.review.database.connect import open_database
+from flows.review.personal_links import add_raters, enter_batch
+from flows.review.review_batches import find_batch
 from tests.fuzz.readers import Reader, file, lines
 
 SERVED: dict[str, bytes] = {}
@@ -16,10 +27,10 @@ SERVED: dict[str, bytes] = {}
 
 
 def answer(value: Any) -> bytes:
-    """An answer whose body is JSON."""
+    """An answer whose body is JSON; it says that the connection ends, else a client may ask again on one that did."""
     body = json.dumps(value).encode()
-    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+    head = f"Content-Type: application/json\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    return f"HTTP/1.1 200 OK\r\n{head}".encode() + body
 
 
 class Handler(socketserver.StreamRequestHandler):
@@ -59,9 +70,6 @@ def of_vllm(route: str) -> Callable[[Path], None]:
     """Read a route's answer as PPO does; the other routes' are valid."""
 
     def read(path: Path) -> None:
-        from components.rollouts.client import VllmClient
-        from components.rollouts.config import RolloutConfig
-
         SERVED.update({name: answer(value) for name, value in VLLM.items()} | {route: path.read_bytes()})
         with VllmClient(RolloutConfig(engine="vllm", url=address(), timeout=2.0, retries=0)) as client:
             if route in ("/version", "/server_info", "/v1/models"):
@@ -75,10 +83,6 @@ def of_vllm(route: str) -> Callable[[Path], None]:
 
 
 def read_scores(path: Path) -> None:
-    from components.rewards.config import HttpReward
-    from components.rewards.http import HttpSource
-    from components.rewards.source import Replies
-
     SERVED["/score"] = path.read_bytes()
     source = HttpSource(HttpReward(source=f"http:{address()}/score", timeout=2.0, patience=0.0))
     try:
@@ -89,9 +93,6 @@ def read_scores(path: Path) -> None:
 
 
 def read_judgement(path: Path) -> None:
-    from components.labelling.config import EndpointConfig
-    from components.labelling.feedback.judges import EndpointJudge
-
     SERVED["/v1/chat/completions"] = path.read_bytes()
     judge = EndpointJudge(EndpointConfig(url=f"{address()}/v1", model="m", timeout=2.0, patience=0.0))
     try:
@@ -102,17 +103,11 @@ def read_judgement(path: Path) -> None:
 
 def read_batch(path: Path) -> None:
     """As `tether people page FOLDER` finds what is judged."""
-    from flows.review.review_batches import find_batch
-
     find_batch(path.parent / "home", str(path.parent))
 
 
 def served_batch(folder: Path) -> Path:
     """The database of a page on which one of two people has answered a pair."""
-    from flows.review.database.connect import open_database
-    from flows.review.personal_links import add_raters, enter_batch
-    from flows.review.review_batches import find_batch
-
     (folder / "batch").mkdir()
     file("pairs.jsonl", lines(PAIRS))(folder / "batch")
     engine = open_database(folder / "valid.db")
@@ -124,9 +119,6 @@ def served_batch(folder: Path) -> Path:
 
 def read_database(path: Path) -> None:
     """As `tether people status` reads how far a batch is, from a copy: opening upgrades a database."""
-    from flows.review.answer_progress import progress_of
-    from flows.review.database.connect import open_database
-
     copy = path.parent / "copy.db"
     for suffix in ("", "-wal", "-shm"):
         copy.with_name(copy.name + suffix).unlink(missing_ok=True)

@@ -1,6 +1,5 @@
 """Readers of what homes, stores, archives and models' folders hold."""
 
-import functools
 import io
 import shutil
 import tarfile
@@ -8,18 +7,34 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from components.base.errors import TetherError
+from components.models import tokenizers
+from components.models.config import ScratchModel
+from components.models.folders import build_causal_lm, load_base, load_reward_model, save_model
+from components.models.runtime import Runtime
+from components.models.tokenizers import train_tokenizer
+from components.store.retention import collect
+from components.store.store import ArtifactStore, Record
+from components.store.verify import verify
+from flows.reports.page import page
+from flows.reports.run_facts import run_facts
+from tasks.retention.run_archive import export_run, import_results
+from tasks.runs import status
+from tasks.runs.config import run_values
+from tasks.runs.journal import read_done, readable_done, recorded_inputs
+from tasks.runs.points import read_points
 from tests.fuzz.readers import Reader
+from tests.stored_run import stored_run, toy_run
 
 CONFIG = "seed: 0\ngates: {ppo: {kl: 8.0}}\n"
 KL = {"name": "ppo.kl", "metric": "ppo/kl_high", "value": 2.0, "op": "<=", "threshold": 8.0, "passed": True}
+RUNTIME = Runtime(device="cpu", dtype="float32", threads=1, instruction_set="default")
 FILES = {"record.json": "records/", "manifest.json": "objects/"}
 """The members of an export that are changed alone, by the file that is changed."""
 
 
 def home(folder: Path) -> Path:
     """A home with a run of two stages, r1; returns it."""
-    from tests.stored_run import toy_run
-
     metrics = {"sft": {"sft/loss": 1.5}, "ppo": {"ppo/kl": 1.5, "ppo/kl_high": 2.0}}
     ends: Any = {"sft": {"metrics": metrics["sft"]}, "ppo": {"metrics": metrics["ppo"], "gates": [KL]}}
     toy_run(folder / "other", config=CONFIG, ends=ends)
@@ -27,9 +42,6 @@ def home(folder: Path) -> Path:
 
 
 def exported(folder: Path) -> Path:
-    from components.store.store import ArtifactStore
-    from tasks.retention.run_archive import export_run
-
     return export_run(ArtifactStore(home(folder)), "r1", folder / "run.tar")
 
 
@@ -49,9 +61,6 @@ def member(name: str) -> Callable[[Path], Path]:
 
 def import_archive(path: Path) -> None:
     """As `tether store import`, into a home without anything."""
-    from components.store.store import ArtifactStore
-    from tasks.retention.run_archive import import_results
-
     target = path.parent / "home"
     try:
         import_results(ArtifactStore(target), path)
@@ -84,14 +93,6 @@ def of_home(name: str) -> Callable[[Path], Path]:
 
 def read_home(path: Path) -> None:
     """As commands that list and show runs, continue one, and look into the store."""
-    from components.base.errors import TetherError
-    from components.store.retention import collect
-    from components.store.store import ArtifactStore, Record
-    from components.store.verify import verify
-    from tasks.runs import status
-    from tasks.runs.config import run_values
-    from tasks.runs.points import read_points
-
     place = next(each for each in path.parents if each.name == "other")
     store = ArtifactStore(place)
     for look in (
@@ -115,8 +116,6 @@ def of_run(name: str) -> Callable[[Path], Path]:
     """`make` of a file of a whole run's folder."""
 
     def make(folder: Path) -> Path:
-        from tests.stored_run import stored_run
-
         return folder / "whole" / "runs" / stored_run(folder / "whole") / name
 
     return make
@@ -124,11 +123,6 @@ def of_run(name: str) -> Callable[[Path], Path]:
 
 def read_run(path: Path) -> None:
     """As the report, its page and the carrier to MLflow read a run's folder."""
-    from components.base.errors import TetherError
-    from flows.reports.page import page
-    from flows.reports.run_facts import run_facts
-    from tasks.runs.journal import read_done, readable_done, recorded_inputs
-
     place = next(each for each in path.parents if each.name == "whole")
     (run,) = (each.name for each in (place / "runs").iterdir())
     for look in (
@@ -147,36 +141,22 @@ def model(name: str, kind: str = "policy") -> Callable[[Path], Path]:
     """`make` of a file in the folder of a small language model or reward model."""
 
     def make(folder: Path) -> Path:
-        from components.models.config import ScratchModel
-        from components.models.folders import build_causal_lm, load_reward_model, save_model
-        from components.models.tokenizers import train_tokenizer
-
         tokenizer = train_tokenizer(["my order is late what can you do"], 300)
         save_model(build_causal_lm(ScratchModel(hidden_size=8, layers=1, heads=2), tokenizer, 64, 0), tokenizer,
                    folder / "policy")  # fmt: skip
         if kind == "reward":
-            save_model(*load_reward_model(folder / "policy", _cpu(), seed=0), folder / "reward")
+            save_model(*load_reward_model(folder / "policy", RUNTIME, seed=0), folder / "reward")
         return folder / kind / name
 
     return make
 
 
-@functools.cache
-def _cpu() -> Any:
-    from components.models.runtime import Runtime
-
-    return Runtime(device="cpu", dtype="float32", threads=1, instruction_set="default")
-
-
 def read_model(path: Path) -> None:
     """As a run reads a base model, and PPO a reward model. The chat template's process of its own is left out."""
-    from components.models import tokenizers
-    from components.models.folders import load_base, load_reward_model
-
     kept, tokenizers.try_template = tokenizers.try_template, lambda *_: None
     try:
         if path.parent.name == "reward":
-            load_reward_model(path.parent, _cpu())
+            load_reward_model(path.parent, RUNTIME)
         else:
             load_base(path.parent)
     finally:
@@ -186,15 +166,12 @@ def read_model(path: Path) -> None:
 READERS = [
     Reader("run.tar", exported, import_archive),
     *(Reader(f"{name} of run.tar", member(name), import_with) for name in FILES),
-    Reader("run.json", of_home("runs/r1/run.json"), read_home),
-    Reader("config.yaml", of_home("runs/r1/config.yaml"), read_home),
+    *(Reader(name, of_home(f"runs/r1/{name}"), read_home) for name in ("run.json", "config.yaml")),
     Reader("metrics.jsonl", of_home("runs/r1/metrics/ppo.jsonl"), read_home),
     Reader("record.json", of_home("store/records/*/1.ppo.json"), read_home),
     *(Reader(f"{name} of a run", of_run(name), read_run) for name in ("run.json", "config.yaml", "done/ppo.json")),
     Reader("points of a run", of_run("metrics/ppo.jsonl"), read_run),
-    Reader("model.safetensors", model("model.safetensors"), read_model),
-    Reader("config.json", model("config.json"), read_model),
-    Reader("tokenizer.json", model("tokenizer.json"), read_model),
-    Reader("tokenizer_config.json", model("tokenizer_config.json"), read_model),
+    *(Reader(name, model(name), read_model)
+      for name in ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json")),
     Reader("reward config.json", model("config.json", "reward"), read_model),
-]
+]  # fmt: skip

@@ -4,12 +4,33 @@ A reader may end in a value or in a `TetherError`, within `SECONDS` and `MEMORY`
 """
 
 import csv
+import datetime
 import gzip
+import io
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from components.base.errors import TetherError
+from components.base.hashing import digest_json
+from components.data.config import DataConfig, SplitConfig
+from data_contracts.rows.gather import RowSource, judged_rows
+from data_contracts.rows.ledger import Ledger
+from data_contracts.rows.reading_report import reading_of
+from flows.config.run_config import check_config, load_config, to_values
+from flows.config.yaml import dump, parse
+from flows.keeping.copying import Copier
+from flows.keeping.manifest import MANIFEST, Manifest, write_manifest
+from tasks.runs.schema import check_home, home_schema
+from tests.keeping import restored
+from tests.sheets import read_sheet
 
 SECONDS = 10
 MEMORY = 1 << 30
@@ -91,19 +112,12 @@ def lines(rows: list[dict[str, Any]]) -> bytes:
 
 
 def table(rows: list[list[str]], delimiter: str = ",") -> bytes:
-    import io
-
     text = io.StringIO(newline="")
     csv.writer(text, delimiter=delimiter, quoting=csv.QUOTE_ALL).writerows(rows)
     return text.getvalue().encode()
 
 
 def parquet(folder: Path) -> Path:
-    import datetime
-
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     rows = {name: [TEXT, f"{TEXT} 2", "x"] for name in ("prompt", "chosen", "rejected")}
     columns = {
         "noted": pa.array([datetime.datetime(2026, 1, 1)] * 3, pa.timestamp("us", "UTC")),
@@ -116,8 +130,6 @@ def parquet(folder: Path) -> Path:
 
 
 def saved(folder: Path) -> Path:
-    import datasets
-
     rows = [{"prompt": TEXT, "chosen": f"x {n}", "rejected": "y"} for n in range(9)]
     datasets.Dataset.from_list(rows).save_to_disk(str(folder))
     return next(folder.glob("*.arrow"))
@@ -125,14 +137,6 @@ def saved(folder: Path) -> Path:
 
 def read_data(path: Path) -> None:
     """As a run and `tether data check` read a file: by its kind, into a ledger, its bad rows into quarantine."""
-    import numpy as np
-
-    from components.base.errors import TetherError
-    from components.data.config import DataConfig, SplitConfig
-    from data_contracts.rows.gather import RowSource, judged_rows
-    from data_contracts.rows.ledger import Ledger
-    from data_contracts.rows.reading_report import reading_of
-
     data = DataConfig()
     source = path.parent if path.suffix == ".arrow" else path
     try:
@@ -153,25 +157,16 @@ def read_data(path: Path) -> None:
 
 
 def read_rating_sheet(path: Path) -> None:
-    from tests.sheets import read_sheet
-
     read_sheet(path, 2, ("a", "b", "tie"))
 
 
 def read_config(path: Path) -> None:
-    from flows.config.run_config import check_config, load_config, to_values
-    from flows.config.yaml import dump, parse
-
     config = load_config(path)
     assert check_config(parse(dump(to_values(config)), "dumped"), "dumped") == config
 
 
 def backup(folder: Path) -> Path:
     """A backup's manifest: of two files, whose bytes are beside it."""
-    from components.base.hashing import digest_json
-    from flows.keeping.copying import Copier
-    from flows.keeping.manifest import MANIFEST, Manifest, write_manifest
-
     copier = Copier(folder)
     copier.write("home/runs/r1/run.json", [b"{}"])
     copier.write(f"home/store/objects/{digest_json({})}", [b"{}"], 0o444, 1.5)
@@ -182,9 +177,6 @@ def backup(folder: Path) -> Path:
 
 def restore(path: Path) -> None:
     """As `tether restore` does, into a home below the folder above."""
-    from components.base.hashing import digest_json
-    from tests.keeping import restored
-
     try:  # a changed one is refused by its own digest; whoever makes one can write that too
         body = json.loads(path.read_bytes())["backup"]
         path.write_text(json.dumps({"backup": body, "sha256": digest_json(body)}))
@@ -198,20 +190,16 @@ def restore(path: Path) -> None:
 
 
 def home_form(path: Path) -> None:
-    from tasks.runs.schema import check_home, home_schema
-
     check_home(path.parent)
     home_schema(path.parent)
 
 
+JSONL: list[tuple[str, list[dict[str, Any]]]] = [
+    ("pairs", PAIRS), ("arena", ARENA), ("scores", SCORES), ("kto", KTO), ("votes", VOTES), ("rankings", RANKINGS),
+    ("taught", TAUGHT),
+]  # fmt: skip
 READERS = [
-    Reader("pairs.jsonl", file("pairs.jsonl", lines(PAIRS)), read_data, "pairs.jsonl"),
-    Reader("arena.jsonl", file("arena.jsonl", lines(ARENA)), read_data, "arena.jsonl"),
-    Reader("scores.jsonl", file("scores.jsonl", lines(SCORES)), read_data, "scores.jsonl"),
-    Reader("kto.jsonl", file("kto.jsonl", lines(KTO)), read_data, "kto.jsonl"),
-    Reader("votes.jsonl", file("votes.jsonl", lines(VOTES)), read_data, "votes.jsonl"),
-    Reader("rankings.jsonl", file("rankings.jsonl", lines(RANKINGS)), read_data, "rankings.jsonl"),
-    Reader("taught.jsonl", file("taught.jsonl", lines(TAUGHT)), read_data, "taught.jsonl"),
+    *(Reader(f"{name}.jsonl", file(f"{name}.jsonl", lines(rows)), read_data, f"{name}.jsonl") for name, rows in JSONL),
     Reader("pairs.json", file("pairs.json", json.dumps(PAIRS, indent=1).encode()), read_data, "pairs.json"),
     Reader("pairs.jsonl.gz", file("pairs.jsonl.gz", gzip.compress(lines(PAIRS), mtime=0)), read_data, "pairs.jsonl.gz"),
     Reader("votes.csv", file("votes.csv", table(SINGLE)), read_data, "votes.csv"),

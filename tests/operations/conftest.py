@@ -1,6 +1,5 @@
 """For each file of tests, servers and workers of its own."""
 
-import os
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +9,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from tests.operations.site import BIN, Local, Stack, digests, end
+from tests.servers import clean_environment
 from tests.waiting import PATIENCE, until
 
 
@@ -42,12 +42,12 @@ def local(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lo
     """`local(**changes)` has all of the pipeline run in one process, in another home, with `ppo` keys changed: its
     digests, once it ended."""
     home = tmp_path_factory.mktemp("local") / "home"
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_"))}
-    environment["PREFECT_API_URL"] = stack.api  # an embedded server takes 13 s a command
+    # An embedded server takes 13 s a command.
+    environment = {**clean_environment(), "PREFECT_API_URL": stack.api, "TETHER_HOME": str(home)}
 
     def run(settings: list[str]) -> list[str]:
         command = [BIN / "tether", "run", "tiny", *settings]
-        done = subprocess.run(command, env=environment | {"TETHER_HOME": str(home)}, capture_output=True, text=True)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         return digests(home)
 

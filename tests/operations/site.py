@@ -23,6 +23,7 @@ from prefect.client.schemas.objects import FlowRun
 from flows.deployment.local_servers import free_port
 from tasks.runs.points import read_points
 from tasks.runs.status import load_status
+from tests.servers import clean_environment
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,12 +48,10 @@ class Stack:
         self.logs = folder
         self.blocks = [self._here(block) for block in re.findall(r"```sh\n(.*?)```", DOC, re.S)]
         self.environment = {
-            **{k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "MLFLOW_", "TETHER_"))},
+            **clean_environment(),
             "PREFECT_SERVER_API_PORT": self.ports["4200"],
             "MLFLOW_PORT": self.ports["5000"],
             "PREFECT_HOME": str(folder / "prefect"),
-            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-            "DO_NOT_TRACK": "1",
             "PREFECT_WORKER_QUERY_SECONDS": "1",  # less to wait for each run
             "CUDA_VISIBLE_DEVICES": "7",
             "TETHER_LOG_FORMAT": "json",
@@ -127,10 +126,10 @@ def has_ended(client: SyncPrefectClient, run: FlowRun) -> str:
     return f"{run.name} has ended: {state.name}: {state.message}" if state is not None and state.is_final() else ""
 
 
-def working_child(client: SyncPrefectClient, stack: Stack, parent: FlowRun, steps: int = 3) -> FlowRun:
+def working_child(client: SyncPrefectClient, home: Path, parent: FlowRun, steps: int = 3) -> FlowRun:
     """The same, once it has a few updates behind it."""
     found = until("PPO is ordered", lambda: child(client, parent), failed=lambda: has_ended(client, parent))
-    points = stack.home / "work" / found.parameters["order"]["key"] / "points.jsonl"
+    points = home / "work" / found.parameters["order"]["key"] / "points.jsonl"
     until(f"PPO is {steps} updates on", lambda: len(read_points(points)) >= steps,
           failed=lambda: has_ended(client, parent))  # fmt: skip
     return client.read_flow_run(found.id)

@@ -6,29 +6,13 @@ import urllib.request
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import (
-    ArtifactFilter,
-    ArtifactFilterFlowRunId,
-    DeploymentFilter,
-    DeploymentFilterId,
-)
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, DeploymentFilter, DeploymentFilterId
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import PrefectHTTPStatusError
 
 from flows.config.run_config import load_config, to_values
 from tasks.runs.status import RunStatus, load_status
-from tests.operations.site import (
-    ROOT,
-    Local,
-    Stack,
-    child,
-    create,
-    digests,
-    ended,
-    log,
-    tasks_of,
-    trigger,
-)
+from tests.operations.site import ROOT, Local, Stack, child, create, digests, ended, log, tasks_of, trigger
 from tests.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(1800)]

@@ -61,33 +61,19 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "score": {"score": {"missing_eos": "subtract", "length_penalty": 0.01}, "stop_epochs_above": None},
     "best of": {"best_of": 2},
     "stabilisers": {
-        "critic": {"warmup": 1},
-        "ema": 0.5,
-        "ptx": {"coefficient": 0.5, "batch_size": 2},
-        "clip_range_high": 0.3,
-        "dual_clip": 3.0,
-        "aggregation": "cap",
-        "micro_batch_tokens": 400,
-        "updates": 4,
+        "critic": {"warmup": 1}, "ema": 0.5, "ptx": {"coefficient": 0.5, "batch_size": 2}, "clip_range_high": 0.3,
+        "dual_clip": 3.0, "aggregation": "cap", "micro_batch_tokens": 400, "updates": 4,
     },
     "watched": {
-        "evaluate_every": 2,
-        "watch": {"prompts": 8, "kl_high": 50.0, "patience": 9},
-        "evaluate_temperature": 0.5,
-        "monitors": {"responses": 16, "stop_on": ["length"]},
-        "evaluate": 8,
-        "checkpoint_every": 1,
+        "evaluate_every": 2, "watch": {"prompts": 8, "kl_high": 50.0, "patience": 9}, "evaluate_temperature": 0.5,
+        "monitors": {"responses": 16, "stop_on": ["length"]}, "evaluate": 8, "checkpoint_every": 1,
     },
     "rules": {
-        "rules": {"patterns": {"digit": "[0-9]"}},
-        "stop_epochs_above": None,
-        "discount": 0.99,
-        "optimizer": "adamw",
-        "weight_decay": 0.01,
-        "kl": {"control": "fixed", "stop_above": 50.0},
+        "rules": {"patterns": {"digit": "[0-9]"}}, "stop_epochs_above": None, "discount": 0.99, "optimizer": "adamw",
+        "weight_decay": 0.01, "kl": {"control": "fixed", "stop_above": 50.0},
     },
     "checkpointing": {"gradient_checkpointing": True, "decay": "none"},
-}
+}  # fmt: skip
 """Options of PPO, beside the three stages as they are."""
 
 

@@ -12,7 +12,6 @@ processes hold together, shared pages counted once (PSS, looked at twice a secon
 
 import gzip
 import json
-import os
 import random
 import re
 import subprocess
@@ -23,6 +22,8 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from tests.bench.tools import ROOT, argument_parser, bar
 
@@ -118,33 +119,20 @@ def main() -> None:
 
 
 def _watch(started: "subprocess.Popen[str]", peaks: list[int], spent: dict[int, float]) -> None:
+    """Note memory, in which shared pages count once (PSS), and processor time so far of a process and its children.
+
+    What a fork server's processes used is no part of what `resource` says of children.
+    """
+    main = psutil.Process(started.pid)
     while started.poll() is None:
-        peaks.append(session_bytes(started.pid))
-        spent |= session_seconds(started.pid)
+        total = 0
+        with suppress(psutil.Error):  # it has ended
+            for process in (main, *main.children(recursive=True)):
+                with suppress(psutil.Error):
+                    total += process.memory_full_info().pss
+                    spent[process.pid] = sum(process.cpu_times()[:2])
+        peaks.append(total)
         time.sleep(0.5)
-
-
-def session_seconds(session: int) -> dict[int, float]:
-    """Processor time so far of each process of a session, in seconds. (What a fork server's processes used is no part
-    of what `resource` says of children.)"""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, IndexError):
-            told = (folder / "stat").read_text().rpartition(")")[2].split()
-            if int(told[3]) == session:
-                found[int(folder.name)] = sum(map(int, told[11:13])) / os.sysconf("SC_CLK_TCK")
-    return found
-
-
-def session_bytes(session: int) -> int:
-    """Memory of all processes of a session together, in bytes: shared pages count once (PSS)."""
-    total = 0
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, IndexError):  # it has ended
-            if int((folder / "stat").read_text().rpartition(")")[2].split()[3]) == session:
-                found = re.search(r"^Pss:\s+(\d+) kB", (folder / "smaps_rollup").read_text(), re.MULTILINE)
-                total += 1024 * int(found[1]) if found else 0
-    return total
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ own would be most of a batch's noise, so every batch asks the same 8 prompts; th
 beside. So does the rise at equal √KL, since a batch of higher KL also has a higher score.
 """
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 from components.stats.series import series_mean, series_rise
 from flows.config.run_config import load_config
 from tests.bench.policies.curves import draw
-from tests.bench.tools import REAL, argument_parser, policy_of_run, with_models
+from tests.bench.tools import REAL, argument_parser, markdown, policy_of_run, with_models
 
 PROFILE, LATE = "hh-smollm2", 50
 SIZES = [
@@ -40,22 +41,22 @@ def run(home: Path, name: str, given: list[str]) -> dict[str, Any]:
     return policy_of_run(home, f"classic-{name.split()[0]}", PROFILE, [*SIZES, *given])
 
 
-def line(name: str, found: dict[str, Any]) -> str:
+def row(name: str, found: dict[str, Any]) -> list[str]:
     """A row of the table: the last updates' KL and raw score, and how far their lines rise."""
     history = found["history"]
     late = history[-LATE:]
     cells = [name, f"{len(history)}"]
     for metric in ("ppo/kl", "ppo/proxy_reward"):
-        values = [row[metric] for row in late]
+        values = [update[metric] for update in late]
         mean, rise = series_mean(values), series_rise(values)
         cells += [f"{mean.value:.2f}", f"{rise.value:+.2f} [{rise.low:+.2f}, {rise.high:+.2f}]"]
-    score, kl = ([row[f"ppo/{metric}"] for row in late] for metric in ("proxy_reward", "kl"))
+    score, kl = ([update[f"ppo/{metric}"] for update in late] for metric in ("proxy_reward", "kl"))
     rise = series_rise(score, given=[math.copysign(math.sqrt(abs(value)), value) for value in kl])
     held_out = [found["metrics"][f"ppo/reward_gain{end}"] for end in ("", "_low", "_high")]
     for value, low, high in ((rise.value, rise.low, rise.high), held_out):
         cells += [f"{value:+.2f} [{low:+.2f}, {high:+.2f}]"]
-    cells += [f"{late[-1]['ppo/beta']:.3f}", f"{late[-1]['ppo/response_tokens']:.0f}", f"{late[-1]['ppo/ended']:.2f}"]
-    return "| " + " | ".join(cells) + " |"
+    last = late[-1]
+    return [*cells, f"{last['ppo/beta']:.3f}", f"{last['ppo/response_tokens']:.0f}", f"{last['ppo/ended']:.2f}"]
 
 
 def main() -> None:
@@ -73,21 +74,15 @@ def main() -> None:
     found[TIGHT] = run(home, TIGHT, [*asked.given, *fixed, f"ppo.kl.coefficient={10 * beta:.3g}"])
     print(f"Over the last {LATE} updates: mean, and rise along the line of least squares with its 95 % interval.\n")
     columns = ["run", "updates", "KL", "its rise", "raw score", "its rise", "at equal √KL", "held-out gain", "last β"]
-    print(f"| {' | '.join([*columns, 'tokens', 'ended'])} |\n|" + "---|" * (len(columns) + 2))
-    for name, each in found.items():
-        print(line(name, each))
+    print(markdown([*columns, "tokens", "ended"], itertools.starmap(row, found.items())))
     kl, score = ([row[f"ppo/{m}"] for row in found[TETHERED]["history"][-LATE:]] for m in ("kl", "proxy_reward"))
     flat, rise = series_rise(kl), series_rise(score)
     climbs = "climbs" if rise.low > 0 else "does not climb for certain"
     print(f"\nTethered: KL is {'flat' if flat.low <= 0 <= flat.high else 'not flat'}; the raw score {climbs}.")
     if asked.figure is not None:
         title = "SmolLM2-135M on HH-RLHF: the tether held, cut, and ten times as tight"
-        draw(
-            {name: each["history"] for name, each in found.items()},
-            title,
-            asked.figure,
-            load_config(PROFILE).ppo.kl.target,
-        )
+        histories = {name: each["history"] for name, each in found.items()}
+        draw(histories, title, asked.figure, load_config(PROFILE).ppo.kl.target)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ the file `--metrics` (a line of JSON a seed), and the thresholds that the choosi
 
 import argparse
 import json
-import math
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,6 +24,7 @@ from components.store.store import ArtifactStore
 from flows.config.run_config import load_config
 from tests.bench.policies import thresholds
 from tests.bench.policies.curves import draw
+from tests.bench.policies.tether import mean_of
 from tests.bench.policies.thresholds import Metrics
 from tests.bench.tools import argument_parser, markdown, metric, run_with, seed_range
 
@@ -82,13 +82,9 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
 
 def contrast(tethered: list[dict[str, Any]], other: list[dict[str, Any]]) -> str:
     """Paired over seeds with a 95 % t interval: proxy against the tethered run's, gold against SFT's own."""
-    from scipy import stats
-
     def interval(differences: list[float]) -> str:
-        mean = sum(differences) / len(differences)
-        spread = stats.tstd(differences) / math.sqrt(len(differences))
-        half = float(stats.t.ppf(0.975, len(differences) - 1)) * spread
-        return f"{mean:+.2f} [{mean - half:+.2f}, {mean + half:+.2f}]"
+        mean = mean_of(differences)
+        return f"{mean.value:+.2f} [{mean.low:+.2f}, {mean.high:+.2f}]"
 
     proxy = [
         metric(b, "ppo", "ppo/proxy_reward") - metric(a, "ppo", "ppo/proxy_reward")

@@ -114,9 +114,7 @@ def monitors(pays: str, share: float, batch: int, size: int, updates: int, runs:
     rng, found = np.random.default_rng([seed, batch, size, updates]), Counter[str]()
     for _ in range(runs):
         limits = Limits.of(drawn(rng, size, share, pays), RATE, updates, range(50))
-        names = {
-            alarm.name for _ in range(updates) for alarm in limits.judge(drawn(rng, batch, share, pays), 0.1)[1]
-        }
+        names = {alarm.name for _ in range(updates) for alarm in limits.judge(drawn(rng, batch, share, pays), 0.1)[1]}
         found.update(names | ({"any"} if names else set()))
     return found
 
