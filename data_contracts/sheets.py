@@ -14,7 +14,7 @@ from components.data.rows import Problem
 from components.data.words import words_of
 from components.human_eval.batch.returned_sheets import sheet_records
 from components.human_eval.sheet import rating_of
-from data_contracts.examine import FileReport
+from data_contracts.check import FileReport
 from data_contracts.expectations import suites
 from data_contracts.expectations.pages import write_data_docs
 from data_contracts.findings.agreement import agreement_of_counts

@@ -66,14 +66,14 @@ class AnnotatorRow(TypedDict):
 class Agreement:
     """Agreement over the votes of all readable rows, including quarantined ones; values are None without votes."""
 
-    kappa: Interval | None
+    kappa: Interval | None = None
     """Fleiss' kappa, with each pair counted in both orders. The order of responses is arbitrary, and with the winner
     always first, chance agreement would be overestimated."""
-    alpha: Interval | None
+    alpha: Interval | None = None
     """Krippendorff's alpha, also with each pair counted in both orders."""
-    raw: Interval | None
+    raw: Interval | None = None
     """Share of vote pairs on a row that agree, averaged over rows."""
-    majority: dict[str, int] | None
+    majority: dict[str, int] | None = None
     """Number of rows by most frequent answer: `a` is the first response (the chosen one if the format has no order),
     and `none` means a tie for the most votes."""
 
@@ -96,7 +96,7 @@ def agreement_of(facts: Any) -> Agreement:
 def agreement_of_counts(counts: NDArray[Any], clusters: NDArray[Any]) -> Agreement:
     """Return the agreement in vote counts (I, 3) for the first, the second and neither response; `clusters` (I,)."""
     if not counts.any():
-        return Agreement(None, None, None, None)
+        return Agreement()
     kappa, alpha = (
         found if math.isfinite((found := statistic(counts, clusters, symmetric=True)).value) else None
         for statistic in (fleiss_kappa, krippendorff_alpha)

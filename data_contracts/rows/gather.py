@@ -4,6 +4,7 @@ import json
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from components.base.errors import UserError
 from components.base.hashing import canonical_json
 from components.base.text import counted
 from components.data.checks_config import UNUSABLE
-from components.data.config import DataConfig, DecisionConfig
+from components.data.config import DataConfig, DecisionConfig, ReaderPlugin
 from components.data.formats import demonstrations, pairs
 from components.data.formats.prompts import parse_prompt
 from components.data.formats.public import shape_of, standard_rows
@@ -50,6 +51,18 @@ REMEDIES = {
 _COLUMNS = {"preferences": "columns", "demonstrations": "demonstration_columns", "prompts": "prompt_columns"}
 
 
+@dataclass(frozen=True)
+class FileRows:
+    """The rows of a file or saved folder, read anew each time."""
+
+    path: Path
+    split: str = "train"
+    readers: Mapping[str, ReaderPlugin] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[RawRow]:
+        return read_source(self.path, self.split, self.readers)
+
+
 class RowSource(NamedTuple):
     """A source of rows: its name in artifacts (never a path), and its name in messages to the user."""
 
@@ -83,7 +96,7 @@ class RowSource(NamedTuple):
         return cls(
             name,
             str(path),
-            read_source(path, data.hub.split, data.readers),
+            FileRows(path, data.hub.split, data.readers),
             getattr(data, field),
             f"data.{field}",
             label,
@@ -121,7 +134,7 @@ def look_at(name: str, path: Path, data: DataConfig) -> None:
         deque(source.rows, maxlen=0)
     if any(not row.problems for row in judged_rows(source._replace(rows=first), data.max_characters)):
         return
-    rows = judged_rows(RowSource.named(name, path, data), data.max_characters)
+    rows = judged_rows(source, data.max_characters)
     reasons: dict[str, Reason] = {}
     numbers: set[int] = set()
     for row in rows:

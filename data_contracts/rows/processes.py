@@ -139,7 +139,7 @@ def return_freed() -> None:
         trim(0)
 
 
-class Beside(Generic[R]):
+class BackgroundCall(Generic[R]):
     """One call of a function, computed by a process of its own while this one continues."""
 
     def __init__(self, apart: bool, compute: Callable[..., R], *given: Any) -> None:

@@ -22,7 +22,7 @@ from flows.data.reference import find_reference
 from tasks.result import Input
 
 if TYPE_CHECKING:
-    from data_contracts.examine import FileReport
+    from data_contracts.check import FileReport
 
 FAILED = GateFailed.exit_code
 MOST_MODELS = 10
