@@ -46,6 +46,8 @@ class KeptOut(TypedDict):
 class FileReport(AgreementReport):
     """What `tether data check --json` prints."""
 
+    # long: a report, whose fields users read by name
+
     rows: int
     pairs: int
     quarantined: int

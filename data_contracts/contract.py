@@ -9,7 +9,7 @@ from components.data.inputs import DEPLOYMENT, KINDS, REFERENCE
 from components.data.splits import SPLITS
 from data_contracts.examine import Examination, sample
 from data_contracts.expectations import suites
-from data_contracts.findings.beside import (
+from data_contracts.findings.comparisons import (
     compared_pairs,
     compared_prompts,
     prompt_texts,

@@ -41,7 +41,7 @@ from data_contracts.expectations.own import UserSuite, load_suite
 from data_contracts.expectations.row_expectations import row_checks
 from data_contracts.findings import drift
 from data_contracts.findings.agreement import Agreement, AnnotatorRow, agreement_of, annotator_table
-from data_contracts.findings.beside import (
+from data_contracts.findings.comparisons import (
     Forbidden,
     forbidden_prompts,
     held_out_prompts,
@@ -54,12 +54,12 @@ from data_contracts.findings.row_judging import RowJudge, refuse_unknown
 from data_contracts.findings.texts import SAMPLE, RowTexts, TextReading, read_texts
 from data_contracts.findings.whole import (
     TRAIN,
-    chosen_by_rank,
     competence,
     mark_duplicates,
     mark_near_duplicates,
-    place_judged,
+    place_rated,
     relabelled,
+    selected_by_rank,
 )
 from data_contracts.rows import frames
 from data_contracts.rows.gather import DETECT_ON, FileRows, RowSource, bytes_of, judged_rows, not_one_valid
@@ -95,7 +95,7 @@ class ReadRows:
         """Return the error that every row is quarantined; None if one is not."""
         if self.ledger.good().any():
             return None
-        files = self.sources[0]._replace(shown=_shown(self.sources))
+        files = self.sources[0]._replace(title=_title(self.sources))
         return not_one_valid(files, self.ledger.count(), self.ledger.reasons(), self.ledger.named)
 
 
@@ -225,7 +225,7 @@ def sources_of(job: ValidateJob, inputs: Mapping[str, Path], alone: bool) -> dic
         demonstrations, pairs = generate(job.seed, data.generator)
         made = {"demonstrations": [generated("demonstrations", demonstrations)]}
         sources = made | {"preferences": [generated("preferences", pairs)]} | sources
-    # Votes on earlier policies' responses are preferences whose rows name their batch (`place_judged`).
+    # Votes on earlier policies' responses are preferences whose rows name their batch (`place_rated`).
     sources["preferences"] = sources.get("preferences", []) + [
         RowSource("preferences", str(path), FileRows(path), {}, "data.columns", label, data.decision, needs_one=False)
         for name, folder in of_kind(inputs, VOTES).items()
@@ -290,7 +290,7 @@ def examine(
     plan = _Plan(job, inputs, shards, suite, suites.context(), processes, progress)
     forbidden = _forbidden(plan)
     read = _read_all(plan, sources(job, inputs, alone), alone)
-    place_judged([rows.ledger for rows in read.values()])
+    place_rated([rows.ledger for rows in read.values()])
     valid = all(rows.ledger.good().any() for rows in read.values())
     tokenizer = _tokenizer(job, inputs, read) if tokenized and valid else None
     texts = _read_all_texts(plan, read, tokenizer)
@@ -338,7 +338,7 @@ def _read(
     annotators = None
     if kind == "preferences" and data.labels == "dawid_skene":
         named = [source._replace(extra=further) for source in sources]
-        annotators = competence(_rows(named, data.max_characters), _shown(sources))
+        annotators = competence(_rows(named, data.max_characters), _title(sources))
         again = _rows([source._replace(unread=None) for source in named], data.max_characters)
         ledger.fill(relabelled(again, annotators.posterior), progress, further)
     else:
@@ -380,8 +380,8 @@ def _rows(sources: Iterable[RowSource], max_characters: int) -> Iterator[Row]:
     return chain.from_iterable(judged_rows(source, max_characters) for source in sources)
 
 
-def _shown(sources: Iterable[RowSource]) -> str:
-    return " and ".join(source.shown for source in sources)
+def _title(sources: Iterable[RowSource]) -> str:
+    return " and ".join(source.title for source in sources)
 
 
 def _tokenizer(job: ValidateJob, inputs: Mapping[str, Path], read: Mapping[str, ReadRows]) -> Any:
@@ -451,4 +451,4 @@ def _selected(plan: _Plan, kind: str, rows: ReadRows, texts: RowTexts, forbidden
     if kind == "preferences":
         most = data.max_pairs
         of_files = {name: options.max_pairs for name, options in data.sources.items() if options.max_pairs is not None}
-    return Examined(**vars(rows), texts=texts, selected=chosen_by_rank(rows.ledger, most, of_files))
+    return Examined(**vars(rows), texts=texts, selected=selected_by_rank(rows.ledger, most, of_files))

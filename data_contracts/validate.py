@@ -77,22 +77,22 @@ def publish(
             final = metrics(data, checks, quarantined) | sizes
     write_json(out / "artifact" / "report.json", checks)
     write_json(out / "artifact" / SUITE_JSON, as_document(expectations))
-    given = of_kind(inputs, "preferences")
-    write_json(out / "artifact" / "task.json", {"name": "none" if given else "support-desk"})
+    files = of_kind(inputs, "preferences")
+    write_json(out / "artifact" / "task.json", {"name": "none" if files else "support-desk"})
     if counts:
         write_json(out / "artifact" / SOURCES, counts)
-        final |= {f"data/pairs{OF_SOURCE}{each['source']}": float(each["pairs"]) for each in counts}
+        final |= {f"data/pairs{OF_SOURCE}{source['source']}": float(source["pairs"]) for source in counts}
     simulated = "the support desk's generator (simulated)"
-    taught = "chosen responses" if given else simulated
-    shown = {
-        "preferences": ", ".join(map(str, given.values())) or simulated,
+    taught = "chosen responses" if files else simulated
+    summary = {
+        "preferences": ", ".join(map(str, files.values())) or simulated,
         "demonstrations": str(inputs.get("demonstrations", taught)),
         "pairs kept": f"{final['data/pairs']:.0f}",
         "rows quarantined": f"{final['data/quarantined']:.0f}",
-        **{f"pairs of {each['source']}": count_text(each) for each in counts},
+        **{f"pairs of {source['source']}": count_text(source) for source in counts},
         **{f"not read in {kind}": unread_text(fields) for kind, fields in data.unread.items()},
     }
-    write_data_docs(data.context, out / "attachments" / "data_docs", checks, shown)
+    write_data_docs(data.context, out / "attachments" / "data_docs", checks, summary)
     for name in FOR_PEOPLE:
         if (out / "artifact" / name).exists():
             shutil.copyfile(out / "artifact" / name, out / "attachments" / name)
@@ -103,9 +103,9 @@ def publish(
             logger.warning("the contract fails: %s: %s: %s", check["name"], check["description"].rstrip("."), rows)
     for kind, fields in data.unread.items():
         logger.warning("%s: fields that are not read: %s", kind, unread_text(fields))
-    for each in counts:
-        if each.get("left_out"):
-            logger.info("%s: %s", each["source"], count_text(each))
+    for source in counts:
+        if source.get("left_out"):
+            logger.info("%s: %s", source["source"], count_text(source))
     logger.info("kept %d pairs; quarantined %s", final["data/pairs"], reasons or "nothing")
     return final
 

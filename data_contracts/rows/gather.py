@@ -68,7 +68,7 @@ class RowSource(NamedTuple):
 
     name: str
     """The kind of data."""
-    shown: str
+    title: str
     rows: Iterable[RawRow]
     columns: Mapping[str, str | Sequence[str]]
     field: str
@@ -79,7 +79,7 @@ class RowSource(NamedTuple):
     """When votes decide a preference pair."""
     options: ReadingOptions = ReadingOptions()
     """The meaning of label values, and the smallest score difference that makes a pair."""
-    kept: Sequence[str] = ()
+    reward_columns: Sequence[str] = ()
     """Columns to keep in addition to the prompt, for reward sources."""
     extra: tuple[str, ...] = ()
     """Other columns of the source that a user's suite uses."""
@@ -124,10 +124,10 @@ def look_at(name: str, path: Path, data: DataConfig) -> None:
     source = RowSource.named(name, path, data)
     first = list(islice(source.rows, DETECT_ON))
     readable = [raw.data for raw in first if raw.problem is None]
-    for column in source.kept:
+    for column in source.reward_columns:
         if readable and not any(column in data for data in readable):
             raise UserError(
-                f"data.reward_columns names the column {column!r}, which {source.shown} doesn't have: its columns are "
+                f"data.reward_columns names the column {column!r}, which {source.title} doesn't have: its columns are "
                 f"{listed(list(readable[0]))}. Name one of these, or add it to the rows."
             )
     if is_gzipped(path):
@@ -166,9 +166,9 @@ def detected(source: RowSource) -> tuple[str, Iterable[RawRow]]:
     first = list(islice(raws, DETECT_ON))
     shape = shape_of(first, source.options) if source.name == "preferences" else None
     if source.name == "preferences":
-        name = shape.format if shape else pairs.detect(first, source.shown)
+        name = shape.format if shape else pairs.detect(first, source.title)
     elif source.name == "demonstrations":
-        name = demonstrations.detect(first, source.shown)
+        name = demonstrations.detect(first, source.title)
     else:
         name = "prompts"
     used = used_by(first, source.name, name, shape, source.options)
@@ -181,14 +181,15 @@ def detected(source: RowSource) -> tuple[str, Iterable[RawRow]]:
             name = pairs.SINGLE_VOTES if any("annotator" in row.data for row in start) else name
         if name == pairs.SINGLE_VOTES:
             name, every = "votes", gather_votes(every)
-    logger.info("%s: read as %s", source.shown, shape.name if shape else name)
+    logger.info("%s: read as %s", source.title, shape.name if shape else name)
     return name, every
 
 
 def _counting(rows: Iterable[RawRow], source: RowSource, used: Callable[[str], bool]) -> Iterator[RawRow]:
     for row in rows:
         if row.problem is None and source.unread is not None:
-            source.unread.update(unread(row.data, used, source.options.score).difference(source.kept, source.extra))
+            columns = unread(row.data, used, source.options.score)
+            source.unread.update(columns.difference(source.reward_columns, source.extra))
         yield row
 
 
@@ -196,14 +197,16 @@ def parsed(raws: Iterable[RawRow], name: str, source: RowSource, max_characters:
     """Yield the parsed rows of `source` in the format `name`, as `judged_rows`. Each depends on its own row only."""
     for raw in raws:
         for row in _parsed(raw, name, source, max_characters):
-            if row.item is not None and source.kept and source.name != "demonstrations":
-                row.item["columns"] = {name: _plain(raw.data[name]) for name in source.kept if name in raw.data}
-                row.problems += (unclean := list(_unwritable(row.item["columns"])))
-                row.data = row.data or (raw.data if unclean else {})
-            row.extra = raw.extra
+            if row.item is not None and source.reward_columns and source.name != "demonstrations":
+                row.item["columns"] = {
+                    name: _plain(raw.data[name]) for name in source.reward_columns if name in raw.data
+                }
+                row.raw = row.raw if row.problems else raw
+                row.problems += _unwritable(row.item["columns"])
             if row.item is not None and not any(problem.check in UNUSABLE for problem in row.problems):
-                row.problems += (broken := schema_problems(row.item))
-                row.data = row.data or (row.item if broken else {})
+                broken = schema_problems(row.item)
+                row.raw = row.raw._replace(data=row.item) if broken and not row.problems else row.raw
+                row.problems += broken
             yield row
 
 
@@ -234,7 +237,6 @@ def _parsed(raw: RawRow, name: str, source: RowSource, max_characters: int) -> l
     if source.name == "demonstrations":
         return [demonstrations.parse_demonstration(raw, name, source.file, max_characters, source.options.label_values)]
     row = parse_prompt(raw, max_characters)
-    row.data = raw.data if row.problems else {}
     if row.item is not None:
         row.item |= {"category": pairs.category_of(raw.data), "source": source.file, "row": raw.number}
     return [row]
@@ -244,7 +246,7 @@ def _decide_by_margin(row: Row, raw: RawRow, threshold: float) -> None:
     margin = row.item.get("margin") if row.item is not None else None
     if threshold and margin is not None and margin <= threshold and not any(p.check == "decided" for p in row.problems):
         row.problems.append(Problem("decided", narrow(margin, threshold)))
-        row.data = raw.data
+        row.raw = raw
 
 
 def renamed(source: RowSource) -> Iterator[RawRow]:
@@ -258,7 +260,7 @@ def renamed(source: RowSource) -> Iterator[RawRow]:
             missing = sorted(named - raw.data.keys())
             if missing and position == 0:
                 raise UserError(
-                    f"{source.field} names the column {missing[0]!r}, which {source.shown} doesn't have: its columns "
+                    f"{source.field} names the column {missing[0]!r}, which {source.title} doesn't have: its columns "
                     f"are {listed(list(raw.data))}. Name one of these."
                 )
             taken = {
@@ -293,9 +295,9 @@ def not_one_valid(
     """Return the error for a source in which none of `rows` rows is valid. `reasons` is by check; `named` names a
     row."""
     what = {"preferences": "preference pair", "demonstrations": "demonstration", "prompts": "prompt"}[source.name]
-    check, found = max(reasons.items(), key=lambda each: each[1].rows)
+    check, reason = max(reasons.items(), key=lambda item: item[1].rows)
     remedy = REMEDIES.get(check, f"Correct the rows, or map your names with {source.field}.")
     return UserError(
-        f"{source.shown} has no valid {what} in {counted(rows, 'row')}. The most common reason: {found.text} "
-        f"({counted(found.rows, 'row')}, the first is {named(found.first)}). {remedy}"
+        f"{source.title} has no valid {what} in {counted(rows, 'row')}. The most common reason: {reason.text} "
+        f"({counted(reason.rows, 'row')}, the first is {named(reason.first)}). {remedy}"
     )

@@ -11,7 +11,7 @@ from components.data.config import DataConfig, SplitConfig
 from components.data.splits import prompt_key
 from components.data.tables.published import read_split
 from data_contracts.examine import examine
-from data_contracts.findings.whole import chosen_by_rank
+from data_contracts.findings.whole import selected_by_rank
 from data_contracts.published_splits import weights_of_sources
 from data_contracts.rows import ledger
 from data_contracts.rows.gather import RowSource, judged_rows
@@ -118,7 +118,7 @@ def chosen(tmp_path, given, most, limits):
     sources = [RowSource.named("preferences", write(tmp_path / name, rows), DataConfig(), name)
                for name, rows in given.items()]  # fmt: skip
     table.fill((row for source in sources for row in judged_rows(source, 1000)), lambda seen: None)
-    file, number = places(table.facts["row"][np.flatnonzero(chosen_by_rank(table, most, limits))])
+    file, number = places(table.facts["row"][np.flatnonzero(selected_by_rank(table, most, limits))])
     return [{given[name][n - 1]["prompt"] for n in number[file == place]} for place, name in enumerate(given)]
 
 
