@@ -38,12 +38,12 @@ class _ReadingJob(Settings):
 
     @field_validator("sft", mode="before")
     @classmethod
-    def _of_sft(cls, given: Any) -> Any:
-        scratch = getattr(given, "scratch", None)  # not SftConfig, whose other options are not part of the key
+    def _of_sft(cls, options: Any) -> Any:
+        scratch = getattr(options, "scratch", None)  # not SftConfig, whose other options are not part of the key
         if not scratch:
-            return given
-        made = {"vocabulary": scratch.vocabulary, "max_demonstrations": given.max_demonstrations}
-        return made | {name: getattr(given, name) for name in ChatTemplateConfig.model_fields}
+            return options
+        made = {"vocabulary": scratch.vocabulary, "max_demonstrations": options.max_demonstrations}
+        return made | {name: getattr(options, name) for name in ChatTemplateConfig.model_fields}
 
 
 class ValidateJob(_ReadingJob):
@@ -84,14 +84,14 @@ class JudgeData(Settings):
     def of(cls, data: DataConfig) -> "JudgeData":
         """Return the judge's data options from `data`."""
         pairs = GeneratedJudgePairs(judge_pairs=data.generator.judge_pairs)
-        own = {name: getattr(data, name) for name in cls.model_fields if name != "generator"}
-        return cls.model_validate(own | {"generator": pairs})
+        values = {name: getattr(data, name) for name in cls.model_fields if name != "generator"}
+        return cls.model_validate(values | {"generator": pairs})
 
     def as_preferences(self) -> DataConfig:
         """Return these options for reading the judge's pairs as `preferences`."""
-        own = {name: getattr(self, name) for name in type(self).model_fields if name in DataConfig.model_fields}
-        own |= {"columns": self.judge_columns, "judge_columns": {}}
-        return DataConfig.model_validate(own | {"generator": SupportDeskConfig(**self.generator.model_dump())})
+        values = {name: getattr(self, name) for name in type(self).model_fields if name in DataConfig.model_fields}
+        values |= {"columns": self.judge_columns, "judge_columns": {}}
+        return DataConfig.model_validate(values | {"generator": SupportDeskConfig(**self.generator.model_dump())})
 
 
 class ValidateJudgeJob(_ReadingJob):
@@ -104,8 +104,8 @@ class ValidateJudgeJob(_ReadingJob):
 
     @field_validator("data", mode="before")
     @classmethod
-    def _of_data(cls, given: Any) -> Any:
-        return JudgeData.of(given) if isinstance(given, DataConfig) else given
+    def _of_data(cls, data: Any) -> Any:
+        return JudgeData.of(data) if isinstance(data, DataConfig) else data
 
     def as_validation(self) -> ValidateJob:
         """Return the `validate` job that reads these pairs as its preferences."""

@@ -1,22 +1,24 @@
-"""Read and judge a run's data, before any row is kept or written."""
+"""Read and compare a run's data, step by step, before any row is written: read, compare texts, select.
+
+Each step returns frozen values. The rows themselves are in ledgers on disk, which record what each step measures.
+"""
 
 import logging
-import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from random import Random
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from components.base.errors import CheckFailed
+from components.base.errors import CheckFailed, UserError
 from components.data.inputs import (
     DECONTAMINATE,
-    DEPLOYMENT,
     KINDS,
     REFERENCE,
     SUITE,
@@ -26,7 +28,6 @@ from components.data.inputs import (
     of_kind,
     refuse_unknown_sources,
 )
-from components.data.readers import read_source
 from components.data.rows import CanonicalRow, RawRow, Row
 from components.data.splits import SPLITS, prompt_key
 from components.data.support_desk.desk import generate
@@ -39,47 +40,32 @@ from data_contracts.expectations import suites
 from data_contracts.expectations.own import UserSuite, load_suite
 from data_contracts.expectations.row_expectations import row_checks
 from data_contracts.findings import drift
-from data_contracts.findings.agreement import (
-    Agreement,
-    AgreementReport,
-    AnnotatorRow,
-    PairwiseRow,
-    agreement_of,
-    annotator_table,
-)
-from data_contracts.findings.beside import (
+from data_contracts.findings.agreement import Agreement, AnnotatorRow, agreement_of, annotator_table
+from data_contracts.findings.comparisons import (
     Forbidden,
-    compared_pairs,
-    compared_prompts,
     forbidden_prompts,
     held_out_prompts,
     mark_forbidden,
     one_a_prompt,
     prompt_texts,
-    sampled_pairs,
-    sampled_prompts,
 )
 from data_contracts.findings.noise import LabelNoise, label_noise
 from data_contracts.findings.row_judging import RowJudge, refuse_unknown
-from data_contracts.findings.strengths import ModelRow
 from data_contracts.findings.texts import SAMPLE, RowTexts, TextReading, read_texts
 from data_contracts.findings.whole import (
-    TEST,
     TRAIN,
-    chosen_by_rank,
     competence,
     mark_duplicates,
     mark_near_duplicates,
-    near_training,
-    place_judged,
+    place_rated,
     relabelled,
+    selected_by_rank,
 )
 from data_contracts.rows import frames
-from data_contracts.rows.gather import DETECT_ON, RowSource, bytes_of, judged_rows, not_one_valid
+from data_contracts.rows.gather import DETECT_ON, FileRows, RowSource, bytes_of, judged_rows, not_one_valid
 from data_contracts.rows.ledger import Ledger, combined, first_of_each
 from data_contracts.rows.measuring import FACTS
-from data_contracts.rows.processes import ALONE, Beside, count_of, prepare
-from data_contracts.rows.schemas import SourceReading
+from data_contracts.rows.processes import ALONE, BackgroundCall, count_of, prepare
 from data_contracts.rows.working import begin, read_sources
 
 logger = logging.getLogger(__name__)
@@ -90,342 +76,119 @@ are read. Rows whose texts are read count a second time."""
 SEVERAL_SHARDS = 16 * 2**20
 """If the input files have more bytes than this, worker processes are started early, because they will probably be
 needed."""
+ALL_SPLITS = range(len(SPLITS))
 
 
-class LabelNoiseReport(TypedDict):
-    """An estimate, from the pairs, of the share of flipped labels."""
-
-    share: float | None
-    """None if the model is right too rarely for an estimate."""
-    interval: list[float] | None
-    accuracy: float
-    """Share of pairs on which a cross-validated model of words and lengths agrees with the label."""
-
-
-class KeptOut(TypedDict):
-    """A quarantined row."""
-
-    file: str
-    """The kind of data, or the label of the file if there are several."""
-    row: int
-    reasons: list[str]
-
-
-class FileReport(AgreementReport):
-    """What `tether data check --json` prints."""
-
-    rows: int
-    pairs: int
-    quarantined: int
-    kept_out: NotRequired[list[KeptOut]]
-    """The first quarantined rows."""
-    checks: Sequence[suites.JudgedCheck]
-    longer_wins: float | None
-    """Share of decided rows, duplicates included, in which the longer response (in words) wins."""
-    passed: bool
-    reasons: NotRequired[list[str]]
-    """Why the file did not pass, if no check explains it."""
-    unjudged: NotRequired[list[str]]
-    """Names of a user's expectations that judged no value: they need a tokenizer, or their column has no value."""
-    read: NotRequired[list[SourceReading]]
-    """How each file was read."""
-    unread: NotRequired[dict[str, dict[str, int]]]
-    """For each kind of data, the number of rows with something in a field that is not read (`prompt[].name`)."""
-    annotators: NotRequired[list[AnnotatorRow]]
-    pairwise: NotRequired[list[PairwiseRow]]
-    """Agreement of each pair of annotators with enough rows in common, lowest agreement first."""
-    models: NotRequired[list[ModelRow]]
-    """Models that voted or whose responses were compared, the strongest first."""
-    inseparable: NotRequired[str]
-    """Why model strengths cannot be estimated."""
-    label_noise: NotRequired[LabelNoiseReport]
-    languages: NotRequired[dict[str, float]]
-    """Share of each language (ISO 639-1) in a sample of the kept responses, or of prompts, the most frequent first."""
-
-
-@dataclass
-class Examined:
-    """All rows of one kind of data, after reading."""
+@dataclass(frozen=True)
+class ReadRows:
+    """All rows of one kind of data, read and compared with each other."""
 
     sources: Sequence[RowSource]
     """The files that hold the rows."""
     ledger: Ledger
     judge: RowJudge
     """Judges these rows by the contract."""
-    kept: NDArray[np.bool_] = field(init=False)
+    competence: DawidSkene | None
+    """The fitted annotator model; None unless `data.labels` takes labels from it."""
+
+    def nothing_valid(self) -> UserError | None:
+        """Return the error that every row is quarantined; None if one is not."""
+        if self.ledger.good().any():
+            return None
+        files = self.sources[0]._replace(title=_title(self.sources))
+        return not_one_valid(files, self.ledger.count(), self.ledger.reasons(), self.ledger.named)
+
+
+@dataclass(frozen=True)
+class Examined(ReadRows):
+    """All rows of one kind of data, after all comparisons."""
+
+    texts: RowTexts
+    selected: NDArray[np.bool_]
     """Which rows are neither quarantined nor dropped by a `max_pairs` (n,)."""
-    texts: RowTexts = field(init=False)
 
     @property
     def facts(self) -> Any:
-        """Return the facts of the kept rows."""
-        return self.ledger.facts[self.kept]
+        """Return the facts of the selected rows."""
+        return self.ledger.facts[self.selected]
 
     def token_lengths(self, split: int, others: bool = False) -> NDArray[np.int32]:
-        """Return the token counts of the longer response of one kept row of each prompt in a split (`others`: in all
-        other splits)."""
+        """Return the token counts of the longer response of one selected row of each prompt in a split (`others`: in
+        all other splits)."""
         index = self.texts.index
-        here = self.kept[index] & ((self.ledger.facts["split"][index] == split) != others)
+        here = self.selected[index] & ((self.ledger.facts["split"][index] == split) != others)
         here = first_of_each(here, self.ledger.facts["prompt"][index])
         return self.texts.tokens[here, 1:].max(1, initial=-1)
 
 
+@dataclass(frozen=True)
 class Examination:
-    """A job's sources, read into ledgers, with all findings."""
+    """A job's data with all findings about its rows. What holds of the data as a whole is computed from them."""
 
-    def __init__(
-        self, job: ValidateJob, inputs: Mapping[str, Path], folder: Path, progress: Progress,
-        alone: bool = False, tokenized: bool = True,
-    ) -> None:  # fmt: skip
-        """Read and judge all data of `job`.
-
-        Args:
-            inputs: `preferences` (each of several `preferences/LABEL`), `demonstrations`, `prompts` (files or saved
-                folders), `suite`, `decontaminate` (likewise), `deployment_prompts`, `reference` (an earlier artifact of
-                `validate`) and `base` (a pretrained model's folder), where the job names them.
-            folder: for data that is too large for memory. Do not remove it while this object is in use. Shards that an
-                interrupted examination of the same job and files left there are reused.
-            alone: judge only the given sources; by default missing sources are generated.
-            tokenized: apply the checks that need a tokenizer.
-
-        Raises:
-            UserError: a source can't be read, or has no valid row, or `data.sources` names what is no source.
-        """
-        refuse_unknown_sources(job.data.sources, inputs)
-        self.job, self.inputs, self.alone = job, inputs, alone
-        self.nothing: dict[str, str] = {}
-        """With `alone`: maps the name of a source without a valid row to the reason."""
-        self.shards = folder / "shards"
-        begin(self.shards, job, inputs)
-        self.processes = count_of(job.data.processes)
-        if self.processes > 1 and bytes_of(inputs.values()) > SEVERAL_SHARDS:
-            prepare()
-        self.read = 0
-        """Number of rows read so far; rows whose texts are read count a second time."""
-        self._progress = progress
-        self._total: int | None = None
-        self.context = suites.context()
-        """Great Expectations' context, which holds all suites and results."""
-        self.expected: dict[str, list[suites.Check]] = {}
-        """Maps what is judged to its expectations; complete after `judge`."""
-        self.suite = load_suite(inputs[SUITE]) if SUITE in inputs else UserSuite(Path())
-        """The user's own expectations; empty without a suite."""
-        self.forbidden = self._forbidden()
-        self.competence: DawidSkene | None = None
-        """The fitted annotator model; None unless `data.labels` takes labels from it."""
-        found = self._sources()
-        self._main = next(iter(found), "")
-        self.sources = {name: self._read(name, sources) for name, sources in found.items()}
-        place_judged([examined.ledger for examined in self.sources.values()])
-        self.pairs = self.sources.get("preferences")
-        self.tokenizer = self._tokenizer() if tokenized and not self.nothing else None
-        for examined in self.sources.values():
-            if self.tokenizer is None:
-                examined.judge.leave_out_tokens()
-        self._total = self.read + sum(int(examined.ledger.good().sum()) for examined in self.sources.values())
-        for name, examined in self.sources.items():
-            self._examine_texts(examined)
-            self._need_one(name, examined.sources, examined.ledger)
-            of_pairs = name == "preferences"
-            examined.kept = chosen_by_rank(
-                examined.ledger, job.data.max_pairs if of_pairs else None, self._limits if of_pairs else {}
-            )
+    job: ValidateJob
+    inputs: Mapping[str, Path]
+    kinds: Mapping[str, Examined]
+    """The rows of each kind of data."""
+    invalid: Mapping[str, str]
+    """Maps each kind without a valid row to the reason; empty in a run, which stops there."""
+    tokenizer: Any
+    context: Any
+    """Great Expectations' context, which holds all suites and results."""
+    apart: bool
+    """Whether other processes compute some things: there may be several, and the rows are many."""
+    label_noise_call: BackgroundCall[LabelNoise | float | None] | None
+    language_drift_call: BackgroundCall[drift.DriftMeasure | None] | None
 
     @property
-    def _limits(self) -> dict[str, int]:
-        return {name: each.max_pairs for name, each in self.job.data.sources.items() if each.max_pairs is not None}
-
-    def _forbidden(self) -> list[Forbidden]:
-        found, data = [], self.job.data
-        if benchmarks := of_kind(self.inputs, DECONTAMINATE):
-            found.append(forbidden_prompts(benchmarks, data, self.shards))
-        if REFERENCE in self.inputs:
-            found.append(held_out_prompts(self.inputs[REFERENCE], data, self.shards))
-        return found
-
-    def _sources(self) -> dict[str, list[RowSource]]:
-        data = self.job.data
-        given = {name: found for name in KINDS if (found := self._given(name))}
-        for name in KINDS:
-            if getattr(data, name) is not None and name not in given:
-                what = f"data.{name} is {getattr(data, name)!r}"
-                raise CheckFailed(f"{what}, but the stage was given no input of that name")
-        if "preferences" not in given and not self.alone:
-            taught, labelled = generate(self.job.seed, data.generator)
-            made = {"demonstrations": [generated("demonstrations", taught)]}
-            given = made | {"preferences": [generated("preferences", labelled)]} | given
-        if votes := self._votes():
-            given["preferences"] = [*given["preferences"], *votes]
-        return {name: given[name] for name in KINDS if name in given}
-
-    def _given(self, name: str) -> list[RowSource]:
-        inputs = of_kind(self.inputs, name)
-        return [RowSource.named(name, path, self.job.data, label_of(each)) for each, path in inputs.items()]
-
-    def _votes(self) -> list[RowSource]:
-        """Return the sources of votes on earlier policies' responses. They are preferences whose rows name their batch
-        (`place_judged`)."""
-        files = [
-            (f"{label}-{name.partition('/')[2]}", path / file)
-            for name, path in of_kind(self.inputs, VOTES).items()
-            for label, file in (("votes", PREFERENCES), ("judged", JUDGED))
-        ]
-        decision = self.job.data.decision
-        return [
-            RowSource("preferences", str(path), read_source(path), {}, "data.columns", label, decision, needs_one=False)
-            for label, path in files
-            if path.stat().st_size
-        ]
-
-    def _read(self, name: str, sources: Sequence[RowSource]) -> Examined:
-        data = self.job.data
-        ledger = Ledger(self.shards / name, data.split, self.job.seed, bool(data.max_pairs or self._limits))
-        judge = self._judge_of(name, ledger)
-        further = tuple(judge.further())
-        if self.suite.rows or self.suite.whole:
-            refuse_unknown(judge, self.suite.path, self._columns(name, sources))
-        before = self.read
-        if name == "preferences" and data.labels == "dawid_skene":
-            rows: Iterable[Row] = _judged(_asking(sources, further), data.max_characters)
-            self.competence = competence(rows, _shown(sources))
-            again = [*(self._given(name) or sources[:1]), *self._votes()]  # each file's rows are read only once
-            rows = relabelled(_judged(_asking(again, further), data.max_characters), self.competence.posterior)
-            ledger.fill(rows, lambda seen: self._progress(before + seen, None), further)
-        else:
-            progress = lambda seen: self._progress(before + seen, None)  # noqa: E731
-            read_sources(ledger, sources, data.max_characters, self.processes, progress, further)
-        self.read += len(ledger.facts)
-        judge.judge("read")
-        ledger.facts["half"][ledger.out & (ledger.facts["half"] == 1)] = -1  # a quarantined row moves no prompt
-        for source in sources:
-            of = ledger.of(source.file)
-            if source.needs_one and len(sources) > 1 and ledger.out[of].all():
-                raise not_one_valid(source, ledger.count(of), ledger.reasons(source.file), ledger.named)
-        mark_duplicates(ledger)
-        judge.judge("compared")
-        self._need_one(name, sources, ledger)
-        return Examined(sources, ledger, judge)
-
-    def _judge_of(self, name: str, ledger: Ledger) -> RowJudge:
-        beside = {kind_of(given) for given in self.inputs}
-        ours = self.suite.over(row_checks(self.job.data, self.job.generation, name, beside))
-        rows, whole = (
-            [check for check in checks if (check.source or self._main) == name]
-            for checks in (self.suite.rows, self.suite.whole)
-        )
-        return RowJudge(self.context, name, ledger, [*ours, *rows], whole)
-
-    def _columns(self, name: str, sources: Sequence[RowSource]) -> list[str]:
-        first = (row for source in self._given(name) or sources for row in islice(source.rows, DETECT_ON))
-        return list(dict.fromkeys(str(column) for row in first for column in row.data))
-
-    def _tokenizer(self) -> Any:
-        """Return the pretrained model's tokenizer, or train one as SFT does, on the training rows that are good so far.
-
-        Rows that `max_pairs` or the text checks drop later are included.
-        """
-        if "base" in self.inputs:
-            return load_tokenizer(self.inputs["base"], template=self.job.sft, stop=self.job.generation.stop)
-        taught = self.sources.get("demonstrations") or self.pairs
-        if taught is None:
-            return None
-        ledger, facts = taught.ledger, taught.ledger.facts
-        train = ledger.good() & (facts["split"] == TRAIN)
-        once = first_of_each(train, combined(facts["prompt"], facts["chosen"]))
-        most = self.job.sft.max_demonstrations
-
-        def taught_rows() -> Iterator[Demonstration]:
-            for _, row in islice(ledger.items(once, mixed=True), most):
-                yield {"prompt": row["prompt"], "response": row["response" if "response" in row else "chosen"]}
-
-        texts = TrainingTexts(taught_rows, min(int(once.sum()), most or len(once)))
-        return train_tokenizer(texts, self.job.sft.vocabulary, self.job.generation.stop)
-
-    def _examine_texts(self, examined: Examined) -> None:
-        job, ledger, before = self.job, examined.ledger, self.read
-        near = job.data.near_duplicate
-        how = TextReading(self.tokenizer, job.generation, near, examined.judge.asks("language"))
-        progress = lambda seen: self._progress(before + seen, self._total)  # noqa: E731
-        examined.texts = read_texts(ledger, how, progress, self.processes)
-        self.read += int(examined.texts.wanted.sum())
-        if examined is self.pairs:
-            self._begin_beside(examined)
-        mark_near_duplicates(ledger, examined.texts, near)
-        for forbidden in self.forbidden:
-            mark_forbidden(ledger, examined.texts, forbidden, near)
-        examined.judge.judge("texts")
-
-    def _begin_beside(self, pairs: Examined) -> None:
-        """Begin what depends on the sampled texts alone, while this process continues to judge."""
-        rows, splits = pairs.texts.samples, range(len(SPLITS))
-        sampled = [item for split in splits for item in rows.get(split, [])]
-        sides = [[row[side] for row in sampled] for side in ("chosen", "rejected")]
-        prompts = [prompt_key(row["prompt"]) for row in sampled]
-        self._label_noise = Beside(self.apart, label_noise, *sides, self.job.seed, prompts)
-        said = [self._said(pairs, (TRAIN,)), self._said(pairs, range(TRAIN + 1, len(SPLITS)))]
-        self._language_drift = Beside(self.apart, drift.language_drift, *said, self.job.seed)
-
-    def _need_one(self, name: str, sources: Sequence[RowSource], ledger: Ledger) -> None:
-        if not ledger.good().any():
-            shown = sources[0]._replace(shown=_shown(sources))
-            error = not_one_valid(shown, ledger.count(), ledger.reasons(), ledger.named)
-            if not self.alone:
-                raise error
-            self.nothing.setdefault(name, str(error))  # the contract reports it; a run would stop here
-
-    # Results
+    def rows_read(self) -> int:
+        """Return the number of rows read; rows whose texts are read count a second time."""
+        return sum(len(rows.ledger.facts) + int(rows.texts.wanted.sum()) for rows in self.kinds.values())
 
     @property
-    def apart(self) -> bool:
-        """Return whether other processes compute some things: there may be several, and the rows are many."""
-        return self.processes > 1 and any(len(found.ledger.shards) > ALONE for found in self.sources.values())
-
-    @cached_property
-    def taught(self) -> Examined:
-        """Return the rows for SFT: demonstrations if given, else the chosen responses of the pairs."""
-        return self.sources.get("demonstrations") or self.only_pairs
-
-    @cached_property
-    def asked(self) -> Examined:
-        """Return the rows with the prompts for PPO and evaluation: `data.prompts` if given, else the pairs."""
-        return self.sources.get("prompts") or self.only_pairs
-
-    @property
-    def only_pairs(self) -> Examined:
+    def pairs(self) -> Examined:
         """Return the preference pairs."""
-        assert self.pairs is not None
-        return self.pairs
+        return self.kinds["preferences"]
+
+    @property
+    def demonstrations(self) -> Examined:
+        """Return the rows for SFT: demonstrations if there are any, else the chosen responses of the pairs."""
+        return self.kinds.get("demonstrations") or self.pairs
+
+    @property
+    def prompts(self) -> Examined:
+        """Return the rows with the prompts for PPO and evaluation: `data.prompts` if there are any, else the pairs."""
+        return self.kinds.get("prompts") or self.pairs
 
     @cached_property
     def agreement(self) -> Agreement:
         """Return the annotators' agreement over all readable rows."""
-        return Agreement(None, None, None, None) if self.pairs is None else agreement_of(self.pairs.ledger.facts)
+        return agreement_of(self.pairs.ledger.facts) if "preferences" in self.kinds else Agreement()
 
     @cached_property
     def annotators(self) -> list[AnnotatorRow]:
         """Return the rows of `annotator_table`; empty if no vote names its annotator."""
-        named = self.pairs is not None and self.pairs.ledger.annotators
-        return annotator_table(self.only_pairs.ledger, self.competence) if named else []
+        named = "preferences" in self.kinds and self.pairs.ledger.annotators
+        return annotator_table(self.pairs.ledger, self.pairs.competence) if named else []
 
     @cached_property
     def label_noise(self) -> LabelNoise | float | None:
-        """Return the estimated share of flipped labels (`noise.label_noise`), from a sample of the kept pairs of all
+        """Return the estimated share of flipped labels (`noise.label_noise`), from a sample of the pairs of all
         splits."""
-        return None if self.pairs is None else self._label_noise.result()
+        return None if self.label_noise_call is None else self.label_noise_call.result()
 
     @cached_property
     def languages(self) -> dict[str, float]:
-        """Return the share of each language in a sample of the kept rows, the most frequent first."""
-        examined = self.pairs or next(iter(self.sources.values()))
-        rows = self._sample(examined, range(len(SPLITS)))[: drift.LANGUAGE_SAMPLE]
-        if examined is self.sources.get("prompts"):
+        """Return the share of each language in a sample of the rows, the most frequent first."""
+        kind, examined = next(iter(self.kinds.items()))
+        rows = sample(self.job, examined.texts)[: drift.LANGUAGE_SAMPLE]
+        if kind == "prompts":
             return drift.language_shares(prompt_texts(rows))
         return drift.language_shares([row.get("response") or f"{row['chosen']} {row['rejected']}" for row in rows])
 
     @cached_property
     def longer_wins(self) -> Interval | None:
-        """Return the share of kept pairs in which the longer response (in words) wins, clustered by prompt."""
-        facts = np.empty(0, FACTS) if self.pairs is None else self.pairs.facts
+        """Return the share of selected pairs in which the longer response (in words) wins, clustered by prompt."""
+        facts = self.pairs.facts if "preferences" in self.kinds else np.empty(0, FACTS)
         wins = frames.longer_wins(facts["words"])
         counted = ~np.isnan(wins)
         return clustered_proportion(wins[counted], facts["prompt"][counted]) if counted.any() else None
@@ -436,88 +199,256 @@ class Examination:
         something, the most frequent first."""
         counts = {
             kind: sum((source.unread or Counter() for source in examined.sources), Counter[str]())
-            for kind, examined in self.sources.items()
+            for kind, examined in self.kinds.items()
         }
-        return {kind: dict(sorted(c.items(), key=lambda each: (-each[1], each[0]))) for kind, c in counts.items() if c}
+        return {kind: dict(sorted(c.items(), key=lambda item: (-item[1], item[0]))) for kind, c in counts.items() if c}
 
     @cached_property
-    def standing(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """Return the distinct prompts (hashes, sorted) of the kept rows, and the number of splits that each occurs
+    def splits_of_prompts(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """Return the distinct prompts (hashes, sorted) of the selected rows, and the number of splits that each occurs
         in."""
-        return frames.splits_of([(found.ledger, found.kept) for found in self.sources.values()])
-
-    def judge(self) -> tuple[list[suites.JudgedCheck], Any]:
-        """Return every check's outcome (see `suites.judge`) and the Great Expectations context that holds them."""
-        checks, contract = self.job.data.checks, []
-        outcomes = []
-        for examined in self.sources.values():
-            outcomes += [*examined.judge.outcomes(), *examined.judge.judge_whole(examined.kept)]
-        if self.pairs is not None:
-            prompts, splits = self.standing
-            facts, near = self.pairs.facts, self.job.data.near_duplicate
-            nearly = near_training(self.pairs.ledger, self.pairs.kept, self.pairs.texts, near)
-            of_each = splits[np.searchsorted(prompts, facts["prompt"])]
-            frame = frames.pair_frame(self.pairs.ledger, self.pairs.kept, of_each, nearly)
-            contract.append(suites.Suite("kept_pairs", frame, suites.pair_checks(checks, frame)))
-        measures = self._measures()
-        if measures:
-            frame = frames.measure_frame({name: measured.value for name, measured in measures.items()})
-            chance = {name: measured.chance for name, measured in measures.items()}
-            contract.append(suites.Suite("whole", frame, suites.measure_checks(checks, chance)))
-        outcomes += [outcome for suite in contract for outcome in suites.judge(self.context, suite)]
-        self.expected = {name: [*found.judge.checks, *found.judge.whole] for name, found in self.sources.items()}
-        self.expected |= {suite.name: list(suite.checks) for suite in contract}
-        for outcome in outcomes:
-            of = outcome["suite"].partition("_")[0]
-            outcome["source"] = of if of in KINDS else "kept"
-            if outcome["name"] == "length_preference" and self.longer_wins is not None:
-                outcome |= {"interval": ends} if (ends := self.longer_wins.ends) else {}
-        return outcomes, self.context
-
-    def _measures(self) -> dict[str, drift.DriftMeasure]:
-        found: dict[str, drift.DriftMeasure | None] = {}
-        if (pairs := self.pairs) is not None:
-            sizes = np.bincount(pairs.facts["split"], minlength=len(SPLITS))
-            counts = {"every_split": sizes.min(), "enough_pairs": sizes.sum(), "enough_test_pairs": sizes[TEST]}
-            found |= {name: drift.DriftMeasure(float(count), 0) for name, count in counts.items()}
-            if self.tokenizer is not None:
-                found["length_drift"] = drift.length_drift(pairs.token_lengths(TRAIN), pairs.token_lengths(TRAIN, True))
-            found["language_drift"] = self._language_drift.result()
-            if (prompts := self.sources.get("prompts")) is not None:
-                every = range(len(SPLITS))
-                one, other = (prompt_texts(self._sample(examined, every)) for examined in (pairs, prompts))
-                found["prompts_alike"] = drift.told_apart(one, other, self.job.seed)
-            if (deployed := self.inputs.get(DEPLOYMENT)) is not None:
-                theirs = sampled_prompts(deployed, self.job.data, self.job.seed)
-                found |= compared_prompts(self._sample(pairs, range(len(SPLITS))), theirs, self.job.seed)
-            if (earlier := self.inputs.get(REFERENCE)) is not None:
-                theirs = sampled_pairs(earlier, self.job.seed)
-                found |= compared_pairs(self._sample(pairs, range(len(SPLITS))), theirs, self.job.seed)
-        if self.tokenizer is not None:
-            found["known_tokens"] = drift.DriftMeasure((self.pairs or self.taught).texts.unknown, 0)
-        return {name: measured for name, measured in found.items() if measured is not None}
-
-    def _sample(self, examined: Examined, splits: Iterable[int]) -> list[CanonicalRow]:
-        rows = [item for split in splits for item in examined.texts.samples.get(split, [])]
-        return random.Random(f"rows {self.job.seed}").sample(rows, min(SAMPLE, len(rows)))
-
-    def _said(self, pairs: Examined, splits: Iterable[int]) -> list[str]:
-        return [f"{item['chosen']} {item['rejected']}" for item in one_a_prompt(self._sample(pairs, splits))]
+        return frames.splits_of([(examined.ledger, examined.selected) for examined in self.kinds.values()])
 
 
-def _judged(sources: Iterable[RowSource], max_characters: int) -> Iterator[Row]:
+Sources = Callable[[ValidateJob, Mapping[str, Path], bool], dict[str, list[RowSource]]]
+
+
+def sources_of(job: ValidateJob, inputs: Mapping[str, Path], alone: bool) -> dict[str, list[RowSource]]:
+    """Return the sources of each kind of data: the files, or (unless `alone`) the built-in task's generator."""
+    data = job.data
+    sources = {kind: files for kind in KINDS if (files := source_files(job, inputs, kind))}
+    for kind in KINDS:
+        if getattr(data, kind) is not None and kind not in sources:
+            what = f"data.{kind} is {getattr(data, kind)!r}"
+            raise CheckFailed(f"{what}, but the stage was given no input of that name")
+    if "preferences" not in sources and not alone:
+        demonstrations, pairs = generate(job.seed, data.generator)
+        made = {"demonstrations": [generated("demonstrations", demonstrations)]}
+        sources = made | {"preferences": [generated("preferences", pairs)]} | sources
+    # Votes on earlier policies' responses are preferences whose rows name their batch (`place_rated`).
+    sources["preferences"] = sources.get("preferences", []) + [
+        RowSource("preferences", str(path), FileRows(path), {}, "data.columns", label, data.decision, needs_one=False)
+        for name, folder in of_kind(inputs, VOTES).items()
+        for file, what in ((PREFERENCES, "votes"), (JUDGED, "judged"))
+        if (path := folder / file).stat().st_size
+        for label in [f"{what}-{name.partition('/')[2]}"]
+    ]
+    return {kind: sources[kind] for kind in KINDS if sources.get(kind)}
+
+
+def source_files(job: ValidateJob, inputs: Mapping[str, Path], kind: str) -> list[RowSource]:
+    """Return the files of a kind of data as sources."""
+    files = of_kind(inputs, kind)
+    return [RowSource.named(kind, path, job.data, label_of(name)) for name, path in files.items()]
+
+
+def generated(kind: str, rows: Iterable[Mapping[str, object]]) -> RowSource:
+    """Return rows of the built-in task as a source of a kind of data."""
+    raws = [RawRow(number, row) for number, row in enumerate(rows, 1)]
+    return RowSource(kind, "the support desk's generator", raws, {}, "")
+
+
+class _Plan(NamedTuple):
+    """What every step needs."""
+
+    job: ValidateJob
+    inputs: Mapping[str, Path]
+    shards: Path
+    suite: UserSuite
+    """The user's own expectations; empty without a suite."""
+    context: Any
+    processes: int
+    progress: Progress
+
+
+def examine(
+    job: ValidateJob, inputs: Mapping[str, Path], folder: Path, progress: Progress, *,
+    alone: bool = False, tokenized: bool = True, sources: Sources = sources_of,
+) -> Examination:  # fmt: skip
+    """Read all data of `job`, judge its rows, and select those that are used.
+
+    Args:
+        inputs: `preferences` (each of several `preferences/LABEL`), `demonstrations`, `prompts` (files or saved
+            folders), `suite`, `decontaminate` (likewise), `deployment_prompts`, `reference` (an earlier artifact of
+            `validate`) and `base` (a pretrained model's folder), where the job names them.
+        folder: for data that is too large for memory. Do not remove it while the result is in use. Shards that an
+            interrupted examination of the same job and files left there are reused.
+        alone: judge only the sources in `inputs`, and report a kind without a valid row; by default missing sources are
+            generated.
+        tokenized: apply the checks that need a tokenizer.
+        sources: returns the sources of each kind of data.
+
+    Raises:
+        UserError: a source can't be read, or has no valid row, or `data.sources` names what is no source.
+    """
+    refuse_unknown_sources(job.data.sources, inputs)
+    shards, processes = folder / "shards", count_of(job.data.processes)
+    begin(shards, job, inputs)
+    if processes > 1 and bytes_of(inputs.values()) > SEVERAL_SHARDS:
+        prepare()
+    suite = load_suite(inputs[SUITE]) if SUITE in inputs else UserSuite(Path())
+    plan = _Plan(job, inputs, shards, suite, suites.context(), processes, progress)
+    forbidden = _forbidden(plan)
+    read = _read_all(plan, sources(job, inputs, alone), alone)
+    place_rated([rows.ledger for rows in read.values()])
+    valid = all(rows.ledger.good().any() for rows in read.values())
+    tokenizer = _tokenizer(job, inputs, read) if tokenized and valid else None
+    texts = _read_all_texts(plan, read, tokenizer)
+    apart = processes > 1 and any(len(rows.ledger.shards) > ALONE for rows in read.values())
+    calls = _begin_calls(job, texts["preferences"], apart) if "preferences" in texts else (None, None)
+    kinds = {kind: _selected(plan, kind, rows, texts[kind], forbidden) for kind, rows in read.items()}
+    errors = {kind: error for kind, examined in kinds.items() if (error := examined.nothing_valid())}
+    for error in errors.values() if not alone else ():
+        raise error
+    invalid = {kind: str(error) for kind, error in errors.items()}
+    return Examination(job, inputs, kinds, invalid, tokenizer, plan.context, apart, *calls)
+
+
+def _forbidden(plan: _Plan) -> list[Forbidden]:
+    forbidden, data = [], plan.job.data
+    if benchmarks := of_kind(plan.inputs, DECONTAMINATE):
+        forbidden.append(forbidden_prompts(benchmarks, data, plan.shards))
+    if REFERENCE in plan.inputs:
+        forbidden.append(held_out_prompts(plan.inputs[REFERENCE], data, plan.shards))
+    return forbidden
+
+
+def _read_all(plan: _Plan, sources: Mapping[str, Sequence[RowSource]], alone: bool) -> dict[str, ReadRows]:
+    """Read the rows of each kind of data and judge them by themselves and against each other."""
+    read: dict[str, ReadRows] = {}
+    first = next(iter(sources), "")
+    for kind, files in sources.items():
+        before = sum(len(rows.ledger.facts) for rows in read.values())
+        read[kind] = _read(plan, kind, files, kind == first, _counting_on(plan.progress, before))
+        if not alone and (error := read[kind].nothing_valid()):
+            raise error
+    return read
+
+
+def _read(
+    plan: _Plan, kind: str, sources: Sequence[RowSource], is_first: bool, progress: Callable[[int], None]
+) -> ReadRows:
+    data = plan.job.data
+    ranked = bool(data.max_pairs or any(options.max_pairs for options in data.sources.values()))
+    ledger = Ledger(plan.shards / kind, data.split, plan.job.seed, ranked)
+    judge = _judge(plan, kind, ledger, is_first)
+    further = tuple(judge.further())
+    if plan.suite.rows or plan.suite.whole:
+        refuse_unknown(judge, plan.suite.path, _columns(sources))
+    annotators = None
+    if kind == "preferences" and data.labels == "dawid_skene":
+        named = [source._replace(extra=further) for source in sources]
+        annotators = competence(_rows(named, data.max_characters), _title(sources))
+        again = _rows([source._replace(unread=None) for source in named], data.max_characters)
+        ledger.fill(relabelled(again, annotators.posterior), progress, further)
+    else:
+        read_sources(ledger, sources, data.max_characters, plan.processes, progress, further)
+    judge.judge("read")
+    ledger.facts["half"][ledger.out & (ledger.facts["half"] == 1)] = -1  # a quarantined row moves no prompt
+    for source in sources:
+        rows = ledger.of(source.file)
+        if source.needs_one and len(sources) > 1 and ledger.out[rows].all():
+            raise not_one_valid(source, ledger.count(rows), ledger.reasons(source.file), ledger.named)
+    mark_duplicates(ledger)
+    judge.judge("compared")
+    return ReadRows(sources, ledger, judge, annotators)
+
+
+def _judge(plan: _Plan, kind: str, ledger: Ledger, is_first: bool) -> RowJudge:
+    """Return the judge of a kind's rows: the built-in checks that the user's suite leaves, and those of the suite.
+
+    An expectation that names no kind is about the first one."""
+    built_in = plan.suite.over(row_checks(plan.job.data, plan.job.generation, kind, set(map(kind_of, plan.inputs))))
+    rows, whole = (
+        [check for check in checks if check.source == kind or (is_first and not check.source)]
+        for checks in (plan.suite.rows, plan.suite.whole)
+    )
+    return RowJudge(plan.context, kind, ledger, [*built_in, *rows], whole)
+
+
+def _counting_on(progress: Progress, before: int, total: int | None = None) -> Callable[[int], None]:
+    """Return what is called with a number of rows, and adds the number `before` them."""
+    return lambda rows: progress(before + rows, total)
+
+
+def _columns(sources: Sequence[RowSource]) -> list[str]:
+    first = (row for source in sources for row in islice(source.rows, DETECT_ON))
+    return list(dict.fromkeys(str(column) for row in first for column in row.data))
+
+
+def _rows(sources: Iterable[RowSource], max_characters: int) -> Iterator[Row]:
     return chain.from_iterable(judged_rows(source, max_characters) for source in sources)
 
 
-def _asking(sources: Iterable[RowSource], further: tuple[str, ...]) -> list[RowSource]:
-    return [source._replace(extra=further) for source in sources]
+def _title(sources: Iterable[RowSource]) -> str:
+    return " and ".join(source.title for source in sources)
 
 
-def _shown(sources: Iterable[RowSource]) -> str:
-    return " and ".join(source.shown for source in sources)
+def _tokenizer(job: ValidateJob, inputs: Mapping[str, Path], read: Mapping[str, ReadRows]) -> Any:
+    """Return the pretrained model's tokenizer, or train one as SFT does, on the training rows that are good so far.
+
+    Rows that `max_pairs` or the text checks drop later are included.
+    """
+    if "base" in inputs:
+        return load_tokenizer(inputs["base"], template=job.sft, stop=job.generation.stop)
+    taught = read.get("demonstrations") or read.get("preferences")
+    if taught is None:
+        return None
+    ledger, facts = taught.ledger, taught.ledger.facts
+    train = ledger.good() & (facts["split"] == TRAIN)
+    once = first_of_each(train, combined(facts["prompt"], facts["chosen"]))
+    most = job.sft.max_demonstrations
+
+    def demonstrations() -> Iterator[Demonstration]:
+        for _, row in islice(ledger.items(once, mixed=True), most):
+            yield {"prompt": row["prompt"], "response": row["response" if "response" in row else "chosen"]}
+
+    texts = TrainingTexts(demonstrations, min(int(once.sum()), most or len(once)))
+    return train_tokenizer(texts, job.sft.vocabulary, job.generation.stop)
 
 
-def generated(name: str, rows: Iterable[Mapping[str, object]]) -> RowSource:
-    """Return rows of the built-in task as a source of a kind of data."""
-    raws = [RawRow(number, row) for number, row in enumerate(rows, 1)]
-    return RowSource(name, "the support desk's generator", raws, {}, "")
+def _read_all_texts(plan: _Plan, read: Mapping[str, ReadRows], tokenizer: Any) -> dict[str, RowTexts]:
+    """Read the texts of all rows that are not quarantined; without a tokenizer, leave out the checks that need one."""
+    rows_read = sum(len(rows.ledger.facts) for rows in read.values())
+    total = rows_read + sum(int(rows.ledger.good().sum()) for rows in read.values())
+    texts: dict[str, RowTexts] = {}
+    for kind, rows in read.items():
+        if tokenizer is None:
+            rows.judge.leave_out_tokens()
+        before = rows_read + sum(int(other.wanted.sum()) for other in texts.values())
+        how = TextReading(tokenizer, plan.job.generation, plan.job.data.near_duplicate, rows.judge.asks("language"))
+        texts[kind] = read_texts(rows.ledger, how, _counting_on(plan.progress, before, total), plan.processes)
+    return texts
+
+
+def _begin_calls(job: ValidateJob, texts: RowTexts, apart: bool) -> tuple[BackgroundCall[Any], BackgroundCall[Any]]:
+    """Begin what depends on the sampled texts of the pairs alone, while this process continues to judge."""
+    sampled = [item for split in ALL_SPLITS for item in texts.samples.get(split, [])]
+    sides = [[row[side] for row in sampled] for side in ("chosen", "rejected")]
+    prompts = [prompt_key(row["prompt"]) for row in sampled]
+    answers = [
+        [f"{row['chosen']} {row['rejected']}" for row in one_a_prompt(sample(job, texts, splits))]
+        for splits in ((TRAIN,), [split for split in ALL_SPLITS if split != TRAIN])
+    ]
+    noise = BackgroundCall(apart, label_noise, *sides, job.seed, prompts)
+    return noise, BackgroundCall(apart, drift.language_drift, *answers, job.seed)
+
+
+def sample(job: ValidateJob, texts: RowTexts, splits: Iterable[int] = ALL_SPLITS) -> list[CanonicalRow]:
+    """Return a seeded sample of up to `SAMPLE` rows of some splits."""
+    rows = [item for split in splits for item in texts.samples.get(split, [])]
+    return Random(f"rows {job.seed}").sample(rows, min(SAMPLE, len(rows)))
+
+
+def _selected(plan: _Plan, kind: str, rows: ReadRows, texts: RowTexts, forbidden: Sequence[Forbidden]) -> Examined:
+    """Compare the texts of a kind's rows, judge them, and select the rows that are used."""
+    data = plan.job.data
+    mark_near_duplicates(rows.ledger, texts, data.near_duplicate)
+    for prompts in forbidden:
+        mark_forbidden(rows.ledger, texts, prompts, data.near_duplicate)
+    rows.judge.judge("texts")
+    most, of_files = None, {}
+    if kind == "preferences":
+        most = data.max_pairs
+        of_files = {name: options.max_pairs for name, options in data.sources.items() if options.max_pairs is not None}
+    return Examined(**vars(rows), texts=texts, selected=selected_by_rank(rows.ledger, most, of_files))

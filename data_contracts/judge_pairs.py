@@ -4,7 +4,6 @@ A prompt's split depends on the prompt alone, as for all data, so the judge is n
 evaluated.
 """
 
-import functools
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,24 +13,17 @@ from components.base.errors import UserError
 from components.base.observe import Observe
 from components.data.inputs import JUDGE, kind_of
 from components.data.support_desk.desk import generate_careful
-from data_contracts.config import ValidateJudgeJob, of_judge
-from data_contracts.examine import Examination, generated
+from data_contracts.config import ValidateJob, ValidateJudgeJob, of_judge
+from data_contracts.examine import generated, source_files
 from data_contracts.rows.gather import RowSource
 from data_contracts.validate import publish
 
 
-class _JudgePairs(Examination):
-    """The judge's pairs, from files or from the built-in task's careful annotators."""
-
-    def _sources(self) -> dict[str, list[RowSource]]:
-        if given := self._given("preferences"):
-            return {"preferences": given}
-        made = generated("preferences", generate_careful(self.job.seed, self.job.data.generator))
-        return {"preferences": [made._replace(label=JUDGE)]}
-
-    def _given(self, name: str) -> list[RowSource]:
-        given = super()._given(name)  # each of several files has its own label
-        return [each._replace(label=JUDGE) for each in given] if len(given) == 1 else given
+def _sources(job: ValidateJob, inputs: Mapping[str, Path], alone: bool) -> dict[str, list[RowSource]]:
+    """Return the judge's pairs: from files, or from the built-in task's careful annotators."""
+    files = source_files(job, inputs, "preferences")
+    pairs = files or [generated("preferences", generate_careful(job.seed, job.data.generator))]
+    return {"preferences": [pairs[0]._replace(label=JUDGE)] if len(pairs) == 1 else pairs}
 
 
 def run(job: ValidateJudgeJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
@@ -51,18 +43,18 @@ def run(job: ValidateJudgeJob, inputs: Mapping[str, Path], out: Path, observe: O
     shutil.rmtree(out / "attachments", ignore_errors=True)  # left by an attempt that was killed
     named = {_as_preferences(name): path for name, path in inputs.items()}
 
-    def watch(step: int, metrics: Mapping[str, float], total: int | None = None, **told: Any) -> None:
-        observe(step, judge_metrics(metrics), total, **told)
+    def observe_judge(step: int, metrics: Mapping[str, float], total: int | None = None, **progress: Any) -> None:
+        observe(step, judge_metrics(metrics), total, **progress)
 
     try:
-        found = publish(functools.partial(_JudgePairs, job.as_validation(), named), named, out, watch)
+        metrics = publish(job.as_validation(), named, out, observe_judge, _sources)
     except UserError as error:
         raise UserError(of_judge(error)) from error
-    own = out / "attachments"
-    own.rename(out / "judge")
-    own.mkdir()
-    shutil.move(out / "judge", own)
-    return judge_metrics(found)
+    attachments = out / "attachments"
+    attachments.rename(out / "judge")
+    attachments.mkdir()
+    shutil.move(out / "judge", attachments)
+    return judge_metrics(metrics)
 
 
 def judge_metrics(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -20,25 +20,25 @@ from data_contracts.findings.texts import overlong
 from data_contracts.findings.whole import TRAIN
 from data_contracts.rows.ledger import RowLines, combined, first_of_each
 from data_contracts.rows.measuring import places
-from data_contracts.rows.processes import Beside
+from data_contracts.rows.processes import BackgroundCall
 
 
 @contextmanager
-def splits_beside(found: Examination, artifact: Path) -> Iterator[dict[str, float]]:
+def writing_splits(data: Examination, artifact: Path) -> Iterator[dict[str, float]]:
     """Write pairs, demonstrations and prompts of each split into the new folder `artifact`.
 
-    If `found` may use several processes, they write while the block runs; otherwise this one writes after it. The
+    If `data` may use several processes, they write while the block runs; otherwise this one writes after it. The
     splits are complete when the context ends. After an error, in the block or in writing, there is no `artifact`.
 
     Yields:
         The numbers of published rows, and the shares that exceed the token limit, as metrics.
     """
     artifact.mkdir(parents=True)
-    pairs, demonstrations, prompts = _published(found)
+    pairs, demonstrations, prompts = _published(data)
     halves = [pairs], [demonstrations, prompts]  # pairs take as long as the others together
-    writing = [Beside(found.apart, _write, artifact, kinds) for kinds in halves]
+    writing = [BackgroundCall(data.apart, _write, artifact, kinds) for kinds in halves]
     try:
-        yield _sizes(found, pairs, demonstrations, prompts)
+        yield _sizes(data, pairs, demonstrations, prompts)
         for half in writing:
             half.result()
     except BaseException as error:
@@ -67,31 +67,32 @@ class _Published(NamedTuple):
     """The `source_weight` of each pair (n,), if there is one."""
 
 
-def _published(found: Examination) -> tuple[_Published, _Published, _Published]:
-    pairs, taught, asked = found.only_pairs, found.taught, found.asked
-    said = taught.ledger.facts
+def _published(data: Examination) -> tuple[_Published, _Published, _Published]:
+    pairs, demonstrations, prompts = data.pairs, data.demonstrations, data.prompts
+    texts = demonstrations.ledger.facts
 
     def rows(kind: str, of: Examined, wanted: NDArray[np.bool_], *more: Any) -> _Published:
         return _Published(kind, of.ledger.lines, wanted, of.ledger.facts["split"], *more)
 
-    of_pairs = weights_of_rankings(pairs), _overlong(found, pairs).any(1), _source_weights(found)
+    of_pairs = weights_of_rankings(pairs), _overlong(data, pairs).any(1), _source_weights(data)
     return (
-        rows("pairs", pairs, pairs.kept, *of_pairs),
-        rows("demonstrations", taught, first_of_each(taught.kept, combined(said["prompt"], said["chosen"]))),
-        rows("prompts", asked, first_of_each(asked.kept, asked.ledger.facts["prompt"])),
-    )
+        rows("pairs", pairs, pairs.selected, *of_pairs),
+        rows("demonstrations", demonstrations,
+             first_of_each(demonstrations.selected, combined(texts["prompt"], texts["chosen"]))),
+        rows("prompts", prompts, first_of_each(prompts.selected, prompts.ledger.facts["prompt"])),
+    )  # fmt: skip
 
 
-def _source_weights(found: Examination) -> NDArray[np.float64] | None:
-    if not (weights := weights_of_sources(found)):
+def _source_weights(data: Examination) -> NDArray[np.float64] | None:
+    if not (weights := weights_of_sources(data)):
         return None
-    ledger = found.only_pairs.ledger
+    ledger = data.pairs.ledger
     of_files: NDArray[np.float64] = np.array([weights[file] for file in ledger.files])
     return of_files[places(ledger.facts["row"])[0]]
 
 
-def _overlong(found: Examination, of: Examined) -> NDArray[np.bool_]:
-    return overlong(of.texts, len(of.ledger.facts), found.job.generation.max_new_tokens)
+def _overlong(data: Examination, of: Examined) -> NDArray[np.bool_]:
+    return overlong(of.texts, len(of.ledger.facts), data.job.generation.max_new_tokens)
 
 
 def _write(artifact: Path, kinds: Sequence[_Published]) -> None:
@@ -120,18 +121,18 @@ def _row(rows: _Published, index: int, item: CanonicalRow) -> dict[str, Any]:
     return item | more | ({"overlong": True} if rows.overlong[index] else {})
 
 
-def _sizes(found: Examination, pairs: _Published, demonstrations: _Published, prompts: _Published) -> dict[str, float]:
+def _sizes(data: Examination, pairs: _Published, demonstrations: _Published, prompts: _Published) -> dict[str, float]:
     sizes: dict[str, float] = {}
     for rows in (pairs, prompts):
         counts = np.bincount(rows.split[rows.wanted], minlength=len(SPLITS))
         sizes |= {f"data/{rows.kind}_{split}": float(n) for split, n in zip(SPLITS, counts, strict=True)}
     sizes["data/demonstrations"] = float(demonstrations.wanted.sum())
-    if found.tokenizer is not None:
-        of_pairs = _overlong(found, found.only_pairs)[pairs.wanted]
-        of_taught = _overlong(found, found.taught)[demonstrations.wanted, 0]
+    if data.tokenizer is not None:
+        of_pairs = _overlong(data, data.pairs)[pairs.wanted]
+        of_demonstrations = _overlong(data, data.demonstrations)[demonstrations.wanted, 0]
         for name, exceeding in (
             ("overlong", of_pairs.any(axis=1)), ("overlong_chosen", of_pairs[:, 0]),
-            ("overlong_rejected", of_pairs[:, 1]), ("overlong_demonstrations", of_taught),
+            ("overlong_rejected", of_pairs[:, 1]), ("overlong_demonstrations", of_demonstrations),
         ):  # fmt: skip
             sizes[f"data/{name}"] = float(exceeding.mean())
     return sizes
@@ -140,26 +141,26 @@ def _sizes(found: Examination, pairs: _Published, demonstrations: _Published, pr
 def weights_of_rankings(examined: Examined) -> dict[int, float]:
     """Map the index of each kept pair of a ranking that lost some pairs to its weight; the remaining pairs count as
     one."""
-    rows, kept = examined.ledger.facts["row"], np.flatnonzero(examined.kept)
+    rows, selected = examined.ledger.facts["row"], np.flatnonzero(examined.selected)
     numbers, made = np.unique(rows, return_counts=True)
-    of_row = np.searchsorted(numbers, rows[kept])
+    of_row = np.searchsorted(numbers, rows[selected])
     left = np.bincount(of_row, minlength=len(made))
     fewer = left[of_row] < made[of_row]
-    return {int(index): 1 / int(n) for index, n in zip(kept[fewer], left[of_row[fewer]], strict=True)}
+    return {int(index): 1 / int(n) for index, n in zip(selected[fewer], left[of_row[fewer]], strict=True)}
 
 
-def weights_of_sources(found: Examination) -> dict[str, float]:
+def weights_of_sources(data: Examination) -> dict[str, float]:
     """Map each file of pairs to the weight of its rows in the training loss; empty if no file has a weight.
 
     A file's weight is w / (Σ w n / Σ n), with its `data.sources` weight w (1 by default) and the number n of its source
     rows with kept training pairs, so that the mean over these rows is 1: the learning rate keeps its meaning.
     """
-    given = {name: each.weight for name, each in found.job.data.sources.items() if each.weight != 1}
-    if not given:
+    options = {name: source.weight for name, source in data.job.data.sources.items() if source.weight != 1}
+    if not options:
         return {}
-    ledger, facts = found.only_pairs.ledger, found.only_pairs.ledger.facts
-    train = found.only_pairs.kept & (facts["split"] == TRAIN)
+    ledger, facts = data.pairs.ledger, data.pairs.ledger.facts
+    train = data.pairs.selected & (facts["split"] == TRAIN)
     rows = {file: len(np.unique(facts["row"][train & ledger.of(file)])) for file in ledger.files}
-    weights = {file: given.get(file, 1.0) for file in ledger.files}
+    weights = {file: options.get(file, 1.0) for file in ledger.files}
     mean = math.fsum(weights[file] * n for file, n in rows.items()) / sum(rows.values())
     return {file: weight / mean for file, weight in weights.items()}

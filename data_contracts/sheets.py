@@ -14,7 +14,7 @@ from components.data.rows import Problem
 from components.data.words import words_of
 from components.human_eval.batch.returned_sheets import sheet_records
 from components.human_eval.sheet import rating_of
-from data_contracts.examine import FileReport
+from data_contracts.check import FileReport
 from data_contracts.expectations import suites
 from data_contracts.expectations.pages import write_data_docs
 from data_contracts.findings.agreement import agreement_of_counts
@@ -43,22 +43,22 @@ def check_sheet(path: Path, valid: Sequence[str], checks: ChecksConfig, out: Pat
         raise UserError(f"{path} has no column rating_1, nor `rating`. Give a sheet that a run wrote.")
     items = Counter(record.get("item", "") for _, record in records)
     ratings = [[rating_of(record.get(name)) for name in columns] for _, record in records]
-    counts = np.array([[*map(given.count, _SIDES), given.count("tie") + given.count("both_bad")] for given in ratings])
+    counts = np.array([[*map(row.count, _SIDES), row.count("tie") + row.count("both_bad")] for row in ratings])
     for_a_side = counts[:, :2].sum(1)
     frame = pd.DataFrame(
         {
             "row_id": [number for number, _ in records],
             "item_named": [bool(record.get("item")) for _, record in records],
             "item_once": [items[record.get("item", "")] == 1 or not record.get("item") for _, record in records],
-            "rating_known": [all(rating in ("", *valid) for rating in given) for given in ratings],
+            "rating_known": [all(rating in ("", *valid) for rating in row) for row in ratings],
             "responses_kept": [all(r.get(f"response_{side}", "").strip() for side in _SIDES) for _, r in records],
-            "rated": [all(given) for given in ratings],
+            "rated": [all(row) for row in ratings],
             "side_position": np.where(for_a_side, counts[:, 0] / np.maximum(for_a_side, 1), np.nan),
         }
     )
-    asked = [check for check in suites.sheet_checks(checks) if frame[str(check.options["column"])].notna().any()]
+    applicable = [check for check in suites.sheet_checks(checks) if frame[str(check.options["column"])].notna().any()]
     context = suites.context()
-    outcomes = suites.judge(context, suites.Suite("rating_sheet", frame, asked))
+    outcomes = suites.judge(context, suites.Suite("rating_sheet", frame, applicable))
     reasons: dict[int, list[Problem]] = {}
     for check in outcomes:
         check["source"] = "sheet"

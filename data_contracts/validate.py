@@ -5,11 +5,10 @@ prompt, and then the data set is judged as a whole. The stage succeeds even on b
 run continues.
 """
 
-import functools
 import logging
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NotRequired, TypedDict
@@ -25,13 +24,14 @@ from components.data.rows import OF_MODEL, listed
 from components.data.splits import SPLITS
 from components.gates.table import OF_SOURCE
 from data_contracts.config import ValidateJob
-from data_contracts.examine import Examination, Examined, Progress
+from data_contracts.contract import contract_result
+from data_contracts.examine import Examination, Examined, Progress, Sources, examine, sources_of
 from data_contracts.expectations.own import as_document
 from data_contracts.expectations.pages import write_data_docs
 from data_contracts.expectations.suites import JudgedCheck, first_rows
 from data_contracts.findings.noise import LabelNoise
 from data_contracts.findings.whole import TRAIN
-from data_contracts.published_splits import splits_beside
+from data_contracts.published_splits import writing_splits
 
 logger = logging.getLogger(__name__)
 
@@ -57,59 +57,55 @@ def run(job: ValidateJob, inputs: Mapping[str, Path], out: Path, observe: Observ
     Raises:
         UserError: a source can't be read, or has no valid row. No artifact is written then.
     """
-    return publish(functools.partial(Examination, job, inputs), inputs, out, observe)
+    return publish(job, inputs, out, observe)
 
 
 def publish(
-    examine: Callable[[Path, Progress], Examination], inputs: Mapping[str, Path], out: Path, observe: Observe
+    job: ValidateJob, inputs: Mapping[str, Path], out: Path, observe: Observe, sources: Sources = sources_of
 ) -> dict[str, float]:
-    """Judge the data that `examine` reads, write the output of `run`, and return the metrics.
-
-    Args:
-        examine: takes a folder for large data, and what to call with the number of rows read.
-        inputs: as for `run`.
-    """
+    """Judge the data of `sources`, write the output of `run`, and return the metrics."""
     with _work(out / "checkpoint" / "rows") as scratch:
-        found = examine(scratch, lambda read, total: observe(read, {"data/read": float(read)}, total=total))
-        _refuse_nothing(found)
+        progress: Progress = lambda read, total: observe(read, {"data/read": float(read)}, total=total)  # noqa: E731
+        data = examine(job, inputs, scratch, progress, sources=sources)
+        _refuse_nothing(data)
         shutil.rmtree(out / "artifact", ignore_errors=True)
         observe(0, {}, doing="judging all rows and writing the splits")
-        with splits_beside(found, out / "artifact") as sizes:
-            checks, context = found.judge()
-            kept_out = write_quarantine(found, out / "artifact")
-            counts, reasons = source_counts(found), quarantine_reasons(found)
-            final = metrics(found, checks, kept_out) | sizes
+        with writing_splits(data, out / "artifact") as sizes:
+            checks, expectations = contract_result(data)
+            quarantined = write_quarantine(data, out / "artifact")
+            counts, reasons = source_counts(data), quarantine_reasons(data)
+            final = metrics(data, checks, quarantined) | sizes
     write_json(out / "artifact" / "report.json", checks)
-    write_json(out / "artifact" / SUITE_JSON, as_document(found.expected))
-    given = of_kind(inputs, "preferences")
-    write_json(out / "artifact" / "task.json", {"name": "none" if given else "support-desk"})
+    write_json(out / "artifact" / SUITE_JSON, as_document(expectations))
+    files = of_kind(inputs, "preferences")
+    write_json(out / "artifact" / "task.json", {"name": "none" if files else "support-desk"})
     if counts:
         write_json(out / "artifact" / SOURCES, counts)
-        final |= {f"data/pairs{OF_SOURCE}{each['source']}": float(each["pairs"]) for each in counts}
+        final |= {f"data/pairs{OF_SOURCE}{source['source']}": float(source["pairs"]) for source in counts}
     simulated = "the support desk's generator (simulated)"
-    taught = "chosen responses" if given else simulated
-    shown = {
-        "preferences": ", ".join(map(str, given.values())) or simulated,
+    taught = "chosen responses" if files else simulated
+    summary = {
+        "preferences": ", ".join(map(str, files.values())) or simulated,
         "demonstrations": str(inputs.get("demonstrations", taught)),
         "pairs kept": f"{final['data/pairs']:.0f}",
         "rows quarantined": f"{final['data/quarantined']:.0f}",
-        **{f"pairs of {each['source']}": count_text(each) for each in counts},
-        **{f"not read in {kind}": unread_text(fields) for kind, fields in found.unread.items()},
+        **{f"pairs of {source['source']}": count_text(source) for source in counts},
+        **{f"not read in {kind}": unread_text(fields) for kind, fields in data.unread.items()},
     }
-    write_data_docs(context, out / "attachments" / "data_docs", checks, shown)
+    write_data_docs(data.context, out / "attachments" / "data_docs", checks, summary)
     for name in FOR_PEOPLE:
         if (out / "artifact" / name).exists():
             shutil.copyfile(out / "artifact" / name, out / "attachments" / name)
-    observe(found.read, final)
+    observe(data.rows_read, final)
     for check in checks:
         if check["severity"] == "error" and not check["passed"]:
             rows = f"{counted(check['rows'], 'row')} ({first_rows(check)})" if check["rows"] else "the data as a whole"
             logger.warning("the contract fails: %s: %s: %s", check["name"], check["description"].rstrip("."), rows)
-    for kind, fields in found.unread.items():
+    for kind, fields in data.unread.items():
         logger.warning("%s: fields that are not read: %s", kind, unread_text(fields))
-    for each in counts:
-        if each.get("left_out"):
-            logger.info("%s: %s", each["source"], count_text(each))
+    for source in counts:
+        if source.get("left_out"):
+            logger.info("%s: %s", source["source"], count_text(source))
     logger.info("kept %d pairs; quarantined %s", final["data/pairs"], reasons or "nothing")
     return final
 
@@ -133,18 +129,18 @@ def _clear(folder: Path) -> None:
         folder.parent.parent.rmdir()
 
 
-def _refuse_nothing(found: Examination) -> None:
-    pairs, taught, asked = found.only_pairs, found.taught, found.asked
+def _refuse_nothing(data: Examination) -> None:
+    pairs, demonstrations, prompts = data.pairs, data.demonstrations, data.prompts
     heldout = [split for split in range(len(SPLITS)) if split != TRAIN]
     needed = [
         (pairs, "pair", "to train on", [TRAIN], "train"),
-        (taught, "demonstration", "to train on", [TRAIN], "train"),
-        (taught, "demonstration", "to evaluate on", heldout, "test"),
-        *((asked, "prompt", f"in the split {name}", [split], name) for split, name in enumerate(SPLITS)),
+        (demonstrations, "demonstration", "to train on", [TRAIN], "train"),
+        (demonstrations, "demonstration", "to evaluate on", heldout, "test"),
+        *((prompts, "prompt", f"in the split {name}", [split], name) for split, name in enumerate(SPLITS)),
     ]
     for examined, what, use, splits, share in needed:
         if not np.isin(examined.facts["split"], splits).any():
-            failed = ", ".join(f"{name} {rows}" for name, rows in quarantine_reasons(found).items())
+            failed = ", ".join(f"{name} {rows}" for name, rows in quarantine_reasons(data).items())
             raise UserError(
                 f"After quarantine and splitting no {what} is left {use} "
                 f"({counted(len(examined.facts), f'valid {what}')} "
@@ -154,29 +150,29 @@ def _refuse_nothing(found: Examination) -> None:
             )
 
 
-def metrics(found: Examination, checks: Sequence[JudgedCheck], quarantined: int) -> dict[str, float]:
+def metrics(data: Examination, checks: Sequence[JudgedCheck], quarantined: int) -> dict[str, float]:
     """Return the dataset metrics for gates and MLflow."""
-    pairs, agreement = found.only_pairs.facts, found.agreement
+    pairs, agreement = data.pairs.facts, data.agreement
     values: dict[str, float | None] = {
         "data/pairs": len(pairs),
         "data/quarantined": quarantined,
-        "data/leaked_prompts": (found.standing[1] > 1).sum(),
+        "data/leaked_prompts": (data.splits_of_prompts[1] > 1).sum(),
         "data/contract": all(check["passed"] for check in checks if check["severity"] == "error"),
     }
-    values |= {"data/unread_fields": sum(map(len, found.unread.values()))} if found.unread else {}
+    values |= {"data/unread_fields": sum(map(len, data.unread.values()))} if data.unread else {}
     contaminated = [check["rows"] for check in checks if check["name"] == "uncontaminated"]
     values |= {"data/contaminated": sum(contaminated)} if contaminated else {}
-    noise = found.label_noise
+    noise = data.label_noise
     if isinstance(noise, LabelNoise):
         ends = {"data/label_noise_low": noise.low, "data/label_noise_high": noise.high}
         values |= {"data/label_noise": noise.value} | ends
     for name, interval in (
-        ("data/length_preference", found.longer_wins),
+        ("data/length_preference", data.longer_wins),
         ("data/annotator_agreement", agreement.kappa),
         ("data/krippendorff_alpha", agreement.alpha),
     ):
         values |= interval.named(name) if interval is not None else {}
-    values |= model_shares(found.only_pairs)
+    values |= model_shares(data.pairs)
     values |= {f"data/check_{check['name']}": check["value"] for check in checks if check["suite"] == "whole"}
     return {name: float(value) for name, value in values.items() if value is not None}
 
@@ -203,24 +199,24 @@ def metric_name(annotator: str) -> str:
     return re.sub(r"[^\w./ -]", "_", annotator.removeprefix(OF_MODEL)).strip() or "unnamed"
 
 
-def write_quarantine(found: Examination, artifact: Path) -> int:
+def write_quarantine(data: Examination, artifact: Path) -> int:
     """Write the quarantined rows, with number and reasons; those without a majority also go to `review.jsonl`. Write
     `annotators.json` if votes name their annotators. Return the number of quarantined rows; a ranking with some kept
     pairs counts as one."""
-    if found.annotators:
-        write_json(artifact / ANNOTATORS, found.annotators)
+    if data.annotators:
+        write_json(artifact / ANNOTATORS, data.annotators)
     with (
         naming(artifact / "quarantine.jsonl"),
         (artifact / "quarantine.jsonl").open("wb") as out,
         (artifact / "review.jsonl").open("wb") as review,
     ):
-        for examined in found.sources.values():
+        for examined in data.kinds.values():
             undecided = ~examined.ledger.passes("decided")
             for index, line in examined.ledger.quarantined():
                 out.write(line)
                 if undecided[index]:
                     review.write(line)
-    return sum(len(examined.ledger.rows(~examined.ledger.good())) for examined in found.sources.values())
+    return sum(len(examined.ledger.rows(~examined.ledger.good())) for examined in data.kinds.values())
 
 
 class SourceCounts(TypedDict):
@@ -251,13 +247,13 @@ def unread_text(fields: Mapping[str, int]) -> str:
     return listed([f"{name} ({counted(rows, 'row')})" for name, rows in fields.items()])
 
 
-def source_counts(found: Examination) -> list[SourceCounts]:
+def source_counts(data: Examination) -> list[SourceCounts]:
     """Return the counts of each preference file; empty if there is only one and `data.sources` does not name it."""
-    ledger, kept, counts = found.only_pairs.ledger, found.only_pairs.kept, []
-    options = found.job.data.sources
+    ledger, selected, counts = data.pairs.ledger, data.pairs.selected, []
+    options = data.job.data.sources
     for file in ledger.files if len(ledger.files) > 1 or options else ():
         of = ledger.of(file)
-        splits = np.bincount(ledger.facts["split"][of & kept], minlength=len(SPLITS)).tolist()
+        splits = np.bincount(ledger.facts["split"][of & selected], minlength=len(SPLITS)).tolist()
         counts.append(
             SourceCounts(
                 source=file, rows=ledger.count(of), quarantined=ledger.count(of & ~ledger.good()), pairs=sum(splits),
@@ -266,13 +262,13 @@ def source_counts(found: Examination) -> list[SourceCounts]:
         )  # fmt: skip
         if (option := options.get(file)) is not None:
             counts[-1]["weight"] = option.weight
-            counts[-1]["left_out"] = int((of & ledger.good() & ~kept).sum())
+            counts[-1]["left_out"] = int((of & ledger.good() & ~selected).sum())
     return counts
 
 
-def quarantine_reasons(found: Examination) -> dict[str, int]:
+def quarantine_reasons(data: Examination) -> dict[str, int]:
     """Return the number of quarantined rows that fail each check, largest first."""
-    out = [(source.ledger, ~source.ledger.good()) for source in found.sources.values()]
+    out = [(source.ledger, ~source.ledger.good()) for source in data.kinds.values()]
     names = dict.fromkeys(name for ledger, _ in out for name in ledger.named_by)
     counts = {name: sum(len(ledger.rows(bad & ~ledger.passes(name))) for ledger, bad in out) for name in names}
-    return dict(sorted(((name, n) for name, n in counts.items() if n), key=lambda found: -found[1]))
+    return dict(sorted(((name, n) for name, n in counts.items() if n), key=lambda item: -item[1]))

@@ -9,7 +9,7 @@ from typing import Any
 
 from components.data.tables.published import SplitWriter, read_split
 from data_contracts.examine import Examination
-from data_contracts.published_splits import splits_beside
+from data_contracts.published_splits import writing_splits
 
 OF_SINGLE_QUESTIONS = ("votes_helpful", "votes_compliant")
 
@@ -20,9 +20,9 @@ def published(pairs: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         yield {name: value for name, value in pair.items() if name not in OF_SINGLE_QUESTIONS}
 
 
-def write_splits(found: Examination, artifact: Path) -> dict[str, float]:
-    """Write the splits as `splits_beside` and return its metrics."""
-    with splits_beside(found, artifact) as sizes:
+def write_splits(data: Examination, artifact: Path) -> dict[str, float]:
+    """Write the splits as `writing_splits` and return its metrics."""
+    with writing_splits(data, artifact) as sizes:
         return sizes
 
 

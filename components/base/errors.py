@@ -14,8 +14,8 @@ class TetherError(Exception):
 
     exit_code = 1
 
-    def __init__(self, *told: object) -> None:
-        super().__init__(*(redacted(each) if isinstance(each, str) else each for each in told))
+    def __init__(self, *parts: object) -> None:
+        super().__init__(*(redacted(part) if isinstance(part, str) else part for part in parts))
 
 
 class UserError(TetherError):
@@ -30,11 +30,11 @@ class Mistakes(UserError):
     MOST = 20
 
     def __str__(self) -> str:
-        told = [str(each) for each in self.args]
-        if len(told) == 1:
-            return told[0]
-        more = [f"and {len(told) - self.MOST} more"] if len(told) > self.MOST else []
-        return "\n  ".join([f"{len(told)} mistakes:", *told[: self.MOST], *more])
+        mistakes = [str(mistake) for mistake in self.args]
+        if len(mistakes) == 1:
+            return mistakes[0]
+        more = [f"and {len(mistakes) - self.MOST} more"] if len(mistakes) > self.MOST else []
+        return "\n  ".join([f"{len(mistakes)} mistakes:", *mistakes[: self.MOST], *more])
 
 
 class MachineMismatch(UserError):
@@ -157,8 +157,8 @@ def _number_in(error: BaseException) -> int | None:
     for text, number in _SQLITE.items():
         if text in str(error):
             return number
-    told = re.search(r"\(os error (\d+)\)", str(error))
-    return int(told[1]) if told else None
+    match = re.search(r"\(os error (\d+)\)", str(error))
+    return int(match[1]) if match else None
 
 
 def disk_error(error: BaseException) -> UserError | None:

@@ -102,16 +102,16 @@ def whole_folder(path: Path) -> Iterator[Path]:
     try:
         with naming(path):
             yield temporary
-            for each in (*temporary.rglob("*"), temporary):
-                sync(each)
+            for part in (*temporary.rglob("*"), temporary):
+                sync(part)
             os.rename(temporary, path)
             sync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def seal(value: Any) -> str:
-    """Return two lines, the sha256 of `value` as JSON and that JSON, for `read_sealed`. NaN and infinity are kept.
+def with_digest(value: Any) -> str:
+    """Return two lines, the sha256 of `value` as JSON and that JSON, for `read_with_digest`. NaN and infinity are kept.
 
     Raises:
         TypeError: `value` holds what JSON cannot.
@@ -120,8 +120,8 @@ def seal(value: Any) -> str:
     return f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}"
 
 
-def read_sealed(path: Path) -> Any:
-    """Return the value in a file that holds what `seal` returned.
+def read_with_digest(path: Path) -> Any:
+    """Return the value in a file that holds what `with_digest` returned.
 
     Raises:
         OSError: the file cannot be read. ValueError: its content does not match its sha256.

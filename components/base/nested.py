@@ -8,8 +8,8 @@ from pydantic import JsonValue
 def group(values: Mapping[str, JsonValue], *path: str) -> Mapping[str, JsonValue]:
     """Return the group of options at `path`, as in `group(job, "reward", "objectives")`; empty if there is none."""
     for name in path:
-        found = values.get(name)
-        values = found if isinstance(found, dict) else {}
+        inner = values.get(name)
+        values = inner if isinstance(inner, dict) else {}
     return values
 
 

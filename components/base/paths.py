@@ -24,7 +24,7 @@ def user_path(text: str, field: str) -> Path:
     """
     if not text.strip():
         raise UserError(f"{field}: the path is empty; is a shell variable not set? Name a file or folder.")
-    shown = text if len(text) <= 100 else f"{text[:97]}..."
+    short = text if len(text) <= 100 else f"{text[:97]}..."
     try:
         path = Path(text).expanduser()
         mode = path.stat().st_mode
@@ -32,10 +32,10 @@ def user_path(text: str, field: str) -> Path:
         return path
     except (OSError, ValueError, RuntimeError) as error:  # a NUL character; `~name` of an unknown user
         reason = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
-        raise UserError(f"{field} = {shown!r}: this can't be opened: {reason}. Name another path.") from error
+        raise UserError(f"{field} = {short!r}: this can't be opened: {reason}. Name another path.") from error
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise UserError(
-            f"{field} = {shown}: this is a device, a pipe or a socket, and Tether reads regular files only. Write "
+            f"{field} = {short}: this is a device, a pipe or a socket, and Tether reads regular files only. Write "
             "the data into a file and give that."
         )
     return path
@@ -105,11 +105,11 @@ def files_read(folder: Path) -> list[Path]:
     top = sorted(folder.iterdir())
     if any(path.name == "config.json" or path.suffix in _WEIGHTS for path in top):
         top = [path for path in top if path.name in _OF_MODELS or path.is_symlink() or not path.is_dir()]
-    found = []
-    for path in (each for part in top for each in (part, *(part.rglob("*") if not part.is_symlink() else ()))):
+    files = []
+    for path in (member for part in top for member in (part, *(part.rglob("*") if not part.is_symlink() else ()))):
         if path.is_symlink() and path.is_dir():
             raise UserError(f"{path} is a link to a folder. Give a copy without such links (`cp -rL`).")
         if not path.is_dir() and not path.is_file() and path.exists():
             raise UserError(f"{path} is a device, a pipe or a socket, which cannot be read to an end. Remove it.")
-        found += [path] if path.is_file() else []
-    return sorted(found)
+        files += [path] if path.is_file() else []
+    return sorted(files)

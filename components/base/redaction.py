@@ -83,5 +83,6 @@ def _secrets(environment: tuple[tuple[str, str], ...]) -> list[str]:
             user, _, password = value[match.start() : match.end() - 1].partition(":")
             secrets |= {password, user if len(user) >= _TOKEN_LENGTH and not password else ""}
         secrets |= {match[2].strip("'\"") for pattern in _NAMED for match in pattern.finditer(value)}
-    forms = {form for each in secrets for form in (each, unquote(each), quote(each), quote(each, ""), repr(each)[1:-1])}
-    return sorted((each for each in forms if len(each) >= _SHORTEST), key=len, reverse=True)
+    forms = (lambda text: text, unquote, quote, lambda text: quote(text, ""), lambda text: repr(text)[1:-1])
+    quoted = {form(secret) for secret in secrets for form in forms}
+    return sorted((secret for secret in quoted if len(secret) >= _SHORTEST), key=len, reverse=True)

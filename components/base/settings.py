@@ -15,25 +15,25 @@ class Settings(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _a_boolean_is_no_number(cls, given: Any, info: ValidationInfo) -> Any:
-        if _as_number(given, cls.model_fields[str(info.field_name)].annotation):
+    def _a_boolean_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        if _as_number(value, cls.model_fields[str(info.field_name)].annotation):
             raise ValueError("true and false are not numbers; write a number")
-        return given
+        return value
 
 
-def _as_number(given: Any, annotation: Any) -> bool:
-    """Return whether pydantic would read a boolean as a number, in `given` or in its elements.
+def _as_number(option: Any, annotation: Any) -> bool:
+    """Return whether pydantic would read a boolean as a number, in `option` or in its elements.
 
     Nested settings check their own fields.
     """
     members = get_args(annotation)
     if get_origin(annotation) is dict:
-        return isinstance(given, dict) and any(_as_number(value, members[1]) for value in given.values())
+        return isinstance(option, dict) and any(_as_number(value, members[1]) for value in option.values())
     if get_origin(annotation) is tuple:
-        return isinstance(given, list | tuple) and any(_as_number(each, members[0]) for each in given)
+        return isinstance(option, list | tuple) and any(_as_number(element, members[0]) for element in option)
     if annotation in (int, float):
-        return isinstance(given, bool)
-    return bool not in members and any(_as_number(given, member) for member in members)
+        return isinstance(option, bool)
+    return bool not in members and any(_as_number(option, member) for member in members)
 
 
 def unkeyed(default: Any = ..., **kwargs: Any) -> Any:
@@ -50,8 +50,8 @@ def keyed_values(settings: BaseModel) -> dict[str, JsonValue]:
         value = getattr(settings, name)
         if isinstance(value, BaseModel):
             out[name] = keyed_values(value)
-        elif isinstance(value, tuple) and value and all(isinstance(each, BaseModel) for each in value):
-            out[name] = [keyed_values(each) for each in value]
+        elif isinstance(value, tuple) and value and all(isinstance(element, BaseModel) for element in value):
+            out[name] = [keyed_values(element) for element in value]
         else:
             out |= settings.model_dump(mode="json", include={name})
     return out

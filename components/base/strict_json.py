@@ -50,16 +50,16 @@ def parse_json(text: str, constants: Callable[[str], Any] = _no_constant) -> Any
 def elements(text: str) -> Iterator[str]:
     """Yield the text of each element of a JSON array, found by matching brackets."""
     depth = start = 0
-    for found in _TOKEN.finditer(text):
-        token = found[0]
+    for match in _TOKEN.finditer(text):
+        token = match[0]
         if token in "[{":
             depth += 1
-            start = found.end() if depth == 1 else start
+            start = match.end() if depth == 1 else start
         elif token in "]}":
             depth -= 1
         if (token == "," and depth == 1) or (token == "]" and depth == 0):
-            yield text[start : found.start()]
-            start = found.end()
+            yield text[start : match.start()]
+            start = match.end()
     if depth:  # the array is cut off
         yield text[start:]
 
@@ -73,10 +73,10 @@ def twice(names: Iterable[str]) -> str:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    value = dict(pairs)
+    if len(value) < len(pairs):
         raise BadJson(f"a key appears twice: {twice(name for name, _ in pairs)}. Keep one")
-    return found
+    return value
 
 
 def depth_of(value: Any) -> int:
@@ -85,9 +85,9 @@ def depth_of(value: Any) -> int:
     while level and depth <= DEEPEST + 1:
         level = [
             inner
-            for each in level
-            if isinstance(each, list | dict)
-            for inner in (each.values() if isinstance(each, dict) else each)
+            for outer in level
+            if isinstance(outer, list | dict)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
         ]
         depth += 1
     return depth - 1

@@ -15,7 +15,7 @@ _MARKDOWN = re.compile(
 
 def plain(text: str) -> str:
     r"""Return `text` for a terminal: each character that could control it is shown as its escape (`\x1b`)."""
-    return _COMMANDS.sub(lambda found: found[0].encode("unicode_escape").decode(), text.replace("\r\n", "\n"))
+    return _COMMANDS.sub(lambda match: match[0].encode("unicode_escape").decode(), text.replace("\r\n", "\n"))
 
 
 def line(text: str) -> str:
@@ -30,7 +30,7 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 def markdown(text: str) -> str:
     """Return `text` on one line with Markdown's syntax escaped, for a paragraph, list or table."""
-    escaped = _MARKDOWN.sub(lambda found: "&lt;" if found[0] == "<" else f"\\{found[0]}", line(text))
+    escaped = _MARKDOWN.sub(lambda match: "&lt;" if match[0] == "<" else f"\\{match[0]}", line(text))
     return re.sub(r"^(\d+)([.)])(?=\s|$)", r"\1\\\2", escaped)
 
 
@@ -41,4 +41,4 @@ def markdown_code(text: str) -> str:
 
 def mermaid(text: str) -> str:
     """Return `text` as a label of Mermaid, quoted (https://mermaid.js.org/syntax/flowchart.html#entity-codes)."""
-    return '"' + re.sub(r"[^\w .,:/()=+-]", lambda found: f"#{ord(found[0])};", line(text)) + '"'
+    return '"' + re.sub(r"[^\w .,:/()=+-]", lambda match: f"#{ord(match[0])};", line(text)) + '"'

@@ -59,31 +59,31 @@ def _within(low: float, high: float) -> RangeConfig:
     return RangeConfig(severity="warn", threshold=(low, high))
 
 
-class _Checks(Settings):
+class _CheckSettings(Settings):
     @model_validator(mode="before")
     @classmethod
-    def _over_defaults(cls, given: Any) -> Any:
+    def _over_defaults(cls, checks: Any) -> Any:
         """Fill up a check that is given in part from its default."""
-        if not isinstance(given, dict):
-            return given
-        out = dict(given)
-        for name in given.keys() & cls.model_fields.keys():
-            if isinstance(given[name], dict):
-                out[name] = cls.model_fields[name].default.model_dump() | given[name]
+        if not isinstance(checks, dict):
+            return checks
+        out = dict(checks)
+        for name in checks.keys() & cls.model_fields.keys():
+            if isinstance(checks[name], dict):
+                out[name] = cls.model_fields[name].default.model_dump() | checks[name]
         return out
 
     @model_validator(mode="after")
     def _shares(self) -> Self:
-        for name, asked in self:
-            if isinstance(asked, CheckConfig) and name not in OF_THE_WHOLE and not 0 <= asked.threshold <= 1:
+        for name, check in self:
+            if isinstance(check, CheckConfig) and name not in OF_THE_WHOLE and not 0 <= check.threshold <= 1:
                 raise ValueError(
-                    f"{name}.threshold is {asked.threshold:g}, but it is the share of rows that may fail: give 0 to 1, "
+                    f"{name}.threshold is {check.threshold:g}, but it is the share of rows that may fail: give 0 to 1, "
                     "as 0.05 for 5 in 100"
                 )
         return self
 
 
-class RowChecks(_Checks):
+class RowChecks(_CheckSettings):
     """The checks of single rows, including those that need other rows or the tokenizer."""
 
     readable: CheckConfig = _error(0.05)
@@ -151,7 +151,7 @@ class RowChecks(_Checks):
         return self
 
 
-class SetChecks(_Checks):
+class SetChecks(_CheckSettings):
     """The checks of what is left after quarantine, as a whole."""
 
     no_leak: CheckConfig = _error(0)
@@ -205,7 +205,7 @@ class SetChecks(_Checks):
     """Share of unknown tokens in the kept texts."""
 
 
-class SheetChecks(_Checks):
+class SheetChecks(_CheckSettings):
     """The checks of a filled rating sheet."""
 
     item_named: CheckConfig = _error(0)

@@ -87,8 +87,8 @@ class ReaderPlugin(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_a_name(cls, given: object) -> object:
-        return {"plugin": given} if isinstance(given, str) else given
+    def _of_a_name(cls, reader: object) -> object:
+        return {"plugin": reader} if isinstance(reader, str) else reader
 
 
 MOST_WEIGHT = 1000
@@ -107,13 +107,13 @@ class SourceConfig(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _known(cls, given: object) -> object:
-        if isinstance(given, dict) and (unknown := sorted(map(str, given.keys() - cls.model_fields.keys()))):
+    def _known(cls, options: object) -> object:
+        if isinstance(options, dict) and (unknown := sorted(map(str, options.keys() - cls.model_fields.keys()))):
             raise ValueError(
                 f"takes weight and max_pairs, and not {', '.join(unknown)}. Write a name that has a dot "
                 "inside the value: --set 'data.sources={a.jsonl: {weight: 2}}'"
             )
-        return given
+        return options
 
     @field_validator("weight")
     @classmethod
@@ -229,16 +229,16 @@ class DataConfig(Settings):
 
     @field_validator("sources", mode="before")
     @classmethod
-    def _names_as_text(cls, given: object) -> object:
+    def _names_as_text(cls, sources: object) -> object:
         """Turn names to text, since YAML reads the name of a folder `2026` as a number."""
-        return {str(name): each for name, each in given.items()} if isinstance(given, dict) else given
+        return {str(name): source for name, source in sources.items()} if isinstance(sources, dict) else sources
 
     @field_validator(*NAMED)
     @classmethod
-    def _no_empty_path(cls, given: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
-        if not all(value.strip() for value in values_of(given)):
+    def _no_empty_path(cls, paths: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+        if not all(value.strip() for value in values_of(paths)):
             raise ValueError("a path is empty; is a shell variable not set? Name a file, or write null for none")
-        return given
+        return paths
 
     @field_validator("readers")
     @classmethod
@@ -261,25 +261,25 @@ class DataConfig(Settings):
 
     @field_validator("label_values", mode="before")
     @classmethod
-    def _as_text(cls, given: object) -> object:
+    def _as_text(cls, meanings: object) -> object:
         """Turn names to text, since YAML reads `1` and `true` as a number and a boolean."""
-        return {label_key(value): meaning for value, meaning in given.items()} if isinstance(given, dict) else given
+        return {label_key(name): side for name, side in meanings.items()} if isinstance(meanings, dict) else meanings
 
     @field_validator("decontaminate", mode="before")
     @classmethod
-    def _a_list(cls, given: object) -> object:
-        return (given,) if isinstance(given, str) else given
+    def _a_list(cls, paths: object) -> object:
+        return (paths,) if isinstance(paths, str) else paths
 
     @field_validator("preferences", "judge_preferences", mode="before")
     @classmethod
-    def _one_or_several(cls, given: object, info: ValidationInfo) -> object:
-        if given is None or isinstance(given, str):
-            return given
-        if not isinstance(given, list | tuple) or not all(isinstance(each, str) for each in given):
+    def _one_or_several(cls, names: object, info: ValidationInfo) -> object:
+        if names is None or isinstance(names, str):
+            return names
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
             raise ValueError("must be a path or hub name, or a list of them")
-        if not given:
+        if not names:
             nothing = "no judge" if info.field_name == JUDGE else "the built-in task"
             raise ValueError(f"the list is empty; name at least one source, or write null for {nothing}")
-        if twice := next((each for each in given if given.count(each) > 1), None):
+        if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"names {twice} twice; name each source once")
-        return given if len(given) > 1 else given[0]
+        return names if len(names) > 1 else names[0]

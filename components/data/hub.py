@@ -92,8 +92,8 @@ def _commit(name: str, revision: str | None, pin: Path) -> str:
     if not pin.exists():
         from huggingface_hub import HfApi
 
-        known = revision is not None and _COMMIT.fullmatch(revision)
-        commit = revision if known else HfApi().dataset_info(name, revision=revision).sha
+        is_commit = revision is not None and _COMMIT.fullmatch(revision)
+        commit = revision if is_commit else HfApi().dataset_info(name, revision=revision).sha
         with replacing(pin) as temporary:
             temporary.write_text(f"{commit}\n", encoding="utf-8")
     return pin.read_text(encoding="utf-8").strip()

@@ -17,9 +17,9 @@ T = TypeVar("T")
 KINDS = ("preferences", "demonstrations", "prompts")
 """The kinds of data, as named in the config and in the inputs of `validate`."""
 SUITE, DECONTAMINATE, DEPLOYMENT = "suite", "decontaminate", "deployment_prompts"
-BESIDE = (SUITE, DECONTAMINATE, DEPLOYMENT)
+FURTHER = (SUITE, DECONTAMINATE, DEPLOYMENT)
 """Further inputs of `validate`: a user's expectations, and prompts with which the data are compared."""
-FILES = (*KINDS, *BESIDE)
+FILES = (*KINDS, *FURTHER)
 """Fields of the config's `data` that name files."""
 JUDGE = "judge_preferences"
 """Input with an independent judge's training data: one file, or `judge_preferences/LABEL` for each of several."""
@@ -70,9 +70,9 @@ def refuse_unknown_sources(named: Iterable[str], inputs: Iterable[str]) -> None:
     there = sorted(label_of(name) for name in inputs if kind_of(name) == "preferences") or ["preferences"]
     for name in named:
         if name not in there:
-            known = "the only one is called preferences" if len(there) == 1 else f"there are {', '.join(there)}"
+            names = "the only one is called preferences" if len(there) == 1 else f"there are {', '.join(there)}"
             raise UserError(
-                f"data.sources names {name!r}, which is no source of data.preferences: {known}. Write, for example, "
+                f"data.sources names {name!r}, which is no source of data.preferences: {names}. Write, for example, "
                 f"--set 'data.sources={{{there[0]}: {{weight: 2}}}}'."
             )
 
@@ -116,7 +116,7 @@ def input_names(kind: str, paths: Sequence[Path], digests: Sequence[str]) -> lis
     if len(paths) == 1:
         return [kind]
     parts = [[_UNSAFE.sub("_", part) for part in path.parts if part != path.anchor] for path in paths]
-    labels = [_shortest(own, [other for other in parts if other is not own]) for own in parts]
+    labels = [_shortest(path_parts, [other for other in parts if other is not path_parts]) for path_parts in parts]
     taken = {label for label in labels if labels.count(label) > 1 or _OF_VOTES.fullmatch(label)}
     return [
         f"{kind}/{label}-{digest[:8]}" if label in taken else f"{kind}/{label}"
@@ -124,7 +124,7 @@ def input_names(kind: str, paths: Sequence[Path], digests: Sequence[str]) -> lis
     ]
 
 
-def _shortest(own: Sequence[str], others: Sequence[Sequence[str]]) -> str:
-    """Return the shortest suffix of `own` that is not a suffix of any other."""
-    depth = next((n for n in range(1, len(own)) if all(each[-n:] != own[-n:] for each in others)), len(own))
-    return "/".join(own[-depth:])[-_LONGEST:].lstrip("/")
+def _shortest(parts: Sequence[str], others: Sequence[Sequence[str]]) -> str:
+    """Return the shortest suffix of `parts` that is not a suffix of any other."""
+    depth = next((n for n in range(1, len(parts)) if all(other[-n:] != parts[-n:] for other in others)), len(parts))
+    return "/".join(parts[-depth:])[-_LONGEST:].lstrip("/")

@@ -321,8 +321,8 @@ def _read_csv(path: Path) -> Iterator[RawRow]:
 
 def _has_blanks(line: str, delimiter: str) -> bool:
     """Return whether blanks follow each match of the pattern `delimiter` in a line, outside of its quotes."""
-    found = re.findall(f"{delimiter}( *)", re.sub(r'"[^"]*"', '""', line))
-    return bool(found) and all(found)
+    blanks = re.findall(f"{delimiter}( *)", re.sub(r'"[^"]*"', '""', line))
+    return bool(blanks) and all(blanks)
 
 
 def _records(lines: Iterator[str], delimiter: str, blanks: bool) -> Iterator[list[str] | str]:

@@ -32,6 +32,7 @@ class CanonicalRow(TypedDict, total=False):
     """A row after validation. A pair has all fields except `response`; a demonstration has `response` but no field that
     only pairs have; a prompt has neither."""
 
+    # long: a record on disk, of three kinds of rows
     prompt: Required[Annotated[list[Annotated[Message, AfterValidator(_turn)]], Field(min_length=1)]]
     response: Text
     """The response of a demonstration."""
@@ -148,32 +149,42 @@ class Ballot(NamedTuple):
 
 @dataclass(slots=True)
 class Row:
-    """A parsed row. `item` is its canonical form (None if it has none), `data` its source fields if it is bad."""
+    """A parsed row. `item` is its canonical form, None if it has none."""
 
     source: str
-    number: int
-    others: tuple[int, ...] = ()
-    """Numbers of further rows of the source from which it was combined."""
+    raw: RawRow
+    """The row as the source has it."""
     item: CanonicalRow | None = None
     ballot: Ballot | None = None
     first_wins: bool | None = None
     """Whether the response that the source puts first is preferred; None if the format has no order."""
-    votes: tuple[tuple[str, int], ...] = ()
-    """Annotator and index in `Ballot` of each vote, if the source names its annotators."""
     cast: tuple[tuple[str | None, int], ...] = ()
-    """The same for all votes that are listed one by one, with or without annotator."""
+    """Annotator and index in `Ballot` of each vote that is listed by itself; None without annotator."""
     lead: float | None = None
     """0 for a tie; else the lead of the deciding answer, if the ballot alone does not determine it."""
     decided_otherwise: bool = False
     """Whether experts or a model of the annotators decide, so that the number of votes does not matter."""
     given_out: bool = False
     """Whether Tether gave the pair out to label."""
-    extra: Mapping[str, object] = field(default_factory=dict)
-    """Values of further columns of the source that a user's suite asks for."""
     models: tuple[str, str] | None = None
     """The models that wrote the first and the second response, if the source names them."""
-    data: Mapping[str, object] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def number(self) -> int:
+        """Return the row's 1-based number in its source."""
+        return self.raw.number
+
+    @property
+    def data(self) -> Mapping[str, object]:
+        """Return the source's fields if the row has problems."""
+        return self.raw.data if self.problems else {}
+
+    @property
+    def votes(self) -> tuple[tuple[str, int], ...]:
+        """Return annotator and index in `Ballot` of each vote; empty unless all name their annotator."""
+        named = tuple((annotator, side) for annotator, side in self.cast if annotator is not None)
+        return named if len(named) == len(self.cast) else ()
 
 
 def shown(value: object) -> str:
@@ -191,8 +202,8 @@ def listed(names: Sequence[str]) -> str:
 
 def unclean(text: str) -> str | None:
     """Return the first forbidden character of `text`, as an escape; None if there is none."""
-    found = _UNCLEAN.search(text)
-    return ascii(found.group()) if found else None
+    match = _UNCLEAN.search(text)
+    return ascii(match.group()) if match else None
 
 
 def _kind_of(escaped: str) -> str:
@@ -212,8 +223,8 @@ def marker(text: str) -> str | None:
 
     A role's label also counts at the start of a text, since the line breaks before it are stripped.
     """
-    found = _LABEL.match(text) or _MARKERS.search(text)  # as one pattern, it would be tried at every character
-    return found.group().strip() if found else None
+    first = _LABEL.match(text) or _MARKERS.search(text)  # as one pattern, it would be tried at every character
+    return first.group().strip() if first else None
 
 
 def is_placeholder(text: str) -> bool:
@@ -232,8 +243,8 @@ def most_common_format(
 ) -> tuple[str | None, list[str]]:
     """Return the format of most readable rows (None if none has one), and the fields' names."""
     readable = [row.data for row in rows if row.problem is None]
-    found = Counter(name for data in readable if (name := format_of(data))).most_common(1)
-    return found[0][0] if found else None, sorted({str(name) for data in readable for name in data})
+    formats = Counter(name for data in readable if (name := format_of(data))).most_common(1)
+    return formats[0][0] if formats else None, sorted({str(name) for data in readable for name in data})
 
 
 def refuse_unreadable(rows: Sequence[RawRow], path: object) -> None:
@@ -280,9 +291,9 @@ def text_problems(prompt: list[Message], responses: dict[str, str], max_characte
             if (char := unclean(text))
         ]
         problems += [
-            Problem("no_markers", f"{found!r} in {name}")
+            Problem("no_markers", f"{text_marker!r} in {name}")
             for name, text in _named(prompt, responses)
-            if (found := marker(text))
+            if (text_marker := marker(text))
         ]
     length = sum(len(m["content"]) for m in prompt) + max(map(len, responses.values()), default=0)
     if length > max_characters:

@@ -65,4 +65,4 @@ def _cell(value: object) -> str:
     if isinstance(value, str):
         return protect(value)
     text = json.dumps(value, ensure_ascii=False)
-    return _ESCAPED.sub(lambda found: f"{found[0][:-1]}\\u{ord(found[0][-1]):04x}", text)
+    return _ESCAPED.sub(lambda match: f"{match[0][:-1]}\\u{ord(match[0][-1]):04x}", text)

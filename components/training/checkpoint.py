@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch.optim import AdamW
 
-from components.base.files import make_folder, read_sealed, replacing, seal
+from components.base.files import make_folder, read_with_digest, replacing, with_digest
 from components.base.hashing import digest_file
 from components.distributed import ranks, sharding
 from components.training.shares import share_digest
@@ -118,7 +118,7 @@ def save(
         save_file(_unshared(tensors), temporary)
         digest = digest_file(temporary)
     document = {"step": step, "tensors_sha256": digest, "state": state}
-    text = seal(document if shares is None else document | {"shares": asdict(shares)})
+    text = with_digest(document if shares is None else document | {"shares": asdict(shares)})
     with replacing(_json_file(folder, step)) as temporary:
         temporary.write_text(text, encoding="utf-8")
     for old in _steps(folder)[KEPT:]:
@@ -189,7 +189,7 @@ def unpack_optimizer(
 
 
 def _load(folder: Path, step: int) -> Checkpoint:
-    document = read_sealed(_json_file(folder, step))
+    document = read_with_digest(_json_file(folder, step))
     tensors_file = folder / f"step-{step:09d}.safetensors"
     digest = digest_file(tensors_file)
     if document["tensors_sha256"] != digest:

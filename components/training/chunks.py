@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from components.base.files import make_folder, read_sealed, replacing, seal
+from components.base.files import make_folder, read_with_digest, replacing, with_digest
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +33,8 @@ def in_chunks(
         rows = _computed_before(file)
         if rows is None:
             with replacing(file) as temporary:
-                temporary.write_text(seal(compute(items[start : start + size], start)), encoding="utf-8")
-            rows = read_sealed(file)
+                temporary.write_text(with_digest(compute(items[start : start + size], start)), encoding="utf-8")
+            rows = read_with_digest(file)
         found += rows
         done(len(found))
     return found
@@ -43,7 +43,7 @@ def in_chunks(
 def _computed_before(file: Path) -> Any:
     """Return the rows of a chunk's file; None if it is missing or damaged."""
     try:
-        return read_sealed(file)
+        return read_with_digest(file)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -95,12 +95,12 @@ def as_document(checks: Mapping[str, Iterable[Check]]) -> dict[str, Any]:
                 "check": check.name,
                 "severity": "warning" if check.severity == "warn" else check.severity,
                 "sentence": check.description,
-                "source": judged,
+                "source": source,
                 "of_user": check.of_user,
             },
         }
-        for judged, each in checks.items()
-        for check in each
+        for source, of_source in checks.items()
+        for check in of_source
     ]
     return {"name": "tether", "expectations": entries, "meta": {}}
 
@@ -142,9 +142,9 @@ def _made(kind: str, options: Mapping[str, Any], refuse: Any) -> tuple[str, bool
     from great_expectations.expectations import expectation as base
 
     named = (name for name in dir(gx.expectations) if name.startswith("Expect"))
-    known = {getattr(gx.expectations, name).expectation_type: name for name in named}
-    if kind not in known:
-        near = difflib.get_close_matches(kind, known, 1)
+    classes = {getattr(gx.expectations, name).expectation_type: name for name in named}
+    if kind not in classes:
+        near = difflib.get_close_matches(kind, classes, 1)
         refuse(f"Great Expectations has no such expectation{f'; do you mean {near[0]}?' if near else '.'}")
     if kind in _OF_COLUMNS:
         refuse(
@@ -165,7 +165,7 @@ def _made(kind: str, options: Mapping[str, Any], refuse: Any) -> tuple[str, bool
             refuse(f"kwargs.row_condition is {condition!r}, not a comparison that pandas can read. Write 'turns > 1'.")
         if options.get("condition_parser") != "pandas":
             refuse('kwargs.condition_parser must be "pandas" where row_condition is a text.')
-    made = getattr(gx.expectations, known[kind])
+    made = getattr(gx.expectations, classes[kind])
     try:
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
             made(**options)
@@ -176,7 +176,7 @@ def _made(kind: str, options: Mapping[str, Any], refuse: Any) -> tuple[str, bool
     except (TypeError, ValueError) as error:
         refuse(f"kwargs: {str(error).splitlines()[0]}.")
     maps = (base.ColumnMapExpectation, base.ColumnPairMapExpectation, base.MulticolumnMapExpectation)
-    return known[kind], issubclass(made, maps)
+    return classes[kind], issubclass(made, maps)
 
 
 def _is_condition(node: ast.expr) -> bool:
@@ -192,11 +192,11 @@ def _is_condition(node: ast.expr) -> bool:
 
 def _severity(entry: Mapping[str, Any], meta: Mapping[str, Any], of_rows: bool, refuse: Any) -> Severity:
     ours = "severity" in meta
-    names, given = (_SEVERITIES, meta["severity"]) if ours else (_OF_GX, entry.get("severity", "critical"))
-    if not isinstance(given, str) or given not in names:
-        refuse(f"{'meta.' if ours else ''}severity is {given!r}, expected one of {', '.join(names)}.")
-    if names[given] != "quarantine" or of_rows:
-        return names[given]
+    names, severity = (_SEVERITIES, meta["severity"]) if ours else (_OF_GX, entry.get("severity", "critical"))
+    if not isinstance(severity, str) or severity not in names:
+        refuse(f"{'meta.' if ours else ''}severity is {severity!r}, expected one of {', '.join(names)}.")
+    if names[severity] != "quarantine" or of_rows:
+        return names[severity]
     if ours:
         refuse("meta.severity is quarantine, but this expectation judges all rows together. Write error or warning.")
     return "warn"
@@ -207,8 +207,8 @@ def _threshold(options: Mapping[str, Any], of_rows: bool) -> float | tuple[float
     if of_rows:
         return round(1 - float(options.get("mostly", 1)), 12)
     ends = [options.get(name) for name in ("min_value", "max_value")]
-    known = [float(end) for end in ends if isinstance(end, int | float)]
-    return (known[0], known[1]) if len(known) == 2 else known[0] if known else 0.0
+    bounds = [float(end) for end in ends if isinstance(end, int | float)]
+    return (bounds[0], bounds[1]) if len(bounds) == 2 else bounds[0] if bounds else 0.0
 
 
 def _name_of(kind: str, options: Mapping[str, Any]) -> str:

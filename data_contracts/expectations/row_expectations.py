@@ -24,13 +24,13 @@ alternate, and the last is the user's."""
 
 
 def row_checks(
-    data: DataConfig, generation: GenerationConfig | None, source: str, beside: Collection[str] = ()
+    data: DataConfig, generation: GenerationConfig | None, source: str, comparisons: Collection[str] = ()
 ) -> list[Check]:
     """Return the expectations on the rows of a source (`preferences`, `demonstrations`, `prompts`).
 
     Args:
         generation: the limits in tokens; None leaves out the checks that need a tokenizer.
-        beside: which comparisons apply: `decontaminate`, `reference` or both.
+        comparisons: which comparisons apply: `decontaminate`, `reference` or both.
     """
     left_out = set(TOKENS_ONLY) if generation is None else set()
     if source != "preferences":
@@ -41,13 +41,13 @@ def row_checks(
         left_out |= RESPONSES_ONLY
     return [
         check_of(data.checks, name, kind, options, stays=name == "votes_once" and "reading" not in options.values())
-        for name, kind, options in _table(data, generation, beside)
+        for name, kind, options in _table(data, generation, comparisons)
         if name not in left_out
     ]
 
 
 def _table(
-    data: DataConfig, generation: GenerationConfig | None, beside: Collection[str]
+    data: DataConfig, generation: GenerationConfig | None, comparisons: Collection[str]
 ) -> Iterator[tuple[str, str, Any]]:
     yield from (
         (name, *_not("reading", reading))
@@ -65,13 +65,13 @@ def _table(
     yield "no_markers", *_at_most("marked_texts", 0)
     yield "no_placeholder", *_at_most("placeholder_responses", 0)
     yield "length_within", *_at_most("characters", data.max_characters)
-    yield from (("decided", *each) for each in _decided(data))
+    yield from (("decided", *expectation) for expectation in _decided(data))
     yield "consistent", *_at_most("contradictions", 0)
     yield "unique", *_at_most("copies_before", 0)
     yield "near_unique", *_at_most("near_copies_before", 0)
-    if DECONTAMINATE in beside:
+    if DECONTAMINATE in comparisons:
         yield "uncontaminated", *_at_most("contaminated", 0)
-    if REFERENCE in beside:
+    if REFERENCE in comparisons:
         yield "reference_apart", *_at_most("held_out_before", 0)
     if generation is not None:
         yield "no_markers", *_at_most("special_texts", 0)

@@ -62,8 +62,8 @@ def _names(condition: object) -> list[str]:
         return [node.id for node in ast.walk(ast.parse(condition, mode="eval")) if isinstance(node, ast.Name)]
     if isinstance(condition, Mapping):
         column = condition.get("column")
-        own = [str(column["name"])] if isinstance(column, Mapping) and "name" in column else []
-        return [*own, *(name for inner in condition.get("conditions", ()) for name in _names(inner))]
+        column_name = [str(column["name"])] if isinstance(column, Mapping) and "name" in column else []
+        return [*column_name, *(name for inner in condition.get("conditions", ()) for name in _names(inner))]
     return []
 
 
@@ -91,13 +91,13 @@ class JudgedCheck(TypedDict):
 def pair_checks(checks: ChecksConfig, frame: "pd.DataFrame") -> list[Check]:
     """Return the checks on the kept pairs after splitting. Checks of a mean are left out if `frame` has no values for
     it."""
-    found = [
+    checks_of_pairs = [
         _check(checks, "no_leak", "splits_of_prompt", passing=1),
         _check(checks, "no_near_duplicate", "near_training", passing=0.0),
         _check(checks, "length_preference", "longer_wins"),
         _check(checks, "label_position", "first_wins"),
     ]
-    return [check for check in found if frame[str(check.options["column"])].notna().any()]
+    return [check for check in checks_of_pairs if frame[str(check.options["column"])].notna().any()]
 
 
 def sheet_checks(checks: ChecksConfig) -> list[Check]:
@@ -121,9 +121,9 @@ def measure_checks(checks: ChecksConfig, chance: Mapping[str, float]) -> list[Ch
 def _check(checks: ChecksConfig, name: str, column: str = "", passing: object = True) -> Check:
     """Return the check `name` of a column (default: of the same name): on its mean, or on rows, which should equal
     `passing`."""
-    asked: CheckConfig | RangeConfig = getattr(checks, name)
-    if isinstance(asked, RangeConfig):
-        low, high = asked.threshold
+    config: CheckConfig | RangeConfig = getattr(checks, name)
+    if isinstance(config, RangeConfig):
+        low, high = config.threshold
         options = {"column": column or name, "min_value": low, "max_value": high}
         return check_of(checks, name, "ExpectColumnMeanToBeBetween", options)
     return check_of(checks, name, "ExpectColumnValuesToBeInSet", {"column": column or name, "value_set": [passing]})
@@ -134,11 +134,11 @@ def check_of(checks: ChecksConfig, name: str, kind: str, options: Mapping[str, o
 
     For row checks, the threshold is the share of rows that may fail (`mostly` = 1 - threshold).
     """
-    asked: CheckConfig | RangeConfig = getattr(checks, name)
+    config: CheckConfig | RangeConfig = getattr(checks, name)
     description = (ChecksConfig.model_fields[name].description or "").replace("\n", " ")
-    if isinstance(asked, CheckConfig) and name not in OF_THE_WHOLE:
-        options = {**options, "mostly": 1 - asked.threshold}
-    return Check(name, description, asked.severity, asked.threshold, kind, options, stays)
+    if isinstance(config, CheckConfig) and name not in OF_THE_WHOLE:
+        options = {**options, "mostly": 1 - config.threshold}
+    return Check(name, description, config.severity, config.threshold, kind, options, stays)
 
 
 _NAMING_A_ROW = ("file", "row_id")
@@ -187,7 +187,7 @@ class ExpectationResult(NamedTuple):
 def judge(made: Any, suite: Suite) -> list[JudgedCheck]:
     """Run `suite`, in which each check is one expectation, in the context `made`."""
     naming = [name for name in _NAMING_A_ROW if name in suite.frame]
-    return [_outcome(suite.name, found) for found in validate(made, suite, naming)]
+    return [_outcome(suite.name, result) for result in validate(made, suite, naming)]
 
 
 def validate(made: Any, suite: Suite, naming: Sequence[str]) -> list[ExpectationResult]:
@@ -207,7 +207,7 @@ def validate(made: Any, suite: Suite, naming: Sequence[str]) -> list[Expectation
     batch = asset.add_batch_definition_whole_dataframe(suite.name)
     stored = made.suites.add(gx.ExpectationSuite(suite.name, expectations=expectations))
     definition = made.validation_definitions.add(gx.ValidationDefinition(name=suite.name, data=batch, suite=stored))
-    shown = {
+    details = {
         "result_format": "COMPLETE", "exclude_unexpected_values": True, "unexpected_index_column_names": list(naming),
     }  # fmt: skip
     with warnings.catch_warnings():
@@ -215,7 +215,7 @@ def validate(made: Any, suite: Suite, naming: Sequence[str]) -> list[Expectation
         warnings.simplefilter("ignore", UserWarning)  # about groups in a user's regular expression
         warnings.simplefilter("ignore", DeprecationWarning)  # a user's row condition may be a pandas expression
         try:
-            found = definition.run(batch_parameters={"dataframe": suite.frame}, result_format=shown)
+            outcome = definition.run(batch_parameters={"dataframe": suite.frame}, result_format=details)
         except Exception as error:  # of which Great Expectations makes no result
             users = [check.name for check in suite.checks if check.of_user]
             if not users:
@@ -225,7 +225,7 @@ def validate(made: Any, suite: Suite, naming: Sequence[str]) -> list[Expectation
                 f"these expectations is the reason; check their kwargs, or leave it out: {listed(users)}."
             ) from error
     made.data_sources.delete(suite.name)  # which keeps the frame
-    by_place = {result.expectation_config.meta["place"]: result for result in found.results}
+    by_place = {result.expectation_config.meta["place"]: result for result in outcome.results}
     return [_result_of(check, by_place[place]) for place, check in enumerate(suite.checks)]
 
 
@@ -248,11 +248,11 @@ def _mend_quantiles(expectations: Any) -> None:
     """Make the success of the expectation on quantiles a boolean. In Great Expectations 1.9 it is NumPy's, which the
     package's own store cannot write as JSON."""
     kind = getattr(expectations, _QUANTILES)
-    judged = kind._validate
+    original = kind._validate
 
-    def _validate(self: Any, *given: Any, **named: Any) -> Any:
-        found = judged(self, *given, **named)
-        return {**found, "success": bool(found["success"])}
+    def _validate(self: Any, *arguments: Any, **named: Any) -> Any:
+        result = original(self, *arguments, **named)
+        return {**result, "success": bool(result["success"])}
 
     kind._validate = _validate
 
@@ -265,8 +265,8 @@ def _result_of(check: Check, result: Any) -> ExpectationResult:
             error = UserError if check.of_user else CheckFailed
             hint = ". Correct the expectation in your suite (data.suite)." if check.of_user else ""
             raise error(f"Great Expectations could not judge {check.name}: {message[0].rstrip('.')}{hint}")
-    found = result.result
-    return ExpectationResult(check, bool(result.success), found.get("unexpected_index_list") or (), found)
+    details = result.result
+    return ExpectationResult(check, bool(result.success), details.get("unexpected_index_list") or (), details)
 
 
 _TEXT = "(text)"
@@ -282,18 +282,18 @@ def hide_texts(made: Any, name: str) -> None:
     for key in store.list_keys():
         if key.expectation_suite_identifier.name != name:
             continue
-        found = store.get(key)
-        for each in found.results:
-            each.result = _hidden(each.result)
-            if "unexpected_percent" not in each.result:
-                each.result.pop("unexpected_count", None)
-                each.result.pop("partial_unexpected_list", None)
-        store.set(key, found)
+        stored = store.get(key)
+        for entry in stored.results:
+            entry.result = _hidden(entry.result)
+            if "unexpected_percent" not in entry.result:
+                entry.result.pop("unexpected_count", None)
+                entry.result.pop("partial_unexpected_list", None)
+        store.set(key, stored)
 
 
 def _hidden(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _hidden(each) for name, each in value.items()}
+        return {name: _hidden(inner) for name, inner in value.items()}
     if isinstance(value, list):
         return list(map(_hidden, value))
     return _TEXT if isinstance(value, str) else value
@@ -313,16 +313,16 @@ def _first(numbers: Sequence[int]) -> str:
 
 
 def _outcome(suite: str, finding: ExpectationResult) -> JudgedCheck:
-    check, found = finding.check, finding.result
+    check, details = finding.check, finding.result
     bad: dict[str, set[int]] = {}  # with a single file its name is ""
     for group in finding.named:
         for number, file in zip(group["row_id"], group.get("file") or repeat(""), strict=False):
             bad.setdefault(file, set()).add(int(number))
     by_file = {file: sorted(numbers) for file, numbers in sorted(bad.items())}
-    count = int(found.get("unexpected_count", 0))
-    of = int(found.get("element_count", 0) or 0) - int(found.get("missing_count", 0) or 0)
-    value = found.get("observed_value")
-    if "unexpected_count" in found:
+    count = int(details.get("unexpected_count", 0))
+    of = int(details.get("element_count", 0) or 0) - int(details.get("missing_count", 0) or 0)
+    value = details.get("observed_value")
+    if "unexpected_count" in details:
         value = count / of if of else 0.0
     return judged_check(suite, check, value, by_file, finding.success)
 

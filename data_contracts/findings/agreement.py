@@ -66,14 +66,14 @@ class AnnotatorRow(TypedDict):
 class Agreement:
     """Agreement over the votes of all readable rows, including quarantined ones; values are None without votes."""
 
-    kappa: Interval | None
+    kappa: Interval | None = None
     """Fleiss' kappa, with each pair counted in both orders. The order of responses is arbitrary, and with the winner
     always first, chance agreement would be overestimated."""
-    alpha: Interval | None
+    alpha: Interval | None = None
     """Krippendorff's alpha, also with each pair counted in both orders."""
-    raw: Interval | None
+    raw: Interval | None = None
     """Share of vote pairs on a row that agree, averaged over rows."""
-    majority: dict[str, int] | None
+    majority: dict[str, int] | None = None
     """Number of rows by most frequent answer: `a` is the first response (the chosen one if the format has no order),
     and `none` means a tie for the most votes."""
 
@@ -96,9 +96,9 @@ def agreement_of(facts: Any) -> Agreement:
 def agreement_of_counts(counts: NDArray[Any], clusters: NDArray[Any]) -> Agreement:
     """Return the agreement in vote counts (I, 3) for the first, the second and neither response; `clusters` (I,)."""
     if not counts.any():
-        return Agreement(None, None, None, None)
+        return Agreement()
     kappa, alpha = (
-        found if math.isfinite((found := statistic(counts, clusters, symmetric=True)).value) else None
+        interval if math.isfinite((interval := statistic(counts, clusters, symmetric=True)).value) else None
         for statistic in (fleiss_kappa, krippendorff_alpha)
     )
     labels = plurality(counts)
@@ -109,13 +109,14 @@ def agreement_of_counts(counts: NDArray[Any], clusters: NDArray[Any]) -> Agreeme
 def annotator_table(ledger: Ledger, competence: DawidSkene | None) -> list[AnnotatorRow]:
     """Return one row for each named annotator."""
     item, annotator, label = ledger.votes.T
-    found = annotator_agreement(Votes(item, annotator, label, items=len(ledger.facts)))
+    agreement = annotator_agreement(Votes(item, annotator, label, items=len(ledger.facts)))
     rows: list[AnnotatorRow] = []
     for name, i in ledger.annotators.items():
-        share = float(found.share[i]) if found.compared[i] else None
+        share = float(agreement.share[i]) if agreement.compared[i] else None
+        interval = None if share is None else [float(agreement.low[i]), float(agreement.high[i])]
         rows.append(
-            {"annotator": name, "votes": int(found.votes[i]), "compared": int(found.compared[i]),
-             "agreement": share, "interval": None if share is None else [float(found.low[i]), float(found.high[i])]}
+            {"annotator": name, "votes": int(agreement.votes[i]), "compared": int(agreement.compared[i]),
+             "agreement": share, "interval": interval}
         )  # fmt: skip
         if competence is not None:
             rows[-1]["accuracy"] = float(competence.accuracy[i])
@@ -125,11 +126,11 @@ def annotator_table(ledger: Ledger, competence: DawidSkene | None) -> list[Annot
 def pairwise_table(ledger: Ledger) -> list[PairwiseRow]:
     """Return a row for every two named annotators with at least `LEAST_COMMON` common rows, lowest agreement first."""
     item, annotator, label = ledger.votes.T
-    found = pairwise_agreement(Votes(item, annotator, label, items=len(ledger.facts)), LEAST_COMMON)
+    agreement = pairwise_agreement(Votes(item, annotator, label, items=len(ledger.facts)), LEAST_COMMON)
     names = list(ledger.annotators)
     rows: list[PairwiseRow] = [
         {"annotators": [names[one], names[other]], "rows": int(n), "agreement": float(share),
          "kappa": float(kappa) if math.isfinite(kappa) else None}
-        for one, other, n, share, kappa in zip(*found, strict=True)
+        for one, other, n, share, kappa in zip(*agreement, strict=True)
     ]  # fmt: skip
     return sorted(rows, key=lambda row: (row["agreement"], row["annotators"]))

@@ -68,28 +68,28 @@ def draft(path: Path, data: DataConfig, scratch: Path) -> dict[str, Any]:
 
 
 def _expected(name: str, values: "pd.Series[Any]", file: str, kind: str) -> Iterator[dict[str, Any]]:
-    known = values.dropna()
-    if not len(known):
+    present = values.dropna()
+    if not len(present):
         return
-    if pd.api.types.is_numeric_dtype(known):
-        known = known[np.isfinite(known.astype(float))]  # JSON has no infinity
-        if not len(known):
+    if pd.api.types.is_numeric_dtype(present):
+        present = present[np.isfinite(present.astype(float))]  # JSON has no infinity
+        if not len(present):
             return
-        low, high = _rounded(known.min(), math.floor), _rounded(known.max(), math.ceil)
+        low, high = _rounded(present.min(), math.floor), _rounded(present.max(), math.ceil)
         options: dict[str, Any] = {"column": name, "min_value": low, "max_value": high}
-        said = f"{name} is {low} in {file}" if low == high else f"{name} is {low} to {high} in {file}"
-        yield _entry("expect_column_values_to_be_between", options, said, kind)
+        sentence = f"{name} is {low} in {file}" if low == high else f"{name} is {low} to {high} in {file}"
+        yield _entry("expect_column_values_to_be_between", options, sentence, kind)
         return
-    distinct = sorted(known.unique().tolist(), key=str)
+    distinct = sorted(present.unique().tolist(), key=str)
     if len(distinct) <= MOST_VALUES and not _NESTED.issuperset(distinct):
-        said = f"{name} is one of {counted(len(distinct), 'value')} in {file}"
+        sentence = f"{name} is one of {counted(len(distinct), 'value')} in {file}"
         if len(distinct) == 1:
-            said = f"{name} is {shown(distinct[0])} in {file}"
-        yield _entry("expect_column_values_to_be_in_set", {"column": name, "value_set": distinct}, said, kind)
+            sentence = f"{name} is {shown(distinct[0])} in {file}"
+        yield _entry("expect_column_values_to_be_in_set", {"column": name, "value_set": distinct}, sentence, kind)
 
 
-def _entry(kind: str, options: dict[str, Any], said: str, source: str) -> dict[str, Any]:
-    meta = {"severity": "quarantine", "sentence": said, "source": source}
+def _entry(kind: str, options: dict[str, Any], sentence: str, source: str) -> dict[str, Any]:
+    meta = {"severity": "quarantine", "sentence": sentence, "source": source}
     return {"type": kind, "kwargs": options | {"mostly": 0.95}, "meta": meta}
 
 

@@ -52,9 +52,9 @@ def distance(one: Sequence[str], other: Sequence[str], seed: int, draws: int = 5
     if a side is empty."""
     if not one or not other:
         return None
-    found = [*one, *other]
-    names = {name: place for place, name in enumerate(dict.fromkeys(found))}
-    codes = np.array([names[name] for name in found])
+    labels = [*one, *other]
+    names = {name: place for place, name in enumerate(dict.fromkeys(labels))}
+    codes = np.array([names[name] for name in labels])
     first = np.arange(len(codes)) < len(one)
 
     def between(side: NDArray[np.bool_]) -> float:

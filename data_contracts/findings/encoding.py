@@ -73,6 +73,6 @@ def _by_fastokens(fast: Any, texts: Sequence[str]) -> Encoded:
 
 
 def _by_tokenizers(tokenizer: Any, texts: Sequence[str]) -> Encoded:
-    found = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-    ids = [np.empty(0, np.uint32), *(np.array(each.ids, np.uint32) for each in found)]
-    return Encoded(np.concatenate(ids), np.cumsum([0, *map(len, found)]))
+    encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+    ids = [np.empty(0, np.uint32), *(np.array(encoding.ids, np.uint32) for encoding in encodings)]
+    return Encoded(np.concatenate(ids), np.cumsum([0, *map(len, encodings)]))

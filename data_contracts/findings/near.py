@@ -27,9 +27,9 @@ Signatures = NDArray[np.uint32]
 def runs_of_words(text: str, words: int) -> list[str]:
     """Return the runs of `words` words of a text (`words_of`; characters in scripts without spaces); a shorter text is
     one run."""
-    said = words_of(folded(text))
-    shifted = [said[i:] for i in range(words)]
-    return list(map(" ".join, zip(*shifted, strict=False))) or [" ".join(said)]
+    split = words_of(folded(text))
+    shifted = [split[i:] for i in range(words)]
+    return list(map(" ".join, zip(*shifted, strict=False))) or [" ".join(split)]
 
 
 def signatures(sets: Sequence[list[str]]) -> Signatures:
@@ -51,11 +51,11 @@ class Sketches:
         with naming(path):
             path.write_bytes(b"")
 
-    def append(self, found: Signatures) -> None:
+    def append(self, more: Signatures) -> None:
         """Append the signatures of more texts."""
         with naming(self.path), self.path.open("ab") as out:
-            found.tofile(out)
-        self._texts += len(found)
+            more.tofile(out)
+        self._texts += len(more)
 
     def __len__(self) -> int:
         return self._texts
@@ -86,7 +86,7 @@ def band_rows(jaccard: float) -> int:
 
 
 def near_earlier(
-    found: "Signatures | Sketches", jaccard: float, among: int | None = None, order: NDArray[np.int64] | None = None
+    sketches: "Signatures | Sketches", jaccard: float, among: int | None = None, order: NDArray[np.int64] | None = None
 ) -> NDArray[np.int64]:
     """Return for each text (n,) an earlier text with an estimated similarity of at least `jaccard`, or -1.
 
@@ -95,17 +95,17 @@ def near_earlier(
 
     Args:
         among: only the first `among` texts may be matches.
-        order: (n,) positions of the texts' signatures in `found`; by default all, in order.
+        order: (n,) positions of the texts' signatures in `sketches`; by default all, in order.
     """
-    places = np.arange(len(found)) if order is None else order
+    places = np.arange(len(sketches)) if order is None else order
     earlier = np.full(len(places), -1, np.int64)
     before = np.minimum(np.arange(len(places)), len(places) if among is None else among)
-    for band in _bands(found, band_rows(jaccard), places):
+    for band in _bands(sketches, band_rows(jaccard), places):
         other = first_equal(band)
         open_ = np.flatnonzero((other < before) & (earlier < 0))
         for start in range(0, len(open_), AT_ONCE):
             some = open_[start : start + AT_ONCE]
-            alike = (found[places[some]] == found[places[other[some]]]).mean(1) >= jaccard
+            alike = (sketches[places[some]] == sketches[places[other[some]]]).mean(1) >= jaccard
             earlier[some[alike]] = other[some[alike]]
     return earlier
 
@@ -126,7 +126,7 @@ def first_equal(values: NDArray[np.uint64]) -> NDArray[np.int64]:
     return out
 
 
-def _bands(found: "Signatures | Sketches", rows: int, places: NDArray[np.int64]) -> Iterable[NDArray[np.uint64]]:
+def _bands(sketches: "Signatures | Sketches", rows: int, places: NDArray[np.int64]) -> Iterable[NDArray[np.uint64]]:
     """Yield each band of the signatures at `places` (n,) as one hash a text (n,): equal bands have equal hashes, and
     collisions are rare. The next band overwrites the array."""
     odd = np.random.default_rng(_SEED).integers(1, 2**63, rows, np.uint64) * np.uint64(2) + np.uint64(1)
@@ -134,7 +134,7 @@ def _bands(found: "Signatures | Sketches", rows: int, places: NDArray[np.int64])
     for start in range(0, PERMUTATIONS, rows):
         for begin in range(0, len(places), AT_ONCE):
             some = slice(begin, begin + AT_ONCE)
-            mixed = found[places[some]][:, start : start + rows].astype(np.uint64) * odd
+            mixed = sketches[places[some]][:, start : start + rows].astype(np.uint64) * odd
             mixed ^= mixed >> np.uint64(29)
             band[some] = (mixed * odd).sum(1, dtype=np.uint64)
         yield band

@@ -103,9 +103,9 @@ def cross_validated_scores(
     sides = np.where(np.random.default_rng(seed).random(len(chosen)) < 0.5, 1.0, -1.0)
     folds = GroupKFold(_FOLDS, shuffle=True, random_state=seed % 2**32)
     model = LogisticRegression(C=1.0, fit_intercept=False, solver="liblinear")
-    found = cross_val_predict(model, diags(sides) @ difference, sides, groups=groups, cv=folds,
+    decisions = cross_val_predict(model, diags(sides) @ difference, sides, groups=groups, cv=folds,
                               method="decision_function")  # fmt: skip
-    return np.asarray(found * sides, np.float64)
+    return np.asarray(decisions * sides, np.float64)
 
 
 def flip_rate(scores: NDArray[np.float64], groups: NDArray[np.int64]) -> tuple[float, float, float]:
@@ -134,5 +134,5 @@ def flip_rate(scores: NDArray[np.float64], groups: NDArray[np.int64]) -> tuple[f
     covariance = np.linalg.pinv(slopes.T @ slopes)
     inflation = (covariance @ of_groups.T @ of_groups @ covariance)[0, 0] / covariance[0, 0]
     within = max(1.0, inflation * count / (count - 1)) * f.ppf(0.95, 1, count - 1) / 2
-    found = _GRID[losses <= losses[best] + within]
-    return float(flips), float(found.min()), float(found.max())
+    likely = _GRID[losses <= losses[best] + within]
+    return float(flips), float(likely.min()), float(likely.max())

@@ -21,7 +21,7 @@ from data_contracts.expectations.suites import (
     judged_check,
     validate,
 )
-from data_contracts.rows.columns import COLUMNS, LINE, PHASES, column_of, kept_frame, numbers_of, row_frame
+from data_contracts.rows.columns import COLUMNS, LINE, PHASES, column_of, numbers_of, row_frame, selected_frame
 from data_contracts.rows.ledger import Ledger
 from data_contracts.rows.measuring import VOTES_ONCE
 
@@ -62,7 +62,7 @@ class RowJudge:
     def leave_out_tokens(self) -> None:
         """Remove the checks that need a tokenizer."""
         self.unjudged += [c.name for c in [*self.checks, *self.whole] if c.of_user and _needs_tokens(c)]
-        self.checks, self.whole = ([c for c in asked if not _needs_tokens(c)] for asked in (self.checks, self.whole))
+        self.checks, self.whole = ([c for c in group if not _needs_tokens(c)] for group in (self.checks, self.whole))
 
     def further(self) -> list[str]:
         """Return the columns that the source must have because Tether does not measure them."""
@@ -81,22 +81,22 @@ class RowJudge:
             UserError: an expectation of a user's suite can't be evaluated.
         """
         checks = [check for check in self.checks if phase_of(check) == phase]
-        found: dict[int, list[ExpectationResult]] = {place: [] for place in range(len(checks))}
+        results: dict[int, list[ExpectationResult]] = {place: [] for place in range(len(checks))}
         every = slice(0, len(self.ledger.facts))
         parts = [slice(start, min(start + JUDGED_ROWS, every.stop)) for start in range(0, every.stop, JUDGED_ROWS)]
         alone = [place for place, check in enumerate(checks) if check.kind in BY_ROW]
         runs = [(f"_{number}" if number > 1 else "", rows, alone) for number, rows in enumerate(parts, 1)]
         if len(parts) <= 1:
-            runs = [("", every, [*found])]
-        elif together := [place for place in found if place not in alone]:
+            runs = [("", every, [*results])]
+        elif together := [place for place in results if place not in alone]:
             runs.append(("_together", every, together))
-        for name, rows, asked in runs:
-            if asked:
-                suite = Suite(f"{self.kind}_{phase}{name}", *self._frame([checks[place] for place in asked], rows))
-                for place, result in zip(asked, validate(self.context, suite, [LINE]), strict=True):
-                    found[place].append(result)
+        for name, rows, which in runs:
+            if which:
+                suite = Suite(f"{self.kind}_{phase}{name}", *self._frame([checks[place] for place in which], rows))
+                for place, result in zip(which, validate(self.context, suite, [LINE]), strict=True):
+                    results[place].append(result)
         for place, check in enumerate(checks):
-            self._take(check, found[place])
+            self._take(check, results[place])
         if phase == PHASES[0]:
             unusable = np.flatnonzero(~self.ledger.facts["made"] & ~self.ledger.out)
             if len(unusable):
@@ -111,7 +111,7 @@ class RowJudge:
         numbers, it judges them as text (5, not 5.0, which pandas would make of it).
         """
         columns = dict.fromkeys(column for check in checks for column in check.columns)
-        frame, judged = row_frame(self.ledger, columns, rows), []
+        frame, renamed = row_frame(self.ledger, columns, rows), []
         for check in checks:
             column = str(check.options.get("column"))
             if _wants_numbers(check) and column not in COLUMNS and not pd.api.types.is_numeric_dtype(frame[column]):
@@ -127,14 +127,14 @@ class RowJudge:
                 name = _AS_TEXT.format(column)
                 frame[name] = pd.Series([_written(value) for value in raw], dtype=object)
                 check = replace(check, options={**check.options, "column": name})
-            judged.append(check)
-        return frame, judged
+            renamed.append(check)
+        return frame, renamed
 
-    def _take(self, check: Check, found: Sequence[ExpectationResult]) -> None:
-        named = (int(line) for part in found for group in part.named for line in group[LINE])
+    def _take(self, check: Check, results: Sequence[ExpectationResult]) -> None:
+        named = (int(line) for part in results for group in part.named for line in group[LINE])
         lines = np.fromiter(named, np.int64)
-        self._succeeded[check.name] = succeeded(check, found) and self._succeeded.get(check.name, True)
-        if check.of_user and found and not sum(map(_known, found)):
+        self._succeeded[check.name] = succeeded(check, results) and self._succeeded.get(check.name, True)
+        if check.of_user and results and not sum(map(_known, results)):
             self.unjudged.append(check.name)
         keeps_out = check.severity != "warn" and not check.stays
         self.ledger.name(check.name, lines, keeps_out, lambda index: self._reason(check, index))
@@ -168,17 +168,17 @@ class RowJudge:
             out.append(judged_check(f"{self.kind}_rows", check, share, by_file, passed))
         return out
 
-    def judge_whole(self, kept: NDArray[np.bool_]) -> list[JudgedCheck]:
+    def judge_whole(self, selected: NDArray[np.bool_]) -> list[JudgedCheck]:
         """Return the results of the user's dataset-level expectations on the kept rows."""
         if not self.whole:
             return []
         columns = dict.fromkeys(column for check in self.whole for column in check.columns)
-        frame = kept_frame(self.ledger, kept, columns)
-        found = validate(self.context, Suite(f"{self.kind}_kept", frame, self.whole), [LINE])
+        frame = selected_frame(self.ledger, selected, columns)
+        results = validate(self.context, Suite(f"{self.kind}_kept", frame, self.whole), [LINE])
         hide_texts(self.context, f"{self.kind}_kept")
         return [
-            judged_check(f"{self.kind}_kept", each.check, each.result.get("observed_value"), {}, each.success)
-            for each in found
+            judged_check(f"{self.kind}_kept", part.check, part.result.get("observed_value"), {}, part.success)
+            for part in results
         ]
 
 
@@ -195,9 +195,9 @@ def succeeded(check: Check, parts: Sequence[ExpectationResult]) -> bool:
     present values are as expected. Great Expectations uses the same rule for a single frame."""
     if len(parts) == 1:
         return parts[0].success
-    known = sum(map(_known, parts))
+    present = sum(map(_known, parts))
     unexpected = sum(part.result["unexpected_count"] for part in parts)
-    return not known or (known - unexpected) / known >= float(str(check.options.get("mostly", 1)))
+    return not present or (present - unexpected) / present >= float(str(check.options.get("mostly", 1)))
 
 
 def phase_of(check: Check) -> str:
@@ -222,7 +222,7 @@ def refuse_unknown(judge: RowJudge, path: object, columns: Iterable[str]) -> Non
         for column in check.columns:
             ours = COLUMNS.get(column)
             if check.of_user and (judge.kind not in ours.kinds if ours else column not in have):
-                measured = [name for name, each in COLUMNS.items() if judge.kind in each.kinds]
+                measured = [name for name, measure in COLUMNS.items() if judge.kind in measure.kinds]
                 raise UserError(
                     f"data.suite: {path}: the expectation {check.name!r} names the column {column!r}, which the "
                     f"{judge.kind} do not have. Their columns are {', '.join(have) or 'none'}; Tether measures "

@@ -54,8 +54,8 @@ def model_table(ledger: Ledger, seed: int) -> tuple[list[ModelRow], str | None]:
         sides = " against ".join(_named(names, side) for side in (error.better, error.worse) if side)
         why = f"{error}{sides and f' ({sides})'}"
     rows = [
-        ModelRow(model=name, votes=int(n), strength=each and each.value, interval=each and each.ends)
-        for name, n, each in zip(names, counts, estimates, strict=True)
+        ModelRow(model=name, votes=int(n), strength=estimate and estimate.value, interval=estimate and estimate.ends)
+        for name, n, estimate in zip(names, counts, estimates, strict=True)
     ]
     return sorted(rows, key=lambda row: (-(row["strength"] or 0.0), -row["votes"] if why else 0)), why
 
@@ -69,5 +69,5 @@ def _ballots(facts: Any) -> NDArray[np.int64]:
 
 
 def _named(names: Sequence[str], which: Sequence[int]) -> str:
-    shown = [names[i] for i in which[:5]]
-    return ", ".join(shown) + (f" and {len(which) - 5} more" if len(which) > 5 else "")
+    first = [names[i] for i in which[:5]]
+    return ", ".join(first) + (f" and {len(which) - 5} more" if len(which) > 5 else "")

@@ -109,23 +109,23 @@ def read_texts(ledger: Ledger, how: TextReading, progress: Callable[[int], None]
     for rows in in_order(_read_part, how, parts, processes):
         seen += rows
         progress(seen)
-    found = Shards([Shard(part.texts) for part in parts])
+    measures = Shards([Shard(part.texts) for part in parts])
     sketched, of_prompts = (Sketches(folder / name) for name in ("sketches", "prompt-sketches"))
     counts = np.zeros(2)  # unknown tokens, tokens
-    for start, shard in zip(ledger.shards.starts, found, strict=False):
+    for start, shard in zip(ledger.shards.starts, measures, strict=False):
         sketched.append(shard.column("sketch"))
         of_prompts.append(shard.column("prompt_sketch"))
         notes = shard.notes()
         counts += notes["counts"]
         for place, check, text in notes["late"]:
             ledger.note(start + place, Problem(check, text))
-    ledger.texts = found
+    ledger.texts = measures
     chosen = _sampled(ledger, wanted)
     samples: dict[int, list[CanonicalRow]] = {}
     for index, item in ledger.items(chosen):
         samples.setdefault(int(ledger.facts["split"][index]), []).append(item)
     unknown = counts[0] / counts[1] if counts[1] else float("nan")
-    return RowTexts(wanted, found, sketched, of_prompts, unknown, samples)
+    return RowTexts(wanted, measures, sketched, of_prompts, unknown, samples)
 
 
 def _read_part(how: TextReading, part: _Part) -> int:
@@ -133,7 +133,7 @@ def _read_part(how: TextReading, part: _Part) -> int:
     here = np.flatnonzero(part.wanted)
     if is_whole(part.texts):
         return len(here)
-    shard, found = Shard(part.rows), _Measured(defaultdict(list), [])
+    shard, measured = Shard(part.rows), _Measured(defaultdict(list), [])
     noted, rows = shard.column("noted"), iter(zip(here.tolist(), shard.texts("line", here), strict=True))
     tokenizer = how.tokenizer
     if tokenizer is not None:
@@ -147,9 +147,9 @@ def _read_part(how: TextReading, part: _Part) -> int:
         items = [item_in(line, noted[index]) for index, line in chunk]
         tokens = np.full((len(items), 3), -1, np.int32)
         if tokenizer is not None:
-            tokens, more = _tokenised(found, tokenizer, encode, how.generation, indices, items)
+            tokens, more = _tokenised(measured, tokenizer, encode, how.generation, indices, items)
             counts += more
-            _find_markers(found, markers, indices, items)
+            _find_markers(measured, markers, indices, items)
         words = how.near.words
         prompts = [runs_of_words(" ".join(m["content"] for m in item["prompt"]), words) for item in items]
         answers = [runs_of_words(" ".join(_responses(item)), words) for item in items]
@@ -159,7 +159,7 @@ def _read_part(how: TextReading, part: _Part) -> int:
         sketches.append(np.minimum(signatures(answers), of_prompts[-1]))
         if how.languages:
             languages += [language_of(" ".join(_responses(i)) or i["prompt"][-1]["content"]) for i in items]
-    columns = {name: np.concatenate(parts).astype(np.float32) for name, parts in found.columns.items()}
+    columns = {name: np.concatenate(parts).astype(np.float32) for name, parts in measured.columns.items()}
     write_shard(
         part.texts,
         {
@@ -167,7 +167,7 @@ def _read_part(how: TextReading, part: _Part) -> int:
             "prompt_sketch": np.concatenate(of_prompts), **columns,
         },
         {
-            "late": [(index, *problem) for index, problem in found.late], "counts": counts.tolist(),
+            "late": [(index, *problem) for index, problem in measured.late], "counts": counts.tolist(),
             "languages": languages,
         },
     )  # fmt: skip
@@ -177,9 +177,9 @@ def _read_part(how: TextReading, part: _Part) -> int:
 def overlong(texts: RowTexts, rows: int, cap: int) -> NDArray[np.bool_]:
     """Return which responses of a ledger's rows exceed `cap` tokens including EOS: (rows, 2) for chosen and rejected; a
     demonstration's response is in the first column. False if there is no response or it was not read."""
-    found = np.zeros((rows, 2), np.bool_)
-    found[texts.wanted] = texts.tokens[:, 1:] > cap
-    return found
+    exceeding = np.zeros((rows, 2), np.bool_)
+    exceeding[texts.wanted] = texts.tokens[:, 1:] > cap
+    return exceeding
 
 
 def _responses(item: CanonicalRow) -> list[str]:
@@ -202,16 +202,16 @@ def _markers(tokenizer: Any) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, texts)))
 
 
-def _find_markers(found: _Measured, markers: Any, indices: list[int], items: list[CanonicalRow]) -> None:
+def _find_markers(measured: _Measured, markers: Any, indices: list[int], items: list[CanonicalRow]) -> None:
     counts = np.zeros(len(items))
     for place, (index, item) in enumerate(zip(indices, items, strict=True)):
         for text in (*(m["content"] for m in item["prompt"]), *_responses(item)):
             if marker := markers.search(text):
                 if not counts[place]:
                     what = f"special token or stop string {marker.group()!r} in a text"
-                    found.late.append((index, Problem("no_markers", what)))
+                    measured.late.append((index, Problem("no_markers", what)))
                 counts[place] += 1
-    found.columns["special_texts"].append(counts)
+    measured.columns["special_texts"].append(counts)
 
 
 # Both compare their first texts with a slower way, so a process makes them once.
@@ -220,7 +220,7 @@ _rendering = lru_cache(maxsize=1)(ManyRendered)
 
 
 def _tokenised(
-    found: _Measured, tokenizer: Any, encode: Encoder, generation: GenerationConfig, indices: list[int],
+    measured: _Measured, tokenizer: Any, encode: Encoder, generation: GenerationConfig, indices: list[int],
     items: list[CanonicalRow],
 ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:  # fmt: skip
     """Return token counts (n, 3) of the rows' texts, and the unknown and total counts that `read_texts` adds up."""
@@ -233,7 +233,7 @@ def _tokenised(
             if problem:
                 reading = "refused" if problem.check == "template_takes" else "changed"
                 template[len(rendered)] = TEMPLATE_READINGS.index(reading)
-                found.late.append((indices[len(rendered)], problem))
+                measured.late.append((indices[len(rendered)], problem))
             rendered.append(prompt)
     prompts = encode(rendered)
     answers = [encode([before_any(ends.strings, item[side]) for item in items]) for side in sides]
@@ -245,16 +245,16 @@ def _tokenised(
     same_cut = _same_cut(answers[0], answers[1], cap) if len(answers) == 2 else np.zeros(len(items), np.bool_)
     for place in np.flatnonzero(same_cut).tolist():
         what = f"the responses agree in their first {cap} tokens (generation.max_new_tokens)"
-        found.late.append((indices[place], Problem("differ_truncated", what)))
+        measured.late.append((indices[place], Problem("differ_truncated", what)))
     for place in np.flatnonzero(tokens[:, 0] > generation.max_prompt_tokens).tolist():
-        found.late.append((indices[place], Problem("prompt_fits", f"the prompt has {tokens[place, 0]} tokens")))
+        measured.late.append((indices[place], Problem("prompt_fits", f"the prompt has {tokens[place, 0]} tokens")))
     for place in np.flatnonzero(longest > cap).tolist():
-        found.late.append((indices[place], Problem("response_fits", f"a response has {longest[place]} tokens")))
+        measured.late.append((indices[place], Problem("response_fits", f"a response has {longest[place]} tokens")))
     for column, values in (
         ("template", template), ("prompt_tokens", tokens[:, 0]), ("response_tokens", longest),
         ("chosen_tokens", tokens[:, 1]), ("rejected_tokens", tokens[:, 2]), ("distinct_cut_responses", 2 - same_cut),
     ):  # fmt: skip
-        found.columns[column].append(values)
+        measured.columns[column].append(values)
     ids = np.concatenate([of_texts.ids for of_texts in (prompts, *answers)])
     unknown = 0 if tokenizer.unk_token_id is None else np.count_nonzero(ids == tokenizer.unk_token_id)
     return tokens, np.array([unknown, len(ids)], np.float64)
@@ -265,21 +265,21 @@ def _all_rendered(
 ) -> list[tuple[str, Problem | None]]:
     """Return `rendered_and_judged` of each row. Rendering many together takes half the time."""
     try:
-        rendering, asked = _rendering(tokenizer), [item["prompt"] for item in items]
-        prompts = rendering.prompts(asked)
+        rendering, turns_of = _rendering(tokenizer), [item["prompt"] for item in items]
+        prompts = rendering.prompts(turns_of)
         agree = [True] * len(items)
         for side in sides:
-            said = [item[side] for item in items]
-            talks = [[*turns, {"role": "assistant", "content": text}] for turns, text in zip(asked, said, strict=True)]
-            wholes = rendering.conversations(talks)
+            responses = [item[side] for item in items]
+            talks = zip(turns_of, responses, strict=True)
+            wholes = rendering.conversations([[*turns, {"role": "assistant", "content": r}] for turns, r in talks])
             agree = [
                 so_far and _continued(whole, prompt, text, str(tokenizer.eos_token), ends.strings)
-                for so_far, whole, prompt, text in zip(agree, wholes, prompts, said, strict=True)
+                for so_far, whole, prompt, text in zip(agree, wholes, prompts, responses, strict=True)
             ]
     except Exception:  # raised by one of the rows; rendered one by one, only that row fails
         return [rendered_and_judged(tokenizer, item["prompt"], [item[side] for side in sides]) for item in items]
-    read = zip(asked, prompts, agree, strict=True)
-    return [(prompt, _left_out(turns, prompt) if kept else Problem(*_CHANGED)) for turns, prompt, kept in read]
+    read = zip(turns_of, prompts, agree, strict=True)
+    return [(prompt, _left_out(turns, prompt) if agrees else Problem(*_CHANGED)) for turns, prompt, agrees in read]
 
 
 _CHANGED = (
@@ -314,10 +314,10 @@ def _left_out(messages: list[dict[str, str]], prompt: str) -> Problem | None:
 
 def _continued(whole: str, prompt: str, response: str, eos: str, strings: tuple[str, ...]) -> bool:
     """Return whether a rendered conversation is `prompt` + `response` + EOS, or ends with another of `strings`."""
-    said, response = whole.removeprefix(prompt).lstrip(), response.strip()
-    rest = said[len(response) :]
+    answer, response = whole.removeprefix(prompt).lstrip(), response.strip()
+    rest = answer[len(response) :]
     ends = rest.lstrip().startswith((eos, *strings)) or rest.startswith(strings)
-    return whole.startswith(prompt) and said.startswith(response) and ends
+    return whole.startswith(prompt) and answer.startswith(response) and ends
 
 
 def _same_cut(one: Encoded, other: Encoded, cap: int) -> NDArray[np.bool_]:

@@ -25,7 +25,7 @@ COMPARED_ROWS = 2_000_000
 TRAIN, TEST = SPLITS.index("train"), SPLITS.index("test")
 
 
-def competence(rows: Iterable[Row], shown: str) -> DawidSkene:
+def competence(rows: Iterable[Row], title: str) -> DawidSkene:
     """Fit the Dawid-Skene annotator model to `rows`. Raises UserError if no row names its voters."""
     annotators: dict[str, int] = {}
     votes, index = [], -1
@@ -33,7 +33,7 @@ def competence(rows: Iterable[Row], shown: str) -> DawidSkene:
         votes += [(index, annotators.setdefault(name, len(annotators)), side) for name, side in row.votes]
     if not votes:
         raise UserError(
-            f"data.labels is dawid_skene, which weighs each annotator's votes, but no row of {shown} says who voted: "
+            f"data.labels is dawid_skene, which weighs each annotator's votes, but no row of {title} says who voted: "
             "`votes` must be a list of {annotator, label}. Add the annotators, or set data.labels=majority."
         )
     item, annotator, label = np.array(votes).T
@@ -42,7 +42,7 @@ def competence(rows: Iterable[Row], shown: str) -> DawidSkene:
         _log.warning(
             "%s: Dawid and Skene's model has not converged, so its labels may depend on where it was stopped. "
             "Compare them with data.labels=majority.",
-            shown,
+            title,
         )
     return fit
 
@@ -95,7 +95,7 @@ def _compare(ledger: Ledger, good: NDArray[np.int64]) -> None:
     ledger.measure("contradictions", good[once], turned)
 
 
-def place_judged(ledgers: Sequence[Ledger]) -> None:
+def place_rated(ledgers: Sequence[Ledger]) -> None:
     """Move prompts that people judged in a batch. Those that may be used for training move to the training split, so
     that they are in no held-out set; those for evaluation only move to the test split.
 
@@ -104,9 +104,9 @@ def place_judged(ledgers: Sequence[Ledger]) -> None:
     """
     facts = [ledger.facts for ledger in ledgers]
     for half, split in ((1, TRAIN), (0, TEST)):
-        judged = np.concatenate([each["loose"][each["half"] == half] for each in facts])
-        for each in facts if len(judged) else ():
-            each["split"][np.isin(each["loose"], judged)] = split
+        prompts = np.concatenate([columns["loose"][columns["half"] == half] for columns in facts])
+        for columns in facts if len(prompts) else ():
+            columns["split"][np.isin(columns["loose"], prompts)] = split
 
 
 def mark_near_duplicates(ledger: Ledger, texts: RowTexts, near: NearDuplicateConfig) -> None:
@@ -122,10 +122,12 @@ def mark_near_duplicates(ledger: Ledger, texts: RowTexts, near: NearDuplicateCon
     ledger.measure("near_copies_before", index, earlier >= 0)
 
 
-def near_training(ledger: Ledger, kept: NDArray[np.bool_], texts: RowTexts, near: NearDuplicateConfig) -> NDArray[Any]:
+def near_training(
+    ledger: Ledger, selected: NDArray[np.bool_], texts: RowTexts, near: NearDuplicateConfig
+) -> NDArray[Any]:
     """Return for each kept pair (k,): 1 if it is held out and its prompt nearly repeats a training prompt, 0 if held
     out and it does not, NaN for training pairs."""
-    facts, places = ledger.facts[kept], np.searchsorted(texts.index, np.flatnonzero(kept))
+    facts, places = ledger.facts[selected], np.searchsorted(texts.index, np.flatnonzero(selected))
     train, heldout = np.flatnonzero(facts["split"] == TRAIN), np.flatnonzero(facts["split"] != TRAIN)
     out = np.full(len(facts), np.nan)
     out[heldout] = 0
@@ -137,7 +139,7 @@ def near_training(ledger: Ledger, kept: NDArray[np.bool_], texts: RowTexts, near
     return out
 
 
-def chosen_by_rank(ledger: Ledger, most: int | None, of_files: Mapping[str, int]) -> NDArray[np.bool_]:
+def selected_by_rank(ledger: Ledger, most: int | None, of_files: Mapping[str, int]) -> NDArray[np.bool_]:
     """Return which good rows are kept (n,): those of lowest rank, whatever their positions.
 
     Args:
@@ -145,23 +147,23 @@ def chosen_by_rank(ledger: Ledger, most: int | None, of_files: Mapping[str, int]
         of_files: the largest number of rows of some files. It applies before `most`, which then takes each file's rows
             in their share: by rank alone it would take all rows of a strictly limited file, since they have low ranks.
     """
-    kept = ledger.good()
+    selected = ledger.good()
     for file, limit in of_files.items():
-        held = np.flatnonzero(kept & ledger.of(file))
-        kept[held[_in_order(ledger, held)[limit:]]] = False
-    if most is None or kept.sum() <= most:
-        return kept
-    held = np.flatnonzero(kept)
-    order = _in_order(ledger, held)
+        rows = np.flatnonzero(selected & ledger.of(file))
+        selected[rows[_in_order(ledger, rows)[limit:]]] = False
+    if most is None or selected.sum() <= most:
+        return selected
+    rows = np.flatnonzero(selected)
+    order = _in_order(ledger, rows)
     if of_files:
-        share = np.empty(len(held))
-        file = places(ledger.facts["row"][held])[0]
-        for each in np.unique(file):
-            own = order[file[order] == each]
-            share[own] = (np.arange(len(own)) + 0.5) / len(own)
+        share = np.empty(len(rows))
+        file = places(ledger.facts["row"][rows])[0]
+        for number in np.unique(file):
+            of_file = order[file[order] == number]
+            share[of_file] = (np.arange(len(of_file)) + 0.5) / len(of_file)
         order = order[np.argsort(share[order], kind="stable")]
-    kept[held[order[most:]]] = False
-    return kept
+    selected[rows[order[most:]]] = False
+    return selected
 
 
 def _in_order(ledger: Ledger, index: NDArray[np.int64]) -> NDArray[np.int64]:

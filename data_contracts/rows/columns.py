@@ -35,7 +35,7 @@ class Column(NamedTuple):
     """Whether it needs a run's tokenizer."""
     make: "Callable[[_Some], Any] | None" = None
     """Computes the column from the facts; None if it comes from comparing rows or from texts (`Ledger.measured`,
-    `Ledger.shown`)."""
+    `Ledger.text_measure`)."""
     category: bool = False
 
 
@@ -44,8 +44,8 @@ def _fact(name: str) -> "Callable[[_Some], Any]":
     return lambda ledger: _where(ledger.facts[name], ledger.facts["made"])
 
 
-def _where(values: NDArray[Any], known: NDArray[np.bool_]) -> NDArray[np.float32]:
-    return np.where(known, values, np.nan).astype(np.float32)
+def _where(values: NDArray[Any], present: NDArray[np.bool_]) -> NDArray[np.float32]:
+    return np.where(present, values, np.nan).astype(np.float32)
 
 
 def _words(side: int) -> "Callable[[_Some], Any]":
@@ -133,7 +133,7 @@ def column_of(ledger: Ledger, name: str, rows: slice = _ALL) -> Any:
     if column.make is not None:
         return column.make(_Some(ledger.facts[rows], ledger.roles))
     values = ledger.measured.get(name)
-    return ledger.shown(name, rows) if values is None else values[rows].astype(np.float32)
+    return ledger.text_measure(name, rows) if values is None else values[rows].astype(np.float32)
 
 
 def further(values: list[Any], kind: list[bool]) -> Any:
@@ -143,8 +143,8 @@ def further(values: list[Any], kind: list[bool]) -> Any:
     Args:
         kind: as `ShardNotes.kinds`, over all rows of the column.
     """
-    known, booleans, numbers = kind
-    if known and booleans:
+    any_present, booleans, numbers = kind
+    if any_present and booleans:
         return pd.Series(values, dtype="boolean").astype(object)
     if numbers:
         return pd.to_numeric(pd.Series(values, dtype=object), errors="raise").astype(float)
@@ -159,16 +159,16 @@ def row_frame(ledger: Ledger, columns: Iterable[str], rows: slice = _ALL) -> pd.
     return pd.DataFrame({LINE: lines, **{name: column_of(ledger, name, rows) for name in columns}})
 
 
-def kept_frame(ledger: Ledger, kept: NDArray[np.bool_], columns: Iterable[str]) -> pd.DataFrame:
+def selected_frame(ledger: Ledger, selected: NDArray[np.bool_], columns: Iterable[str]) -> pd.DataFrame:
     """Return the same frame for the kept rows. Values in other rows do not affect whether a column is numeric."""
-    frame = row_frame(ledger, ())[kept].reset_index(drop=True)
+    frame = row_frame(ledger, ())[selected].reset_index(drop=True)
     for name in columns:
         if name in COLUMNS:
-            frame[name] = pd.Series(column_of(ledger, name))[kept].reset_index(drop=True)
+            frame[name] = pd.Series(column_of(ledger, name))[selected].reset_index(drop=True)
         else:
             values = ledger.further(name)
-            found = [values[index] for index in np.flatnonzero(kept)]
-            frame[name] = further(found, kind_of(found))
+            chosen = [values[index] for index in np.flatnonzero(selected)]
+            frame[name] = further(chosen, kind_of(chosen))
     return frame
 
 
@@ -177,4 +177,4 @@ def numbers_of(ledger: Ledger, lines: NDArray[np.int64]) -> dict[str, list[int]]
     which = np.zeros(len(ledger.facts), bool)
     which[lines] = True
     file, numbers = places(ledger.rows(which))
-    return {ledger.files[each]: numbers[file == each].tolist() for each in np.unique(file)}
+    return {ledger.files[index]: numbers[file == index].tolist() for index in np.unique(file)}

@@ -30,19 +30,17 @@ def by_votes(raw: RawRow, name: str, source: str, max_characters: int, config: D
         decided = parse_pair(raw._replace(data={**raw.data, "votes": experts}), name, source, max_characters)
         if decided.lead is None and decided.ballot is not None:
             decided.lead = lead_of(decided.ballot)
-        decided.ballot, decided.votes, decided.cast, decided.decided_otherwise = row.ballot, row.votes, row.cast, True
-        decided.data = raw.data if decided.problems else {}
+        decided.raw, decided.ballot, decided.cast, decided.decided_otherwise = raw, row.ballot, row.cast, True
         return [decided]
     if not any(problem.check == "decided" for problem in row.problems) and (text := _undecided(row, config)):
         row.problems.append(Problem("decided", text))
-        row.data = raw.data
     return rows
 
 
 def _of_experts(votes: object, experts: tuple[str, ...]) -> list[Mapping[str, Any]]:
     if not isinstance(votes, list):
         return []
-    return [each for each in votes if isinstance(each, dict) and str(each.get("annotator")) in experts]
+    return [vote for vote in votes if isinstance(vote, dict) and str(vote.get("annotator")) in experts]
 
 
 def _undecided(row: Row, config: DecisionConfig) -> str:

@@ -13,17 +13,17 @@ from data_contracts.rows.measuring import places
 
 
 def pair_frame(
-    ledger: Ledger, kept: NDArray[np.bool_], splits_of_prompt: NDArray[Any], near_training: NDArray[Any]
+    ledger: Ledger, selected: NDArray[np.bool_], splits_of_prompt: NDArray[Any], near_training: NDArray[Any]
 ) -> pd.DataFrame:
     """Return a frame with a row for each kept pair, identified by `row_id`, and by `file` if there are several.
 
     Args:
-        kept: which pairs of the ledger are kept.
+        selected: which pairs of the ledger are kept.
         splits_of_prompt: number of splits in which each pair's prompt occurs, including demonstrations (n,).
         near_training: for held-out pairs, 1 if the prompt nearly repeats a training prompt, else 0; NaN for training
             pairs (n,).
     """
-    facts = ledger.facts[kept]
+    facts = ledger.facts[selected]
     file, numbers = places(facts["row"])
     first_wins = np.where(facts["first_wins"] < 0, np.nan, facts["first_wins"])
     return pd.DataFrame(
@@ -61,8 +61,8 @@ def length_preference(words: NDArray[Any]) -> float | None:
 def splits_of(ledgers: Sequence[tuple[Ledger, NDArray[np.bool_]]]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
     """Return the distinct prompts (hashes, sorted) of the kept rows of `ledgers`, and the number of splits that each
     occurs in."""
-    prompts = np.concatenate([ledger.facts["prompt"][kept] for ledger, kept in ledgers])
-    splits = np.concatenate([ledger.facts["split"][kept] for ledger, kept in ledgers])
+    prompts = np.concatenate([ledger.facts["prompt"][selected] for ledger, selected in ledgers])
+    splits = np.concatenate([ledger.facts["split"][selected] for ledger, selected in ledgers])
     distinct, place = np.unique(prompts, return_inverse=True)
     stands = np.zeros((len(distinct), len(SPLITS)), bool)
     stands[place, splits] = True

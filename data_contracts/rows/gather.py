@@ -4,6 +4,7 @@ import json
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from components.base.errors import UserError
 from components.base.hashing import canonical_json
 from components.base.text import counted
 from components.data.checks_config import UNUSABLE
-from components.data.config import DataConfig, DecisionConfig
+from components.data.config import DataConfig, DecisionConfig, ReaderPlugin
 from components.data.formats import demonstrations, pairs
 from components.data.formats.prompts import parse_prompt
 from components.data.formats.public import shape_of, standard_rows
@@ -50,12 +51,24 @@ REMEDIES = {
 _COLUMNS = {"preferences": "columns", "demonstrations": "demonstration_columns", "prompts": "prompt_columns"}
 
 
+@dataclass(frozen=True)
+class FileRows:
+    """The rows of a file or saved folder, read anew each time."""
+
+    path: Path
+    split: str = "train"
+    readers: Mapping[str, ReaderPlugin] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[RawRow]:
+        return read_source(self.path, self.split, self.readers)
+
+
 class RowSource(NamedTuple):
     """A source of rows: its name in artifacts (never a path), and its name in messages to the user."""
 
     name: str
     """The kind of data."""
-    shown: str
+    title: str
     rows: Iterable[RawRow]
     columns: Mapping[str, str | Sequence[str]]
     field: str
@@ -66,7 +79,7 @@ class RowSource(NamedTuple):
     """When votes decide a preference pair."""
     options: ReadingOptions = ReadingOptions()
     """The meaning of label values, and the smallest score difference that makes a pair."""
-    kept: Sequence[str] = ()
+    reward_columns: Sequence[str] = ()
     """Columns to keep in addition to the prompt, for reward sources."""
     extra: tuple[str, ...] = ()
     """Other columns of the source that a user's suite uses."""
@@ -83,7 +96,7 @@ class RowSource(NamedTuple):
         return cls(
             name,
             str(path),
-            read_source(path, data.hub.split, data.readers),
+            FileRows(path, data.hub.split, data.readers),
             getattr(data, field),
             f"data.{field}",
             label,
@@ -111,17 +124,17 @@ def look_at(name: str, path: Path, data: DataConfig) -> None:
     source = RowSource.named(name, path, data)
     first = list(islice(source.rows, DETECT_ON))
     readable = [raw.data for raw in first if raw.problem is None]
-    for column in source.kept:
+    for column in source.reward_columns:
         if readable and not any(column in data for data in readable):
             raise UserError(
-                f"data.reward_columns names the column {column!r}, which {source.shown} doesn't have: its columns are "
+                f"data.reward_columns names the column {column!r}, which {source.title} doesn't have: its columns are "
                 f"{listed(list(readable[0]))}. Name one of these, or add it to the rows."
             )
     if is_gzipped(path):
         deque(source.rows, maxlen=0)
     if any(not row.problems for row in judged_rows(source._replace(rows=first), data.max_characters)):
         return
-    rows = judged_rows(RowSource.named(name, path, data), data.max_characters)
+    rows = judged_rows(source, data.max_characters)
     reasons: dict[str, Reason] = {}
     numbers: set[int] = set()
     for row in rows:
@@ -153,9 +166,9 @@ def detected(source: RowSource) -> tuple[str, Iterable[RawRow]]:
     first = list(islice(raws, DETECT_ON))
     shape = shape_of(first, source.options) if source.name == "preferences" else None
     if source.name == "preferences":
-        name = shape.format if shape else pairs.detect(first, source.shown)
+        name = shape.format if shape else pairs.detect(first, source.title)
     elif source.name == "demonstrations":
-        name = demonstrations.detect(first, source.shown)
+        name = demonstrations.detect(first, source.title)
     else:
         name = "prompts"
     used = used_by(first, source.name, name, shape, source.options)
@@ -168,14 +181,15 @@ def detected(source: RowSource) -> tuple[str, Iterable[RawRow]]:
             name = pairs.SINGLE_VOTES if any("annotator" in row.data for row in start) else name
         if name == pairs.SINGLE_VOTES:
             name, every = "votes", gather_votes(every)
-    logger.info("%s: read as %s", source.shown, shape.name if shape else name)
+    logger.info("%s: read as %s", source.title, shape.name if shape else name)
     return name, every
 
 
 def _counting(rows: Iterable[RawRow], source: RowSource, used: Callable[[str], bool]) -> Iterator[RawRow]:
     for row in rows:
         if row.problem is None and source.unread is not None:
-            source.unread.update(unread(row.data, used, source.options.score).difference(source.kept, source.extra))
+            columns = unread(row.data, used, source.options.score)
+            source.unread.update(columns.difference(source.reward_columns, source.extra))
         yield row
 
 
@@ -183,14 +197,16 @@ def parsed(raws: Iterable[RawRow], name: str, source: RowSource, max_characters:
     """Yield the parsed rows of `source` in the format `name`, as `judged_rows`. Each depends on its own row only."""
     for raw in raws:
         for row in _parsed(raw, name, source, max_characters):
-            if row.item is not None and source.kept and source.name != "demonstrations":
-                row.item["columns"] = {name: _plain(raw.data[name]) for name in source.kept if name in raw.data}
-                row.problems += (unclean := list(_unwritable(row.item["columns"])))
-                row.data = row.data or (raw.data if unclean else {})
-            row.extra = raw.extra
+            if row.item is not None and source.reward_columns and source.name != "demonstrations":
+                row.item["columns"] = {
+                    name: _plain(raw.data[name]) for name in source.reward_columns if name in raw.data
+                }
+                row.raw = row.raw if row.problems else raw
+                row.problems += _unwritable(row.item["columns"])
             if row.item is not None and not any(problem.check in UNUSABLE for problem in row.problems):
-                row.problems += (broken := schema_problems(row.item))
-                row.data = row.data or (row.item if broken else {})
+                broken = schema_problems(row.item)
+                row.raw = row.raw._replace(data=row.item) if broken and not row.problems else row.raw
+                row.problems += broken
             yield row
 
 
@@ -221,7 +237,6 @@ def _parsed(raw: RawRow, name: str, source: RowSource, max_characters: int) -> l
     if source.name == "demonstrations":
         return [demonstrations.parse_demonstration(raw, name, source.file, max_characters, source.options.label_values)]
     row = parse_prompt(raw, max_characters)
-    row.data = raw.data if row.problems else {}
     if row.item is not None:
         row.item |= {"category": pairs.category_of(raw.data), "source": source.file, "row": raw.number}
     return [row]
@@ -231,7 +246,7 @@ def _decide_by_margin(row: Row, raw: RawRow, threshold: float) -> None:
     margin = row.item.get("margin") if row.item is not None else None
     if threshold and margin is not None and margin <= threshold and not any(p.check == "decided" for p in row.problems):
         row.problems.append(Problem("decided", narrow(margin, threshold)))
-        row.data = raw.data
+        row.raw = raw
 
 
 def renamed(source: RowSource) -> Iterator[RawRow]:
@@ -245,7 +260,7 @@ def renamed(source: RowSource) -> Iterator[RawRow]:
             missing = sorted(named - raw.data.keys())
             if missing and position == 0:
                 raise UserError(
-                    f"{source.field} names the column {missing[0]!r}, which {source.shown} doesn't have: its columns "
+                    f"{source.field} names the column {missing[0]!r}, which {source.title} doesn't have: its columns "
                     f"are {listed(list(raw.data))}. Name one of these."
                 )
             taken = {
@@ -280,9 +295,9 @@ def not_one_valid(
     """Return the error for a source in which none of `rows` rows is valid. `reasons` is by check; `named` names a
     row."""
     what = {"preferences": "preference pair", "demonstrations": "demonstration", "prompts": "prompt"}[source.name]
-    check, found = max(reasons.items(), key=lambda each: each[1].rows)
+    check, reason = max(reasons.items(), key=lambda item: item[1].rows)
     remedy = REMEDIES.get(check, f"Correct the rows, or map your names with {source.field}.")
     return UserError(
-        f"{source.shown} has no valid {what} in {counted(rows, 'row')}. The most common reason: {found.text} "
-        f"({counted(found.rows, 'row')}, the first is {named(found.first)}). {remedy}"
+        f"{source.title} has no valid {what} in {counted(rows, 'row')}. The most common reason: {reason.text} "
+        f"({counted(reason.rows, 'row')}, the first is {named(reason.first)}). {remedy}"
     )

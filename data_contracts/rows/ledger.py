@@ -71,9 +71,9 @@ class Reason(NamedTuple):
 
 def count_reason(reasons: dict[str, Reason], number: int, problem: Problem) -> None:
     """Count row `number`, once even if several of its pairs have the problem."""
-    known = reasons.get(problem.check, Reason(problem.text, number, 0, -1))
-    if known.last != number:
-        reasons[problem.check] = known._replace(rows=known.rows + 1, last=number)
+    reason = reasons.get(problem.check, Reason(problem.text, number, 0, -1))
+    if reason.last != number:
+        reasons[problem.check] = reason._replace(rows=reason.rows + 1, last=number)
 
 
 class RowLines(NamedTuple):
@@ -210,41 +210,41 @@ class Ledger:
             self.model_votes.update(notes.model_votes)
             for check, (place, text) in notes.first.items():
                 self._first_notes.setdefault((notes.file, check), (start + place, text))
-            for name, (known, booleans, numbers) in notes.kinds.items():
+            for name, (any_present, booleans, numbers) in notes.kinds.items():
                 so_far = self.extra_kinds[name]
-                self.extra_kinds[name] = [so_far[0] or known, so_far[1] and booleans, so_far[2] and numbers]
+                self.extra_kinds[name] = [so_far[0] or any_present, so_far[1] and booleans, so_far[2] and numbers]
             shards.append(shard)
             start += shard.rows
         self.shards = Shards(shards)
         self.facts = FactColumns(self.shards, FACTS, _IN_MEMORY, {"roles": roles})
         self.out = np.zeros(start, bool)
-        self._gathered = self._beside(GATHERED)
+        self._gathered = self._joined(GATHERED)
 
-    def _beside(self, what: tuple[str, Any, int]) -> NDArray[Any]:
+    def _joined(self, what: tuple[str, Any, int]) -> NDArray[Any]:
         """Return an additional array over all shards; its first column is the row's index."""
         name, dtype, width = what
         parts = [np.empty((0, width), dtype)]
         for start, shard, (annotators, models) in zip(self.shards.starts, self.shards, self._places, strict=False):
-            found = shard.array(name, dtype, width).copy()
-            found[:, 0] += start
-            if what is VOTES and len(found):
-                found[:, 1] = annotators[found[:, 1]]
-            if what is COMPARED and len(found):
-                found[:, 1:] = models[found[:, 1:]]
-            parts.append(found)
+            part = shard.array(name, dtype, width).copy()
+            part[:, 0] += start
+            if what is VOTES and len(part):
+                part[:, 1] = annotators[part[:, 1]]
+            if what is COMPARED and len(part):
+                part[:, 1:] = models[part[:, 1:]]
+            parts.append(part)
         return np.concatenate(parts)
 
     @property
     def votes(self) -> NDArray[np.int32]:
         """Return (row index, annotator's index in `annotators`, position in `Ballot`) of each vote that names its
         annotator."""
-        return self._beside(VOTES)
+        return self._joined(VOTES)
 
     @property
     def compared(self) -> NDArray[np.int32]:
         """Return (row index, index in `models` of the first response's model, and of the second's) for rows that name
         them."""
-        return self._beside(COMPARED)
+        return self._joined(COMPARED)
 
     def further(self, name: str, rows: slice = slice(None)) -> list[Any]:
         """Return the values of one of the source's own columns, for all rows or some consecutive ones."""
@@ -280,11 +280,11 @@ class Ledger:
         kind = np.float16 if values.dtype == np.bool_ else np.float32
         self.measured.setdefault(column, np.full(len(self.facts), np.nan, kind))[index] = values
 
-    def shown(self, column: str, rows: slice) -> Any:
+    def text_measure(self, column: str, rows: slice) -> Any:
         """Return a text measure of some consecutive rows; values of rows that were not read are missing."""
         start, stop, _ = rows.indices(len(self.facts))
         named = column == "language"
-        found = np.full(stop - start, None if named else np.nan, object if named else np.float32)
+        measures = np.full(stop - start, None if named else np.nan, object if named else np.float32)
         for number, _, here in self.shards.over(start, stop) if len(self.texts) else ():
             texts = self.texts[number]
             if named or column in texts.names:
@@ -293,8 +293,8 @@ class Ledger:
                 at = self.shards.starts[number] - start + places_[inside]
                 values = np.array(texts.notes()["languages"], object) if named else texts.column(column)
                 if len(values):
-                    found[at] = values[inside]
-        return found
+                    measures[at] = values[inside]
+        return measures
 
     def name(self, check: str, lines: NDArray[np.int64], keeps_out: bool, generic: Callable[[int], str]) -> None:
         """Record that the rows `lines` (indices) fail `check`.
@@ -326,16 +326,17 @@ class Ledger:
     def reasons(self, file: str | None = None) -> dict[str, Reason]:
         """Return the reasons for quarantined rows (of a file) so far, by check; rows are values of the facts' field
         `row`."""
-        found: dict[str, Reason] = {}
+        by_check: dict[str, Reason] = {}
         here = self.out if file is None else self.out & self.of(file)
         for check, mask in self.named_by.items():
             indices = np.flatnonzero(mask & here)
             if self._keeping_out[check] and len(indices):
                 codes = np.unique(self.facts["row"][indices])
-                found[check] = Reason(self._said(check, int(indices[0])), int(codes[0]), len(codes), int(codes[-1]))
-        return found
+                text = self._reason(check, int(indices[0]))
+                by_check[check] = Reason(text, int(codes[0]), len(codes), int(codes[-1]))
+        return by_check
 
-    def _said(self, check: str, index: int) -> str:
+    def _reason(self, check: str, index: int) -> str:
         source = self.place(int(self.facts[index : index + 1]["row"][0]))[0]
         first, text = self._first_notes.get((source, check), (-1, ""))
         late = (problem.text for problem in self.late.get(index, ()) if problem.check == check)
@@ -381,14 +382,14 @@ class Ledger:
     def _problems(self, index: int, notes: list[Problem]) -> list[Problem]:
         """Return why the row `index` is quarantined: its notes on failed checks, then failed checks without a note."""
         checks = [check for check, named in self.named_by.items() if named[index]]
-        said = [note for note in notes if note.check in checks]
-        noted = {note.check for note in said}
-        return [*said, *(Problem(check, self._generic[check](index)) for check in checks if check not in noted)]
+        own_notes = [note for note in notes if note.check in checks]
+        noted = {note.check for note in own_notes}
+        return [*own_notes, *(Problem(check, self._generic[check](index)) for check in checks if check not in noted)]
 
 
-def _in_all(known: dict[str, int], names: Sequence[str]) -> NDArray[np.int32]:
-    """Return the codes of `names` in `known`, adding new names to it."""
-    return np.array([known.setdefault(name, len(known)) for name in names], np.int32)
+def _in_all(codes: dict[str, int], names: Sequence[str]) -> NDArray[np.int32]:
+    """Return the codes of `names` in `codes`, adding new names to it."""
+    return np.array([codes.setdefault(name, len(codes)) for name in names], np.int32)
 
 
 def quarantine_line(source: str, number: int, problems: Iterable[Problem], data: Mapping[str, object]) -> bytes:

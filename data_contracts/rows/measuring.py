@@ -170,11 +170,11 @@ def write_rows(path: Path, rows: Iterable[Row], file: int, how: Measuring) -> No
         facts.append(_facts(row, noted, file, how, roles))
         votes += [(index, annotators[name], side) for name, side in row.votes]
         model_votes.update(name for name, _ in row.cast if name is not None and is_model(name))
-        gathered += [(index, code_of(file, number)) for number in row.others]
+        gathered += [(index, code_of(file, number)) for number in row.raw.others]
         if row.models is not None:
             compared.append((index, models[row.models[0]], models[row.models[1]]))
         if how.extra:
-            extra.append([_further(row.extra.get(name)) for name in how.extra])
+            extra.append([_further(row.raw.extra.get(name)) for name in how.extra])
         for problem in row.problems:
             first.setdefault(problem.check, (index, problem.text))
     table = np.array(facts, FACTS)
@@ -184,8 +184,8 @@ def write_rows(path: Path, rows: Iterable[Row], file: int, how: Measuring) -> No
     kinds = {name: kind_of([values[place] for values in extra]) for place, name in enumerate(how.extra)}
     notes = ShardNotes(source, list(roles), list(annotators), list(models), model_votes, first, kinds)
     arrays = {
-        name: np.array(found, dtype).reshape(-1, width)
-        for (name, dtype, width), found in ((VOTES, votes), (GATHERED, gathered), (COMPARED, compared))
+        name: np.array(entries, dtype).reshape(-1, width)
+        for (name, dtype, width), entries in ((VOTES, votes), (GATHERED, gathered), (COMPARED, compared))
     }
     write_shard(path, columns, notes._asdict(), arrays)
 
@@ -218,13 +218,13 @@ def kind_of(values: list[Any]) -> list[bool]:
     """Return the entry of `ShardNotes.kinds` for values of an extra column."""
     import pandas as pd  # imported here because every run's start imports this module
 
-    known = [value for value in values if value is not None]
+    present = [value for value in values if value is not None]
     try:
         pd.to_numeric(pd.Series(values, dtype=object), errors="raise").astype(float)
         numbers = True
     except (TypeError, ValueError, OverflowError):
         numbers = False
-    return [bool(known), all(isinstance(value, bool) for value in known), numbers]
+    return [bool(present), all(isinstance(value, bool) for value in present), numbers]
 
 
 def _facts(row: Row, noted: bool, file: int, how: Measuring, roles_of: _Codes) -> tuple[Any, ...]:

@@ -56,8 +56,8 @@ def prepare() -> None:
 
 def _about_this_process(name: str) -> dict[str, Any]:
     """Return what `spawn` tells a new process called `name` about this one, without the main module."""
-    told = spawn.get_preparation_data(name)
-    return {key: value for key, value in told.items() if not key.startswith("init_main_from_")}
+    data = spawn.get_preparation_data(name)
+    return {key: value for key, value in data.items() if not key.startswith("init_main_from_")}
 
 
 class _Popen(popen_forkserver.Popen):
@@ -86,9 +86,9 @@ class _Context(context.ForkServerContext):
 
 
 def _context() -> _Context:
-    found = _Context()
-    found.set_forkserver_preload(list(_PRELOADED))
-    return found
+    server = _Context()
+    server.set_forkserver_preload(list(_PRELOADED))
+    return server
 
 
 def in_order(compute: Callable[[Any, T], R], shared: Any, tasks: Iterable[T], processes: int) -> Iterator[R]:
@@ -139,23 +139,23 @@ def return_freed() -> None:
         trim(0)
 
 
-class Beside(Generic[R]):
+class BackgroundCall(Generic[R]):
     """One call of a function, computed by a process of its own while this one continues."""
 
-    def __init__(self, apart: bool, compute: Callable[..., R], *given: Any) -> None:
+    def __init__(self, apart: bool, compute: Callable[..., R], *arguments: Any) -> None:
         """Begin to compute `compute(*given)`.
 
         Args:
             apart: whether to start a process; otherwise `result` calls the function in this one.
             compute: a module-level function.
         """
-        self._compute, self._given = compute, given
+        self._compute, self._given = compute, arguments
         self._process: Any = None
         if apart:
             started = _context()
             self._answer, theirs = started.Pipe(duplex=False)
             # A daemon ends with this process, so nobody waits for a result that is no longer needed.
-            self._process = started.Process(target=_answer, args=(theirs, compute, given), daemon=True)
+            self._process = started.Process(target=_answer, args=(theirs, compute, arguments), daemon=True)
             self._process.start()
             theirs.close()
             self._given = ()
@@ -170,14 +170,14 @@ class Beside(Generic[R]):
         if self._process is None:
             return self._compute(*self._given)
         try:
-            found, error = self._answer.recv()
+            value, error = self._answer.recv()
         except EOFError as gone:
             raise TetherError(_KILLED) from gone
         finally:
             self.end()
         if error is not None:
             raise error
-        answer: R = found
+        answer: R = value
         return answer
 
     def end(self) -> None:
@@ -187,10 +187,10 @@ class Beside(Generic[R]):
             self._process.join()
 
 
-def _answer(to: connection.Connection, compute: Callable[..., R], given: tuple[Any, ...]) -> None:
+def _answer(to: connection.Connection, compute: Callable[..., R], arguments: tuple[Any, ...]) -> None:
     _begin(None)
     try:
-        answer: tuple[R | None, Exception | None] = compute(*given), None
+        answer: tuple[R | None, Exception | None] = compute(*arguments), None
     except Exception as error:
         error.add_note(f"In a process beside this one:\n{traceback.format_exc()}")
         answer = None, error

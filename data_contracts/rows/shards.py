@@ -36,13 +36,13 @@ def write_shard(
     """
     import pyarrow as pa
 
-    found = {name: _arrow(values) for name, values in columns.items()}
-    kept = {NOTES: json.dumps(notes).encode()} | {
+    stored = {name: _arrow(values) for name, values in columns.items()}
+    texts = {NOTES: json.dumps(notes).encode()} | {
         name.encode(): np.ascontiguousarray(values).tobytes() for name, values in (arrays or {}).items()
     }
-    schema = pa.schema([(name, values.type) for name, values in found.items()], metadata=kept)
+    schema = pa.schema([(name, values.type) for name, values in stored.items()], metadata=texts)
     with replacing(path) as temporary, pa.OSFile(str(temporary), "wb") as out, pa.ipc.new_file(out, schema) as writer:
-        writer.write_batch(pa.record_batch(list(found.values()), schema=schema))
+        writer.write_batch(pa.record_batch(list(stored.values()), schema=schema))
 
 
 def _arrow(values: Any) -> Any:
@@ -103,19 +103,19 @@ class Shard:
         import pyarrow as pa
 
         with _batch(self.path) as batch:
-            found = batch.column(name)
-            if isinstance(found.type, pa.FixedSizeListType):
-                return np.array(found.flatten().to_numpy()).reshape(self.rows, found.type.list_size)
-            return np.array(found.to_numpy())
+            values = batch.column(name)
+            if isinstance(values.type, pa.FixedSizeListType):
+                return np.array(values.flatten().to_numpy()).reshape(self.rows, values.type.list_size)
+            return np.array(values.to_numpy())
 
     def texts(self, name: str, which: NDArray[np.int64] | None = None) -> Iterator[bytes]:
         """Yield the bytes of a column, for all rows or those at the positions `which`, with only some in memory at
         once."""
         with _batch(self.path) as batch:
-            found = batch.column(name)
+            values = batch.column(name)
             for start in range(0, self.rows if which is None else len(which), _AT_ONCE):
                 some = slice(start, start + _AT_ONCE)
-                part = found[some] if which is None else found.take(which[some])
+                part = values[some] if which is None else values.take(which[some])
                 yield from part.to_pylist()
 
 
@@ -147,16 +147,17 @@ class FactColumns:
     """The facts of all rows, with the interface of a structured array (n,), read column by column."""
 
     def __init__(
-        self, shards: Shards, dtype: np.dtype[Any], kept: Sequence[str], codes: Mapping[str, Sequence[NDArray[Any]]]
-    ) -> None:
+        self, shards: Shards, dtype: np.dtype[Any], in_memory: Sequence[str],
+        codes: Mapping[str, Sequence[NDArray[Any]]],
+    ) -> None:  # fmt: skip
         """
         Args:
-            kept: columns that stay in memory, since they change or are asked for row by row.
+            in_memory: columns that stay in memory, since they change or are asked for row by row.
             codes: by column, what each shard's codes mean in all of them; codes below 0 stay.
         """
         self.shards, self.dtype, self._codes = shards, dtype, codes
         self._kept: dict[str, NDArray[Any]] = {}
-        self._kept = {name: self[name] for name in kept}
+        self._kept = {name: self[name] for name in in_memory}
 
     def __len__(self) -> int:
         return int(self.shards.starts[-1])

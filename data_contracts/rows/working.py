@@ -104,8 +104,8 @@ def begin(folder: Path, job: ValidateJob, inputs: Mapping[str, Path]) -> None:
         "shards": [ledgers.SHARD_ROWS, CHARACTERS],
     }  # fmt: skip
     text = json.dumps(plan, sort_keys=True)
-    known = folder / PLAN
-    if not known.is_file() or known.read_text(encoding="utf-8") != text:
+    plan_file = folder / PLAN
+    if not plan_file.is_file() or plan_file.read_text(encoding="utf-8") != text:
         shutil.rmtree(folder, ignore_errors=True)
     make_folder(folder)
     write_whole(folder / PLAN, text)

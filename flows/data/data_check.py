@@ -11,7 +11,7 @@ from components.base.errors import GateFailed, UserError
 from components.base.text import counted, line
 from components.data.config import SourceConfig
 from components.data.hub import resolve_source
-from components.data.inputs import BESIDE, SUITE, names_file, refuse_unknown_sources, values_of
+from components.data.inputs import FURTHER, SUITE, names_file, refuse_unknown_sources, values_of
 from components.data.rows import listed
 from data_contracts.config import ValidateJob
 from flows.config.profiles import Override
@@ -22,7 +22,7 @@ from flows.data.reference import find_reference
 from tasks.result import Input
 
 if TYPE_CHECKING:
-    from data_contracts.examine import FileReport
+    from data_contracts.check import FileReport
 
 FAILED = GateFailed.exit_code
 MOST_MODELS = 10
@@ -80,7 +80,7 @@ def check_file(
         return report | {"read": [reading.as_json(path)]}
     judged = [inputs["preferences"]] if config.data.reference and "preferences" in inputs else []
     compared = find_reference(config, home, [Input.of(each).digest for each in judged])
-    for further in (*(find_files(each, config, home) for each in BESIDE), compared):
+    for further in (*(find_files(each, config, home) for each in FURTHER), compared):
         inputs |= {name: given.path for name, given in further.items()}
     named: dict[str, object] = {name: str(inputs[name]) if name in inputs else None for name in KINDS}
     named["sources"] = own_entry(config, inputs["preferences"]) if "preferences" in inputs else {}

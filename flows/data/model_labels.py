@@ -134,7 +134,7 @@ def read_pairs(path: Path, data: DataConfig) -> ReadPairs:
     Raises:
         UserError: the file can't be read, or has no pair.
     """
-    source = RowSource.named("preferences", path, data)._replace(kept=())
+    source = RowSource.named("preferences", path, data)._replace(reward_columns=())
     unlabelled: set[int] = set()
     rows = judged_rows(source._replace(rows=_with_labels(renamed(source), unlabelled), columns={}), data.max_characters)
     found, repeated, quarantined = dict[str, PairToJudge](), 0, list[Row]()

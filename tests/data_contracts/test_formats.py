@@ -49,8 +49,9 @@ def said(row: Row, raws: list[dict[str, Any]]) -> dict[str, Any]:
     ordinary = {"weight": 1.0, "source": row.source, "row": row.number}
     item = {name: value for name, value in (row.item or {}).items() if value not in (None, ordinary.get(name))}
     found = {
-        "number": row.number, "others": row.others, "item": item, "ballot": row.ballot, "first_wins": row.first_wins,
-        "votes": row.votes, "models": row.models, "lead": row.lead, "problems": row.problems,
+        "number": row.number, "others": row.raw.others, "item": item, "ballot": row.ballot,
+        "first_wins": row.first_wins, "votes": row.votes, "models": row.models, "lead": row.lead,
+        "problems": row.problems,
         "data": row.data and ("as it came" if row.data == raws[row.number - 1] else row.data),
     }  # fmt: skip
     return {name: value for name, value in found.items() if value is not None and value not in ((), [], {})}

@@ -8,7 +8,7 @@ from components.base.jsonl import write_rows
 from components.data.config import DecisionConfig
 from components.data.tables.published import read_split
 from components.human_eval.batch.halves import may_train
-from data_contracts.examine import Examination
+from data_contracts.examine import examine
 from tests.splits import write_splits
 
 SPLITS = ("train", "calibration", "test")
@@ -34,7 +34,7 @@ def placed(job, tmp_path_factory):
                 given[name].write_text("".join(json.dumps(row) + "\n" for row in rows))
         out = tmp_path / "artifact"
         asked = job(demonstrations="demonstrations")
-        write_splits(Examination(asked, given, tmp_path / "scratch", lambda *read: None), out)
+        write_splits(examine(asked, given, tmp_path / "scratch", lambda *read: None), out)
         found = {}
         for kind in ("pairs", "prompts"):
             for split in SPLITS:
@@ -95,5 +95,5 @@ def test_what_the_config_asks_of_votes_holds_for_a_batch_and_one_that_decides_no
     for minimum, decided in ((None, 0), (1, 1)):
         asked = job(preferences="base.jsonl", decision=DecisionConfig(minimum=minimum))
         out = tmp_path / f"artifact {minimum}"
-        write_splits(Examination(asked, inputs, tmp_path / f"scratch {minimum}", lambda *read: None), out)
+        write_splits(examine(asked, inputs, tmp_path / f"scratch {minimum}", lambda *read: None), out)
         assert sum("judged_in" in row for split in SPLITS for row in read_split(out / f"pairs.{split}")) == decided

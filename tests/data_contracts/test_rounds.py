@@ -26,7 +26,7 @@ from components.human_eval.sheet import as_record
 from components.models.config import GenerationConfig
 from components.models.runtime import Runtime
 from components.store.store import digest_folder
-from data_contracts.examine import Examination
+from data_contracts.examine import examine
 from data_contracts.validate import write_quarantine
 from tests.sheets import read_sheet
 from tests.splits import write_splits
@@ -68,7 +68,7 @@ def validated(job: Any, drawn: Drawn, place: Path, batches: list[Path]) -> Path:
     write_rows(base, ({"prompt": p, "chosen": f"good {i}", "rejected": f"bad {i}"} for i, p in enumerate(drawn.shown)))
     inputs = {"preferences": base} | {f"votes/{n}": path for n, path in enumerate(batches, 1)}
     out = place / f"data {len(batches)}"
-    found = Examination(job(preferences="base.jsonl"), inputs, place / f"scratch {len(batches)}", lambda *read: None)
+    found = examine(job(preferences="base.jsonl"), inputs, place / f"scratch {len(batches)}", lambda *read: None)
     write_splits(found, out)
     write_quarantine(found, out)
     (out / "task.json").write_text('{"name": "none"}')

@@ -9,7 +9,7 @@ import pytest
 from components.base.errors import UserError
 from components.base.jsonl import json_line
 from components.reward.evaluation.slices import ScoredPairs, slices_of
-from data_contracts.examine import Examination
+from data_contracts.examine import examine
 from data_contracts.validate import source_counts, write_quarantine
 from tests.splits import contents, lines, pairs, write, write_splits
 
@@ -22,7 +22,7 @@ def split(job, tmp_path):
 
     def split(given, out=tmp_path / "out", **data):
         asked = job(**data)
-        found = Examination(asked, given, tmp_path / "scratch", lambda *read: None)
+        found = examine(asked, given, tmp_path / "scratch", lambda *read: None)
         write_splits(found, out / "artifact")
         write_quarantine(found, out / "artifact")
         return source_counts(found)
@@ -143,7 +143,7 @@ def test_rows_of_votes_in_the_second_file_count_beside_rows_of_the_first_with_th
     votes = [{"prompt": "q 0", "a": "yes it is", "b": "no", "annotator": name, "label": "a"}
              for name in ("ann", "bob", "cy")]  # fmt: skip
     given = {"preferences/a": write(tmp_path / "a", pairs(0, 40)), "preferences/b": write(tmp_path / "b", votes)}
-    assert Examination(job(), given, tmp_path / "scratch", lambda *read: None).pairs.ledger.count() == 43
+    assert examine(job(), given, tmp_path / "scratch", lambda *read: None).pairs.ledger.count() == 43
 
 
 def test_one_file_gives_the_rows_that_it_gave_before_there_could_be_several(tmp_path, split):

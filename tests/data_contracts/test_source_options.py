@@ -10,8 +10,8 @@ from components.base.errors import UserError
 from components.data.config import DataConfig, SplitConfig
 from components.data.splits import prompt_key
 from components.data.tables.published import read_split
-from data_contracts.examine import Examination
-from data_contracts.findings.whole import chosen_by_rank
+from data_contracts.examine import examine
+from data_contracts.findings.whole import selected_by_rank
 from data_contracts.published_splits import weights_of_sources
 from data_contracts.rows import ledger
 from data_contracts.rows.gather import RowSource, judged_rows
@@ -27,7 +27,7 @@ def publish(job, folder, given, **data):
     """Write what later stages read of some files (names to rows); returns the counts, all pairs, and every byte."""
     folder.mkdir()
     inputs = {f"preferences/{name}": write(folder / name, rows) for name, rows in given.items()}
-    found = Examination(job(**data), inputs, folder / "scratch", lambda *read: None)
+    found = examine(job(**data), inputs, folder / "scratch", lambda *read: None)
     artifact = folder / "artifact"
     write_splits(found, artifact)
     write_quarantine(found, artifact)
@@ -118,7 +118,7 @@ def chosen(tmp_path, given, most, limits):
     sources = [RowSource.named("preferences", write(tmp_path / name, rows), DataConfig(), name)
                for name, rows in given.items()]  # fmt: skip
     table.fill((row for source in sources for row in judged_rows(source, 1000)), lambda seen: None)
-    file, number = places(table.facts["row"][np.flatnonzero(chosen_by_rank(table, most, limits))])
+    file, number = places(table.facts["row"][np.flatnonzero(selected_by_rank(table, most, limits))])
     return [{given[name][n - 1]["prompt"] for n in number[file == place]} for place, name in enumerate(given)]
 
 
@@ -151,7 +151,7 @@ def test_a_name_that_is_no_source_is_refused_with_those_that_are(job, tmp_path, 
     given = {f"preferences/{name}" if len(inputs) > 1 else "preferences": write(tmp_path / name, pairs(0, 30))
              for name in inputs}  # fmt: skip
     with pytest.raises(UserError, match=told):
-        Examination(job(sources={named: {"weight": 2}}), given, tmp_path / "scratch", lambda *read: None)
+        examine(job(sources={named: {"weight": 2}}), given, tmp_path / "scratch", lambda *read: None)
 
 
 def test_peoples_votes_of_earlier_rounds_count_as_sources_of_weight_one(job, tmp_path):
@@ -164,7 +164,7 @@ def test_peoples_votes_of_earlier_rounds_count_as_sources_of_weight_one(job, tmp
     write(votes / "judged.jsonl", [])
     given = {"preferences": write(tmp_path / "p", pairs(0, 60)), "votes/1": votes}
     asked = job(sources={"preferences": {"weight": 0.25, "max_pairs": 30}})
-    found = Examination(asked, given, tmp_path / "scratch", lambda *read: None)
+    found = examine(asked, given, tmp_path / "scratch", lambda *read: None)
     counts = {each["source"]: each["pairs"] for each in source_counts(found)}
     assert counts == {"preferences": 30, "votes-1": 40}
     weights = weights_of_sources(found)

@@ -55,15 +55,15 @@ def detect(rows: Sequence[RawRow], path: object) -> str:
         UserError: they have no known format; the message names the fields found and those expected.
     """
     refuse_unreadable(rows, path)
-    found, fields = most_common_format(rows, _format_of)
+    form, fields = most_common_format(rows, _format_of)
     if set(fields) >= SCORED:
         raise UserError(
             f"{path}: its rows are scored responses (HelpSteer), good and bad ones; as demonstrations, the model would "
             "imitate all of them. Give the file as data.preferences, so that SFT learns the chosen responses, or write "
             "a file of the best response to each prompt, without the column `helpfulness`."
         )
-    if found:
-        return KTO if looks_like_kto(rows) else found
+    if form:
+        return KTO if looks_like_kto(rows) else form
     raise UserError(
         f"{path}: its rows are not demonstrations. The fields found in {counted(len(rows), 'row')} are "
         f"{listed(fields)}; "
@@ -80,7 +80,7 @@ def parse_demonstration(
     Args:
         label_values: the meanings of label values other than true and false (`data.label_values`).
     """
-    row = Row(source, raw.number)
+    row = Row(source, raw)
     try:
         if raw.problem:
             raise BadRow(*raw.problem)
@@ -94,8 +94,6 @@ def parse_demonstration(
             row.problems.append(Problem("desirable", "the last message has the weight 0"))
     except BadRow as bad:
         row.problems = [bad.problem]
-    if row.problems:
-        row.data = raw.data
     return row
 
 
@@ -127,8 +125,8 @@ def _parse(data: Mapping[str, object], name: str) -> tuple[list[Message], str]:
 
 def _unlearned(data: Mapping[str, object]) -> bool:
     """Return whether the last message says by OpenAI's `weight` 0 that it is not to be learned."""
-    said = next((value for name in _LISTS if isinstance(value := data.get(name), list) and value), [None])
-    return isinstance(said[-1], dict) and said[-1].get("weight") == 0
+    messages = next((value for name in _LISTS if isinstance(value := data.get(name), list) and value), [None])
+    return isinstance(messages[-1], dict) and messages[-1].get("weight") == 0
 
 
 def _instruction(data: Mapping[str, object]) -> tuple[list[Message], str]:

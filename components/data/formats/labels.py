@@ -71,8 +71,8 @@ def looks_like_kto(rows: Sequence[RawRow]) -> bool:
     Other words among them, such as neutral, are then labels without a known meaning. Other numbers mean that the labels
     are ratings or classes.
     """
-    found = (_kto_label(row.data)[1] for row in rows if row.problem is None)
-    labels = [label_key(label) for label in found if not _is_blank(label)]
+    values = (_kto_label(row.data)[1] for row in rows if row.problem is None)
+    labels = [label_key(label) for label in values if not _is_blank(label)]
     others = [label for label in labels if label not in WORDS]
     return 2 * len(others) < len(labels) and not any(map(_NUMBER.fullmatch, others))
 

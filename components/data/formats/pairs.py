@@ -92,7 +92,6 @@ class Parsed(NamedTuple):
     ballot: Ballot | None = None
     first_wins: bool | None = None
     tie: bool = False
-    votes: tuple[tuple[str, int], ...] = ()
     cast: tuple[tuple[str | None, int], ...] = ()
     twice: str | None = None
     """The first annotator who voted more than once; only the first vote of each counts."""
@@ -104,9 +103,9 @@ def detect(rows: Sequence[RawRow], path: object) -> str:
     Raises:
         UserError: they have no known format; the message names the fields found and those expected.
     """
-    found, fields = most_common_format(rows, format_of)
-    if found:
-        return found
+    form, fields = most_common_format(rows, format_of)
+    if form:
+        return form
     refuse_unreadable(rows, path)
     if any(is_kto_row(row.data) for row in rows if row.problem is None):
         raise UserError(
@@ -150,7 +149,7 @@ def parse_pairs(raw: RawRow, name: str, source: str, max_characters: int) -> lis
     try:
         pairs = _ranking(raw.data) if name == "ranking" else cast("list[dict[str, object]]", raw.data["pairs"])
     except BadRow as bad:
-        return [Row(source, raw.number, raw.others, data=raw.data, problems=[bad.problem])]
+        return [Row(source, raw, problems=[bad.problem])]
     rest = {key: value for key, value in raw.data.items() if key not in ("responses", "ranks", "scores", "pairs")}
     rows = []
     for pair in pairs:
@@ -173,7 +172,7 @@ def _ranking(data: Mapping[str, object]) -> list[dict[str, object]]:
     name = next((name for name in ("ranks", "scores") if data.get(name) is not None), None)
     if name is None and (other := _numbers(data, len(responses))):
         text = f"`{other}` has a number for each response, but neither `ranks` (1 is best) nor `scores` is there"
-        plain = not any(isinstance(each, dict) for each in list_in_cell(data[other]))
+        plain = not any(isinstance(number, dict) for number in list_in_cell(data[other]))
         ours = "ranks" if RANKING & set(re.split(r"[^a-z]+", other.lower())) else "scores"
         advice = f"say which it is, as --set data.columns.{ours}={other}" if plain else "write one of them"
         raise BadRow("fields_present", f"{text}; {advice}")
@@ -184,7 +183,7 @@ def _ranking(data: Mapping[str, object]) -> list[dict[str, object]]:
     if not isinstance(placed, list) or len(placed) != len(responses):
         raise BadRow("fields_present", f"`{name}` doesn't give each of {len(responses)} responses a number")
     sign = -1 if name == "scores" else 1
-    ordered = sorted((sign * number_field(each, f"{name}[{i}]"), i) for i, each in enumerate(placed))
+    ordered = sorted((sign * number_field(number, f"{name}[{i}]"), i) for i, number in enumerate(placed))
     pairs: list[dict[str, object]] = [
         {"chosen": responses[i], "rejected": responses[j]} | ({"margin": worse - better} if name == "scores" else {})
         for (better, i), (worse, j) in combinations(ordered, 2)
@@ -207,8 +206,8 @@ def _numbers(data: Mapping[str, object], count: int) -> str | None:
     for name, value in data.items():
         numbers = list_in_cell(value)
         if isinstance(numbers, list) and len(numbers) == count:
-            rated = (each.values() if isinstance(each, dict) else [each] for each in numbers)
-            if all(any(map(_is_number, each)) for each in rated):
+            rated = (number.values() if isinstance(number, dict) else [number] for number in numbers)
+            if all(any(map(_is_number, number)) for number in rated):
                 return name
     return None
 
@@ -218,8 +217,8 @@ def _choice(data: Mapping[str, object], responses: Sequence[object]) -> str | No
     places = {str(place) for place in range(len(responses) + 1)}
     for name, value in data.items():
         if _CHOICE & set(re.split(r"[^a-z]+", name.lower())) and value is not None:
-            said = str(value).strip().lower().removesuffix(".0")
-            if said in places or (len(said) == 1 and said.isalpha()) or value in responses:
+            text = str(value).strip().lower().removesuffix(".0")
+            if text in places or (len(text) == 1 and text.isalpha()) or value in responses:
                 return name
     return None
 
@@ -232,14 +231,14 @@ def _is_number(value: object) -> bool:
 
 def parse_pair(raw: RawRow, name: str, source: str, max_characters: int) -> Row:
     """Parse row `raw` of `source` in the format `name`, with all its problems."""
-    row = Row(source, raw.number, raw.others)
+    row = Row(source, raw)
     try:
         if raw.problem:
             raise BadRow(*raw.problem)
         pair = _PARSERS[name](raw.data)
         ballot = pair.ballot or _counted_ballot(raw.data, name)
         row.item = _item(raw, source, pair, ballot)
-        row.ballot, row.first_wins, row.votes, row.cast = ballot, pair.first_wins, pair.votes, pair.cast
+        row.ballot, row.first_wins, row.cast = ballot, pair.first_wins, pair.cast
         row.models = _models(raw.data) if name == "votes" else None
         row.problems = text_problems(pair.prompt, {"chosen": pair.chosen, "rejected": pair.rejected}, max_characters)
         if pair.twice is not None:
@@ -257,8 +256,6 @@ def parse_pair(raw: RawRow, name: str, source: str, max_characters: int) -> Row:
             row.lead = 0.0
     except BadRow as bad:
         row.problems = [bad.problem]
-    if row.problems:
-        row.data = raw.data
     return row
 
 
@@ -335,19 +332,19 @@ def _conversational(data: Mapping[str, object]) -> Parsed:
     lists = all(isinstance(data[side], list) for side in ("chosen", "rejected"))
     prompt = agreed(before, other) if lists else before or other
     if data.get("prompt") is not None:
-        given = as_messages(data["prompt"], "prompt")
-        if not _holds(prompt, given):
-            if given[-1]["role"] == next((m["role"] for m in prompt if m["role"] != "system"), None):
+        turns = as_messages(data["prompt"], "prompt")
+        if not _holds(prompt, turns):
+            if turns[-1]["role"] == next((m["role"] for m in prompt if m["role"] != "system"), None):
                 raise BadRow("prompts_agree", "`prompt` is not in the conversations, which start with another turn")
-            prompt = [*given, *prompt]
+            prompt = [*turns, *prompt]
     if not prompt:
         raise BadRow("turns_valid", "no turn before the response")
     return Parsed(earlier_turns(data, prompt), chosen, rejected)
 
 
-def _holds(prompt: list[Message], given: list[Message]) -> bool:
-    """Return whether the turns `given` stand in `prompt`, one after the other."""
-    whole, part = ([(m["role"], seen(m["content"])) for m in messages] for messages in (prompt, given))
+def _holds(prompt: list[Message], turns: list[Message]) -> bool:
+    """Return whether the turns `turns` stand in `prompt`, one after the other."""
+    whole, part = ([(m["role"], seen(m["content"])) for m in messages] for messages in (prompt, turns))
     return any(whole[start : start + len(part)] == part for start in range(len(whole) - len(part) + 1))
 
 
@@ -359,8 +356,6 @@ def _votes(data: Mapping[str, object]) -> Parsed:
     first, second = text_field(data, "a"), text_field(data, "b")
     once, twice = _once_each(data.get("votes"))
     listed_votes = _listed_votes(once)
-    named = tuple((name, side) for name, side in listed_votes if name is not None)
-    votes = named if len(named) == len(listed_votes) else ()
     ballot = _ballot({**data, "votes": once})
     answers = ballot or Ballot(*(int(side == side_of(data["label"])) for side in Ballot._fields))
     most = max(answers)
@@ -368,7 +363,7 @@ def _votes(data: Mapping[str, object]) -> Parsed:
     second_wins = winners == ["second"]
     chosen, rejected = (second, first) if second_wins else (first, second)
     tie = len(winners) > 1 or winners == ["equal"]
-    return Parsed(prompt, chosen, rejected, ballot, not second_wins, tie, votes, listed_votes, twice)
+    return Parsed(prompt, chosen, rejected, ballot, not second_wins, tie, listed_votes, twice)
 
 
 def _once_each(votes: Any) -> tuple[Any, str | None]:
@@ -376,22 +371,22 @@ def _once_each(votes: Any) -> tuple[Any, str | None]:
     if not isinstance(votes, list) or not all(isinstance(vote, dict) for vote in votes):
         return votes, None
     seen: set[str] = set()
-    kept, twice = [], None
+    first_votes, twice = [], None
     for vote in votes:
         annotator = vote.get("annotator")
         if annotator is None or blank(str(annotator)) or str(annotator) not in seen:
-            kept.append(vote)
+            first_votes.append(vote)
         else:
             twice = twice or _named(annotator)
         seen.add(str(annotator))
-    return kept, twice
+    return first_votes, twice
 
 
 def _listed_votes(votes: Any) -> tuple[tuple[str | None, int], ...]:
     """Return annotator (None if not named) and index in `Ballot` of each vote in a list; empty for counts."""
-    each = [vote if isinstance(vote, dict) else {"label": vote} for vote in votes] if isinstance(votes, list) else []
-    named = [None if (name := vote.get("annotator")) is None else _named(name) for vote in each]
-    sides = [Ballot._fields.index(side_of(vote.get("label", vote.get("vote")))) for vote in each]
+    answers = [vote if isinstance(vote, dict) else {"label": vote} for vote in votes] if isinstance(votes, list) else []
+    named = [None if (name := vote.get("annotator")) is None else _named(name) for vote in answers]
+    sides = [Ballot._fields.index(side_of(vote.get("label", vote.get("vote")))) for vote in answers]
     return tuple(zip(named, sides, strict=True))
 
 
@@ -410,8 +405,10 @@ def _ballot(data: Mapping[str, object]) -> Ballot | None:
         for name, n in votes.items():
             sides[side_of(name)] += _count(0 if n is None else n, f"votes.{name}")
     elif "votes_a" in data:
-        names = {"first": ("votes_a",), "second": ("votes_b",), "equal": _EQUAL}
-        sides = Counter({side: sum(_count(data.get(name, 0), name) for name in each) for side, each in names.items()})
+        columns = (("first", "votes_a"), ("second", "votes_b"), *(("equal", name) for name in _EQUAL))
+        sides = Counter()
+        for side, name in columns:
+            sides[side] += _count(data.get(name, 0), name)
     elif data.get("label") is not None:
         return None
     else:

@@ -30,15 +30,15 @@ class Prompts(NamedTuple):
 
         There are no votes and no verdicts here; `checks` are those by which rows were left out.
         """
-        found: dict[str, list[int]] = {}
+        numbers: dict[str, list[int]] = {}
         for row in self.quarantined:
             for check in {problem.check for problem in row.problems}:
-                found.setdefault(check, []).append(row.number)
-        asked = RowChecks()
+                numbers.setdefault(check, []).append(row.number)
+        defaults = RowChecks()
         checks = [
-            {"name": name, "severity": (check := getattr(asked, name)).severity, "rows": len(rows), "row_numbers": rows,
-             "threshold": check.threshold, "value": len(rows) / self.rows}
-            for name, rows in sorted(found.items())
+            {"name": name, "rows": len(rows), "row_numbers": rows, "value": len(rows) / self.rows,
+             **getattr(defaults, name).model_dump()}
+            for name, rows in sorted(numbers.items())
         ]  # fmt: skip
         return {"checks": checks, **dict.fromkeys(("kappa", "alpha", "longer_wins", "majority"))}
 
@@ -50,15 +50,15 @@ def read_prompts(path: Path, max_characters: int) -> Prompts:
         UserError: it cannot be read, or no row has a prompt.
     """
     count = 0
-    found: dict[str, list[Message]] = {}
+    prompts: dict[str, list[Message]] = {}
     quarantined = []
     for count, raw in enumerate(read_source(path), 1):  # noqa: B007 (the last one is the number of rows)
         row = parse_prompt(raw, max_characters)
         if row.problems or row.item is None:
             quarantined.append(row)
         else:
-            found.setdefault(prompt_key(row.item["prompt"]), row.item["prompt"])
-    if not found:
+            prompts.setdefault(prompt_key(row.item["prompt"]), row.item["prompt"])
+    if not prompts:
         text, times = Counter(problem.text for row in quarantined for problem in row.problems).most_common(1)[0]
         first = next(row.number for row in quarantined if any(p.text == text for p in row.problems))
         raise UserError(
@@ -66,7 +66,7 @@ def read_prompts(path: Path, max_characters: int) -> Prompts:
             f"({counted(times, 'row')}, the first "
             f"is row {first}). Give rows with a `prompt` (text, transcript or messages), or preference pairs."
         )
-    return Prompts(count, list(found.values()), quarantined)
+    return Prompts(count, list(prompts.values()), quarantined)
 
 
 def parse_prompt(raw: RawRow, max_characters: int) -> Row:
@@ -76,9 +76,9 @@ def parse_prompt(raw: RawRow, max_characters: int) -> Row:
     else:
         # Responses and label are not needed and are filled in; a `stance` and earlier turns are part of the prompt.
         names = ("prompt", "stance", "history", *SYSTEMS, *PROMPT_PARTS)
-        told = {name: raw.data[name] for name in names if name in raw.data}
-        parsed = parse_pair(raw._replace(data=told | _STAND_IN), "votes", "prompts", max_characters)
-    row = Row("prompts", raw.number, problems=parsed.problems)
+        fields = {name: raw.data[name] for name in names if name in raw.data}
+        parsed = parse_pair(raw._replace(data=fields | _STAND_IN), "votes", "prompts", max_characters)
+    row = Row("prompts", raw, problems=parsed.problems)
     if parsed.item is not None:
         row.item = {"prompt": parsed.item["prompt"]}
         row.problems = text_problems(row.item["prompt"], {}, max_characters)

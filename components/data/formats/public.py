@@ -66,8 +66,8 @@ def shape_of(rows: Sequence[RawRow], options: ReadingOptions) -> Shape | None:
     def named(data: Data) -> str | None:
         return next((shape.name for shape in SHAPES if shape.has(data, options)), None) or format_of(data)
 
-    found, _ = most_common_format(rows, named)
-    return next((shape for shape in SHAPES if shape.name == found), None)
+    most_common, _ = most_common_format(rows, named)
+    return next((shape for shape in SHAPES if shape.name == most_common), None)
 
 
 def standard_rows(rows: Iterable[RawRow], shape: Shape | None, options: ReadingOptions) -> Iterator[RawRow]:
@@ -104,10 +104,10 @@ def _labelled(data: Data, meanings: Mapping[str, str]) -> Data:
     return out
 
 
-def _set(name: str, needs: str, more: str, standard: Callable[[Data, ReadingOptions], dict[str, Any]]) -> Shape:
-    """Return the shape of votes in rows that have all fields `needs`, and perhaps `more` that are read."""
-    wanted = set(needs.split(","))
-    return Shape(name, "votes", f"{needs},{more}", lambda data, options: data.keys() >= wanted, standard)
+def _set(name: str, required: str, more: str, standard: Callable[[Data, ReadingOptions], dict[str, Any]]) -> Shape:
+    """Return the shape of votes in rows that have all fields `required`, and perhaps `more` that are read."""
+    names = set(required.split(","))
+    return Shape(name, "votes", f"{required},{more}", lambda data, options: data.keys() >= names, standard)
 
 
 # Pairs
@@ -117,10 +117,10 @@ def _is_llama_factory(data: Data, options: ReadingOptions) -> bool:
     if not {"chosen", "rejected"} <= data.keys():
         return False
     sides = data["chosen"], data["rejected"]
-    asked = {*LISTS, "instruction", "question", "input", "query"}
+    prompts = {*LISTS, "instruction", "question", "input", "query"}
     if all(isinstance(side, dict) for side in sides):
         return True
-    return data.get("prompt") is None and bool(data.keys() & asked) and all(map(_is_answer, sides))
+    return data.get("prompt") is None and bool(data.keys() & prompts) and all(map(_is_answer, sides))
 
 
 def _is_answer(value: object) -> bool:
@@ -136,12 +136,12 @@ def _has_pair(better: str, worse: str, data: Data, options: ReadingOptions) -> b
 
 def _pair(better: str, worse: str, data: Data, options: ReadingOptions) -> dict[str, Any]:
     """Return a row of two responses, of which the first may follow its prompt in one list of messages."""
-    told = ("margin", *chain(*SIDE_SCORES), *filter(None, [tied_by(data)]))
-    more = {name: data[name] for name in told if name in data}
+    names = ("margin", *chain(*SIDE_SCORES), *filter(None, [tied_by(data)]))
+    more = {name: data[name] for name in names if name in data}
     (before, chosen), (other, rejected) = (split_answer(data.get(side), side) for side in (better, worse))
-    if isinstance(asked := data.get("input"), dict):
-        refuse_parts(asked, "input.")
-        data = {**data, "input": asked.get("messages")}
+    if isinstance(dialogue := data.get("input"), dict):
+        refuse_parts(dialogue, "input.")
+        data = {**data, "input": dialogue.get("messages")}
     turns = agreed(before or other, other or before)
     prompt = earlier_turns(data, turns) if turns else prompt_of(data)
     return {**kept_fields(data), **more, "prompt": prompt, "chosen": chosen, "rejected": rejected}
@@ -159,14 +159,14 @@ def _of_pairs(name: str, better: str, worse: str) -> Shape:
 def _is_nectar(data: Data, options: ReadingOptions) -> bool:
     answers = data.get("answers")
     return "prompt" in data and isinstance(answers, list) and bool(answers) and all(
-        isinstance(each, dict) and {"answer", "rank"} <= each.keys() for each in answers
+        isinstance(answer, dict) and {"answer", "rank"} <= answer.keys() for answer in answers
     )  # fmt: skip
 
 
 def _nectar(data: Data, options: ReadingOptions) -> dict[str, Any]:
-    for i, each in enumerate(data["answers"]):
-        refuse_parts(each, f"answers[{i}].")
-    texts, ranks = ([each[name] for each in data["answers"]] for name in ("answer", "rank"))
+    for i, answer in enumerate(data["answers"]):
+        refuse_parts(answer, f"answers[{i}].")
+    texts, ranks = ([answer[name] for answer in data["answers"]] for name in ("answer", "rank"))
     return {**kept_fields(data), "prompt": prompt_of(data), "responses": texts, "ranks": ranks}
 
 
@@ -197,7 +197,7 @@ def _scored_texts(data: Data, options: ReadingOptions) -> dict[str, Any]:
 def _is_several(data: Data, options: ReadingOptions) -> bool:
     sides = [data.get(side) for side in ("chosen", "rejected")]
     return data.get("prompt") is not None and all(
-        isinstance(side, list) and bool(side) and all(isinstance(each, str) for each in side) for side in sides
+        isinstance(side, list) and bool(side) and all(isinstance(text, str) for text in side) for side in sides
     )
 
 
@@ -216,17 +216,17 @@ def _is_fine_grained(data: Data, options: ReadingOptions) -> bool:
 
 def _fine_grained(data: Data, options: ReadingOptions) -> dict[str, Any]:
     names = [name for name in data if re.fullmatch(r"prediction \d+", str(name))]
-    two, said = list(combinations(sorted(names), 2)), data["preference"]
-    if len(said) != len(two) or any(each not in (0, 1, 2) for each in said):
+    two, chosen = list(combinations(sorted(names), 2)), data["preference"]
+    if len(chosen) != len(two) or any(side not in (0, 1, 2) for side in chosen):
         raise BadRow(
-            "votes_valid", f"`preference` is {shown(said)}, expected 1, 2 or 0 for each of {len(two)} comparisons"
+            "votes_valid", f"`preference` is {shown(chosen)}, expected 1, 2 or 0 for each of {len(two)} comparisons"
         )
     passages = data.get("passages") or []
-    if not isinstance(passages, list) or not all(isinstance(each, list) for each in passages):
+    if not isinstance(passages, list) or not all(isinstance(passage, list) for passage in passages):
         raise BadRow("fields_present", "`passages` is not a list of lists of sentences")
     texts = [" ".join(map(str, passage)) for passage in passages]
     prompt = "\n\n".join([text_field(data, "question").strip(), *texts])
-    decided = [(one, other)[:: 1 if preferred == 1 else -1] for (one, other), preferred in zip(two, said, strict=True)
+    decided = [(one, other)[:: 1 if preferred == 1 else -1] for (one, other), preferred in zip(two, chosen, strict=True)
                if preferred]  # fmt: skip
     if not decided:
         raise BadRow("decided", "tie")
@@ -272,9 +272,9 @@ SHAPES = (
 )  # fmt: skip
 
 
-def reads(shape: Shape, column: str, options: ReadingOptions, asked: Collection[str]) -> bool:
-    """Return whether rows of a shape use a column; `asked` are the fields of their prompts."""
-    if column in (*PROMPTS, *LISTS) and column not in (*asked, "history"):
+def reads(shape: Shape, column: str, options: ReadingOptions, prompts: Collection[str]) -> bool:
+    """Return whether rows of a shape use a column; `prompts` are the fields of their prompts."""
+    if column in (*PROMPTS, *LISTS) and column not in (*prompts, "history"):
         return False
     return column in shape.fields.split(",") or column in KEPT or column == options.score or bool(
         shape.name == TWO_RESPONSES and (ANNOTATOR.fullmatch(column) or ARGILLA.match(column))

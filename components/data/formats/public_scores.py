@@ -64,16 +64,16 @@ def shp(data: Data, options: ReadingOptions) -> dict[str, Any]:
 def webgpt(data: Data, options: ReadingOptions) -> dict[str, Any]:
     """Return a row of WebGPT's comparisons as one of the format `votes`."""
     question = data["question"]
-    asked = question.get("full_text") if isinstance(question, dict) else question
+    prompt = question.get("full_text") if isinstance(question, dict) else question
     difference = number_field(data["score_0"], "score_0") - number_field(data["score_1"], "score_1")
     a, b = (text_field(data, name) for name in ("answer_0", "answer_1"))
-    return _signed({**kept_fields(data), "prompt": asked}, a, b, difference)
+    return _signed({**kept_fields(data), "prompt": prompt}, a, b, difference)
 
 
 def is_ultrafeedback(data: Data, options: ReadingOptions) -> bool:
     """Tell whether a row has scored completions."""
     completions = data.get("completions")
-    of_dicts = isinstance(completions, list) and all(isinstance(each, dict) for each in completions)
+    of_dicts = isinstance(completions, list) and all(isinstance(completion, dict) for completion in completions)
     return of_dicts and bool(data.keys() & {"instruction", "prompt"})
 
 
@@ -82,12 +82,12 @@ def ultrafeedback(data: Data, options: ReadingOptions) -> dict[str, Any]:
     scored, completions = [], data["completions"]
     names = _ULTRA_SCORES if options.score is None else (options.score,)
     # One score for the whole row: the scales differ.
-    name = max(names, key=lambda name: min(2, sum(_rating(each, name) is not None for each in completions)))
-    for i, each in enumerate(completions):
-        refuse_parts(each, f"completions[{i}].")
-        score = _rating(each, name)
+    name = max(names, key=lambda name: min(2, sum(_rating(completion, name) is not None for completion in completions)))
+    for i, completion in enumerate(completions):
+        refuse_parts(completion, f"completions[{i}].")
+        score = _rating(completion, name)
         if score is not None and str(score).strip().upper() != "N/A":
-            scored.append((text_field(each, "response"), number_field(score, f"completions[{i}]: score")))
+            scored.append((text_field(completion, "response"), number_field(score, f"completions[{i}]: score")))
     return {**kept_fields(data), "prompt": prompt_of(data), "pairs": _compared(scored, options)}
 
 
@@ -134,8 +134,8 @@ def gathered_by_prompt(rows: Iterable[RawRow], options: ReadingOptions) -> Itera
             try:
                 refuse_parts(row.data)
                 scored = text_field(row.data, "response"), number_field(row.data.get(score), score)
-                asked = [row.data.get(name) for name in _PROMPT]
-                key = seen(json.dumps(asked, sort_keys=True, default=str, ensure_ascii=False))
+                prompt = [row.data.get(name) for name in _PROMPT]
+                key = seen(json.dumps(prompt, sort_keys=True, default=str, ensure_ascii=False))
                 first, responses, others = prompts.setdefault(key, (row, [], []))
                 responses.append(scored)
                 others += [row.number] if row is not first else []

@@ -32,7 +32,7 @@ def _judged_turn(data: Data, name: str) -> tuple[list[Message], str]:
     """Return the messages before the judged response, and that response: the last one, or that of `turn` (from 1)."""
     value, turn = data[name], data.get("turn")
     if isinstance(value, list) and isinstance(turn, int) and not isinstance(turn, bool):
-        answers = [i for i, each in enumerate(value) if isinstance(each, dict) and role_of(each) == "assistant"]
+        answers = [i for i, entry in enumerate(value) if isinstance(entry, dict) and role_of(entry) == "assistant"]
         if not 1 <= turn <= len(answers):
             raise BadRow("turns_valid", f"`turn` is {turn}, and `{name}` has {len(answers)} responses")
         value = value[: answers[turn - 1] + 1]
@@ -90,22 +90,22 @@ def argilla_votes(data: Data, drafts: bool = False) -> list[dict[str, Any]] | No
     """Return the submitted votes of one of Argilla's records (`drafts`: those that are not submitted); None if a row
     has none of its columns: `NAME.responses` with `.users` and `.status`, or lists of `value`, `user_id` and `status`.
     """
-    found: list[tuple[Any, ...]] | None = None
+    votes: list[tuple[Any, ...]] | None = None
     questions = [name for name in data if name.endswith(".responses") and f"{name}.status" in data]
     if len(questions) > 1:
         raise BadRow("votes_valid", f"{' and '.join(questions)} answer several questions; leave out all but one")
-    for name, said in data.items():
-        if name in VERDICTS and isinstance(said, list) and all(isinstance(each, dict) for each in said):
-            found = [(each.get("value"), each.get("user_id"), each.get("status")) for each in said]
+    for name, values in data.items():
+        if name in VERDICTS and isinstance(values, list) and all(isinstance(value, dict) for value in values):
+            votes = [(value.get("value"), value.get("user_id"), value.get("status")) for value in values]
         elif name in questions:
             columns = [data.get(f"{name}{part}") or [] for part in ("", ".users", ".status")]
             if len({len(column) for column in columns}) > 1:
                 raise BadRow("votes_valid", f"`{name}`, its users and its status are not of one length")
-            found = list(zip(*columns, strict=True))
-    if found is None:
+            votes = list(zip(*columns, strict=True))
+    if votes is None:
         return None
     return [
-        {"annotator": who, "label": label} for label, who, status in found if (status == "submitted") is not drafts
+        {"annotator": who, "label": label} for label, who, status in votes if (status == "submitted") is not drafts
     ]
 
 
@@ -114,17 +114,17 @@ def _one_hot(data: Data, sides: tuple[str, str]) -> dict[str, Any]:
     won = [side for name, side in ONE_HOT.items() if str(data.get(name)).strip() in ("1", "1.0", "True")]
     if len(won) != 1:
         raise BadRow("votes_valid", f"{len(won)} of {', '.join(ONE_HOT)} are 1, expected one")
-    asked, a, b = (_turns(data.get(name), name) for name in ("prompt", *sides))
-    if not len(asked) == len(a) == len(b) or not asked:
-        raise BadRow("turns_valid", f"{len(asked)} prompts, {len(a)} and {len(b)} responses")
+    questions, a, b = (_turns(data.get(name), name) for name in ("prompt", *sides))
+    if not len(questions) == len(a) == len(b) or not questions:
+        raise BadRow("turns_valid", f"{len(questions)} prompts, {len(a)} and {len(b)} responses")
     if a[:-1] != b[:-1]:
         raise BadRow("prompts_agree", "prompts differ: the two models' earlier responses are not the same")
     before = [
         {"role": role, "content": text}
-        for question, answer in zip(asked, a[:-1], strict=False)
+        for question, answer in zip(questions, a[:-1], strict=False)
         for role, text in (("user", question.strip()), ("assistant", answer))
     ]
-    prompt = [*before, {"role": "user", "content": asked[-1].strip()}]
+    prompt = [*before, {"role": "user", "content": questions[-1].strip()}]
     return _voted(data, prompt, a[-1], b[-1], won[0], None, ("model_a", "model_b"))
 
 
@@ -148,16 +148,16 @@ def summaries(data: Data, options: ReadingOptions) -> dict[str, Any]:
     info, two = data["info"], data["summaries"]
     if not isinstance(info, dict):
         raise BadRow("fields_present", f"`info` is {shown(info)}, expected an object with `post` or `article`")
-    if not isinstance(two, list) or len(two) != 2 or not all(isinstance(each, dict) for each in two):
+    if not isinstance(two, list) or len(two) != 2 or not all(isinstance(summary, dict) for summary in two):
         raise BadRow("fields_present", "`summaries` is not a list of two objects with `text`")
     if info.get("post") is None:
-        asked = f"Article: {text_field(info, 'article').strip()}\n\nTL;DR:"
+        text = f"Article: {text_field(info, 'article').strip()}\n\nTL;DR:"
     else:
-        told = (("SUBREDDIT: r/", "subreddit"), ("TITLE: ", "title"), ("POST: ", "post"))
-        parts = [f"{word}{text_field(info, name).strip()}" for word, name in told if info.get(name)]
-        asked = "\n\n".join([*parts, "TL;DR:"])
-    a, b = (text_field(each, "text") for each in two)
-    prompt: list[Message] = [{"role": "user", "content": asked}]
+        labels = (("SUBREDDIT: r/", "subreddit"), ("TITLE: ", "title"), ("POST: ", "post"))
+        parts = [f"{word}{text_field(info, name).strip()}" for word, name in labels if info.get(name)]
+        text = "\n\n".join([*parts, "TL;DR:"])
+    a, b = (text_field(summary, "text") for summary in two)
+    prompt: list[Message] = [{"role": "user", "content": text}]
     return _voted(data, prompt, a, b, _index(data, "choice"), data.get("worker"), ("", ""))
 
 

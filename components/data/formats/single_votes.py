@@ -51,9 +51,9 @@ class _Pair(NamedTuple):
 def _take(row: RawRow, pairs: dict[str, _Pair]) -> None:
     """Add the vote of `row`, if any, to its pair. Raises `BadRow` if it is invalid or the annotator's second one."""
     key, data = _key(row.data), {name: value for name, value in row.data.items() if name not in _OWN}
-    known = pairs.get(key)
+    earlier = pairs.get(key)
     votes: list[dict[str, object]] = []
-    pair = known or _Pair(row._replace(data=data | {"votes": votes}), votes, [], {})
+    pair = earlier or _Pair(row._replace(data=data | {"votes": votes}), votes, [], {})
     swapped = _as_seen(data.get("a")) != _as_seen(pair.first.data.get("a"))
     label, annotator = (row.data.get(name) for name in ("label", "annotator"))
     label = row.data.get("vote") if label is None else label
@@ -66,7 +66,7 @@ def _take(row: RawRow, pairs: dict[str, _Pair]) -> None:
                 raise BadRow("votes_once", text)
             vote["annotator"] = annotator
         pair.votes.append(vote)
-    if known is None:
+    if earlier is None:
         pairs[key] = pair
     else:
         pair.others.append(row.number)

@@ -37,8 +37,8 @@ def before_response(text: str) -> tuple[str, str]:
     Raises:
         BadRow: no assistant turn, or a human turn after it.
     """
-    head, found, response = _unix(text).rpartition(_LAST)
-    if not found:
+    head, mark, response = _unix(text).rpartition(_LAST)
+    if not mark:
         raise BadRow("turns_valid", "no assistant turn")
     if _TURN.search(response):
         raise BadRow("turns_valid", "the transcript ends with a human turn")
@@ -55,8 +55,8 @@ def transcript_messages(text: str) -> list[Message]:
     messages = [{"role": "system", "content": preamble.strip()}] if preamble.strip() else []
     if not turns:
         raise BadRow("turns_valid", "no turn before the response")
-    said = zip(turns[::2], turns[1::2], strict=True)
-    return messages + [{"role": _ROLES[who.lower()], "content": text.strip()} for who, text in said]
+    labelled = zip(turns[::2], turns[1::2], strict=True)
+    return messages + [{"role": _ROLES[who.lower()], "content": text.strip()} for who, text in labelled]
 
 
 def is_transcript(value: Any) -> bool:
@@ -157,15 +157,15 @@ def is_empty(value: object) -> bool:
 def _history(value: object) -> list[Message]:
     if value is None or value == "":
         return []
-    if not isinstance(value, list) or not all(_is_exchange(each) or isinstance(each, dict) for each in value):
+    if not isinstance(value, list) or not all(_is_exchange(turn) or isinstance(turn, dict) for turn in value):
         text = "`history` is not a list of messages, or of pairs of texts (an instruction and its answer)"
         raise BadRow("fields_present", text)
     turns: list[Message] = []
-    for i, each in enumerate(value):
-        if isinstance(each, dict):
-            turns.append(_message(each, f"history[{i}]"))
+    for i, turn in enumerate(value):
+        if isinstance(turn, dict):
+            turns.append(_message(turn, f"history[{i}]"))
         else:
-            turns += [{"role": "user", "content": each[0].strip()}, {"role": "assistant", "content": each[1]}]
+            turns += [{"role": "user", "content": turn[0].strip()}, {"role": "assistant", "content": turn[1]}]
     return turns
 
 
@@ -183,8 +183,8 @@ def kind(value: Any) -> str:
 
 def role_of(message: Any) -> str | None:
     """Return the role that a message says under any of its names; None if it says none that is known."""
-    said = next((message[key] for key in ("role", "from") if message.get(key) is not None), None)
-    return _ROLES.get(said.strip().lower()) if isinstance(said, str) else None
+    role = next((message[key] for key in ("role", "from") if message.get(key) is not None), None)
+    return _ROLES.get(role.strip().lower()) if isinstance(role, str) else None
 
 
 def _message(value: Any, name: str) -> Message:
@@ -192,8 +192,8 @@ def _message(value: Any, name: str) -> Message:
         raise BadRow("fields_present", f"`{name}` is {kind(value)}, expected an object with role and content")
     role = role_of(value)
     if role is None:
-        own = shown(value.get("role", value.get("from")))
-        text = f"`{name}` has role {own}, expected user (or human), assistant (or gpt, model, bot, ai) or system"
+        wrong = shown(value.get("role", value.get("from")))
+        text = f"`{name}` has role {wrong}, expected user (or human), assistant (or gpt, model, bot, ai) or system"
         raise BadRow("fields_present", f"{text} (or developer); write one of these, or leave the row out")
     content = next((value[key] for key in ("content", "value", "parts", "text") if value.get(key) is not None), None)
     refuse_parts(value, f"{name}.", _ANSWER)
@@ -216,7 +216,7 @@ def _joined(parts: list[Any], name: str) -> str:
         text = part.get("text", part.get("value")) if typed else part
         if not isinstance(text, str):
             what = part.get("type") if isinstance(part, dict) and not typed else part
-            said = f"content of `{name}` has a part that is not text ({shown(what)}); leave the row out"
-            raise BadRow("fields_present", said)
+            problem = f"content of `{name}` has a part that is not text ({shown(what)}); leave the row out"
+            raise BadRow("fields_present", problem)
         texts.append(text)
     return "\n".join(texts)

@@ -49,7 +49,7 @@ def used_by(
         name: the format, or the one to which `shape` converts the rows.
     """
     readable = [row.data for row in rows if row.problem is None]
-    asked = {field for data in readable for field in prompt_fields(data)}
+    prompts = {field for data in readable for field in prompt_fields(data)}
     ties = {tied_by(data) for data in readable} if kind == "preferences" and name != "votes" else set()
 
     @cache
@@ -57,7 +57,7 @@ def used_by(
         if column in ties:
             return True
         if shape is not None:
-            return reads(shape, column, options, asked)
+            return reads(shape, column, options, prompts)
         return column in _FIELDS[name].split() or (kind == "preferences" and column.startswith("votes_"))
 
     return used
@@ -67,17 +67,17 @@ def unread(data: Mapping[str, object], used: Callable[[str], bool], score: str |
     """Return the columns of a row, and the fields inside of them (`prompt[].name`), that hold something and are not
     read; `score` is the name of the score that is compared."""
     inside = _INSIDE if score is None else _INSIDE | {"annotations", score, "Rating"}
-    found = {column for column, value in data.items() if not is_empty(value) and not used(column)}
-    for column in data.keys() - found:
+    fields = {column for column, value in data.items() if not is_empty(value) and not used(column)}
+    for column in data.keys() - fields:
         if not isinstance(data[column], str) and (column != "votes" or isinstance(data[column], list)):
-            found.update(_within(data[column], column, inside))
-    return found
+            fields.update(_within(data[column], column, inside))
+    return fields
 
 
 def _within(value: object, path: str, inside: frozenset[str]) -> Iterator[str]:
     if isinstance(value, list):
-        for each in value:
-            yield from _within(each, f"{path}[]", inside)
+        for element in value:
+            yield from _within(element, f"{path}[]", inside)
     elif isinstance(value, dict):
         for name, inner in value.items():
             if name in inside or name.endswith("score"):

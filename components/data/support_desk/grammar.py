@@ -187,14 +187,14 @@ def read_prompt(prompt: Sequence[Message]) -> Facts:
 
 @lru_cache(maxsize=1)
 def _reply_sentences() -> dict[str, tuple[str, Any]]:
-    known: dict[str, tuple[str, Any]] = {REFUND: ("refund", None)}
-    known |= {DATE.format(day=day): ("date", day) for day in DAYS}
-    known |= {remedy: ("remedy", issue) for issue, remedy in REMEDIES.items()}
-    known |= {echo: ("echo", issue) for issue, echo in ECHOES.items()}
+    kinds: dict[str, tuple[str, Any]] = {REFUND: ("refund", None)}
+    kinds |= {DATE.format(day=day): ("date", day) for day in DAYS}
+    kinds |= {remedy: ("remedy", issue) for issue, remedy in REMEDIES.items()}
+    kinds |= {echo: ("echo", issue) for issue, echo in ECHOES.items()}
     groups = {"hedge": HEDGES, "flattery": FLATTERY, "filler": FILLERS, "opening": OPENINGS, "closing": CLOSINGS}
     for kind, group in groups.items():
-        known |= dict.fromkeys(group, (kind, None))
-    return known
+        kinds |= dict.fromkeys(group, (kind, None))
+    return kinds
 
 
 @dataclass(frozen=True)

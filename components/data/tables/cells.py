@@ -30,14 +30,14 @@ def doubled_fields(fields: Iterable[Any]) -> str:
     import pyarrow as pa
 
     fields = list(fields)
-    found = [twice(field.name for field in fields)]
+    names = [twice(field.name for field in fields)]
     for field in fields:
         kind = field.type
         while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
             kind = kind.value_type
         if pa.types.is_struct(kind):
-            found.append(doubled_fields(kind))
-    return ", ".join(filter(None, found))
+            names.append(doubled_fields(kind))
+    return ", ".join(filter(None, names))
 
 
 def check_batch(batch: "pa.RecordBatch") -> None:

@@ -18,12 +18,12 @@ class JsonlRows(Sequence[Any]):
     def __init__(self, path: Path, offsets: NDArray[np.int64] | None = None) -> None:
         """`offsets` (n,) are the bytes at which the rows' lines start; None means all lines."""
         if offsets is None:
-            found, at = array("q"), 0
+            starts, at = array("q"), 0
             with path.open("rb") as lines:
                 for line in lines:
-                    found.append(at)
+                    starts.append(at)
                     at += len(line)
-            offsets = np.array(found, np.int64)
+            offsets = np.array(starts, np.int64)
         self.path, self._offsets = path, offsets
 
     def __len__(self) -> int:
@@ -82,7 +82,7 @@ class JoinedRows(Sequence[Any]):
 
     def choose(self, which: NDArray[np.int64]) -> "JoinedRows":
         """Return the rows at the indices `which` (m,), in their order."""
-        keys = {kind: found[which] for kind, found in self._keys.items()}
+        keys = {kind: values[which] for kind, values in self._keys.items()}
         return JoinedRows(self.parts, self._places[which], keys)
 
     def keys(self, kind: str, key: Callable[[Any], bytes]) -> NDArray[np.uint64]:

@@ -189,8 +189,8 @@ class SplitRows(Sequence[Any]):
     def __iter__(self) -> Iterator[Any]:
         for start in range(0, len(self), BATCH):
             places = self.places[start : start + BATCH]
-            found = self._arrow[places if isinstance(places, range) else places.tolist()]
-            yield from map(_row, found.to_pylist())
+            table = self._arrow[places if isinstance(places, range) else places.tolist()]
+            yield from map(_row, table.to_pylist())
 
     def choose(self, which: NDArray[np.int64]) -> "SplitRows":
         """Return the rows at the indices `which` (n,), in their order."""
@@ -200,7 +200,7 @@ class SplitRows(Sequence[Any]):
 def _row(stored: dict[str, Any]) -> dict[str, Any]:
     row = {name: value for name, value in stored.items() if value is not None or name in _KNOWN}
     if row.get("objectives") is not None:
-        row["objectives"] = {each["name"]: each["share"] for each in row["objectives"]}
+        row["objectives"] = {objective["name"]: objective["share"] for objective in row["objectives"]}
     if "columns" in row:
         row["columns"] = json.loads(row["columns"])
     return row
@@ -255,8 +255,9 @@ def characters_of(rows: Sequence[Any]) -> NDArray[np.int64]:
     """Return the approximate length (n,) of each pair: characters of its prompt and the longer response. For a split
     only the texts' offsets are read, and the lengths are in bytes."""
     if not isinstance(rows, SplitRows):
-        said = ([*(m["content"] for m in row["prompt"]), max(row["chosen"], row["rejected"], key=len)] for row in rows)
-        return np.array([sum(map(len, texts)) for texts in said], np.int64)
+        prompts = (sum(len(message["content"]) for message in row["prompt"]) for row in rows)
+        longer = (max(len(row["chosen"]), len(row["rejected"])) for row in rows)
+        return np.array([*map(sum, zip(prompts, longer, strict=True))], np.int64)
     import pyarrow.compute as pc
 
     sizes = [np.empty(0, np.int64)]

@@ -18,7 +18,7 @@ from components.base import files, jsonl
 from components.base.errors import UserError, disk_error, naming
 from components.data.checks_config import ChecksConfig
 from components.data.config import SplitConfig
-from components.data.rows import Row
+from components.data.rows import Problem, RawRow, Row
 from components.data.spreadsheet import write_csv
 from components.store.folder import FolderPlace
 from data_contracts.expectations.pages import write_data_docs
@@ -71,7 +71,7 @@ def _folder(path: Path) -> None:
 
 
 def _ledger(path: Path) -> None:
-    row = Row("preferences", 1, data={"text": LONG})
+    row = Row("preferences", RawRow(1, {"text": LONG}), problems=[Problem("readable", "")])
     Ledger(path, ChecksConfig(), SplitConfig(), 0).fill([row], lambda seen: None)
 
 

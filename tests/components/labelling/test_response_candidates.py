@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from components.base.errors import UserError
 from components.base.jsonl import read_rows
 from components.data.formats.prompts import Prompts
-from components.data.rows import Message, Problem, Row
+from components.data.rows import Message, Problem, RawRow, Row
 from components.labelling import response_candidates
 from components.labelling.config import CandidatesConfig, CandidatesJob
 from components.labelling.response_candidates import Arm, CandidateModel, allot, arms_of, finished, in_drawn_order, run
@@ -33,7 +33,7 @@ def user(text: str) -> list[Message]:
 PROMPTS = Prompts(
     7,
     [user(" ".join(WORDS[: 3 + 2 * i])) for i in range(5)],
-    [Row("prompts", 3, problems=[Problem("texts_filled", "empty prompt turn")])],
+    [Row("prompts", RawRow(3, {}), problems=[Problem("texts_filled", "empty prompt turn")])],
 )
 
 

@@ -3,7 +3,7 @@ import re
 import pytest
 
 from components.data.config import DataConfig, SplitConfig
-from components.data.rows import Problem, Row
+from components.data.rows import Problem, RawRow, Row
 from data_contracts.expectations import suites
 from data_contracts.expectations.pages import index_page, sanitized, write_data_docs
 from data_contracts.expectations.row_expectations import row_checks
@@ -17,7 +17,7 @@ SECRET = "a very private response"
 def docs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("docs") / "data_docs"
     rows = [
-        Row("p", n, data={"chosen": SECRET}, problems=[Problem("turns_valid" if n < 9 else "readable", SECRET)])
+        Row("p", RawRow(n, {"chosen": SECRET}), problems=[Problem("turns_valid" if n < 9 else "readable", SECRET)])
         for n in range(1, 21)
     ]
     ledger = Ledger(folder.parent / "rows.jsonl", SplitConfig(), 0)

@@ -9,7 +9,7 @@ import pytest
 from components.data.checks_config import SetChecks
 from components.data.splits import SPLITS
 from components.data.tables.published import read_split
-from data_contracts.findings.beside import compared_pairs, compared_prompts
+from data_contracts.findings.comparisons import compared_pairs, compared_prompts
 from data_contracts.findings.drift import difference
 from tests.splits import write
 

@@ -13,6 +13,7 @@ import sys
 import textwrap
 import time
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,12 +24,12 @@ from components.base.errors import CheckFailed, TetherError, UserError
 from components.base.jsonl import write_rows
 from components.stats.intervals import cluster_codes
 from data_contracts import published_splits
-from data_contracts.examine import Examination
+from data_contracts.examine import examine
 from data_contracts.expectations import suites
 from data_contracts.findings import near, row_judging, whole
 from data_contracts.rows import ledger, shards
 from data_contracts.rows.measuring import FACTS
-from data_contracts.rows.processes import ALONE, Beside, in_order, return_freed
+from data_contracts.rows.processes import ALONE, BackgroundCall, in_order, return_freed
 from data_contracts.rows.shards import FactColumns, Shard, Shards, write_shard
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -247,15 +248,15 @@ def _killed(shared, number):
 
 @pytest.mark.whole
 def test_what_a_process_beside_raises_is_raised_here_and_none_outlives_its_use():
-    other = Beside(True, os.getpid)
-    assert other.result() not in (os.getpid(), Beside(False, os.getpid).result())
+    other = BackgroundCall(True, os.getpid)
+    assert other.result() not in (os.getpid(), BackgroundCall(False, os.getpid).result())
     for apart in (False, True):
         with pytest.raises(ZeroDivisionError, match="division by zero"):
-            Beside(apart, operator.truediv, 1, 0).result()
+            BackgroundCall(apart, operator.truediv, 1, 0).result()
     with pytest.raises(TetherError, match=r"was killed.*data\.processes=1"):
-        Beside(True, os._exit, 9).result()
+        BackgroundCall(True, os._exit, 9).result()
     began = time.monotonic()
-    Beside(True, time.sleep, 300).end()
+    BackgroundCall(True, time.sleep, 300).end()
     assert time.monotonic() - began < 60 and not multiprocessing.active_children()
 
 
@@ -272,7 +273,7 @@ class _SeesMain:
 @pytest.mark.whole
 def test_while_a_process_starts_other_threads_have_the_same_main_module():
     main = sys.modules["__main__"]
-    assert Beside(True, operator.add, _SeesMain(), 1).result() == 1
+    assert BackgroundCall(True, operator.add, _SeesMain(), 1).result() == 1
     assert _SeesMain.seen == [main]
 
 
@@ -282,8 +283,8 @@ def test_a_users_script_runs_once_and_not_again_in_each_process(tmp_path):
     script.write_text(
         "import operator\n"
         "print('began', flush=True)\n"
-        "from data_contracts.rows.processes import Beside, in_order\n"
-        "print(*in_order(operator.add, 1, [1, 2, 3], 2), Beside(True, operator.add, 1, 2).result())\n"
+        "from data_contracts.rows.processes import BackgroundCall, in_order\n"
+        "print(*in_order(operator.add, 1, [1, 2, 3], 2), BackgroundCall(True, operator.add, 1, 2).result())\n"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
@@ -295,7 +296,7 @@ def test_rows_are_counted_while_they_are_read_and_have_a_total_after(job, tmp_pa
     write_rows(tmp_path / "a.jsonl", [{"prompt": f"q {n}", "chosen": "x", "rejected": "y"} for n in range(1000)])
     counts: list[tuple[int, int | None]] = []
     given = {"preferences": tmp_path / "a.jsonl"}
-    Examination(job(processes=1), given, tmp_path / "rows", lambda *count: counts.append(count), tokenized=False)
+    examine(job(processes=1), given, tmp_path / "rows", lambda *count: counts.append(count), tokenized=False)
     assert [count for count in counts if count[0] <= 1000] == [(100 * n, None) for n in range(1, 11)]
     assert counts[-1] == (2000, 2000)
 
@@ -312,11 +313,11 @@ def test_an_error_in_writing_splits_or_beside_it_ends_all_processes_and_leaves_n
 ):
     monkeypatch.setattr(ledger, "SHARD_ROWS", 20)
     given = {"preferences": inputs["preferences"]}
-    found = Examination(job(preferences="pairs.jsonl", processes=1), given, tmp_path / "rows", lambda *read: None)
-    found.processes = 2  # for the splits alone
+    found = examine(job(preferences="pairs.jsonl", processes=1), given, tmp_path / "rows", lambda *read: None)
+    found = replace(found, apart=True)  # for the splits alone
     monkeypatch.setattr(published_splits, "_write", _full)
     for error, text, raised in ((UserError, "out: no space", None), (CheckFailed, "judged", CheckFailed("judged"))):
-        with pytest.raises(error, match=text), published_splits.splits_beside(found, tmp_path / "out"):
+        with pytest.raises(error, match=text), published_splits.writing_splits(found, tmp_path / "out"):
             if raised:
                 raise raised
         assert not (tmp_path / "out").exists() and not multiprocessing.active_children()

@@ -51,7 +51,7 @@ class Forbidden(NamedTuple):
     splits: tuple[int, ...] = ()
     """The splits whose rows must not repeat them; empty means all."""
 
-    def said(self, place: int) -> str:
+    def place_of(self, place: int) -> str:
         """Return where a prompt occurs, for messages."""
         file, number = self.named[place]
         return f"row {number} of {self.files[file]}"
@@ -119,19 +119,19 @@ def mark_forbidden(ledger: Ledger, texts: RowTexts, forbidden: Forbidden, near: 
         ledger.measure(forbidden.column, index[looked_at], np.zeros(looked_at.sum(), bool))
         return
     sketches = Sketches(ledger.path.with_name(f"{ledger.path.name}-{forbidden.column}"))
-    for known in (forbidden.sketches, texts.prompt_sketch):
-        for start in range(0, len(known), AT_ONCE):
-            sketches.append(known[np.arange(start, min(start + AT_ONCE, len(known)))])
-    found = near_earlier(sketches, near.jaccard, among=count)[count:]
-    found[~looked_at] = -1
+    for part in (forbidden.sketches, texts.prompt_sketch):
+        for start in range(0, len(part), AT_ONCE):
+            sketches.append(part[np.arange(start, min(start + AT_ONCE, len(part)))])
+    repeated = near_earlier(sketches, near.jaccard, among=count)[count:]
+    repeated[~looked_at] = -1
     order = np.argsort(forbidden.loose)
     loose = ledger.facts["loose"][index]
     place = order[np.minimum(np.searchsorted(forbidden.loose, loose, sorter=order), count - 1)]
-    found = np.where((forbidden.loose[place] == loose) & looked_at, place, found)
-    for at in np.flatnonzero(found >= 0):
-        text = f"its prompt nearly repeats {forbidden.said(found[at])} ({forbidden.field})"
+    repeated = np.where((forbidden.loose[place] == loose) & looked_at, place, repeated)
+    for at in np.flatnonzero(repeated >= 0):
+        text = f"its prompt nearly repeats {forbidden.place_of(repeated[at])} ({forbidden.field})"
         ledger.note(int(index[at]), Problem(forbidden.check, text))
-    ledger.measure(forbidden.column, index[looked_at], found[looked_at] >= 0)
+    ledger.measure(forbidden.column, index[looked_at], repeated[looked_at] >= 0)
 
 
 def prompts_in(path: Path, data: DataConfig, field: str) -> Iterator[CanonicalRow]:
@@ -143,9 +143,9 @@ def prompts_in(path: Path, data: DataConfig, field: str) -> Iterator[CanonicalRo
     """
     some = False
     source = RowSource.named("prompts", path, data)
-    asked = (_asked(raw, data.prompt_columns) for raw in source.rows)
+    renamed = (_asked(raw, data.prompt_columns) for raw in source.rows)
     with about(field):
-        for row in judged_rows(source._replace(rows=asked, columns={}), _LONGEST):
+        for row in judged_rows(source._replace(rows=renamed, columns={}), _LONGEST):
             if row.item is not None:
                 some = True
                 yield row.item
@@ -173,13 +173,13 @@ def _asked(raw: RawRow, columns: Mapping[str, str]) -> RawRow:
 
 def sampled_prompts(path: Path, data: DataConfig, seed: int) -> list[CanonicalRow]:
     """Return a uniform sample of up to `SAMPLE` prompts of a file of any size (reservoir sampling, Vitter 1985)."""
-    rng, kept = random.Random(f"deployment {seed}"), list[CanonicalRow]()
+    rng, chosen = random.Random(f"deployment {seed}"), list[CanonicalRow]()
     for n, row in enumerate(prompts_in(path, data, "data.deployment_prompts")):
         if n < SAMPLE:
-            kept.append(row)
+            chosen.append(row)
         elif (place := rng.randrange(n + 1)) < SAMPLE:
-            kept[place] = row
-    return kept
+            chosen[place] = row
+    return chosen
 
 
 def one_a_prompt(rows: Sequence[CanonicalRow]) -> list[CanonicalRow]:
@@ -234,11 +234,11 @@ def _compared(
     """Return the drift between two sides, by check: of the words of their `prompts`, the languages of their `texts`,
     their `lengths`, their preference for length if it is measured, and their categories if both have some."""
     categories = [[str(row["category"]) for row in side if row.get("category")] for side in sides]
-    found = {
+    measures = {
         f"{what}_length": length_drift(*lengths),
         f"{what}_language": language_drift(texts[0], texts[1], seed),
         f"{what}_words": told_apart(prompts[0], prompts[1], seed),
         f"{what}_preference": preference,
         f"{what}_category": distance(categories[0], categories[1], seed),
     }
-    return {name: measured for name, measured in found.items() if measured is not None}
+    return {name: measured for name, measured in measures.items() if measured is not None}

@@ -9,7 +9,7 @@ import pytest
 from components.base.errors import UserError
 from components.data.config import DataConfig
 from data_contracts.check import check
-from data_contracts.findings.beside import prompts_in
+from data_contracts.findings.comparisons import prompts_in
 from tests.splits import write
 
 WORDS = "river garden window letter market bridge winter summer forest kitchen teacher doctor village station".split()
