@@ -166,7 +166,7 @@ def test_a_policy_that_nobody_rated_has_no_win_rate_and_says_so(make_home: Any) 
     document["stages"][4] |= {"state": "awaiting_labels", "metrics": {}, "gates": []}
     path.write_text(json.dumps(document))
     facts = model_facts.model_facts(home.path, RUN)
-    assert model_facts.failures == [] and model_facts.promoted is None
+    assert facts.failures == [] and facts.promoted is None
     assert "human_eval/win_rate" not in [each.metric for each in measured(facts)]
     assert "Nobody has compared its responses with the SFT model's yet." in card(facts)
 
