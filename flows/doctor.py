@@ -62,7 +62,7 @@ def print_findings(findings: Sequence[Finding]) -> int:
     for level, what, text, _ in findings:
         table.add_row(Text(level, {"ok": "green", "note": "yellow", "fail": "red"}[level]), what, Text(plain(text)))
     Console().print(table)
-    return max((each.exit_code for each in findings if each.level == "fail"), default=0)
+    return max((finding.exit_code for finding in findings if finding.level == "fail"), default=0)
 
 
 def _torch() -> list[Finding]:
@@ -70,16 +70,17 @@ def _torch() -> list[Finding]:
         import torch
     except (ImportError, OSError) as error:
         return [Finding("fail", "torch", f"does not import: {error}. Run `make install`.")]
-    found = [Finding("ok", "torch", f"{torch.__version__}, {torch.get_num_threads()} threads by default")]
+    findings = [Finding("ok", "torch", f"{torch.__version__}, {torch.get_num_threads()} threads by default")]
     here = usable_gpus()
     if not here.gpus:
-        found.append(Finding("note", "GPU", f"none; everything runs on the CPU ({here.why})"))
+        findings.append(Finding("note", "GPU", f"none; everything runs on the CPU ({here.why})"))
     elif torch.cuda.is_available():
-        found.append(Finding("ok", "GPU", f"{', '.join(gpu.name for gpu in here.gpus)}; CUDA {here.cuda} ({here.why})"))
+        gpus = ", ".join(gpu.name for gpu in here.gpus)
+        findings.append(Finding("ok", "GPU", f"{gpus}; CUDA {here.cuda} ({here.why})"))
     else:
-        told = f"{here.why}, but this torch can't use it: update the driver, or set runtime.device=cpu"
-        found.append(Finding("fail", "GPU", told))
-    return found
+        problem = f"{here.why}, but this torch can't use it: update the driver, or set runtime.device=cpu"
+        findings.append(Finding("fail", "GPU", problem))
+    return findings
 
 
 def _runtime() -> list[Finding]:
@@ -93,7 +94,7 @@ def _runtime() -> list[Finding]:
 
 
 def _disk(home: Path) -> Finding:
-    folder = next(each for each in (home, *home.parents) if each.exists())
+    folder = next(path for path in (home, *home.parents) if path.exists())
     free = shutil.disk_usage(folder).free / 1e9
     return Finding("ok" if free >= DISK_GB else "note", "disk", f"{free:.0f} GB free for {home}")
 
@@ -156,19 +157,19 @@ def servers(home: Path) -> list[Finding]:
 def _server(name: str, variable: str, without: str, ask: Callable[[], object]) -> Finding:
     """Check one server. `ask` makes a call that needs credentials."""
     url = os.environ.get(variable, "")
-    shown = redacted(url)
+    address = redacted(url)
     if not url.startswith("http"):
-        return Finding("ok", name, shown or without)
+        return Finding("ok", name, address or without)
     error = no_answer(f"{url.rstrip('/')}/health")
     if error is not None and not is_untrusted(error):
-        return Finding("fail", name, f"{shown} does not answer; start it, or unset {variable}")
+        return Finding("fail", name, f"{address} does not answer; start it, or unset {variable}")
     try:
         ask()
     except TetherError as refused:
         return Finding("fail", name, str(refused), refused.exit_code)
     except Exception as broken:  # MLflow's client can raise any exception
-        return Finding("fail", name, f"{shown} does not answer: {in_short(broken)}")
-    return Finding("ok", name, f"{shown} answers, and accepts the credentials")
+        return Finding("fail", name, f"{address} does not answer: {in_short(broken)}")
+    return Finding("ok", name, f"{address} answers, and accepts the credentials")
 
 
 def _certificates() -> list[Finding]:
@@ -181,13 +182,13 @@ def _certificates() -> list[Finding]:
 
 
 def _plugins() -> list[Finding]:
-    found = []
+    findings = []
     for group in GROUPS:
         try:
             names = [f"{plugin.name} ({plugin.label})" for plugin in installed_plugins(group).values()]
         except UserError as error:
-            found.append(Finding("fail", "plug-ins", str(error), 2))
+            findings.append(Finding("fail", "plug-ins", str(error), 2))
             continue
         if names:
-            found.append(Finding("ok", "plug-ins", f"{group.partition('.')[2]}: {', '.join(names)}"))
-    return found
+            findings.append(Finding("ok", "plug-ins", f"{group.partition('.')[2]}: {', '.join(names)}"))
+    return findings

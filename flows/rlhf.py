@@ -90,7 +90,7 @@ def _stages(config: RunConfig, sources: Sources, stage: Callable[..., StageResul
 
     # 5. Human evaluation: compare the policy with SFT, blind, and check that the reward model still agrees with the
     # judges. Only a policy that passes here is promoted.
-    sample = stage("human_eval.sample", data=data, sft=sft, ppo=policy, **sources.seal)
+    sample = stage("human_eval.sample", data=data, sft=sft, ppo=policy, **sources.blinding)
     sheet = ratings(config, sources, sample)
     if sheet is None:
         return None
@@ -104,7 +104,7 @@ def comparison(config: RunConfig, sources: Sources, run: StageRunner) -> StageRe
     def stage(name: str, **inputs: StageResult | Input) -> StageResult:
         return run(COMPARISON[name], config.stage_job(COMPARISON[name]), inputs)
 
-    sample = stage("human_eval.compare", **sources.compared, **sources.seal)
+    sample = stage("human_eval.compare", **sources.compared, **sources.blinding)
     sheet = ratings(config, sources, sample)
     return None if sheet is None else stage("human_eval.compared", sample=sample, sheet=sheet)
 

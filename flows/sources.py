@@ -49,7 +49,7 @@ class Sources:
     """`previous_reward` and `previous_data`: artifacts of the earlier run whose reward model is refreshed."""
     sheet: Input | None = None
     """The ratings that people filled in, if any."""
-    seal: dict[str, Input] = field(default_factory=dict)
+    blinding: dict[str, Input] = field(default_factory=dict)
     """`seal`: the home's secret, with which the key to people's rating sheet is sealed."""
     taught: Input | None = None
     """The data that the SFT model was trained on, if it is kept from an earlier run."""
@@ -66,7 +66,7 @@ class Sources:
     def contract(self) -> dict[str, Input]:
         """Return the entries of `data` that the judge's pairs are checked against too: the user's suite and
         `decontaminate`."""
-        return {name: each for name, each in self.data.items() if kind_of(name) in (SUITE, DECONTAMINATE)}
+        return {name: source for name, source in self.data.items() if kind_of(name) in (SUITE, DECONTAMINATE)}
 
 
 PREVIOUS = ("previous_reward", "previous_data")
@@ -98,7 +98,7 @@ def find_sources(
         _base(config, home, taken),
         _previous(config, home, taken) if reaches("reward", until) else {},
         None if sheet is None else Input.of(sheet),
-        _seal(config, home, taken),
+        _blinding(config, home, taken),
         _taught(config, home, taken),
         _rewards(config, home, taken) if reaches("ppo", until) else {},
         _judge(config, home, taken, data),
@@ -115,8 +115,9 @@ def compared_sources(
     Raises:
         UserError: the sheet can't be read.
     """
-    given = None if sheet is None else Input.of(sheet)
-    return Sources(sheet=given, seal=_seal(config, home, taken or {}, "human_eval.compare"), compared=compared)
+    sheet_input = None if sheet is None else Input.of(sheet)
+    blinding = _blinding(config, home, taken or {}, "human_eval.compare")
+    return Sources(sheet=sheet_input, blinding=blinding, compared=compared)
 
 
 def _read_now(config: RunConfig, home: Path, again: str | None) -> dict[str, Input]:
@@ -125,7 +126,7 @@ def _read_now(config: RunConfig, home: Path, again: str | None) -> dict[str, Inp
     for kind in FILES:
         data |= find_files(kind, config, home)
     refuse_unknown_sources(config.data.sources, data)
-    preferences = [given.digest for name, given in data.items() if kind_of(name) == "preferences"]
+    preferences = [source.digest for name, source in data.items() if kind_of(name) == "preferences"]
     return data | _votes(config, home) | find_reference(config, home, preferences, again)
 
 
@@ -135,26 +136,26 @@ def _judge(config: RunConfig, home: Path, taken: Mapping[str, Record], data: Map
         return _data_of(taken["validate.judge"], config, home, (JUDGE,))
     if config.data.judge_preferences is None:
         return {}
-    found = find_files(JUDGE, config, home)
-    rewarding = {each.digest: each.path for name, each in data.items() if kind_of(name) == "preferences"}
-    for given in found.values():
-        if given.digest in rewarding:
+    files = find_files(JUDGE, config, home)
+    rewarding = {source.digest: source.path for name, source in data.items() if kind_of(name) == "preferences"}
+    for file in files.values():
+        if file.digest in rewarding:
             raise UserError(
-                f"data.{JUDGE}: {given.path} holds the same bytes as {rewarding[given.digest]} of data.preferences. A "
+                f"data.{JUDGE}: {file.path} holds the same bytes as {rewarding[file.digest]} of data.preferences. A "
                 "judge trained on the reward model's own pairs shares its errors: give the judge other labels."
             )
-    return found
+    return files
 
 
 def _rewards(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dict[str, Input]:
-    found = {}
+    models = {}
     for name, model in model_sources(config).items():
         recorded = taken["ppo"].inputs.get(f"rewards/{name}") if "ppo" in taken else None
         if recorded is not None:
-            found[f"rewards/{name}"] = Input(digest=recorded, path=Path(model.source.removeprefix("model:")))
+            models[f"rewards/{name}"] = Input(digest=recorded, path=Path(model.source.removeprefix("model:")))
         else:
-            found[f"rewards/{name}"] = Input.of(reward_model(model, home)[1])
-    return found
+            models[f"rewards/{name}"] = Input.of(reward_model(model, home)[1])
+    return models
 
 
 def _suites(config: RunConfig, taken: Mapping[str, Record]) -> dict[str, Input]:
@@ -162,20 +163,20 @@ def _suites(config: RunConfig, taken: Mapping[str, Record]) -> dict[str, Input]:
         recorded = {name: digest for name, digest in taken["reward"].inputs.items() if name.startswith(f"{SUITES}/")}
         files = {f"{SUITES}/{name}": Path(file) for name, file in config.reward.suites.items()}
         return {name: Input(digest=digest, path=files.get(name, Path(name))) for name, digest in recorded.items()}
-    found = {}
+    suites = {}
     for name, file in config.reward.suites.items():
         path = user_path(file, field := f"reward.suites.{name}")
         try:
             read_suite(path)
         except UserError as error:
             raise UserError(f"{field}: {error}") from error
-        found[f"{SUITES}/{name}"] = Input.of(path)
-    return found
+        suites[f"{SUITES}/{name}"] = Input.of(path)
+    return suites
 
 
 def _votes(config: RunConfig, home: Path) -> dict[str, Input]:
     """Return people's votes from the runs that `data.votes` names: `votes/1` for the first run."""
-    found = {}
+    votes = {}
     for number, run in enumerate(config.data.votes, 1):
         stage = _status(run, home, "data.votes").stage("human_eval")
         store = ArtifactStore(home)
@@ -185,8 +186,8 @@ def _votes(config: RunConfig, home: Path) -> dict[str, Input]:
                 f"with `tether people score`, or name another run."
             )
         imported = Graph.of(store).rests_on_import([stage.digest])
-        found[f"{VOTES}/{number}"] = Input(digest=stage.digest, path=path, stored=True, imported=imported)
-    return found
+        votes[f"{VOTES}/{number}"] = Input(digest=stage.digest, path=path, stored=True, imported=imported)
+    return votes
 
 
 def kept_sft(config: RunConfig, home: Path) -> dict[str, Record]:
@@ -198,14 +199,14 @@ def kept_sft(config: RunConfig, home: Path) -> dict[str, Record]:
     if config.sft.keep is None:
         return {}
     stage = _status(config.sft.keep, home, "sft.keep").stage("sft")
-    found = ArtifactStore(home).lookup(stage.key, stage.digest) if stage.key and stage.digest else None
-    if not isinstance(found, Record):
-        why = f"it has none ({stage.state})" if found is None else found.reason
+    record = ArtifactStore(home).lookup(stage.key, stage.digest) if stage.key and stage.digest else None
+    if not isinstance(record, Record):
+        why = f"it has none ({stage.state})" if record is None else record.reason
         raise UserError(
             f"sft.keep = {config.sft.keep}: its SFT model can't be reused: {why}. "
             f"`tether rerun sft --from {config.sft.keep}` computes it again."
         )
-    return {"sft": found}
+    return {"sft": record}
 
 
 def _taught(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> Input | None:
@@ -230,9 +231,9 @@ def _data_of(validated: Record, config: RunConfig, home: Path, kinds: Sequence[s
     for name, digest in validated.inputs.items():
         if kind_of(name) in kinds:
             values = values_of(getattr(config.data, kind_of(name)))
-            known = recorded.get(digest, Input(digest=digest, path=Path(label_of(name))))
-            path = known.path if known.hub or len(values) > 1 else Path(values[0])
-            data[name] = Input(digest=digest, path=path, hub=known.hub)
+            source = recorded.get(digest, Input(digest=digest, path=Path(label_of(name))))
+            path = source.path if source.hub or len(values) > 1 else Path(values[0])
+            data[name] = Input(digest=digest, path=path, hub=source.hub)
         elif kind_of(name) in (VOTES, REFERENCE):
             data[name] = Input(digest=digest, path=ArtifactStore(home).path(digest), stored=True)
     return data
@@ -250,17 +251,17 @@ def _base(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dict[st
         if not any((model / "config.json").exists() or path.suffix == ".gguf" for path in model.iterdir()):
             raise UserError(f"sft.base: {folder} holds weights and no config.json, which says what model they are.")
     check_template(config, folder)
-    found = Input.of(folder)
+    base = Input.of(folder)
     for stage, digest in read.items():
-        if digest != found.digest:
+        if digest != base.digest:
             raise UserError(
                 f"sft.base = {config.sft.base}: this is not the model that {stage} was computed with, and this rerun "
                 f"reuses that {stage}. Pass the original model, or rerun from validate."
             )
-    return {"base": found}
+    return {"base": base}
 
 
-def _seal(
+def _blinding(
     config: RunConfig, home: Path, taken: Mapping[str, Record], stage: str = "human_eval.sample"
 ) -> dict[str, Input]:
     """Return the home's secret, created on first use; for a reused sample, the secret it was sealed with."""

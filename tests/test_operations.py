@@ -22,7 +22,7 @@ from flows.keeping.manifest import MANIFEST
 from flows.models.alias_changes import demoted, promoted
 from tasks.runs.journal import current_user
 from tasks.runs.status import load_status
-from tasks.tracking.carrier import is_left
+from tasks.tracking.mlflow_sync import is_left
 from tests.champions import make_champion
 from tests.services import ROOT, Services, new_services
 from tests.waiting import until

@@ -64,8 +64,8 @@ Tag = Annotated[
 Run = Annotated[str | None, typer.Argument(help="A run's id (default: the newest).", autocompletion=completion.runs)]
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(print_it: bool) -> None:
+    if print_it:
         echo(importlib.metadata.version("tether"))
         raise typer.Exit()
 
@@ -134,7 +134,7 @@ def rerun(
 
 @command(app, "iterate")
 def iterate(
-    judged: Annotated[
+    run: Annotated[
         str | None,
         typer.Argument(metavar="[RUN]", help="The run whose policy people judged (default: the newest).",
                        autocompletion=completion.runs),
@@ -153,7 +153,7 @@ def iterate(
     from tasks.runs.run_label import Label
 
     label = Label.of(name, tag or [])
-    _go(next_round(tether_home(), judged, overrides_of(set_), _waivers(waive, because), label))
+    _go(next_round(tether_home(), run, overrides_of(set_), _waivers(waive, because), label))
 
 
 @command(people, "score")
@@ -255,13 +255,13 @@ def runs(
     from flows.reports.runs import listed, print_runs, selected
 
     every = listed(tether_home())
-    found = selected(every, tag or [])
+    matches = selected(every, tag or [])
     if as_json:
-        echo(json.dumps([each.as_json() for each in found[:limit]]))
+        echo(json.dumps([row.as_json() for row in matches[:limit]]))
         return
     from rich.console import Console
 
-    print_runs(Console(), found, limit or 20, len(every), tether_home())
+    print_runs(Console(), matches, limit or 20, len(every), tether_home())
 
 
 @command(app, "sync")
@@ -269,8 +269,8 @@ def sync() -> None:
     """Send MLflow what it missed while it did not answer. The next run does so too."""
     # Nothing waits for this command, so a slow server gets more time than the 3 s that a run allows.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
-    from tasks.tracking.carrier import sync as carry
     from tasks.tracking.mlflow_client import database_file, in_short
+    from tasks.tracking.mlflow_sync import sync as carry
 
     refused: dict[str, Exception] = {}
     try:
@@ -283,8 +283,8 @@ def sync() -> None:
     except Exception as error:  # any exception of MLflow and its transports
         if disk_error(error):
             raise
-        told = f"MLflow does not answer: {in_short(error)}. Nothing is lost; try again when it does."
-        raise TetherError(told) from error
+        message = f"MLflow does not answer: {in_short(error)}. Nothing is lost; try again when it does."
+        raise TetherError(message) from error
     if refused and all(isinstance(error, UserError) for error in refused.values()):
         raise UserError(f"{', '.join(refused)}: not sent to MLflow, because a file of the run is damaged (see above).")
     if refused:
@@ -314,8 +314,8 @@ def lineage(
     from flows.models.lineage import lineage as gather
 
     show = lineage_text.page if as_html else lineage_text.mermaid if as_mermaid else lineage_text.text
-    found = gather(tether_home(), of, downstream)
-    echo(json.dumps(found.as_json()) if as_json else show(found))
+    graph = gather(tether_home(), of, downstream)
+    echo(json.dumps(graph.as_json()) if as_json else show(graph))
 
 
 @command(app, "diff")
@@ -328,8 +328,8 @@ def diff(
         raise UserError(f"diff compares 2 runs; {len(runs)} given. MLflow (`tether ui`, Compare) draws curves of many.")
     from flows.reports import diff as run_diff
 
-    found = run_diff.diff(tether_home(), *runs)
-    echo(json.dumps(found.as_json()) if as_json else run_diff.text(found))
+    difference = run_diff.diff(tether_home(), *runs)
+    echo(json.dumps(difference.as_json()) if as_json else run_diff.text(difference))
 
 
 @command(app, "fetch")
@@ -351,7 +351,7 @@ def _waivers(gates: list[str] | None, because: str) -> "list[Waiver]":
 
 def _begin_early() -> None:
     """Start the process that sends the run to MLflow. It imports MLflow on another core while the run is prepared."""
-    from tasks.tracking.sender import begin_early
+    from tasks.tracking.mlflow_process import begin_early
 
     begin_early(tether_home())
 

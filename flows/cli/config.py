@@ -84,7 +84,7 @@ def plan(
         size = ModelShape.of_path(find_base(sft.base, tether_home()), "sft.base")
     else:
         size = ModelShape.of_scratch(sft.scratch)
-    found = MemoryPlan.of(profile, config, size, gpus, limit)
-    echo(found.as_json() if as_json else found.text())
-    if found.fits is False:
+    memory_plan = MemoryPlan.of(profile, config, size, gpus, limit)
+    echo(memory_plan.as_json() if as_json else memory_plan.text())
+    if memory_plan.fits is False:
         raise typer.Exit(GateFailed.exit_code)

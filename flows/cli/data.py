@@ -149,7 +149,7 @@ def label(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="For example data.columns.a=first_answer.")
     ] = None,
     as_json: Json = False,
-) -> None:
+) -> None:  # long: an argument for each option
     """Ask a model which response of each pair is better.
 
     It sees each pair in both orders. An endpoint's key is read from the environment variable TETHER_JUDGE_TOKEN. The
@@ -169,22 +169,22 @@ def label(
         {name: value for name, value in endpoint.items() if value is not None},
     )  # fmt: skip
     with StageProgress(Console(stderr=True), "label") as progress:
-        found = label_file(
+        report = label_file(
             tether_home(), file, judge, out, overrides_of(set_), options,
             lambda done, total: progress.show({"step": done, "metrics": {}, "total": total}),
             lambda: echo("another process is labelling into the same folder; waiting for it", err=True),
         )  # fmt: skip
     if as_json:
-        echo(json.dumps({**found, "out": str(out)}))
+        echo(json.dumps({**report, "out": str(out)}))
     else:
-        if found["quarantined"]:
-            echo(f"{counted(found['quarantined'], 'row')} can't be judged: see quarantine.jsonl.")
-        if found["other_pairs"]:
+        if report["quarantined"]:
+            echo(f"{counted(report['quarantined'], 'row')} can't be judged: see quarantine.jsonl.")
+        if report["other_pairs"]:
             echo(
-                f"{counted(found['other_pairs'], 'pair')} of earlier calls are not among the pairs of this one, and "
+                f"{counted(report['other_pairs'], 'pair')} of earlier calls are not among the pairs of this one, and "
                 f"not in {VOTES} anymore. Their answers are kept: the earlier command writes their votes again."
             )
-        echo(report_text(found))
+        echo(report_text(report))
         echo(f"Give {out / VOTES} as data.preferences; the votes are marked as a model's.")
 
 

@@ -75,8 +75,8 @@ def evaluate(
     from flows.models.suite_evaluation import evaluate as score
     from flows.models.suite_evaluation import text
 
-    found = score(tether_home(), model, suite)
-    echo(json.dumps(found) if as_json else text(found))
+    result = score(tether_home(), model, suite)
+    echo(json.dumps(result) if as_json else text(result))
 
 
 @command(model_commands, "reproduce")
@@ -102,9 +102,9 @@ def reproduce(
     from flows.models.reproduce import reproduce as again
     from flows.models.reproduce_text import text
 
-    found = again(tether_home(), of, [_named_path(each) for each in data or []], allow_other_code)
-    echo("\n".join(text(found)))
-    if not found.explained:
+    reproduction = again(tether_home(), of, [_named_path(path) for path in data or []], allow_other_code)
+    echo("\n".join(text(reproduction)))
+    if not reproduction.explained:
         raise typer.Exit(DIFFERS)
 
 
@@ -128,8 +128,8 @@ def promote(
     echo(change(tether_home(), model, current_user(), reason.strip() or "by hand"))
 
 
-def _named_path(given: str) -> tuple[str, Path]:
-    name, equals, path = given.partition("=")
+def _named_path(text: str) -> tuple[str, Path]:
+    name, equals, path = text.partition("=")
     if not (name and equals and path):
-        raise UserError(f"--data {given}: give NAME=PATH, for example --data preferences=pairs.jsonl.")
+        raise UserError(f"--data {text}: give NAME=PATH, for example --data preferences=pairs.jsonl.")
     return name, user_path(path, f"--data {name}")

@@ -59,8 +59,8 @@ def power(
     """Print the smallest win rate that a sample can detect."""
     from flows.reports.plan import SamplePlan, findable
 
-    found = findable(SamplePlan(items, raters, raters if per_item is None else per_item, ties, rater_spread))
-    echo(found.as_json() if as_json else found.text())
+    power_table = findable(SamplePlan(items, raters, raters if per_item is None else per_item, ties, rater_spread))
+    echo(power_table.as_json() if as_json else power_table.text())
 
 
 @command(people, "page")
@@ -94,7 +94,7 @@ def page(
         ),
     ] = "",
     database: Database = None,
-) -> None:
+) -> None:  # long: an argument for each option
     """Serve a page on which people judge, until Ctrl-C.
 
     Answers are kept: the same command continues. After the last one the run is scored (`human_eval.when_complete`).
@@ -107,9 +107,9 @@ def page(
     text = None if guidelines is None else user_text(str(guidelines), "--guidelines")
     with _opened(batch, database, overlap, text) as (voting, source, admin):
         engine, number = voting.engine, voting.batch.id
-        known = {name for _, name in raters_of(engine, number)}
+        earlier = {name for _, name in raters_of(engine, number)}
         made = [*([admin] if admin is not None else [])]
-        made += add_raters(engine, number, [name for name in dict.fromkeys(rater or []) if name not in known])
+        made += add_raters(engine, number, [name for name in dict.fromkeys(rater or []) if name not in earlier])
         made += [renew_link(engine, number, name) for name in renew or []]
         raters = raters_of(engine, number)
         if links:
@@ -201,9 +201,11 @@ def status(
         list[Path] | None,
         typer.Option("--sheet", metavar="PATH", help="A rater's file, or a folder (default: the run's own raters/)."),
     ] = None,
-    watch: Annotated[
+    every: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", min=1, help="Check this often until all labels are in, then score."),
+        typer.Option(
+            "--watch", metavar="SECONDS", min=1, help="Check this often until all labels are in, then score."
+        ),
     ] = None,
     database: Database = None,
     as_json: Json = False,
@@ -220,24 +222,24 @@ def status(
 
     home = tether_home()
     if batch is not None and Path(batch).exists() and not has_run(home, batch):
-        if sheets or watch is not None:
+        if sheets or every is not None:
             raise UserError(f"status {batch}: --sheet and --watch are for a run, and these are pairs. Leave them out.")
         _print_status(batch, None, batch, database, as_json)
         return
     name = load_status(home, batch).run
     while True:
-        found = labels_progress(home, name, sheets, database)
+        progress = labels_progress(home, name, sheets, database)
         if not sheets:  # files that others do not have
-            show_progress(home, name, found, echo)
-        if watch is None or found.complete:
+            show_progress(home, name, progress, echo)
+        if every is None or progress.complete:
             break
-        time.sleep(watch)
+        time.sleep(every)
     served = name if progress_of_run(home, name, database) is not None else None
-    _print_status(f"Run {name}", found, served, database, as_json)
+    _print_status(f"Run {name}", progress, served, database, as_json)
     folder = sheets[0] if sheets and len(sheets) == 1 else home / "runs" / name / RATERS
-    if found.complete and watch is not None:
+    if progress.complete and every is not None:
         echo(when_complete(home, name, folder, echo))
-    elif found.complete and not as_json:
+    elif progress.complete and not as_json:
         echo(f"All labels are in. Score them: tether people score {folder} --run {name}")
 
 
@@ -254,17 +256,17 @@ def _print_status(
         from flows.review.review_status import as_record, as_text
 
         with _opened(batch, database, create=False) as (voting, source, _):
-            found, bound = summary(voting), None
+            counts, bound = summary(voting), None
             if source.kind == "sample":
                 folder = sample_folder(tether_home(), source.name)
                 bound = early_bound(voting.engine, voting.batch.id, folder, source.overlap)
-        labels, page, lines = labels or found.progress, as_record(found, bound), [as_text(found, bound)]
+        labels, page, lines = labels or counts.progress, as_record(counts, bound), [as_text(counts, bound)]
     assert labels is not None
     if as_json:
         more = {"raters": dict(labels.raters), "share": labels.share, "complete": labels.complete, "page": page}
         echo(json.dumps(asdict(labels) | more))
         return
-    raters = [f"  {rater}: {answered} of {asked}" for rater, (answered, asked) in labels.raters.items()]
+    raters = [f"  {rater}: {answered} of {total}" for rater, (answered, total) in labels.raters.items()]
     echo("\n".join([f"{title}: {labels.text}", *raters, *lines]))
 
 
@@ -299,7 +301,7 @@ def _opened(
     source = find_batch(tether_home(), named, overlap, guidelines)
     engine = open_database(database or database_file(tether_home(), source.name), create)
     try:
-        number, admin = enter_batch(engine, source, asked=overlap is not None, create=create)
+        number, admin = enter_batch(engine, source, check_overlap=overlap is not None, create=create)
         voting = Voting.open(engine, number)
         yield voting, source._replace(overlap=voting.batch.overlap), admin
     finally:

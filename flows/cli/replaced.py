@@ -73,6 +73,6 @@ class Sections(Commands):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write a section of the help for each of `SECTIONS`, with its commands in that order."""
         for title, names in SECTIONS.items():
-            commands = [(name, found) for name in names if (found := self.get_command(ctx, name)) is not None]
+            commands = [(name, cmd) for name in names if (cmd := self.get_command(ctx, name)) is not None]
             with formatter.section(title):
-                formatter.write_dl([(name, found.get_short_help_str(formatter.width)) for name, found in commands])
+                formatter.write_dl([(name, cmd.get_short_help_str(formatter.width)) for name, cmd in commands])

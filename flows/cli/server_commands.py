@@ -74,12 +74,13 @@ def doctor() -> None:
     It checks torch, GPU, disk, store, versions, servers and deployments."""
     from flows.doctor import diagnose, print_findings
 
-    found = diagnose(tether_home())
-    if any(each.what == "Prefect" and each.level == "ok" for each in found) and os.environ.get("PREFECT_API_URL"):
+    findings = diagnose(tether_home())
+    answers = any(finding.what == "Prefect" and finding.level == "ok" for finding in findings)
+    if answers and os.environ.get("PREFECT_API_URL"):
         from flows.deployment import stale
 
-        found += stale.findings()
-    if code := print_findings(found):
+        findings += stale.findings()
+    if code := print_findings(findings):
         raise typer.Exit(code)
 
 
@@ -110,7 +111,7 @@ def serve(
     worker_environment()
     _need_server()
     say = logs.logger.info if logs.as_json() else echo
-    limits = {each: limit or (CPU_RUNS if each == CPU_POOL else 1) for each in pool or [CPU_POOL, GPU_POOL]}
+    limits = {name: limit or (CPU_RUNS if name == CPU_POOL else 1) for name in pool or [CPU_POOL, GPU_POOL]}
     serve_pools(tether_home(), limits, say)
 
 

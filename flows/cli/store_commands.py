@@ -33,20 +33,18 @@ NAMED = 20
 @command(store, "ls")
 def list_(as_json: Json = False) -> None:
     """List artifacts and what protects each of them from `gc`."""
-    from tasks.retention.needs import artifacts
+    from tasks.retention.requirements import artifacts
 
     here = _store()
-    found = artifacts(here)
+    rows = artifacts(here)
     if as_json:
-        echo(json.dumps({"store": here.place.where, "artifacts": [each._asdict() for each in found]}))
+        echo(json.dumps({"store": here.place.where, "artifacts": [row._asdict() for row in rows]}))
         return
-    for each in found:
-        told = f"{line(each.run)}  key {each.key[:12]}{', imported' if each.imported else ''}"
-        echo(
-            f"{line(each.stage):<18}{each.digest[:12]}  {_size(each.size):>9}  {line(each.time[:16])}  {told}"
-            f"\n    kept by {_keepers(each.kept_by)}"
-        )
-    echo(f"{counted(len(found), 'artifact')} in {here.place.where}. Sizes count shared files once for each artifact.")
+    for row in rows:
+        origin = f"{line(row.run)}  key {row.key[:12]}{', imported' if row.imported else ''}"
+        echo(f"{line(row.stage):<18}{row.digest[:12]}  {_size(row.size):>9}  {line(row.time[:16])}  {origin}")
+        echo(f"    kept by {_keepers(row.kept_by)}")
+    echo(f"{counted(len(rows), 'artifact')} in {here.place.where}. Sizes count shared files once for each artifact.")
 
 
 def _keepers(kept_by: list[str] | None) -> str:
@@ -62,13 +60,13 @@ def verify(as_json: Json = False) -> None:
     if as_json:
         echo(json.dumps(asdict(report)))
     else:
-        found = {"damaged": report.damaged, "missing": report.missing, "orphaned": report.orphaned}
-        for kind, flaws in found.items():
-            _name(f"{kind} {each.name}: {each.problem}" for each in flaws)
+        by_kind = {"damaged": report.damaged, "missing": report.missing, "orphaned": report.orphaned}
+        for kind, flaws in by_kind.items():
+            _name(f"{kind} {flaw.name}: {flaw.problem}" for flaw in flaws)
         echo(
             f"{counted(report.records, 'record')} and {counted(report.objects, 'object')} ({_size(report.bytes)}) in "
             f"{report.store}: "
-            f"{', '.join(f'{len(flaws)} {kind}' for kind, flaws in found.items())}."
+            f"{', '.join(f'{len(flaws)} {kind}' for kind, flaws in by_kind.items())}."
         )
         if report.damaged or report.missing:
             echo(
@@ -94,17 +92,17 @@ def collect(
 ) -> None:
     """Remove what no run, pin or registered model needs. The folders of runs stay."""
     from components.store.retention import collect as sweep
-    from tasks.retention.needs import needs
+    from tasks.retention.requirements import requirements
 
     here = _store()
     if shared and here.shared is None:
         raise UserError("--shared: TETHER_STORE is not set, so there is no shared store. Leave the option out.")
-    gone = sweep(here, lambda: needs(here, keep_runs), shared=shared, dry_run=dry_run)
-    freed = sum(each.size for each in gone)
+    gone = sweep(here, lambda: requirements(here, keep_runs), shared=shared, dry_run=dry_run)
+    freed = sum(entry.size for entry in gone)
     if as_json:
-        echo(json.dumps({"dry_run": dry_run, "bytes": freed, "gone": [each._asdict() for each in gone]}))
+        echo(json.dumps({"dry_run": dry_run, "bytes": freed, "gone": [entry._asdict() for entry in gone]}))
         return
-    _name(f"{each.kind} {each.name} ({_size(each.size)})" for each in gone)
+    _name(f"{entry.kind} {entry.name} ({_size(entry.size)})" for entry in gone)
     echo(f"{'Would free' if dry_run else 'Freed'} {freed} bytes ({_size(freed)}): {_counted(gone)}.")
 
 
@@ -177,12 +175,12 @@ def _store() -> "ArtifactStore":
 
 def _name(lines: Iterable[str]) -> None:
     lines = list(lines)
-    for each in lines[:NAMED]:
-        echo(line(each))
+    for text in lines[:NAMED]:
+        echo(line(text))
     if len(lines) > NAMED:
         echo(f"... and {len(lines) - NAMED} more (--json lists all)")
 
 
 def _counted(gone: "list[Gone]") -> str:
-    kinds = Counter(each.kind for each in gone)
+    kinds = Counter(entry.kind for entry in gone)
     return ", ".join(f"{count} {kind}{'s' if count != 1 else ''}" for kind, count in kinds.items()) or "nothing"

@@ -67,10 +67,10 @@ def parse_override(text: str) -> Override:
     path = tuple(part.strip() for part in key.split("."))
     if not equals or not all(path) or len(path) > _DEEPEST:
         raise UserError(f"{where}: expected KEY=VALUE, as in --set ppo.kl.coefficient=0.1.")
-    found = yaml_text.parse(value, where)
-    if found is None and value.strip().lower() not in _NULL:  # for example `--set a=$X` with X unset
+    parsed = yaml_text.parse(value, where)
+    if parsed is None and value.strip().lower() not in _NULL:  # for example `--set a=$X` with X unset
         raise UserError(f"{where}: the value is empty. Write null for none, as in --set {key}=null.")
-    return Override(path, found)
+    return Override(path, parsed)
 
 
 def apply_overrides(values: dict[str, JsonValue], overrides: Iterable[Override]) -> dict[str, JsonValue]:
@@ -99,11 +99,11 @@ def lay(below: dict[str, JsonValue], above: dict[str, JsonValue]) -> dict[str, J
     new, old = (group(values, "data").get("preferences") for values in (above, below))
     if new is not None and old is None and below:
         below = merge(below, _WITHOUT_BUILT_IN_TASK)
-    ppo, given = group(below, "ppo"), group(above, "ppo")
+    ppo, new_ppo = group(below, "ppo"), group(above, "ppo")
     if critic := group(ppo, "critic"):
-        kind = group(given, "critic").get("kind")
-        kept = {name: value for name, value in critic.items() if kind in (None, OF_CRITIC_KIND.get(name, kind))}
-        below = below | {"ppo": dict(ppo) | {"critic": {} if given.get("advantage") in WITHOUT_CRITIC else kept}}
+        kind = group(new_ppo, "critic").get("kind")
+        remaining = {name: value for name, value in critic.items() if kind in (None, OF_CRITIC_KIND.get(name, kind))}
+        below = below | {"ppo": dict(ppo) | {"critic": {} if new_ppo.get("advantage") in WITHOUT_CRITIC else remaining}}
     return merge(below, above)
 
 
@@ -151,10 +151,10 @@ def _read(path: Path, above: tuple[Path, ...]) -> dict[str, JsonValue]:
 
 def _refuse_reaching_into_values(values: dict[str, JsonValue], path: tuple[str, ...]) -> None:
     for depth, part in enumerate(path[:-1], start=1):
-        found = values.get(part)
-        if found is None:
+        below = values.get(part)
+        if below is None:
             return
-        if not isinstance(found, dict):
+        if not isinstance(below, dict):
             key = ".".join(path[:depth])
-            raise UserError(f"--set {'.'.join(path)}: {key} is a value ({found!r}), not a group of keys.")
-        values = found
+            raise UserError(f"--set {'.'.join(path)}: {key} is a value ({below!r}), not a group of keys.")
+        values = below

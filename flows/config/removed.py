@@ -43,10 +43,10 @@ def without_removed(
     Raises:
         UserError: a removed option has another value.
     """
-    found: dict[str, JsonValue] = dict(values)
+    remaining: dict[str, JsonValue] = dict(values)
     for option, (default, advice) in REMOVED.items():
         *groups, name = option.split(".")
-        place: dict[str, JsonValue] = found
+        place: dict[str, JsonValue] = remaining
         for group in groups:
             inner = place.get(group)
             if not isinstance(inner, dict):
@@ -56,4 +56,4 @@ def without_removed(
             stage = "validate" if groups[0] == "data" else groups[0]
             if name in place and (value := place.pop(name)) != default and stage not in finished:
                 raise UserError(f"{source}: {option} = {show(value)}: this option is gone. {advice}")
-    return found
+    return remaining

@@ -50,8 +50,8 @@ class Runner(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_a_name(cls, given: Any) -> Any:
-        return {"pool": given} if isinstance(given, str) else given
+    def _of_a_name(cls, value: Any) -> Any:
+        return {"pool": value} if isinstance(value, str) else value
 
 
 class PriceConfig(Settings):
@@ -144,7 +144,7 @@ class Options(Settings):
 
     @model_validator(mode="after")
     def _judges_have_names_of_their_own(self) -> Self:
-        if self.data.has_judge and any(each.judge and each.name == "trained" for each in self.ppo.rewards or ()):
+        if self.data.has_judge and any(reward.judge and reward.name == "trained" for reward in self.ppo.rewards or ()):
             raise ValueError(
                 "ppo.rewards: a judge is called trained, which is the name of the judge that is trained on "
                 "data.judge_preferences (or data.generator.judge_pairs), and their metrics would clash: rename it"
@@ -176,14 +176,14 @@ class Options(Settings):
     @property
     def hourly_prices(self) -> dict[str, float]:
         """Return the price per hour of each stage whose pool or device has one."""
-        found = {}
+        prices = {}
         for stage in PIPELINE:
             runner = self.runners.get(stage, Runner())
             device = (runner.runtime or self.runtime).device
             price = self.prices.hour.get(runner.pool, self.prices.hour.get(device))
             if price is not None:
-                found[stage] = price
-        return found
+                prices[stage] = price
+        return prices
 
     def resolved(self) -> Self:
         """Return these options with each `auto` replaced by what this machine, or the rollout server, has.
@@ -197,10 +197,10 @@ class Options(Settings):
             stage: runner if runner.runtime is None else runner.model_copy(update={"runtime": runner.runtime.resolve()})
             for stage, runner in self.runners.items()
         }
-        found = self.model_copy(update={"runtime": self.runtime.resolve(), "runners": runners})
-        found.check_ranks()
+        config = self.model_copy(update={"runtime": self.runtime.resolve(), "runners": runners})
+        config.check_ranks()
         ppo = self.ppo.model_copy(update={"rollout": resolve_rollout(self.ppo.rollout)})
-        return found.model_copy(update={"ppo": ppo})
+        return config.model_copy(update={"ppo": ppo})
 
     def check_ranks(self) -> None:
         """Check what sft, reward and ppo would refuse only when they begin: options that several ranks lack.
@@ -261,11 +261,11 @@ def check_kl_is_judged(config: RunConfig, source: str) -> None:
         UserError: the gate has no threshold; the message suggests one.
     """
     unit, thresholds = config.ppo.kl.unit, {gate.name: threshold for gate, threshold in config.gates.rules("ppo")}
-    own, other = ("ppo.kl_per_token", "ppo.kl") if unit == "token" else ("ppo.kl", "ppo.kl_per_token")
-    if thresholds[own] is None and (unit == "token" or thresholds[other] is not None):
+    unit_gate, other_gate = ("ppo.kl_per_token", "ppo.kl") if unit == "token" else ("ppo.kl", "ppo.kl_per_token")
+    if thresholds[unit_gate] is None and (unit == "token" or thresholds[other_gate] is not None):
         raise UserError(
-            f"{source}: gates.{own}: ppo.kl.unit is {unit}, and the gate on nats per {unit} has no threshold, so "
-            f"no gate would judge KL against its target: set gates.{own}, as in --set gates.{own}="
+            f"{source}: gates.{unit_gate}: ppo.kl.unit is {unit}, and the gate on nats per {unit} has no threshold, so "
+            f"no gate would judge KL against its target: set gates.{unit_gate}, as in --set gates.{unit_gate}="
             f"{2 * config.ppo.kl.target:g} for twice ppo.kl.target."
         )
 
@@ -281,7 +281,7 @@ def check_critic_is_used(config: RunConfig, source: str, before: RunConfig | Non
         UserError: an option is not the default; the message says what to do.
     """
     default, kind = CriticConfig(), config.ppo.critic.kind
-    kept = default if before is None else before.ppo.critic
+    earlier = default if before is None else before.ppo.critic
     for name, value in config.ppo.critic:
         needed = OF_CRITIC_KIND.get(name, kind)
         if not config.ppo.has_critic:
@@ -291,7 +291,7 @@ def check_critic_is_used(config: RunConfig, source: str, before: RunConfig | Non
             remedy = f"ppo.critic.kind={needed}"
         else:
             continue
-        if value not in (getattr(default, name), getattr(kept, name)):
+        if value not in (getattr(default, name), getattr(earlier, name)):
             raise UserError(
                 f"{source}: ppo.critic.{name} ({value}) has no effect, because {reason}. Leave it out, or use {remedy}."
             )

@@ -49,8 +49,8 @@ def make_candidates(
     """
     path = resolve_source(source, HubConfig(), home / "datasets", "PROMPTS")
     prompts = read_prompts(path, job.candidates.max_characters)
-    found = find_models(models, home)
-    inputs = {"prompts": Input.of(path).digest, **{f"model {model.name}": model.digest for model in found}}
+    candidates = find_models(models, home)
+    inputs = {"prompts": Input.of(path).digest, **{f"model {model.name}": model.digest for model in candidates}}
     key, _ = stage_key("candidates", job, inputs, "components.labelling.response_candidates", TORCH)
     if (done := finished(out, key)) is not None:
         return done, prompts
@@ -63,7 +63,7 @@ def make_candidates(
             lease.check()
             report(done, total)
 
-        done = finished(out, key) or run(job, prompts, found, key, work, out, checked)
+        done = finished(out, key) or run(job, prompts, candidates, key, work, out, checked)
         shutil.rmtree(work, ignore_errors=True)
     return done, prompts
 
@@ -74,15 +74,15 @@ def find_models(names: Sequence[str], home: Path, option: str = "--model") -> li
     Raises:
         UserError: there is no such folder, run or stage, it has no language model, or a model is given twice.
     """
-    found: dict[str, CandidateModel] = {}
+    by_digest: dict[str, CandidateModel] = {}
     for name in names:
         model = _find_model(name, home, option)
-        if model.digest in found:
+        if model.digest in by_digest:
             raise UserError(
-                f"{option} {name}: it is the same model as {option} {found[model.digest].name}. Give it once."
+                f"{option} {name}: it is the same model as {option} {by_digest[model.digest].name}. Give it once."
             )
-        found[model.digest] = model
-    return list(found.values())
+        by_digest[model.digest] = model
+    return list(by_digest.values())
 
 
 def _find_model(name: str, home: Path, option: str) -> CandidateModel:

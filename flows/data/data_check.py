@@ -1,5 +1,6 @@
-"""`tether data check`: find the files, check them and print what was found."""
+"""`tether data check`: find the files, check them and print what was found, or draft a suite from a good file."""
 
+import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -11,7 +12,7 @@ from components.base.errors import GateFailed, UserError
 from components.base.text import counted, line
 from components.data.config import SourceConfig
 from components.data.hub import resolve_source
-from components.data.inputs import FURTHER, SUITE, names_file, refuse_unknown_sources, values_of
+from components.data.inputs import FURTHER, KINDS, SUITE, names_file, refuse_unknown_sources, values_of
 from components.data.rows import listed
 from data_contracts.config import ValidateJob
 from flows.config.profiles import Override
@@ -23,6 +24,7 @@ from tasks.result import Input
 
 if TYPE_CHECKING:
     from data_contracts.check import FileReport
+    from data_contracts.rows.reading_report import FileReading
 
 FAILED = GateFailed.exit_code
 MOST_MODELS = 10
@@ -52,10 +54,7 @@ def check_file(
     from rich.console import Console
 
     from components.base.files import whole_folder
-    from components.data.inputs import KINDS
     from data_contracts.check import NothingValid, check
-    from data_contracts.expectations.own import load_suite
-    from data_contracts.rows.columns import COLUMNS
     from data_contracts.rows.reading_report import reading_of
     from data_contracts.sheets import check_sheet
     from tasks.execution.stage_progress import StageProgress
@@ -63,8 +62,7 @@ def check_file(
     if out is not None and out.exists():
         raise UserError(f"--out {out}: this folder already exists. Name a new one.")
     config = with_template(load_config(profile or DEFAULTS, overrides))
-    hub = config.data.hub
-    path = resolve_source(file, hub, home / "datasets", "the file")
+    path = resolve_source(file, config.data.hub, home / "datasets", "the file")
     reading = reading_of(path, config.data)
     kind, inputs = reading.kind, {reading.kind: path}
     for name, value in others.items():
@@ -72,37 +70,49 @@ def check_file(
             if kind == "sheet" or name in inputs:
                 why = "is a rating sheet, which is checked alone" if kind == "sheet" else f"also holds {name}"
                 raise UserError(f"--{name} {value}: {file} {why}. Leave it out.")
-            inputs[name] = resolve_source(value, hub, home / "datasets", f"--{name}")
+            inputs[name] = resolve_source(value, config.data.hub, home / "datasets", f"--{name}")
     written = nullcontext() if out is None else whole_folder(out)
     if kind == "sheet":
         with written as folder:
             report = check_sheet(path, config.human_eval.ratings, config.data.checks, folder)
         return report | {"read": [reading.as_json(path)]}
-    judged = [inputs["preferences"]] if config.data.reference and "preferences" in inputs else []
-    compared = find_reference(config, home, [Input.of(each).digest for each in judged])
-    for further in (*(find_files(each, config, home) for each in FURTHER), compared):
-        inputs |= {name: given.path for name, given in further.items()}
+    preferences = [inputs["preferences"]] if config.data.reference and "preferences" in inputs else []
+    compared = find_reference(config, home, [Input.of(path).digest for path in preferences])
+    for further in (*(find_files(kind, config, home) for kind in FURTHER), compared):
+        inputs |= {name: source.path for name, source in further.items()}
+    job = _job(config, inputs)
+    if profile is not None and config.sft.base is not None:
+        inputs["base"] = find_base(config.sft.base, home)
+    temporary = tempfile.TemporaryDirectory(prefix="tether-check-")
+    with temporary as scratch, StageProgress(Console(stderr=True), "check") as progress, written as folder:
+        try:
+            report = check(
+                job, inputs, Path(scratch), folder,
+                lambda rows, total: progress.show({"step": rows, "metrics": {}, "total": total}),
+                tokenized=profile is not None,
+            )  # fmt: skip
+        except NothingValid as error:  # data that fail the contract are a result, not an error in the call
+            report = error.report
+    _add_reading(report, reading, file, path, config, inputs.get(SUITE))
+    return report
+
+
+def _job(config: RunConfig, inputs: Mapping[str, Path]) -> ValidateJob:
+    """Return the options of validate for the files that are checked."""
     named: dict[str, object] = {name: str(inputs[name]) if name in inputs else None for name in KINDS}
     named["sources"] = own_entry(config, inputs["preferences"]) if "preferences" in inputs else {}
     job = config.job(ValidateJob)
-    job = job.model_copy(update={"data": job.data.model_copy(update=named)})
-    if profile is not None and config.sft.base is not None:
-        inputs["base"] = find_base(config.sft.base, home)
-    console = Console(stderr=True)
-    with tempfile.TemporaryDirectory(prefix="tether-check-") as scratch, StageProgress(console, "check") as progress:
+    return job.model_copy(update={"data": job.data.model_copy(update=named)})
 
-        def show(rows: int, total: int | None) -> None:
-            progress.show({"step": rows, "metrics": {}, "total": total})
 
-        with written as folder:
-            try:
-                report = check(job, inputs, Path(scratch), folder, show, tokenized=profile is not None)
-            except NothingValid as error:  # data that fail the contract are a result, not an error in the call
-                report = error.report
-    used = {
-        *config.data.reward_columns,
-        *(load_suite(inputs[SUITE]).columns - COLUMNS.keys() if SUITE in inputs else ()),
-    }
+def _add_reading(
+    report: "FileReport", reading: "FileReading", file: str, path: Path, config: RunConfig, suite: Path | None
+) -> None:
+    """Add to a report how `file` was read from `path`, without the columns that rewards or the team's suite use."""
+    from data_contracts.expectations.own import load_suite
+    from data_contracts.rows.columns import COLUMNS
+
+    used = {*config.data.reward_columns, *(load_suite(suite).columns - COLUMNS.keys() if suite else ())}
     reading = reading._replace(ignored=[column for column in reading.ignored if column not in used])
     report["read"] = [reading.as_json(path)]
     unread = report.get("unread", {})
@@ -119,7 +129,6 @@ def check_file(
             *report.get("reasons", ()),
             f"{file} looks like preferences, but it was read as {reading.format} and no pair was found in it",
         ]
-    return report
 
 
 def own_entry(config: RunConfig, path: Path) -> dict[str, SourceConfig]:
@@ -130,10 +139,10 @@ def own_entry(config: RunConfig, path: Path) -> dict[str, SourceConfig]:
         UserError: an entry is of no file that is known.
     """
     sources = config.data.sources
-    own = next((name for name in sources if name == "preferences" or names_file(name, path.absolute())), None)
+    entry = next((name for name in sources if name == "preferences" or names_file(name, path.absolute())), None)
     if len(values_of(config.data.preferences)) < 2:
-        refuse_unknown_sources((name for name in sources if name != own), ["preferences"])
-    return {} if own is None else {"preferences": sources[own]}
+        refuse_unknown_sources((name for name in sources if name != entry), ["preferences"])
+    return {} if entry is None else {"preferences": sources[entry]}
 
 
 def _interval(ends: list[float] | None) -> str:
@@ -155,27 +164,27 @@ def _statistics(report: "FileReport") -> Iterator[str]:
             yield f"{title} {measure:.3f}{_interval(ends)}."
     if annotators := report.get("annotators"):
         compared = [(ends, row) for row in annotators if (ends := row["interval"]) is not None]
-        said = "; ".join(
+        listed = "; ".join(
             f"{row['annotator']} {row['agreement']:.2f}{_interval(ends)} of {row['compared']}"
-            for ends, row in sorted(compared, key=lambda each: each[0][1])[:LOWEST]
+            for ends, row in sorted(compared, key=lambda entry: entry[0][1])[:LOWEST]
         )
-        said = said or "no two annotators voted on the same row"
-        yield f"{counted(len(annotators), 'annotator')}. Least in agreement with the majority of the others: {said}."
+        listed = listed or "no two annotators voted on the same row"
+        yield f"{counted(len(annotators), 'annotator')}. Least in agreement with the majority of the others: {listed}."
     if pairs := report.get("pairwise"):
-        said = "; ".join(
+        listed = "; ".join(
             f"{' and '.join(row['annotators'])} {row['agreement']:.2f} on {counted(row['rows'], 'row')}"
             + ("" if row["kappa"] is None else f" (Cohen's kappa {row['kappa']:.2f})")
             for row in pairs[:LOWEST]
         )
-        yield f"{counted(len(pairs), 'pair')} of annotators. Those that agree least: {said}."
+        yield f"{counted(len(pairs), 'pair')} of annotators. Those that agree least: {listed}."
     if models := report.get("models"):
-        said = "; ".join(
-            f"{row['model']} {row['strength']:+.2f}{_interval(row['interval'])}" for row in models[:MOST_MODELS]
-        )
+        strongest = models[:MOST_MODELS]
+        ranked = "; ".join(f"{row['model']} {row['strength']:+.2f}{_interval(row['interval'])}" for row in strongest)
         if why := report.get("inseparable"):
             yield f"{len(models)} models are compared; their strengths cannot be estimated: {why}."
         else:
-            yield f"Bradley-Terry strengths (logit) of {len(models)} models: {said}{_more(len(models) - MOST_MODELS)}."
+            more = _more(len(models) - MOST_MODELS)
+            yield f"Bradley-Terry strengths (logit) of {len(models)} models: {ranked}{more}."
     if languages := report.get("languages"):
         shares = [f"{name} {share:.1%}" for name, share in languages.items()]
         yield f"Languages of a sample: {', '.join(shares[:LOWEST])}{_more(len(shares) - LOWEST)}."
@@ -186,8 +195,8 @@ def _statistics(report: "FileReport") -> Iterator[str]:
         else:
             yield f"Estimated share of flipped labels: {noise['share']:.1%}{_interval(noise['interval'])}; {agrees}."
     if report["longer_wins"] is not None:
-        kept = next((c for c in report["checks"] if c["name"] == "length_preference"), None)
-        more = "" if kept is None else f", of kept pairs in {kept['value']:.1%}{_interval(kept.get('interval'))}"
+        check = next((check for check in report["checks"] if check["name"] == "length_preference"), None)
+        more = "" if check is None else f", of kept pairs in {check['value']:.1%}{_interval(check.get('interval'))}"
         yield f"The longer response wins in {report['longer_wins']:.1%} of decided pairs{more}."
 
 
@@ -240,24 +249,24 @@ def print_check(report: "FileReport", out: Path | None) -> None:
 
     console = Console()
     say = partial(say_on, console)
-    for told in _read_as(report):
-        say(line(told))
+    for text in _read_as(report):
+        say(line(text))
     table = Table(pad_edge=False, box=None)
     for name in ("", "check", "severity", "value", "threshold", "rows", "which"):
         table.add_column(name, justify="right" if name in ("value", "threshold", "rows") else "left", overflow="fold")
-    found = [check for check in report["checks"] if check["rows"] or not check["passed"]]
-    for check in found:
+    findings = [check for check in report["checks"] if check["rows"] or not check["passed"]]
+    for check in findings:
         bad = Text("FAIL", "red") if check["severity"] == "error" else Text("warn", "yellow")
         value = "" if check["value"] is None else f"{check['value']:.3g}"
         name = check["name"] if check["source"] in ("preferences", "kept") else f"{check['source']}: {check['name']}"
         cells = (name, check["severity"], value, threshold_text(check), str(check["rows"] or ""), first_rows(check))
         table.add_row(Text("ok", "green") if check["passed"] else bad, *map(cell, cells))
-    if found:
+    if findings:
         console.print(table)
-    for check in found:
+    for check in findings:
         say(line(f"{check['name']}: {check['description']}"))
     say(
-        f"{counted(len(report['checks']) - len(found), 'other check')} found nothing. "
+        f"{counted(len(report['checks']) - len(findings), 'other check')} found nothing. "
         f"{counted(report['rows'], 'row')}, {counted(report['pairs'], 'pair')} kept, "
         f"{counted(report['quarantined'], 'row')} quarantined{':' if report.get('kept_out') else '.'}"
     )
@@ -266,10 +275,10 @@ def print_check(report: "FileReport", out: Path | None) -> None:
             f"{counted(len(unjudged), 'expectation')} of your suite judged no value: {line(listed(unjudged))}. Columns "
             "in tokens need --profile; any other column named there has no value in these rows."
         )
-    for told in _kept_out(report, out):
-        say(f"  {line(told)}")
-    for told in _statistics(report):
-        say(line(told))
+    for text in _kept_out(report, out):
+        say(f"  {line(text)}")
+    for text in _statistics(report):
+        say(line(text))
     if out is not None:
         say(f"Written to {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
     errors = [check for check in report["checks"] if not check["passed"] and check["severity"] == "error"]
@@ -284,3 +293,23 @@ def print_check(report: "FileReport", out: Path | None) -> None:
             "Correct or remove these rows, then check again. To allow a larger share of them, pass "
             "--set data.checks.CHECK.threshold=SHARE, here and in the run."
         )
+
+
+def draft_suite(home: Path, file: str, overrides: Sequence[Override], out: Path) -> None:
+    """Draft a suite from `file` and write it to `out` as JSON.
+
+    Raises:
+        UserError: the file can't be read or has no valid row, or `out` exists or is in no folder.
+    """
+    from components.base.files import write_whole
+    from data_contracts.findings.drafting import draft
+
+    if out.exists():
+        raise UserError(f"--draft-suite {out}: this file already exists. Name a new one.")
+    if not out.absolute().parent.is_dir():
+        folder = out.absolute().parent
+        raise UserError(f"--draft-suite {out}: there is no folder {folder}. Create it, or name another file.")
+    data = load_config(DEFAULTS, overrides).data
+    path = resolve_source(file, data.hub, home / "datasets", "FILE")
+    with tempfile.TemporaryDirectory(prefix="tether-suite-") as scratch:
+        write_whole(out, json.dumps(draft(path, data, Path(scratch)), indent=2) + "\n")

@@ -21,7 +21,7 @@ def find_files(kind: str, config: RunConfig, home: Path) -> dict[str, Input]:
     Raises:
         UserError: a file is missing or can't be read, or two hold the same bytes.
     """
-    found: list[Input] = []
+    sources: list[Input] = []
     hub = None if kind == SUITE else config.data.hub
     for value in values_of(getattr(config.data, kind)):
         path = resolve_source(value, hub, home / "datasets", f"data.{kind}")
@@ -33,11 +33,11 @@ def find_files(kind: str, config: RunConfig, home: Path) -> dict[str, Input]:
                 load_suite(path)
             else:
                 next(iter(read_source(path, config.data.hub.split, config.data.readers)))
-            found.append(Input.of(path).model_copy(update={"hub": hub_commit(value, path)}))
-    digests = [given.digest for given in found]
-    refuse_same_bytes(kind, [given.path for given in found], digests)
-    paths = [Path(os.path.abspath(given.path)) for given in found]
-    return dict(zip(input_names(kind, paths, digests), found, strict=True))
+            sources.append(Input.of(path).model_copy(update={"hub": hub_commit(value, path)}))
+    digests = [source.digest for source in sources]
+    refuse_same_bytes(kind, [source.path for source in sources], digests)
+    paths = [Path(os.path.abspath(source.path)) for source in sources]
+    return dict(zip(input_names(kind, paths, digests), sources, strict=True))
 
 
 def _look_at(kind: str, path: Path, config: RunConfig) -> None:

@@ -18,14 +18,14 @@ def with_rates(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]]:
         UserError: a rate is null, and the pretrained model that determines the size is missing.
     """
     ppo, reward = config.ppo, config.reward
-    given: dict[Trained, tuple[float | None, bool]] = {
+    rate_and_lora: dict[Trained, tuple[float | None, bool]] = {
         "sft": (config.sft.learning_rate, False),
         "reward": (reward.learning_rate, reward.lora is not None),
         "ppo": (ppo.learning_rate, ppo.lora is not None),
     }
     if ppo.has_critic and ppo.critic.kind == "separate":
-        given["ppo.critic"] = ppo.critic.learning_rate, ppo.lora is not None
-    missing = {name: lora for name, (rate, lora) in given.items() if rate is None}
+        rate_and_lora["ppo.critic"] = ppo.critic.learning_rate, ppo.lora is not None
+    missing = {name: lora for name, (rate, lora) in rate_and_lora.items() if rate is None}
     if not missing:
         return config, []
     base = config.sft.base
@@ -47,5 +47,5 @@ def _with(group: Any, rate: float | None) -> Any:
 
 def _words(parameters: int) -> str:
     units = ((1e9, "billion"), (1e6, "million"), (1e3, "thousand"))
-    power, word = next((each for each in units if parameters >= each[0]), units[-1])
+    power, word = next((unit for unit in units if parameters >= unit[0]), units[-1])
     return f"{parameters / power:.3g} {word}"

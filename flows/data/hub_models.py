@@ -44,11 +44,11 @@ def hub_model(name: str, home: Path, field: str = "sft.base") -> tuple[str, Path
     Raises:
         UserError: there is no such model or revision, it has no safetensors file, or the download fails.
     """
-    found = _NAME.fullmatch(name)
-    assert found is not None, name
-    repo, revision = found["repo"], found["revision"]
-    if revision is not None and _COMMIT.fullmatch(revision) and (known := _folder(repo, revision, home)).is_dir():
-        return name, known
+    match = _NAME.fullmatch(name)
+    assert match is not None, name
+    repo, revision = match["repo"], match["revision"]
+    if revision is not None and _COMMIT.fullmatch(revision) and (downloaded := _folder(repo, revision, home)).is_dir():
+        return name, downloaded
     snapshot = _download(repo, revision, f"{field} = {name}")
     commit = snapshot.name
     other = revision is not None and _COMMIT.fullmatch(revision) and commit != revision
@@ -58,7 +58,7 @@ def hub_model(name: str, home: Path, field: str = "sft.base") -> tuple[str, Path
             "known which model that is. Try again, or download the model and give its folder."
         )
     folder = _folder(repo, commit, home)
-    files = [path for path in sorted(snapshot.iterdir()) if any(fnmatch(path.name, each) for each in FILES)]
+    files = [path for path in sorted(snapshot.iterdir()) if any(fnmatch(path.name, pattern) for pattern in FILES)]
     if not any(path.suffix == ".safetensors" for path in files):
         raise UserError(
             f"{field} = {name}: commit {commit} has no safetensors file. Tether reads no other weights from the hub. "

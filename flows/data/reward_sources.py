@@ -39,32 +39,32 @@ def settled_rewards(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]
     config = config.model_copy(update={"ppo": config.ppo.model_copy(update=changes)}) if changes else config
     if config.ppo.rewards is None:
         return config, []
-    found, notes = [], list[str]()
-    for each in config.ppo.rewards:
-        told: dict[str, Any] = {}
-        if isinstance(each, FunctionReward):
-            told = {"root": str(root_of(each)), "code": code_digest(each)}
-        elif isinstance(each, PluginReward):
-            told = {"code": plugin_code(find_plugin("tether.rewards", each.entry, "ppo.rewards"))}
-        elif isinstance(each, HttpReward) and each.version == "auto":
-            with closing(HttpSource(each)) as scorer:
-                told = {"told": scorer.version()}
-            if told["told"] == NO_VERSION:
+    settled, notes = [], list[str]()
+    for reward in config.ppo.rewards:
+        fixed: dict[str, Any] = {}
+        if isinstance(reward, FunctionReward):
+            fixed = {"root": str(root_of(reward)), "code": code_digest(reward)}
+        elif isinstance(reward, PluginReward):
+            fixed = {"code": plugin_code(find_plugin("tether.rewards", reward.entry, "ppo.rewards"))}
+        elif isinstance(reward, HttpReward) and reward.version == "auto":
+            with closing(HttpSource(reward)) as scorer:
+                fixed = {"told": scorer.version()}
+            if fixed["told"] == NO_VERSION:
                 notes.append(
-                    f"ppo.rewards: {each.url} reports no version, so ppo is recomputed even if a result is stored"
+                    f"ppo.rewards: {reward.url} reports no version, so ppo is recomputed even if a result is stored"
                 )
-        elif (column := getattr(each, "column", None)) and column not in config.data.reward_columns:
+        elif (column := getattr(reward, "column", None)) and column not in config.data.reward_columns:
             raise UserError(
-                f"ppo.rewards: {each.source}: data.reward_columns does not name the column {column!r}, so no prompt "
+                f"ppo.rewards: {reward.source}: data.reward_columns does not name the column {column!r}, so no prompt "
                 "would have its expected value. Add it there."
             )
-        elif isinstance(each, ModelReward):
-            name, _ = reward_model(each, home)
-            told = {"source": f"model:{name}"}
-            if told["source"] != each.source:
-                notes.append(f"ppo.rewards: {each.source} is now {name}")
-        found.append(each.model_copy(update=told))
-    ppo = config.ppo.model_copy(update={"rewards": tuple(found)})
+        elif isinstance(reward, ModelReward):
+            name, _ = reward_model(reward, home)
+            fixed = {"source": f"model:{name}"}
+            if fixed["source"] != reward.source:
+                notes.append(f"ppo.rewards: {reward.source} is now {name}")
+        settled.append(reward.model_copy(update=fixed))
+    ppo = config.ppo.model_copy(update={"rewards": tuple(settled)})
     return config.model_copy(update={"ppo": ppo}), notes
 
 
@@ -86,12 +86,12 @@ def read_rules(file: str) -> dict[str, str]:
         UserError: there is no such file, or a rule in it is invalid.
     """
     path = user_path(file, "ppo.rules.file")
-    found = yaml_text.read_mapping(path)
-    if not found:
+    patterns = yaml_text.read_mapping(path)
+    if not patterns:
         raise UserError(
             f"ppo.rules.file = {file}: it has no rules. Write one per line, such as promise: (?i)we promise"
         )
-    for name, pattern in found.items():
+    for name, pattern in patterns.items():
         if not isinstance(pattern, str):
             raise UserError(
                 f"ppo.rules.file = {file}: {name}: the pattern {pattern!r:.80} is not text. Write it in quotes."
@@ -100,13 +100,13 @@ def read_rules(file: str) -> dict[str, str]:
             check_pattern(str(name), pattern)
         except ValueError as error:
             raise UserError(f"ppo.rules.file = {file}: {error}.") from None
-    return {str(name): str(pattern) for name, pattern in found.items()}
+    return {str(name): str(pattern) for name, pattern in patterns.items()}
 
 
 def has_unversioned(config: RunConfig) -> bool:
     """Return whether a scorer reports no version, so that no stored result of PPO may be reused."""
     sources = config.ppo.rewards or ()
-    return any(isinstance(each, HttpReward) and each.version_known == NO_VERSION for each in sources)
+    return any(isinstance(source, HttpReward) and source.version_known == NO_VERSION for source in sources)
 
 
 def reward_model(config: ModelReward, home: Path) -> tuple[str, Path]:
@@ -115,15 +115,15 @@ def reward_model(config: ModelReward, home: Path) -> tuple[str, Path]:
     Raises:
         UserError: there is no such model.
     """
-    asked = config.source.removeprefix("model:")
+    name = config.source.removeprefix("model:")
     field = "ppo.rewards: source"
-    path = user_path(asked, field)
+    path = user_path(name, field)
     if path.is_dir():
         if not (path / "reward.json").is_file():
             check_weights(path, f"{field} = {config.source}")
-        return asked, path
-    if is_hub_name(asked) and not path.exists():
-        return hub_model(asked, home, field)
+        return name, path
+    if is_hub_name(name) and not path.exists():
+        return hub_model(name, home, field)
     raise UserError(
         f"{field} = {config.source}: there is no such folder ({path.absolute()}). Give the folder of a reward model, "
         f"or a sequence classifier of the hub as model:org/name@revision."
@@ -132,4 +132,4 @@ def reward_model(config: ModelReward, home: Path) -> tuple[str, Path]:
 
 def model_sources(config: RunConfig) -> Mapping[str, ModelReward]:
     """Return the reward models that `ppo.rewards` names, by name."""
-    return {each.name: each for each in config.ppo.rewards or () if isinstance(each, ModelReward)}
+    return {reward.name: reward for reward in config.ppo.rewards or () if isinstance(reward, ModelReward)}

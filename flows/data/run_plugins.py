@@ -8,11 +8,12 @@ from flows.config.run_config import RunConfig
 def settled_readers(config: RunConfig) -> RunConfig:
     """Return `config` with the code digest of each plug-in in `data.readers`. Raises UserError if one is not
     installed."""
-    found = {}
+    readers = {}
     for suffix, reader in config.data.readers.items():
         plugin = find_plugin("tether.readers", reader.plugin, f"data.readers.{suffix}")
-        found[suffix] = reader.model_copy(update={"code": plugin_code(plugin)})
-    return config.model_copy(update={"data": config.data.model_copy(update={"readers": found})}) if found else config
+        readers[suffix] = reader.model_copy(update={"code": plugin_code(plugin)})
+    data = config.data.model_copy(update={"readers": readers})
+    return config.model_copy(update={"data": data}) if readers else config
 
 
 def settled_gates(config: RunConfig) -> RunConfig:

@@ -113,11 +113,11 @@ def _copy(home: Path, servers: Servers, steps: Steps, copier: Copier, say: Say) 
     """Copy everything in the order that the module's docstring gives; return the shared store's name, if any."""
     local = ArtifactStore(home, alone=True).local
     shared = shared_place(home)
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         for place in [*([shared] if shared else []), *([local] if local.root.is_dir() else [])]:
-            held.enter_context(place.using())
-        known = sorted((home / "runs").glob(f"*/{SENT}"))
-        steps.all("runs in MLflow", known, lambda path: copier.file(path, f"home/runs/{path.parent.name}/{SENT}"))
+            stack.enter_context(place.using())
+        records = sorted((home / "runs").glob(f"*/{SENT}"))
+        steps.all("runs in MLflow", records, lambda path: copier.file(path, f"home/runs/{path.parent.name}/{SENT}"))
         dump(servers, copier, steps)
         databases = [name for name in ("mlflow.db", "prefect/prefect.db") if (home / name).is_file()]
         databases += sorted(f"review/{path.name}" for path in (home / "review").glob("*.db"))
@@ -126,8 +126,8 @@ def _copy(home: Path, servers: Servers, steps: Steps, copier: Copier, say: Say) 
         copy_artifacts(servers, copier, steps)
         _tree(home, "mlartifacts", steps, copier)
         _runs(home, steps, copier)
-        kept = copy_store(shared, "shared", steps, copier, say) if shared else set()
-        copy_store(local, "home/store", steps, copier, say, without=kept)
+        shared_objects = copy_store(shared, "shared", steps, copier, say) if shared else set()
+        copy_store(local, "home/store", steps, copier, say, without=shared_objects)
     _tree(home, "models", steps, copier, links=True)
     for name in (HOME_FILE, "prefect/profiles.toml"):
         copier.file(home / name, f"home/{name}")
@@ -135,8 +135,8 @@ def _copy(home: Path, servers: Servers, steps: Steps, copier: Copier, say: Say) 
 
 
 def _tree(home: Path, name: str, steps: Steps, copier: Copier, links: bool = False) -> None:
-    found = files_below(home / name, links)
-    steps.all(name, found, lambda path: copier.file(found[path], f"home/{name}/{path}"))
+    files = files_below(home / name, links)
+    steps.all(name, files, lambda path: copier.file(files[path], f"home/{name}/{path}"))
 
 
 def _runs(home: Path, steps: Steps, copier: Copier) -> None:
@@ -145,9 +145,9 @@ def _runs(home: Path, steps: Steps, copier: Copier) -> None:
     def copy(folder: Path) -> None:
         to = f"home/runs/{folder.name}"
         copier.file(folder / RUN_FILE, f"{to}/{RUN_FILE}")
-        for name, each in files_below(folder).items():
+        for name, file in files_below(folder).items():
             if name != RUN_FILE and name not in _NOT_COPIED:
-                copier.file(each, f"{to}/{name}")
+                copier.file(file, f"{to}/{name}")
         if f"{to}/{SENT}" not in copier.files and (folder / SENT).is_file():
             # The run began after MLflow's database was copied. The copy may have part of the run, which is looked up
             # there.

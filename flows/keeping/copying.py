@@ -131,13 +131,13 @@ def files_below(folder: Path, links: bool = False) -> dict[str, Path]:
 
     With `links`, a link to a file is included like a file.
     """
-    found = {}
+    files = {}
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not (name.startswith(".") and name.endswith(".tmp"))]
         for path in (Path(parent, name) for name in names):
             if (links or not path.is_symlink()) and not (path.name.startswith(".") and path.name.endswith(".tmp")):
-                found[path.relative_to(folder).as_posix()] = path
-    return dict(sorted(found.items()))
+                files[path.relative_to(folder).as_posix()] = path
+    return dict(sorted(files.items()))
 
 
 def copy_store(
@@ -157,10 +157,10 @@ def copy_store(
         say: gets a line if objects are damaged in the store.
         without: objects that the backup already has from another store.
     """
-    pins = [each for each in place.entries("pins") if each.name.endswith(".json") and each.name[0] != "."]
+    pins = [pin for pin in place.entries("pins") if pin.name.endswith(".json") and pin.name[0] != "."]
     steps.all("pins", pins, lambda pin: copier.small(place, f"pins/{pin.name}", to, pin.modified))
-    steps.all("records", _settled(place), lambda each: copier.small(place, f"records/{each[0]}", to, each[1]))
-    objects = [each for each in place.entries("objects") if SHA.fullmatch(each.name)]
+    steps.all("records", _settled(place), lambda record: copier.small(place, f"records/{record[0]}", to, record[1]))
+    objects = [entry for entry in place.entries("objects") if SHA.fullmatch(entry.name)]
     damaged = []
 
     def copy(entry: Entry) -> None:
@@ -168,26 +168,26 @@ def copy_store(
         if copier.write(f"{to}/{name}", place.chunks(name), 0o444, entry.modified) != entry.name:
             damaged.append(entry.name)
 
-    steps.all("objects", [each for each in objects if each.name not in without], copy)
+    steps.all("objects", [entry for entry in objects if entry.name not in without], copy)
     if damaged:
         say(
             f"{counted(len(damaged), 'object is', 'objects are')} damaged in {place.where} and copied unchanged, the "
             "first is "
             f"{damaged[0][:12]}. `tether store verify` lists them all; a run that needs one computes it again."
         )
-    return {each.name for each in objects}
+    return {entry.name for entry in objects}
 
 
 def _settled(place: Place) -> list[tuple[str, float]]:
     """Return the names of all records and the times they were written, oldest first."""
-    found: dict[str, float] | None = None
+    before: dict[str, float] | None = None
     for _ in range(MOST_LISTINGS):
         listed = {
-            each.name: each.modified
-            for each in place.entries("records")
-            if ATTEMPT.fullmatch(each.name.rpartition("/")[2])
+            entry.name: entry.modified
+            for entry in place.entries("records")
+            if ATTEMPT.fullmatch(entry.name.rpartition("/")[2])
         }
-        if found is not None and listed.keys() == found.keys():
+        if before is not None and listed.keys() == before.keys():
             break
-        found = listed
-    return sorted((found or {}).items(), key=lambda each: (each[1], each[0]))
+        before = listed
+    return sorted((before or {}).items(), key=lambda item: (item[1], item[0]))

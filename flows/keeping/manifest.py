@@ -87,8 +87,8 @@ def read_manifest(folder: Path) -> Manifest:
             raise ValueError("its own SHA-256 does not match")
         if body["schema_version"] > BACKUP_SCHEMA:
             raise newer(path, "backup", body["schema_version"], BACKUP_SCHEMA)
-        found = Manifest.model_validate(body)
-        check_names(found.files)
+        manifest = Manifest.model_validate(body)
+        check_names(manifest.files)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(
             f"{folder} is not a backup: it has no {MANIFEST}. Name a folder that `tether backup` wrote."
@@ -100,7 +100,7 @@ def read_manifest(folder: Path) -> Manifest:
             f"{path} is damaged ({str(error).splitlines()[0]}), so nothing was restored. Use another copy of the "
             f"backup."
         ) from error
-    return found
+    return manifest
 
 
 def checked(folder: Path, name: str, file: BackedUpFile) -> Iterator[bytes]:

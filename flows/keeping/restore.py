@@ -138,6 +138,6 @@ def _settle(staging: Path, manifest: Manifest, home: Path) -> None:
         return
     if (staging / "mlflow.db").is_file():
         move_artifacts(staging / "mlflow.db", before, home)
-    old, new = (json.dumps(f"{each}/")[:-1].encode() for each in (before, home))
+    old, new = (json.dumps(f"{folder}/")[:-1].encode() for folder in (before, home))
     for path in staging.glob("runs/*/done/*.json"):
         path.write_bytes(path.read_bytes().replace(old, new))

@@ -87,15 +87,15 @@ def _artifacts(destination: str) -> Place | None:
 
 def servers_elsewhere(servers: Servers) -> list[str]:
     """Return a sentence for each server that this terminal uses and a backup from here does not include."""
-    told = []
+    sentences = []
     for name, variable in (("Prefect", "PREFECT_API_URL"), ("MLflow", "MLFLOW_TRACKING_URI")):
         url = os.environ.get(variable, "")
         if "://" in url and not url.startswith(("file:", "sqlite:")) and name.lower() not in servers.databases:
-            told.append(
+            sentences.append(
                 f"{name} is at {redacted(url)}, which is not part of this backup: back it up where it runs, or set "
                 f"{DATABASES[name.lower()]}."
             )
-    return told
+    return sentences
 
 
 def dump(servers: Servers, copier: Copier, steps: Steps) -> None:
@@ -116,13 +116,13 @@ def copy_artifacts(servers: Servers, copier: Copier, steps: Steps) -> None:
     place = servers.artifacts
     if place is None:
         return
-    found = place.entries("")
-    check_names([each.name for each in found])
+    entries = place.entries("")
+    check_names([file.name for file in entries])
 
     def copy(entry: Entry) -> None:
         copier.write(f"servers/artifacts/{entry.name}", place.chunks(entry.name), modified=entry.modified)
 
-    steps.all("MLflow's artifacts", found, copy)
+    steps.all("MLflow's artifacts", entries, copy)
 
 
 def check_servers(manifest: Manifest, servers: Servers) -> None:
@@ -131,7 +131,9 @@ def check_servers(manifest: Manifest, servers: Servers) -> None:
     Raises:
         UserError: an address is missing, a database does not answer, or one is not empty.
     """
-    for name in (each for each in DATABASES if f"{manifest.servers}/databases/{each}.dump" in manifest.files):
+    for name in DATABASES:
+        if f"{manifest.servers}/databases/{name}.dump" not in manifest.files:
+            continue
         if name not in servers.databases:
             raise UserError(
                 f"restore: the backup has the database {name}. Set {DATABASES[name]} as its server has it, to an empty "
@@ -206,8 +208,8 @@ def _run(program: str, servers: Servers, name: str, options: list[str], stdout: 
     path, url = shutil.which(program), servers.databases[name]
     if path is None:
         raise UserError(f"{program}: no such program. Install PostgreSQL's clients (Debian: postgresql-client).")
-    given = {"--host": url.host, "--port": url.port, "--username": url.username, "--dbname": url.database}
-    where = [f"{option}={value}" for option, value in given.items() if value is not None]
+    connection = {"--host": url.host, "--port": url.port, "--username": url.username, "--dbname": url.database}
+    where = [f"{option}={value}" for option, value in connection.items() if value is not None]
     environment = {**os.environ, "LC_ALL": "C.UTF-8"}
     if url.password is not None:
         environment["PGPASSWORD"] = str(url.password)
@@ -216,6 +218,6 @@ def _run(program: str, servers: Servers, name: str, options: list[str], stdout: 
         text=True,
     )  # fmt: skip
     if done.returncode != 0:
-        said = (done.stderr.strip().splitlines() or [f"code {done.returncode}"])[-1]
-        raise UserError(f"{DATABASES[name]}: {program} fails on the database {name}: {redacted(said)}")
+        message = (done.stderr.strip().splitlines() or [f"code {done.returncode}"])[-1]
+        raise UserError(f"{DATABASES[name]}: {program} fails on the database {name}: {redacted(message)}")
     return done.stdout or ""

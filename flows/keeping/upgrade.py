@@ -36,7 +36,7 @@ def upgrade(home: Path) -> list[str]:
     """
     if not (lines := due(home)):
         return lines
-    if running := [each.run for each in load_readable(home)[0] if each.state == "running"]:
+    if running := [status.run for status in load_readable(home)[0] if status.state == "running"]:
         raise UserError(f"upgrade: run {running[0]} is running in {home}. Upgrade when it has ended, or interrupt it.")
     with (home / "mlflow.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -54,7 +54,8 @@ def what_ppo_watched(home: Path, status: RunStatus) -> list[str]:
     if policy is None:
         return []
     named = ", ".join(f"{each['name']} at update {each['update']}" for each in policy.alarms)
-    return ([f"Alarms of ppo: {named}."] if named else []) + (_carriers(policy.carriers) if policy.carriers else [])
+    kl = policy.kl_by_token
+    return ([f"Alarms of ppo: {named}."] if named else []) + (_carriers(kl) if kl else [])
 
 
 def _carriers(found: Mapping[str, Any]) -> list[str]:

@@ -11,8 +11,8 @@ from tasks.tracking.registered_weights import Weights, wanted
 from tasks.tracking.registry import Version, versions
 
 
-def promoted(home: Path, asked: str, by: str, because: str) -> str:
-    """Set the alias `champion` to the policy `asked` and return a sentence for the user.
+def promoted(home: Path, model: str, by: str, because: str) -> str:
+    """Set the alias `champion` to the policy `model` and return a sentence for the user.
 
     The weights are copied into MLflow first, as `mlflow.weights` of the run that judged the policy says. If the policy
     already is champion but lacks weights (for example, if an earlier version of Tether promoted it), they are copied
@@ -23,56 +23,56 @@ def promoted(home: Path, asked: str, by: str, because: str) -> str:
     """
     refuse_credentials("--reason", because)
     registered = versions(home)
-    found = _find(registered, asked)
-    shown = f"{found.name}/{found.version}"
-    if not found.name.endswith("-policy"):
-        raise UserError(f"promote {asked}: {shown} is not a policy, and only a policy can be champion.")
-    if why := withheld_reason(found.tags):
-        raise UserError(f"promote {asked}: {shown} gets no alias: {why}.")
-    judged = human_eval(found.tags)
-    if judged.get("state") != "passed":
-        why = f"was {judged['state']} in run {judged['run']}" if judged else "has not happened"
+    version = _find(registered, model)
+    title = f"{version.name}/{version.version}"
+    if not version.name.endswith("-policy"):
+        raise UserError(f"promote {model}: {title} is not a policy, and only a policy can be champion.")
+    if why := withheld_reason(version.tags):
+        raise UserError(f"promote {model}: {title} gets no alias: {why}.")
+    evaluation = human_eval(version.tags)
+    if evaluation.get("state") != "passed":
+        why = f"was {evaluation['state']} in run {evaluation['run']}" if evaluation else "has not happened"
         raise UserError(
-            f"promote {asked}: the human evaluation of {shown} {why}, and only a policy that passed its gates is "
+            f"promote {model}: the human evaluation of {title} {why}, and only a policy that passed its gates is "
             f"promoted. Finish it with `tether people score SHEET`, or rerun human_eval."
         )
     client = connect(home)
-    moving = Versions(client, Weights(client, home, wanted(home, judged["run"])))
-    with permitted(f"promote {shown}"):
-        problem = moving.bring_weights(found.name, found.version)
+    moving = Versions(client, Weights(client, home, wanted(home, evaluation["run"])))
+    with permitted(f"promote {title}"):
+        problem = moving.copy_weights(version.name, version.version)
     note = f" Its weights are not in MLflow: {problem}." if problem else ""
-    if CHAMPION in found.aliases:
-        return f"{shown} is {CHAMPION} already.{note}"
-    before = next((each for each in registered if each.name == found.name and CHAMPION in each.aliases), None)
-    with permitted(f"promote {shown}"):
-        moving.promote(found.name, found.version, by, because, _now(), run=judged["run"])
+    if CHAMPION in version.aliases:
+        return f"{title} is {CHAMPION} already.{note}"
+    before = next((other for other in registered if other.name == version.name and CHAMPION in other.aliases), None)
+    with permitted(f"promote {title}"):
+        moving.promote(version.name, version.version, by, because, _now(), run=evaluation["run"])
     instead = f", in place of version {before.version}" if before else ""
-    return f"{shown} is {CHAMPION} now{instead}.{note}"
+    return f"{title} is {CHAMPION} now{instead}.{note}"
 
 
-def demoted(home: Path, asked: str, by: str, because: str) -> str:
-    """Remove every alias from the version `asked` and return a sentence for the user.
+def demoted(home: Path, model: str, by: str, because: str) -> str:
+    """Remove every alias from the version `model` and return a sentence for the user.
 
     Raises:
         UserError: there is no such version.
     """
     refuse_credentials("--reason", because)
-    found = _find(versions(home), asked)
-    with permitted(f"demote {found.name}/{found.version}"):
-        Versions(connect(home)).demote(found.name, found.version, by, because, _now())
-    lost = f" It was {' and '.join(found.aliases)}; no version is now." if found.aliases else ""
-    return f"{found.name}/{found.version} is demoted: {because}.{lost}"
+    version = _find(versions(home), model)
+    with permitted(f"demote {version.name}/{version.version}"):
+        Versions(connect(home)).demote(version.name, version.version, by, because, _now())
+    lost = f" It was {' and '.join(version.aliases)}; no version is now." if version.aliases else ""
+    return f"{version.name}/{version.version} is demoted: {because}.{lost}"
 
 
-def _find(registered: Sequence[Version], asked: str) -> Version:
-    """Return the version that `asked` names. Raises UserError if there is none, or if the name has several versions."""
-    found = [each for each in registered if asked in each.spellings]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise UserError(f"{asked} has {len(found)} versions: name one, such as {asked}/{found[0].version}.")
-    there = ", ".join(sorted(f"{each.name}/{each.version}" for each in registered)[:10]) or "none"
-    raise UserError(f"{asked}: there is no such registered version; there are {there}.")
+def _find(registered: Sequence[Version], model: str) -> Version:
+    """Return the version that `model` names. Raises UserError if there is none, or if the name has several versions."""
+    matches = [version for version in registered if model in version.spellings]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise UserError(f"{model} has {len(matches)} versions: name one, such as {model}/{matches[0].version}.")
+    there = ", ".join(sorted(f"{version.name}/{version.version}" for version in registered)[:10]) or "none"
+    raise UserError(f"{model}: there is no such registered version; there are {there}.")
 
 
 def _now() -> int:

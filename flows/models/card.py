@@ -178,17 +178,17 @@ class _Preferences(NamedTuple):
         stage, kind = ("validate.judge", JUDGE_DATA) if facts.kind == JUDGE else ("validate", "preferences")
         record = facts.stages_of.get(stage)
         inputs = {} if record is None else of_kind(record.inputs, kind)
-        asked = values_of(cast("str | list[str] | None", group(facts.config, "data").get(kind)))
-        asked = asked or [str(facts.paths.get(digest, label_of(name))) for name, digest in inputs.items()]
+        sources = values_of(cast("str | list[str] | None", group(facts.config, "data").get(kind)))
+        sources = sources or [str(facts.paths.get(digest, label_of(name))) for name, digest in inputs.items()]
         paths = [facts.paths.get(digest) for digest in inputs.values()]
         files = [path.name for path in paths if path is not None and path.parent.name == "datasets"]
         hubs = [
-            name for name in asked if re.fullmatch(r"[\w.-]+/[\w.-]+", name)
+            name for name in sources if re.fullmatch(r"[\w.-]+/[\w.-]+", name)
             and any(file.startswith(f"{name.replace('/', '--')}--") for file in files)
         ]  # fmt: skip
         if record is not None and not inputs:
             return cls("Tether's support desk (simulated)", hubs, generated=True)
-        names = [name if name in hubs else Path(name).name for name in asked]
+        names = [name if name in hubs else Path(name).name for name in sources]
         labels = [label_of(name) for name in inputs]
         return cls(" and ".join(names if len(set(names)) == len(names) else labels), hubs, generated=False)
 
@@ -196,8 +196,8 @@ class _Preferences(NamedTuple):
 def _sources(facts: ModelFacts) -> Iterator[dict[str, str]]:
     for node in (node for node in facts.upstream if not node.records):
         base, path = _Base.of(facts) if "base" in node.names else None, facts.paths.get(node.digest)
-        shown = base.name if base else path.name if path else ""
-        name = ", ".join(node.names) + (f": {shown}" if shown else "")
+        title = base.name if base else path.name if path else ""
+        name = ", ".join(node.names) + (f": {title}" if title else "")
         yield {"name": name, "digest": node.digest, "licence": (base and base.licence) or "not known to Tether"}
 
 

@@ -27,15 +27,15 @@ class CardMetric(NamedTuple):
 def measured(facts: ModelFacts) -> list[CardMetric]:
     """Return the finite metrics of a model and of the stages it was made by."""
     records = facts.stages_of
-    found = []
-    for stage, shown in MAIN_METRICS.items():
+    rows = []
+    for stage, main in MAIN_METRICS.items():
         metrics = _metrics(facts, stage, records.get(stage))
-        for metric, what in ((each.name, each.text) for each in shown if each.card):
+        for metric, what in ((fact.name, fact.text) for fact in main if fact.card):
             if (value := metrics.get(metric)) is not None and math.isfinite(value):
                 ends = metrics.get(f"{metric}_low"), metrics.get(f"{metric}_high")
                 n = _count(metric, stage, metrics, records)
-                found.append(CardMetric(stage, metric, what, value, ends, n))
-    return found
+                rows.append(CardMetric(stage, metric, what, value, ends, n))
+    return rows
 
 
 def _metrics(facts: ModelFacts, stage: str, record: Record | None) -> Mapping[str, float | None]:
@@ -62,15 +62,15 @@ def _count(metric: str, stage: str, metrics: Mapping[str, float | None], records
     return ""
 
 
-def arguments(each: CardMetric) -> dict[str, str | float]:
+def arguments(metric: CardMetric) -> dict[str, str | float]:
     """Return the interval and the sample as values for a machine."""
-    ends = zip(("low_95", "high_95"), each.interval, strict=True)
-    return {"measured_on": each.n, **{name: end for name, end in ends if end is not None}}
+    ends = zip(("low_95", "high_95"), metric.interval, strict=True)
+    return {"measured_on": metric.n, **{name: end for name, end in ends if end is not None}}
 
 
-def interval(each: CardMetric) -> str:
+def interval(metric: CardMetric) -> str:
     """Return the 95 % interval as text; empty if none is recorded."""
-    low, high = each.interval
+    low, high = metric.interval
     if low is not None and high is not None:
         return f"{number(low)} to {number(high)}"
     return f"from {number(low)}" if low is not None else f"up to {number(high)}" if high is not None else ""

@@ -31,15 +31,15 @@ def find_compared(home: Path, names: Sequence[str]) -> dict[str, Input]:
         raise UserError(
             "compare: name two or more models, such as tether-policy@champion RUN:ppo. The first is the baseline."
         )
-    found: dict[str, Input] = {}
+    models: dict[str, Input] = {}
     by_digest: dict[str, str] = {}
     for number, name in enumerate(names):
-        given = _find(home, name)
-        if given.digest in by_digest:
-            raise UserError(f"compare: {name} is the same model as {by_digest[given.digest]}. Give each model once.")
-        by_digest[given.digest] = name
-        found[input_name(number)] = given
-    return found
+        model = _find(home, name)
+        if model.digest in by_digest:
+            raise UserError(f"compare: {name} is the same model as {by_digest[model.digest]}. Give each model once.")
+        by_digest[model.digest] = name
+        models[input_name(number)] = model
+    return models
 
 
 def _find(home: Path, name: str) -> Input:
@@ -69,8 +69,8 @@ def _stored(store: ArtifactStore, digest: str, stage: str) -> Input:
 
 def as_origin(names: Sequence[str], inputs: Mapping[str, Input]) -> str:
     """Return what a run's status stores about a comparison: the models in order, and `data`."""
-    told = {name: {"digest": i.digest, "path": str(i.path), "stage": i.stage} for name, i in inputs.items()}
-    return json.dumps({"names": list(names), "inputs": told})
+    described = {name: {"digest": i.digest, "path": str(i.path), "stage": i.stage} for name, i in inputs.items()}
+    return json.dumps({"names": list(names), "inputs": described})
 
 
 def of_origin(home: Path, origin: Mapping[str, str]) -> dict[str, Input]:
@@ -86,39 +86,40 @@ def of_origin(home: Path, origin: Mapping[str, str]) -> dict[str, Input]:
 
 def result_text(artifact: Path, names: Mapping[str, str]) -> str:
     """Return the result of a comparison as Markdown: the strengths, and a line for each pair of models."""
-    found = json.loads((artifact / RESULT).read_text(encoding="utf-8"))
+    result = json.loads((artifact / RESULT).read_text(encoding="utf-8"))
 
     def called(model: str) -> str:
         return names.get(model, model)
 
-    people = counted(found["raters"], "rater") + (" (simulated)" if found["judges"] == "simulated" else "")
-    lines = [f"{counted(found['items'], 'item')} judged by {people}; the baseline is {called(found['baseline'])}.", ""]
-    if found["inseparable"]:
-        sides = [", ".join(map(called, side)) for side in (found.get("better", []), found.get("worse", []))]
-        lines += [f"No strengths: {found['inseparable']} ({sides[0]} against {sides[1]})." if sides[0] else
-                  f"No strengths: {found['inseparable']}.", ""]  # fmt: skip
+    people = counted(result["raters"], "rater") + (" (simulated)" if result["judges"] == "simulated" else "")
+    items, baseline = counted(result["items"], "item"), called(result["baseline"])
+    lines = [f"{items} judged by {people}; the baseline is {baseline}.", ""]
+    if result["inseparable"]:
+        sides = [", ".join(map(called, side)) for side in (result.get("better", []), result.get("worse", []))]
+        lines += [f"No strengths: {result['inseparable']} ({sides[0]} against {sides[1]})." if sides[0] else
+                  f"No strengths: {result['inseparable']}.", ""]  # fmt: skip
     else:
-        lines += [f"| model | strength (logit), {found['level']:.0%} over {found['interval_over']} |", "|---|---|"]
+        lines += [f"| model | strength (logit), {result['level']:.0%} over {result['interval_over']} |", "|---|---|"]
         lines += [
-            f"| {called(each['model'])} | {_strength(each, each['model'] == found['baseline'])} |"
-            for each in found["models"]
+            f"| {called(strength['model'])} | {_strength(strength, strength['model'] == result['baseline'])} |"
+            for strength in result["models"]
         ]
-        lines += ["", f"Davidson's tie parameter: {_number(found['tie'].get('nu'))}.", ""]
+        lines += ["", f"Davidson's tie parameter: {_number(result['tie'].get('nu'))}.", ""]
     lines += ["| models | items | wins | ties | losses | win rate of the first |", "|---|---|---|---|---|---|"]
     lines += [
         f"| {called(row['first'])} against {called(row['second'])} | {row['items']} | {row['wins']} | {row['ties']} | "
         f"{row['losses']} | {row['win_rate']:.3f} ({row['low']:.3f} to {row['high']:.3f}) |"
-        for row in found["pairs"]
+        for row in result["pairs"]
     ]
-    return "\n".join([*lines, *(["", found["too_few_raters"]] if found["too_few_raters"] else [])]) + "\n"
+    return "\n".join([*lines, *(["", result["too_few_raters"]] if result["too_few_raters"] else [])]) + "\n"
 
 
-def _strength(each: Mapping[str, Any], baseline: bool) -> str:
+def _strength(model: Mapping[str, Any], baseline: bool) -> str:
     if baseline:
         return "0 (the baseline)"
-    if each["low"] is None:
-        return f"{_number(each['strength'])} (no interval: too many resamples have only wins or only losses)"
-    return f"{_number(each['strength'])} ({_number(each['low'])} to {_number(each['high'])})"
+    if model["low"] is None:
+        return f"{_number(model['strength'])} (no interval: too many resamples have only wins or only losses)"
+    return f"{_number(model['strength'])} ({_number(model['low'])} to {_number(model['high'])})"
 
 
 def _number(value: float | None) -> str:

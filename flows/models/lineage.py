@@ -65,7 +65,7 @@ class LineageNode:
     """None if no stage made it, as far as is known."""
     options: Mapping[str, ChangedOption] = field(default_factory=dict)
     """Options that differ from the profile's, by dotted name."""
-    judged: Sequence[Judging] = ()
+    runs: Sequence[Judging] = ()
     """The runs that used it, newest first."""
     models: Sequence[Version] = ()
 
@@ -76,12 +76,12 @@ class LineageNode:
 
     def as_json(self) -> dict[str, object]:
         """Return the node as `tether lineage --json` prints it."""
-        known: dict[str, object] = {"digest": self.digest, "names": list(self.names), "stage": None}
+        fields: dict[str, object] = {"digest": self.digest, "names": list(self.names), "stage": None}
         record = self.record
         if record is None:
-            return known | {name: text for name, text in (("hub", self.hub), ("lost", self.lost)) if text}
+            return fields | {name: text for name, text in (("hub", self.hub), ("lost", self.lost)) if text}
         return {
-            **known,
+            **fields,
             **record.model_dump(include={"stage", "key", "run", "started", "seconds", "inputs"}),
             "seed": record.job.get("seed"),
             "options": {name: option._asdict() for name, option in self.options.items()},
@@ -98,14 +98,14 @@ class LineageNode:
                     "gates": gates_json(stage.gates),
                     "waivers": [waiver.model_dump() for waiver in stage.waivers],
                 }
-                for run, stage in self.judged
+                for run, stage in self.runs
             ],
             "models": [
                 {
-                    **{name: getattr(each, name) for name in ("name", "version", "promoted", "life")},
-                    "aliases": list(each.aliases),
+                    **{name: getattr(model, name) for name in ("name", "version", "promoted", "life")},
+                    "aliases": list(model.aliases),
                 }
-                for each in self.models
+                for model in self.models
             ],
         }
 
@@ -140,12 +140,12 @@ class LineageGraph(NamedTuple):
         }
 
 
-def lineage(home: Path, asked: str, downstream: bool = False) -> LineageGraph:
-    """Return the graph upstream (or downstream) of what `asked` names.
+def lineage(home: Path, spelling: str, downstream: bool = False) -> LineageGraph:
+    """Return the graph upstream (or downstream) of what `spelling` names.
 
     Args:
         home: the Tether home.
-        asked: a run's id, a model (`tether-policy`, `tether-policy@champion`, `tether-policy/3`), the start of an
+        spelling: a run's id, a model (`tether-policy`, `tether-policy@champion`, `tether-policy/3`), the start of an
             artifact's digest or key, or a file or folder that runs have read.
         downstream: return what was made of it instead of what it was made of.
 
@@ -153,11 +153,11 @@ def lineage(home: Path, asked: str, downstream: bool = False) -> LineageGraph:
         UserError: nothing with that name is known.
     """
     graph = Graph.of(ArtifactStore(home))
-    subject = find_subject(home, asked, graph)
+    subject = find_subject(home, spelling, graph)
     if subject.run and not downstream:
         graph = graph.of_keys(load_status(home, subject.run).needs)
     nodes = graph.downstream(subject.digests) if downstream else graph.upstream(subject.digests)
-    shown = {node.digest for node in nodes}
+    digests = {node.digest for node in nodes}
     statuses = load_readable(home)[0]
     profiles = {status.run: status.profile for status in statuses}
     judging: dict[str | None, list[Judging]] = defaultdict(list)
@@ -171,13 +171,13 @@ def lineage(home: Path, asked: str, downstream: bool = False) -> LineageGraph:
         registered[version.digest].append(version)
 
     def described(node: Node) -> LineageNode:
-        took = judging[node.digest]
+        uses = judging[node.digest]
         if node.records:
             record = record_of(node, subject.run)
             options = changed_options(home, record, profiles.get(record.run))
-            of, named = took[:JUDGED_BY], registered[node.digest]
+            of, named = uses[:JUDGED_BY], registered[node.digest]
             return LineageNode(node.digest, node.names, "", None, record, options, of, named)
-        taken = next((each for each in took if each.run == subject.run), took[-1] if took else None)
+        taken = next((use for use in uses if use.run == subject.run), uses[-1] if uses else None)
         hub = read[node.digest].hub if node.digest in read else ""
         return LineageNode(node.digest, node.names, hub, _lost(taken, graph) if taken else None)
 
@@ -189,30 +189,30 @@ def lineage(home: Path, asked: str, downstream: bool = False) -> LineageGraph:
             LineageEdge(digest, node.digest, name)
             for node in nodes
             for name, digest in graph.inputs(node.digest).items()
-            if digest in shown
+            if digest in digests
         ],
         unreadable={key: miss.reason for key, miss in sorted(graph.unreadable.items())},
     )
 
 
-def find_subject(home: Path, asked: str, graph: Graph) -> Subject:
-    """Return what `asked` names. Raises UserError if nothing with that name is known."""
-    if has_run(home, asked):
-        digests = tuple(stage.digest for stage in load_status(home, asked).stages if stage.digest)
-        return Subject("run", asked, digests, asked)
-    if model := find_version(home, asked):
+def find_subject(home: Path, name: str, graph: Graph) -> Subject:
+    """Return what `name` names. Raises UserError if nothing with that name is known."""
+    if has_run(home, name):
+        digests = tuple(stage.digest for stage in load_status(home, name).stages if stage.digest)
+        return Subject("run", name, digests, name)
+    if model := find_version(home, name):
         return Subject("model", f"{model.name}/{model.version}", (model.digest,))
-    if digest := graph.find(asked):
+    if digest := graph.find(name):
         kind = "artifact" if graph.node(digest).records else "source"
         return Subject(kind, digest[:16], (digest,))
-    path = user_path(asked, "lineage")
+    path = user_path(name, "lineage")
     if path.exists():
         digest = Input.named(path).digest
         if not graph.node(digest).names:
-            raise UserError(f"{asked}: no run here has read its current content (sha256 {digest[:16]}).")
+            raise UserError(f"{name}: no run here has read its current content (sha256 {digest[:16]}).")
         return Subject("source", str(path), (digest,))
     raise UserError(
-        f"{asked}: there is no such run, model, artifact or file. Give a run's id (`tether status`), a registered "
+        f"{name}: there is no such run, model, artifact or file. Give a run's id (`tether status`), a registered "
         f"model (such as tether-policy@champion), six or more digits of a digest (`tether store ls`), or a data file."
     )
 
@@ -220,8 +220,8 @@ def find_subject(home: Path, asked: str, graph: Graph) -> Subject:
 def record_of(node: Node, run: str | None) -> Record:
     """Return the record of an artifact that `run` computed, or the newest one. If one was computed in this home,
     imported ones do not count."""
-    records = [each for each in node.records if not each.imported] or node.records
-    return next((each for each in records if each.run == run), records[0])
+    records = [record for record in node.records if not record.imported] or node.records
+    return next((record for record in records if record.run == run), records[0])
 
 
 def _lost(taken: Judging, graph: Graph) -> str:

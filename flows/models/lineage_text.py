@@ -10,25 +10,25 @@ from components.gates.gate_text import number
 from flows.models.lineage import LineageGraph, LineageNode
 from flows.reports.run_facts import code_name
 from flows.reports.terminal import model_votes_note
-from tasks.lineage.of_run import DIGITS, TITLES, judged
+from tasks.lineage.of_run import DIGITS, TITLES, verdict_in_short
 from tasks.lineage.picture import MOST, Box, Diagram
 
 
-def text(found: LineageGraph) -> str:
+def text(lineage: LineageGraph) -> str:
     """Return each artifact, what it was made of and how it was judged, in the order in which they were made."""
-    subject = found.subject
-    towards = "went into" if found.downstream else "made of"
+    subject = lineage.subject
+    towards = "went into" if lineage.downstream else "made of"
     lines = [f"{subject.kind} {line(subject.name)} {towards}, in the order in which they were made:"]
-    for node in found.nodes:
-        lines += ["", title(node), *(f"  {told}" for told in facts(node))]
-    return "\n".join([*lines, *(["", note] if (note := incomplete(found)) else [])])
+    for node in lineage.nodes:
+        lines += ["", title(node), *(f"  {fact}" for fact in facts(node))]
+    return "\n".join([*lines, *(["", note] if (note := incomplete(lineage)) else [])])
 
 
-def incomplete(found: LineageGraph) -> str:
+def incomplete(lineage: LineageGraph) -> str:
     """Return a sentence that the lineage may be incomplete, if records in the store are damaged; otherwise nothing."""
-    if not found.unreadable:
+    if not lineage.unreadable:
         return ""
-    named = line("; ".join(f"{key[:16]}: {reason}" for key, reason in found.unreadable.items()))
+    named = line("; ".join(f"{key[:16]}: {reason}" for key, reason in lineage.unreadable.items()))
     return f"This may be incomplete: records in the store can't be read ({named}). See `tether store verify`."
 
 
@@ -40,8 +40,8 @@ def title(node: LineageNode) -> str:
 
 def facts(node: LineageNode) -> Iterator[str]:
     """Yield the facts of an artifact, one per line. A line with two leading spaces belongs to the line above."""
-    for told in _facts(node):
-        yield f"{'  ' if told.startswith('  ') else ''}{line(told)}"
+    for fact in _facts(node):
+        yield f"{'  ' if fact.startswith('  ') else ''}{line(fact)}"
 
 
 def _facts(node: LineageNode) -> Iterator[str]:
@@ -59,7 +59,7 @@ def _facts(node: LineageNode) -> Iterator[str]:
         yield voted
     for name, option in node.options.items():
         yield f"option {name} = {json.dumps(option.value)} (the profile has {json.dumps(option.default)})"
-    for run, stage in node.judged:
+    for run, stage in node.runs:
         gates = [gate for gate in stage.gates if gate.threshold is not None]
         passed = sum(gate.passed for gate in gates)
         by = f" by {stage.user}" if stage.user else ""
@@ -75,21 +75,22 @@ def _facts(node: LineageNode) -> Iterator[str]:
         yield from (f"  {line.removeprefix('- ').replace('**', '')}" for line in model.life)
 
 
-def mermaid(found: LineageGraph) -> str:
+def mermaid(lineage: LineageGraph) -> str:
     """Return the graph in Mermaid's syntax (https://mermaid.js.org/syntax/flowchart.html)."""
     lines = ["flowchart LR"]
-    for node in found.nodes:
+    for node in lineage.nodes:
         open_, close = ("[", "]") if node.record else ("[(", ")]")
         what, _, digest = title(node).rpartition("  ")
         lines.append(f"    {_id(node.digest)}{open_}{label(what)[:-1]}<br/>{label(digest)[1:]}{close}")
-    for edge in found.edges:
+    for edge in lineage.edges:
         lines.append(f"    {_id(edge.made_of)} -->|{label(edge.name)}| {_id(edge.to)}")
     return "\n".join(lines)
 
 
-def graph(found: LineageGraph) -> Diagram:
+def graph(lineage: LineageGraph) -> Diagram:
     """Return the graph as boxes and arrows."""
-    return Diagram([_box(node, found.subject.run) for node in found.nodes], [(e.made_of, e.to) for e in found.edges])
+    boxes = [_box(node, lineage.subject.run) for node in lineage.nodes]
+    return Diagram(boxes, [(edge.made_of, edge.to) for edge in lineage.edges])
 
 
 def _box(node: LineageNode, run: str | None) -> Box:
@@ -98,28 +99,28 @@ def _box(node: LineageNode, run: str | None) -> Box:
         title = ", ".join(node.names).replace("_", " ") or "source"
         return Box(node.digest, title, (node.digest[:DIGITS],), "lost" if node.lost else "", external=True)
     stage = node.record.stage
-    took = next((each for each in node.judged if each.run == run), next(iter(node.judged), None))
-    verdict, state = judged(took.stage.gates) if took else ("", "none")
-    models = [f"version {each.version}" for each in node.models[:1]]
+    took = next((use for use in node.runs if use.run == run), next(iter(node.runs), None))
+    verdict, state = verdict_in_short(took.stage.gates) if took else ("", "none")
+    models = [f"version {version.version}" for version in node.models[:1]]
     whole, _, part = stage.partition(".")
     title = TITLES.get(whole, whole).replace("_", " ")
     return Box(node.digest, title, (*([part] if part else []), *models, node.digest[:DIGITS]), verdict, state)
 
 
-def page(found: LineageGraph) -> str:
+def page(lineage: LineageGraph) -> str:
     """Return one HTML page that needs no network: a picture of a small graph, and the artifacts in the order in which
     they were made, with links to what each was made of."""
     from flows.reports.page import styled, template  # loads Jinja
 
     return template("lineage.html").render(
-        name=line(f"{found.subject.kind} {found.subject.name}"),
-        towards="what was made of it" if found.downstream else "what it was made of",
-        nodes=found.nodes,
-        edges={node.digest: [edge for edge in found.edges if edge.to == node.digest] for node in found.nodes},
-        picture=graph(found) if len(found.nodes) <= MOST else None,
+        name=line(f"{lineage.subject.kind} {lineage.subject.name}"),
+        towards="what was made of it" if lineage.downstream else "what it was made of",
+        nodes=lineage.nodes,
+        edges={node.digest: [edge for edge in lineage.edges if edge.to == node.digest] for node in lineage.nodes},
+        picture=graph(lineage) if len(lineage.nodes) <= MOST else None,
         title=title,
         lines=facts,
-        note=incomplete(found),
+        note=incomplete(lineage),
         **styled(),
     )
 

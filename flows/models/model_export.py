@@ -15,8 +15,8 @@ from tasks.model_folder import copy_model
 from tasks.runs.status import gates_json
 
 
-def export(home: Path, asked: str, folder: Path, allow_failed: bool = False) -> ModelFacts:
-    """Write the model that `asked` names into `folder`, completely or not at all, and return its facts.
+def export(home: Path, name: str, folder: Path, allow_failed: bool = False) -> ModelFacts:
+    """Write the model that `name` names into `folder`, completely or not at all, and return its facts.
 
     The folder holds the model, its tokenizer and chat template, README.md (its card) and lineage.json. A LoRA model is
     merged, and `adapter/` holds the adapter in peft's format. A reward model's config.json has `score_scale`; the
@@ -24,34 +24,34 @@ def export(home: Path, asked: str, folder: Path, allow_failed: bool = False) -> 
 
     Args:
         home: the Tether home.
-        asked: as in `model_facts`.
+        name: as in `model_facts`.
         folder: a new or empty folder; its parents are created.
         allow_failed: export the model even if gates failed or PPO was stopped; the top of its card says so.
 
     Raises:
         UserError: there is no such model, `folder` is not empty, the model failed, or the store's copy is damaged.
     """
-    facts = model_facts(home, asked)
+    facts = model_facts(home, name)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: this is a file, or a folder that is not empty. Name a new folder.")
     if facts.failures and not allow_failed:
         raise UserError(
-            f"{asked}: this model failed ({'; '.join(facts.failures)}). Choose another (`tether lineage {asked}` shows "
+            f"{name}: this model failed ({'; '.join(facts.failures)}). Choose another (`tether lineage {name}` shows "
             f"what it was made of), or export it anyway with --allow-failed; its card will say that it failed."
         )
     store, record = ArtifactStore(home), facts.record
-    found = store.lookup(record.key, record.digest)
-    if isinstance(found, Miss):
+    intact = store.lookup(record.key, record.digest)
+    if isinstance(intact, Miss):
         raise UserError(
-            f"{asked}: the store no longer has an intact copy ({found.reason}). `tether reproduce "
+            f"{name}: the store no longer has an intact copy ({intact.reason}). `tether reproduce "
             f"{record.digest[:16]}` computes it again, or import a run that includes it (`tether store import`)."
         )
     text = card(facts)  # first, because it refuses records that no stage writes
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)
     with whole_folder(folder.absolute()) as out:
-        copy_model(store.path(found), found, out)
-        for each in (out, *out.glob("members/*")):
-            check_weights(each, asked)
+        copy_model(store.path(intact), intact, out)
+        for model in (out, *out.glob("members/*")):
+            check_weights(model, name)
         (out / "README.md").write_text(text, encoding="utf-8")
         write_json(out / "lineage.json", lineage_json(facts))
     return facts
@@ -65,7 +65,7 @@ def lineage_json(facts: ModelFacts) -> dict[str, object]:
     """
     return {
         "model": facts.name,
-        "versions": [each.version for each in facts.versions],
+        "versions": [version.version for version in facts.versions],
         "kind": facts.kind,
         "digest": facts.record.digest,
         "key": facts.record.key,
@@ -84,8 +84,8 @@ def lineage_json(facts: ModelFacts) -> dict[str, object]:
         "sources": {node.digest: list(node.names) for node in facts.upstream if not node.records},
         "options": {name: option._asdict() for name, option in facts.options.items()},
         "gates": [
-            {**shown, "outcome": outcome(gate)}
-            for shown, gate in zip(gates_json(facts.gates), facts.gates, strict=True)
+            {**fields, "outcome": outcome(gate)}
+            for fields, gate in zip(gates_json(facts.gates), facts.gates, strict=True)
         ],
         "waivers": [waiver.model_dump() for waiver in facts.waivers],
         "promoted": facts.promoted,

@@ -65,7 +65,7 @@ class ModelFacts(NamedTuple):
     @property
     def promoted(self) -> Mapping[str, str] | None:
         """Return who made it champion: `{by, at, run, judges}`; None if nobody did."""
-        return next((each.promoted for each in self.versions if each.promoted), None)
+        return next((version.promoted for version in self.versions if version.promoted), None)
 
     @property
     def stages_of(self) -> dict[str, Record]:
@@ -79,9 +79,9 @@ class ModelFacts(NamedTuple):
     @property
     def gates(self) -> list[Verdict]:
         """Return the gates that judged the model and what it was made of; for a policy also those of human_eval."""
-        shown = [*self.stages_of, *(["human_eval"] if self.kind == "policy" else [])]
-        shown = list(dict.fromkeys(SHOWN.get(name, name) for name in shown))
-        return [gate for name in shown for gate in self._gates_of(name)]
+        stages = [*self.stages_of, *(["human_eval"] if self.kind == "policy" else [])]
+        stages = list(dict.fromkeys(SHOWN.get(name, name) for name in stages))
+        return [gate for name in stages for gate in self._gates_of(name)]
 
     def _gates_of(self, name: str) -> Sequence[Verdict]:
         """Return the gates of a stage that apply to this model: a reward model and a judge have different ones."""
@@ -95,28 +95,28 @@ class ModelFacts(NamedTuple):
         """Return why the model should not be used: failed gates without a waiver, a stopped PPO, or no judgement."""
         if self.run is None:
             return ["no run here has judged it by gates"]
-        own = [SHOWN.get(self.record.stage, self.record.stage), *(["human_eval"] if self.kind == "policy" else [])]
-        gates = {gate.name: gate for name in own for gate in self._gates_of(name)}
-        found = [
+        stages = [SHOWN.get(self.record.stage, self.record.stage), *(["human_eval"] if self.kind == "policy" else [])]
+        gates = {gate.name: gate for name in stages for gate in self._gates_of(name)}
+        failures = [
             f"{name}: {gate.metric} is {number(gate.value)}, must be {rule(gate)}"
             for name, gate in gates.items()
             if outcome(gate) == "FAIL"
         ]
         stopped = gates.get("ppo.stopped")
         if self.record.metrics.get("ppo/stopped") and (stopped is None or outcome(stopped) == "OFF"):
-            found.append(
+            failures.append(
                 "the tether broke: KL left ppo.watch.kl_high or reached ppo.kl.stop_above, or an alarm of "
                 "ppo.monitors.stop_on was raised, or an observer of ppo.observers stopped it"
             )
-        return found
+        return failures
 
 
-def model_facts(home: Path, asked: str) -> ModelFacts:
-    """Return the facts of the model that `asked` names.
+def model_facts(home: Path, name: str) -> ModelFacts:
+    """Return the facts of the model that `name` names.
 
     Args:
         home: the Tether home.
-        asked: a registered model (`tether-policy`, `tether-policy@champion`, `tether-policy/3`), a run's model
+        name: a registered model (`tether-policy`, `tether-policy@champion`, `tether-policy/3`), a run's model
             (`RUN/reward`, `RUN/reward.judge`; `RUN` alone means its policy), or the start of an artifact's digest
             or key.
 
@@ -124,10 +124,10 @@ def model_facts(home: Path, asked: str) -> ModelFacts:
         UserError: nothing with that name is known, or it is not a model.
     """
     graph, registered = Graph.of(ArtifactStore(home)), versions(home)
-    digest, run = find_model(home, asked, graph)
-    model = next((each for each in registered if asked in each.spellings), None)
+    digest, run = find_model(home, name, graph)
+    model = next((version for version in registered if name in version.spellings), None)
     if run is None:
-        run = _judging_run(home, digest, [each for each in registered if each.digest == digest])
+        run = _judging_run(home, digest, [version for version in registered if version.digest == digest])
     if run is not None:
         graph = graph.of_keys(load_status(home, run).needs)
     return _gather(home, digest, graph, registered, run, model.name if model is not None else None)
@@ -148,25 +148,25 @@ def facts_of_run(home: Path, run: str, records: Iterable[Record]) -> Iterator[Mo
             yield _gather(home, stage.digest, graph, (), run)
 
 
-def find_model(home: Path, asked: str, graph: Graph) -> tuple[str, str | None]:
-    """Return the digest of the model that `asked` names, and the run if the name contains one.
+def find_model(home: Path, model: str, graph: Graph) -> tuple[str, str | None]:
+    """Return the digest of the model that `model` names, and the run if the name contains one.
 
     Raises:
         UserError: as `model_facts`.
     """
-    run, _, stage = asked.partition("/")
+    run, _, stage = model.partition("/")
     if has_run(home, run):
         stage = stage or "ppo"
         digests = _models_of(load_status(home, run))
         if (digest := digests.get(stage)) is None:
             there = ", ".join(f"{run}/{name}" for name, digest in digests.items() if digest) or "none"
-            raise UserError(f"{asked}: run {run} has no {stage} model. Give one that a run has; this run has {there}.")
+            raise UserError(f"{model}: run {run} has no {stage} model. Give one that a run has; this run has {there}.")
         return digest, run
-    subject = find_subject(home, asked, graph)
+    subject = find_subject(home, model, graph)
     stages = {record.stage for digest in subject.digests for record in graph.node(digest).records}
     if len(subject.digests) != 1 or not stages & set(KINDS):
         raise UserError(
-            f"{asked}: this is {', '.join(stages) or 'an external input'}, not a model. Only "
+            f"{model}: this is {', '.join(stages) or 'an external input'}, not a model. Only "
             f"{', '.join(KINDS)} produce models: give a registered one (such as tether-policy@champion), RUN/STAGE, "
             f"or its digest."
         )
@@ -175,18 +175,18 @@ def find_model(home: Path, asked: str, graph: Graph) -> tuple[str, str | None]:
 
 def _models_of(status: RunStatus) -> dict[str, str | None]:
     """Return the digest of each model that a run has, by (sub-)stage, in the order of the stages."""
-    found: dict[str, str | None] = {}
+    models: dict[str, str | None] = {}
     for stage in status.stages:
-        found |= {name: part.digest for name, part in stage.parts.items() if name in KINDS}
-        found |= {stage.name: stage.digest} if stage.name in KINDS else {}
-    return found
+        models |= {name: part.digest for name, part in stage.parts.items() if name in KINDS}
+        models |= {stage.name: stage.digest} if stage.name in KINDS else {}
+    return models
 
 
 def _judging_run(home: Path, digest: str, registered: Iterable[Version]) -> str | None:
     """Return the run that made a model champion; otherwise the newest run in which it passed its gates; otherwise the
     newest run that has it."""
-    for each in registered:
-        if each.promoted and has_run(home, run := each.promoted.get("run", "")):
+    for version in registered:
+        if version.promoted and has_run(home, run := version.promoted.get("run", "")):
             return run
     newest = None
     for run in list_runs(home):
@@ -214,9 +214,9 @@ def _gather(
     stages = {} if status is None else {stage.name: stage for stage in status.stages}
     made = [*(node.records[0] for node in upstream[:-1] if node.records), record]
     options: dict[str, ChangedOption] = {}
-    for each in made:
-        options |= changed_options(home, each, computed_in[each.run].profile if each.run in computed_in else None)
-    computed_by = {each.run for node in upstream for each in node.records}
+    for part in made:
+        options |= changed_options(home, part, computed_in[part.run].profile if part.run in computed_in else None)
+    computed_by = {part.run for node in upstream for part in node.records}
     sources = {node.digest for node in upstream if not node.records}
     read = recorded_inputs(home, computed_by) if sources else {}
     return ModelFacts(
@@ -230,20 +230,20 @@ def _gather(
         run=run,
         stages=stages,
         waivers=[] if status is None else status.waivers,
-        versions=tuple(each for each in registered if each.digest == digest),
-        users={run: each.user for run, each in computed_in.items() if each.user},
+        versions=tuple(version for version in registered if version.digest == digest),
+        users={run: status.user for run, status in computed_in.items() if status.user},
     )
 
 
 def _other_runs(home: Path, run: str, upstream: Iterable[Node]) -> tuple[Mapping[str, JsonValue], dict[str, RunStatus]]:
     """Return the config of `run`, and the status of each run that computed a part. Unreadable runs are logged."""
     config: Mapping[str, JsonValue] = {}
-    found = {}
-    for each in {run, *(record.run for node in upstream for record in node.records)}:
+    statuses = {}
+    for name in {run, *(record.run for node in upstream for record in node.records)}:
         try:
-            if has_run(home, each):
-                found[each] = load_status(home, each)
-                config = run_values(home, each) if each == run else config
+            if has_run(home, name):
+                statuses[name] = load_status(home, name)
+                config = run_values(home, name) if name == run else config
         except UserError as error:
             logger.warning("%s", error)
-    return config, found
+    return config, statuses

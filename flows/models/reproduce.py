@@ -59,7 +59,7 @@ class Reproduction(NamedTuple):
 
     subject: str
     pairs: Sequence[Comparison]
-    kept: Path | None
+    folder: Path | None
     """The home with the new results if some differ; None if all are the same."""
 
     @property
@@ -76,20 +76,20 @@ class Reproduction(NamedTuple):
 
 def reproduce(
     home: Path,
-    asked: str,
+    subject: str,
     data: Collection[tuple[str, Path]] = (),
     allow_other_code: bool = False,
     console: Console | None = None,
     root: Path = ROOT,
 ) -> Reproduction:
-    """Compute `asked` and everything it was made of again from the external inputs, and compare.
+    """Compute `subject` and everything it was made of again from the external inputs, and compare.
 
     The same call continues an interrupted one. If this machine lacks something that a record was computed with
     (instruction set, threads, device), what this machine has is used instead.
 
     Args:
         home: the Tether home.
-        asked: a run's id (all its stages), a model (as in `find_model`), or an artifact's digest.
+        subject: a run's id (all its stages), a model (as in `find_model`), or an artifact's digest.
         data: names of inputs (`preferences`, `base`, `sheet`, ...) and their paths; others are read where they were
             recorded. If several inputs have one name, it is given with the path of each.
         allow_other_code: continue even if the code has changed since.
@@ -102,7 +102,7 @@ def reproduce(
     """
     console = console or Console()
     graph = Graph.of(ArtifactStore(home))
-    subject, digests, keys = _subject(home, asked, graph)
+    words, digests, keys = _subject(home, subject, graph)
     plan = _plan(graph, digests, keys, root)
     if other := _other_code(plan.values(), root):
         if not allow_other_code:
@@ -118,25 +118,25 @@ def reproduce(
     pairs = [Comparison(record, made[digest]) for digest, record in plan.items()]
     if all(pair.same for pair in pairs):
         shutil.rmtree(scratch)
-        return Reproduction(subject, pairs, None)
-    kept = scratch.with_name(f"{scratch.name}-{new_run_id()}")  # the next attempt must not continue from it
-    os.rename(scratch, kept)
-    sync(kept.parent)
-    return Reproduction(subject, pairs, kept)
+        return Reproduction(words, pairs, None)
+    folder = scratch.with_name(f"{scratch.name}-{new_run_id()}")  # the next attempt must not continue from it
+    os.rename(scratch, folder)
+    sync(folder.parent)
+    return Reproduction(words, pairs, folder)
 
 
-def _subject(home: Path, asked: str, graph: Graph) -> tuple[str, Sequence[str], Collection[str]]:
-    """Return a description of what `asked` names, its artifacts' digests, and the keys under which a run has them."""
-    run, _, stage = asked.partition("/")
+def _subject(home: Path, name: str, graph: Graph) -> tuple[str, Sequence[str], Collection[str]]:
+    """Return a description of what `name` names, its artifacts' digests, and the keys under which a run has them."""
+    run, _, stage = name.partition("/")
     if stage and has_run(home, run):
-        digests: Sequence[str] = [find_model(home, asked, graph)[0]]
-        words = f"model {asked}"
+        digests: Sequence[str] = [find_model(home, name, graph)[0]]
+        words = f"model {name}"
     else:
-        subject = find_subject(home, asked, graph)
+        subject = find_subject(home, name, graph)
         run, digests, words = subject.run or "", subject.digests, f"{subject.kind} {subject.name}"
     if not any(graph.node(digest).records for digest in digests):
         raise UserError(
-            f"{asked}: the store has no record of how it was made. Name a run, a model or an artifact that a stage "
+            f"{name}: the store has no record of how it was made. Name a run, a model or an artifact that a stage "
             f"made (`tether store ls` lists them)."
         )
     return words, digests, load_status(home, run).needs if run else ()
@@ -154,9 +154,9 @@ def _plan(graph: Graph, digests: Sequence[str], keys: Collection[str], root: Pat
         records = graph.node(digest).records
         if digest in order or not records:
             return
-        record = min(records, key=lambda each: (each.key not in keys, bool(_changed_source(each, root))))
-        for given in record.inputs.values():
-            visit(given)
+        record = min(records, key=lambda candidate: (candidate.key not in keys, bool(_changed_source(candidate, root))))
+        for source in record.inputs.values():
+            visit(source)
         order[digest] = record
 
     for digest in digests:
@@ -169,12 +169,12 @@ def _plan(graph: Graph, digests: Sequence[str], keys: Collection[str], root: Pat
 
 def _other_code(plan: Collection[Record], root: Path) -> str:
     """Return a sentence that names the stages whose code differs here, and what to check out; empty if none differs."""
-    changed = {record.stage: found for record in plan if (found := _changed_source(record, root))}
+    changed = {record.stage: changed_files for record in plan if (changed_files := _changed_source(record, root))}
     if not changed:
         return ""
     stage, files = next(iter(changed.items()))
-    known = [each.environment.get("code") or {} for each in plan if each.stage in changed]
-    codes = {str(code.get("commit") or ""): code for code in known}
+    recorded = [recomputed.environment.get("code") or {} for recomputed in plan if recomputed.stage in changed]
+    codes = {str(code.get("commit") or ""): code for code in recorded}
     commits = [
         f"git checkout {commit}" + (" (it had uncommitted changes, which no commit holds)" if code.get("dirty") else "")
         for commit, code in codes.items()
@@ -208,16 +208,16 @@ def _sources(
         for name, digest in record.inputs.items()
         if digest not in plan and _file_of(record, digest, plan) is None
     }
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for name, path in data:
         digests = [digest for other, digest in wanted if other == name]
         if not digests:
             there = ", ".join(sorted({other for other, _ in wanted})) or "none: all its data are generated"
             raise UserError(f"--data {name}: there is no such input; there is {there}.")
-        found[_checked(name, path, digests)] = path
+        paths[_checked(name, path, digests)] = path
     recorded = recorded_inputs(home, {record.run for record in plan.values()})
     for name, digest in sorted(wanted):
-        if digest in found:
+        if digest in paths:
             continue
         if digest not in recorded:
             damaged = ", ".join(f"{key[:16]}: {miss.reason}" for key, miss in sorted(graph.unreadable.items()))
@@ -227,8 +227,8 @@ def _sources(
                 f"--data {name}=PATH (sha256 {digest[:16]})."
             )
         path = recorded[digest].path
-        found[_checked(name, path, [digest])] = path
-    return found
+        paths[_checked(name, path, [digest])] = path
+    return paths
 
 
 def _checked(name: str, path: Path, digests: Sequence[str]) -> str:
@@ -243,8 +243,8 @@ def _checked(name: str, path: Path, digests: Sequence[str]) -> str:
 
 def _file_of(record: Record, digest: str, plan: Mapping[str, Record]) -> tuple[str, str] | None:
     """Return artifact and name of an input that is a file of another input, such as the simulated judges' sheet."""
-    beside = [plan[each] for each in record.inputs.values() if each in plan]
-    return next(((each.digest, name) for each in beside for name, sha in each.files.items() if sha == digest), None)
+    sources = [plan[input_digest] for input_digest in record.inputs.values() if input_digest in plan]
+    return next(((one.digest, name) for one in sources for name, sha in one.files.items() if sha == digest), None)
 
 
 def _input(
@@ -255,8 +255,8 @@ def _input(
     digest = record.inputs[name]
     if digest in made:
         return Input(digest=made[digest].digest, path=store.path(made[digest]), stored=True)
-    if found := _file_of(record, digest, plan):
-        artifact, file = found
+    if place := _file_of(record, digest, plan):
+        artifact, file = place
         return Input.of(store.path(made[artifact]) / file)
     return Input(digest=digest, path=sources[digest])
 
@@ -296,14 +296,14 @@ def _compute(record: Record, inputs: Mapping[str, Input], store: ArtifactStore, 
 
 def differences(pair: Comparison) -> list[str]:
     """Return how two computations of an artifact differ apart from inputs: options, machine, source, libraries."""
-    found = [str(each) for each in changes(pair.recorded.parts, pair.made.parts) if each.part != "input"]
+    texts = [str(change) for change in changes(pair.recorded.parts, pair.made.parts) if change.part != "input"]
     was, now = pair.recorded.environment, pair.made.environment
     for name in ("cpu", "python"):
         if was.get(name) != now.get(name):
-            found.append(f"{name} {was.get(name) or 'not recorded'} -> {now.get(name)}")
+            texts.append(f"{name} {was.get(name) or 'not recorded'} -> {now.get(name)}")
     rollout = group(group(pair.recorded.job, "ppo"), "rollout")
     if rollout.get("engine", "local") != "local" and rollout.get("batch_invariant") is not True:
-        found.append(
+        texts.append(
             f"rollouts by {rollout['engine']} without batch invariance: no two computations give the same bytes"
         )
-    return found
+    return texts

@@ -6,26 +6,27 @@ from components.base.text import counted
 from flows.models.reproduce import Comparison, Reproduction, differences
 
 
-def text(found: Reproduction) -> Iterator[str]:
+def text(reproduction: Reproduction) -> Iterator[str]:
     """Yield the lines of the text."""
-    width = max(len(pair.recorded.stage) for pair in found.pairs) + 2
-    for pair in found.pairs:
+    width = max(len(pair.recorded.stage) for pair in reproduction.pairs) + 2
+    for pair in reproduction.pairs:
         one, other = pair.recorded.digest[:12], pair.made.digest[:12]
         yield f"{pair.recorded.stage:<{width}}" + (f"{one}  the same" if pair.same else f"{one} -> {other}  different")
-    if found.same:
-        yield f"Reproduced: {found.subject}, {counted(len(found.pairs), 'artifact')}, byte for byte the same."
+    if reproduction.same:
+        count = counted(len(reproduction.pairs), "artifact")
+        yield f"Reproduced: {reproduction.subject}, {count}, byte for byte the same."
         return
     yield from ("", f"{'metric':<44}{'recorded':>14}{'now':>14}{'difference':>14}")
-    for pair in found.pairs:
+    for pair in reproduction.pairs:
         yield from (f"{name:<44}{_shown(was)}{_shown(now)}{_shown(gap)}" for name, was, now, gap in _metrics(pair))
     yield ""
-    for pair in found.pairs:
+    for pair in reproduction.pairs:
         if not pair.same and pair.same_inputs:
-            told = differences(pair)
+            causes = differences(pair)
             unknown = "no recorded difference explains it: code, options, libraries and machine are the same."
-            yield f"{pair.recorded.stage}: {'what could explain it:' if told else unknown}"
-            yield from (f"  {each}" for each in told)
-    yield f"The new results are in {found.kept}; remove that folder when you no longer need it."
+            yield f"{pair.recorded.stage}: {'what could explain it:' if causes else unknown}"
+            yield from (f"  {cause}" for cause in causes)
+    yield f"The new results are in {reproduction.folder}; remove that folder when you no longer need it."
 
 
 def _metrics(pair: Comparison) -> Iterator[tuple[str, float | None, float | None, float | None]]:

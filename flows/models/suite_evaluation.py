@@ -30,39 +30,39 @@ class RewardModel(NamedTuple):
     """The artifact's digest; empty for a folder or a hub model."""
 
 
-def find_reward_model(home: Path, asked: str) -> RewardModel:
-    """Return the reward model that `asked` names: a run's (RUN:reward, RUN), a registered one, a folder or a hub model.
+def find_reward_model(home: Path, model_name: str) -> RewardModel:
+    """Return the reward model of a run (RUN:reward, RUN), a registered one, one in a folder, or a hub model.
 
     Raises:
         UserError: there is no such model, or it is not a reward model.
     """
-    run, _, stage = asked.replace("/", ":").partition(":")
+    run, _, stage = model_name.replace("/", ":").partition(":")
     if has_run(home, run):
-        return _stored(home, asked, f"{run}/{stage or REWARD}")
-    path = user_path(asked, "eval")
+        return _stored(home, model_name, f"{run}/{stage or REWARD}")
+    path = user_path(model_name, "eval")
     if path.is_dir():
-        return RewardModel(asked, path)
-    if find_version(home, asked):
-        return _stored(home, asked, asked)
-    if is_hub_name(asked) and not path.exists():
-        name, folder = hub_model(asked, home, "eval")
+        return RewardModel(model_name, path)
+    if find_version(home, model_name):
+        return _stored(home, model_name, model_name)
+    if is_hub_name(model_name) and not path.exists():
+        name, folder = hub_model(model_name, home, "eval")
         return RewardModel(name, folder)
     raise UserError(
-        f"eval {asked}: there is no such reward model. Name a run's (RUN:{REWARD}), a registered one "
+        f"eval {model_name}: there is no such reward model. Name a run's (RUN:{REWARD}), a registered one "
         f"(tether-reward@candidate), the folder of one, or a sequence classifier of the hub (org/name@revision)."
     )
 
 
-def _stored(home: Path, asked: str, spelled: str) -> RewardModel:
+def _stored(home: Path, name: str, spelled: str) -> RewardModel:
     store = ArtifactStore(home)
     digest, _ = find_model(home, spelled, Graph.of(store))
     folder = store.path(digest)
     if not (folder / "reward.json").is_file():
-        raise UserError(f"eval {asked}: not a reward model, or the store has lost it. Name one as RUN:{REWARD}.")
-    return RewardModel(asked, folder, digest)
+        raise UserError(f"eval {name}: not a reward model, or the store has lost it. Name one as RUN:{REWARD}.")
+    return RewardModel(name, folder, digest)
 
 
-def evaluate(home: Path, asked: str, file: Path) -> dict[str, Any]:
+def evaluate(home: Path, name: str, file: Path) -> dict[str, Any]:
     """Score a suite with a reward model and return what `tether eval --json` prints.
 
     Raises:
@@ -71,17 +71,17 @@ def evaluate(home: Path, asked: str, file: Path) -> dict[str, Any]:
     from components.reward.suites.suite_formats import read_suite  # the imports below load torch and scipy
 
     suite = read_suite(user_path(str(file), "--suite"))
-    model = find_reward_model(home, asked)
+    model = find_reward_model(home, name)
     from components.reward.suites.evaluation import on_suite
     from components.reward.suites.scorer import RewardScorer
 
     runtime = Runtime().resolve()
     activate(runtime)
-    scorer = RewardScorer.load(model.folder, runtime, f"eval {asked}")
+    scorer = RewardScorer.load(model.folder, runtime, f"eval {name}")
     try:
-        found = on_suite(scorer, suite)
+        scores = on_suite(scorer, suite)
     except CheckFailed as error:
-        raise UserError(f"eval {asked}: {error} Use an undamaged model.") from error
+        raise UserError(f"eval {name}: {error} Use an undamaged model.") from error
     return {
         "model": model.name,
         "digest": model.digest or None,
@@ -89,46 +89,46 @@ def evaluate(home: Path, asked: str, file: Path) -> dict[str, Any]:
         "suite_sha256": digest_file(file),
         "temperature": scorer.temperature,
         "temperature_fitted": scorer.ours,
-        **found,
+        **scores,
     }
 
 
-def text(found: Mapping[str, Any]) -> str:
+def text(result: Mapping[str, Any]) -> str:
     """Return the result of `evaluate` as a Markdown table."""
-    overall = found["overall"]
-    fitted = "fitted by its run" if found["temperature_fitted"] else "not fitted: differences are used as log-odds"
+    overall = result["overall"]
+    fitted = "fitted by its run" if result["temperature_fitted"] else "not fitted: differences are used as log-odds"
     about = [f"{counted(overall['pairs'], 'pair')}, {counted(overall['prompts'], 'prompt')}"]
-    if found["ties_left_out"]:
-        about.append(f"{counted(found['ties_left_out'], 'tie')} left out")
-    if found["cut"]:
-        about.append(f"{counted(found['cut'], 'pair')} truncated to the model's length")
+    if result["ties_left_out"]:
+        about.append(f"{counted(result['ties_left_out'], 'tie')} left out")
+    if result["cut"]:
+        about.append(f"{counted(result['cut'], 'pair')} truncated to the model's length")
     lines = [
-        f"{found['model']} on {found['suite']} ({found['shape']}): {', '.join(about)}.",
-        f"Temperature {number(found['temperature'])} ({fitted}). Intervals: 95 %, clustered by prompt.",
+        f"{result['model']} on {result['suite']} ({result['shape']}): {', '.join(about)}.",
+        f"Temperature {number(result['temperature'])} ({fitted}). Intervals: 95 %, clustered by prompt.",
         "",
         "| subset | pairs | accuracy | log loss | Brier | ECE (95 % quantile if calibrated) | slope | "
         "tokens: chosen, rejected | longer wins | balanced by length |",
         "|---|---:|---|---|---|---|---|---|---:|---|",
-        *(_row(name, each) for name, each in {"all": overall, **found["subsets"]}.items()),
+        *(_row(name, scores) for name, scores in {"all": overall, **result["subsets"]}.items()),
     ]
-    if len(found["subsets"]) > 1:
-        lines += ["", f"Mean accuracy of the subsets: {found['mean_of_subsets']:.3f}."]
+    if len(result["subsets"]) > 1:
+        lines += ["", f"Mean accuracy of the subsets: {result['mean_of_subsets']:.3f}."]
     return "\n".join(lines)
 
 
-def _row(name: str, of: Mapping[str, Any]) -> str:
-    ece = f"{number(of['ece'])} ({number(of['ece_null_95'])})" if "ece" in of else "few pairs"
-    slope = "few pairs" if "ece" not in of else number(of["calibration_slope"])
+def _row(name: str, scores: Mapping[str, Any]) -> str:
+    ece = f"{number(scores['ece'])} ({number(scores['ece_null_95'])})" if "ece" in scores else "few pairs"
+    slope = "few pairs" if "ece" not in scores else number(scores["calibration_slope"])
     cells = [
-        name, of["pairs"], *(_ranged(of, metric) for metric in ("accuracy", "log_loss", "brier")), ece, slope,
-        f"{of['chosen_tokens']:.1f}, {of['rejected_tokens']:.1f}", f"{of['length_accuracy']:.3f}",
-        _ranged(of, "balanced_length_accuracy"),
+        name, scores["pairs"], *(_ranged(scores, metric) for metric in ("accuracy", "log_loss", "brier")), ece, slope,
+        f"{scores['chosen_tokens']:.1f}, {scores['rejected_tokens']:.1f}", f"{scores['length_accuracy']:.3f}",
+        _ranged(scores, "balanced_length_accuracy"),
     ]  # fmt: skip
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def _ranged(of: Mapping[str, Any], name: str) -> str:
-    if of[name] is None:
+def _ranged(scores: Mapping[str, Any], name: str) -> str:
+    if scores[name] is None:
         return "none"
-    ends = f" ({of[f'{name}_low']:.3f} to {of[f'{name}_high']:.3f})" if of[f"{name}_low"] is not None else ""
-    return f"{of[name]:.3f}{ends}"
+    low, high = scores[f"{name}_low"], scores[f"{name}_high"]
+    return f"{scores[name]:.3f}" + (f" ({low:.3f} to {high:.3f})" if low is not None else "")

@@ -38,8 +38,8 @@ def progress_of_files(home: Path, run: str, sheets: Path | Sequence[Path] | None
         Mistakes: as `Sample.ratings`.
     """
     opened = Sample.open(sample_folder(home, run))
-    given = home / "runs" / run / RATERS if sheets is None else sheets
-    files = [file for path in ([given] if isinstance(given, Path) else given) for file in files_of(path)]
+    paths = home / "runs" / run / RATERS if sheets is None else sheets
+    files = [file for path in ([paths] if isinstance(paths, Path) else paths) for file in files_of(path)]
     try:
         labels = opened.ratings(*files)
     except Mistakes:
@@ -50,7 +50,7 @@ def progress_of_files(home: Path, run: str, sheets: Path | Sequence[Path] | None
         labels = {}
     items = len(opened.policy_side)
     raters = {
-        f"rater {number}": (sum(bool(each[number - 1]) for each in labels.values()), items)
+        f"rater {number}": (sum(bool(ratings[number - 1]) for ratings in labels.values()), items)
         for number, _ in enumerate(rating_columns(opened.raters), 1)
     }
     return LabelProgress(sum(done for done, _ in raters.values()), items * opened.raters, "", raters)

@@ -27,15 +27,15 @@ def with_guidelines(config: RunConfig) -> RunConfig:
     Raises:
         UserError: the file can't be read, is not UTF-8 text, or is empty or too long.
     """
-    field, given = "human_eval.guidelines", config.human_eval.guidelines
-    if given is None:
+    field, file = "human_eval.guidelines", config.human_eval.guidelines
+    if file is None:
         return config
-    text = user_text(given, field)
+    text = user_text(file, field)
     try:
         values = config.human_eval.model_dump() | {"instructions": text, "guidelines": None}
         return config.model_copy(update={"human_eval": HumanEvalConfig.model_validate(values)})
     except ValidationError as error:
-        raise UserError(f"{field} = {given}: {error.errors()[0]['msg']}.") from error
+        raise UserError(f"{field} = {file}: {error.errors()[0]['msg']}.") from error
 
 
 def give_out(sample: Path, folder: Path) -> None:
@@ -43,9 +43,9 @@ def give_out(sample: Path, folder: Path) -> None:
 
     Existing files are not replaced, because in a continued run they may already hold answers.
     """
-    own = sorted((sample / RATERS).glob("*.csv"))
-    given = [(sample / name, folder / name) for name in ("sheet.csv", GUIDELINES_FILE)]
-    for source, copy in [*given, *((each, folder / RATERS / each.name) for each in own)]:
+    rater_files = sorted((sample / RATERS).glob("*.csv"))
+    common_files = [(sample / name, folder / name) for name in ("sheet.csv", GUIDELINES_FILE)]
+    for source, copy in [*common_files, *((file, folder / RATERS / file.name) for file in rater_files)]:
         if not copy.exists():
             make_folder(copy.parent)
             write_whole(copy, source.read_bytes())
@@ -84,9 +84,9 @@ def joined(folder: Path, sample: Path | None, sheets: Path | Sequence[Path]) -> 
 def files_of(path: Path) -> list[Path]:
     """Return a returned file, or the files of a folder of them. Raises UserError if there is none."""
     if path.is_dir():
-        found = sorted(each for each in path.iterdir() if each.suffix.lower() in _KINDS and each.name[0] not in ".~")
-        if found:
-            return found
+        sheets = sorted(file for file in path.iterdir() if file.suffix.lower() in _KINDS and file.name[0] not in ".~")
+        if sheets:
+            return sheets
         raise UserError(f"{path}: the folder has no sheet ({', '.join(_KINDS)}). Give the raters' filled files.")
     if not path.is_file():
         raise UserError(f"{path}: there is no such file. Give the filled rating sheet (CSV or JSONL).")

@@ -15,10 +15,10 @@ class Round(NamedTuple):
     votes_from: str
     """The run whose policy was judged last before this round; empty for round 0."""
     state: str
-    judged_before: float | None
+    accuracy_before: float | None
     """Share of all pairs judged so far, on prompts that are never trained on, for which the previous round's reward
     model agrees with most raters; None for round 0."""
-    judged: float | None
+    accuracy: float | None
     """The same share for this round's reward model."""
     agreement: float | None
     """Agreement of the reward model with the judges of this round's own batch."""
@@ -44,17 +44,17 @@ class Round(NamedTuple):
 
 def rounds_up_to(home: Path, status: RunStatus) -> list[Round]:
     """Return the rounds that led to a run, and the run itself, oldest first; empty if the run is not a later round."""
-    found = [status]
-    while (parent := found[-1].origin.get("votes")) and parent not in {each.run for each in found}:
+    statuses = [status]
+    while (parent := statuses[-1].origin.get("votes")) and parent not in {ancestor.run for ancestor in statuses}:
         try:
-            found.append(load_status(home, parent))
+            statuses.append(load_status(home, parent))
         except UserError:  # removed or damaged: show the rounds that are known
             break
-    return [Round.of(each) for each in reversed(found)] if status.origin.get("votes") else []
+    return [Round.of(ancestor) for ancestor in reversed(statuses)] if status.origin.get("votes") else []
 
 
 COLUMNS = {
-    "judged_before": "judged before", "judged": "judged", "agreement": "own batch", "win_rate": "win rate",
+    "accuracy_before": "judged before", "accuracy": "judged", "agreement": "own batch", "win_rate": "win rate",
     "gold": "gold", "kl": "KL",
 }  # fmt: skip
 """Maps a field of a round to the heading of its column."""

@@ -49,9 +49,9 @@ class RunDiff(NamedTuple):
             "runs": [run.model_dump(include={"run", "profile", "state", "seconds"}) for run in self.runs],
             "options": self.options,
             "stages": [
-                each._asdict()
-                | {"same": each.same, "changes": [{**asdict(change), "text": str(change)} for change in each.changes]}
-                for each in self.stages
+                stage._asdict()
+                | {"same": stage.same, "changes": [{**asdict(change), "text": str(change)} for change in stage.changes]}
+                for stage in self.stages
             ],
         }
 
@@ -66,7 +66,7 @@ def diff(home: Path, one: str, other: str) -> RunDiff:
     first, second = load_status(home, one), load_status(home, other)
     return RunDiff(
         runs=(first, second),
-        options=_differing(*(flatten(run_values(home, each.run)) for each in (first, second))),
+        options=_differing(*(flatten(run_values(home, status.run)) for status in (first, second))),
         stages=[_stage(store, *pair) for pair in _pairs(first.stages, second.stages)],
     )
 
@@ -95,15 +95,15 @@ def _differing(one: Mapping[str, V | None], other: Mapping[str, V | None]) -> Di
     return {name: (one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)}
 
 
-def text(found: RunDiff) -> str:
+def text(difference: RunDiff) -> str:
     """Return the differences as text."""
     lines = [
         f"{run.run}  {line(run.profile)}, {run.state}, {run.seconds:.0f} s"
-        for run in found.runs
+        for run in difference.runs
     ]
-    if found.options:
-        lines += ["", "options", *(f"  {name}: {_pair(values)}" for name, values in found.options.items())]
-    for stage in found.stages:
+    if difference.options:
+        lines += ["", "options", *(f"  {name}: {_pair(values)}" for name, values in difference.options.items())]
+    for stage in difference.stages:
         first, second = ((digest or "none")[:12] for digest in stage.digests)
         lines += ["", f"{stage.name}  {f'the same, {first}' if stage.same else f'{first} | {second}'}"]
         if stage.states[0] != stage.states[1]:

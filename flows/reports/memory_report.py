@@ -31,8 +31,8 @@ def planned_run(config: RunConfig, shape: ModelShape, gpu: bool = False) -> Plan
         dtype = "bfloat16" if gpu else config.runtime.resolve().dtype
     assert dtype != "auto"
     judges, uncounted = judges_of(config)
-    judged = config.data.has_judge
-    return PlannedRun(shape, dtype, config.generation, config.sft, config.reward, config.ppo, judges, uncounted, judged)
+    stages = config.generation, config.sft, config.reward, config.ppo
+    return PlannedRun(shape, dtype, *stages, judges, uncounted, config.data.has_judge)
 
 
 def judges_of(config: RunConfig) -> tuple[int, tuple[str, ...]]:
@@ -61,8 +61,8 @@ def parse_size(text: str) -> int:
     Raises:
         UserError: the text is not a size.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)B?", text.strip(), re.IGNORECASE)
-    size = float(found[1]) * UNITS[found[2].capitalize()] if found else 0.0
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)B?", text.strip(), re.IGNORECASE)
+    size = float(match[1]) * UNITS[match[2].capitalize()] if match else 0.0
     if not 1 <= size < math.inf:
         raise UserError(f"--memory {text}: give a size with its unit, such as 80GB (10^9 bytes each) or 24GiB (2^30).")
     return int(size)
@@ -102,7 +102,8 @@ class MemoryPlan:
         mode = config.runtime.sharding
         sharding: Sharding = "zero2" if mode == "auto" or mode == "none" else mode
         run, machine = planned_run(config, shape, gpus > 0), Machine(gpus, memory, sharding)
-        stages = {stage: list(own) for stage, own in groupby(phases(run, machine), key=attrgetter("stage"))}
+        by_stage = groupby(phases(run, machine), key=attrgetter("stage"))
+        stages = {stage: list(stage_phases) for stage, stage_phases in by_stage}
         return cls(profile, run, machine, stages)
 
     def worst(self, stage: str) -> Phase:
@@ -129,33 +130,34 @@ class MemoryPlan:
                 "phases": [
                     {"phase": phase.name, "bytes": phase.bytes, "host_bytes": phase.host,
                      "fits": self.holds(phase), "parts": phase.parts}
-                    for phase in own
+                    for phase in stage_phases
                 ],
             }
-            for stage, own in self.stages.items()
+            for stage, stage_phases in self.stages.items()
         ]  # fmt: skip
-        told = {
+        document = {
             "profile": self.profile, "parameters": self.run.shape.parameters, "dtype": self.run.dtype,
             "gpus": machine.gpus, "sharding": machine.sharding if machine.gpus > 1 else "none",
             "memory": machine.memory, "fits": self.fits, "stages": stages, "uncounted": list(self.run.uncounted),
         }  # fmt: skip
-        return json.dumps(told)
+        return json.dumps(document)
 
     def text(self) -> str:
         """Return the plan as text for a terminal."""
         memory, marks = self.machine.memory, {None: "", True: "yes", False: "NO"}
         lines = [self._machine(), "", f"{'stage':8}{'phase':15}{'GB':>8}  {'fits' if memory else '':5}  most of it"]
-        for phase in (phase for own in self.stages.values() for phase in own):
+        for phase in (phase for stage_phases in self.stages.values() for phase in stage_phases):
             most = sorted(phase.parts.items(), key=lambda part: -part[1])[:LARGEST]
-            told = ", ".join(f"{part} {held / 1e9:.2f}" for part, held in most)
+            largest = ", ".join(f"{part} {size / 1e9:.2f}" for part, size in most)
             host = f"; and {phase.host / 1e9:.2f} GB of host memory" if phase.host else ""
             fits = marks[self.holds(phase)]
-            lines.append(f"{phase.stage:8}{phase.name:15}{phase.bytes / 1e9:8.2f}  {fits:5}  {told}{host}")
+            lines.append(f"{phase.stage:8}{phase.name:15}{phase.bytes / 1e9:8.2f}  {fits:5}  {largest}{host}")
         if self.run.uncounted:
             named = ", ".join(self.run.uncounted)
             lines += ["", f"Not counted: reward models of ppo.rewards that are not in a folder here: {named}."]
         if self.fits is False:
-            lines += ["", "Options that reduce memory (STAGE: sft, reward or ppo):", *(f"  {each}" for each in OPTIONS)]
+            lines += ["", "Options that reduce memory (STAGE: sft, reward or ppo):"]
+            lines += [f"  {option}" for option in OPTIONS]
         return "\n".join(lines)
 
     def _machine(self) -> str:

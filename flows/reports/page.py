@@ -70,11 +70,11 @@ class Table(NamedTuple):
     @property
     def told(self) -> str:
         """Return the first and last value of each curve in words, for readers who can't see the chart."""
-        told = []
+        changes = []
         for column, name in enumerate(self.columns[1:], 1):
             values = [row[column] for row in self.rows if row[column] is not None]
-            told += [f"{name} goes from {number(values[0])} to {number(values[-1])}"] if values else []
-        return "; ".join(told)
+            changes += [f"{name} goes from {number(values[0])} to {number(values[-1])}"] if values else []
+        return "; ".join(changes)
 
 
 def page(facts: RunFacts) -> str:
@@ -112,15 +112,15 @@ def _finds(facts: RunFacts) -> str:
 
 def ending(facts: RunFacts) -> list[str]:
     """Return sentences on the run's end that the verdict does not contain."""
-    told = [*_broken_contract(facts)]
+    sentences = [*_broken_contract(facts)]
     for stage in facts.status.stages:
         if stage.state == "skipped":
-            told.append(_skipped(stage))
-    return [*told, ends_after(facts.status)] if facts.status.until else told
+            sentences.append(_skipped(stage))
+    return [*sentences, ends_after(facts.status)] if facts.status.until else sentences
 
 
 def _broken_contract(facts: RunFacts) -> Iterator[str]:
-    if any(gate.name == "validate.contract" and gate.stops for each in facts.status.stages for gate in each.gates):
+    if any(gate.name == "validate.contract" and gate.stops for stage in facts.status.stages for gate in stage.gates):
         for check in facts.data.checks:
             if check["severity"] == "error" and not check["passed"]:
                 rows = f" in {counted(check['rows'], 'row')}: {check['first_rows']}" if check["rows"] else ""
@@ -149,11 +149,11 @@ SHOWN: dict[str, tuple[str, dict[str, str]]] = {
 
 def table(x: str, named: Mapping[str, str], curves: Mapping[str, Curve]) -> Table:
     """Return those curves in `named` that exist, by step; `x` is the heading of the steps' column."""
-    shown = [name for name in named if curves.get(name)]
-    values = [dict(curves[name]) for name in shown]
-    steps = sorted({step for each in values for step in each})
+    present = [name for name in named if curves.get(name)]
+    values = [dict(curves[name]) for name in present]
+    steps = sorted({step for curve in values for step in curve})
     return Table(
-        [x, *(named[name] for name in shown)], [[step, *(each.get(step) for each in values)] for step in steps]
+        [x, *(named[name] for name in present)], [[step, *(curve.get(step) for curve in values)] for step in steps]
     )
 
 

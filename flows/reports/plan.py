@@ -57,10 +57,10 @@ class Findable(NamedTuple):
 
     def as_json(self) -> str:
         """Return the result as one JSON object."""
-        rows = [{"win_rate": rate, "power": found} for rate, found in self.power.items()]
+        rows = [{"win_rate": rate, "power": power_at} for rate, power_at in self.power.items()]
         few = too_few_raters(self.plan.raters)
-        told = {"power": rows, "smallest_found": self.smallest, "chance": CHANCE, "too_few_raters": few}
-        return json.dumps(self.plan._asdict() | told)
+        fields = {"power": rows, "smallest_found": self.smallest, "chance": CHANCE, "too_few_raters": few}
+        return json.dumps(self.plan._asdict() | fields)
 
     def text(self) -> str:
         """Return the result as text for a terminal."""
@@ -70,7 +70,7 @@ class Findable(NamedTuple):
             f"{plan.ties:.0%} ties; raters differ by {plan.rater_spread} (standard deviation of the logit).",
             "",
             "true win rate   chance that human_eval/win_rate_low is above 0.5",
-            *(f"{rate:13.2f}   {found:.2f}" for rate, found in self.power.items()),
+            *(f"{rate:13.2f}   {power_at:.2f}" for rate, power_at in self.power.items()),
             "",
             sentence(plan, self.smallest),
         ]
@@ -86,8 +86,8 @@ def findable(plan: SamplePlan) -> Findable:
     plan.checked()
     rates = [rate for rate in _WIN_RATES if rate < 1 - plan.ties / 2]
     items, raters, per_item, ties, spread = plan
-    found = {r: power(items, raters, per_item, r, ties, rater_spread=spread, draws=DRAWS) for r in rates}
-    return Findable(plan, found, _smallest(plan))
+    powers = {r: power(items, raters, per_item, r, ties, rater_spread=spread, draws=DRAWS) for r in rates}
+    return Findable(plan, powers, _smallest(plan))
 
 
 @functools.cache
@@ -100,11 +100,11 @@ def sentence(plan: SamplePlan, smallest: float | None) -> str:
     """Return one or two sentences on what a plan can detect."""
     people = f"{counted(plan.items, 'item')} and {counted(plan.raters, 'rater')}"
     if smallest is None:
-        found = f"{people} find no win rate above 0.5 with a chance of {CHANCE:.0%}, however good the policy is."
+        text = f"{people} find no win rate above 0.5 with a chance of {CHANCE:.0%}, however good the policy is."
     else:
-        found = f"{people} find a win rate of {smallest:.2f} or better with a chance of {CHANCE:.0%}."
+        text = f"{people} find a win rate of {smallest:.2f} or better with a chance of {CHANCE:.0%}."
     few = too_few_raters(plan.raters)
-    return f"{found} {few[0].upper()}{few[1:]}" if few else found
+    return f"{text} {few[0].upper()}{few[1:]}" if few else text
 
 
 def finds(items: int, raters: int) -> str:

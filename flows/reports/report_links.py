@@ -21,23 +21,23 @@ class Link(NamedTuple):
 def links(home: Path, status: RunStatus) -> dict[str, list[Link]]:
     """Return the pages of each stage, and under "" those of the run; empty lists if no server has one."""
     at_prefect = {"": status.prefect, **{stage.name: stage.prefect for stage in status.stages}}
-    found = {}
+    pages = {}
     for name, address in at_prefect.items():
         urls = {"MLflow": mlflow_page(home, status.run, name), "Prefect": address}
         # Tether writes only http addresses into run.json, so anything else is not shown.
-        found[name] = [
+        pages[name] = [
             Link(server, url) for server, url in urls.items() if url and url.startswith(("http://", "https://"))
         ]
-    return found
+    return pages
 
 
-def elsewhere(home: Path, status: RunStatus, found: Mapping[str, Sequence[Link]]) -> list[Link]:
+def elsewhere(home: Path, status: RunStatus, links: Mapping[str, Sequence[Link]]) -> list[Link]:
     """Return links to everything about a run outside its report: its pages on servers, and files in its folder by their
     relative paths."""
     folder = home / "runs" / status.run
-    pages = list(found.get("", ()))
+    pages = list(links.get("", ()))
     # Data Docs belong to the run that computed `validate`.
-    computed = [each.record.run for each in readable_done(folder)[0] if each.shown == "validate"]
+    computed = [done.record.run for done in readable_done(folder)[0] if done.shown == "validate"]
     if docs := mlflow_page(home, (computed or [status.run])[0], "validate", "attachments/data_docs/index.html"):
         pages.append(Link("Data Docs", docs))
     pages += [Link(f"Card of {path.stem}", f"cards/{path.name}") for path in sorted((folder / "cards").glob("*.md"))]

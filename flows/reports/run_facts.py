@@ -101,7 +101,7 @@ class StageFacts:
         return (self.document("metadata.json") or {}).get("alarms", [])
 
     @property
-    def carriers(self) -> Document | None:
+    def kl_by_token(self) -> Document | None:
         """Return the tokens and prompts that carry KL, from the newest batch for which they are known."""
         return next(reversed(self.rows("kl_carriers.jsonl")), None)
 
@@ -122,7 +122,7 @@ class StageFacts:
     @property
     def why(self) -> dict[str, str]:
         """Return one line per step that says why it was computed or reused."""
-        return {name: explanation.in_a_line(told) for name, told in self.status.explained.items()}
+        return {name: explanation.in_a_line(reason) for name, reason in self.status.explained.items()}
 
     def part(self, name: str) -> Record | None:
         """Return a sub-stage's record; None if it has not run or the record is missing in the store."""
@@ -140,7 +140,7 @@ class StageFacts:
         return {"tokens": median(tokens) if tokens else None, "memory": max(memory, default=None)}
 
     @property
-    def judged(self) -> dict[str, int]:
+    def outcomes(self) -> dict[str, int]:
         """Return the number of its gates by outcome."""
         words = [outcome(verdict) for verdict in self.status.gates]
         return {word: words.count(word) for word in ("PASS", "WAIVED", "WARN", "SKIPPED", "FAIL") if word in words}
@@ -172,10 +172,10 @@ class StageFacts:
     def curves(self) -> dict[str, Curve]:
         """Return the (step, value) pairs of each metric, from the run that computed the artifact; empty if none are
         stored."""
-        found = curves(self._points())
-        if not found:  # PPO's artifact also holds its history, though not its speed
-            found = curves({"step": row.pop("update"), "metrics": row} for row in self.rows("history.jsonl"))
-        return {name: [(x, y) for x, y in curve if math.isfinite(y)] for name, curve in found.items()}
+        by_metric = curves(self._points())
+        if not by_metric:  # PPO's artifact also holds its history, though not its speed
+            by_metric = curves({"step": row.pop("update"), "metrics": row} for row in self.rows("history.jsonl"))
+        return {name: [(x, y) for x, y in curve if math.isfinite(y)] for name, curve in by_metric.items()}
 
     def bound(self, gate: str) -> float | tuple[float, float] | None:
         """Return the threshold of one of its gates; None if the gate is off or was not judged."""
@@ -264,7 +264,7 @@ class Option(NamedTuple):
     changed: bool
 
 
-class RunFacts(NamedTuple):
+class RunFacts(NamedTuple):  # long: the page's template reads each field by its name
     """All facts of a run's report."""
 
     home: Path
@@ -336,7 +336,7 @@ def run_facts(home: Path, run: str | None = None) -> RunFacts:
         ),
         gates=sorted(
             (_gate(stage, verdict) for stage in stages.values() for verdict in stage.status.gates),
-            key=lambda each: tightness(each.verdict, each.margin),
+            key=lambda gate: tightness(gate.verdict, gate.margin),
         ),
         data=_data(stages["validate"], group(values, "data")),
         reward={"bins": [], "slices": [], "probes": {}, **documents[0], **documents[1], "suites": suites},
@@ -355,8 +355,8 @@ def run_facts(home: Path, run: str | None = None) -> RunFacts:
 
 def taken_record(store: ArtifactStore, stage: StageStatus | Part) -> Record | None:
     """Return the record that a run used for a (sub-)stage, even if the key has a newer record with other bytes."""
-    found = store.published(stage.key) if stage.key and stage.digest else []
-    return next((record for record in found if record.digest == stage.digest), None)
+    records = store.published(stage.key) if stage.key and stage.digest else []
+    return next((record for record in records if record.digest == stage.digest), None)
 
 
 def code_name(code: CodeVersion) -> str:
@@ -379,11 +379,11 @@ def _data(stage: StageFacts, config: Mapping[str, Any]) -> DataFacts:
     kinds = [*NAMED, *([REFERENCE] if REFERENCE in digests or stage.record is None else [])]  # `last` may name none
     return DataFacts(
         sources=[
-            each for kind in kinds for each in _sources(kind, values_of(config.get(kind)), digests, stage, recorded)
+            source for kind in kinds for source in _sources(kind, values_of(config.get(kind)), digests, stage, recorded)
         ],
         generated=config.get("generator") if config.get("preferences", "") is None else None,
         metrics=stage.metrics,
-        checks=[{**each, "first_rows": first_rows(each)} for each in stage.document("report.json") or []],
+        checks=[{**check, "first_rows": first_rows(check)} for check in stage.document("report.json") or []],
         quarantined=len(quarantined) if stage.record is not None else None,
         examples=quarantined[:EXAMPLES],
     )
@@ -395,14 +395,15 @@ def _sources(
     """Yield the files of a kind of data: as they were read, or as the config names them if the stage has not ended."""
     read = of_kind(digests, kind)
     if len(read) > 1 and stage.record is not None:
-        counts = {each["source"]: each for each in stage.document("sources.json") or []}
+        counts = {entry["source"]: entry for entry in stage.document("sources.json") or []}
         for name, digest in read.items():
-            given = recorded.get(digest)
-            path = None if given is None else given.hub or str(given.path)
+            source = recorded.get(digest)
+            path = None if source is None else source.hub or str(source.path)
             yield SourceFacts(name, path, digest, counts.get(label_of(name)))
     elif named:
-        given = recorded.get(read.get(kind, ""))
-        yield from (SourceFacts(kind, given.hub if given and given.hub else path, read.get(kind)) for path in named)
+        source = recorded.get(read.get(kind, ""))
+        hub = source.hub if source else ""
+        yield from (SourceFacts(kind, hub or path, read.get(kind)) for path in named)
     elif read:
         yield SourceFacts(kind, None, read.get(kind))
 
@@ -421,9 +422,9 @@ def _policy(stage: StageFacts, config: Mapping[str, Any], hidden: Collection[str
     rows = stage.rows("evaluation.jsonl")
     why = {"fall": "mean score falls by {:.3g} SFT deviations", "kl": "KL of {:.3g} nats"}
     worst = [(row, why[row["reason"]].format(row["value"])) for row in stage.rows("worst.jsonl")]
-    shown = [ShownSample(row, 0, [text]) for row, text in worst if canonical_json(row["prompt"]) not in hidden]
+    samples = [ShownSample(row, 0, [text]) for row, text in worst if canonical_json(row["prompt"]) not in hidden]
     open_rows = {i: row for i, row in enumerate(rows, 1) if canonical_json(row["prompt"]) not in hidden}
-    return PolicyFacts(tether, len(rows), _samples(open_rows), shown)
+    return PolicyFacts(tether, len(rows), _samples(open_rows), samples)
 
 
 def _samples(rows: Mapping[int, Document]) -> list[ShownSample]:

@@ -19,7 +19,7 @@ DAMAGED = "damaged"
 """The state of a run whose run.json can't be read."""
 
 
-class ListedRun(NamedTuple):
+class ListedRun(NamedTuple):  # long: a row of a report
     """A run as `tether runs --json` prints it."""
 
     run: str
@@ -52,20 +52,20 @@ class ListedRun(NamedTuple):
 def listed(home: Path) -> list[ListedRun]:
     """Return every run, newest first. A run that can't be read is listed as damaged."""
     readable, damaged = load_readable(home)
-    found = [_listed(each) for each in readable]
+    rows = [_listed(status) for status in readable]
     for run, written in damaged.items():
         when = datetime.fromtimestamp(written, UTC).isoformat(timespec="microseconds")
-        found.append(ListedRun(run, "", "", DAMAGED, when, None, None, None, {}))
-    return sorted(found, key=lambda each: each.started, reverse=True)
+        rows.append(ListedRun(run, "", "", DAMAGED, when, None, None, None, {}))
+    return sorted(rows, key=lambda row: row.started, reverse=True)
 
 
 def _listed(status: RunStatus) -> ListedRun:
     metrics = {name: value for stage in status.stages for name, value in stage.metrics.items()}
     kl, win_rate = metrics.get("ppo/kl"), metrics.get("human_eval/win_rate")
-    told = (status.run, status.name, status.profile, status.state, status.started, status.seconds)
+    common = (status.run, status.name, status.profile, status.state, status.started, status.seconds)
     failed = [gate.name for stage in status.stages for gate in stage.gates if gate.stops]
     cost = (status.cost, status.saved, status.currency)
-    return ListedRun(*told, kl, win_rate, status.tags, *cost, failed)
+    return ListedRun(*common, kl, win_rate, status.tags, *cost, failed)
 
 
 def selected(runs: Sequence[ListedRun], tags: Sequence[str]) -> list[ListedRun]:
@@ -75,8 +75,8 @@ def selected(runs: Sequence[ListedRun], tags: Sequence[str]) -> list[ListedRun]:
         UserError: a tag is invalid.
     """
     Label.of(None, tags)
-    asked = {"=".join(part.strip() for part in tag.split("=", 1)) for tag in tags}
-    return [run for run in runs if asked <= {*run.tags, *(f"{key}={value}" for key, value in run.tags.items())}]
+    wanted = {"=".join(part.strip() for part in tag.split("=", 1)) for tag in tags}
+    return [run for run in runs if wanted <= {*run.tags, *(f"{key}={value}" for key, value in run.tags.items())}]
 
 
 def print_runs(console: Console, runs: Sequence[ListedRun], limit: int, of: int, home: Path) -> None:
@@ -87,23 +87,23 @@ def print_runs(console: Console, runs: Sequence[ListedRun], limit: int, of: int,
         return
     now = datetime.now().astimezone()
     columns = {
-        "run": [cell(each.run) for each in runs[:limit]],
-        "state": [cell(each.state, STYLES.get(each.state, "red")) for each in runs[:limit]],
-        "when": [cell(_when(each.started, now)) for each in runs[:limit]],
-        "failed gates": [cell(", ".join(each.failed_gates)) for each in runs[:limit]],
-        "name": [cell(each.name) for each in runs[:limit]],
-        "tags": [cell(" ".join(Label(tags=each.tags).written)) for each in runs[:limit]],
-        "KL": [cell("" if each.kl is None else number(each.kl)) for each in runs[:limit]],
-        "win rate": [cell("" if each.win_rate is None else f"{each.win_rate:.3f}") for each in runs[:limit]],
-        "cost": [cell(price(each.cost, each.currency)) for each in runs[:limit]],
-        "seconds": [cell("" if each.seconds is None else f"{each.seconds:,.0f}") for each in runs[:limit]],
+        "run": [cell(run.run) for run in runs[:limit]],
+        "state": [cell(run.state, STYLES.get(run.state, "red")) for run in runs[:limit]],
+        "when": [cell(_when(run.started, now)) for run in runs[:limit]],
+        "failed gates": [cell(", ".join(run.failed_gates)) for run in runs[:limit]],
+        "name": [cell(run.name) for run in runs[:limit]],
+        "tags": [cell(" ".join(Label(tags=run.tags).written)) for run in runs[:limit]],
+        "KL": [cell("" if run.kl is None else number(run.kl)) for run in runs[:limit]],
+        "win rate": [cell("" if run.win_rate is None else f"{run.win_rate:.3f}") for run in runs[:limit]],
+        "cost": [cell(price(run.cost, run.currency)) for run in runs[:limit]],
+        "seconds": [cell("" if run.seconds is None else f"{run.seconds:,.0f}") for run in runs[:limit]],
     }
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    shown = _fitting(columns, console.width)
-    for name, width in shown.items():
+    widths = _fitting(columns, console.width)
+    for name, width in widths.items():
         numbers = name in ("KL", "win rate", "cost", "seconds")
         table.add_column(name, width=width, no_wrap=True, overflow="ellipsis", justify="right" if numbers else "left")
-    for row in zip(*(columns[name] for name in shown), strict=True):
+    for row in zip(*(columns[name] for name in widths), strict=True):
         table.add_row(*row)
     console.print(table)
     if len(runs) > limit:
@@ -118,19 +118,19 @@ LEAST = {"failed gates": 12, "name": 8, "tags": 8}
 
 def _fitting(columns: Mapping[str, Sequence[Text]], width: int) -> dict[str, int]:
     """Return the width of each non-empty column that fits into `width`, in the order on the screen."""
-    kept: dict[str, int] = {}
+    widths: dict[str, int] = {}
     left = width + 1
     for name in ORDER:
         natural = _width(name, columns[name])
         least = min(natural, LEAST.get(name, natural))
-        if any(columns[name]) and (least < left or not kept):
-            kept[name] = least
+        if any(columns[name]) and (least < left or not widths):
+            widths[name] = least
             left -= least + 1
-    for name in (name for name in LEAST if name in kept):
-        more = min(left, _width(name, columns[name]) - kept[name])
-        kept[name] += more
+    for name in (name for name in LEAST if name in widths):
+        more = min(left, _width(name, columns[name]) - widths[name])
+        widths[name] += more
         left -= more
-    return {name: kept[name] for name in columns if name in kept}
+    return {name: widths[name] for name in columns if name in widths}
 
 
 def _width(name: str, cells: Sequence[Text]) -> int:

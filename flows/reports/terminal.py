@@ -49,8 +49,8 @@ def model_votes_note(metrics: Mapping[str, float | None]) -> str:
         return ""
     of = f"data/model_votes{OF_SOURCE}"
     names = ", ".join(sorted(name.removeprefix(of) for name in metrics if name.startswith(of)))
-    judged = f"; on {alone:.0%} of the pairs no person voted" if alone else ""
-    return f"Models ({names}) cast {share:.0%} of the votes on the preference pairs{judged}."
+    only_models = f"; on {alone:.0%} of the pairs no person voted" if alone else ""
+    return f"Models ({names}) cast {share:.0%} of the votes on the preference pairs{only_models}."
 
 
 def model_votes_of(status: RunStatus) -> str:
@@ -66,12 +66,12 @@ def print_run(console: Console, status: RunStatus, simulated: str = "", watched:
     console.print(_stage_table(status))
     gates = [gate for stage in status.stages for gate in stage.gates]
     off = [gate.name for gate in gates if outcome(gate) == "OFF"]
-    if judged := [gate for gate in gates if gate.name not in off]:
-        console.print(_gate_table(judged))
+    if judged_gates := [gate for gate in gates if gate.name not in off]:
+        console.print(_gate_table(judged_gates))
     if off:
         console.print(cell(_off(off), "dim"), highlight=False)
-    for each in watched:
-        console.print(cell(each), highlight=False)
+    for text in watched:
+        console.print(cell(text), highlight=False)
     if simulated:
         console.print(simulated, style="dim")
     if voted := model_votes_of(status):
@@ -146,8 +146,8 @@ def _stage_table(status: RunStatus) -> Table:
     columns = (*_columns(*names), Column("main metrics", overflow="fold"))
     table = Table(*columns, title=title, title_justify="left", pad_edge=False, box=None)
     for stage in status.stages:
-        shown = brief_metrics(stage.name, stage.metrics)
-        metrics = Text("  ".join(f"{line(name.partition('/')[2])} {number(stage.metrics[name])}" for name in shown))
+        main = brief_metrics(stage.name, stage.metrics)
+        metrics = Text("  ".join(f"{line(name.partition('/')[2])} {number(stage.metrics[name])}" for name in main))
         state = cell(f"{stage.state}{by_another(stage, status)}", STYLES[stage.state])
         paid = [cost(stage, status.currency)] if priced else []
         table.add_row(cell(stage.name), state, f"{stage.seconds:.1f}", *paid, _cached(stage), metrics)
@@ -170,18 +170,18 @@ def cost(of: RunStatus | StageStatus, currency: str) -> str:
     """Return what a run or a stage cost and what its reused results saved, such as `0.42 USD, saved 1.10 USD`; empty if
     unknown."""
     saved = f"saved {price(of.saved, currency)}" if of.saved else ""
-    return ", ".join(each for each in (price(of.cost, currency) if of.cost or not saved else "", saved) if each)
+    return ", ".join(part for part in (price(of.cost, currency) if of.cost or not saved else "", saved) if part)
 
 
 def _called(status: RunStatus) -> list[str]:
-    return [each for each in (status.name, " ".join(status.label.written)) if each]
+    return [part for part in (status.name, " ".join(status.label.written)) if part]
 
 
 def _off(names: Sequence[str]) -> str:
-    are, shown = counted(len(names), "gate is off", "gates are off"), ", ".join(names[:NAMED])
+    are, listed = counted(len(names), "gate is off", "gates are off"), ", ".join(names[:NAMED])
     if len(names) <= NAMED:
-        return f"{are}: {shown}."
-    return f"{are} (the report lists them): {shown} and {len(names) - NAMED} more."
+        return f"{are}: {listed}."
+    return f"{are} (the report lists them): {listed} and {len(names) - NAMED} more."
 
 
 def _gate_table(gates: Sequence[Verdict]) -> Table:

@@ -50,16 +50,16 @@ def run_verdict(
         decision: what MLflow's registry decided about its aliases; empty before.
     """
     options = flatten(values)
-    stage = next((each for each in status.stages if each.state == status.state), None)
+    stage = next((row for row in status.stages if row.state == status.state), None)
     match status.state:
         case "gate_failed":
-            failed = [(each, gate) for each in status.stages for gate in each.gates if gate.stops]
+            failed = [(row, gate) for row in status.stages for gate in row.gates if gate.stops]
             return RunVerdict(_failed(failed), _after_gates(status, [gate for _, gate in failed], options))
         case "awaiting_labels":
-            told = f" At the last check, {labels.text} were in." if labels else ""
+            progress = f" At the last check, {labels.text} were in." if labels else ""
             score = f"tether people score {RATERS} --run {status.run}"
             return RunVerdict(
-                f"Waits for people's labels.{told}",
+                f"Waits for people's labels.{progress}",
                 [
                     Step("Serve the page on which people judge:", f"tether people page {status.run} --rater NAME"),
                     Step("Or score the files that raters filled in, from the run's folder:", score),
@@ -119,36 +119,36 @@ def _change(setting: Setting | None) -> str:
 
 
 def _again(status: RunStatus, stage: str) -> Step:
-    before = [each.name for each in status.stages if each.name != stage and each.digest]
+    before = [stage_before.name for stage_before in status.stages if stage_before.name != stage and stage_before.digest]
     if not before:
         return Step("Run it again; what was computed is kept:", f"tether run {shlex.quote(status.profile)}")
     return Step("Continue from what was computed:", f"tether rerun {stage} --from {status.run}")
 
 
 def _ended(status: RunStatus, values: Mapping[str, JsonValue]) -> str:
-    judged = [(gate, margin(gate, stage.metrics)) for stage in status.stages for gate in stage.gates]
-    judged = sorted((each for each in judged if each[0].threshold is not None), key=lambda each: tightness(*each))
-    waived = [gate.name for gate, _ in judged if gate.waived]
-    skipped = [gate.name for gate, _ in judged if outcome(gate) == "SKIPPED"]
-    warned = [gate.name for gate, _ in judged if outcome(gate) == "WARN"]
-    held = [(gate, found) for gate, found in judged if gate.passed]
-    told = (
-        f"Passed: all {len(held)} judged gates hold"
+    verdicts = [(gate, margin(gate, stage.metrics)) for stage in status.stages for gate in stage.gates]
+    verdicts = sorted((pair for pair in verdicts if pair[0].threshold is not None), key=lambda pair: tightness(*pair))
+    waived = [gate.name for gate, _ in verdicts if gate.waived]
+    skipped = [gate.name for gate, _ in verdicts if outcome(gate) == "SKIPPED"]
+    warned = [gate.name for gate, _ in verdicts if outcome(gate) == "WARN"]
+    passed = [(gate, room) for gate, room in verdicts if gate.passed]
+    text = (
+        f"Passed: all {len(passed)} judged gates hold"
         if not waived and not skipped
-        else f"{len(held)} of {len(judged)} judged gates hold"
+        else f"{len(passed)} of {len(verdicts)} judged gates hold"
     )
-    told += _not_judged(status, values)
+    text += _not_judged(status, values)
     if waived:
-        told += f"; waived: {', '.join(waived)}"
+        text += f"; waived: {', '.join(waived)}"
     if skipped:
-        told += f"; not judged, because their stage was skipped: {', '.join(skipped)}"
+        text += f"; not judged, because their stage was skipped: {', '.join(skipped)}"
     if warned:
-        told += f"; warned, without stopping the run: {', '.join(warned)}"
-    if not judged:
+        text += f"; warned, without stopping the run: {', '.join(warned)}"
+    if not verdicts:
         return f"No gate was judged{_not_judged(status, values)}."
-    if held and held[0][1].slack:
-        told += f". The tightest is {held[0][0].name}, {held[0][1].text}"
-    return f"{told}."
+    if passed and passed[0][1].slack:
+        text += f". The tightest is {passed[0][0].name}, {passed[0][1].text}"
+    return f"{text}."
 
 
 def _not_judged(status: RunStatus, values: Mapping[str, JsonValue]) -> str:
@@ -156,8 +156,8 @@ def _not_judged(status: RunStatus, values: Mapping[str, JsonValue]) -> str:
     unset = [gate for stage in status.stages for gate in stage.gates if gate.threshold is None]
     off = [gate.name for gate in unset if not gate.within]
     lacking = unjudged(values, _measured(status))
-    words = [each.what for each in lacking] + [f"{gate.name} ({rule(gate)})" for gate in unset if gate.within]
-    others = [name for name in off if not any(name in each.gates for each in lacking)]
+    words = [one.what for one in lacking] + [f"{gate.name} ({rule(gate)})" for gate in unset if gate.within]
+    others = [name for name in off if not any(name in one.gates for one in lacking)]
     if others:
         words.append(f"{counted(len(others), 'gate')} that are off" if len(others) > 3 else ", ".join(others))
     return f"; not judged: {', '.join(words)}" if words else ""
@@ -170,19 +170,19 @@ def _measured(status: RunStatus) -> set[str]:
 def _after(
     status: RunStatus, values: Mapping[str, JsonValue], options: Mapping[str, JsonValue], policy: str, decision: str
 ) -> list[Step]:
-    lacking = next((each.name for each in status.stages if each.state == "not_run"), "")
+    lacking = next((stage.name for stage in status.stages if stage.state == "not_run"), "")
     if lacking:
         return [Step(f"It ended before {lacking}. To continue:", f"tether rerun {lacking} --from {status.run}")]
     steps = []
     if options.get("human_eval.judges") == "simulated":
-        asked = f"tether rerun human_eval --from {status.run} --set human_eval.judges=people"
-        steps.append(Step("Its judges are simulated. To have people judge it:", asked))
+        command = f"tether rerun human_eval --from {status.run} --set human_eval.judges=people"
+        steps.append(Step("Its judges are simulated. To have people judge it:", command))
     name = policy or "tether-policy"
     if decision:
         steps.append(Step(f"In MLflow's registry, {decision}"))
     elif why := why_no_alias(values, _measured(status)):
         steps.append(Step(f"Its policy is not a candidate for promotion: {why}."))
-    elif any(gate.withheld or (gate.waived and not gate.skipped) for each in status.stages for gate in each.gates):
+    elif any(gate.withheld or (gate.waived and not gate.skipped) for stage in status.stages for gate in stage.gates):
         steps.append(Step("It does not become champion by itself. To promote it:", f"tether promote {name}/VERSION"))
     else:
         steps.append(Step(f"Its policy becomes champion if there is none or if it beats {name}@champion."))

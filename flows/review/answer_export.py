@@ -39,40 +39,43 @@ def export(voting: Voting, source: BatchSource, out: Path | None = None) -> list
     if source.kind != "sample":
         who = "expert" if source.kind == "review" else "rater"
         votes: dict[str, list[dict[str, str]]] = {}
-        for each in answers:
-            if each.answer != SKIP:
-                votes.setdefault(each.item, []).append({"annotator": f"{who}_{each.rater}", "label": each.answer})
+        for answer in answers:
+            if answer.answer != SKIP:
+                votes.setdefault(answer.item, []).append({"annotator": f"{who}_{answer.rater}", "label": answer.answer})
         return [write_votes(source, votes, out)]
-    own: dict[int, dict[str, CountedAnswer]] = {}
-    for each in answers:
-        own.setdefault(each.rater, {})[each.item] = each
+    by_rater: dict[int, dict[str, CountedAnswer]] = {}
+    for answer in answers:
+        by_rater.setdefault(answer.rater, {})[answer.item] = answer
     folder = out or source.place / RATERS
-    files = [folder / rater_file(number) for number in sorted(own)]
+    files = [folder / rater_file(number) for number in sorted(by_rater)]
     for file in files:
         _check_ours(file, max(people), source.ratings)
     make_folder(folder)
-    for number, file in zip(sorted(own), files, strict=True):
-        columns = [*TEXTS, *OWN, PEOPLE, *(each["name"] for each in source.criteria), *_MORE]
+    for number, file in zip(sorted(by_rater), files, strict=True):
+        columns = [*TEXTS, *OWN, PEOPLE, *(criterion["name"] for criterion in source.criteria), *_MORE]
         with replacing(file) as temporary:
-            write_csv(temporary, columns, _rows(source, number, own[number], max(people)))
+            write_csv(temporary, columns, _rows(source, number, by_rater[number], max(people)))
     return files
 
 
-def _rows(source: BatchSource, number: int, own: Mapping[str, CountedAnswer], people: int) -> Iterator[dict[str, str]]:
+def _rows(
+    source: BatchSource, number: int, answers: Mapping[str, CountedAnswer], people: int
+) -> Iterator[dict[str, str]]:
     """Yield a row for each item of the sheet; empty if the rater was not asked or could not judge it."""
     for pair in source.pairs:
-        given = own.get(pair.name)
+        answer = answers.get(pair.name)
         row = dict(zip(TEXTS, pair, strict=True)) | {"rater": str(number), PEOPLE: str(people)}
-        row |= {each["name"]: given.criteria.get(each["name"], "") if given else "" for each in source.criteria}
-        if given is None:
+        criteria = answer.criteria if answer else {}
+        row |= {criterion["name"]: criteria.get(criterion["name"], "") for criterion in source.criteria}
+        if answer is None:
             yield row | dict.fromkeys(("rating", *_MORE), "")
             continue
         yield row | {
-            "rating": "" if given.answer == SKIP else given.answer,
-            "skipped": "yes" if given.answer == SKIP else "",
-            "flags": " ".join(given.flags),
-            "comment": given.comment,
-            "seconds": "" if given.seconds is None else f"{given.seconds:.1f}",
+            "rating": "" if answer.answer == SKIP else answer.answer,
+            "skipped": "yes" if answer.answer == SKIP else "",
+            "flags": " ".join(answer.flags),
+            "comment": answer.comment,
+            "seconds": "" if answer.seconds is None else f"{answer.seconds:.1f}",
         }
 
 

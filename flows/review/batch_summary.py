@@ -84,7 +84,7 @@ def counted_answers(connection: Connection, number: int) -> list[CountedAnswer]:
     return [
         CountedAnswer(
             row.name, row.number, unexchanged(row.answer, row.shown), row.answer,
-            {name: unexchanged(each, row.shown) for name, each in json.loads(row.criteria).items()},
+            {name: unexchanged(answer, row.shown) for name, answer in json.loads(row.criteria).items()},
             json.loads(row.flags), row.comment, row.seconds, row.at,
         )
         for row in rows
@@ -106,47 +106,47 @@ def summary(voting: Voting) -> BatchSummary:
     late = {number: n for number, was_late, n in others if was_late}
     by_item = given_by_item(answers)
     table = [
-        [list(given.values()).count(rating) for rating in voting.batch.ratings]
-        for given in by_item.values()
-        if len(given) > 1
+        [list(ratings.values()).count(rating) for rating in voting.batch.ratings]
+        for ratings in by_item.values()
+        if len(ratings) > 1
     ]
-    commented = sorted((each for each in answers if each.comment), key=lambda each: -each.at)[:_COMMENTS]
-    flagged = Counter(flag for each in answers for flag in each.flags)
+    commented = sorted((answer for answer in answers if answer.comment), key=lambda answer: -answer.at)[:_COMMENTS]
+    flagged = Counter(flag for answer in answers for flag in answer.flags)
     return BatchSummary(
         progress, _kappa(table), len(table), sum(late.values()), sum(n for _, was_late, n in others if not was_late),
         [_of_rater(n, name, answers, by_item, late.get(n, 0)) for n, name in names.items()],
         [(FLAGS[name], n) for name, n in flagged.most_common()],
-        [(each.item, names[each.rater], each.comment) for each in commented],
+        [(answer.item, names[answer.rater], answer.comment) for answer in commented],
     )  # fmt: skip
 
 
 def given_by_item(answers: Sequence[CountedAnswer]) -> dict[str, dict[int, str]]:
     """Return the ratings by item and rater, without skipped ones."""
-    found: dict[str, dict[int, str]] = {}
-    for each in answers:
-        own = found.setdefault(each.item, {})
-        if each.answer != SKIP:
-            own[each.rater] = each.answer
-    return found
+    by_item: dict[str, dict[int, str]] = {}
+    for answer in answers:
+        ratings = by_item.setdefault(answer.item, {})
+        if answer.answer != SKIP:
+            ratings[answer.rater] = answer.answer
+    return by_item
 
 
 def _of_rater(
     number: int, name: str, answers: Sequence[CountedAnswer], by_item: Mapping[str, Mapping[int, str]], late: int
 ) -> ReviewerSummary:
-    own = [each for each in answers if each.rater == number]
-    sided = [float(each.answer_as_shown == "a") for each in own if each.answer in _SIDES]
+    of_rater = [answer for answer in answers if answer.rater == number]
+    sided = [float(answer.answer_as_shown == "a") for answer in of_rater if answer.answer in _SIDES]
     side = clustered_proportion(sided, range(len(sided))) if sided else None
     alike = [
-        each.answer == other
-        for each in own
-        if each.answer != SKIP
-        for who, other in by_item[each.item].items()
+        answer.answer == other
+        for answer in of_rater
+        if answer.answer != SKIP
+        for who, other in by_item[answer.item].items()
         if who != number
     ]
-    times = [each.seconds for each in own if each.seconds is not None]
-    last = max((each.at for each in own), default=None)
+    times = [answer.seconds for answer in of_rater if answer.seconds is not None]
+    last = max((answer.at for answer in of_rater), default=None)
     return ReviewerSummary(
-        number, name, len(own), sum(each.answer == SKIP for each in own), late,
+        number, name, len(of_rater), sum(answer.answer == SKIP for answer in of_rater), late,
         statistics.median(times) if times else None, side, side is not None and not side.low <= 0.5 <= side.high,
         sum(alike) / len(alike) if alike else None,
         "" if last is None else datetime.fromtimestamp(last, UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -157,5 +157,5 @@ def _kappa(table: Sequence[Sequence[int]]) -> Interval | None:
     """Return Fleiss' kappa of counts by item and rating; None if it is undefined, for example with only one rating."""
     if not table:
         return None
-    found = fleiss_kappa(table)
-    return found if math.isfinite(found.value) else None
+    kappa = fleiss_kappa(table)
+    return kappa if math.isfinite(kappa.value) else None

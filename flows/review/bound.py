@@ -42,8 +42,8 @@ def early_bound(engine: Engine, number: int, folder: Path, overlap: int, level: 
     with engine.connect() as connection:
         answers = counted_answers(connection, number)
     by_item: dict[str, list[CountedAnswer]] = {}
-    for each in answers:
-        by_item.setdefault(each.item.split("-")[0], []).append(each)
+    for answer in answers:
+        by_item.setdefault(answer.item.split("-")[0], []).append(answer)
     named = (name.split("-")[0] for name in sample.given)
     order = [item for item in named if item in sample.policy_side and item not in sample.repeat_of]
     rated = list(_rated(sample, order, by_item, overlap))

@@ -40,38 +40,38 @@ def token_hash(token: str) -> str:
 
 
 def enter_batch(
-    engine: Engine, source: BatchSource, asked: bool = False, create: bool = True
+    engine: Engine, source: BatchSource, check_overlap: bool = False, create: bool = True
 ) -> tuple[int, PersonalLink | None]:
     """Return the batch's number in the database, and the administrator's link if the batch is new there.
 
     Args:
-        asked: whether the user asked for `source.overlap`; if not, the database's overlap is kept.
+        check_overlap: whether the user asked for `source.overlap`; if not, the database's overlap is kept.
         create: whether a batch that the database does not have is made there.
 
     Raises:
-        UserError: the database has a batch of that name with different pairs or, if `asked`, a different overlap; or it
-            has no such batch, and `create` is not set.
+        UserError: the database has a batch of that name with different pairs or, if `check_overlap`, a different
+            overlap; or it has no such batch, and `create` is not set.
     """
     with engine.connect() as connection:
-        found = connection.execute(select(batch).where(batch.c.name == source.name)).one_or_none()
-    if found is None:
+        row = connection.execute(select(batch).where(batch.c.name == source.name)).one_or_none()
+    if row is None:
         if not create:
             raise UserError(f"{source.name}: no page has been served from this database. `tether people page` does.")
         try:
             return _make_batch(engine, source)
         except IntegrityError:  # another process was first
-            return enter_batch(engine, source, asked)
-    if found.digest != source.digest:
+            return enter_batch(engine, source, check_overlap)
+    if row.digest != source.digest:
         raise UserError(
             f"{source.name}: its pairs changed after the page was first served, so the answers would not match. "
             "Restore the pairs, or serve them under another name (copy the folder)."
         )
-    if asked and found.overlap != source.overlap:
+    if check_overlap and row.overlap != source.overlap:
         raise UserError(
-            f"{source.name}: the page asks for {found.overlap} answers per item, but --overlap is "
-            f"{source.overlap}. Leave --overlap out, or give {found.overlap}."
+            f"{source.name}: the page asks for {row.overlap} answers per item, but --overlap is "
+            f"{source.overlap}. Leave --overlap out, or give {row.overlap}."
         )
-    return found.id, None
+    return row.id, None
 
 
 def _make_batch(engine: Engine, source: BatchSource) -> tuple[int, PersonalLink]:
@@ -109,26 +109,26 @@ def _make_batch(engine: Engine, source: BatchSource) -> tuple[int, PersonalLink]
 def storable(**texts: str) -> dict[str, str]:
     """Return texts in a form that every database accepts: NUL (refused by PostgreSQL) and lone surrogates are replaced
     by what the page shows for them."""
-    return {name: _NOT_STORED.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", text) for name, text in texts.items()}
+    return {name: _NOT_STORED.sub(lambda match: f"⟨U+{ord(match[0]):04X}⟩", text) for name, text in texts.items()}
 
 
 def repeated_places(pairs: Sequence[JudgedPair]) -> dict[int, int]:
     """Return the places (from 1) of pairs that repeat an earlier pair with swapped sides, each with the earlier pair's
     place."""
     seen: dict[tuple[str, str, str], int] = {}
-    found: dict[int, int] = {}
+    earlier_places: dict[int, int] = {}
     for place, (_, prompt, a, b) in enumerate(pairs, 1):
         if (earlier := seen.get((prompt, b, a))) is not None and a != b:
-            found[place] = earlier
+            earlier_places[place] = earlier
         seen.setdefault((prompt, a, b), place)
-    return found
+    return earlier_places
 
 
 def raters_of(engine: Engine, number: int) -> list[tuple[int, str]]:
     """Return number and name of each person who may judge a batch."""
     with engine.connect() as connection:
-        found = select(rater.c.number, rater.c.name).where(rater.c.batch == number).order_by(rater.c.number)
-        return [(row.number, row.name) for row in connection.execute(found)]
+        query = select(rater.c.number, rater.c.name).where(rater.c.batch == number).order_by(rater.c.number)
+        return [(row.number, row.name) for row in connection.execute(query)]
 
 
 def add_raters(engine: Engine, number: int, names: Sequence[str]) -> list[PersonalLink]:
@@ -139,16 +139,16 @@ def add_raters(engine: Engine, number: int, names: Sequence[str]) -> list[Person
     """
     with writing(engine) as connection:
         last = connection.scalar(select(func.max(rater.c.number)).where(rater.c.batch == number)) or 0
-        known = set(connection.scalars(select(rater.c.name).where(rater.c.batch == number)))
+        taken = set(connection.scalars(select(rater.c.name).where(rater.c.batch == number)))
         links = []
         for n, name in enumerate((" ".join(name.split()) for name in names), last + 1):
             if not name or len(name) > _NAME or not name.isprintable():
                 raise UserError(f"{name[:40]!r} is not a valid name. Use 1 to {_NAME} printable characters.")
-            if name in known:
+            if name in taken:
                 raise UserError(f"{name} is already a rater. Use another name, or --renew {name!r} for a new link.")
             if n > MOST_RATERS:
                 raise UserError(f"a batch has at most {MOST_RATERS} raters.")
-            known.add(name)
+            taken.add(name)
             links.append(PersonalLink(name, n, secrets.token_urlsafe(32)))
         if links:
             connection.execute(
@@ -173,12 +173,12 @@ def renew_link(engine: Engine, number: int, name: str) -> PersonalLink:
         if name == "administrator":
             connection.execute(update(batch).where(batch.c.id == number).values(admin_hash=token_hash(token)))
             return PersonalLink(name, 0, token)
-        found = connection.scalar(
+        rater_number = connection.scalar(
             update(rater)
             .where(rater.c.batch == number, rater.c.name == name)
             .values(token_hash=token_hash(token))
             .returning(rater.c.number)
         )
-    if found is None:
+    if rater_number is None:
         raise UserError(f"{name} is not a rater of this batch. Add them with --add.")
-    return PersonalLink(name, found, token)
+    return PersonalLink(name, rater_number, token)

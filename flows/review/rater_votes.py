@@ -34,9 +34,9 @@ _ALREADY = "You have answered this pair already. To change your answer, use Undo
 class RequestRefused(Exception):
     """A refused request: `status` is the HTTP status, `told` the text for the rater."""
 
-    def __init__(self, status: int, told: str) -> None:
-        super().__init__(told)
-        self.status, self.told = status, told
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status, self.told = status, text
 
 
 class ReviewRater(NamedTuple):
@@ -103,12 +103,12 @@ class Voting:
         """Return the holder of the link with this token, or None. The administrator's number is 0."""
         digest = token_hash(token)
         with self.engine.connect() as connection:
-            found = connection.execute(
+            row = connection.execute(
                 select(rater).where(rater.c.batch == self.batch.id, rater.c.token_hash == digest)
             ).one_or_none()
             admin = connection.scalar(select(batch.c.admin_hash).where(batch.c.id == self.batch.id)) or ""
-        if found is not None and hmac.compare_digest(found.token_hash, digest):
-            return ReviewRater(found.id, found.number, found.name)
+        if row is not None and hmac.compare_digest(row.token_hash, digest):
+            return ReviewRater(row.id, row.number, row.name)
         return ReviewRater(0, 0, "administrator") if hmac.compare_digest(admin, digest) else None
 
     def next_pair(self, person: ReviewRater) -> AskedPair | None:
@@ -116,46 +116,46 @@ class Voting:
         them."""
         now = time.time()
         with self.engine.connect() as connection:  # only reads: a rater who reloads the page waits for nobody
-            own = connection.execute(_own_claim(person)).first()
-            if own is not None and own.claimed > now - _RENEW_S:
-                return self._asked(person, own)
-            if own is None and self._first_open(connection, person, now) is None:
+            claim = connection.execute(_own_claim(person)).first()
+            if claim is not None and claim.claimed > now - _RENEW_S:
+                return self._asked(person, claim)
+            if claim is None and self._first_open(connection, person, now) is None:
                 return None
         with self._alone() as connection:
-            found = connection.execute(_own_claim(person)).first() or self._first_open(connection, person, now)
-            if found is None:
+            row = connection.execute(_own_claim(person)).first() or self._first_open(connection, person, now)
+            if row is None:
                 return None
-            connection.execute(update(slot).where(slot.c.id == found.slot).values(rater=person.id, claimed=now))
-            return self._asked(person, found)
+            connection.execute(update(slot).where(slot.c.id == row.slot).values(rater=person.id, claimed=now))
+            return self._asked(person, row)
 
-    def take(self, person: ReviewRater, ticket: str, given: GivenAnswer) -> bool:
+    def take(self, person: ReviewRater, ticket: str, answer: GivenAnswer) -> bool:
         """Record an answer and return whether it counts; a late one does not. A repeated ticket changes nothing.
 
         Raises:
             RequestRefused: the ticket was not given to this rater, or the answer is invalid.
         """
         place, issued, nonce = self._opened(person, ticket)
-        self._check(given)
+        self._check(answer)
         now = time.time()
         took = max(0.0, now - issued)
         values = {
-            "rater": person.id, "nonce": nonce, "answer": given.answer,
-            "shown": self._sides(person, place), "criteria": json.dumps(given.criteria),
-            "flags": json.dumps(list(given.flags)), "comment": given.comment,
-            "seconds": took if given.seconds is None else min(took, given.seconds), "at": now,
+            "rater": person.id, "nonce": nonce, "answer": answer.answer,
+            "shown": self._sides(person, place), "criteria": json.dumps(answer.criteria),
+            "flags": json.dumps(list(answer.flags)), "comment": answer.comment,
+            "seconds": took if answer.seconds is None else min(took, answer.seconds), "at": now,
         }  # fmt: skip
         with self._alone() as connection:
             if earlier := self._earlier(connection, nonce):
                 return not earlier.late
-            judged = connection.scalars(
+            item_id = connection.scalars(
                 select(item.c.id).where(item.c.batch == self.batch.id, item.c.place == place)
             ).one()
-            free = self._slot_for(connection, person, judged, now)
+            free = self._slot_for(connection, person, item_id, now)
             number = connection.scalar(
-                insert(vote).values(item=judged, late=free is None, **values).returning(vote.c.id)
+                insert(vote).values(item=item_id, late=free is None, **values).returning(vote.c.id)
             )
             if free is not None:
-                passed_on = given.answer == SKIP and self._others(connection, person, judged)
+                passed_on = answer.answer == SKIP and self._others(connection, person, item_id)
                 filled: dict[str, Any] = {"rater": person.id, "vote": number}
                 empty: dict[str, Any] = {"rater": None, "claimed": None, "vote": None}
                 connection.execute(update(slot).where(slot.c.id == free).values(**(empty if passed_on else filled)))
@@ -204,10 +204,10 @@ class Voting:
     def hand_on(self) -> bool:
         """Return whether the batch is complete but was not handed on, because a server died in between."""
         with self.engine.connect() as connection:
-            found = connection.execute(
+            row = connection.execute(
                 select(batch.c.completed, batch.c.handed_on).where(batch.c.id == self.batch.id)
             ).one()
-        return found.completed is not None and found.handed_on is None
+        return row.completed is not None and row.handed_on is None
 
     def handed_on(self) -> None:
         """Record that `on_complete` has returned."""
@@ -235,8 +235,8 @@ class Voting:
         """Return the rater's next slot. A repeat of an item that they did not judge comes last, because repeats measure
         whether raters agree with themselves."""
         query = self._open(person, now)
-        judged = exists().where(vote.c.item == item.c.repeats, vote.c.rater == person.id)
-        first = connection.execute(query.where(or_(item.c.repeats.is_(None), judged))).first()
+        saw_first = exists().where(vote.c.item == item.c.repeats, vote.c.rater == person.id)
+        first = connection.execute(query.where(or_(item.c.repeats.is_(None), saw_first))).first()
         return first if first is not None else connection.execute(query).first()
 
     def _open(self, person: ReviewRater, now: float) -> Select[Any]:
@@ -256,44 +256,44 @@ class Voting:
             .limit(1)
         )
 
-    def _slot_for(self, connection: Connection, person: ReviewRater, judged: int, now: float) -> int | None:
+    def _slot_for(self, connection: Connection, person: ReviewRater, item_id: int, now: float) -> int | None:
         """Return the slot for the rater's answer: their own, or otherwise a free one of the item; None if there is
         none.
 
         Raises:
             RequestRefused: they have already answered the item.
         """
-        own = select(slot.c.id, slot.c.vote).where(slot.c.item == judged, slot.c.rater == person.id)
-        if (found := connection.execute(own).first()) is not None:
-            if found.vote is not None:
+        query = select(slot.c.id, slot.c.vote).where(slot.c.item == item_id, slot.c.rater == person.id)
+        if (row := connection.execute(query).first()) is not None:
+            if row.vote is not None:
                 raise RequestRefused(409, _ALREADY)
-            return int(found.id)
-        if connection.scalar(select(exists(_standing(person, judged)))):
+            return int(row.id)
+        if connection.scalar(select(exists(_standing(person, item_id)))):
             raise RequestRefused(409, _ALREADY)
-        free = select(slot.c.id).where(slot.c.item == judged, slot.c.vote.is_(None), _free(now)).order_by(slot.c.copy)
+        free = select(slot.c.id).where(slot.c.item == item_id, slot.c.vote.is_(None), _free(now)).order_by(slot.c.copy)
         return connection.scalar(free.limit(1))
 
-    def _others(self, connection: Connection, person: ReviewRater, judged: int) -> bool:
+    def _others(self, connection: Connection, person: ReviewRater, item_id: int) -> bool:
         """Return whether somebody else can judge an item that the rater skips: more people were not asked about it than
         it has open slots."""
         others = select(func.count()).where(
             rater.c.batch == self.batch.id,
             rater.c.id != person.id,
-            ~exists().where(slot.c.item == judged, slot.c.rater == rater.c.id),
-            ~exists().where(vote.c.item == judged, vote.c.rater == rater.c.id, vote.c.answer.is_not(None)),
+            ~exists().where(slot.c.item == item_id, slot.c.rater == rater.c.id),
+            ~exists().where(vote.c.item == item_id, vote.c.rater == rater.c.id, vote.c.answer.is_not(None)),
         )
-        nobodys = select(func.count()).where(slot.c.item == judged, slot.c.rater.is_(None))
+        nobodys = select(func.count()).where(slot.c.item == item_id, slot.c.rater.is_(None))
         return (connection.scalar(others) or 0) > (connection.scalar(nobodys) or 0)
 
     def _earlier(self, connection: Connection, nonce: str) -> Row[Any] | None:
         return connection.execute(select(vote).where(vote.c.nonce == nonce)).one_or_none()
 
-    def _check(self, given: GivenAnswer) -> None:
-        names = {each["name"] for each in self.batch.criteria}
-        if given.answer not in (*self.batch.ratings, SKIP):
+    def _check(self, answer: GivenAnswer) -> None:
+        names = {criterion["name"] for criterion in self.batch.criteria}
+        if answer.answer not in (*self.batch.ratings, SKIP):
             raise RequestRefused(400, "This is not one of the answers. Load the page again.")
-        answers = set(given.criteria.values()) <= {*OF_CRITERIA}
-        if not set(given.flags) <= FLAGS.keys() or not set(given.criteria) <= names or not answers:
+        answers = set(answer.criteria.values()) <= {*OF_CRITERIA}
+        if not set(answer.flags) <= FLAGS.keys() or not set(answer.criteria) <= names or not answers:
             raise RequestRefused(400, _FOREIGN)
 
     def _asked(self, person: ReviewRater, row: Row[Any]) -> AskedPair:
@@ -308,8 +308,8 @@ class Voting:
             RequestRefused: the ticket was not given to them.
         """
         signed, _, mac = ticket.partition("~")
-        own = self._mac(f"ticket {person.id} {signed}")
-        if not hmac.compare_digest(own.encode(), mac.encode("utf-8", "replace")):
+        expected = self._mac(f"ticket {person.id} {signed}")
+        if not hmac.compare_digest(expected.encode(), mac.encode("utf-8", "replace")):
             raise RequestRefused(403, "This form was not made for you. Load the page again.")
         place, seconds, part, nonce = signed.split(".")
         return int(place), float(f"{seconds}.{part}"), nonce
@@ -323,9 +323,9 @@ class Voting:
         return hmac.new(self.batch.secret, text.encode("utf-8", "replace"), hashlib.sha256).hexdigest()
 
 
-def unexchanged(answer: str, shown: str) -> str:
+def unexchanged(answer: str, sides: str) -> str:
     """Return an answer for the sides as in the sheet."""
-    return _OTHER.get(answer, answer) if shown == "ba" else answer
+    return _OTHER.get(answer, answer) if sides == "ba" else answer
 
 
 def _shown() -> Select[Any]:
@@ -343,7 +343,7 @@ def _free(now: float) -> ColumnElement[bool]:
     return or_(slot.c.rater.is_(None), slot.c.claimed < now - CLAIM_S)
 
 
-def _standing(person: ReviewRater, judged: Any = None) -> Select[Any]:
+def _standing(person: ReviewRater, item_id: Any = None) -> Select[Any]:
     """Select the rater's votes that are not taken back: the last one per item, unless it is an undo."""
     later = vote.alias("later")
     query = select(vote).where(
@@ -351,4 +351,4 @@ def _standing(person: ReviewRater, judged: Any = None) -> Select[Any]:
         vote.c.answer.is_not(None),
         ~exists().where(later.c.rater == person.id, later.c.item == vote.c.item, later.c.id > vote.c.id),
     )
-    return query if judged is None else query.where(vote.c.item == judged)
+    return query if item_id is None else query.where(vote.c.item == item_id)

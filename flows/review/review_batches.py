@@ -125,12 +125,12 @@ def _of_path(path: Path, overlap: int | None, guidelines: str | None) -> BatchSo
         raise UserError(f"{file} has no pairs. Give pairs.jsonl of `tether data candidates`, or a review.jsonl.")
     kind: Kind = "review" if "data" in rows[0] else "candidates"
     named = _reviewed(rows, file) if kind == "review" else _candidates(rows, file)
-    found = [(JudgedPair(name, as_text(prompt), a, b), prompt) for name, prompt, a, b in named]
-    pairs = [pair for pair, _ in found]
+    pairs_and_prompts = [(JudgedPair(name, as_text(prompt), a, b), prompt) for name, prompt, a, b in named]
+    pairs = [pair for pair, _ in pairs_and_prompts]
     digest = digest_json([list(pair) for pair in pairs])
     name = f"{(path if path.is_dir() else path.parent).name}-{digest[:8]}"
     batch = _batch(name, kind, file, pairs, guidelines or GUIDELINES, list(MEANINGS), [], overlap or _PER_ITEM[kind])
-    return batch._replace(prompts={pair.name: prompt for pair, prompt in found})
+    return batch._replace(prompts={pair.name: prompt for pair, prompt in pairs_and_prompts})
 
 
 def _refuse_half_characters(row: Any, where: str) -> None:
@@ -163,12 +163,12 @@ def _reviewed(rows: Sequence[Mapping[str, Any]], file: Path) -> Iterator[tuple[s
         raise UserError(f"{file}: a row without `data` is not from a review.jsonl. Give the file that a run wrote.")
     raw = [RawRow(n, row["data"]) for n, row in enumerate(rows, 1)]
     form = detect(raw, file)
-    for each in raw:
-        for part, row in enumerate(parse_pairs(each, form, str(file), _LONGEST), 1):
+    for raw_row in raw:
+        for part, row in enumerate(parse_pairs(raw_row, form, str(file), _LONGEST), 1):
             if row.item is None:
-                raise UserError(f"{file}, row {each.number}: it has no readable pair ({row.problems[0].text}).")
+                raise UserError(f"{file}, row {raw_row.number}: it has no readable pair ({row.problems[0].text}).")
             first, second = sorted((row.item["chosen"], row.item["rejected"]), key=lambda text: digest_json([text]))
-            yield f"{each.number}.{part}", row.item["prompt"], first, second
+            yield f"{raw_row.number}.{part}", row.item["prompt"], first, second
 
 
 def _batch(
@@ -176,7 +176,7 @@ def _batch(
     criteria: list[AskedCriterion], overlap: int,
 ) -> BatchSource:  # fmt: skip
     names = [pair.name for pair in pairs]
-    if doubled := [each for each, times in Counter(names).items() if times > 1]:
+    if doubled := [item for item, times in Counter(names).items() if times > 1]:
         raise UserError(f"{place}: the item {doubled[0]} appears twice. Give each pair an id of its own.")
     digest = digest_json([list(map(list, pairs)), ratings])
     return BatchSource(name, kind, place, pairs, guidelines, ratings, criteria, overlap, digest, {})

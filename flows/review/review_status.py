@@ -9,18 +9,18 @@ from flows.review.batch_summary import BatchSummary
 from flows.review.bound import EarlyBound
 
 
-def as_text(found: BatchSummary, bound: EarlyBound | None) -> str:
+def as_text(summary: BatchSummary, bound: EarlyBound | None) -> str:
     """Return the status as text."""
     lines = [
-        f"Page: {found.progress.address or 'not served'}, {found.progress.text}",
-        f"Agreement (Fleiss' kappa) on {counted(found.compared, 'item')}: {_interval(found.kappa)}",
+        f"Page: {summary.progress.address or 'not served'}, {summary.progress.text}",
+        f"Agreement (Fleiss' kappa) on {counted(summary.compared, 'item')}: {_interval(summary.kappa)}",
     ]
-    for each in found.raters:
-        time = "-" if each.seconds is None else f"{each.seconds:.0f} s"
-        lean = ", leans to a side" if each.leans else ""
+    for rater in summary.raters:
+        time = "-" if rater.seconds is None else f"{rater.seconds:.0f} s"
+        lean = ", leans to a side" if rater.leans else ""
         lines.append(
-            f"  {each.number}. {each.name}: {each.answered} answered, {each.skipped} skipped, {each.late} too late, "
-            f"{time} each, share of A {_interval(each.side_a)}{lean}"
+            f"  {rater.number}. {rater.name}: {rater.answered} answered, {rater.skipped} skipped, "
+            f"{rater.late} too late, {time} each, share of A {_interval(rater.side_a)}{lean}"
         )
     if bound is not None:
         lines.append(
@@ -34,21 +34,21 @@ def as_text(found: BatchSummary, bound: EarlyBound | None) -> str:
     return "\n".join(lines)
 
 
-def as_record(found: BatchSummary, bound: EarlyBound | None) -> dict[str, Any]:
+def as_record(summary: BatchSummary, bound: EarlyBound | None) -> dict[str, Any]:
     """Return the status as a JSON object."""
     return {
         "raters": [
-            each._asdict() | {"side_a": None if each.side_a is None else each.side_a._asdict()} for each in found.raters
+            rater._asdict() | {"side_a": rater.side_a and rater.side_a._asdict()} for rater in summary.raters
         ],
-        "kappa": None if found.kappa is None else found.kappa.named("kappa"),
-        "late": found.late,
-        "undone": found.undone,
+        "kappa": None if summary.kappa is None else summary.kappa.named("kappa"),
+        "late": summary.late,
+        "undone": summary.undone,
         "bound": None if bound is None else bound._asdict(),
     }
 
 
-def _interval(found: Interval | None) -> str:
-    if found is None:
+def _interval(interval: Interval | None) -> str:
+    if interval is None:
         return "-"
-    ends = f" ({found.low:.2f} to {found.high:.2f})" if math.isfinite(found.low) else ""
-    return f"{found.value:.2f}{ends}"
+    ends = f" ({interval.low:.2f} to {interval.high:.2f})" if math.isfinite(interval.low) else ""
+    return f"{interval.value:.2f}{ends}"

@@ -47,16 +47,16 @@ def serve(
         UserError: the port is in use, or the host is not an address of this machine.
     """
     with closing(_listening(host, port)) as listener:
-        own = listener.getsockname()[1]
-        shown = address or f"http://{f'[{host}]' if ':' in host else host}:{own}"
+        listening_port = listener.getsockname()[1]
+        page_address = address or f"http://{f'[{host}]' if ':' in host else host}:{listening_port}"
         with writing(voting.engine) as connection:
-            connection.execute(update(batch).where(batch.c.id == voting.batch.id).values(address=shown))
-        app = make_app(voting, on_complete, secure=shown.startswith("https:"))
+            connection.execute(update(batch).where(batch.c.id == voting.batch.id).values(address=page_address))
+        app = make_app(voting, on_complete, secure=page_address.startswith("https:"))
         config = uvicorn.Config(
             app, timeout_keep_alive=KEEP_ALIVE_S, access_log=False, log_level="warning", server_header=False,
             lifespan="off", proxy_headers=False, http=PromptRequests,
         )  # fmt: skip
-        ready(shown)
+        ready(page_address)
         app.state.finish()  # a server that died may not have finished the batch
         with nullcontext() if show is None else _shown(voting, show):
             uvicorn.Server(config).run(sockets=[listener])
@@ -72,10 +72,10 @@ def _shown(voting: Voting, show: Callable[[LabelProgress], None]) -> Iterator[No
         while not done:
             done = last is not None and ended.wait(SHOWN_EVERY_S)
             with voting.engine.connect() as connection:
-                found = progress_of(connection, voting.batch.id)
-            if found != last:
-                last = found
-                show(found)
+                progress = progress_of(connection, voting.batch.id)
+            if progress != last:
+                last = progress
+                show(progress)
 
     thread = threading.Thread(target=repeat, name="progress", daemon=True)
     thread.start()

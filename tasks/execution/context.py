@@ -27,7 +27,7 @@ from tasks.runs.run_label import UNNAMED, Label
 from tasks.runs.schema import mark_home
 from tasks.runs.status import StatusFile, run_folder
 from tasks.stages import PIPELINE, STAGES
-from tasks.tracking.carrier import Tracker
+from tasks.tracking.mlflow_sync import Tracker
 
 
 @dataclass
@@ -169,13 +169,13 @@ class RunContext:
             raise Interrupted(signal.SIGPIPE, f"what it prints can't be written ({lost})")
         self.status.begin(stage, self.pools.get(stage, ""), self.prices.get(stage), self.user)
         if tracker := self.tracker():
-            tracker.nudge()
+            tracker.notify()
 
     def end_stage(self, stage: str, state: State, **fields: Any) -> None:
         """Record in the status how a stage ended; MLflow gets it from there."""
         self.status.update(stage, state=state, **fields)
         if self._tracker:
-            self._tracker.nudge()
+            self._tracker.notify()
 
     def discard(self) -> None:
         """Remove a run that has not begun; a continued run stays as it was."""

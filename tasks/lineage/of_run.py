@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from components.base.text import counted
 from components.data.inputs import kind_of, label_of
 from components.gates.judging import Verdict
 from tasks.lineage.picture import Box, Diagram, State
@@ -19,53 +20,53 @@ DIGITS = 12
 def graph_of(done: Sequence[Done], named: Mapping[str, str] | None = None) -> Diagram:
     """Return the graph of a run's results so far, oldest first. `named` maps a digest to a further name of the
     artifact, such as `tether-policy version 2`."""
-    stages = {each.shown: each for each in done}  # a stage is represented by its last part
+    stages = {part.shown: part for part in done}  # a stage is represented by its last part
     boxes: dict[str, Box] = {}
     arrows: list[tuple[str, str]] = []
     for stage in stages:
-        parts = [each for each in done if each.shown == stage]
-        given = {one.digest: one for each in parts for one in each.inputs if one.stage != stage}
-        outside = [one for one in given.values() if not one.stage]
+        parts = [part for part in done if part.shown == stage]
+        sources = {one.digest: one for part in parts for one in part.inputs if one.stage != stage}
+        outside = [one for one in sources.values() if not one.stage]
         for box in _external(stage, outside):
             boxes[box.id] = box
             arrows.append((box.id, stage))
-        for one in given.values():
+        for one in sources.values():
             if one.stage:
                 arrows.append((one.stage, stage))
                 boxes.setdefault(one.stage, Box(one.stage, TITLES.get(one.stage, one.stage), (one.digest[:DIGITS],)))
-        last = next((each for each in parts if each.final), stages[stage])
+        last = next((part for part in parts if part.final), stages[stage])
         boxes.pop(stage, None)
-        boxes[stage] = _box(last, [verdict for each in parts for verdict in each.verdicts], named or {})
+        boxes[stage] = _box(last, [verdict for part in parts for verdict in part.verdicts], named or {})
     return Diagram(list(boxes.values()), arrows)
 
 
 def _box(done: Done, verdicts: Sequence[Verdict], named: Mapping[str, str]) -> Box:
     digest = done.record.digest
     lines = (*([named[digest]] if digest in named else []), digest[:DIGITS])
-    verdict, state = judged(verdicts) if done.final else ("not finished", "warned")
+    verdict, state = verdict_in_short(verdicts) if done.final else ("not finished", "warned")
     title = TITLES.get(done.shown, done.shown).replace("_", " ")
     return Box(done.shown, title, lines, verdict, state)
 
 
-def judged(verdicts: Iterable[Verdict]) -> tuple[str, State]:
+def verdict_in_short(verdicts: Iterable[Verdict]) -> tuple[str, State]:
     """Return the combined verdict of a stage's gates in a few words, and its state."""
-    found = [verdict for verdict in verdicts if verdict.threshold is not None]
+    with_bound = [verdict for verdict in verdicts if verdict.threshold is not None]
     for word, state, those in (
-        ("failed", "failed", [each for each in found if each.stops]),
-        ("withheld", "warned", [each for each in found if each.withheld]),
-        ("waived", "warned", [each for each in found if each.waived]),
-        ("warned", "warned", [each for each in found if not each.passed and each.warn_only]),
+        ("failed", "failed", [gate for gate in with_bound if gate.stops]),
+        ("withheld", "warned", [gate for gate in with_bound if gate.withheld]),
+        ("waived", "warned", [gate for gate in with_bound if gate.waived]),
+        ("warned", "warned", [gate for gate in with_bound if not gate.passed and gate.warn_only]),
     ):
         if those:
             more = f" and {len(those) - 1} more" if len(those) > 1 else ""
             return f"{word}: {those[0].name.partition('.')[2] or those[0].name}{more}", state  # type: ignore[return-value]
-    return (f"{len(found)} gate{'s' if len(found) > 1 else ''} passed", "passed") if found else ("", "none")
+    return (f"{counted(len(with_bound), 'gate')} passed", "passed") if with_bound else ("", "none")
 
 
-def _external(stage: str, given: Sequence[Input]) -> list[Box]:
+def _external(stage: str, inputs: Sequence[Input]) -> list[Box]:
     """Return boxes for files and models from outside the run; many files of a kind share one box."""
     kinds: dict[str, list[Input]] = {}
-    for one in given:
+    for one in inputs:
         kinds.setdefault(kind_of(one.name), []).append(one)
     boxes = []
     for kind, those in kinds.items():

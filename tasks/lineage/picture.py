@@ -18,7 +18,7 @@ MOST = 40
 """The largest number of boxes in a picture; a larger graph would be unreadable."""
 WIDTH = 148
 """Width of a box in pixels; a telephone fits two next to each other."""
-GAP, BESIDE, MARGIN = 40, 8, 8
+GAP, SPACE, MARGIN = 40, 8, 8
 """In pixels: gap between layers, gap between boxes of a layer, and margin of the picture."""
 TITLE, STEP, PADDING = 18, 16, 10
 """In pixels: heights of the title and of each further line, and the padding around them."""
@@ -76,7 +76,7 @@ def told(graph: Diagram) -> str:
 def draw(graph: Diagram) -> str:
     """Return the picture as SVG. Arrows to or from missing boxes are left out."""
     boxes = {box.id: box for box in graph.boxes}
-    arrows = [each for each in dict.fromkeys(graph.arrows) if each[0] in boxes and each[1] in boxes]
+    arrows = [arrow for arrow in dict.fromkeys(graph.arrows) if arrow[0] in boxes and arrow[1] in boxes]
     layers = _layers(list(boxes), arrows)
     height = 2 * PADDING + TITLE + STEP * max((len(_lines(box)) for box in boxes.values()), default=0)
     places, width, tall = _places(layers, height)
@@ -93,7 +93,7 @@ def draw(graph: Diagram) -> str:
     for before, after in arrows:
         lanes = [(before, depth) for depth in range(of[before] + 1, of[after])]
         passed: list[_Item] = [before, *lanes, after]
-        points = [places[each] for each in passed]
+        points = [places[stop] for stop in passed]
         parts.append(f'<path class="arrow" marker-end="url(#head)" d="{_path(points)}"/>')
     parts += [_drawn(box, places[box.id]) for box in boxes.values()]
     return "\n".join([*parts, "</svg>\n"])
@@ -120,13 +120,13 @@ def _layers(ids: Sequence[str], arrows: Sequence[tuple[str, str]]) -> list[list[
         for before, after in arrows:
             depth[after] = min(max(depth[after], depth[before] + 1), len(ids) - 1)
     ends = {after for _, after in arrows}
-    for each in ids:
-        readers = [depth[after] for before, after in arrows if before == each]
-        if each not in ends and readers:
-            depth[each] = max(0, min(readers) - 1)
+    for box in ids:
+        readers = [depth[after] for before, after in arrows if before == box]
+        if box not in ends and readers:
+            depth[box] = max(0, min(readers) - 1)
     layers: list[list[_Item]] = [[] for _ in range(max(depth.values(), default=0) + 1)]
-    for each in ids:
-        layers[depth[each]].append(each)
+    for box in ids:
+        layers[depth[box]].append(box)
     linked: list[tuple[_Item, _Item]] = []
     for before, after in arrows:
         lanes: list[_Item] = [(before, at) for at in range(depth[before] + 1, depth[after])]
@@ -143,26 +143,26 @@ def _order(layers: list[list[_Item]], linked: Sequence[tuple[_Item, _Item]], for
     """Sort each layer by the mean position of its neighbours in the layer before (or after)."""
     walk = range(1, len(layers)) if forward else range(len(layers) - 2, -1, -1)
     for at in walk:
-        beside = {item: place for place, item in enumerate(layers[at - 1 if forward else at + 1])}
+        positions = {item: place for place, item in enumerate(layers[at - 1 if forward else at + 1])}
         mean: dict[_Item, float] = {}
         for place, item in enumerate(layers[at]):
             ends = [a if forward else b for a, b in linked if (b if forward else a) == item]
-            found = [beside[end] for end in ends if end in beside]
-            mean[item] = sum(found) / len(found) if found else float(place)
+            neighbours = [positions[end] for end in ends if end in positions]
+            mean[item] = sum(neighbours) / len(neighbours) if neighbours else float(place)
         layers[at].sort(key=lambda item: mean[item])
 
 
 def _places(layers: Sequence[Sequence[_Item]], height: float) -> tuple[dict[_Item, _Place], float, float]:
     sizes = [[WIDTH if isinstance(item, str) else LANE for item in layer] for layer in layers]
-    widths = [sum(layer) + BESIDE * (len(layer) - 1) for layer in sizes]
+    widths = [sum(layer) + SPACE * (len(layer) - 1) for layer in sizes]
     widest = max(widths, default=0)
-    found: dict[_Item, _Place] = {}
+    places: dict[_Item, _Place] = {}
     for at, (layer, layer_sizes) in enumerate(zip(layers, sizes, strict=True)):
         x, y = MARGIN + (widest - widths[at]) / 2, MARGIN + at * (height + GAP)
         for item, size in zip(layer, layer_sizes, strict=True):
-            found[item] = _Place(x, y, size, height)
-            x += size + BESIDE
-    return found, 2 * MARGIN + widest, 2 * MARGIN + len(layers) * (height + GAP) - GAP
+            places[item] = _Place(x, y, size, height)
+            x += size + SPACE
+    return places, 2 * MARGIN + widest, 2 * MARGIN + len(layers) * (height + GAP) - GAP
 
 
 def _path(places: Sequence[_Place]) -> str:

@@ -33,7 +33,7 @@ from tasks.execution import logs
 from tasks.execution.away import is_away
 from tasks.execution.context import RunContext
 from tasks.execution.runner import run_stage
-from tasks.lineage.of_run import graph_of, judged
+from tasks.lineage.of_run import graph_of, verdict_in_short
 from tasks.lineage.picture import in_markdown
 from tasks.prefect_flow.artifacts import put_artifact
 from tasks.prefect_flow.server import is_answering
@@ -194,7 +194,7 @@ def stage_page(result: StageResult, link: str | None, whole: str | None) -> str:
     and its gates, failed ones first."""
     where = f"[its page]({link})" if link else "`tether status --json` names it, `tether ui` shows it"
     where += f" · [the whole run]({whole})" if whole else ""
-    told, _ = judged(result.verdicts)
+    told, _ = verdict_in_short(result.verdicts)
     artifact = f"Artifact {markdown_code(result.digest[:16])}, {'from the store' if result.cached else 'computed'}."
     lines = [f"**{result.state.replace('_', ' ').capitalize()}.** {markdown(told)}. {artifact} MLflow run: {where}", ""]
     metrics = result.record.metrics

@@ -56,15 +56,15 @@ def _records(store: ArtifactStore, status: RunStatus) -> list[Record]:
     from."""
     graph = Graph.of(store).of_keys(set(status.needs))
     nodes = graph.upstream(stage.digest for stage in status.stages if stage.digest)
-    found = {node.digest: node.records[0] for node in nodes if node.records}  # external inputs have none
+    records = {node.digest: node.records[0] for node in nodes if node.records}  # external inputs have none
     for stage in status.stages:
-        if stage.digest and stage.digest not in found:
+        if stage.digest and stage.digest not in records:
             missing = store.lookup(stage.key or "")
             reason = missing.reason if isinstance(missing, Miss) else "another result is stored under its key now"
             raise UserError(
                 f"run {status.run} can't be exported: the store has no {stage.name} of it ({reason}). "
                 "Run it again to compute that, then export the new run."
             )
-    if not found:
+    if not records:
         raise UserError(f"run {status.run} has no result yet, so there is nothing to export.")
-    return list(found.values())
+    return list(records.values())

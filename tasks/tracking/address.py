@@ -18,8 +18,8 @@ def mlflow_page(home: Path, run: str, stage: str = "", file: str = "") -> str | 
     None if MLflow has no pages, or does not have the run (yet).
     """
     sent = Sent.load(home / "runs" / run)
-    found = sent.stages.get(stage) if stage else sent.parent
-    return _page(home, run_link(sent.experiment, found, file)) if sent.experiment is not None and found else None
+    id_ = sent.stages.get(stage) if stage else sent.parent
+    return _page(home, run_link(sent.experiment, id_, file)) if sent.experiment is not None and id_ else None
 
 
 def mlflow_file(home: Path, run: str, file: str) -> str | None:

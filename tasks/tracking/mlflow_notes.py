@@ -11,7 +11,7 @@ from components.gates.judging import Verdict
 from components.gates.table import GATES, brief_metrics
 from components.keys.code_version import CodeVersion
 from components.store.records import Environment
-from tasks.lineage.of_run import judged as judged_in_short
+from tasks.lineage.of_run import verdict_in_short
 from tasks.runs.journal import Done
 from tasks.runs.status import RunStatus
 
@@ -41,8 +41,8 @@ def picture(run: str) -> str:
 
 def link_line(links: Mapping[str, str]) -> list[str]:
     """Return the links that have an address as one paragraph; empty if none has."""
-    found = [f"[{words(text)}]({url})" for text, url in links.items() if url]
-    return [" · ".join(found), ""] if found else []
+    parts = [f"[{words(text)}]({url})" for text, url in links.items() if url]
+    return [" · ".join(parts), ""] if parts else []
 
 
 def stage_note(
@@ -69,14 +69,14 @@ def stage_note(
         kept_out = f"Kept out: {gate_text.number(done.record.metrics.get(name, 0))} rows"
         lines += [f"{kept_out} (`attachments/{folder}quarantine.jsonl` names them; one may fail several checks)."]
         for check in _keeping_out(done):
-            told = f"{span(check['name'])}, else: {words(check['description'])}"
-            lines += [f"- {gate_text.number(check['rows'])} of {words(check['source'])}: {told}"]
+            rule = f"{span(check['name'])}, else: {words(check['description'])}"
+            lines += [f"- {gate_text.number(check['rows'])} of {words(check['source'])}: {rule}"]
         lines += [""]
     lines += ["**Lineage**", "", *([picture(shown_by), ""] if shown_by else [])]
     lines += ["| | what | digest |", "|---|---|---|", *(row.cells for row in rows)]
-    if judged := [verdict for verdict in done.verdicts if verdict.threshold is not None]:
+    if verdicts := [verdict for verdict in done.verdicts if verdict.threshold is not None]:
         # Gates that did not pass come first.
-        lines += ["", "**Gates**", "", gate_text.markdown(sorted(judged, key=lambda verdict: verdict.passed))]
+        lines += ["", "**Gates**", "", gate_text.markdown(sorted(verdicts, key=lambda verdict: verdict.passed))]
     return "\n".join(lines)
 
 
@@ -118,11 +118,11 @@ def run_note(
         links: further pages, as texts with addresses; empty addresses are left out.
         shown_by: the MLflow run with the picture of the run's lineage.
     """
-    metrics = {name: value for each in done for name, value in each.record.metrics.items()}
+    metrics = {name: value for result in done for name, value in result.record.metrics.items()}
     lines = [f"**{status.state.replace('_', ' ').capitalize()}.** {_about(status)}", ""]
     lines += link_line(links)
     lines += [f"The run was asked to end after {words(status.until)}.", ""] if status.until else []
-    verdicts = [verdict for each in done for verdict in each.verdicts if verdict.threshold is not None]
+    verdicts = [verdict for result in done for verdict in result.verdicts if verdict.threshold is not None]
     if open_ := [verdict for verdict in verdicts if not verdict.passed]:
         lines += ["**Gates that did not pass**", "", gate_text.markdown(open_), *_advice(open_)]
     lines += ["**Lineage**", "", picture(shown_by), ""]
@@ -132,9 +132,10 @@ def run_note(
         name += f" ([Prefect]({stage.prefect}))" if stage.prefect else ""
         brief = brief_metrics(stage.name, metrics)
         numbers = [f"{metric.partition('/')[2]} {gate_text.number(metrics[metric])}" for metric in brief]
-        told, _ = judged_in_short([verdict for each in done if each.shown == stage.name for verdict in each.verdicts])
+        verdicts_of = [verdict for result in done if result.shown == stage.name for verdict in result.verdicts]
+        gates, _ = verdict_in_short(verdicts_of)
         digest = span(stage.digest[:16]) if stage.digest else ""
-        cells = (name, stage.state.replace("_", " "), words(", ".join(numbers)), words(told), digest)
+        cells = (name, stage.state.replace("_", " "), words(", ".join(numbers)), words(gates), digest)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines).strip()
 

@@ -42,10 +42,10 @@ def _kind(done: Done) -> str | None:
 class Lineage:
     """Edges between runs, models and datasets of one experiment."""
 
-    def __init__(self, client: Any, sent: Sent, known: dict[str, str]) -> None:
-        """`known`: ids of LoggedModels by the digests of their artifacts; those that are looked for are added."""
+    def __init__(self, client: Any, sent: Sent, models: dict[str, str]) -> None:
+        """`models`: ids of LoggedModels by the digests of their artifacts; those that are looked for are added."""
         assert sent.experiment is not None
-        self._known = known
+        self._known = models
         self._client = client
         self._experiment = sent.experiment
         self._project = sent.project
@@ -64,14 +64,14 @@ class Lineage:
         from mlflow.entities import LoggedModelInput
 
         models, datasets, sources = [], [], []
-        for given in done.inputs:
-            if given.stage in MODELS or (not given.stage and given.name in MODEL_SOURCES):
-                kind = JUDGE if given.name == JUDGE else MODELS.get(given.stage, given.name)
-                model = self._model(kind, given.path, given.digest, None, lineage_tags(given.lineage))
+        for source in done.inputs:
+            if source.stage in MODELS or (not source.stage and source.name in MODEL_SOURCES):
+                kind = JUDGE if source.name == JUDGE else MODELS.get(source.stage, source.name)
+                model = self._model(kind, source.path, source.digest, None, lineage_tags(source.lineage))
                 models.append(LoggedModelInput(model_id=model))
             else:
-                datasets.append(_dataset(given.name, given.digest, given.path, given.name, given.hub))
-                sources += [] if given.stage else [datasets[-1]]
+                datasets.append(_dataset(source.name, source.digest, source.path, source.name, source.hub))
+                sources += [] if source.stage else [datasets[-1]]
         if done.shown == "validate":
             made = "data" if done.final else "judge_data"
             datasets.append(_dataset(made, done.record.digest, done.path, "output"))
@@ -84,17 +84,17 @@ class Lineage:
         """Log that a run of MLflow produced a model. Several runs can have the same model, because of hits."""
         from mlflow.entities import LoggedModelOutput
 
-        if run.outputs is not None and any(each.model_id == model for each in run.outputs.model_outputs):
+        if run.outputs is not None and any(output.model_id == model for output in run.outputs.model_outputs):
             return  # MLflow refuses a second time
         self._client.log_outputs(run.info.run_id, [LoggedModelOutput(model, step=0)])
 
     def rows(self, done: Done, model: str | None) -> list[NoteRow]:
         """Return a stage's direct and upstream inputs, and the `model` it made, with links to their pages."""
         rows = []
-        for given in done.inputs:
-            named = given.name if given.stage else f"{given.name} ({given.hub or given.path.name})"
-            rows.append(NoteRow("input", named, given.digest, self._link(given.name, given.digest, given.stage)))
-        direct = {given.digest for given in done.inputs}
+        for source in done.inputs:
+            named = source.name if source.stage else f"{source.name} ({source.hub or source.path.name})"
+            rows.append(NoteRow("input", named, source.digest, self._link(source.name, source.digest, source.stage)))
+        direct = {source.digest for source in done.inputs}
         for name, digest in done.lineage.items():
             if digest not in direct:
                 rows.append(NoteRow("further upstream", name, digest, self._link(name, digest)))
@@ -128,8 +128,8 @@ class Lineage:
         return f"#/experiments/{self._experiment}/models/{model}?workflowType=machine_learning"
 
     def _model(self, kind: str, path: Path, digest: str, run: str | None, tags: Mapping[str, str]) -> str:
-        if (found := self.find_model(digest)) is not None:
-            return found
+        if (existing := self.find_model(digest)) is not None:
+            return existing
         for model in self._models(digest):
             # Its creator was killed before it was complete, so nothing can be registered from it.
             self._client.delete_logged_model(model.model_id)

@@ -75,21 +75,21 @@ class Versions:
             What was decided about the alias, in one sentence.
         """
         record = done.record
-        found = self._find(name, record.digest)
-        if found is None:
+        registered = self._find(name, record.digest)
+        if registered is None:
             tags = {"lineage.digest": record.digest, "tether.key": record.key, "tether.run": record.run, **done.tags}
             if not self._client.search_registered_models(f"name='{name}'"):
                 self._client.create_registered_model(name, description=_KINDS[MODELS[done.shown]])
-            found = self._client.create_model_version(name, f"models:/{model}", run, tags=tags, model_id=model)
-        version = str(found.version)
-        if shown_by and "tether.picture" not in found.tags:
+            registered = self._client.create_model_version(name, f"models:/{model}", run, tags=tags, model_id=model)
+        version = str(registered.version)
+        if shown_by and "tether.picture" not in registered.tags:
             self._client.set_model_version_tag(name, version, "tether.picture", shown_by)
         # The model's own page shows its versions from this tag.
         versions = json.dumps([{"name": name, "version": int(version)}])
         self._client.set_logged_model_tags(model, {"mlflow.modelVersions": versions})
         if self._weights is not None and self._weights.which == "all":
             self._put(self._weights, name, version)
-        problem = self._no_alias(found, done, waivers, withheld)
+        problem = self._no_alias(registered, done, waivers, withheld)
         if not problem:
             self._point(name, CANDIDATE, version, done.time)
         decision = f"is registered without an alias: {problem}" if problem else f"is a {CANDIDATE}"
@@ -113,20 +113,20 @@ class Versions:
             What was decided, in one sentence; empty if the policy is not registered.
         """
         digest = done.lineage.get("ppo")
-        found = self._find(name, digest) if digest else None
-        if found is None:
+        registered = self._find(name, digest) if digest else None
+        if registered is None:
             return ""
-        version = str(found.version)
+        version = str(registered.version)
         stops = any(verdict.stops for verdict in done.verdicts)
         state = "gate_failed" if stops else "waived" if done.waived else "incomplete" if withheld else "passed"
         measured = finite({short: done.record.metrics.get(f"human_eval/{short}", math.nan) for short in _MEASURED})
-        judged = {"run": done.run, "state": state, "judges": done.judges, **measured, "at": _utc(done.time)}
-        judged["withheld"] = bool(withheld)
-        if not withheld or human_eval(found.tags).get("withheld", not human_eval(found.tags)):
-            self._set(name, version, "tether.human_eval", judged)
+        evaluation = {"run": done.run, "state": state, "judges": done.judges, **measured, "at": _utc(done.time)}
+        evaluation["withheld"] = bool(withheld)
+        if not withheld or human_eval(registered.tags).get("withheld", not human_eval(registered.tags)):
+            self._set(name, version, "tether.human_eval", evaluation)
         if shown_by:
             self._client.set_model_version_tag(name, version, "tether.picture", shown_by)
-        if problem := self._no_alias(found, done, waivers, withheld):
+        if problem := self._no_alias(registered, done, waivers, withheld):
             return self._decide(name, version, f"has no new alias: {problem}")
         beats, how = False, "a later decision stands"
         if state != "passed":
@@ -136,7 +136,7 @@ class Versions:
         elif done.time >= self._pointed(name, CHAMPION):
             beats, how = self._against_champion(name, version)
         if beats:
-            self.bring_weights(name, version)
+            self.copy_weights(name, version)
             beats, how = self._against_champion(name, version)  # while weights are copied, another may be promoted
         if not beats:
             return self._decide(name, version, f"does not become champion: {how}")
@@ -165,23 +165,23 @@ class Versions:
             return True, how if decided == f"is {CHAMPION}" else ""
         theirs = self.tags(name, before)
         new, old = human_eval(tags), human_eval(theirs)
-        sides = [(each.get("judges"), of.get("lineage.sft_digest")) for each, of in ((new, tags), (old, theirs))]
-        if sides[0] != sides[1] or any(each.get(key) is None for each in (new, old) for key in _MEASURED[:3]):
+        sides = [(result.get("judges"), of.get("lineage.sft_digest")) for result, of in ((new, tags), (old, theirs))]
+        if sides[0] != sides[1] or any(result.get(key) is None for result in (new, old) for key in _MEASURED[:3]):
             return False, (
                 f"the win rate of version {before}, the champion, is against another SFT model, by other judges or "
                 f"unknown. Compare both with `tether people compare {name}@{CHAMPION} {name}/{version}`, then "
                 f"decide with `tether promote {name}/{version}`"
             )
         rates = " and ".join(
-            f"{each['win_rate']:.3f} ({each['win_rate_low']:.3f} to {each['win_rate_high']:.3f})" for each in (new, old)
+            f"{one['win_rate']:.3f} ({one['win_rate_low']:.3f} to {one['win_rate_high']:.3f})" for one in (new, old)
         )
         low = new["win_rate"] - old["win_rate"]
         low -= math.hypot(new["win_rate"] - new["win_rate_low"], old["win_rate_high"] - old["win_rate"])
-        told = f"the win rates against the same SFT model are {rates} for version {before}"
+        comparison = f"the win rates against the same SFT model are {rates} for version {before}"
         if low > 0:
-            return True, f"{told}, the champion before"
-        otherwise = f"To decide otherwise: `tether promote {name}/{version}`"
-        return False, f"{told}, the champion: no gain beyond chance. {otherwise}"
+            return True, f"{comparison}, the champion before"
+        override = f"To decide otherwise: `tether promote {name}/{version}`"
+        return False, f"{comparison}, the champion: no gain beyond chance. {override}"
 
     def promote(self, name: str, version: str, by: str, because: str, time: int, run: str = "") -> None:
         """Set `champion` to a version and begin its term; the previous champion's term ends. Older facts are ignored.
@@ -190,7 +190,7 @@ class Versions:
         """
         if time < self._pointed(name, CHAMPION):
             return
-        self.bring_weights(name, version)
+        self.copy_weights(name, version)
         before = self._aliases(name).get(CHAMPION)
         if before is not None and before != version:
             self._end_term(name, before, by, f"version {version} was promoted", time)
@@ -198,8 +198,8 @@ class Versions:
         tags = self.tags(name, version)
         terms = champion_terms(tags)
         if not terms or "until" in terms[-1]:
-            told = {"by": by, "at": _utc(time), "run": run, "judges": human_eval(tags).get("judges", "")}
-            for tag, value in told.items():
+            promotion = {"by": by, "at": _utc(time), "run": run, "judges": human_eval(tags).get("judges", "")}
+            for tag, value in promotion.items():
                 self._client.set_model_version_tag(name, version, f"tether.promoted_{tag}", value)
             # Last, so that a call that is repeated after a kill does not skip the other tags.
             self._set(name, version, "tether.champion", [*terms, {"from": _utc(time), "by": by, "because": because}])
@@ -218,7 +218,7 @@ class Versions:
                 self._client.set_registered_model_tag(name, f"tether.{alias}_set", str(time))
         self.describe(name, version)
 
-    def bring_weights(self, name: str, version: str) -> str:
+    def copy_weights(self, name: str, version: str) -> str:
         """Copy the weights of a policy, and of the reward model that it was trained against, into MLflow.
 
         Returns:
@@ -228,8 +228,8 @@ class Versions:
             return ""
         problem = self._put(self._weights, name, version)
         reward, digest = f"{name.removesuffix('-policy')}-reward", self.tags(name, version).get("lineage.reward_digest")
-        if digest and (found := self._find(reward, digest)) is not None:
-            self._put(self._weights, reward, str(found.version))
+        if digest and (reward_version := self._find(reward, digest)) is not None:
+            self._put(self._weights, reward, str(reward_version.version))
         return problem
 
     def _put(self, weights: Weights, name: str, version: str) -> str:
@@ -259,17 +259,17 @@ class Versions:
 
     def describe(self, name: str, version: str) -> None:
         """Rewrite a version's description: its state, followed by its model's own note."""
-        found = self._client.get_model_version(name, version)
+        registered = self._client.get_model_version(name, version)
         note, weights = "", []
-        if found.source.startswith("models:/"):
-            model = self._client.get_logged_model(found.source.removeprefix("models:/"))
+        if registered.source.startswith("models:/"):
+            model = self._client.get_logged_model(registered.source.removeprefix("models:/"))
             note = model.tags.get("mlflow.note.content", "")
             if TAG in model.tags:
                 load = markdown_code(f'mlflow.transformers.load_model("models:/{name}/{version}")')
                 weights = [f"- Weights are in MLflow: {load} loads them"]
-        shown_by = found.tags.get("tether.picture", found.run_id)
-        note = note.replace(picture(found.run_id), picture(shown_by))
-        lines = [*state_lines(found.tags), *weights, ""] if found.tags else []
+        shown_by = registered.tags.get("tether.picture", registered.run_id)
+        note = note.replace(picture(registered.run_id), picture(shown_by))
+        lines = [*state_lines(registered.tags), *weights, ""] if registered.tags else []
         self._client.update_model_version(name, version, "\n".join([*lines, note]).strip())
         self._describe_model(name, version)
 
@@ -283,24 +283,24 @@ class Versions:
         if not about or not re.fullmatch(rf"({re.escape(about)}({_SHOWN})?)?", written):
             return
         aliases = self._aliases(name)
-        alias = next((each for each in (CHAMPION, CANDIDATE) if each in aliases), "newest")
+        alias = next((alias_name for alias_name in (CHAMPION, CANDIDATE) if alias_name in aliases), "newest")
         version = aliases.get(alias, newest)
-        found = self._client.get_model_version(name, version)
+        registered = self._client.get_model_version(name, version)
         address = f"#/models/{name}/versions/{version}?workflowType=machine_learning"
         text = f"{about}\n\n**{alias.capitalize()}**: [version {version}]({address})"
-        if "tether.picture" in found.tags:  # an earlier version of Tether drew no picture
-            text += f"\n\n{picture(found.tags['tether.picture'])}"
+        if "tether.picture" in registered.tags:  # an earlier version of Tether drew no picture
+            text += f"\n\n{picture(registered.tags['tether.picture'])}"
         if text != written:
             self._client.update_registered_model(name, text)
 
-    def _no_alias(self, found: Any, done: Done, waivers: Mapping[str, Any], withheld: str) -> str:
+    def _no_alias(self, registered: Any, done: Done, waivers: Mapping[str, Any], withheld: str) -> str:
         """Return why a run may not set an alias to a version by itself; empty if it may. Waivers, an import and
         withheld aliases are recorded as tags."""
-        name, version, tags = found.name, str(found.version), found.tags
+        name, version, tags = registered.name, str(registered.version), registered.tags
         if waivers:
-            known = _loaded(tags, "tether.waivers", {})
-            known |= {gate: {**waiver, "run": done.run} for gate, waiver in waivers.items()}
-            self._set(name, version, "tether.waivers", known)
+            all_waivers = _loaded(tags, "tether.waivers", {})
+            all_waivers |= {gate: {**waiver, "run": done.run} for gate, waiver in waivers.items()}
+            self._set(name, version, "tether.waivers", all_waivers)
         if done.imported:
             self._client.set_model_version_tag(name, version, "tether.imported", done.run)
         if withheld:
@@ -315,8 +315,8 @@ class Versions:
         return "it, or what it was made from, is imported, so only a person promotes it" if done.imported else ""
 
     def _find(self, name: str, digest: str) -> Any:
-        found = self._client.search_model_versions(f"name='{name}' and tags.`lineage.digest`='{digest}'")
-        return max(found, key=lambda each: int(each.version), default=None)
+        matches = self._client.search_model_versions(f"name='{name}' and tags.`lineage.digest`='{digest}'")
+        return max(matches, key=lambda match: int(match.version), default=None)
 
     def _aliases(self, name: str) -> dict[str, str]:
         return {alias: str(at) for alias, at in self._client.get_registered_model(name).aliases.items()}
@@ -353,9 +353,9 @@ def human_eval(tags: Mapping[str, str]) -> dict[str, Any]:
 
 def withheld_reason(tags: Mapping[str, str]) -> str:
     """Return what forbids a version's promotion; empty if nothing does."""
-    held = _loaded(tags, "tether.withheld", {})
+    withheld = _loaded(tags, "tether.withheld", {})
     # Earlier versions of Tether listed gates of a skipped stage.
-    return f"{held.get('why') or ', '.join(held['gates'])} (run {held['run']})" if held else ""
+    return f"{withheld.get('why') or ', '.join(withheld['gates'])} (run {withheld['run']})" if withheld else ""
 
 
 def state_lines(tags: Mapping[str, str]) -> Iterable[str]:
@@ -376,8 +376,8 @@ def state_lines(tags: Mapping[str, str]) -> Iterable[str]:
         )
     if why := withheld_reason(tags):
         yield f"- **Not a candidate**: {words(why)}"
-    if judged := human_eval(tags):
-        yield f"- {words(evaluation(judged))}"
+    if measured := human_eval(tags):
+        yield f"- {words(evaluation(measured))}"
     if decision := tags.get("tether.decision"):
         yield f"- Its last run decided: it {words(decision)}"
     for gate, waiver in _loaded(tags, "tether.waivers", {}).items():
@@ -385,21 +385,21 @@ def state_lines(tags: Mapping[str, str]) -> Iterable[str]:
         yield f"- Gate {markdown_code(gate)} was waived by {by}: {words(waiver['reason'])}"
 
 
-def evaluation(judged: Mapping[str, Any]) -> str:
+def evaluation(measured: Mapping[str, Any]) -> str:
     """Return a human evaluation in one sentence."""
-    if judged["win_rate"] is None:
-        return f"Human evaluation {judged['state']} in run {judged['run']}, without a win rate"
+    if measured["win_rate"] is None:
+        return f"Human evaluation {measured['state']} in run {measured['run']}, without a win rate"
     interval = ""
-    if judged["win_rate_low"] is not None and judged["win_rate_high"] is not None:
-        interval = f" ({judged['win_rate_low']:.3f} to {judged['win_rate_high']:.3f})"
+    if measured["win_rate_low"] is not None and measured["win_rate_high"] is not None:
+        interval = f" ({measured['win_rate_low']:.3f} to {measured['win_rate_high']:.3f})"
     return (
-        f"Human evaluation {judged['state']} in run {judged['run']}: win rate {judged['win_rate']:.3f}{interval} "
-        f"against SFT, n = {number(judged['items'] or 0)}, judges: {judged['judges']}"
+        f"Human evaluation {measured['state']} in run {measured['run']}: win rate {measured['win_rate']:.3f}{interval} "
+        f"against SFT, n = {number(measured['items'] or 0)}, judges: {measured['judges']}"
     )
 
 
-def _loaded(tags: Mapping[str, str], tag: str, otherwise: Any) -> Any:
-    return json.loads(tags[tag]) if tag in tags else otherwise
+def _loaded(tags: Mapping[str, str], tag: str, default: Any) -> Any:
+    return json.loads(tags[tag]) if tag in tags else default
 
 
 def _read(time: str) -> str:

@@ -61,15 +61,15 @@ class Recorder:
         self._home = home
         self._client = connect(home)
         self._found: list[Any] | None = None
-        """The MLflow runs of the run that `bring` sends, once they have been searched."""
+        """The MLflow runs of the run that `synchronize` sends, once they have been searched."""
         self._models: dict[str, str] = {}
-        """The LoggedModels that this call of `bring` has found, by digest (`Lineage`)."""
+        """The LoggedModels that this call of `synchronize` has found, by digest (`Lineage`)."""
 
     def check(self) -> None:
         """Raise an error if MLflow does not answer."""
         self._client.search_experiments(max_results=1)
 
-    def bring(self, folder: Path, over: bool) -> None:
+    def synchronize(self, folder: Path, over: bool) -> None:
         """Send MLflow what the run in `folder` has so far. `over`: the run has ended and its folder is complete."""
         # In this order: a stage writes its result when it ends, after all its points.
         status, done = load_status(self._home, folder.name), read_done(folder)
@@ -83,13 +83,13 @@ class Recorder:
             self._open(folder, status, sent)
         for stage in status.stages:
             if stage.started is not None:
-                self._bring_stage(folder, status, stage, done, sent)
+                self._synchronize_stage(folder, status, stage, done, sent)
         if not over:
-            self._tell_state(folder, sent, "", "running", 0)
+            self._set_state(folder, sent, "", "running", 0)
         elif status.state != "running" and sent.whole != status.updated:
             self._close(folder, status, done, sent)
 
-    def ship(self, folder: Path, stage: str, sent: Sent) -> None:
+    def send_points(self, folder: Path, stage: str, sent: Sent) -> None:
         """Send the points of a stage that MLflow lacks."""
         from mlflow.entities import Metric
 
@@ -121,7 +121,7 @@ class Recorder:
         sent.parent = parent
         sent.save(folder)
 
-    def _bring_stage(
+    def _synchronize_stage(
         self, folder: Path, status: RunStatus, stage: StageStatus, done: Sequence[Done], sent: Sent
     ) -> None:
         if stage.name not in sent.stages:
@@ -130,28 +130,28 @@ class Recorder:
             sent.stages[stage.name] = self._run(stage.name, tags, round(stage.started * 1000), status, sent)
             sent.save(folder)
         if stage.state == "running":
-            self._tell_state(folder, sent, stage.name, stage.state, 0)
-        self.ship(folder, stage.name, sent)
+            self._set_state(folder, sent, stage.name, stage.state, 0)
+        self.send_points(folder, stage.name, sent)
         ended = _milliseconds(status.finished or status.updated)
-        for each in (each for each in done if each.shown == stage.name):
-            if sent.done.get(each.record.stage) != each.time:
-                earlier = [one for one in done if one.time <= each.time]
+        for result in (result for result in done if result.shown == stage.name):
+            if sent.done.get(result.record.stage) != result.time:
+                earlier = [one for one in done if one.time <= result.time]
                 lineage = Lineage(self._client, sent, self._models)
-                _Stage(self._client, self._home, sent, each, earlier, stage.prefect, lineage).record()
-                sent.done[each.record.stage] = each.time
+                _Stage(self._client, self._home, sent, result, earlier, stage.prefect, lineage).record()
+                sent.done[result.record.stage] = result.time
                 sent.save(folder)
             if stage.state not in ("failed", "interrupted"):
-                ended = each.time
+                ended = result.time
         if stage.state != "running":
-            self._tell_state(folder, sent, stage.name, stage.state, ended, _failed_gates([stage]))
+            self._set_state(folder, sent, stage.name, stage.state, ended, _failed_gates([stage]))
 
-    def _tell_state(
+    def _set_state(
         self, folder: Path, sent: Sent, stage: str, state: str, time: int, failed_gates: Sequence[str] = ()
     ) -> None:
         """Set the state of a stage, or of the run itself (''), and its failed gates, if MLflow has others."""
         before, id_ = sent.states.get(stage), sent.stages[stage] if stage else sent.parent
-        told = " ".join([state, *failed_gates])
-        if told == before:
+        state_text = " ".join([state, *failed_gates])
+        if state_text == before:
             return
         if state != "running":
             self._client.set_tag(id_, "tether.state", state)
@@ -162,15 +162,15 @@ class Recorder:
             self._client.set_terminated(id_, _ENDED.get(state, "FINISHED"), end_time=time)
         elif before is not None:
             self._client.update_run(id_, status="RUNNING")
-        sent.states[stage] = told
+        sent.states[stage] = state_text
         sent.save(folder)
 
     def _run(self, name: str, tags: dict[str, str], started: int, status: RunStatus, sent: Sent) -> str:
         if self._found is None:
             self._found = self._runs(status.run, sent)
         stage = tags.get("tether.stage")
-        if found := [each.info.run_id for each in self._found if each.data.tags.get("tether.stage") == stage]:
-            return min(found)
+        if run_ids := [run.info.run_id for run in self._found if run.data.tags.get("tether.stage") == stage]:
+            return min(run_ids)
         tags |= {"tether.run": status.run, "mlflow.source.name": "tether", "mlflow.source.type": "LOCAL", **sent.code}
         tags |= {"mlflow.user": status.user} if status.user else {}
         return self._client.create_run(sent.experiment, run_name=name, tags=tags, start_time=started).info.run_id
@@ -189,7 +189,7 @@ class Recorder:
         if (page := folder / REPORT).is_file():
             self._client.log_artifact(sent.parent, str(page))
         ended = _milliseconds(status.finished or status.updated)
-        self._tell_state(folder, sent, "", status.state, ended, _failed_gates(status.stages))
+        self._set_state(folder, sent, "", status.state, ended, _failed_gates(status.stages))
         self._drop_doubles(folder.name, sent)
         sent.whole = status.updated
         sent.save(folder)
@@ -197,22 +197,22 @@ class Recorder:
     def _links(self, folder: Path, status: RunStatus, done: Sequence[Done], sent: Sent) -> dict[str, str]:
         assert sent.experiment is not None and sent.parent is not None
         report = run_link(sent.experiment, sent.parent, REPORT) if (folder / REPORT).is_file() else ""
-        found = {"Report with its charts": report, "Flow run in Prefect": status.prefect}
-        for validate in (each for each in done if each.record.stage == "validate"):
-            found["Data Docs"] = data_docs(folder.parent, validate)
+        links = {"Report with its charts": report, "Flow run in Prefect": status.prefect}
+        for validate in (result for result in done if result.record.stage == "validate"):
+            links["Data Docs"] = data_docs(folder.parent, validate)
         for stage, card in _cards(folder, sent).items():
-            found[f"Card of {card.stem}"] = run_link(sent.experiment, sent.stages[stage], CARD)
+            links[f"Card of {card.stem}"] = run_link(sent.experiment, sent.stages[stage], CARD)
         progress = read_progress(folder)
         if progress and progress.address.startswith(("http://", "https://")):
-            found["Review page"] = progress.address
-        return found
+            links["Review page"] = progress.address
+        return links
 
     def _drop_doubles(self, run: str, sent: Sent) -> None:
         """Delete duplicates: a slow server may create a run after we gave up waiting and created another."""
         ours = {sent.parent, *sent.stages.values()}
-        for found in self._runs(run, sent):
-            if found.info.run_id not in ours and not found.data.params and not found.data.metrics:
-                self._client.delete_run(found.info.run_id)
+        for double in self._runs(run, sent):
+            if double.info.run_id not in ours and not double.data.params and not double.data.metrics:
+                self._client.delete_run(double.info.run_id)
 
 
 @dataclass
@@ -238,7 +238,7 @@ class _Stage:
         done = self._done
         record = done.record
         there = self._client.get_run(self._run)
-        known = there.data.tags.get(f"tether.digest.{record.stage}") == record.digest
+        recorded_already = there.data.tags.get(f"tether.digest.{record.stage}") == record.digest
         computed_by = self._computing_run() if done.hit else self._run
         new = computed_by in (self._run, None)
         model = self._lineage.output_model(done, computed_by or self._run)
@@ -247,7 +247,7 @@ class _Stage:
             self._lineage.link_output(there, model)
             self._lineage.link_output(self._client.get_run(self._parent), model)
         log_params(self._client, there, record.job)
-        if not known:
+        if not recorded_already:
             self._metrics(model, new)
         self._gates()
         log_attachments(self._client, self._run, done.attachments)
@@ -263,19 +263,19 @@ class _Stage:
         log_picture(self._client, self._run, self._sent, self._so_far)  # it names the version that is registered
 
     def _links(self) -> dict[str, str]:
-        found = {"The whole run": run_link(self._experiment, self._parent), "This stage in Prefect": self._prefect}
+        links = {"The whole run": run_link(self._experiment, self._parent), "This stage in Prefect": self._prefect}
         if self._done.shown == "validate":
-            found["Data Docs"] = data_docs(self._home / "runs", self._done)
-        return found
+            links["Data Docs"] = data_docs(self._home / "runs", self._done)
+        return links
 
     def _computing_run(self) -> str | None:
-        found = self._client.search_runs(
+        runs = self._client.search_runs(
             [self._experiment],
             f"tags.`tether.key.{self._done.record.stage}` = '{self._done.record.key}' and tags.cache_hit = 'false'",
             order_by=["attributes.start_time DESC"],
             max_results=1,
         )
-        return found[0].info.run_id if found else None
+        return runs[0].info.run_id if runs else None
 
     def _metrics(self, model: str | None, new: bool) -> None:
         """Log final values on the stage's run and on the parent; `new` ones also as values of a model on a dataset.
@@ -307,7 +307,7 @@ class _Stage:
     def _tables(self) -> None:
         """Log tables as `log_table` does, but without pandas."""
         listed = self._client.get_run(self._run).data.tags.get(TABLES_TAG, "[]")
-        shown = [WATCHED_TABLE] if WATCHED_TABLE in json.loads(listed) else []
+        tables = [WATCHED_TABLE] if WATCHED_TABLE in json.loads(listed) else []
         for name in TABLES:
             path = self._done.path / name
             if path.is_file():
@@ -315,10 +315,10 @@ class _Stage:
                     rows = [json.loads(line) for line in islice(file, TABLE_ROWS)]
                 columns = list(dict.fromkeys(key for row in rows for key in row))
                 table = {"columns": columns, "data": [[_cell(row.get(column)) for column in columns] for row in rows]}
-                shown.append({"path": f"{path.stem}.json", "type": "table"})
+                tables.append({"path": f"{path.stem}.json", "type": "table"})
                 self._client.log_text(self._run, json.dumps(table), f"{path.stem}.json")
-        if shown:
-            self._client.set_tag(self._run, TABLES_TAG, json.dumps(shown))
+        if tables:
+            self._client.set_tag(self._run, TABLES_TAG, json.dumps(tables))
 
     def _tags(self, note: str, computed_by: str | None) -> None:
         from mlflow.entities import RunTag
@@ -378,12 +378,12 @@ def _cards(folder: Path, sent: Sent) -> dict[str, Path]:
 def log_picture(client: Any, run: str, sent: Sent, done: Sequence[Done]) -> None:
     """Log a picture of what the stages in `done` were made of, with the versions of their models in MLflow."""
     named = {}
-    for each in done:
-        if each.shown in MODELS:
-            digest, name = each.record.digest, model_name(sent.project, MODELS[each.shown])
-            found = client.search_model_versions(f"name='{name}' and tags.`lineage.digest`='{digest}'")
-            if found:
-                named[digest] = f"version {max(int(one.version) for one in found)}"
+    for result in done:
+        if result.shown in MODELS:
+            digest, name = result.record.digest, model_name(sent.project, MODELS[result.shown])
+            versions = client.search_model_versions(f"name='{name}' and tags.`lineage.digest`='{digest}'")
+            if versions:
+                named[digest] = f"version {max(int(one.version) for one in versions)}"
     client.log_text(run, draw(graph_of(done, named)), mlflow_notes.PICTURE)
 
 
@@ -419,6 +419,6 @@ def _milliseconds(stamp: str) -> int:
 
 
 def _cell(value: Any) -> Any:
-    if isinstance(value, list) and value and all(isinstance(each, dict) and "content" in each for each in value):
-        return "\n".join(f"{each.get('role', '')}: {each['content']}" for each in value)
+    if isinstance(value, list) and value and all(isinstance(item, dict) and "content" in item for item in value):
+        return "\n".join(f"{item.get('role', '')}: {item['content']}" for item in value)
     return json.dumps(value) if isinstance(value, (list, dict)) else value

@@ -66,22 +66,22 @@ class Weights:
         Raises:
             Exception: MLflow does not answer or refuses, or the disk is full.
         """
-        found = self._client.get_logged_model(model)
-        digest = found.tags.get("lineage.digest", "")
+        logged = self._client.get_logged_model(model)
+        digest = logged.tags.get("lineage.digest", "")
         store = ArtifactStore(self._home)
-        record = store.lookup(found.tags["tether.key"], digest) if "tether.key" in found.tags else Miss("no key")
+        record = store.lookup(logged.tags["tether.key"], digest) if "tether.key" in logged.tags else Miss("no key")
         if isinstance(record, Miss):
             return f"the store of this home does not have them ({record.reason})"
         if "config.json" not in map(place_of, record.files):
             return "the artifact holds no model of transformers"
         try:
-            if urlparse(found.artifact_location).scheme in ("", "file"):
-                self._copy(found, store.path(record), record)
+            if urlparse(logged.artifact_location).scheme in ("", "file"):
+                self._copy(logged, store.path(record), record)
             else:
-                self._upload(found, store.path(record), record)
+                self._upload(logged, store.path(record), record)
         except TetherError as error:
             return str(error)
-        if _EXTERNAL in found.tags:
+        if _EXTERNAL in logged.tags:
             self._client.delete_logged_model_tag(model, _EXTERNAL)
         self._client.set_logged_model_tags(model, {TAG: digest})
         return ""
@@ -122,9 +122,9 @@ def _fill(path: Path, fill: Callable[[Path], object]) -> None:
 def _copy_tokenizer(model: Path, out: Path) -> None:
     """Copy everything that `AutoTokenizer` reads from a model's folder: all files except weights and sampling."""
     out.mkdir(parents=True)
-    for each in model.iterdir():
-        if each.is_file() and each.suffix != ".safetensors" and each.name not in ("generation_config.json", SCALE):
-            shutil.copyfile(each, out / each.name)
+    for file in model.iterdir():
+        if file.is_file() and file.suffix != ".safetensors" and file.name not in ("generation_config.json", SCALE):
+            shutil.copyfile(file, out / file.name)
 
 
 def _mlmodel(model: Any, record: Record, folder: Path) -> str:

@@ -41,8 +41,8 @@ class Version(NamedTuple):
     def promoted(self) -> dict[str, str] | None:
         """Return who made it champion, when (UTC), in which run and with which judges; None if nobody did."""
         tags = {name: f"tether.promoted_{name}" for name in ("by", "at", "run", "judges")}
-        found = {name: self.tags[tag] for name, tag in tags.items() if tag in self.tags}
-        return found or None
+        promotion = {name: self.tags[tag] for name, tag in tags.items() if tag in self.tags}
+        return promotion or None
 
     @property
     def life(self) -> list[str]:
@@ -64,7 +64,7 @@ def versions(home: Path) -> list[Version]:
         connect(home)
         mlflow = load_mlflow()
         aliases = {model.name: model.aliases for model in mlflow.search_registered_models()}
-        found = mlflow.search_model_versions()
+        registered = mlflow.search_model_versions()
     except Exception as error:  # of MLflow, SQLAlchemy or requests: in any case the answer is unknown
         raise UserError(
             f"MLflow's registry at {tracking_uri(home)} can't be asked ({in_short(error)}), so Tether does not "
@@ -72,21 +72,21 @@ def versions(home: Path) -> list[Version]:
         ) from error
     return [
         Version(
-            name=each.name,
-            version=str(each.version),
+            name=version.name,
+            version=str(version.version),
             aliases=tuple(
-                sorted(name for name, at in aliases.get(each.name, {}).items() if str(at) == str(each.version))
+                sorted(name for name, at in aliases.get(version.name, {}).items() if str(at) == str(version.version))
             ),
-            tags=dict(each.tags),
+            tags=dict(version.tags),
         )
-        for each in found
+        for version in registered
     ]
 
 
-def find_version(home: Path, asked: str) -> Version | None:
+def find_version(home: Path, name: str) -> Version | None:
     """Return the version that `tether-policy` (newest), `tether-policy@champion` or `tether-policy/3` names, or None.
     Raises as `versions` does."""
-    if not _SPELLING.fullmatch(asked):
+    if not _SPELLING.fullmatch(name):
         return None
-    found = (each for each in versions(home) if asked in each.spellings)
-    return max(found, key=lambda each: int(each.version), default=None)
+    matches = (version for version in versions(home) if name in version.spellings)
+    return max(matches, key=lambda version: int(version.version), default=None)

@@ -219,13 +219,13 @@ def test_a_sample_that_people_judge_keeps_the_secret_it_was_sealed_with(tmp_path
 
     simulated = load_config("tiny")
     people = load_config("tiny", [parse_override("human_eval.judges=people")])
-    assert find_sources(simulated, tmp_path).seal == {} and list(tmp_path.iterdir()) == []
-    assert find_sources(people, tmp_path, taken=taken(data="d")).seal == {}, "an earlier version's had none"
-    assert find_sources(people, tmp_path, taken=taken(seal="5" * 64)).seal["seal"].digest == "5" * 64
+    assert find_sources(simulated, tmp_path).blinding == {} and list(tmp_path.iterdir()) == []
+    assert find_sources(people, tmp_path, taken=taken(data="d")).blinding == {}, "an earlier version's had none"
+    assert find_sources(people, tmp_path, taken=taken(seal="5" * 64)).blinding["seal"].digest == "5" * 64
     assert list(tmp_path.iterdir()) == []
-    own = find_sources(people, tmp_path).seal["seal"]
-    assert own == find_sources(people, tmp_path).seal["seal"] == Input.of(tmp_path / "human_eval.seal")
-    assert own != find_sources(people, tmp_path / "other").seal["seal"]
+    own = find_sources(people, tmp_path).blinding["seal"]
+    assert own == find_sources(people, tmp_path).blinding["seal"] == Input.of(tmp_path / "human_eval.seal")
+    assert own != find_sources(people, tmp_path / "other").blinding["seal"]
 
 
 def test_a_suite_is_a_file_and_never_asked_of_the_hub(tmp_path: Path) -> None:

@@ -41,6 +41,117 @@ _NO_LINK = "Open the personal link that you were given. If it no longer works, a
 OnComplete = Callable[[str], None]
 
 
+class _Site:
+    """The page of one batch: its requests, and the templates that answer them."""
+
+    def __init__(self, voting: Voting, on_complete: OnComplete | None, secure: bool) -> None:
+        self._voting, self._on_complete, self._secure = voting, on_complete, secure
+        folder = Path(__file__).parent / "static"
+        self._files = {name: (folder / name).read_bytes() for name in _STATIC}
+        self._pages = Environment(
+            loader=PackageLoader("flows.review.page"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+            lstrip_blocks=True,
+        )  # fmt: skip
+        self._pages.filters["shown"] = shown
+        self._pages.globals |= {
+            "version": hashlib.sha256(b"".join(self._files.values())).hexdigest()[:12], "batch": voting.batch,
+            "guidelines": shown_guidelines(voting.batch.guidelines),
+            "answers": {rating: ANSWERS[rating] for rating in (*voting.batch.ratings, SKIP)}, "flags": FLAGS,
+            "comment": COMMENT, "meanings": MEANINGS,
+        }  # fmt: skip
+        self._cookie = f"tether_review_{hashlib.sha256(voting.batch.name.encode()).hexdigest()[:8]}"
+
+    def finish(self) -> None:
+        """Hand a complete batch on to `on_complete`."""
+        if self._voting.complete() or self._voting.hand_on():
+            name = self._voting.batch.name
+            try:
+                if self._on_complete is not None:
+                    self._on_complete(name)
+                self._voting.handed_on()
+            except Exception:
+                logger.exception("%s is complete, but the next step failed; serve the page again to repeat it", name)
+
+    def refused(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestRefused)
+        return self._page("told.html", error.status, told=error.told)
+
+    def unknown(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return self._page("told.html", error.status_code, told="There is nothing here.")
+
+    def enter(self, request: Request, token: str) -> Response:
+        """Log in by a link, in place of another person's login only if this page's own form says so."""
+        visitor, before = self._voting.person(token), self._voting.person(request.cookies.get(self._cookie, ""))
+        if visitor is None:
+            raise RequestRefused(404, _NO_LINK)
+        if before is not None and before != visitor and request.method == "GET":
+            return self._page("switch.html", now=before.name, then=visitor.name)
+        response = RedirectResponse("/", 303, headers={"Referrer-Policy": "no-referrer"})
+        response.set_cookie(self._cookie, token, max_age=_DAYS_90, httponly=True, samesite="lax", secure=self._secure)
+        return response
+
+    def ask(self, request: Request, late: int = 0) -> Response:
+        visitor, voting = self._person(request), self._voting
+        if visitor.number == 0:
+            return RedirectResponse("/progress", 303)
+        answered = voting.answered_by(visitor)  # before the pair: an answered pair never stands beside the new count
+        pair = voting.next_pair(visitor)
+        with voting.engine.connect() as connection:
+            whole = progress_of(connection, voting.batch.id)
+        return self._page(
+            "pair.html" if pair is not None else "done.html", pair=pair, rater=visitor, late=bool(late), whole=whole,
+            who=voting.mark(visitor), answered=answered, undo=secrets.token_hex(16),
+        )  # fmt: skip
+
+    async def vote(self, request: Request) -> Response:
+        voter, form = await self._form_of(request)
+        counts = await run_in_threadpool(self._voting.take, voter, _field(form, "ticket"), _given(form))
+        done = BackgroundTask(partial(run_in_threadpool, self.finish))
+        return RedirectResponse("/" if counts else "/?late=1", 303, background=done)
+
+    async def undo(self, request: Request) -> Response:
+        voter, form = await self._form_of(request)
+        await run_in_threadpool(self._voting.undo, voter, _field(form, "nonce"))
+        return RedirectResponse("/", 303)
+
+    def read_guidelines(self, request: Request) -> Response:
+        return self._page("guidelines.html", who=self._voting.mark(self._person(request)))
+
+    def progress(self, request: Request) -> Response:
+        if self._person(request).number != 0:
+            raise RequestRefused(403, "This page is the administrator’s.")
+        return self._page("progress.html", found=summary(self._voting))
+
+    def health(self) -> Response:
+        return PlainTextResponse("ok\n")
+
+    def static(self, name: str) -> Response:
+        if name not in self._files:
+            raise HTTPException(404)
+        headers = {"Cache-Control": "public, max-age=31536000, immutable"}
+        return Response(self._files[name], media_type=_STATIC[name], headers=headers)
+
+    def _page(self, name: str, status: int = 200, **values: Any) -> HTMLResponse:
+        return HTMLResponse(self._pages.get_template(name).render(**{"who": "", **values}), status)
+
+    def _person(self, request: Request) -> ReviewRater:
+        visitor = self._voting.person(request.cookies.get(self._cookie, ""))
+        if visitor is None:
+            raise RequestRefused(401, _NO_LINK)
+        return visitor
+
+    async def _form_of(self, request: Request) -> tuple[ReviewRater, FormData]:
+        """Return the rater who sent a form, and the form."""
+        voter = await run_in_threadpool(self._person, request)
+        if voter.number == 0:
+            raise RequestRefused(403, "The administrator’s link does not vote. Open a rater’s link in another browser.")
+        kind = request.headers.get("content-type", "").partition(";")[0].strip()
+        if kind != "application/x-www-form-urlencoded":
+            raise RequestRefused(415, "This form is not one of this page’s. Load the page again.")
+        return voter, await request.form(max_fields=100)
+
+
 def make_app(voting: Voting, on_complete: OnComplete | None = None, secure: bool = False) -> FastAPI:
     """Return the app that serves a batch's page.
 
@@ -49,128 +160,20 @@ def make_app(voting: Voting, on_complete: OnComplete | None = None, secure: bool
             the server dies meanwhile, it is called again when the page is next served.
         secure: the page is reached by https, so the cookie is sent only over https.
     """
+    site = _Site(voting, on_complete, secure)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(Guard)
-    folder = Path(__file__).parent / "static"
-    files = {name: (folder / name).read_bytes() for name in _STATIC}
-    version = hashlib.sha256(b"".join(files.values())).hexdigest()[:12]
-    pages = Environment(
-        loader=PackageLoader("flows.review.page"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
-    )  # fmt: skip
-    pages.filters["shown"] = shown
-    pages.globals |= {
-        "version": version, "batch": voting.batch, "guidelines": shown_guidelines(voting.batch.guidelines),
-        "answers": {each: ANSWERS[each] for each in (*voting.batch.ratings, SKIP)}, "flags": FLAGS, "comment": COMMENT,
-        "meanings": MEANINGS,
-    }  # fmt: skip
-    cookie = f"tether_review_{hashlib.sha256(voting.batch.name.encode()).hexdigest()[:8]}"
-
-    def page(name: str, status: int = 200, **values: Any) -> HTMLResponse:
-        return HTMLResponse(pages.get_template(name).render(**{"who": "", **values}), status)
-
-    def person(request: Request) -> ReviewRater:
-        found = voting.person(request.cookies.get(cookie, ""))
-        if found is None:
-            raise RequestRefused(401, _NO_LINK)
-        return found
-
-    def rater(request: Request) -> ReviewRater:
-        found = person(request)
-        if found.number == 0:
-            raise RequestRefused(403, "The administrator’s link does not vote. Open a rater’s link in another browser.")
-        return found
-
-    async def form_of(request: Request) -> FormData:
-        kind = request.headers.get("content-type", "").partition(";")[0].strip()
-        if kind != "application/x-www-form-urlencoded":
-            raise RequestRefused(415, "This form is not one of this page’s. Load the page again.")
-        return await request.form(max_fields=100)
-
-    def finish() -> None:
-        """Hand a complete batch on to `on_complete`."""
-        if voting.complete() or voting.hand_on():
-            try:
-                if on_complete is not None:
-                    on_complete(voting.batch.name)
-                voting.handed_on()
-            except Exception:
-                logger.exception(
-                    "%s is complete, but the next step failed; serve the page again to repeat it", voting.batch.name
-                )
-
-    app.state.finish = finish
-
-    @app.exception_handler(RequestRefused)
-    async def refused(request: Request, error: RequestRefused) -> Response:
-        return page("told.html", error.status, told=error.told)
-
-    @app.exception_handler(HTTPException)
-    async def unknown(request: Request, error: HTTPException) -> Response:
-        return page("told.html", error.status_code, told="There is nothing here.")
-
-    @app.api_route("/r/{token}", methods=["GET", "POST"])
-    def enter(request: Request, token: str) -> Response:
-        """Log in by a link, in place of another person's login only if this page's own form says so."""
-        found, before = voting.person(token), voting.person(request.cookies.get(cookie, ""))
-        if found is None:
-            raise RequestRefused(404, _NO_LINK)
-        if before is not None and before != found and request.method == "GET":
-            return page("switch.html", now=before.name, then=found.name)
-        response = RedirectResponse("/", 303, headers={"Referrer-Policy": "no-referrer"})
-        response.set_cookie(cookie, token, max_age=_DAYS_90, httponly=True, samesite="lax", secure=secure)
-        return response
-
-    @app.get("/")
-    def ask(request: Request, late: int = 0) -> Response:
-        found = person(request)
-        if found.number == 0:
-            return RedirectResponse("/progress", 303)
-        answered = voting.answered_by(found)  # before the pair: an answered pair never stands beside the new count
-        pair = voting.next_pair(found)
-        with voting.engine.connect() as connection:
-            whole = progress_of(connection, voting.batch.id)
-        return page(
-            "pair.html" if pair is not None else "done.html", pair=pair, rater=found, late=bool(late), whole=whole,
-            who=voting.mark(found), answered=answered, undo=secrets.token_hex(16),
-        )  # fmt: skip
-
-    @app.post("/vote")
-    async def vote(request: Request) -> Response:
-        found = await run_in_threadpool(rater, request)
-        form = await form_of(request)
-        counts = await run_in_threadpool(voting.take, found, _field(form, "ticket"), _given(form))
-        done = BackgroundTask(partial(run_in_threadpool, finish))
-        return RedirectResponse("/" if counts else "/?late=1", 303, background=done)
-
-    @app.post("/undo")
-    async def undo(request: Request) -> Response:
-        found = await run_in_threadpool(rater, request)
-        form = await form_of(request)
-        await run_in_threadpool(voting.undo, found, _field(form, "nonce"))
-        return RedirectResponse("/", 303)
-
-    @app.get("/guidelines")
-    def read_guidelines(request: Request) -> Response:
-        return page("guidelines.html", who=voting.mark(person(request)))
-
-    @app.get("/progress")
-    def look(request: Request) -> Response:
-        if person(request).number != 0:
-            raise RequestRefused(403, "This page is the administrator’s.")
-        return page("progress.html", found=summary(voting))
-
-    @app.get("/health")
-    def health() -> Response:
-        return PlainTextResponse("ok\n")
-
-    @app.get("/static/{name}")
-    def static(name: str) -> Response:
-        if name not in files:
-            raise HTTPException(404)
-        headers = {"Cache-Control": "public, max-age=31536000, immutable"}
-        return Response(files[name], media_type=_STATIC[name], headers=headers)
-
+    app.add_exception_handler(RequestRefused, site.refused)
+    app.add_exception_handler(HTTPException, site.unknown)
+    app.state.finish = site.finish
+    app.api_route("/r/{token}", methods=["GET", "POST"])(site.enter)
+    app.post("/vote")(site.vote)
+    app.post("/undo")(site.undo)
+    for path, answer in (
+        ("/", site.ask), ("/guidelines", site.read_guidelines), ("/progress", site.progress), ("/health", site.health),
+        ("/static/{name}", site.static),
+    ):  # fmt: skip
+        app.get(path)(answer)
     return app
 
 
@@ -195,7 +198,7 @@ def _given(form: FormData) -> GivenAnswer:
     criteria = {
         name.removeprefix("on_"): str(value) for name, value in form.items() if name.startswith("on_") and value
     }
-    flags = sorted({str(each) for each in form.getlist("flag")})
+    flags = sorted({str(flag) for flag in form.getlist("flag")})
     return GivenAnswer(
         _field(form, "answer"), criteria, flags, comment.encode("utf-8", "replace").decode(),
         seconds if 0 <= seconds < 1e6 else None,

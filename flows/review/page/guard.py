@@ -76,9 +76,9 @@ class Guard:
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                own = MutableHeaders(scope=message)
+                response_headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
-                    own.setdefault(name, value)
+                    response_headers.setdefault(name, value)
             await send(message)
 
         refused = _refusal(scope, Headers(scope=scope)) if scope["type"] == "http" else None

@@ -30,12 +30,12 @@ def shown(text: str) -> ShownText:
     """Escape `text`, and show each invisible character as ⟨U+202E⟩. Joiners within a script or an emoji stay."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     parts, at = [], 0
-    for found in _UNSEEN.finditer(text):
-        if found[0] in _JOINERS and _joins(text, found.start()):
+    for match in _UNSEEN.finditer(text):
+        if match[0] in _JOINERS and _joins(text, match.start()):
             continue
-        parts.append(escape(text[at : found.start()]))
-        parts.append(Markup('<span class="unseen">⟨U+{:04X}⟩</span>').format(ord(found[0])))
-        at = found.end()
+        parts.append(escape(text[at : match.start()]))
+        parts.append(Markup('<span class="unseen">⟨U+{:04X}⟩</span>').format(ord(match[0])))
+        at = match.end()
     parts.append(escape(text[at:]))
     return ShownText(Markup("").join(parts), len(text), len(text) > _CHARACTERS or text.count("\n") > _LINES)
 
@@ -49,4 +49,4 @@ def shown_guidelines(text: str) -> list[tuple[str, Markup]]:
 def _joins(text: str, at: int) -> bool:
     """Return whether both neighbours are visible non-ASCII characters, which a joiner can join."""
     around = text[max(0, at - 1) : at] + text[at + 1 : at + 2]
-    return 0 < at < len(text) - 1 and not any(each.isascii() or _UNSEEN.match(each) for each in around)
+    return 0 < at < len(text) - 1 and not any(neighbour.isascii() or _UNSEEN.match(neighbour) for neighbour in around)

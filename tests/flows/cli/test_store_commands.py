@@ -14,7 +14,7 @@ from components.base.process import describe_process, this_process
 from components.store.graph import Graph
 from components.store.retention import collect
 from components.store.store import ArtifactStore, Record
-from tasks.retention.needs import needs, registered
+from tasks.retention.requirements import registered, requirements
 from tasks.retention.run_archive import export_run, import_results
 from tasks.runs.status import StatusFile
 from tests.stored_run import toy_run
@@ -134,16 +134,16 @@ def test_runs_at_work_or_waiting_for_labels_are_kept_however_old_and_a_dead_one_
     assert json.loads((home / "runs" / "r1" / "run.json").read_text())["process"] == this_process()
     store = ArtifactStore(home)
     with store.lock(dead["ppo"].key):  # a worker goes on where the run that ordered it has died
-        collect(store, lambda: needs(store, keep_runs=0))
+        collect(store, lambda: requirements(store, keep_runs=0))
     assert [found(home, each) for each in (at_work, waiting, dead)] == [["sft", "ppo"]] * 3
-    collect(store, lambda: needs(store, keep_runs=0))
+    collect(store, lambda: requirements(store, keep_runs=0))
     assert [found(home, each) for each in (at_work, waiting, dead)] == [["sft", "ppo"]] * 2 + [[]]
 
 
 def test_the_newest_runs_are_kept_and_what_they_were_made_from(home):
     runs = [toy_run(home, f"r{n}", str(n), started=f"2026-01-0{n + 1}") for n in range(3)]
     store = ArtifactStore(home)
-    collect(store, lambda: needs(store, keep_runs=2))
+    collect(store, lambda: requirements(store, keep_runs=2))
     assert [found(home, each) for each in runs] == [[], ["sft", "ppo"], ["sft", "ppo"]]
 
 
@@ -152,7 +152,7 @@ def test_a_run_that_cannot_be_read_stops_the_collector(home):
     (home / "runs" / "r1" / "run.json").write_text("{")
     store = ArtifactStore(home)
     with pytest.raises(UserError, match=r"run\.json is damaged"):
-        collect(store, lambda: needs(store, keep_runs=0))
+        collect(store, lambda: requirements(store, keep_runs=0))
     assert found(home, records) == ["sft", "ppo"]
 
 
@@ -179,7 +179,7 @@ def test_every_version_of_a_registered_model_is_kept_with_its_inputs(home, mlflo
         "tether-policy version 2": [by_key["ppo"].key],
     }
     store = ArtifactStore(home)
-    collect(store, lambda: needs(store, keep_runs=0))
+    collect(store, lambda: requirements(store, keep_runs=0))
     assert [found(home, each) for each in (records, by_key, other)] == [["sft", "ppo"], ["sft", "ppo"], []]
 
 
@@ -189,12 +189,12 @@ def test_a_registry_that_cannot_be_asked_stops_the_collector(home, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     store = ArtifactStore(home)
     with pytest.raises(UserError, match=r"registry at http.* can't be asked"):
-        collect(store, lambda: needs(store, keep_runs=0))
+        collect(store, lambda: requirements(store, keep_runs=0))
     assert found(home, records) == ["sft", "ppo"]
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     (home / "mlflow.db").write_text("no database")
     with pytest.raises(UserError, match=r"mlflow\.db is damaged"):
-        needs(store, keep_runs=0)
+        requirements(store, keep_runs=0)
 
 
 # -- exports ---------------------------------------------------------------------------------------------------------

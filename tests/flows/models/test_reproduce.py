@@ -146,9 +146,9 @@ def test_other_bytes_give_the_metrics_side_by_side_and_stay_apart(toy: Toy) -> N
     assert [line.split() for line in shown.splitlines() if line.startswith("toy/")] == [
         ["toy/loss", "7", "10", "3"], ["toy/loss", "1", "4", "3"],
     ]  # fmt: skip
-    assert "sft: no recorded difference explains it" in shown and str(found.kept) in shown
+    assert "sft: no recorded difference explains it" in shown and str(found.folder) in shown
     assert toy.stored() == before
-    assert found.kept is not None and ArtifactStore(found.kept, alone=True).lookup(found.pairs[0].made.key)
+    assert found.folder is not None and ArtifactStore(found.folder, alone=True).lookup(found.pairs[0].made.key)
     toy.noise.write_text("")
     assert toy.again().same, "what differed is not taken up by the next attempt"
 
@@ -270,7 +270,7 @@ def test_a_file_of_an_earlier_artifact_is_taken_as_it_is_now(toy: Toy) -> None:
     toy.noise.write_text("...")
     first, second = toy.again().pairs
     assert second.made.inputs["sheet"] == first.made.files["sheet"] != first.recorded.files["sheet"]
-    assert toy.again().kept, "two within one second are kept both"
+    assert toy.again().folder, "two within one second are kept both"
 
 
 def test_data_that_equal_a_file_of_what_was_made_of_them_are_still_data(toy: Toy) -> None:

@@ -170,7 +170,7 @@ def test_who_may_change_policies_alone_promotes_one_though_its_reward_model_is_r
     assert there.client.get_registered_model(POLICY).aliases["champion"] in (1, "1")
     monkeypatch.setattr(there.client, "set_logged_model_tags", only_its_files)
     there.client.delete_logged_model_tag(reward, "tether.weights")
-    assert there.versions.bring_weights(POLICY, "1") == ""
+    assert there.versions.copy_weights(POLICY, "1") == ""
 
 
 def test_all_and_none_are_taken_at_their_word_and_a_run_says_which(registry: Any) -> None:
@@ -179,7 +179,7 @@ def test_all_and_none_are_taken_at_their_word_and_a_run_says_which(registry: Any
     assert wanted(there.home.path, "a-run-that-is-gone") == "champion"
     assert len(there.weights()) == 2
     none = Versions(there.client, Weights(there.client, there.home.path, "none"))
-    assert none.bring_weights(POLICY, "1") == ""
+    assert none.copy_weights(POLICY, "1") == ""
 
 
 def test_a_store_that_lost_the_model_does_not_stop_a_promotion_which_says_so(
@@ -189,7 +189,7 @@ def test_a_store_that_lost_the_model_does_not_stop_a_promotion_which_says_so(
     there.which = "champion"
     record = there.home.records["ppo"]
     (ArtifactStore(there.home.path).objects / record.files["model/model.safetensors"]).unlink()
-    assert "does not have them" in there.versions.bring_weights(POLICY, "1")
+    assert "does not have them" in there.versions.copy_weights(POLICY, "1")
     there.promote(2)
     assert there.client.get_registered_model(POLICY).aliases["champion"] in (1, "1")
     assert f"the weights of {POLICY}/1 are not in MLflow" in caplog.text
@@ -205,7 +205,7 @@ def test_a_store_whose_file_is_another_than_its_record_says_gives_mlflow_nothing
         raise TetherError("model.safetensors was not copied as it is in the store.")
 
     monkeypatch.setattr(registered_weights, "copy_model", damaged)
-    assert "was not copied" in there.versions.bring_weights(POLICY, "1")
+    assert "was not copied" in there.versions.copy_weights(POLICY, "1")
     assert there.weights() == []
 
 

@@ -24,7 +24,7 @@ def test_a_passed_runs_facts_are_the_stored_ones(tmp_path: Path) -> None:
     assert (facts.status.run, facts.status.state, facts.simulated) == (run, "passed", SIMULATED)
     assert [stage.state for stage in facts.status.stages] == ["passed"] * 5
     assert {stage.name: stage.metrics for stage in facts.stages} == METRICS
-    assert facts.stages[3].judged == {"PASS": 6} and facts.stages[3].why == {"ppo": "no earlier record"}
+    assert facts.stages[3].outcomes == {"PASS": 6} and facts.stages[3].why == {"ppo": "no earlier record"}
     assert facts.stage("sft").curves["sft/train_loss"] == curve("sft/train_loss")
     assert facts.stage("ppo").curves["ppo/kl"] == curve("ppo/kl")
     assert facts.reward["bins"] == BINS

@@ -179,7 +179,7 @@ def test_a_batch_that_changed_another_overlap_and_a_name_twice_are_refused(site:
         (page.source._replace(overlap=9), "answers per item"),
     ):
         with pytest.raises(UserError, match=said):
-            enter_batch(engine, source, asked=True)
+            enter_batch(engine, source, check_overlap=True)
     for name in ("person 1", " ", "x" * 101, "a\u202e"):
         with pytest.raises(UserError):
             add_raters(engine, number, ["new", name])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from components.gates.judging import Verdict
 from components.store.records import Record
-from tasks.lineage.of_run import graph_of, judged
+from tasks.lineage.of_run import graph_of, verdict_in_short
 from tasks.result import Input
 from tasks.runs.journal import Done
 
@@ -68,9 +68,9 @@ def test_the_worst_that_gates_say_is_what_a_box_shows() -> None:
     passed, failed = verdict("ppo.kl", True), verdict("ppo.stopped", False)
     waived = verdict("ppo.ratio", False, waived=True, user="ada", reason="known")
     off = Verdict(name="ppo.off", metric="m/x", value=None, op="<=", threshold=None, passed=True)
-    assert judged([passed, failed, waived]) == ("failed: stopped", "failed")
-    assert judged([passed, waived, off]) == ("waived: ratio", "warned")
-    assert judged([verdict("ppo.kl", False, warn_only=True)]) == ("warned: kl", "warned")
-    assert judged([passed, passed, off]) == ("2 gates passed", "passed")
-    assert judged([verdict("a.x", False), verdict("a.y", False)]) == ("failed: x and 1 more", "failed")
-    assert judged([off]) == ("", "none")
+    assert verdict_in_short([passed, failed, waived]) == ("failed: stopped", "failed")
+    assert verdict_in_short([passed, waived, off]) == ("waived: ratio", "warned")
+    assert verdict_in_short([verdict("ppo.kl", False, warn_only=True)]) == ("warned: kl", "warned")
+    assert verdict_in_short([passed, passed, off]) == ("2 gates passed", "passed")
+    assert verdict_in_short([verdict("a.x", False), verdict("a.y", False)]) == ("failed: x and 1 more", "failed")
+    assert verdict_in_short([off]) == ("", "none")

@@ -21,7 +21,7 @@ from tasks.runs.status import (
     load_status,
     worst,
 )
-from tasks.tracking.carrier import left_behind
+from tasks.tracking.mlflow_sync import left_behind
 from tests.waiting import PATIENCE
 
 

@@ -169,7 +169,7 @@ def test_a_champion_of_another_run_meanwhile_has_to_be_beaten_too(pipeline, clie
 
     better = {**json.loads(mlflow.get_model_version(POLICY, "2").tags["tether.human_eval"]), "win_rate": 0.8,
               "win_rate_low": 0.75, "win_rate_high": 0.85}  # fmt: skip
-    monkeypatch.setattr(Versions, "bring_weights", copy)
+    monkeypatch.setattr(Versions, "copy_weights", copy)
     pipeline(value=3, win=0.75)
     assert aliases(mlflow)["champion"] == 2
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from tasks.runs.journal import Sent
 from tasks.runs.points import points_file, read_points
 from tasks.runs.status import load_status
-from tasks.tracking import carrier
+from tasks.tracking import mlflow_sync
 from tests.servers import MlflowServer
 
 RUN = "20261122-000000-cafe"
@@ -48,7 +48,7 @@ def _refuse(home):
 
 
 def carry(home):
-    assert [error for _, error in carrier.sync(home)] == [None]
+    assert [error for _, error in mlflow_sync.sync(home)] == [None]
 
 
 def copy(home, folder, empty_mlflow):
@@ -144,9 +144,9 @@ def test_a_kill_after_any_write_to_mlflow_leaves_no_trace(left, empty_mlflow, tm
             monkeypatch.setattr(store, name, dying(getattr(store, name)))
 
     home, kills, writes, before = copy(left, tmp_path / "killed", empty_mlflow), 0, 0, None
-    client = carrier.Recorder(home)._client
+    client = mlflow_sync.Recorder(home)._client
     monkeypatch.setattr("tasks.tracking.recorder.connect", lambda home: client)
-    while carrier.left_behind(home):
+    while mlflow_sync.left_behind(home):
         sent = Sent.load(home / "runs" / RUN)
         writes = writes + 1 if sent == before else 1  # one write further than last time, until it is noted
         before, allowed[0] = sent, writes
@@ -198,7 +198,7 @@ def test_a_run_that_was_killed_while_mlflow_was_away_is_carried_and_ended_as_kil
     assert [mlflow.get_run(sent.stages[name]).info.status for name in ("sft", "ppo")] == ["FINISHED", "KILLED"]
     assert "ppo/proxy_reward" in mlflow.get_run(sent.stages["ppo"]).data.metrics
     assert mlflow.get_run(sent.parent).info.status != "RUNNING"
-    assert carrier.left_behind(home) == []
+    assert mlflow_sync.left_behind(home) == []
 
 
 def test_one_run_that_mlflow_refuses_holds_back_no_other(left, home, start, kit, client, monkeypatch):
@@ -209,10 +209,10 @@ def test_one_run_that_mlflow_refuses_holds_back_no_other(left, home, start, kit,
         patch.setattr("tasks.tracking.recorder.connect", _refuse)
         run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
     client().create_experiment("tether")
-    found = dict(carrier.sync(home))
+    found = dict(mlflow_sync.sync(home))
     assert "not found" in str(found[RUN])
     assert found[ctx.run] is None
-    assert [folder.name for folder in carrier.left_behind(home)] == [RUN]
+    assert [folder.name for folder in mlflow_sync.left_behind(home)] == [RUN]
 
 
 @pytest.mark.whole
@@ -246,7 +246,7 @@ def test_a_dead_server_delays_a_run_by_no_more_than_seconds_and_sync_says_so(
     assert done.exit_code == 1 and "MLflow does not answer" in done.output and "Traceback" not in done.output
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     carry(home)
-    assert carrier.left_behind(home) == []
+    assert mlflow_sync.left_behind(home) == []
 
 
 @pytest.fixture
@@ -297,8 +297,8 @@ def test_a_server_killed_among_points_and_started_again_has_them_all_once(
     server, pipeline, home, empty_mlflow, tmp_path, monkeypatch
 ):
     server.start()
-    monkeypatch.setattr(carrier, "EVERY_SECONDS", 0.2)
-    monkeypatch.setattr(carrier, "RETRY_SECONDS", 1.0)
+    monkeypatch.setattr(mlflow_sync, "EVERY_SECONDS", 0.2)
+    monkeypatch.setattr(mlflow_sync, "RETRY_SECONDS", 1.0)
 
     def kill_and_start():
         server.kill()
@@ -308,7 +308,7 @@ def test_a_server_killed_among_points_and_started_again_has_them_all_once(
     thread = during_ppo(home, kill_and_start)
     pipeline(run=RUN, steps=600, pause=0.02)
     thread.join()
-    if carrier.left_behind(home):
+    if mlflow_sync.left_behind(home):
         carry(home)
     check_against_an_undisturbed_run(home, empty_mlflow, tmp_path, monkeypatch)
 
@@ -319,13 +319,13 @@ def test_a_server_that_hangs_among_points_delays_nothing_and_has_them_all_once(
     server, pipeline, home, empty_mlflow, tmp_path, monkeypatch
 ):
     server.start()
-    monkeypatch.setattr(carrier, "EVERY_SECONDS", 0.2)
+    monkeypatch.setattr(mlflow_sync, "EVERY_SECONDS", 0.2)
     hangs = list[float]()
     thread = during_ppo(home, lambda: (server.signal(signal.SIGSTOP), hangs.append(time.monotonic())))
     pipeline(run=RUN, steps=300, pause=0.02)
     seconds = time.monotonic() - hangs[0]
     thread.join()
-    assert carrier.left_behind(home)
+    assert mlflow_sync.left_behind(home)
     assert seconds < 6 + 20, "its own 6 s, and what the end waits"
     server.signal(signal.SIGCONT)
     time.sleep(2)

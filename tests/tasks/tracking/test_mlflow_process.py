@@ -15,7 +15,7 @@ from tasks.execution.runner import run_stage
 from tasks.runs.journal import Sent, held
 from tasks.runs.points import points_file, read_points
 from tasks.runs.status import load_status
-from tasks.tracking import carrier, sender
+from tasks.tracking import mlflow_process, mlflow_sync
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -29,7 +29,7 @@ def apart(monkeypatch, empty_mlflow):
 
 def of(ctx):
     """The process of a run's sender."""
-    return ctx.tracker()._sender._process
+    return ctx.tracker()._process._process
 
 
 def test_a_run_that_has_not_imported_mlflow_is_recorded_whole_and_does_not_import_it(apart, pipeline, client, home):
@@ -40,20 +40,20 @@ def test_a_run_that_has_not_imported_mlflow_is_recorded_whole_and_does_not_impor
     assert {mlflow.get_run(run).info.status for run in (sent.parent, *sent.stages.values())} == {"FINISHED"}
     assert [each.step for each in mlflow.get_metric_history(sent.stages["ppo"], "ppo/kl")] == [1, 2, 3, 4, 5, 6]
     assert mlflow.get_model_version_by_alias("tether-policy", "champion").run_id == sent.stages["ppo"]
-    assert carrier.left_behind(home) == []
+    assert mlflow_sync.left_behind(home) == []
 
 
 def test_a_process_that_is_started_early_sends_the_run_and_only_one_is_started(apart, home, start, kit, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    sender.begin_early(home)
-    waiting = sender._waiting
-    sender.begin_early(home)
-    assert sender._waiting is waiting
+    mlflow_process.begin_early(home)
+    waiting = mlflow_process._waiting
+    mlflow_process.begin_early(home)
+    assert mlflow_process._waiting is waiting
     with start(track=True, stages=("sft",)) as ctx:
         run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
-        assert ctx.tracker()._sender is waiting
-    assert sender._waiting is None and not waiting.is_alive()
-    assert carrier.left_behind(ctx.home) == []
+        assert ctx.tracker()._process is waiting
+    assert mlflow_process._waiting is None and not waiting.is_alive()
+    assert mlflow_sync.left_behind(ctx.home) == []
 
 
 def test_where_the_system_starts_no_further_process_a_thread_sends_the_run(apart, start, kit, monkeypatch):
@@ -65,7 +65,7 @@ def test_where_the_system_starts_no_further_process_a_thread_sends_the_run(apart
         ctx.tracker()
         patch.undo()
         run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
-    assert carrier.left_behind(ctx.home) == []
+    assert mlflow_sync.left_behind(ctx.home) == []
     assert Sent.load(ctx.folder).whole
 
 
@@ -94,8 +94,8 @@ def test_no_process_is_started_early_where_the_run_imports_mlflow_itself(apart, 
         monkeypatch.setitem(sys.modules, "mlflow", object())
     else:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", named)
-    sender.begin_early(home)
-    assert sender._waiting is None
+    mlflow_process.begin_early(home)
+    assert mlflow_process._waiting is None
 
 
 def test_signals_for_the_run_do_not_end_its_process_which_still_has_to_tell_how_the_run_ended(
@@ -127,7 +127,7 @@ def test_a_process_that_dies_is_reported_once_and_its_run_goes_on_and_the_next_o
     assert "MLflow does not have all of this run yet" in ctx.console.file.getvalue()
     with start(track=True, stages=("sft",)) as again:
         run_stage(kit.toy("sft"), kit.ToyJob(), {}, again)
-    assert carrier.left_behind(home) == []
+    assert mlflow_sync.left_behind(home) == []
     points = [each["step"] for each in read_points(points_file(ctx.folder, "sft"))]
     history = client().get_metric_history(Sent.load(ctx.folder).stages["sft"], "ppo/kl")
     assert [each.step for each in history] == points == [1, 2, 3]
@@ -140,9 +140,9 @@ def test_what_mlflow_refuses_is_said_once_whatever_is_printed(apart, start, kit,
     with start(track=True, stages=("sft",)) as ctx:
         (ctx.home / "mlflow.db").write_text("no database")
         run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
-        until("the process has asked", lambda: not ctx.tracker()._sender.answers, seconds=15)
+        until("the process has asked", lambda: not ctx.tracker()._process.answers, seconds=15)
     said = [each for each in caplog.records if "file is not a database" in each.message]
-    assert [(each.name, each.levelname) for each in said] == [("tasks.tracking.carrier", "WARNING")]
+    assert [(each.name, each.levelname) for each in said] == [("tasks.tracking.mlflow_sync", "WARNING")]
 
 
 RUN = """
@@ -150,9 +150,9 @@ import sys, time
 from pathlib import Path
 sys.path.append({root!r})
 from tasks.runs.journal import Sent
-from tasks.tracking.sender import Sender
+from tasks.tracking.mlflow_process import MlflowProcess
 home = Path({home!r})
-sender = Sender(home)
+sender = MlflowProcess(home)
 {begin}
 print(sender._process.pid, flush=True)
 time.sleep(600)

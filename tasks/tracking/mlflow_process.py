@@ -18,15 +18,15 @@ from tasks.tracking.mlflow_client import VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 """The folder with Tether's packages, which need not be installed."""
-CODE = "import sys; sys.path[:] = {path!r}; from tasks.tracking.carrier import serve; serve()"
+CODE = "import sys; sys.path[:] = {path!r}; from tasks.tracking.mlflow_sync import serve; serve()"
 
 logger = logging.getLogger(__name__)
 
-_waiting: "Sender | None" = None
+_waiting: "MlflowProcess | None" = None
 """One that was started before its run was known."""
 
 
-class Sender:
+class MlflowProcess:
     """A process with MLflow, which sends the folder of one run."""
 
     def __init__(self, home: Path) -> None:
@@ -36,7 +36,7 @@ class Sender:
         self.imported = threading.Event()
         """Set once MLflow is imported, or the process has ended."""
         # The run's own path, because a script can have added folders; "" would be the folder of the user.
-        path = [each for each in sys.path if each and isinstance(each, str)]
+        path = [folder for folder in sys.path if folder and isinstance(folder, str)]
         code = CODE.format(path=[*path, str(ROOT)])
         reading, writing = os.pipe()
         self._answers = os.fdopen(reading, "rb")
@@ -106,15 +106,15 @@ class Sender:
         for line in self._answers:
             if not line.endswith(b"\n"):
                 break  # it was killed while it wrote
-            told = json.loads(line)
-            if "imported" in told:
+            message = json.loads(line)
+            if "imported" in message:
                 self.imported.set()
-            elif "answers" in told:
-                self.answers = told["answers"]
+            elif "answers" in message:
+                self.answers = message["answers"]
             else:
-                source = logging.getLogger(told["name"])
-                if source.isEnabledFor(told["levelno"]):
-                    source.handle(logging.makeLogRecord(told))
+                source = logging.getLogger(message["name"])
+                if source.isEnabledFor(message["levelno"]):
+                    source.handle(logging.makeLogRecord(message))
         self.imported.set()
         code = self._process.wait()
         if not self._ending:
@@ -132,11 +132,11 @@ def begin_early(home: Path) -> None:
     global _waiting
     if _waiting is None and "mlflow" not in sys.modules and not os.environ.get(VARIABLE, "").startswith("http"):
         with suppress(OSError):  # the run tries again
-            _waiting = Sender(home)
+            _waiting = MlflowProcess(home)
 
 
-def take(home: Path) -> Sender | None:
+def take(home: Path) -> MlflowProcess | None:
     """Return the process that `begin_early` started for `home`; None if there is none."""
     global _waiting
-    found, _waiting = _waiting, None
-    return found if found is not None and found.home == home and found.is_alive() else None
+    process, _waiting = _waiting, None
+    return process if process is not None and process.home == home and process.is_alive() else None

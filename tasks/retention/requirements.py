@@ -19,19 +19,19 @@ KEPT_RUNS = 10
 """How many of the newest runs are kept by default."""
 
 
-def needs(store: ArtifactStore, keep_runs: int = KEPT_RUNS) -> dict[str, set[str]]:
+def requirements(store: ArtifactStore, keep_runs: int = KEPT_RUNS) -> dict[str, set[str]]:
     """Map a key or digest to what needs it: newest runs, running and waiting runs, pins and registered models.
 
     Raises:
         UserError: a run, a pin or MLflow's registry can't be read, so it is unknown what they need.
     """
-    found: dict[str, set[str]] = defaultdict(set)
+    keepers: dict[str, set[str]] = defaultdict(set)
 
     def need(who: str, names: Iterable[str]) -> None:
         for name in names:
-            found[name].add(who)
+            keepers[name].add(who)
 
-    held = store.held_keys()
+    locked = store.held_keys()
     pins = {**read_pins(store.local), **read_pins(store.place)}
     statuses, damaged = load_readable(store.home)
     if damaged:
@@ -39,27 +39,29 @@ def needs(store: ArtifactStore, keep_runs: int = KEPT_RUNS) -> dict[str, set[str
             f"{store.home / 'runs' / min(damaged) / RUN_FILE} is damaged, so Tether cannot tell what that run needs. "
             f"Restore it, or remove the run's folder."
         )
-    newest = {each.run for each in statuses[:keep_runs]}
+    newest = {recorded.run for recorded in statuses[:keep_runs]}
     for status in statuses:
         run, wanted = status.run, status.needs
         # A worker continues to compute even if the run that ordered it has died.
-        at_work = status.state in ("running", "awaiting_labels") or held & set(wanted)
+        at_work = status.state in ("running", "awaiting_labels") or locked & set(wanted)
         if run in newest or at_work or run in pins:
             need(f"run {run}", wanted)
-    need("at work", held)
+    need("at work", locked)
     for run, names in pins.items():
         need(f"pin {run}", names)
     for model, names in registered(store.home).items():
         need(f"model {model}", names)
-    return dict(found)
+    return dict(keepers)
 
 
 def registered(home: Path) -> dict[str, list[str]]:
     """Return the keys and digests that each version of a registered model was made from. Raises as `versions` does."""
     made_from = re.compile(r"lineage\.(.*_)?digest|tether\.key")  # tags, as tasks/runs/journal.py names them
     return {
-        f"{each.name} version {each.version}": [each.tags[tag] for tag in each.tags if made_from.fullmatch(tag)]
-        for each in versions(home)
+        f"{version.name} version {version.version}": [
+            value for tag, value in version.tags.items() if made_from.fullmatch(tag)
+        ]
+        for version in versions(home)
     }
 
 
@@ -83,27 +85,27 @@ class StoredArtifact(NamedTuple):
 
 
 def artifacts(store: ArtifactStore) -> list[StoredArtifact]:
-    """List every record, newest first. If `needs` raises an error, a warning says so and `kept_by` is None."""
+    """List every record, newest first. If `requirements` raises an error, a warning says so and `kept_by` is None."""
     sizes = {entry.name: entry.size for entry in store.place.entries("objects")}
     records = stored(store, store.place)
-    kept: dict[tuple[str, str], set[str]] | None = None
+    keepers: dict[tuple[str, str], set[str]] | None = None
     try:
-        kept = kept_by(records, needs(store))
+        keepers = kept_by(records, requirements(store))
     except UserError as error:
         logger.warning("Tether does not know which artifacts are needed: %s", error)
     rows = [
         StoredArtifact(
-            stage=each.record.stage,
-            key=each.record.key,
-            digest=each.record.digest,
-            attempt=each.record.attempt,
-            size=sum(sizes.get(sha, 0) for sha in set(each.record.objects.values())),
-            run=each.record.run,
-            time=each.record.started,
-            kept_by=None if kept is None else sorted(kept.get(each.identity, ())),
-            imported=each.record.imported,
+            stage=artifact.record.stage,
+            key=artifact.record.key,
+            digest=artifact.record.digest,
+            attempt=artifact.record.attempt,
+            size=sum(sizes.get(sha, 0) for sha in set(artifact.record.objects.values())),
+            run=artifact.record.run,
+            time=artifact.record.started,
+            kept_by=None if keepers is None else sorted(keepers.get(artifact.identity, ())),
+            imported=artifact.record.imported,
         )
-        for each in records
-        if isinstance(each.record, Record)
+        for artifact in records
+        if isinstance(artifact.record, Record)
     ]
     return sorted(rows, key=lambda row: row.time, reverse=True)

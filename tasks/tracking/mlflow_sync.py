@@ -23,8 +23,8 @@ from tasks.runs.journal import SENT, Sent, code_tags, held
 from tasks.runs.status import RUN_FILE, read_file
 from tasks.tracking.address import has_pages
 from tasks.tracking.mlflow_client import database_file, in_short, load_mlflow
+from tasks.tracking.mlflow_process import MlflowProcess, take
 from tasks.tracking.recorder import Recorder
-from tasks.tracking.sender import Sender, take
 
 logger = logging.getLogger(__name__)
 
@@ -48,48 +48,48 @@ class Tracker:
         self._home, self._folder = home, home / "runs" / run
         if not (self._folder / SENT).is_file():
             Sent(project=project, code=code_tags(code_version())).save(self._folder)
-        sender: Sender | _Carrier | None = take(home)
-        if sender is None and "mlflow" not in sys.modules:
+        process: MlflowProcess | _SyncThread | None = take(home)
+        if process is None and "mlflow" not in sys.modules:
             with suppress(OSError):  # the system starts no further process
-                sender = Sender(home)
-        if sender is None:
+                process = MlflowProcess(home)
+        if process is None:
             with suppress(ImportError):  # the thread reports it
                 # Not in the thread, because two threads that import interdependent libraries can deadlock.
                 load_mlflow()
-            sender = _Carrier(home)
-        sender.begin(run)
-        self._sender = sender
+            process = _SyncThread(home)
+        process.begin(run)
+        self._process = process
 
-    def nudge(self) -> None:
+    def notify(self) -> None:
         """Say that the folder has something new."""
-        self._sender.more()
+        self._process.more()
 
     def close(self) -> bool:
         """Stop recording, and return whether MLflow has all of the run."""
-        sender = self._sender
-        sender.end()
-        sender.imported.wait()
+        process = self._process
+        process.end()
+        process.imported.wait()
         before: Sent | None = None
-        while sender.is_alive() and (now := Sent.load(self._folder)) != before:
+        while process.is_alive() and (now := Sent.load(self._folder)) != before:
             before = now
-            sender.join(CLOSE_SECONDS)
-        sender.kill()
+            process.join(CLOSE_SECONDS)
+        process.kill()
         return not is_left(self._folder)
 
     def settle(self, stages: Collection[str]) -> None:
         """Wait until `stages` have their pages in MLflow: a few seconds at most, and only while it answers."""
-        sender = self._sender
-        sender.more()
+        process = self._process
+        process.more()
         deadline = time.monotonic() + SETTLE_SECONDS
-        while has_pages(self._home) and sender.answers and sender.is_alive() and time.monotonic() < deadline:
+        while has_pages(self._home) and process.answers and process.is_alive() and time.monotonic() < deadline:
             if set(stages) <= Sent.load(self._folder).stages.keys():
                 return
             time.sleep(0.05)
 
 
-class _Carrier(threading.Thread):
-    """Sends a run's folder until the run ends, and once more after that: as a thread with the methods of `Sender`, or
-    not started, in `serve`'s process."""
+class _SyncThread(threading.Thread):
+    """Sends a run's folder until the run ends, and once more after that: as a thread with the methods of
+    `MlflowProcess`, or not started, in `serve`'s process."""
 
     def __init__(self, home: Path, heard: Callable[[bool], object] = lambda answers: None) -> None:
         """`heard` is told whether MLflow accepts data, each time that this changes."""
@@ -112,7 +112,7 @@ class _Carrier(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        self.carry(self._run)
+        self.send(self._run)
 
     def more(self) -> None:
         self._more.set()
@@ -124,7 +124,7 @@ class _Carrier(threading.Thread):
     def kill(self) -> None:
         """Nothing ends a thread: it ends with the process."""
 
-    def carry(self, run: str) -> None:
+    def send(self, run: str) -> None:
         """Send the folder of `run`; return when it has ended."""
         folder = self._home / "runs" / run
         left: list[Path] | None = None
@@ -136,9 +136,9 @@ class _Carrier(threading.Thread):
                     recorder = self._recorder = self._recorder or Recorder(self._home)
                     left = left_behind(self._home) if left is None else left
                     while left:
-                        carry_left(recorder, left[0])
+                        send_rest(recorder, left[0])
                         left.pop(0)
-                    recorder.bring(folder, last)
+                    recorder.synchronize(folder, last)
                     self._set(True)
                 except Exception as error:  # any MLflow exception: the data stay on disk, and a warning says so
                     logger.debug("MLflow", exc_info=True)
@@ -160,49 +160,49 @@ class _Carrier(threading.Thread):
 
 
 def serve() -> NoReturn:
-    """Be the process that `tasks.tracking.sender` starts."""
+    """Be the process that `tasks.tracking.mlflow_process` starts."""
     gc.disable()  # imports make many objects and no garbage
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the run still has to tell MLflow how it ended
         signal.signal(number, signal.SIG_IGN)
-    told = os.fdopen(int(sys.argv[2]), "w")
+    answers_out = os.fdopen(int(sys.argv[2]), "w")
 
     def tell(document: Mapping[str, object]) -> None:
-        told.write(json.dumps(document) + "\n")
-        told.flush()
+        answers_out.write(json.dumps(document) + "\n")
+        answers_out.flush()
 
-    carrier = _Carrier(Path(sys.argv[1]), lambda answers: tell({"answers": answers}))
-    asked = queue.SimpleQueue[Any]()
-    threading.Thread(target=_listen, args=(carrier, asked), daemon=True).start()
+    thread = _SyncThread(Path(sys.argv[1]), lambda answers: tell({"answers": answers}))
+    messages = queue.SimpleQueue[Any]()
+    threading.Thread(target=_listen, args=(thread, messages), daemon=True).start()
     with suppress(ImportError):  # reported once there is a run
         load_mlflow()
     tell({"imported": True})
-    carrier.open()
+    thread.open()
     gc.freeze()
     gc.set_threshold(10_000)
     gc.enable()
-    first = asked.get()
-    logging.getLogger().addHandler(_Told(tell))
+    first = messages.get()
+    logging.getLogger().addHandler(_RunLog(tell))
     logging.getLogger().setLevel(first["level"])
     try:
-        carrier.carry(first["run"])
+        thread.send(first["run"])
     except Exception:
         logger.warning("MLflow does not have all of run %s", first["run"], exc_info=True)
     os._exit(0)
 
 
-def _listen(carrier: _Carrier, asked: "queue.SimpleQueue[Any]") -> None:
+def _listen(thread: _SyncThread, messages: "queue.SimpleQueue[Any]") -> None:
     """Read what the run says. Its end ends this process, whatever this process does at the time."""
     for line in sys.stdin:
         if line == "end\n":
-            carrier.end()
+            thread.end()
         elif line == "more\n":
-            carrier.more()
+            thread.more()
         else:
-            asked.put(json.loads(line))
+            messages.put(json.loads(line))
     os._exit(1)
 
 
-class _Told(logging.Handler):
+class _RunLog(logging.Handler):
     """Gives the log records of this process to the run, which prints them."""
 
     def __init__(self, tell: Callable[[Mapping[str, object]], None]) -> None:
@@ -215,7 +215,7 @@ class _Told(logging.Handler):
         self._tell({name: getattr(record, name) for name in fields} | {"msg": text})
 
 
-def carry_left(recorder: Recorder, folder: Path) -> Exception | None:
+def send_rest(recorder: Recorder, folder: Path) -> Exception | None:
     """Send MLflow the rest of a run that has ended, unless another process does.
 
     Returns:
@@ -229,7 +229,7 @@ def carry_left(recorder: Recorder, folder: Path) -> Exception | None:
         if not mine:
             return None
         try:
-            recorder.bring(folder, over=True)
+            recorder.synchronize(folder, over=True)
         except Exception as error:
             recorder.check()
             if isinstance(error, UserError):  # not caused by MLflow
@@ -243,16 +243,16 @@ def carry_left(recorder: Recorder, folder: Path) -> Exception | None:
 
 def left_behind(home: Path) -> list[Path]:
     """Return the folders of ended or dead runs that MLflow does not have completely, oldest first."""
-    found = []
+    folders = []
     for path in (home / "runs").glob(f"*/{RUN_FILE}"):
         try:
             if is_left(path.parent):
-                found.append(path.parent)
+                folders.append(path.parent)
         except FileNotFoundError:  # discarded in the meantime
             continue
         except UserError as error:
             logger.warning("%s It is not sent to MLflow.", error)
-    return sorted(found, key=lambda folder: read_file(folder).started)
+    return sorted(folders, key=lambda folder: read_file(folder).started)
 
 
 def is_left(folder: Path) -> bool:
@@ -274,4 +274,4 @@ def sync(home: Path) -> Iterator[tuple[str, Exception | None]]:
     recorder: Recorder | None = None
     for folder in left_behind(home):
         recorder = recorder or Recorder(home)
-        yield folder.name, carry_left(recorder, folder)
+        yield folder.name, send_rest(recorder, folder)

@@ -16,7 +16,7 @@ from tasks.runs.journal import REPORT, Sent, current_user
 from tasks.runs.points import points_file, read_points
 from tasks.runs.run_label import Label
 from tasks.runs.status import load_status
-from tasks.tracking import carrier
+from tasks.tracking import mlflow_sync
 from tasks.tracking.model_versions import Versions
 
 
@@ -49,14 +49,14 @@ def test_mlflow_gets_a_runs_report_and_its_end_though_the_disk_is_full_then(star
 
 def test_what_links_to_mlflow_waits_until_the_stage_is_there(start, kit, monkeypatch):
     """A stage that is taken from the store ends before MLflow has heard of it."""
-    monkeypatch.setattr(carrier, "has_pages", lambda home: True)
-    monkeypatch.setattr(carrier, "SETTLE_SECONDS", 600.0)
+    monkeypatch.setattr(mlflow_sync, "has_pages", lambda home: True)
+    monkeypatch.setattr(mlflow_sync, "SETTLE_SECONDS", 600.0)
     with start(track=True, stages=("sft",)) as ctx:
         ctx.begin_stage("sft")
         ctx.tracker().settle(["sft"])
         assert "sft" in Sent.load(ctx.folder).stages
         carrier_fails = time.monotonic()
-        ctx.tracker()._sender.answers = False
+        ctx.tracker()._process.answers = False
         ctx.tracker().settle(["never"])
         assert time.monotonic() - carrier_fails < 60, "nothing waits for an MLflow that does not answer"
 
@@ -66,9 +66,9 @@ def test_a_finished_run_waits_while_mlflow_accepts_its_data_and_not_for_one_that
     with start() as ctx:
         Sent(project="slow").save(ctx.folder)
     sends = Sending(ctx.folder, times=3)
-    monkeypatch.setattr(carrier, "take", lambda home: sends)
-    assert not carrier.Tracker(ctx.home, ctx.run, "slow").close()
-    assert sends.waits == [carrier.CLOSE_SECONDS] * 4
+    monkeypatch.setattr(mlflow_sync, "take", lambda home: sends)
+    assert not mlflow_sync.Tracker(ctx.home, ctx.run, "slow").close()
+    assert sends.waits == [mlflow_sync.CLOSE_SECONDS] * 4
 
 
 class Sending:
@@ -107,7 +107,7 @@ def test_a_run_and_its_cached_rerun_are_recorded_with_their_lineage(pipeline, cl
     mlflow = client()
     first, second = children(home, ctx.run), children(home, again.run)
     # MLflow took everything at once
-    assert not [each for each in caplog.records if each.name == "tasks.tracking.carrier"]
+    assert not [each for each in caplog.records if each.name == "tasks.tracking.mlflow_sync"]
 
     # A parent a pipeline run, a child a stage.
     for run, own in ((ctx.run, first), (again.run, second)):
@@ -185,7 +185,7 @@ def test_a_run_and_its_cached_rerun_are_recorded_with_their_lineage(pipeline, cl
     assert {each.path for each in mlflow.list_artifacts(second["ppo"])} == {"gates.json", "gates.md", "lineage.svg"}
     table = mlflow.load_table(mlflow.get_run(first["ppo"]).info.experiment_id, "samples.json", [first["ppo"]])
     assert table["prompt"][0] == "user: where is it"
-    assert rerun_seconds < first_seconds + carrier.CLOSE_SECONDS / 2, "the end of hits waits for nothing"
+    assert rerun_seconds < first_seconds + mlflow_sync.CLOSE_SECONDS / 2, "the end of hits waits for nothing"
 
 
 def test_a_run_is_shown_under_its_name_tags_and_user_in_an_experiment_of_any_name(start, kit, client, home):
