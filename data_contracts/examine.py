@@ -30,7 +30,7 @@ from components.data.readers import read_source
 from components.data.rows import CanonicalRow, RawRow, Row
 from components.data.splits import SPLITS, prompt_key
 from components.data.support_desk.desk import generate
-from components.human_eval.batch.halves import JUDGED, PREFERENCES
+from components.human_eval.batch.halves import HELD_OUT, PREFERENCES
 from components.models.tokenizers import Demonstration, TrainingTexts, load_tokenizer, train_tokenizer
 from components.stats.dawid_skene import DawidSkene
 from components.stats.intervals import Interval, clustered_proportion
@@ -268,7 +268,7 @@ class Examination:
         files = [
             (f"{label}-{name.partition('/')[2]}", path / file)
             for name, path in of_kind(self.inputs, VOTES).items()
-            for label, file in (("votes", PREFERENCES), ("judged", JUDGED))
+            for label, file in (("votes", PREFERENCES), ("judged", HELD_OUT))
         ]
         decision = self.job.data.decision
         return [

@@ -44,16 +44,16 @@ class Rules:
             UserError: the function raises, or returns a number below 0 or something that is not a number.
         """
         if self._function is None:
-            found = [{n: float(sum(1 for _ in p.finditer(text))) for n, p in self._patterns.items()}
+            matches = [{n: float(sum(1 for _ in p.finditer(text))) for n, p in self._patterns.items()}
                      for text in responses]  # fmt: skip
-            return [{"violations": sum(each.values()), **each} for each in found]
+            return [{"violations": sum(by_pattern.values()), **by_pattern} for by_pattern in matches]
         replies = self._columns.replies(prompts, responses)
         counts = self._function.score(replies)
         for index, count in enumerate(counts):
             if isinstance(count, list) or count < 0 or count != int(count):
-                shown = "parts" if isinstance(count, list) else f"{count:g}"
+                amount = "parts" if isinstance(count, list) else f"{count:g}"
                 raise self._function.error(
-                    f"it gives {shown} for {named(replies, index)}; a number of violations is "
+                    f"it gives {amount} for {named(replies, index)}; a number of violations is "
                     "a whole number, 0 or more. Correct the function."
                 )
         return [{"violations": total(count)} for count in counts]
@@ -61,4 +61,4 @@ class Rules:
 
 def rule_metrics(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return `ppo/rule_violations` and `ppo/rule_NAME`: means over the responses of what `Rules.count` returned."""
-    return {f"ppo/rule_{name}": sum(each[name] for each in counts) / len(counts) for name in counts[0]}
+    return {f"ppo/rule_{name}": sum(count[name] for count in counts) / len(counts) for name in counts[0]}

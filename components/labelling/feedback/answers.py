@@ -19,7 +19,7 @@ ANSWERS, JUDGE = "answers.jsonl", "judge.json"
 class BothOrders(NamedTuple):
     """A judge's answers to a pair."""
 
-    given: JudgeAnswer
+    in_order: JudgeAnswer
     """With `a` shown first."""
     swapped: JudgeAnswer
     """With `b` shown first."""
@@ -27,8 +27,8 @@ class BothOrders(NamedTuple):
     @property
     def sides(self) -> tuple[float, float] | None:
         """Return the preference for `a` in either order; None if an answer cannot be read."""
-        given, swapped = self.given["first"], self.swapped["first"]
-        return None if given is None or swapped is None else (given, 1 - swapped)
+        in_order, swapped = self.in_order["first"], self.swapped["first"]
+        return None if in_order is None or swapped is None else (in_order, 1 - swapped)
 
 
 def pair_id(prompt: list[Message], a: str, b: str) -> str:
@@ -72,7 +72,7 @@ class KeptAnswers:
     def add(self, pair: str, answers: BothOrders) -> None:
         """Store the answers to a pair; they are on disk when this returns."""
         self._known[pair] = answers
-        self._lines.add(json_line({"pair": pair, **answers._asdict()}))
+        self._lines.add(json_line({"pair": pair, "given": answers.in_order, "swapped": answers.swapped}))
 
 
 def _read(row: Any) -> tuple[str, BothOrders]:
@@ -96,11 +96,11 @@ def _check_same(folder: Path, judge: Mapping[str, Any]) -> None:
         write_json(path, judge)
         return
     try:
-        kept = parse_json(path.read_text(encoding="utf-8"))
+        stored = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} can't be read ({error}). Name another folder with --out.") from error
-    if kept != json.loads(json.dumps(judge)):
-        differ = [name for name in judge if not isinstance(kept, dict) or kept.get(name) != judge[name]]
+    if stored != json.loads(json.dumps(judge)):
+        differ = [name for name in judge if not isinstance(stored, dict) or stored.get(name) != judge[name]]
         raise UserError(
             f"--out {folder} holds the answers of another judge: {', '.join(differ) or 'more'} differs. Name a new "
             "folder."
