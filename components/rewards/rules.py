@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Self
 
 from components.base.jsonl import Message
 from components.rewards.config import RulesConfig
@@ -12,7 +12,7 @@ from components.rewards.source import named, total
 from components.rewards.weighted import PromptColumns
 
 
-class Rules:
+class Rules(ExitStack[None]):
     """Counts violations by patterns or by a function. Use it as a context manager, which ends its process."""
 
     def __init__(self, config: RulesConfig, data: Path) -> None:
@@ -24,16 +24,10 @@ class Rules:
         Raises:
             UserError: the function cannot be imported, or was edited after the run began.
         """
+        super().__init__()
         self._patterns = {name: re.compile(pattern) for name, pattern in config.patterns.items()}
         self._columns = PromptColumns(data)
-        self._function = None if config.caller is None else FunctionSource(config.caller)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._function is not None:
-            self._function.close()
+        self._function = None if config.caller is None else self.enter_context(closing(FunctionSource(config.caller)))
 
     def count(self, prompts: Sequence[Sequence[Message]], responses: Sequence[str]) -> list[dict[str, float]]:
         """Return for each response its total `violations` and, with patterns, the matches of each pattern by name.

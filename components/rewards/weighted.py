@@ -3,10 +3,10 @@
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -83,7 +83,7 @@ INPUT = "rewards"
 
 
 @dataclass
-class Rewards:
+class Rewards(AbstractContextManager["Rewards", None]):
     """The sources of `ppo.rewards`, opened. The first rank asks them; all ranks get the scores."""
 
     configs: Sequence[RewardSource]
@@ -116,9 +116,6 @@ class Rewards:
                     sources[config.name] = opened
                     stack.callback(opened.close)
             return cls(configs, sources, PromptColumns(inputs["data"]), _stack=stack.pop_all())
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()

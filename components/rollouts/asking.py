@@ -8,7 +8,8 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple, Self
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 from components.base.errors import UserError
 from components.base.strict_json import BadJson, parse_json
@@ -47,7 +48,7 @@ class HttpAnswer(NamedTuple):
         return value, ""
 
 
-class HttpClient:
+class HttpClient(AbstractContextManager["HttpClient", None]):
     """A client for any number of threads. An answer comes whole within `timeout` seconds and has `MOST_BYTES` at most.
 
     httpx bounds each read alone: a server that sends a byte a second is read without end. An event loop can end a
@@ -72,9 +73,6 @@ class HttpClient:
         self.headers, self._loop = self._http.headers, asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="http", daemon=True)
         self._thread.start()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

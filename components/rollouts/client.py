@@ -8,8 +8,9 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
@@ -38,12 +39,13 @@ class ServerFacts:
     speculates: bool
 
 
-class VllmClient:
+class VllmClient(ExitStack[None]):
     """A client of one server, with its connections."""
 
     def __init__(self, config: RolloutConfig) -> None:
         import httpx
 
+        super().__init__()
         url = config.url or os.environ.get("TETHER_VLLM_URL")
         if not url:
             raise UserError(
@@ -52,17 +54,11 @@ class VllmClient:
             )
         refuse_credentials("TETHER_VLLM_URL", url)
         self.config, self.url = config, url.rstrip("/")
-        self._http = HttpClient(
+        self._http = self.enter_context(HttpClient(
             config.timeout, lambda reason: UserError(f"ppo.rollout.url: {self.url}: {reason}"), "VLLM_API_KEY",
             limits=httpx.Limits(max_connections=config.concurrency, max_keepalive_connections=config.concurrency),
             trust_env=False,  # the server is asked directly, never through a proxy of the environment
-        )  # fmt: skip
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._http.close()
+        ))  # fmt: skip
 
     def get(self, route: str, **query: str) -> dict[str, Any]:
         """Return the JSON object that `GET route` answers; raises as `post`."""

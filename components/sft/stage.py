@@ -28,7 +28,6 @@ from components.sft.tokenized_demonstrations import (
     TokenizedDemonstrations,
     check_packing,
     choose_demonstrations,
-    example_losses,
     loss_a_token,
     perplexity_ratio,
     response_losses,
@@ -59,6 +58,7 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     if "base" not in inputs:
         train = train[: job.sft.max_demonstrations]
     model, tokenizer = _untrained(job, inputs, train)
+    pad_id = tokenizer.pad_token_id
     chosen, evaluated = (
         choose_demonstrations(tokenizer, rows, job.generation, job.sft.overlong, most, out)
         for rows, most in ((train, job.sft.max_demonstrations), (heldout, job.sft.evaluate))
@@ -75,7 +75,7 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     metrics["sft/unigram_perplexity"] = math.exp(sum(baseline) / tokens)
     if "base" in inputs:
         observe(0, {}, doing=f"evaluating the base model on {subject}")
-        baseline = response_losses(model, tokenizer, heldout_examples, job.runtime)
+        baseline = response_losses(model, pad_id, heldout_examples, job.runtime)
         metrics["sft/base_perplexity"] = math.exp(sum(baseline) / tokens)
 
     losses, evaluations = baseline, None
@@ -83,21 +83,21 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
         further = choose_demonstrations(tokenizer, unjudged, job.generation, job.sft.overlong, None).examples
         prompts = [row["prompt"] for row in unjudged[:SHOWN]]
         model, evaluations = fine_tune(
-            job, model, tokenizer.pad_token_id, examples, out, observe, unseen(further, heldout_examples),
+            job, model, pad_id, examples, out, observe, unseen(further, heldout_examples),
             lambda model: _answered(job, inputs["data"], model, tokenizer, prompts, "shown")[0],
         )  # fmt: skip
         model.eval()
     go_on_alone()
     if evaluations is not None:
         observe(0, {}, doing=f"evaluating the last model on {subject}")
-        last = loss_a_token(response_losses(model, tokenizer, heldout_examples, job.runtime), heldout_examples)
+        last = loss_a_token(response_losses(model, pad_id, heldout_examples, job.runtime), heldout_examples)
         metrics |= {**last.metrics("sft/last_loss"), "sft/last_perplexity": math.exp(last.value)}
         metrics |= evaluations.publish(model, lambda: save_model(model, tokenizer, out / "artifact" / "last" / "model"))
         write_json(out / "artifact" / "metadata.json", evaluations.document())
     save_model(model, tokenizer, out / "artifact" / "model")
     if job.sft.train:
         observe(0, {}, doing=f"evaluating on {subject}")
-        losses = response_losses(model, tokenizer, heldout_examples, job.runtime)
+        losses = response_losses(model, pad_id, heldout_examples, job.runtime)
     loss = loss_a_token(losses, heldout_examples)
     metrics |= {**loss.metrics("sft/loss"), "sft/perplexity": math.exp(loss.value)}
     metrics |= perplexity_ratio(losses, baseline, heldout_examples).metrics("sft/perplexity_ratio")
@@ -166,7 +166,7 @@ def fine_tune(
         return loss, {"sft/train_loss": loss}
 
     def heldout_losses() -> tuple[list[float], dict[str, float]]:
-        return example_losses(model, pad_id, heldout or Examples.of(()), job.runtime), {}
+        return response_losses(model, pad_id, heldout or Examples.of(()), job.runtime), {}
 
     evaluations = None
     if job.sft.evaluate_every is not None:

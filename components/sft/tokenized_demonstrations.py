@@ -141,16 +141,8 @@ def check_packing(model: Any, pad_id: int, batch: Sequence[Example], runtime: Ru
 
 
 @torch.no_grad()
-def response_losses(
-    model: Any, tokenizer: Any, examples: Examples, runtime: Runtime, batch_size: int = 32
-) -> list[float]:
+def response_losses(model: Any, pad_id: int, examples: Examples, runtime: Runtime, batch_size: int = 32) -> list[float]:
     """Return the negative log-probability of the response of each of `examples` (n,), nats."""
-    return example_losses(model, tokenizer.pad_token_id, examples, runtime, batch_size)
-
-
-@torch.no_grad()
-def example_losses(model: Any, pad_id: int, examples: Examples, runtime: Runtime, batch_size: int = 32) -> list[float]:
-    """As `response_losses`, for a model whose pad token is `pad_id`."""
     totals = [0.0] * len(examples)
     for batch in length_buckets(examples.lengths, batch_size):
         losses = token_losses(model, pad_id, [examples[i] for i in batch], runtime).double().cpu()

@@ -1,5 +1,6 @@
 """Intervals of a share that people judged, over both items and raters, and the power of such a study."""
 
+import bisect
 import math
 from collections.abc import Hashable, Iterable
 
@@ -186,28 +187,17 @@ def too_few_raters(raters: int) -> str | None:
 
 
 def smallest_found(
-    items: int,
-    raters: int,
-    per_item: int,
-    ties: float = 0.15,
-    item_spread: float = 1.0,
-    rater_spread: float = 0.3,
-    level: float = LEVEL,
-    chance: float = 0.8,
+    items: int, raters: int, per_item: int, ties: float = 0.15, rater_spread: float = 0.3, chance: float = 0.8,
     draws: int = 500,
-    seed: int = 0,
-) -> float | None:
+) -> float | None:  # fmt: skip
     """Return the smallest win rate, in steps of 0.01, whose `power` is at least `chance`; None if none has it.
 
     Win rates up to 1 - ties / 2 are possible. Power rises with the win rate, so bisection finds the smallest.
     """
-    top = math.ceil(100 * (1 - ties / 2)) - 1
-    low, high = 50, top  # power is too small at low and below, and enough above high
-    while high > low:
-        middle = (low + high + 1) // 2
-        reached = power(items, raters, per_item, middle / 100, ties, item_spread, rater_spread, level, draws, seed)
-        if reached >= chance:
-            high = middle - 1
-        else:
-            low = middle
-    return None if low == top else (low + 1) / 100
+
+    def is_enough(percent: int) -> bool:
+        return power(items, raters, per_item, percent / 100, ties, rater_spread=rater_spread, draws=draws) >= chance
+
+    rates = range(51, math.ceil(100 * (1 - ties / 2)))
+    place = bisect.bisect_left(rates, True, key=is_enough)
+    return None if place == len(rates) else rates[place] / 100

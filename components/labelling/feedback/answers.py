@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from components.base.errors import UserError
 from components.base.files import make_folder
@@ -36,7 +36,7 @@ def pair_id(prompt: list[Message], a: str, b: str) -> str:
     return digest_json([prompt, a, b])[:32]
 
 
-class KeptAnswers:
+class KeptAnswers(ExitStack[None]):
     """The file `answers.jsonl` of a folder: a line per pair, synced to disk before the next pair is asked."""
 
     def __init__(self, folder: Path, judge: Mapping[str, Any]) -> None:
@@ -48,18 +48,14 @@ class KeptAnswers:
         Raises:
             UserError: the folder has another judge's answers, or something else, or is a file.
         """
+        super().__init__()
         if folder.exists() and not folder.is_dir():
             raise UserError(f"--out {folder} is a file. Name a new folder.")
         make_folder(folder)
         _check_same(folder, judge)
         self._lines = AppendedLines(folder / ANSWERS, _read)
+        self.callback(self._lines.close)
         self._known = dict(self._lines.found)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._lines.close()
 
     def get(self, pair: str) -> BothOrders | None:
         """Return the answers to a pair; None if it was not asked."""
