@@ -31,7 +31,7 @@ from components.data.inputs import (
 from components.data.rows import CanonicalRow, RawRow, Row
 from components.data.splits import SPLITS, prompt_key
 from components.data.support_desk.desk import generate
-from components.human_eval.batch.halves import JUDGED, PREFERENCES
+from components.human_eval.batch.halves import HELD_OUT, PREFERENCES
 from components.models.tokenizers import Demonstration, TrainingTexts, load_tokenizer, train_tokenizer
 from components.stats.dawid_skene import DawidSkene
 from components.stats.intervals import Interval, clustered_proportion
@@ -229,7 +229,7 @@ def sources_of(job: ValidateJob, inputs: Mapping[str, Path], alone: bool) -> dic
     sources["preferences"] = sources.get("preferences", []) + [
         RowSource("preferences", str(path), FileRows(path), {}, "data.columns", label, data.decision, needs_one=False)
         for name, folder in of_kind(inputs, VOTES).items()
-        for file, what in ((PREFERENCES, "votes"), (JUDGED, "judged"))
+        for file, what in ((PREFERENCES, "votes"), (HELD_OUT, "judged"))
         if (path := folder / file).stat().st_size
         for label in [f"{what}-{name.partition('/')[2]}"]
     ]

@@ -18,8 +18,8 @@ from components.data.inputs import (
     refuse_unknown_sources,
     values_of,
 )
-from components.human_eval.batch.halves import JUDGED
-from components.human_eval.blinding import SEAL, home_seal
+from components.human_eval.batch.halves import HELD_OUT
+from components.human_eval.blinding import SECRET, home_secret
 from components.models.weights import as_folder, check_weights
 from components.reward.suites.suite_formats import SUITES, read_suite
 from components.store.graph import Graph
@@ -180,7 +180,7 @@ def _votes(config: RunConfig, home: Path) -> dict[str, Input]:
     for number, run in enumerate(config.data.votes, 1):
         stage = _status(run, home, "data.votes").stage("human_eval")
         store = ArtifactStore(home)
-        if stage.digest is None or not (path := store.path(stage.digest)).joinpath(JUDGED).is_file():
+        if stage.digest is None or not (path := store.path(stage.digest)).joinpath(HELD_OUT).is_file():
             raise UserError(
                 f"data.votes: people have not judged the policy of run {run} (human_eval: {stage.state}). Score it "
                 f"with `tether people score`, or name another run."
@@ -268,9 +268,9 @@ def _blinding(
     if config.human_eval.judges != "people":
         return {}  # simulated judges need no blinding, and so the demo gives the same bytes in every home
     if (sample := taken.get(stage)) is None:
-        return {"seal": Input.of(home_seal(home))}
+        return {"seal": Input.of(home_secret(home))}
     digest = sample.inputs.get("seal")
-    return {} if digest is None else {"seal": Input(digest=digest, path=home / SEAL)}
+    return {} if digest is None else {"seal": Input(digest=digest, path=home / SECRET)}
 
 
 def _previous(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dict[str, Input]:

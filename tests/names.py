@@ -21,15 +21,17 @@ REPEATED = {"__init__", "__main__", "config", "stage"}
 
 def names(tree: ast.AST) -> Iterator[tuple[str, str, int]]:
     """Yield kind, name and line of each class, function, field, argument and variable."""
+    declared_fields: set[ast.AST] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
             yield "class", node.name, node.lineno
             yield from (("field", field.id, field.lineno) for field in fields(node))
+            declared_fields |= set(fields(node))
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             yield "function", node.name, node.lineno
         elif isinstance(node, ast.arg):
             yield "argument", node.arg, node.lineno
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node not in declared_fields:
             yield "variable", node.id, node.lineno
 
 

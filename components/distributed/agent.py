@@ -48,7 +48,7 @@ def main(folder: Path) -> None:
         elastic_launch(config, sys.executable)("-m", "components.distributed.entry", str(folder), str(os.getpid()))
     except ChildFailedError as error:
         with replacing(folder / DIED) as temporary:
-            temporary.write_text(json.dumps({rank: each.exitcode for rank, each in error.failures.items()}))
+            temporary.write_text(json.dumps({rank: failure.exitcode for rank, failure in error.failures.items()}))
         sys.exit(1)
 
 

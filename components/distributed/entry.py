@@ -98,7 +98,7 @@ def _compute(folder: Path, rank: int, shared: list[Any]) -> None:
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=limit)
     shared.append(dist.distributed_c10d._get_default_store())
     text = (folder / PROGRAM).read_text(encoding="utf-8") if rank == 0 else ""
-    program = json.loads(ranks.told_by_first(text))
+    program = json.loads(ranks.text_of_first(text))
     job = _named(program["job"]).model_validate(program["values"])
     if ranks.size() != job.runtime.ranks:
         raise UserError(

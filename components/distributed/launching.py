@@ -57,7 +57,7 @@ class _Ranks:
     folder: Path
     agent: subprocess.Popen[bytes]
     name: str
-    told: int | None = None
+    stop_signal: int | None = None
     _stopped: set[int] = field(default_factory=set, init=False)
     _read: int = field(default=0, init=False)
     _failing: float | None = field(default=None, init=False)
@@ -77,11 +77,11 @@ class _Ranks:
 
     def processes(self) -> dict[int, dict[str, object]]:
         """Return the processes of the ranks that have begun, by rank number."""
-        found = {}
+        by_rank = {}
         for path in self.folder.glob("process-*.json"):
             with contextlib.suppress(ValueError):  # being written
-                found[int(path.stem.partition("-")[2])] = json.loads(path.read_text(encoding="utf-8"))
-        return found
+                by_rank[int(path.stem.partition("-")[2])] = json.loads(path.read_text(encoding="utf-8"))
+        return by_rank
 
     def stop(self, number: int) -> None:
         """Signal each rank once to stop: each finishes its step, then all end together.
@@ -89,7 +89,7 @@ class _Ranks:
         Another call reaches ranks that have begun since. If none has begun, since other hosts are missing or torch is
         being imported, the agent is killed: nothing is lost.
         """
-        self.told = self.told or number
+        self.stop_signal = self.stop_signal or number
         begun = self.processes()
         if not begun:
             self.kill()
@@ -97,17 +97,17 @@ class _Ranks:
             if rank not in self._stopped and is_alive(process):  # type: ignore[arg-type]
                 self._stopped.add(rank)
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(str(process["pid"])), self.told)
+                    os.kill(int(str(process["pid"])), self.stop_signal)
 
     def kill_if_stuck(self) -> None:
         """Kill all ranks some time after one has failed, since the others may wait for it in code that no signal
         ends."""
-        gone = [r for r, each in self.processes().items() if not is_alive(each)]  # type: ignore[arg-type]
+        gone = [r for r, process in self.processes().items() if not is_alive(process)]  # type: ignore[arg-type]
         died = [rank for rank in gone if not entry.done_file(self.folder, rank).exists()]
         ended = outcome.read_ended(self.folder)
-        if self._failing is None and (died or any(not each.signal for each in ended)):
-            self._failing, told = time.monotonic(), {each.rank for each in ended}
-            self._silent = [rank for rank in died if rank not in told]
+        if self._failing is None and (died or any(not ending.signal for ending in ended)):
+            self._failing, reported = time.monotonic(), {ending.rank for ending in ended}
+            self._silent = [rank for rank in died if rank not in reported]
         if self._failing is not None and time.monotonic() - self._failing > GRACE_SECONDS:
             self.kill()
 
@@ -116,7 +116,7 @@ class _Ranks:
         self.agent.kill()
         self.agent.wait()
         deadline = time.monotonic() + GRACE_SECONDS
-        while time.monotonic() < deadline and any(is_alive(each) for each in self.processes().values()):  # type: ignore[arg-type]
+        while time.monotonic() < deadline and any(is_alive(process) for process in self.processes().values()):  # type: ignore[arg-type]
             time.sleep(0.01)
 
     def metrics(self) -> dict[str, float]:
@@ -131,15 +131,15 @@ class _Ranks:
         ended = outcome.read_ended(self.folder)
         path = self.folder / agent.DIED
         died = {int(r): code for r, code in json.loads(path.read_text()).items()} if path.is_file() else {}
-        failed = any(not each.of_ranks and not each.signal for each in ended)
-        number = outcome.told_to_stop(ended, died) or (0 if failed else self.told)
+        failed = any(not ending.of_ranks and not ending.signal for ending in ended)
+        number = outcome.told_to_stop(ended, died) or (0 if failed else self.stop_signal)
         if number:
             raise Stopped(number)
         if ended or died or self.processes():
             raise outcome.error_of(self.name, ended, died, self._silent)
-        raise TetherError(f"{self.name}: its ranks could not be started: {self._said()}")
+        raise TetherError(f"{self.name}: its ranks could not be started: {self._last_line()}")
 
-    def _said(self) -> str:
+    def _last_line(self) -> str:
         text = (self.folder / "agent.log").read_text(encoding="utf-8", errors="replace").strip()
         return text.splitlines()[-1] if text else f"the agent ended with exit code {self.agent.returncode}"
 
@@ -188,7 +188,7 @@ def join(within: str, ranks: int, folder: Path, timeout: float, check: Callable[
     try:
         _follow(started, lambda *_, **__: None, check)
         if (code := started.agent.returncode) != 0:
-            logger.warning("the ranks of this host ended with exit code %d: %s", code, started._said())
+            logger.warning("the ranks of this host ended with exit code %d: %s", code, started._last_line())
         return code
     finally:
         _leave(started)

@@ -38,8 +38,8 @@ class Ended:
 
 def failed(rank: int, error: BaseException) -> Ended:
     """Describe the error with which a rank ends."""
-    told = disk_error(error) if isinstance(error, Exception) else None
-    kind, message = type(told or error).__name__, str(told or error)
+    disk = disk_error(error) if isinstance(error, Exception) else None
+    kind, message = type(disk or error).__name__, str(disk or error)
     number = getattr(error, "number", signal.SIGINT) if isinstance(error, KeyboardInterrupt) else 0
     trace = "".join(traceback.format_exception(error))
     blames = not isinstance(error, TetherError) and bool(_OF_RANKS.search(message))
@@ -54,8 +54,8 @@ def write_ended(folder: Path, ended: Ended) -> None:
 
 def read_ended(folder: Path) -> list[Ended]:
     """Return how ranks ended, the earliest first."""
-    found = [Ended(**json.loads(path.read_text(encoding="utf-8"))) for path in folder.glob("ended-*.json")]
-    return sorted(found, key=lambda each: each.at)
+    endings = [Ended(**json.loads(path.read_text(encoding="utf-8"))) for path in folder.glob("ended-*.json")]
+    return sorted(endings, key=lambda ending: ending.at)
 
 
 def told_to_stop(ended: list[Ended], died: Mapping[int, int]) -> int:
@@ -63,7 +63,7 @@ def told_to_stop(ended: list[Ended], died: Mapping[int, int]) -> int:
 
     Signals that the agent sends, after a rank died or lost another rank, do not count.
     """
-    causes = [each for each in ended if not each.of_ranks]
+    causes = [ending for ending in ended if not ending.of_ranks]
     if not causes:
         return signal.SIGTERM if set(died.values()) == {-signal.SIGTERM} else 0  # before they could handle signals
     number, first = causes[0].signal, ended[0]
@@ -81,10 +81,10 @@ def error_of(stage: str, ended: list[Ended], died: Mapping[int, int], silent: Se
         silent: ranks that ended first and wrote nothing. Used instead of `died` if the agent was killed before it could
             write the exit codes, because the other ranks did not end in time.
     """
-    own = [each for each in ended if not each.of_ranks and not each.signal]
-    if own:
-        return _raised(stage, own[0])
-    missed = next((each for each in ended if each.of_ranks), None)
+    causes = [ending for ending in ended if not ending.of_ranks and not ending.signal]
+    if causes:
+        return _raised(stage, causes[0])
+    missed = next((ending for ending in ended if ending.of_ranks), None)
     if missed is not None and _TIMED_OUT.search(missed.message):
         return _with_trace(
             missed, f"{stage}: rank {missed.rank} waited for another rank for longer than runtime.rank_timeout"

@@ -63,41 +63,41 @@ def summed(values: Mapping[str, float], maxima: Iterable[str] = ()) -> dict[str,
 
 
 def _reduced(values: Sequence[float], how: dist.ReduceOp.RedOpType) -> list[float]:
-    found = torch.tensor(values, dtype=torch.float64)
-    dist.all_reduce(found, how)
-    return found.tolist()
+    tensor = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(tensor, how)
+    return tensor.tolist()
 
 
-def told_by_all(text: str) -> list[str]:
+def texts_of_all(text: str) -> list[str]:
     """Return on every rank the texts of all ranks, in the ranks' order. They must be ASCII and equally long."""
     if size() == 1:
         return [text]
-    own = torch.frombuffer(bytearray(text.encode("ascii")), dtype=torch.uint8)
-    found = [torch.empty_like(own) for _ in range(size())]
-    dist.all_gather(found, own)
-    return [bytes(each.tolist()).decode("ascii") for each in found]
+    encoded = torch.frombuffer(bytearray(text.encode("ascii")), dtype=torch.uint8)
+    gathered = [torch.empty_like(encoded) for _ in range(size())]
+    dist.all_gather(gathered, encoded)
+    return [bytes(row.tolist()).decode("ascii") for row in gathered]
 
 
-def told_by_first(text: str) -> str:
+def text_of_first(text: str) -> str:
     """Return on every rank the text of rank 0."""
     if size() == 1:
         return text
-    told = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8) if is_first() and text else torch.empty(0)
-    length = torch.tensor([len(told)])
+    encoded = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8) if is_first() and text else torch.empty(0)
+    length = torch.tensor([len(encoded)])
     dist.broadcast(length, 0)
-    buffer = told.to(torch.uint8) if is_first() else torch.zeros(int(length), dtype=torch.uint8)
+    buffer = encoded.to(torch.uint8) if is_first() else torch.zeros(int(length), dtype=torch.uint8)
     if len(buffer):
         dist.broadcast(buffer, 0)
     return bytes(buffer.tolist()).decode()
 
 
-def of_first(values: Sequence[float]) -> list[float]:
+def values_of_first(values: Sequence[float]) -> list[float]:
     """Return on every rank the values of rank 0, for a decision that all must take alike. Equally many on each rank."""
     if size() == 1:
         return list(values)
-    told = torch.tensor(values, dtype=torch.float64)
-    dist.broadcast(told, 0)
-    return told.tolist()
+    tensor = torch.tensor(values, dtype=torch.float64)
+    dist.broadcast(tensor, 0)
+    return tensor.tolist()
 
 
 def go_on_alone() -> None:

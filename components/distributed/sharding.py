@@ -80,8 +80,8 @@ def gathered(model: Any) -> Any:
         return model
     skeleton = getattr(model, _SKELETON)[0]
     whole_by_id: dict[int, nn.Parameter] = {}
-    for (_, empty), (_, held) in zip(skeleton.named_parameters(), model.named_parameters(), strict=True):
-        whole_by_id[id(empty)] = nn.Parameter(whole(held).detach(), held.requires_grad)
+    for (_, empty), (_, parameter) in zip(skeleton.named_parameters(), model.named_parameters(), strict=True):
+        whole_by_id[id(empty)] = nn.Parameter(whole(parameter).detach(), parameter.requires_grad)
     _replace(skeleton, whole_by_id)
     return skeleton.train(model.training)
 
@@ -127,17 +127,17 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def like(tensor: Tensor, held: Tensor) -> Tensor:
-    """Return this rank's part of a whole tensor, sharded like `held`; a part is returned as it is. Collective."""
-    if not isinstance(held, DTensor) or isinstance(tensor, DTensor):
+def like(tensor: Tensor, template: Tensor) -> Tensor:
+    """Return this rank's part of a whole tensor, sharded like `template`; a part is returned as it is. Collective."""
+    if not isinstance(template, DTensor) or isinstance(tensor, DTensor):
         return tensor
-    return distribute_tensor(tensor.to(held.device), held.device_mesh, held.placements)
+    return distribute_tensor(tensor.to(template.device), template.device_mesh, template.placements)
 
 
 def own_bytes(tensor: Tensor) -> int:
     """Return the size in bytes of this rank's part of a tensor."""
-    own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return own.numel() * own.element_size()
+    part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return part.numel() * part.element_size()
 
 
 def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:

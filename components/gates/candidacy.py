@@ -43,9 +43,9 @@ def unjudged(values: Mapping[str, Any], metrics: Collection[str]) -> list[Requir
         return threshold is not None and (requirement.chance is None or threshold >= requirement.chance)
 
     return [
-        each for each in REQUIREMENTS
-        if not any(judges(each, gate) for gate in each.gates)
-        and not (each.if_measured and GATES[each.gates[0]].estimate not in metrics)
+        requirement for requirement in REQUIREMENTS
+        if not any(judges(requirement, gate) for gate in requirement.gates)
+        and not (requirement.if_measured and GATES[requirement.gates[0]].estimate not in metrics)
     ]  # fmt: skip
 
 
@@ -59,5 +59,6 @@ def why_no_alias(values: Mapping[str, Any], metrics: Collection[str] | None = No
         return "its profile is for trying things (promote is false)"
     if metrics is None or not (lacking := unjudged(values, metrics)):
         return ""
-    options = ", ".join(f"gates.{each.gates[0]}" for each in lacking)
-    return f"its run does not judge {', '.join(each.what for each in lacking)}: set {options}, and rerun human_eval"
+    unmet = ', '.join(requirement.what for requirement in lacking)
+    options = ", ".join(f"gates.{requirement.gates[0]}" for requirement in lacking)
+    return f"its run does not judge {unmet}: set {options}, and rerun human_eval"

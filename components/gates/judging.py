@@ -144,19 +144,19 @@ class GatesConfig(BaseModel):
     def rules(self, stage: str | None = None) -> list[tuple[Gate, Threshold]]:
         """Return each gate of a stage (None: of all) with its threshold (None: off); extra gates come last."""
         named = self.__pydantic_extra__
-        known = [(gate, named.get(gate.stage, {}).get(gate.short)) for gate in GATES.values()]
+        built_in = [(gate, named.get(gate.stage, {}).get(gate.short)) for gate in GATES.values()]
         extra = [
-            (each.rule(of, short), each.threshold)
-            for of, gates in self.extra.items() for short, each in gates.items() if each is not None
+            (added.rule(of, short), added.threshold)
+            for of, gates in self.extra.items() for short, added in gates.items() if added is not None
         ]  # fmt: skip
-        return [(gate, threshold) for gate, threshold in known + extra if stage in (None, gate.stage)]
+        return [(gate, threshold) for gate, threshold in built_in + extra if stage in (None, gate.stage)]
 
     def plugged(self, stage: str) -> dict[str, ExtraGate]:
         """Return the judged gates of a stage whose number a plug-in measures, by the name of that number."""
         extra = self.extra.get(stage, {})
         return {
-            plugged_metric(stage, short): each
-            for short, each in extra.items() if each is not None and each.plugin and each.threshold is not None
+            plugged_metric(stage, short): gate
+            for short, gate in extra.items() if gate is not None and gate.plugin and gate.threshold is not None
         }  # fmt: skip
 
     @property
@@ -167,10 +167,10 @@ class GatesConfig(BaseModel):
 
 def stage_metrics(final: Mapping[str, float], parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Return the metrics that gates judge: those of the sub-stages `parts`, overridden by those of the `final` one."""
-    found = dict[str, float]()
-    for each in parts:
-        found |= each
-    return found | dict(final)
+    metrics = dict[str, float]()
+    for part in parts:
+        metrics |= part
+    return metrics | dict(final)
 
 
 def judge(
@@ -186,12 +186,12 @@ def judge(
     return [_judge(gate, metrics, threshold, by_gate.get(gate.name), skipped) for gate, threshold in rules]
 
 
-def check_waivers(waivers: Sequence[Waiver], gates: GatesConfig, given: str = "--waive") -> None:
-    """Raise UserError for a waiver of an unknown gate; `given` is the option by which the user gave it."""
+def check_waivers(waivers: Sequence[Waiver], gates: GatesConfig, option: str = "--waive") -> None:
+    """Raise UserError for a waiver of an unknown gate; `option` is the option by which the user gave it."""
     names = [gate.name for gate, _ in gates.rules()]
     for waiver in waivers:
         if waiver.gate not in names:
-            raise UserError(f"{given} {waiver.gate}: there is no such gate{_nearest(waiver.gate, names)}")
+            raise UserError(f"{option} {waiver.gate}: there is no such gate{_nearest(waiver.gate, names)}")
 
 
 def failure(stage: str, verdicts: Sequence[Verdict]) -> GateFailed | None:

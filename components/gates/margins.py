@@ -34,7 +34,7 @@ def margin(verdict: Verdict, metrics: Mapping[str, float | None]) -> Margin:
         return Margin(None, "not measured")
     ends = _ends(verdict, value, metrics)
     margins = [_of(verdict.op, ends, bound) for bound in (threshold, verdict.within) if bound is not None]
-    return max(margins, key=lambda each: each.slack or 0.0)
+    return max(margins, key=lambda candidate: candidate.slack or 0.0)
 
 
 def _ends(verdict: Verdict, value: float, metrics: Mapping[str, float | None]) -> Range:
@@ -75,11 +75,11 @@ def _share(share: float) -> str:
 _WORST_FIRST = ("FAIL", "WAIVED", "SKIPPED", "WARN", "PASS", "OFF")
 
 
-def tightness(verdict: Verdict, found: Margin) -> tuple[int, bool, float]:
+def tightness(verdict: Verdict, distance: Margin) -> tuple[int, bool, float]:
     """Return the key by which gates are sorted: failed ones first, then the tightest.
 
     A gate that passes exactly at its bound comes last: such gates count things that must all be there, or must not
     occur at all.
     """
-    slack = -1.0 if found.slack is None else found.slack
+    slack = -1.0 if distance.slack is None else distance.slack
     return _WORST_FIRST.index(outcome(verdict)), verdict.passed and not slack, slack

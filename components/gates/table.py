@@ -112,6 +112,6 @@ def brief_metrics(stage: str, recorded: Iterable[str]) -> list[str]:
     names = list(recorded)
     if stage in MAIN_METRICS:
         brief = [metric.name for metric in MAIN_METRICS[stage] if metric.brief and metric.name in names]
-        by_source = {name: sorted(each for each in names if each.startswith(f"{name}{OF_SOURCE}")) for name in brief}
-        return [each for name in brief for each in (name, *by_source[name])]
+        by_source = {name: sorted(n for n in names if n.startswith(f"{name}{OF_SOURCE}")) for name in brief}
+        return [listed for name in brief for listed in (name, *by_source[name])]
     return sorted(name for name in names if name.startswith(f"{stage}/"))[:4]

@@ -26,9 +26,9 @@ from components.human_eval.sheet import (
     SheetInfo,
     SheetRow,
     criterion_columns,
+    header_lines,
     rater_file,
     rating_columns,
-    told,
     write_joint,
     write_json_lines,
     write_raters_files,
@@ -41,7 +41,7 @@ def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
     `artifact/` has `guidelines.md`; `raters/rater_1.csv` to `rater_k.csv`, each with instructions for one rater;
     `sheet.csv`, `sheet.jsonl` and `sheet.json` with a column for each rater; `key.json` and `responses.jsonl`, which
     tell the sides and must not be given out; and `ratings.simulated.csv` if the judges are simulated. If people judge,
-    `inputs["seal"]` is the home's secret (`blinding.home_seal`), with which the key is sealed.
+    `inputs["seal"]` is the home's secret (`blinding.home_secret`), with which the key is sealed.
 
     Raises:
         UserError: there are no held-out prompts; or simulated judges are asked for on other data than the built-in
@@ -53,21 +53,21 @@ def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
     chosen = choose(rows, config, job.seed)
     responses = respond(job, inputs, [c.prompt for c in chosen], out, observe)
     texts = {side: [r["text"] for r in responses[side]] for side in ("sft", "policy")}
-    seal = inputs["seal"].read_bytes() if config.judges == "people" else b""
+    key = inputs["seal"].read_bytes() if config.judges == "people" else b""
     repeats, checks = (round(share * len(chosen)) for share in (config.repeats, config.attention))
-    items, salt = blind(chosen, texts["sft"], texts["policy"], job.seed, seal, repeats)
+    items, salt = blind(chosen, texts["sft"], texts["policy"], job.seed, key, repeats)
     if checks:
         items = with_attention(items, held_out_replies(inputs["data"]), checks, salt)
     write_rows(
         artifact / "responses.jsonl",
         (JudgedItem(item=i.item, stratum=i.chosen.stratum, category=i.chosen.category, prompt=i.chosen.prompt,
-                    sft=i.sft, policy=i.policy) for i in items if i.known is None),
+                    sft=i.sft, policy=i.policy) for i in items if i.distortion is None),
     )  # fmt: skip
     write_blinded(artifact, items, salt, config, job.seed)
     return {
         "human_eval/sampled": float(len(chosen)),
         "human_eval/repeated": float(sum(item.repeat_of is not None for item in items)),
-        "human_eval/attention_items": float(sum(item.known is not None for item in items)),
+        "human_eval/attention_items": float(sum(item.distortion is not None for item in items)),
         "human_eval/strata": float(len({c.stratum for c in chosen})),
         "human_eval/identical": sum(map(str.__eq__, map(seen, texts["sft"]), map(seen, texts["policy"]))) / len(chosen),
         "human_eval/sft_ended": sum(r["ended"] for r in responses["sft"]) / len(chosen),
@@ -97,10 +97,11 @@ def not_judged_yet(rows: Sequence[HeldOutPrompt], data: Path, items: int) -> Seq
     time that may be trained on.
     """
     pairs = data / "pairs.test"
-    judged = {loose_key(row["prompt"]) for row in (read_split(pairs) if has_split(pairs) else ()) if JUDGED_IN in row}
-    if not judged:
+    earlier = read_split(pairs) if has_split(pairs) else ()
+    rated = {loose_key(row["prompt"]) for row in earlier if JUDGED_IN in row}
+    if not rated:
         return rows
-    fresh = [place for place, row in enumerate(rows) if loose_key(row["prompt"]) not in judged]
+    fresh = [place for place, row in enumerate(rows) if loose_key(row["prompt"]) not in rated]
     return rows_at(rows, fresh) if len(fresh) >= items else rows
 
 
@@ -132,20 +133,20 @@ def write_sheet(artifact: Path, items: Sequence[Item], config: HumanEvalConfig) 
         )
     write_joint(artifact / "sheet.csv", sheet, config.raters, criteria=criteria)
     write_json_lines(artifact / "sheet.jsonl", sheet, criteria)
-    asked: list[AskedCriterion] = [{"name": name, "question": CRITERIA[name]} for name in criteria]
-    lines = told(config.instructions, config.ratings, asked)
+    questions: list[AskedCriterion] = [{"name": name, "question": CRITERIA[name]} for name in criteria]
+    lines = header_lines(config.instructions, config.ratings, questions)
     write_raters_files(artifact / RATERS, sheet, config.raters, lines, criteria)
     text = config.instructions.strip() + "\n"
     (artifact / GUIDELINES_FILE).write_text(text, encoding="utf-8", newline="\n")
     info: SheetInfo = {
         "guidelines": text,
         "guidelines_sha256": digest_file(artifact / GUIDELINES_FILE),
-        "criteria": asked,
+        "criteria": questions,
         "instructions": "\n".join(lines),
         "columns": [*TEXTS, *rating_columns(config.raters), *criterion_columns(criteria, config.raters)],
         "ratings": list(config.ratings),
         "raters": config.raters,
-        "items": sum(item.repeat_of is None and item.known is None for item in items),
+        "items": sum(item.repeat_of is None and item.distortion is None for item in items),
         "repeated": sum(item.repeat_of is not None for item in items),
         "key_sha256": commitment,
         "for_raters": [f"{RATERS}/{rater_file(rater)}" for rater in range(1, config.raters + 1)],

@@ -23,17 +23,17 @@ from components.human_eval.selection import Chosen
 
 Side = Literal["a", "b"]
 
-SEAL = "human_eval.seal"
+SECRET = "human_eval.seal"
 """The file with the home's secret."""
 
 
-def home_seal(home: Path) -> Path:
+def home_secret(home: Path) -> Path:
     """Return the file with the home's secret, 256 random bits as text. It is made on the first call, with mode 600.
 
     It is an input of the stage that samples, so that its digest, which does not reveal it, is in that stage's key: the
     same home gives the same sheet. No export, backup of artifacts or report contains it.
     """
-    path = home / SEAL
+    path = home / SECRET
     if not path.exists():
         make_folder(home)
         temporary = temporary_beside(path)
@@ -61,7 +61,7 @@ class Item(NamedTuple):
     policy_side: Side
     repeat_of: str | None = None
     """The item whose pair this one repeats, with sides exchanged."""
-    known: str | None = None
+    distortion: str | None = None
     """For an attention check, how its wrong reply was made; its `policy` is the right reply."""
 
 
@@ -92,7 +92,8 @@ class JudgedItem(TypedDict):
 
 
 def blind(
-    chosen: Sequence[Chosen], sft: Sequence[str], policy: Sequence[str], seed: int, seal: bytes = b"", repeats: int = 0
+    chosen: Sequence[Chosen], sft: Sequence[str], policy: Sequence[str], seed: int, key: bytes = b"",
+    repeats: int = 0,
 ) -> tuple[list[Item], str]:
     """Return items in random order with random sides, and the salt without which the key could be guessed by its
     digest.
@@ -101,10 +102,11 @@ def blind(
     later with their sides exchanged.
 
     Args:
-        seal: the home's secret; empty if nobody has to be kept blind.
+        key: the home's secret; empty if nobody has to be kept blind.
     """
-    told = [seed, [[c.prompt, s, p] for c, s, p in zip(chosen, sft, policy, strict=True)]]
-    secret = hmac.new(seal, canonical_json(told).encode(), hashlib.sha256).hexdigest() if seal else digest_json(told)
+    content = [seed, [[c.prompt, s, p] for c, s, p in zip(chosen, sft, policy, strict=True)]]
+    text = canonical_json(content)
+    secret = hmac.new(key, text.encode(), hashlib.sha256).hexdigest() if key else digest_json(content)
     places = list(range(len(chosen)))
     random.Random(f"{secret} sides").shuffle(places)
     places.sort(key=lambda i: chosen[i].stratum)
@@ -114,11 +116,11 @@ def blind(
     order = [*range(len(chosen)), *again]
     random.Random(f"{secret} order").shuffle(order)
     items: list[Item] = []
-    shown: dict[int, str] = {}
+    first_items: dict[int, str] = {}
     for n, i in enumerate(order, 1):
-        side: Side = sides[i] if i not in shown else "b" if sides[i] == "a" else "a"
-        items.append(Item(f"q{n:04d}", chosen[i], sft[i], policy[i], side, shown.get(i)))
-        shown.setdefault(i, items[-1].item)
+        side: Side = sides[i] if i not in first_items else "b" if sides[i] == "a" else "a"
+        items.append(Item(f"q{n:04d}", chosen[i], sft[i], policy[i], side, first_items.get(i)))
+        first_items.setdefault(i, items[-1].item)
     return items, digest_json([secret, "salt"])
 
 
@@ -126,9 +128,9 @@ def sealed_key(items: Sequence[Item], salt: str) -> SealedKey:
     """Return the content of `key.json`: the side of each item's policy response."""
     return {
         "note": "Raters must not see this file before they have rated.",
-        "policy_side": {item.item: item.policy_side for item in items if item.known is None},
-        "attention": {item.item: item.policy_side for item in items if item.known is not None},
-        "attention_made": {item.item: item.known for item in items if item.known is not None},
+        "policy_side": {item.item: item.policy_side for item in items if item.distortion is None},
+        "attention": {item.item: item.policy_side for item in items if item.distortion is not None},
+        "attention_made": {item.item: item.distortion for item in items if item.distortion is not None},
         "repeat_of": {item.item: item.repeat_of for item in items if item.repeat_of is not None},
         "salt": salt,
     }

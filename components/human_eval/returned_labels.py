@@ -85,7 +85,7 @@ class Sample:
         return cls(folder, about, key["policy_side"], responses, key.get("repeat_of", {}), key.get("attention") or {})
 
     @cached_property
-    def given(self) -> dict[str, Texts]:
+    def texts(self) -> dict[str, Texts]:
         """Return the texts that were given out, by the item's name on the sheet."""
         rows = read_rows(self.folder / "sheet.jsonl")
         return {row["item"]: Texts(*(plain(row[name]) for name in _SIDES)) for row in rows}
@@ -93,7 +93,7 @@ class Sample:
     @property
     def criteria(self) -> list[str]:
         """Return the criteria that are asked in addition to the overall preference."""
-        return [each["name"] for each in self.about.get("criteria", [])]
+        return [criterion["name"] for criterion in self.about.get("criteria", [])]
 
     def ratings(self, *files: Path) -> Labels:
         """Return only the overall ratings; see `answers`."""
@@ -126,13 +126,13 @@ class Sample:
             for row, item in self._items(sheet, mistakes):
                 place = f"{path}, row {row.number}"
                 seconds |= {(item, rater): taken for rater, taken in enumerate(row.seconds[: self.raters]) if taken}
-                for question, own in zip((OVERALL, *self.criteria), (row.ratings, *row.criteria), strict=True):
-                    for rater, rating in enumerate(own):
-                        known, where = answers.get((question, item, rater), (rating, ""))
-                        if rating and known != rating:
-                            asked = "" if question == OVERALL else f" about `{question}`"
+                for question, cells in zip((OVERALL, *self.criteria), (row.ratings, *row.criteria), strict=True):
+                    for rater, rating in enumerate(cells):
+                        other, where = answers.get((question, item, rater), (rating, ""))
+                        if rating and other != rating:
+                            subject = "" if question == OVERALL else f" about `{question}`"
                             mistakes.append(
-                                f"{place}: rater {rater + 1} answers {rating} to {row.item}{asked}, and {known} in "
+                                f"{place}: rater {rater + 1} answers {rating} to {row.item}{subject}, and {other} in "
                                 f"{where}. Keep one of them; two people need two rater numbers."
                             )
                         elif rating:
@@ -171,21 +171,21 @@ class Sample:
 
     def _items(self, sheet: ReturnedSheet, mistakes: list[str]) -> list[tuple[SheetRow, str]]:
         """Return the rows of a sheet with their items' numbers; add mistakes to `mistakes`."""
-        own = self.about["key_sha256"][:8]
-        foreign = [row for row in sheet.rows if (named := _ITEM.fullmatch(row.item)) and named[2] != own]
+        mark = self.about["key_sha256"][:8]
+        foreign = [row for row in sheet.rows if (named := _ITEM.fullmatch(row.item)) and named[2] != mark]
         if foreign:
             mistakes.append(
                 f"{sheet.path}, row {foreign[0].number}: item {foreign[0].item} belongs to the sheet of another sample "
-                f"(items of this one end in -{own}), as do {len(foreign)} of {len(sheet.rows)} rows. Score a sheet "
+                f"(items of this one end in -{mark}), as do {len(foreign)} of {len(sheet.rows)} rows. Score a sheet "
                 "with the run that wrote it."
             )
             return []
-        found: list[tuple[SheetRow, str]] = []
+        valid: list[tuple[SheetRow, str]] = []
         numbers: dict[str, int] = {}
         for row in sheet.rows:
             where = f"{sheet.path}, row {row.number}"
             item = row.item.split("-")[0]
-            if not _ITEM.fullmatch(row.item) or row.item not in self.given:
+            if not _ITEM.fullmatch(row.item) or row.item not in self.texts:
                 mistakes.append(
                     f"{where}, column `item`: {row.item[:40]!r} is not an item of this sample. Copy items from "
                     "the sheet unchanged."
@@ -195,14 +195,14 @@ class Sample:
             else:
                 mistakes += (f"{where}, {wrong}" for wrong in self._moved(row, sheet.lossy))
                 numbers[item] = row.number
-                found.append((row, item))
-        mistakes += (f"{sheet.path}, {wrong}" for wrong in _sorted_alone(found, sheet.raters))
-        return found
+                valid.append((row, item))
+        mistakes += (f"{sheet.path}, {wrong}" for wrong in _sorted_alone(valid, sheet.raters))
+        return valid
 
     def _moved(self, row: SheetRow, lossy: bool) -> Iterator[str]:
         """Yield a mistake for each text of a row that is not its item's."""
-        given, returned = self.given[row.item], Texts(*map(plain, row[2:5]))
-        for name, was, now in zip(_SIDES, given, returned, strict=True):
+        originals, returned = self.texts[row.item], Texts(*map(plain, row[2:5]))
+        for name, was, now in zip(_SIDES, originals, returned, strict=True):
             if not same(was, now, lossy):
                 place = first_difference(was, now)
                 yield (
@@ -223,16 +223,16 @@ def _sorted_alone(rows: Sequence[tuple[SheetRow, str]], raters: int) -> Iterator
     if items != sorted(items):
         return  # whole rows were sorted, which does no harm
     for rater in range(raters):
-        given = [(row.number, row.ratings[rater]) for row, _ in rows if row.ratings[rater]]
-        counts = Counter(rating for _, rating in given)
-        changes = sum(one[1] != other[1] for one, other in itertools.pairwise(given))
+        ratings = [(row.number, row.ratings[rater]) for row, _ in rows if row.ratings[rater]]
+        counts = Counter(rating for _, rating in ratings)
+        changes = sum(one[1] != other[1] for one, other in itertools.pairwise(ratings))
         chance = math.lgamma(len(counts) + 1) + sum(math.lgamma(n + 1) for n in counts.values())
-        chance -= math.lgamma(len(given) + 1)
+        chance -= math.lgamma(len(ratings) + 1)
         if len(counts) > 1 and changes == len(counts) - 1 and chance < math.log(_BY_CHANCE):
             kinds = ", then ".join(counts)
             yield (
-                f"rows {given[0][0]} to {given[-1][0]}: the ratings of rater {rater + 1} are sorted ({kinds}) while "
-                "the items are in the sheet's order, so the ratings no longer match their rows. Undo the sorting."
+                f"rows {ratings[0][0]} to {ratings[-1][0]}: the ratings of rater {rater + 1} are sorted ({kinds}) "
+                "while the items are in the sheet's order, so the ratings no longer match their rows. Undo the sorting."
             )
 
 
@@ -242,6 +242,6 @@ def rated_columns(labels: Mapping[str, Sequence[str]]) -> list[str]:
     return rating_columns(max(map(len, labels.values()), default=0))
 
 
-def given(labels: Mapping[str, Sequence[str]], per_item: int) -> int:
+def rating_count(labels: Mapping[str, Sequence[str]], per_item: int) -> int:
     """Return how many of the `per_item` ratings of each item were given; further ones of an item do not count."""
-    return sum(min(per_item, sum(map(bool, each))) for each in labels.values())
+    return sum(min(per_item, sum(map(bool, ratings))) for ratings in labels.values())

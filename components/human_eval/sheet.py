@@ -105,7 +105,7 @@ def criterion_columns(criteria: Sequence[str], raters: int) -> list[str]:
 def as_record(row: SheetRow, criteria: Sequence[str] = ()) -> dict[str, str]:
     """Return a sheet's row by column."""
     columns = [*TEXTS, *rating_columns(len(row.ratings)), *criterion_columns(criteria, len(row.ratings))]
-    cells = [*row[1:5], *row.ratings, *(answer for each in row.criteria for answer in each)]
+    cells = [*row[1:5], *row.ratings, *(answer for answers in row.criteria for answer in answers)]
     return dict(zip(columns, cells, strict=True))
 
 
@@ -156,10 +156,10 @@ COLUMNS = (
 """How to fill in a spreadsheet (not shown in other tools)."""
 
 
-def told(guidelines: str, ratings: Sequence[str], criteria: Sequence[AskedCriterion] = ()) -> list[str]:
+def header_lines(guidelines: str, ratings: Sequence[str], criteria: Sequence[AskedCriterion] = ()) -> list[str]:
     """Return the lines above the header of a rater's own file."""
     meanings = "; ".join(f"{rating} = {MEANINGS[rating]}" for rating in ratings)
-    questions = [f"Column {each['name']}: {each['question']} Write a, b or tie." for each in criteria]
+    questions = [f"Column {criterion['name']}: {criterion['question']} Write a, b or tie." for criterion in criteria]
     return [*filter(str.strip, guidelines.splitlines()), *COLUMNS, *questions, f"Ratings: {meanings}."]
 
 
@@ -169,9 +169,9 @@ def write_raters_files(
     """Write `rater_1.csv` to `rater_k.csv`: `lines`, then the items with an empty column `rating` and one for each
     criterion."""
     for rater in range(1, raters + 1):
-        own = dict(zip(OWN, (str(rater), ""), strict=True)) | dict.fromkeys(criteria, "")
-        records = (dict(zip(TEXTS, row[1:5], strict=True)) | own for row in rows)
-        write_csv(folder / rater_file(rater), [*TEXTS, *own], records, above=[f"Rater {rater}", *lines])
+        cells = dict(zip(OWN, (str(rater), ""), strict=True)) | dict.fromkeys(criteria, "")
+        records = (dict(zip(TEXTS, row[1:5], strict=True)) | cells for row in rows)
+        write_csv(folder / rater_file(rater), [*TEXTS, *cells], records, above=[f"Rater {rater}", *lines])
 
 
 def write_json_lines(path: Path, rows: Sequence[SheetRow], criteria: Sequence[str] = ()) -> None:

@@ -67,11 +67,11 @@ def changes(before: KeyParts, now: KeyParts) -> list[Change]:
 
     Inputs come first, then config, machine, source files, the built-in task, libraries; each sorted by name.
     """
-    found: list[Change] = []
+    differences: list[Change] = []
     modules = {*before.get("source", {}), *now.get("source", {})}
     other_task = before.get("task", {}).keys() != now.get("task", {}).keys()
     for group, part in _PARTS.items():
-        for path, old, new in _leaves(before.get(group, {}), now.get(group, {})):
+        for path, old, new in _differences(before.get(group, {}), now.get(group, {})):
             if path == TASK_OPTIONS and other_task:
                 continue  # the task is named, and comes and goes with its options
             name = ".".join(path)
@@ -79,8 +79,8 @@ def changes(before: KeyParts, now: KeyParts) -> list[Change]:
             name = source_file(name, modules) if part == "source" else name
             change = "added" if old is _ABSENT else "removed" if new is _ABSENT else "changed"
             values = (None if value is _ABSENT else value for value in (old, new))
-            found.append(Change(kind, name, change, *values))  # type: ignore[arg-type]
-    return sorted(found, key=lambda each: get_args(Part).index(each.part))
+            differences.append(Change(kind, name, change, *values))  # type: ignore[arg-type]
+    return sorted(differences, key=lambda difference: get_args(Part).index(difference.part))
 
 
 def nearest(now: KeyParts, earlier: Iterable[tuple[T, KeyParts]]) -> tuple[T, list[Change]] | None:
@@ -88,14 +88,14 @@ def nearest(now: KeyParts, earlier: Iterable[tuple[T, KeyParts]]) -> tuple[T, li
 
     Among equals the first wins.
     """
-    found = [(owner, changes(parts, now)) for owner, parts in earlier]
-    return min(found, key=lambda each: len(each[1]), default=None)
+    candidates = [(owner, changes(parts, now)) for owner, parts in earlier]
+    return min(candidates, key=lambda candidate: len(candidate[1]), default=None)
 
 
-def in_a_line(found: Collection[Change], most: int = 3) -> str:
+def in_a_line(differences: Collection[Change], most: int = 3) -> str:
     """Return changes as one line for the console: the first few, and how many more."""
-    shown = [str(change) for change in list(found)[:most]]
-    return ", ".join(shown) + (f" and {len(found) - most} more" if len(found) > most else "")
+    texts = [str(change) for change in list(differences)[:most]]
+    return ", ".join(texts) + (f" and {len(differences) - most} more" if len(differences) > most else "")
 
 
 def source_file(module: str, modules: Collection[str]) -> str:
@@ -104,12 +104,12 @@ def source_file(module: str, modules: Collection[str]) -> str:
     return module.replace(".", "/") + ("/__init__.py" if is_package else ".py")
 
 
-def _leaves(one: Any, other: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+def _differences(one: Any, other: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
     """Yield path and both values of each leaf in which two nested mappings differ as JSON (as 1 and 1.0, or 1 and
     true)."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         for name in sorted({*one, *other}):
-            yield from _leaves(one.get(name, _ABSENT), other.get(name, _ABSENT), (*path, name))
+            yield from _differences(one.get(name, _ABSENT), other.get(name, _ABSENT), (*path, name))
     elif one is _ABSENT or other is _ABSENT or canonical_json(one) != canonical_json(other):
         yield path, one, other
 

@@ -83,8 +83,8 @@ def code_parts(module: str, root: Path = ROOT, task: str | None = None) -> KeyPa
     Raises:
         TetherError: there is no such module below `root`.
     """
-    found: dict[str, str] = {}
-    tasks = {each: name for name, modules in TASKS.items() for each in modules}
+    digests: dict[str, str] = {}
+    tasks = {submodule: name for name, modules in TASKS.items() for submodule in modules}
     seen, waiting = set[str](), [module]
     while waiting:
         name = waiting.pop()
@@ -97,10 +97,10 @@ def code_parts(module: str, root: Path = ROOT, task: str | None = None) -> KeyPa
                 raise TetherError(f"there is no module {module} below {root}")
             continue
         info = path.stat()
-        found[name], imports = _read(path, name, info.st_mtime_ns, info.st_size)
+        digests[name], imports = _read(path, name, info.st_mtime_ns, info.st_size)
         waiting.extend(imports)
-    source = {name: digest for name, digest in sorted(found.items()) if digest != _NO_CODE and name not in tasks}
-    of_task = {name: digest for name, digest in found.items() if name in tasks}
+    source = {name: digest for name, digest in sorted(digests.items()) if digest != _NO_CODE and name not in tasks}
+    of_task = {name: digest for name, digest in digests.items() if name in tasks}
     return {"source": source, "task": {task: digest_json(of_task)} if task and of_task else {}}
 
 
@@ -111,7 +111,7 @@ def _read(path: Path, name: str, mtime_ns: int, size: int) -> tuple[str, tuple[s
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     ours = {name for name in imports_of(tree, package) if name.split(".")[0] in PACKAGES}
     # Importing a.b.c runs the __init__ of a and of a.b.
-    parents = {".".join(each.split(".")[:depth]) for each in {*ours, name} for depth in range(1, each.count(".") + 1)}
+    parents = {".".join(full.split(".")[:depth]) for full in {*ours, name} for depth in range(1, full.count(".") + 1)}
     return hashlib.sha256(_dump(tree).encode()).hexdigest(), tuple(sorted(ours | parents))
 
 
@@ -138,7 +138,7 @@ def module_file(name: str, root: Path) -> Path | None:
     """Return the source file of a module below `root`; None if there is none."""
     path = root.joinpath(*name.split("."))
     candidates = (path / "__init__.py", path.with_name(path.name + ".py"))
-    return next((each for each in candidates if each.is_file()), None)
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
 def _dump(node: object) -> str:
@@ -155,7 +155,7 @@ def _dump(node: object) -> str:
                 fields.append(f"{field}={text}")
         return f"{type(node).__name__}({', '.join(fields)})"
     if isinstance(node, list):
-        return "[" + ", ".join(_dump(each) for each in node if not _is_bare_string(each)) + "]"
+        return "[" + ", ".join(_dump(child) for child in node if not _is_bare_string(child)) + "]"
     return repr(node)
 
 

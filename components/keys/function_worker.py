@@ -35,7 +35,7 @@ def main() -> None:
         if not callable(function):
             unusable = f"{module} has no function of this name. Check the name."
     except BaseException as error:
-        unusable = f"importing {module} raises {_said(error, root)}. Correct it."
+        unusable = f"importing {module} raises {_traced(error, root)}. Correct it."
     for line in requests:
         request = json.loads(line)
         if unusable:
@@ -62,16 +62,17 @@ def _measured(function: Any, root: str, metrics: dict[str, float], artifact: str
         return {"value": float(value)}
     except (Exception, SystemExit) as error:
         gave = f" (it returned {value!r:.80})" if value is not None else ""
-        return {"error": f"{_said(error, root)}{gave}"}
+        return {"error": f"{_traced(error, root)}{gave}"}
 
 
 def _scored(function: Any, root: str, prompts: list[Any], responses: list[str], rows: list[Any]) -> dict[str, Any]:
     try:
-        found = list(function(prompts, responses, rows))
+        returned = list(function(prompts, responses, rows))
     except (Exception, SystemExit) as error:
-        return {"error": _said(error, root), "row": _first_bad(function, prompts, responses, rows)}
+        return {"error": _traced(error, root), "row": _first_bad(function, prompts, responses, rows)}
     scores = [
-        [_plain(part, pair=True) for part in each] if isinstance(each, list | tuple) else _plain(each) for each in found
+        [_plain(part, pair=True) for part in score] if isinstance(score, list | tuple) else _plain(score)
+        for score in returned
     ]
     return {"scores": scores, "modules": _modules(root)}
 
@@ -100,16 +101,16 @@ def _first_bad(function: Any, prompts: list[Any], responses: list[str], rows: li
     return None
 
 
-def _said(error: BaseException, root: str) -> str:
+def _traced(error: BaseException, root: str) -> str:
     """Return the error with the innermost line of the user's own code that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename.startswith(root + os.sep)]
+    user_frames = [frame for frame in frames if frame.filename.startswith(root + os.sep)]
     text = f"{type(error).__name__}: {error}"
-    if isinstance(error, SyntaxError) and error.filename and not own:
+    if isinstance(error, SyntaxError) and error.filename and not user_frames:
         return f"{text} ({error.filename}, line {error.lineno})"
-    if not own:
+    if not user_frames:
         return text
-    last = own[-1]
+    last = user_frames[-1]
     code = linecache.getline(last.filename, last.lineno or 0).strip()
     return f"{text} ({os.path.relpath(last.filename, root)}, line {last.lineno}, in {last.name}: {code})"
 
@@ -117,8 +118,9 @@ def _said(error: BaseException, root: str) -> str:
 def _modules(root: str) -> list[str]:
     """Return the files below `root` that have been imported, without those of installed distributions."""
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    own = {os.path.realpath(file) for file in files if file and os.path.realpath(file).startswith(root + os.sep)}
-    return sorted(file for file in own if "-packages" + os.sep not in file and not file.startswith(sys.prefix + os.sep))
+    paths = {os.path.realpath(file) for file in files if file and os.path.realpath(file).startswith(root + os.sep)}
+    installed = sys.prefix + os.sep
+    return sorted(path for path in paths if "-packages" + os.sep not in path and not path.startswith(installed))
 
 
 if __name__ == "__main__":

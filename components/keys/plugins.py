@@ -49,17 +49,17 @@ class Plugin(NamedTuple):
                 "not what is installed. Start the process again."
             )
         try:
-            found: Any = importlib.import_module(self.module)
+            function: Any = importlib.import_module(self.module)
             for part in self.attribute.split("."):
-                found = getattr(found, part)
+                function = getattr(function, part)
         except (Exception, SystemExit) as error:
             raise UserError(
                 f"{field}: the plug-in {self.name} ({self.label}) can't be imported: {type(error).__name__}: {error}. "
                 "Correct or reinstall that distribution."
             ) from error
-        if not callable(found):
+        if not callable(function):
             raise UserError(f"{field}: the plug-in {self.name} ({self.label}) is not a function. Correct its package.")
-        return found
+        return function
 
 
 def installed_plugins(group: Group) -> dict[str, Plugin]:
@@ -68,17 +68,17 @@ def installed_plugins(group: Group) -> dict[str, Plugin]:
     Raises:
         UserError: two distributions offer the same name.
     """
-    found: dict[str, Plugin] = {}
-    for entry in sorted(importlib.metadata.entry_points(group=group), key=lambda each: each.name):
+    plugins: dict[str, Plugin] = {}
+    for entry in sorted(importlib.metadata.entry_points(group=group), key=lambda point: point.name):
         if entry.dist is None:
             continue
         plugin = Plugin(group, entry.name, entry.module, entry.attr, entry.dist)
-        other = found.setdefault(entry.name, plugin)
+        other = plugins.setdefault(entry.name, plugin)
         if (other.label, *other[2:4]) != (plugin.label, *plugin[2:4]):
             raise UserError(
                 f"{group}: {other.label} and {plugin.label} both offer a plug-in called {entry.name}. Uninstall one."
             )
-    return found
+    return plugins
 
 
 def find_plugin(group: Group, name: str, field: str, code: str = "auto") -> Plugin:
@@ -119,10 +119,10 @@ def plugin_code(plugin: Plugin) -> str:
         UserError: its module does not exist.
     """
     files: dict[str, Path] = {}
-    for each in plugin.distribution.files or ():
-        path = Path(str(plugin.distribution.locate_file(each)))
-        if path.is_file() and not each.parts[0].endswith((".dist-info", ".egg-info")):
-            files[each.as_posix()] = path
+    for file in plugin.distribution.files or ():
+        path = Path(str(plugin.distribution.locate_file(file)))
+        if path.is_file() and not file.parts[0].endswith((".dist-info", ".egg-info")):
+            files[file.as_posix()] = path
     top = plugin.module.partition(".")[0]
     spec = importlib.util.find_spec(top)
     if spec is None:

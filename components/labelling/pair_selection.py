@@ -62,24 +62,25 @@ def make_pairs(
     within one.
     """
     secret = digest_json([seed, list(candidates)])
-    found: list[tuple[PromptCandidates, CandidateResponse, CandidateResponse]] = []
-    for each in candidates:
-        rng = random.Random(f"{secret} pairs {each['id']}")
-        usable = [r for r in each["responses"] if not text_problems(each["prompt"], {"": r["text"]}, max_characters)]
+    triples: list[tuple[PromptCandidates, CandidateResponse, CandidateResponse]] = []
+    for candidate in candidates:
+        rng = random.Random(f"{secret} pairs {candidate['id']}")
+        prompt, responses = candidate["prompt"], candidate["responses"]
+        usable = [r for r in responses if not text_problems(prompt, {"": r["text"]}, max_characters)]
         for two in choose_pairs(usable, per_prompt, rng):
             first, second = sorted(two, key=_author)
-            found.append((each, first, second))
-    random.Random(f"{secret} order").shuffle(found)
-    sides, places = random.Random(f"{secret} sides"), list(range(len(found)))
+            triples.append((candidate, first, second))
+    random.Random(f"{secret} order").shuffle(triples)
+    sides, places = random.Random(f"{secret} sides"), list(range(len(triples)))
     sides.shuffle(places)
-    places.sort(key=lambda i: (_author(found[i][1]), _author(found[i][2])))
+    places.sort(key=lambda i: (_author(triples[i][1]), _author(triples[i][2])))
     start = sides.getrandbits(1)
     turned = {i: bool((n + start) % 2) for n, i in enumerate(places)}
     mark = digest_json([secret, "id"])[:8]
     pairs = []
-    for i, (each, first, second) in enumerate(found):
+    for i, (candidate, first, second) in enumerate(triples):
         a, b = (second, first) if turned[i] else (first, second)
-        pairs.append(CandidatePair(f"{LABELLED}{i + 1:05d}-{mark}", each["id"], each["prompt"], a, b))
+        pairs.append(CandidatePair(f"{LABELLED}{i + 1:05d}-{mark}", candidate["id"], candidate["prompt"], a, b))
     return pairs
 
 

@@ -82,7 +82,7 @@ def run(
     drawn = sample(job, chosen, arms, work, observe)
     candidates = [_candidate(prompt, responses) for prompt, responses in zip(chosen, drawn, strict=True)]
     pairs = make_pairs(candidates, config.pairs, config.max_characters, job.seed)
-    kept = sum(len(each["responses"]) for each in candidates)
+    different = sum(len(candidate["responses"]) for candidate in candidates)
     summary = {
         "key": key,
         "rows": prompts.rows,
@@ -90,8 +90,8 @@ def run(
         "quarantined": len(prompts.quarantined),
         "models": [{"name": m.name, "digest": m.digest} for m in sorted(models)],
         "sampled": _by_arm(arms, drawn),
-        "candidates": kept,
-        "duplicates": config.per_prompt * len(chosen) - kept,
+        "candidates": different,
+        "duplicates": config.per_prompt * len(chosen) - different,
         "pairs": len(pairs),
     }
     with whole_folder(out) as folder:
@@ -168,7 +168,7 @@ def sample(
     shares = allot(len(prompts), len(arms), job.candidates.per_prompt)
     by_length = sorted(range(len(prompts)), key=lambda i: sum(len(m["content"]) for m in prompts[i]))
     total = job.candidates.per_prompt * len(prompts)
-    found: dict[tuple[Arm, int], list[Drawn]] = {}
+    by_arm: dict[tuple[Arm, int], list[Drawn]] = {}
     before = 0
     for model in dict.fromkeys(arm.model for arm in arms):
         load = functools.cache(functools.partial(_load, model, job))
@@ -182,9 +182,9 @@ def sample(
                 lambda done, before=before: observe(before + done, total),  # type: ignore[misc]
             )
             for i, row in zip(wanted, rows, strict=True):
-                found.setdefault((arm, i), []).append(Drawn(arm, row["text"], row["ended"]))
+                by_arm.setdefault((arm, i), []).append(Drawn(arm, row["text"], row["ended"]))
             before += len(rows)
-    return [[each for arm in arms for each in found.get((arm, i), [])] for i in range(len(prompts))]
+    return [[response for arm in arms for response in by_arm.get((arm, i), [])] for i in range(len(prompts))]
 
 
 def _load(model: CandidateModel, job: CandidatesJob) -> tuple[Any, Any]:
@@ -225,8 +225,8 @@ def _generate(
 def _candidate(prompt: list[Message], responses: Sequence[Drawn]) -> PromptCandidates:
     """Return a prompt's row. Responses that look the same, up to outer white space, are listed once, under the first
     author."""
-    drawn = Counter(seen(each.text).strip() for each in responses)
-    first = {seen(each.text).strip(): each for each in reversed(responses)}
+    drawn = Counter(seen(response.text).strip() for response in responses)
+    first = {seen(response.text).strip(): response for response in reversed(responses)}
     name = digest_json(prompt)[:16]
     return {
         "id": name,
@@ -242,7 +242,7 @@ def _candidate(prompt: list[Message], responses: Sequence[Drawn]) -> PromptCandi
 
 def _by_arm(arms: Sequence[Arm], drawn: Sequence[Sequence[Drawn]]) -> list[dict[str, Any]]:
     """Return what each arm produced, before identical responses were merged."""
-    ended = {arm: [each.ended for responses in drawn for each in responses if each.arm == arm] for arm in arms}
+    ended = {arm: [r.ended for responses in drawn for r in responses if r.arm == arm] for arm in arms}
     return [
         {"model": arm.model.name, "temperature": arm.temperature, "responses": len(ends), "ended": sum(ends)}
         for arm, ends in sorted(ended.items())

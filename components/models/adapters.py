@@ -95,9 +95,9 @@ class Backbone:
         if name == self._active:
             return
         for layer in self.layers.values():
-            kept = [(parameter, parameter.requires_grad) for parameter in layer.parameters()]
+            flags = [(parameter, parameter.requires_grad) for parameter in layer.parameters()]
             layer.set_adapter([] if name is None else [name])
-            for parameter, requires_grad in kept:
+            for parameter, requires_grad in flags:
                 parameter.requires_grad_(requires_grad)
         self._active = name
 

@@ -28,17 +28,17 @@ def encode_prompt(tokenizer: Any, messages: Messages, max_tokens: int) -> list[i
     If the prompt exceeds `max_tokens`, its oldest turns are dropped, so that a user turn comes first (some templates
     require it); a system message stays. If it is still too long, its oldest tokens are dropped.
     """
-    kept = list(messages)
+    turns = list(messages)
 
     def ids() -> list[int]:
-        return tokenizer(rendered_prompt(tokenizer, kept), add_special_tokens=False)["input_ids"]
+        return tokenizer(rendered_prompt(tokenizer, turns), add_special_tokens=False)["input_ids"]
 
     out = ids()
-    first = int(bool(kept) and kept[0]["role"] == "system")
-    while len(out) > max_tokens and len(kept) > first + 1:
-        del kept[first]
-        while kept[first]["role"] != "user" and len(kept) > first + 1:
-            del kept[first]
+    first = int(bool(turns) and turns[0]["role"] == "system")
+    while len(out) > max_tokens and len(turns) > first + 1:
+        del turns[first]
+        while turns[first]["role"] != "user" and len(turns) > first + 1:
+            del turns[first]
         out = ids()
     return out[-max_tokens:]
 
@@ -57,10 +57,10 @@ def encode_prompts(tokenizer: Any, prompts: Sequence[Messages], max_tokens: int)
     if not prompts:
         return []
     rendered = [rendered_prompt(tokenizer, prompt) for prompt in prompts]
-    found = tokenizer(rendered, add_special_tokens=False)["input_ids"]
+    encoded = tokenizer(rendered, add_special_tokens=False)["input_ids"]
     return [
         ids if len(ids) <= max_tokens else encode_prompt(tokenizer, prompt, max_tokens)
-        for ids, prompt in zip(found, prompts, strict=True)
+        for ids, prompt in zip(encoded, prompts, strict=True)
     ]
 
 
@@ -68,8 +68,8 @@ def encode_responses(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> l
     """As `encode_response` of each text, but several times as fast."""
     if not texts:
         return []
-    found = tokenizer([before_stop(tokenizer, text) for text in texts], add_special_tokens=False)["input_ids"]
-    return [[*ids, tokenizer.eos_token_id][:max_tokens] for ids in found]
+    encoded = tokenizer([before_stop(tokenizer, text) for text in texts], add_special_tokens=False)["input_ids"]
+    return [[*ids, tokenizer.eos_token_id][:max_tokens] for ids in encoded]
 
 
 class Lazy(Sequence[T]):
@@ -124,8 +124,8 @@ class LengthBuckets(Sequence[list[int]]):
             return [self[place] for place in range(len(self))[which]]
         run, place = divmod(self._places[which], RUN)
         chunk = self._order[run * RUN * self._size : (run + 1) * RUN * self._size]
-        known = self._lengths
-        lengths = known.at(chunk) if isinstance(known, Lazy) else [known[i] for i in chunk]
+        all_lengths = self._lengths
+        lengths = all_lengths.at(chunk) if isinstance(all_lengths, Lazy) else [all_lengths[i] for i in chunk]
         by_length = sorted(range(len(chunk)), key=lambda i: lengths[i])
         return [chunk[i] for i in by_length[place * self._size : (place + 1) * self._size]]
 

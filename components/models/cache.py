@@ -109,14 +109,14 @@ class PreallocatedContext:
         width, device = self.prompt_ids.shape[1], self.prompt_ids.device
         padding = onto(device, torch.tensor(self.padding)).unsqueeze(1)
         slots = torch.arange(self.slots, device=device)
-        found = []
+        parts = []
         for rows, start in self._parts():
             self.window.rows, self.window.start, self.window.end = rows, start, start
             at = (slots[start:width] - padding[rows]).clamp(min=0)
             mask = self._prompt_mask(rows, padding, slots[start:width])
             ids = self.prompt_ids[rows, start:]
-            found.append(_last_hidden(self.model, ids, mask, at, self.cache))
-        hidden = torch.cat(found)
+            parts.append(_last_hidden(self.model, ids, mask, at, self.cache))
+        hidden = torch.cat(parts)
         self.window.rows, self.window.end = slice(0, len(hidden)), width
         self.window.start = self._first_slot()
         bias = torch.zeros(len(hidden), len(slots), dtype=hidden.dtype, device=device)
@@ -162,7 +162,7 @@ class PreallocatedContext:
         """Replace row i by row `order[i]`, for `order` (n,) with order[i] ≥ i; drop the other rows."""
         device = self.prompt_ids.device
         moved = [i for i, row in enumerate(order) if row != i]
-        index, holes = (onto(device, torch.tensor(each, dtype=torch.long)) for each in (order, moved))
+        index, holes = (onto(device, torch.tensor(places, dtype=torch.long)) for places in (order, moved))
         movers = index[holes]
         for layer in self.cache.layers:
             layer.keep(holes, movers)

@@ -83,8 +83,8 @@ def load_base(
         UserError: the folder has no loadable model, its tokenizer has no chat template or EOS, Tether computes other
             logits than the model, or there is no reward model of its kind.
     """
-    with as_folder(folder) as found:
-        return _load_base(found, named_by, template, stop, trained)
+    with as_folder(folder) as whole:
+        return _load_base(whole, named_by, template, stop, trained)
 
 
 def _load_base(
@@ -108,7 +108,7 @@ def _load_base(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # the new rows are random
             model.resize_token_embeddings(len(tokenizer))
-    listed = found if isinstance(found := model.generation_config.eos_token_id, list) else []
+    listed = eos if isinstance(eos := model.generation_config.eos_token_id, list) else []
     for config in (model.config, model.generation_config):
         config.pad_token_id, config.eos_token_id = tokenizer.pad_token_id, tokenizer.eos_token_id
     ends = endings_of(tokenizer).ids
@@ -131,8 +131,8 @@ def _check_logits(model: Any, tokens: Sequence[int], folder: Path, named_by: str
     pad_id, draw, back = model.config.pad_token_id, random.Random(0), -1 - CHECKED_STEPS
     texts = [draw.choices(tokens, k=length + CHECKED_STEPS) for length in CHECKED_PROMPTS]
     with refusing(folder, named_by, "holds a model that cannot compute a few tokens"):
-        own = [row for _, same in groupby(texts, len) for row in model(input_ids=torch.tensor(list(same))).logits]
-    span = float(torch.cat(own).max() - torch.cat(own).min())
+        reference = [row for _, same in groupby(texts, len) for row in model(input_ids=torch.tensor(list(same))).logits]
+    span = float(torch.cat(reference).max() - torch.cat(reference).min())
 
     def check(how: str, hidden: Tensor, expected: Sequence[Tensor]) -> None:
         wrong = vocabulary_logits(model, hidden) - torch.cat(list(expected)).float()
@@ -149,12 +149,13 @@ def _check_logits(model: Any, tokens: Sequence[int], folder: Path, named_by: str
         sides: tuple[Side, ...] = ("right", "left")
         for side in sides:
             ids, mask = pad(texts, pad_id, side=side)
-            check(f"in texts padded on the {side}", last_hidden(model, ids, mask, side)[mask], own)
+            check(f"in texts padded on the {side}", last_hidden(model, ids, mask, side)[mask], reference)
         prompts, _ = pad([text[:-CHECKED_STEPS] for text in texts], pad_id, side="left")
         context = open_context(model, prompts, CHECKED_PROMPTS, CHECKED_STEPS)
         for at in range(back, 0):
             hidden = context.read_prompts() if at == back else context.append(torch.tensor([t[at] for t in texts]))
-            check(f"after padded prompts and {counted(at - back, 'decoding step')}", hidden, [row[[at]] for row in own])
+            steps = counted(at - back, "decoding step")
+            check(f"after padded prompts and {steps}", hidden, [row[[at]] for row in reference])
 
 
 def _check_reward_class(model: Any, folder: Path, named_by: str) -> None:
@@ -224,8 +225,8 @@ def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
         ("tokenizer_config.json", ("name_or_path", "is_local", "local_files_only")),
     ):
         config = json.loads((folder / name).read_text())
-        kept = {key: value for key, value in config.items() if key not in whence}
-        write_json(folder / name, kept)
+        cleaned = {key: value for key, value in config.items() if key not in whence}
+        write_json(folder / name, cleaned)
 
 
 def frozen(model: Any, runtime: Runtime | None = None) -> Any:

@@ -52,8 +52,8 @@ class _Precomputed:
         self._backbone, self._hidden = backbone, hidden
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._backbone, name)
-        return _Precomputed(found, self._hidden) if isinstance(found, PreTrainedModel) else found
+        attribute = getattr(self._backbone, name)
+        return _Precomputed(attribute, self._hidden) if isinstance(attribute, PreTrainedModel) else attribute
 
     def __call__(self, *_: Any, **__: Any) -> _Output:
         return _Output(last_hidden_state=self._hidden)
@@ -72,8 +72,8 @@ def vocabulary_logits(model: Any, hidden: Tensor) -> Tensor:
         logits = whole.get_output_embeddings()(rows).float()
         logits.select(-1, pad_id).fill_(NEVER)
     else:
-        found = _by_own_forward(whole, rows.unsqueeze(0)).float()
-        logits = found.select_scatter(found.new_full(found.shape[:-1], NEVER), -1, pad_id)  # `found` may be a view
+        computed = _by_own_forward(whole, rows.unsqueeze(0)).float()
+        logits = computed.select_scatter(computed.new_full(computed.shape[:-1], NEVER), -1, pad_id)  # it may be a view
     return logits.reshape(*hidden.shape[:-1], -1)
 
 
@@ -81,8 +81,8 @@ def vocabulary_logits(model: Any, hidden: Tensor) -> Tensor:
 def only_applies_its_layer(model: Any, hidden: Tensor) -> bool:
     """Return whether the model's class computes the same as its output layer, also from states (..., D) far outside
     any cap. The answer stays with the model; the host waits for it on a GPU, so it is found when a model is loaded."""
-    if (known := getattr(model, _ONLY_A_LAYER, None)) is not None:
-        return bool(known)
+    if (stored := getattr(model, _ONLY_A_LAYER, None)) is not None:
+        return bool(stored)
     layer, state = model.get_output_embeddings(), 1e4 * hidden.detach().reshape(1, -1, hidden.shape[-1])[:, :1]
     a_view = not isinstance(model, PreTrainedModel) or not isinstance(layer, nn.Module)  # has no class
     only = a_view or state.is_meta or torch.equal(layer(state).float(), _by_own_forward(model, state).float())
@@ -129,11 +129,11 @@ def end_to_end(model: Any, lengths: Sequence[int], device: torch.device) -> dict
     sliding windows. Flash attention, which reads no mask, gets the sequences' boundaries.
     """
     begun = torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0)
-    found: dict[str, Any] = {"position_ids": onto(device, begun)}
+    inputs: dict[str, Any] = {"position_ids": onto(device, begun)}
     if "flash" in (model.config._attn_implementation or ""):
         at, longest = onto(device, torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)), max(lengths)
-        found |= {"cu_seq_lens_q": at, "cu_seq_lens_k": at, "max_length_q": longest, "max_length_k": longest}
-    return found
+        inputs |= {"cu_seq_lens_q": at, "cu_seq_lens_k": at, "max_length_q": longest, "max_length_k": longest}
+    return inputs
 
 
 def positions(mask: Tensor) -> Tensor:

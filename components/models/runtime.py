@@ -78,12 +78,12 @@ class Runtime(Settings):
 
     def resolve(self) -> "Runtime":
         """Return a copy with every `auto` replaced by what this machine has."""
-        found = usable_gpus()
-        device = self.device if self.device != "auto" else ("cuda" if found.gpus else "cpu")
+        usable = usable_gpus()
+        device = self.device if self.device != "auto" else ("cuda" if usable.gpus else "cpu")
         instruction_set = self.instruction_set if self.instruction_set != "auto" else cpu_instruction_set()
         on_gpu = device == "cuda"
-        fast = found.fast_bfloat16 if on_gpu else instruction_set == "amx_bf16"
-        on_all_hosts = len(found.gpus) * these_hosts().count if on_gpu else 0
+        fast = usable.fast_bfloat16 if on_gpu else instruction_set == "amx_bf16"
+        on_all_hosts = len(usable.gpus) * these_hosts().count if on_gpu else 0
         ranks = self.ranks if self.ranks != "auto" else max(1, on_all_hosts)
         sharding = "none" if ranks == 1 else ("zero2" if self.sharding in ("auto", "none") else self.sharding)
         return Runtime(
@@ -94,8 +94,8 @@ class Runtime(Settings):
             ranks=ranks,
             sharding=sharding,
             rank_timeout=self.rank_timeout,
-            gpu=self.gpu if self.gpu != "auto" else (found.name if on_gpu else NONE),
-            cuda=self.cuda if self.cuda != "auto" else (found.cuda if on_gpu else NONE),
+            gpu=self.gpu if self.gpu != "auto" else (usable.name if on_gpu else NONE),
+            cuda=self.cuda if self.cuda != "auto" else (usable.cuda if on_gpu else NONE),
             tf32=self.tf32 and on_gpu,
             cuda_graphs=self.cuda_graphs and on_gpu,
         )
@@ -103,10 +103,10 @@ class Runtime(Settings):
     @property
     def setting(self) -> str:
         """Return the runtime as one line of YAML, as a config describes a worker's machine in `runners`."""
-        own: tuple[str, ...] = ("instruction_set",)
-        own = ("gpu", "cuda", "tf32", "cuda_graphs", "ranks", "sharding") if self.device == "cuda" else own
-        own += ("ranks", "sharding") if self.device == "cpu" and self.ranks != 1 else ()
-        names = ("device", "dtype", "threads", *own)
+        options: tuple[str, ...] = ("instruction_set",)
+        options = ("gpu", "cuda", "tf32", "cuda_graphs", "ranks", "sharding") if self.device == "cuda" else options
+        options += ("ranks", "sharding") if self.device == "cpu" and self.ranks != 1 else ()
+        names = ("device", "dtype", "threads", *options)
         named = self.model_dump(mode="json", include=set(names))
         as_json = {"gpu", "cuda", "tf32", "cuda_graphs"}  # else YAML reads a version as a number
         return ", ".join(f"{n}: {json.dumps(named[n]) if n in as_json else named[n]}" for n in names)
@@ -125,10 +125,10 @@ class Runtime(Settings):
         """Return what this machine has of the options, by name, with which a resolved runtime cannot compute here."""
         here: dict[str, object] = {"instruction_set": cpu_instruction_set()}
         if self.device == "cuda":
-            found = usable_gpus()
-            here = {"device": "cuda", "gpu": found.name, "cuda": found.cuda} if found.gpus else {"device": "cpu"}
-            most = len(found.gpus) * these_hosts().count
-            if found.gpus and self.ranks != "auto" and self.ranks > most:
+            usable = usable_gpus()
+            here = {"device": "cuda", "gpu": usable.name, "cuda": usable.cuda} if usable.gpus else {"device": "cpu"}
+            most = len(usable.gpus) * these_hosts().count
+            if usable.gpus and self.ranks != "auto" and self.ranks > most:
                 here["ranks"] = most
         return {name: value for name, value in here.items() if getattr(self, name) not in ("auto", value)}
 
@@ -209,10 +209,10 @@ def ask_driver() -> tuple[tuple[Gpu, ...], str]:
         return (), "CUDA's driver gave no answer within 60 s"
     if done.returncode:
         return (), f"CUDA's driver can't be queried: {(done.stderr.strip().splitlines() or ['no message'])[-1]}"
-    error, found = json.loads(done.stdout)
+    error, devices = json.loads(done.stdout)
     if error:
         return (), f"CUDA's driver does not start (cuInit gives error {error})"
-    gpus = tuple(Gpu(name, (major, minor)) for name, (major, minor) in found)
+    gpus = tuple(Gpu(name, (major, minor)) for name, (major, minor) in devices)
     return gpus, f"CUDA's driver shows {counted(len(gpus), 'GPU')}"
 
 
@@ -223,8 +223,8 @@ def torch_cuda() -> str:
     folders = spec.submodule_search_locations if spec is not None else None
     for folder in folders or ():
         if (file := Path(folder) / "version.py").is_file():
-            found = re.search(r"""^cuda\b[^=]*= *['"]([0-9.]+)['"]""", file.read_text(), re.MULTILINE)
-            return found.group(1) if found else NONE
+            match = re.search(r"""^cuda\b[^=]*= *['"]([0-9.]+)['"]""", file.read_text(), re.MULTILINE)
+            return match.group(1) if match else NONE
     return NONE
 
 
@@ -300,13 +300,13 @@ def activate(runtime: Runtime) -> None:
 
 def _settle_cublas(started: bool) -> None:
     """Make cuBLAS deterministic. It reads `CUBLAS_WORKSPACE_CONFIG` when it starts."""
-    given = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
-    if given == WORKSPACE:
+    workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    if workspace == WORKSPACE:
         return
     if started:
         raise MachineMismatch(
-            f"CUDA was started in this process with CUBLAS_WORKSPACE_CONFIG={given or '(not set)'}, so matrix products "
-            f"may differ from run to run. Set CUBLAS_WORKSPACE_CONFIG={WORKSPACE} in the worker's environment."
+            f"CUDA was started in this process with CUBLAS_WORKSPACE_CONFIG={workspace or '(not set)'}, so matrix "
+            f"products may differ from run to run. Set CUBLAS_WORKSPACE_CONFIG={WORKSPACE} in the worker's environment."
         )
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = WORKSPACE
 

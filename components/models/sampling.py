@@ -38,7 +38,7 @@ WEIGHT_BITS = 40
 """Number of bits to which probabilities are rounded when a token is chosen; a uniform number has 24 bits."""
 
 
-class Seen(NamedTuple):
+class SampledStats(NamedTuple):
     """Further values that the sampler computed, (B, T), 0 where the response mask is False."""
 
     logprobs_at_1: Tensor
@@ -52,11 +52,11 @@ class Seen(NamedTuple):
 class OtherEnding(NamedTuple):
     """A response that did not end with EOS but with another token or at a stop string."""
 
-    said: int
+    text_tokens: int
     """Number of tokens that contain its text."""
     characters: int
     """Number of characters of its text; a stop string may begin within its last token."""
-    judged: list[int]
+    reward_ids: list[int]
     """The token ids of its text, followed by EOS, which is the ending that a reward model was trained with."""
 
 
@@ -76,9 +76,9 @@ class Samples:
     """(B, T) log-probabilities as the sampler computed them, nats, 0 where the mask is False."""
     ended: Tensor
     """(B,) bool: EOS, or another ending of the tokenizer's, was sampled before the cap."""
-    seen: Seen | None = None
+    stats: SampledStats | None = None
     """Set if the sampler's numbers are as exact as the training path's; None if they must be recomputed."""
-    otherwise: Mapping[int, OtherEnding] = field(default_factory=dict)
+    other_endings: Mapping[int, OtherEnding] = field(default_factory=dict)
     """Maps a row that ended without EOS to its ending."""
 
     @cached_property
@@ -92,16 +92,16 @@ class Samples:
         return self.response_mask.sum(1).tolist()
 
     @cached_property
-    def said(self) -> list[list[int]]:
+    def text_ids(self) -> list[list[int]]:
         """Return each response's token ids without the final EOS.
 
         For a response that ended at a stop string, these are the ids that contain its text.
         """
         rows = zip(self.response_ids.tolist(), self.response_lengths, self.ended.tolist(), strict=True)
-        found = [ids[: length - ended] for ids, length, ended in rows]
-        for row, other in self.otherwise.items():
-            found[row] = self.response_ids[row, : other.said].tolist()
-        return found
+        text_ids = [ids[: length - ended] for ids, length, ended in rows]
+        for row, other in self.other_endings.items():
+            text_ids[row] = self.response_ids[row, : other.text_tokens].tolist()
+        return text_ids
 
     @property
     def ids(self) -> Tensor:
@@ -120,21 +120,21 @@ class Samples:
 
     def texts(self, tokenizer: Any) -> list[str]:
         """Return the responses as text, without ending and padding; other special tokens are shown (`visible_text`)."""
-        found = [visible_text(tokenizer, ids) for ids in self.said]
-        for row, other in self.otherwise.items():
-            found[row] = found[row][: other.characters]
-        return found
+        visible = [visible_text(tokenizer, ids) for ids in self.text_ids]
+        for row, other in self.other_endings.items():
+            visible[row] = visible[row][: other.characters]
+        return visible
 
-    def as_judged(self, row: int) -> list[int]:
+    def reward_ids(self, row: int) -> list[int]:
         """Return the token ids of response `row` as a reward model reads it: a response that ended has a final EOS."""
-        if row in self.otherwise:
-            return self.otherwise[row].judged
+        if row in self.other_endings:
+            return self.other_endings[row].reward_ids
         return self.response_ids[row, : self.response_lengths[row]].tolist()
 
     def special_tokens(self, tokenizer: Any) -> list[int]:
         """Return how many special tokens each response has, without its ending and padding."""
         special = special_tokens(tokenizer)
-        return [sum(token in special for token in ids) for ids in self.said]
+        return [sum(token in special for token in ids) for ids in self.text_ids]
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Response:
 
     text: str
     token_ids: list[int]
-    """Its tokens as a reward model reads them (`as_judged`), with EOS if it ended."""
+    """Its tokens as a reward model reads them (`reward_ids`), with EOS if it ended."""
     ended: bool
     """Whether EOS, or another ending of the tokenizer's, was sampled before the cap."""
     sampled_ids: list[int]
@@ -158,11 +158,11 @@ def sampling_copy(model: Any, runtime: Runtime) -> Iterator[Any]:
 
     A 4-bit backbone is not copied, since the copy would take four times its memory.
     """
-    held = sharding.gathered(model)
-    if runtime.dtype == "float32" or (isinstance(held, AdapterView) and is_four_bit(held.backbone.model)):
-        whole, read = held, held.backbone.model if isinstance(held, AdapterView) else held
+    gathered = sharding.gathered(model)
+    if runtime.dtype == "float32" or (isinstance(gathered, AdapterView) and is_four_bit(gathered.backbone.model)):
+        whole, read = gathered, gathered.backbone.model if isinstance(gathered, AdapterView) else gathered
     else:
-        whole = read = _in_bfloat16(held)
+        whole = read = _in_bfloat16(gathered)
         sharding.release(model)
     with packed_weights(read, FEW_ROWS):
         yield whole
@@ -181,26 +181,18 @@ def _in_bfloat16(model: Any) -> Any:
 
 @torch.no_grad()
 def sample(
-    model: Any,
-    tokenizer: Any,
-    prompts: Sequence[Sequence[int]],
-    generation: GenerationConfig,
-    seed: int,
-    numbers: Sequence[int] | None = None,
-    device: str = "cpu",
-    value_head: Callable[[Tensor], Tensor] | None = None,
+    model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], generation: GenerationConfig, seed: int,
+    numbers: Sequence[int] | None = None, device: str = "cpu", value_head: Callable[[Tensor], Tensor] | None = None,
     graphs: bool = False,
-) -> Samples:
+) -> Samples:  # fmt: skip
     """Sample one response per prompt from the full softmax at `generation.temperature`, until an ending or the cap.
 
     Endings are those of the tokenizer (`endings_of`), EOS among them. At temperature 0 the likeliest token is taken,
-    and its statistics are those at temperature 1. (A user's `GenerationConfig` cannot have 0; an evaluation's copy of
-    it can.) The pad token is never sampled. Rows that have ended are dropped from the forward pass where that saves
-    time.
+    and its statistics are those at temperature 1. (Only an evaluation's copy of a `GenerationConfig` can have 0.) The
+    pad token is never sampled. Rows that have ended are dropped from the forward pass where that saves time.
 
     Args:
         model: a causal LM, or a view of one: `base_model(...)`, `get_output_embeddings()` and `config` are used.
-        seed: seed of all randomness.
         numbers: each prompt's number, from 0, among all prompts of `seed`; None numbers them in order. A response's
             randomness depends only on the seed and its number (`response_uniforms`).
         value_head: computes values (n,) from last hidden states (n, D).
@@ -210,75 +202,83 @@ def sample(
         CheckFailed: a logit is NaN or infinite, so that there is no distribution to sample from.
     """
     pad_id, endings = tokenizer.pad_token_id, endings_of(tokenizer)
-    finder = StopFinder(tokenizer) if endings.strings else None
     prompt_ids, prompt_mask = (onto(device, x) for x in pad(prompts, pad_id, side="left"))
     batch, cap = len(prompts), generation.max_new_tokens
     response = torch.full((batch, cap), pad_id, dtype=torch.long, device=device)
-    found: dict[str, Tensor] = {}
+    stops = _StopStrings(tokenizer, response) if endings.strings else None
+    statistics: dict[str, Tensor] = {}
     uniforms = onto(device, response_uniforms(seed, range(batch) if numbers is None else numbers, cap))
     by_length = sorted(range(batch), key=lambda row: len(prompts[row]))
     rows = onto(device, torch.tensor(by_length))
-    going = torch.ones_like(rows, dtype=torch.bool)
-    sound = torch.ones(1, dtype=torch.bool, device=device)
+    going, sound = torch.ones_like(rows, dtype=torch.bool), torch.ones(1, dtype=torch.bool, device=device)
     end_ids = torch.tensor(endings.ids, device=device)
-    stopped: dict[int, int] = {}
-    over: set[int] = set()
-    looked = 0
     context = open_context(model, prompt_ids[rows], [len(prompts[row]) for row in by_length], cap, graphs)
     hidden = context.read_prompts()
     for t in range(cap):
-        logits = vocabulary_logits(model, hidden)
-        scaled = logits if generation.temperature in (0.0, 1.0) else logits / generation.temperature
-        probabilities = torch.softmax(scaled, -1)
-        tokens = logits.argmax(-1) if generation.temperature == 0 else _choose(probabilities, uniforms[rows, t])
+        tokens, facts = _draw(model, hidden, generation.temperature, uniforms[rows, t], value_head)
         response[rows, t] = tokens
-        facts = _facts(logits, scaled, probabilities, tokens)
-        if value_head is not None:
-            facts["values"] = value_head(hidden.float())
         for name, value in facts.items():
-            found.setdefault(name, torch.zeros(batch, cap, device=device))[rows, t] = value
+            statistics.setdefault(name, torch.zeros(batch, cap, device=device))[rows, t] = value
         going &= ~torch.isin(tokens, end_ids)
         sound &= (facts["logprobs"] + facts["entropy"]).isfinite().all()
         if t % LEAVE_EVERY[torch.device(device).type] == 0 or t + 1 == cap:
             *still, fine = torch.cat([going, sound]).tolist()  # the only wait for a GPU
             if not fine:
                 raise _no_distribution(model, t + 1)
-            if finder is not None:
-                present = rows.tolist()
-                # Also in rows that reached EOS since the last check: a stop string may precede it.
-                stopped |= _stops(finder, response, [row for row in present if row not in over], looked, t + 1)
-                looked, still = t + 1, [on and row not in stopped for on, row in zip(still, present, strict=True)]
-                over.update(row for on, row in zip(still, present, strict=True) if not on)
-            kept = _closed_up(still)
-            if t + 1 == cap or not kept:
+            if stops is not None:
+                still = stops.without_complete(rows.tolist(), still, t + 1)
+            remaining = _closed_up(still)
+            if t + 1 == cap or not remaining:
                 break
-            if len(kept) < len(still) and context.shrinks(len(kept)):
-                context.keep(kept)
-                index = onto(device, torch.tensor(kept))
+            if len(remaining) < len(still) and context.shrinks(len(remaining)):
+                context.keep(remaining)
+                index = onto(device, torch.tensor(remaining))
                 rows, tokens, going = rows[index], tokens[index], going[index]
         hidden = context.append(tokens)
-    ends = torch.isin(response, end_ids)
+    ended, mask = _responses(response, end_ids, {} if stops is None else stops.lengths)
+    response = response[:, : mask.shape[1]].masked_fill(~mask, pad_id)
+    statistics = {name: value[:, : mask.shape[1]].masked_fill(~mask, 0) for name, value in statistics.items()}
+    stats = SampledStats(statistics["logprobs_at_1"], statistics["entropy"], statistics.get("values"))
+    return Samples(prompt_ids, prompt_mask, response, mask, statistics["logprobs"], ended, stats)
+
+
+class _StopStrings:
+    """Finds complete stop strings in responses (B, cap) that are being sampled."""
+
+    def __init__(self, tokenizer: Any, response: Tensor) -> None:
+        self._finder, self._response = StopFinder(tokenizer), response
+        self._over, self._done = set[int](), 0
+        self.lengths: dict[int, int] = {}
+        """Maps a row with a complete stop string to its number of tokens up to that."""
+
+    def without_complete(self, rows: list[int], going: list[bool], done: int) -> list[bool]:
+        """Return `going`, which of `rows` go on after `done` tokens, without those with a complete stop string."""
+        start = max(0, self._done - self._finder.window)
+        recent = self._response[:, start:done].tolist()  # waits for the GPU: strings are decoded on the host
+        # Also in rows that reached EOS since the last check: a stop string may precede it.
+        for row in rows:
+            if row not in self._over and (end := self._finder.first(recent[row], self._done - start)) is not None:
+                self.lengths[row] = start + end
+        self._done, still = done, [on and row not in self.lengths for on, row in zip(going, rows, strict=True)]
+        self._over.update(row for on, row in zip(still, rows, strict=True) if not on)
+        return still
+
+
+def _responses(response: Tensor, end_ids: Tensor, stopped: Mapping[int, int]) -> tuple[Tensor, Tensor]:
+    """Return of sampled tokens (B, cap) whether each response ended (B,), and the mask of the responses (B, T).
+
+    Args:
+        stopped: maps a row with a stop string to its number of tokens up to that.
+    """
+    ends, cap = torch.isin(response, end_ids), response.shape[1]
     ended = ends.any(1)
     length = torch.where(ended, ends.long().argmax(1) + 1, cap)
     if stopped:
-        at = torch.full((batch,), cap + 1)
+        at = torch.full((len(response),), cap + 1)
         at[list(stopped)] = torch.tensor(list(stopped.values()))
-        at = onto(device, at)
+        at = onto(response.device, at)
         ended, length = ended | (at <= cap), torch.minimum(length, at)
-    mask = torch.arange(int(length.max()), device=device) < length.unsqueeze(-1)
-    response = response[:, : mask.shape[1]].masked_fill(~mask, pad_id)
-    found = {name: value[:, : mask.shape[1]].masked_fill(~mask, 0) for name, value in found.items()}
-    seen = Seen(found["logprobs_at_1"], found["entropy"], found.get("values"))
-    return Samples(prompt_ids, prompt_mask, response, mask, found["logprobs"], ended, seen)
-
-
-def _stops(finder: StopFinder, response: Tensor, rows: Sequence[int], looked: int, done: int) -> dict[int, int]:
-    """Return those of `rows` with a stop string that is complete at a token from `looked` to `done`, with their
-    lengths up to that token."""
-    start = max(0, looked - finder.window)
-    recent = response[:, start:done].tolist()  # waits for the GPU: strings are decoded on the host
-    ends = ((row, finder.first(recent[row], looked - start)) for row in rows)
-    return {row: start + end for row, end in ends if end is not None}
+    return ended, torch.arange(int(length.max()), device=response.device) < length.unsqueeze(-1)
 
 
 def with_endings(samples: Samples, tokenizer: Any) -> Samples:
@@ -286,25 +286,25 @@ def with_endings(samples: Samples, tokenizer: Any) -> Samples:
     endings = endings_of(tokenizer)
     if len(endings.ids) == 1 and not endings.strings:
         return samples
-    eos, found = endings.ids[0], dict[int, OtherEnding]()
+    eos, others = endings.ids[0], dict[int, OtherEnding]()
     rows = zip(samples.response_ids.tolist(), samples.response_lengths, samples.ended.tolist(), strict=True)
     for row, (ids, length, ended) in enumerate(rows):
         last = ids[length - 1]
         if not ended or last == eos:
             continue
         if last in endings.ids:
-            said = ids[: length - 1]
-            found[row] = OtherEnding(len(said), len(visible_text(tokenizer, said)), [*said, eos])
+            text_ids = ids[: length - 1]
+            others[row] = OtherEnding(len(text_ids), len(visible_text(tokenizer, text_ids)), [*text_ids, eos])
             continue
         whole = visible_text(tokenizer, ids[:length])
         text = before_stop(tokenizer, whole)
         count = token_of_character(tokenizer, ids[:length], len(text) - 1) + 1 if text else 0
-        said = ids[:count]
-        exact = visible_text(tokenizer, said) == text
-        found[row] = OtherEnding(
-            count, len(text), [*(said if exact else tokenizer(text, add_special_tokens=False)["input_ids"]), eos]
+        text_ids = ids[:count]
+        exact = visible_text(tokenizer, text_ids) == text
+        others[row] = OtherEnding(
+            count, len(text), [*(text_ids if exact else tokenizer(text, add_special_tokens=False)["input_ids"]), eos]
         )
-    return replace(samples, otherwise=found)
+    return replace(samples, other_endings=others)
 
 
 def response_uniforms(seed: int, numbers: Sequence[int], cap: int) -> Tensor:
@@ -317,13 +317,21 @@ def response_uniforms(seed: int, numbers: Sequence[int], cap: int) -> Tensor:
     return drawn[list(numbers)]
 
 
-def _facts(logits: Tensor, scaled: Tensor, probabilities: Tensor, tokens: Tensor) -> dict[str, Tensor]:
-    """Return log-probability, entropy and log-probability at temperature 1 (n,) of the drawn tokens, from (n, V)."""
+def _draw(
+    model: Any, hidden: Tensor, temperature: float, uniforms: Tensor, value_head: Callable[[Tensor], Tensor] | None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return tokens (n,) drawn after the last hidden states (n, D), and by name their log-probability, entropy,
+    log-probability at temperature 1 and, with a value head, value (n,)."""
+    logits = vocabulary_logits(model, hidden)
+    scaled = logits if temperature in (0.0, 1.0) else logits / temperature
+    probabilities = torch.softmax(scaled, -1)
+    tokens = logits.argmax(-1) if temperature == 0 else _choose(probabilities, uniforms)
     logprobs = probabilities.gather(1, tokens.unsqueeze(1)).squeeze(1).log()
     log_partition = scaled.gather(1, tokens.unsqueeze(1)).squeeze(1) - logprobs
     at_1 = logprobs if scaled is logits else -functional.cross_entropy(logits, tokens, reduction="none")
     entropy = log_partition - torch.linalg.vecdot(probabilities, scaled)
-    return {"logprobs": logprobs, "entropy": entropy, "logprobs_at_1": at_1}
+    values = {} if value_head is None else {"values": value_head(hidden.float())}
+    return tokens, {"logprobs": logprobs, "entropy": entropy, "logprobs_at_1": at_1, **values}
 
 
 def _no_distribution(model: Any, token: int) -> CheckFailed:
@@ -346,8 +354,8 @@ def _closed_up(going: Sequence[bool]) -> list[int]:
 
 def _choose(probabilities: Tensor, uniform: Tensor) -> Tensor:
     """Choose a token per row (n, V) by inverting the cumulative distribution at `uniform` (n,)."""
-    found = _inverse_cdf(probabilities, uniform)
-    return found.clamp(max=probabilities.shape[1] - 1)  # rows with NaN find no index; `sample` raises for them
+    index = _inverse_cdf(probabilities, uniform)
+    return index.clamp(max=probabilities.shape[1] - 1)  # rows with NaN find no index; `sample` raises for them
 
 
 def _inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
@@ -405,24 +413,24 @@ class LocalEngine:
         device, exact = self.runtime.device, self.runtime.dtype == "float32"
         numbered = list(range(len(prompts)) if numbers is None else numbers)
         rows = ranks.share(range(len(prompts)))
-        asked = rows or [0]  # a rank without a share samples a row that is not used
+        sampled = rows or [0]  # a rank without a share samples a row that is not used
         graphs = device == "cuda" and self.runtime.cuda_graphs
         uncopied = isinstance(self.model, AdapterView) and not exact  # only its matrix products are in bfloat16
         with autocast(self.runtime) if uncopied else nullcontext():
-            found = sample(
-                self.model, self.tokenizer, [prompts[row] for row in asked], generation, seed,
-                [numbered[row] for row in asked], device, self.value_head, graphs,
+            samples = sample(
+                self.model, self.tokenizer, [prompts[row] for row in sampled], generation, seed,
+                [numbered[row] for row in sampled], device, self.value_head, graphs,
             )  # fmt: skip
         if ranks.size() > 1:
-            found = _together(found, rows, prompts, self.tokenizer.pad_token_id, generation.max_new_tokens)
-        found = with_endings(found, self.tokenizer)
-        return found if exact else replace(found, seen=None)
+            samples = _together(samples, rows, prompts, self.tokenizer.pad_token_id, generation.max_new_tokens)
+        samples = with_endings(samples, self.tokenizer)
+        return samples if exact else replace(samples, stats=None)
 
 
-def _together(own: Samples, rows: list[int], prompts: Sequence[Sequence[int]], pad_id: int, cap: int) -> Samples:
-    """Return the samples of all ranks, on every rank. `own` are those of the prompts `rows`; unused if `rows` is
+def _together(samples: Samples, rows: list[int], prompts: Sequence[Sequence[int]], pad_id: int, cap: int) -> Samples:
+    """Return the samples of all ranks, on every rank. `samples` are those of the prompts `rows`; unused if `rows` is
     empty."""
-    device = own.response_ids.device
+    device = samples.response_ids.device
 
     def joined(part: Tensor) -> Tensor:
         """Return (B, T) or (B,) from this rank's (b, t) or (b,). Each sum has one nonzero term, so it is exact."""
@@ -432,20 +440,20 @@ def _together(own: Samples, rows: list[int], prompts: Sequence[Sequence[int]], p
             out[(at,) if part.dim() == 1 else (at, slice(part.shape[1]))] = part.double()
         return ranks.joined(out).to(part.dtype)
 
-    mask = joined(own.response_mask)
+    mask = joined(samples.response_mask)
     width = int(mask.sum(1).max())
     mask = mask[:, :width]
 
     def cut(part: Tensor) -> Tensor:
         return joined(part)[:, :width]
 
-    seen = own.seen
-    if seen is not None:
-        values = None if seen.values is None else cut(seen.values)
-        seen = Seen(cut(seen.logprobs_at_1), cut(seen.entropy), values)
-    ids, prompt_mask = (each.to(device) for each in pad(prompts, pad_id, side="left"))
-    response = cut(own.response_ids).masked_fill(~mask, pad_id)
-    return Samples(ids, prompt_mask, response, mask, cut(own.logprobs), joined(own.ended), seen)
+    stats = samples.stats
+    if stats is not None:
+        values = None if stats.values is None else cut(stats.values)
+        stats = SampledStats(cut(stats.logprobs_at_1), cut(stats.entropy), values)
+    ids, prompt_mask = (tensor.to(device) for tensor in pad(prompts, pad_id, side="left"))
+    response = cut(samples.response_ids).masked_fill(~mask, pad_id)
+    return Samples(ids, prompt_mask, response, mask, cut(samples.logprobs), joined(samples.ended), stats)
 
 
 @contextmanager
@@ -482,5 +490,5 @@ def generate_responses(
             ended = samples.ended.tolist()
             for row, (i, text) in enumerate(zip(batch, samples.texts(tokenizer), strict=True)):
                 sampled_ids = samples.response_ids[row, : samples.response_lengths[row]].tolist()
-                out[i] = Response(text, samples.as_judged(row), ended[row], sampled_ids, numbers[row])
+                out[i] = Response(text, samples.reward_ids(row), ended[row], sampled_ids, numbers[row])
     return [out[i] for i in range(len(encoded))]

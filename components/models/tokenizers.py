@@ -132,8 +132,8 @@ def load_tokenizer(
     Raises:
         UserError: transformers cannot load it, or it has no EOS or no working chat template.
     """
-    with as_folder(folder) as found:
-        return load_with_new_tokens(found, field, template, stop)[0]
+    with as_folder(folder) as whole:
+        return load_with_new_tokens(whole, field, template, stop)[0]
 
 
 def load_with_new_tokens(
@@ -170,7 +170,7 @@ def load_with_new_tokens(
             added.append(PAD)
     listed = tokenizer.convert_ids_to_tokens(_listed_ends(folder))
     stop = stop or endings_of(tokenizer).strings
-    set_endings(tokenizer, [each for each in (before, *listed) if each is not None], stop)
+    set_endings(tokenizer, [token for token in (before, *listed) if token is not None], stop)
     return tokenizer, added
 
 
@@ -181,7 +181,7 @@ def _listed_ends(folder: Path) -> list[int]:
         with contextlib.suppress(OSError, ValueError):
             ends = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
             if isinstance(ends, list):
-                return [each for each in ends if type(each) is int and each >= 0]
+                return [token_id for token_id in ends if type(token_id) is int and token_id >= 0]
     return []
 
 
@@ -233,8 +233,8 @@ def visible_text(tokenizer: Any, ids: Sequence[int]) -> str:
     text = str(tokenizer.decode(ids, skip_special_tokens=True))
     cuts = [len(tokenizer.decode(ids[:place], skip_special_tokens=True)) for place in places]
     for place, cut in zip(reversed(places), reversed(cuts), strict=True):
-        shown = special[ids[place]].replace("<", "⟨").replace(">", "⟩")
-        text = text[:cut] + shown + text[cut:]
+        visible = special[ids[place]].replace("<", "⟨").replace(">", "⟩")
+        text = text[:cut] + visible + text[cut:]
     return text
 
 
@@ -255,8 +255,8 @@ class StopFinder:
         for end in range(since + 1, len(ids) + 1):
             recent = ids[max(0, end - self.window) : end]
             plain = self._special.keys().isdisjoint(recent)
-            shown = self._tokenizer.decode(recent) if plain else visible_text(self._tokenizer, recent)
-            if any(text in shown for text in self._strings):
+            visible = self._tokenizer.decode(recent) if plain else visible_text(self._tokenizer, recent)
+            if any(text in visible for text in self._strings):
                 return end
         return None
 

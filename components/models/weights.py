@@ -79,8 +79,8 @@ def check_weights(folder: Path, named_by: str) -> None:
         with refusing(folder / "config.json", named_by, "is not a model's config"):
             config = json.loads(read_regular(folder / "config.json"))
             _check_attention(config, folder, named_by)
-            if isinstance(config, dict) and (given := config.get("quantization_config")) is not None:
-                method = given.get("quant_method", "unnamed") if isinstance(given, dict) else given
+            if isinstance(config, dict) and (quantization := config.get("quantization_config")) is not None:
+                method = quantization.get("quant_method", "unnamed") if isinstance(quantization, dict) else quantization
                 raise UserError(
                     f"{named_by}: {folder / 'config.json'} says that the weights are quantised "
                     f"(quantization_config: {method}): they can be neither trained nor published whole. "
@@ -176,12 +176,12 @@ def check_names(
         UserError: weights are missing, left over, or of the wrong shape; the message names them.
     """
     kinds = {"it lacks": missing, "no layer takes": unexpected, "these have another shape": mismatched}
-    told = [f"{kind} {_some(sorted(names))}" for kind, names in kinds.items() if names]
-    if told:
+    problems = [f"{kind} {_some(sorted(names))}" for kind, names in kinds.items() if names]
+    if problems:
         raise UserError(
-            f"{named_by}: the weights in {folder} do not fit the model that its config describes: {'; '.join(told)}. "
-            "Tether does not fill them in at random. Check that config and weights belong together, and that the "
-            "names of the weights are the architecture's."
+            f"{named_by}: the weights in {folder} do not fit the model that its config describes: "
+            f"{'; '.join(problems)}. Tether does not fill them in at random. Check that config and weights "
+            "belong together, and that the names of the weights are the architecture's."
         )
 
 
@@ -215,8 +215,8 @@ def refusing(path: Path, named_by: str, what: str) -> Iterator[None]:
 def _check_attention(config: Any, folder: Path, named_by: str) -> None:
     """Check the attention that a config, or a config inside it, names."""
     if isinstance(config, list):
-        for each in config:
-            _check_attention(each, folder, named_by)
+        for part in config:
+            _check_attention(part, folder, named_by)
     for key, value in config.items() if isinstance(config, dict) else ():
         if key.strip("_").startswith("attn_implementation"):
             for name in value.values() if isinstance(value, dict) else [value]:

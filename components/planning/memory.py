@@ -77,7 +77,7 @@ class PlannedRun(NamedTuple):
     """Bytes in memory of the reward models that `ppo.rewards` names in addition to the pipeline's own."""
     uncounted: tuple[str, ...] = ()
     """Those of these models whose size is not known here."""
-    judged: bool = False
+    judge: bool = False
     """Whether an independent judge is in memory with PPO's models."""
 
 
@@ -141,16 +141,16 @@ class _Planner:
         """Yield training of the last member, a checkpoint, and the SFT policy's samples that all members score."""
         config, generation, lora = self.run.reward, self.run.generation, self.run.reward.lora
         trained = self._trained(config, lora, scalar=True)
-        held: Parts = {} if lora is None else {"backbone": self._frozen(lora=lora)}
-        kept = config.members - 1
-        held |= {"frozen": kept * FLOAT * self._count(lora, scalar=True)}
+        resident: Parts = {} if lora is None else {"backbone": self._frozen(lora=lora)}
+        others = config.members - 1
+        resident |= {"frozen": others * FLOAT * self._count(lora, scalar=True)}
         rows = min(config.micro_batch_size, self.machine.rows(config.batch_size))
         row = generation.max_prompt_tokens + 2 * generation.max_new_tokens if config.shared_prompts else 2 * self.length
         masked, several = row if config.shared_prompts else 0, self.machine.rows(config.batch_size) > rows
-        yield self._training("reward", "training", held, trained, config, rows * row, masked, 0, several, lora)
-        yield self._saving("reward", held, trained, config.checkpoint_whole)
+        yield self._training("reward", "training", resident, trained, config, rows * row, masked, 0, several, lora)
+        yield self._saving("reward", resident, trained, config.checkpoint_whole)
         members = {"frozen": config.members * FLOAT * self._count(lora, scalar=True)}
-        scoring = held | members | {"policy": self._frozen()}
+        scoring = resident | members | {"policy": self._frozen()}
         yield self._sampling("reward", "sampling", scoring, min(SAMPLED_AT_ONCE, config.scale_responses))
 
     def ppo(self) -> Iterator[Phase]:
@@ -164,8 +164,8 @@ class _Planner:
         best = FLOAT * self._count(lora) if every is not None else 0  # in the memory of each rank's process
         best_here = {"best weights": best if self.device == "cpu" else 0}
         early = every is not None and config.updates > (every if config.watch.kl_high is None else 1)
-        held = frozen | ({} if config.ema is None else {"average": policy.weights}) | (best_here if early else {})
-        still = held | {
+        resident = frozen | ({} if config.ema is None else {"average": policy.weights}) | (best_here if early else {})
+        still = resident | {
             "weights": policy.weights + critic.weights, "optimizer": policy.moments + critic.moments
         }  # fmt: skip
         if not config.rollout.by_server:
@@ -177,13 +177,13 @@ class _Planner:
         yield self._phase("ppo", "frozen pass", still | scored)
         logits = self._logits(predicted, 7 if config.entropy_coefficient > 0 else 4)
         several = machine.rows(config.minibatch_size) > rows
-        beside = held | {"critic": critic.weights + critic.moments}
+        others = resident | {"critic": critic.weights + critic.moments}
         yield self._training(
-            "ppo", "policy update", beside, policy, config, work, 0, logits, several or config.ptx.coefficient > 0, lora
+            "ppo", "policy update", others, policy, config, work, 0, logits, several or config.ptx.coefficient > 0, lora
         )
         if separate:
-            beside = held | {"policy": policy.weights + policy.moments}
-            yield self._training("ppo", "critic update", beside, critic, config, work, 0, 0, several, lora)
+            others = resident | {"policy": policy.weights + policy.moments}
+            yield self._training("ppo", "critic update", others, critic, config, work, 0, 0, several, lora)
         if every is not None:  # with an average, the policy's own weights are kept as well
             watching = still | best_here | ({} if config.ema is None else {"set aside": policy.weights})
             rows = machine.rows(min(config.watch.prompts, config.batch_size))
@@ -193,15 +193,15 @@ class _Planner:
         rows = max(config.evaluate, min(config.evaluate, config.repeats.prompts) * (config.repeats.samples - 1))
         yield self._sampling("ppo", "evaluation", published, min(rows, config.batch_size), lora)
         trained = Trained(*(sum(pair) for pair in zip(policy, critic, strict=True)))
-        copied = held.get("average", 0) + (self._refreshed() if config.kl.refresh_every else 0)
-        yield self._saving("ppo", held | best_here, trained, config.checkpoint_whole, copied + best * machine.ranks)
+        copied = resident.get("average", 0) + (self._refreshed() if config.kl.refresh_every else 0)
+        yield self._saving("ppo", resident | best_here, trained, config.checkpoint_whole, copied + best * machine.ranks)
         if lora is not None:
             yield self._phase("ppo", "merging", published | {"merged": FLOAT * self.shape.parameters})
 
     def _held_by_ppo(self) -> Parts:
         """Return what is frozen in PPO: reference and reward models, or the backbone and the reward model's adapters on
         it; an independent judge, which is one more; further reward models."""
-        config, members = self.run.ppo, self.run.reward.members * (2 if self.run.judged else 1)
+        config, members = self.run.ppo, self.run.reward.members * (2 if self.run.judge else 1)
         refreshed = self._refreshed() if config.kl.refresh_every else 0
         if config.lora is None:
             frozen = self._frozen() + members * self._frozen(scalar=True)
@@ -260,8 +260,8 @@ class _Planner:
         return FLOAT * copies * min(predicted * self.shape.vocabulary, max(LOGITS_AT_ONCE, self.shape.vocabulary))
 
     def _training(
-        self, stage: str, name: str, held: Parts, trained: Trained, config: OptimizerConfig, tokens: int, masked: int,
-        logits: float, several: bool, lora: AdapterConfig | None = None,
+        self, stage: str, name: str, resident: Parts, trained: Trained, config: OptimizerConfig, tokens: int,
+        masked: int, logits: float, several: bool, lora: AdapterConfig | None = None,
     ) -> Phase:  # fmt: skip
         """Return the worse of two moments of a step: the end of the forward pass, and of the backward pass.
 
@@ -275,15 +275,16 @@ class _Planner:
         entering = FLOAT * tokens * self.shape.hidden_size * (self.shape.layers + 2)
         graph = entering + block if again else self.shape.layers * block
         gradients = trained.unreduced if several else trained.gradients
-        base = held | {"weights": trained.weights, "optimizer": trained.moments}
+        base = resident | {"weights": trained.weights, "optimizer": trained.moments}
         forward = {"gradients": trained.unreduced if several else 0, "activations": graph, "logits": logits}
         moments: list[Parts] = [forward, {"gradients": gradients, "activations": block}]
         steps = [self._phase(stage, name, base | moment | {"working": trained.working}) for moment in moments]
         return max(steps, key=lambda phase: phase.bytes)
 
     def _sampling(
-        self, stage: str, name: str, held: Parts, rows: int, lora: AdapterConfig | None = None, gathered: bool = False
-    ) -> Phase:
+        self, stage: str, name: str, resident: Parts, rows: int, lora: AdapterConfig | None = None,
+        gathered: bool = False,
+    ) -> Phase:  # fmt: skip
         """Return what sampling `rows` responses holds: a copy of the policy, keys and values, and a step's logits.
 
         Args:
@@ -297,12 +298,12 @@ class _Planner:
         prompts = self._forward(-(-rows // PREFILL_PARTS) * self.run.generation.max_prompt_tokens)
         heads = 2 * self.width * rows * self.length * shape.head_size  # bytes of keys and values a head
         expanded = heads * shape.heads if shape.kv_heads < shape.heads else 0
-        return self._phase(stage, name, held | {
+        return self._phase(stage, name, resident | {
             "sampling copy": copy, "key-value cache": shape.layers * heads * shape.kv_heads,
             "activations": max(prompts, expanded), "logits": FLOAT * 4 * rows * shape.vocabulary,
         })  # fmt: skip
 
-    def _saving(self, stage: str, held: Parts, trained: Trained, whole_up_to: float, copied: float = 0) -> Phase:
+    def _saving(self, stage: str, resident: Parts, trained: Trained, whole_up_to: float, copied: float = 0) -> Phase:
         """Return what is held while a checkpoint is written; on a GPU the host gets a copy of it.
 
         Args:
@@ -313,7 +314,7 @@ class _Planner:
         written = (trained.weights + trained.moments) * ranks
         if ranks > 1 and written > whole_up_to * 1e9:
             written = min(written, ranks * 2e9)
-        base = held | {"weights": trained.weights, "optimizer": trained.moments}
+        base = resident | {"weights": trained.weights, "optimizer": trained.moments}
         return self._phase(stage, "saving", base, (written + copied) if self.device == "cuda" else 0)
 
     def _phase(self, stage: str, name: str, parts: Parts, host: float = 0) -> Phase:

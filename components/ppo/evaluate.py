@@ -445,5 +445,6 @@ def _forgetting(models: Models, job: PpoJob, data: Path) -> dict[str, float]:
     """
     rows = read_split(data / "demonstrations.heldout")
     examples = choose_demonstrations(models.tokenizer, rows, job.generation, "cut", job.ppo.evaluate).examples
-    mine, its = (response_losses(m, models.tokenizer, examples, job.runtime) for m in (models.policy, models.sft))
+    pad_id = models.tokenizer.pad_token_id
+    mine, its = (response_losses(m, pad_id, examples, job.runtime) for m in (models.policy, models.sft))
     return perplexity_ratio(mine, its, examples).metrics("ppo/demonstration_perplexity_ratio")

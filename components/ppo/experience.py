@@ -134,7 +134,7 @@ def sampled_batches(
                 assert engine is not None
                 samples = engine.sample(encoded[batch], generation or job.generation, seed, streams[batch])
             # Drop the sampler's log-probabilities: the KL that is judged comes from the training path.
-            yield prompts[batch], samples, frozen_pass(asked, replace(samples, seen=None), job, judged=judged)
+            yield prompts[batch], samples, frozen_pass(asked, replace(samples, stats=None), job, judged=judged)
 
 
 def rewarded_scores(raw: Tensor, samples: Samples, scale: ScoreScale, config: ScoreConfig) -> Tensor:
@@ -190,7 +190,7 @@ def score(
     """
     if models.rewards is None:
         return WeightedScores(raw, {}, None)
-    place, texts = functools.partial(placed, models.tokenizer, samples.said), samples.texts(models.tokenizer)
+    place, texts = functools.partial(placed, models.tokenizer, samples.text_ids), samples.texts(models.tokenizer)
     tokens, ended = samples.response_mask.shape[1], samples.ended.tolist()
     scores = models.rewards.score(raw, prompts, texts, False, place, tokens, ended)
     if scores.parts is not None and job.ppo.advantage != "gae":
@@ -235,7 +235,7 @@ def measure(
     if not config.has_critic:
         unread["ppo/tied_groups"] = tied_groups(scores, config.group_size).float().mean()
     importance = None
-    if samples.seen is None:
+    if samples.stats is None:
         unread["ppo/sampler_drift"] = sampler_drift(samples.logprobs, old, mask, job)
         level, cap = config.importance_level, config.importance.cap
         weights = importance_weights(old, samples.logprobs, mask, cap, level or "token")
@@ -252,7 +252,7 @@ def measure(
         raise CheckFailed("the reward model gave a score that isn't finite.")
     if not metrics.pop("log-probabilities are finite"):
         raise CheckFailed("a log-probability isn't finite, so KL to the reference is unknown. Lower ppo.learning_rate.")
-    if samples.seen is None:
+    if samples.stats is None:
         check_drift(metrics["ppo/sampler_drift"], job)
     return metrics | lower_ends(kl.k1.sum(1), samples), importance
 

@@ -340,7 +340,7 @@ def frozen_pass(models: Models, samples: Samples, job: PpoJob, judged: bool = Fa
     Args:
         judged: also ask the independent judge, which only evaluations may do.
     """
-    mask, critic, seen = samples.response_mask, models.critic, samples.seen
+    mask, critic, seen = samples.response_mask, models.critic, samples.stats
     zeros, scores = torch.zeros_like(samples.logprobs), torch.zeros(len(mask), device=mask.device)
     passed = {id(m): m for m in (models.policy, models.reference, models.sft)}  # a model with two roles passes once
     columns = {key: {n: zeros.clone() for n in ("logprobs", "logprobs_at_1", "entropy")} for key in passed}
@@ -375,8 +375,8 @@ def frozen_pass(models: Models, samples: Samples, job: PpoJob, judged: bool = Fa
     for key in passed:
         for tensor in columns[key].values():
             ranks.joined(tensor)
-    if samples.otherwise:
-        rows = on_device(samples, list(samples.otherwise))
+    if samples.other_endings:
+        rows = on_device(samples, list(samples.other_endings))
         for name, model in scorers.items():
             raw[name][rows] = _judged_otherwise(model, models.tokenizer, samples, job).to(scores)
     policy, reference, sft = (columns[id(m)] for m in (models.policy, models.reference, models.sft))
@@ -387,12 +387,12 @@ def frozen_pass(models: Models, samples: Samples, job: PpoJob, judged: bool = Fa
 
 
 def _judged_otherwise(model: Any, tokenizer: Any, samples: Samples, job: PpoJob) -> Tensor:
-    """Score the responses of `samples.otherwise` (n,) as the reward model reads them, that is with EOS.
+    """Score the responses of `samples.other_endings` (n,) as the reward model reads them, that is with EOS.
 
     Each rank computes all of them.
     """
-    prompts = [samples.prompt_ids[row][samples.prompt_mask[row]].tolist() for row in samples.otherwise]
-    judged = [prompt + samples.as_judged(row) for prompt, row in zip(prompts, samples.otherwise, strict=True)]
+    prompts = [samples.prompt_ids[row][samples.prompt_mask[row]].tolist() for row in samples.other_endings]
+    judged = [prompt + samples.reward_ids(row) for prompt, row in zip(prompts, samples.other_endings, strict=True)]
     return score_sequences(model, tokenizer.pad_token_id, judged, job.runtime)
 
 

@@ -58,7 +58,7 @@ def policy_term(forward: Forward) -> Term:
         measures["ppo/clip_fraction_above"] = Measure(masked_mean(above.float(), mask))
     if config.dual_clip is not None:
         measures["ppo/dual_clip_fraction"] = Measure(masked_mean(surrogate.floored.float(), mask))
-    if forward.first and forward.experience.samples.seen is not None:
+    if forward.first and forward.experience.samples.stats is not None:
         drift = sampler_drift(old, logprobs.detach(), mask, forward.job)
         measures["ppo/sampler_drift"] = Measure(drift, "largest")
     return forward.term("ppo/policy_loss", forward.weighted(surrogate.loss))._replace(measures=measures)

@@ -123,8 +123,8 @@ class JudgeJob(RewardJob):
 
     def as_reward(self, seed: int) -> RewardJob:
         """Return the job that trains the judge in the way of the stage `reward`."""
-        own = {name: value for name, value in self.judge.model_dump().items() if value is not None}
-        reward = self.reward.model_copy(update=own)
+        options = {name: value for name, value in self.judge.model_dump().items() if value is not None}
+        reward = self.reward.model_copy(update=options)
         return RewardJob(seed=seed, runtime=self.runtime, generation=self.generation, reward=reward)
 
 

@@ -26,8 +26,8 @@ def pair_losses(chosen: Tensor, rejected: Tensor, shares: Tensor) -> Tensor:
         chosen, rejected: (N, K) scores.
         shares: (N, K) share of votes for the chosen response, NaN where nobody voted on the head's objective.
     """
-    known = ~shares.isnan()
-    losses = bradley_terry_loss(chosen - rejected, shares.nan_to_num(0.0)) * known
+    labelled = ~shares.isnan()
+    losses = bradley_terry_loss(chosen - rejected, shares.nan_to_num(0.0)) * labelled
     return losses.sum(1)
 
 

@@ -59,7 +59,7 @@ def packed_scores(model: Any, pairs: Sequence[Pair], pad_id: int, runtime: Runti
     length."""
 
     def score(run: list[int]) -> Tensor:
-        rows = PackedPairs(*(onto(runtime.device, each) for each in pack([pairs[i] for i in run], pad_id)))
+        rows = PackedPairs(*(onto(runtime.device, tensor) for tensor in pack([pairs[i] for i in run], pad_id)))
         return through(model, _scores_at_ends, rows, runtime)
 
     chosen, rejected = _in_runs(model, [packed_length(pair) for pair in pairs], score).unbind(1)
@@ -82,8 +82,8 @@ def _in_runs(model: Any, lengths: Sequence[int], score: Callable[[list[int]], Te
     """
     count = len(lengths)
     runs = [list(range(count))] if passes_must_match(model) else list(even_runs(lengths, count))
-    found = torch.cat([score(run) for run in runs])
-    return found[onto(found.device, torch.tensor(list(chain(*runs))).argsort())]
+    scores = torch.cat([score(run) for run in runs])
+    return scores[onto(scores.device, torch.tensor(list(chain(*runs))).argsort())]
 
 
 def separate_scores(model: Any, pairs: Sequence[Pair], pad_id: int, runtime: Runtime) -> tuple[Tensor, Tensor]:

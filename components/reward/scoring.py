@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from components.base.errors import CheckFailed
-from components.base.jsonl import read_rows, write_rows
+from components.base.jsonl import read_rows, write_json, write_rows
 from components.base.settings import Settings
 from components.distributed.sharding import through
 from components.models.batching import length_buckets, onto, pad
@@ -47,6 +47,11 @@ class ScoreScale(Settings):
     def read(cls, artifact: Path) -> "ScoreScale":
         """Read the scale of a reward artifact; for several members it is that of their mean score."""
         return cls.model_validate_json((artifact / "reward.json").read_text())
+
+    def write(self, artifact: Path, objectives: Mapping[str, float]) -> None:
+        """Write the scale of a reward artifact, with the weights of the model's heads."""
+        scale = self.model_copy(update={"objectives": objectives})
+        write_json(artifact / "reward.json", scale.model_dump(exclude_defaults=True))
 
     @classmethod
     def measure(cls, raw: Tensor, temperature: float) -> "ScoreScale":

@@ -27,7 +27,7 @@ from components.reward.evaluation.probes import ProbeTexts, robustness_metrics, 
 from components.reward.evaluation.slices import ScoredPairs, character_gaps, slice_report
 from components.reward.pair_scores import score_pairs
 from components.reward.refresh.compare import Refresh
-from components.reward.refresh.people_agreement import judged_metrics
+from components.reward.refresh.people_agreement import agreement_metrics
 from components.reward.scoring import (
     ANSWERS_STREAM,
     ScoreScale,
@@ -38,7 +38,7 @@ from components.reward.scoring import (
     score_sequences,
     with_one_head,
 )
-from components.reward.suites.evaluation import judged_by_suites
+from components.reward.suites.evaluation import suite_metrics
 from components.reward.suites.scorer import RewardScorer
 from components.reward.train import HeldPairs, train_models
 from components.reward.training_pairs import Pairs, PreferencePair, check_votes, encode_pairs
@@ -87,26 +87,17 @@ def train_on(
     # Only a few calibration pairs are evaluated during training; the rest are encoded afterwards, like the test split.
     watching = splits["calibration"][: job.reward.watch.examples if job.reward.evaluate_every is not None else 0]
 
-    def save(folder: Path, model: Any, member: int) -> None:
-        folder = member_folder(folder, member)
-        if is_first():
-            save_model(model, tokenizer, folder / "model")
-            if isinstance(model, AdapterView):
-                save_adapter(model, folder / "adapter")
-
-    held = HeldPairs.choose(
+    held_out = HeldPairs.choose(
         job.reward, splits["calibration"], encode_pairs(tokenizer, watching, job.generation, job.reward, out),
-        partial(save, out / "artifact" / "last"),
+        partial(_save, tokenizer, out / "artifact" / "last"),
     )  # fmt: skip
     models = train_models(job, inputs["sft"], splits["train"], train, pad_id, out, observe,
-                          inputs.get("previous_reward"), held)  # fmt: skip
+                          inputs.get("previous_reward"), held_out)  # fmt: skip
     for member, model in enumerate(models):
-        save(out / "artifact", model, member)
+        _save(tokenizer, out / "artifact", model, member)
         members.append(frozen(with_one_head(model, job.reward.objectives)))
     go_on_alone()
-    pairs = {
-        s: encode_pairs(tokenizer, rows, job.generation, job.reward, out) for s, rows in splits.items() if s != "train"
-    }
+    pairs = {s: encode_pairs(tokenizer, splits[s], job.generation, job.reward, out) for s in ("calibration", "test")}
     observe(0, {}, doing="sampling and scoring SFT responses, for the scale")
     sft_samples = sample_sft(job, inputs, tokenizer, out / "artifact")
     sft_scores = torch.stack([score_sequences(m, pad_id, sft_samples.ids, job.runtime).double() for m in members])
@@ -114,8 +105,7 @@ def train_on(
     whole, combined = as_one(members, sft_scores, EnsembleConfig())
     temperature, calibrated = _calibrate(job, whole, tokenizer, splits, pairs, out / "artifact", observe)
     scale = ScoreScale.measure(combined, temperature)
-    written = scale.model_copy(update={"objectives": job.reward.objectives})
-    write_json(out / "artifact" / "reward.json", written.model_dump(exclude_defaults=True))
+    scale.write(out / "artifact", job.reward.objectives)
     observe(0, {}, doing="probing the scores with changed texts")
     task = task_name(inputs["data"])
     robustness = robustness_report(job, whole, members, tokenizer, splits["test"], sft_samples, scale.scale, task)
@@ -133,13 +123,21 @@ def train_on(
     if refresh is not None:
         observe(0, {}, doing="comparing with the earlier reward model")
         metrics |= refresh.compare(job, whole, tokenizer, sft_samples, scale, out / "artifact")
-    if held is not None:
-        metrics |= held.metrics()
-        write_json(out / "artifact" / "metadata.json", held.document())
-    metrics |= judged_metrics(job, inputs, splits["test"], whole, tokenizer)
-    metrics |= judged_by_suites(inputs, RewardScorer(whole, tokenizer, job.runtime, temperature), out, observe)
+    if held_out is not None:
+        metrics |= held_out.metrics()
+        write_json(out / "artifact" / "metadata.json", held_out.document())
+    metrics |= agreement_metrics(job, inputs, splits["test"], whole, tokenizer)
+    metrics |= suite_metrics(inputs, RewardScorer(whole, tokenizer, job.runtime, temperature), out, observe)
     write_json(out / "artifact" / "metrics.json", metrics)
     return metrics
+
+
+def _save(tokenizer: Any, artifact: Path, model: Any, member: int) -> None:
+    folder = member_folder(artifact, member)
+    if is_first():
+        save_model(model, tokenizer, folder / "model")
+        if isinstance(model, AdapterView):
+            save_adapter(model, folder / "adapter")
 
 
 _REPORTED = (
@@ -168,22 +166,22 @@ def _calibrate(
     on_test, on_calibration = (
         score_pairs(model, tokenizer.pad_token_id, pairs[split], job.runtime) for split in ("test", "calibration")
     )
-    found = on_test[0] - on_test[1]
+    margins = on_test[0] - on_test[1]
     temperature = fit_temperature(np.subtract(*on_calibration))
     observe(0, {}, doing="measuring calibration, slices and baselines")
-    judged = Judgements.of(test, clusters)
-    calibrated = calibration(found, clusters, temperature, job.seed, BINS, judgements=judged)
+    judgements = Judgements.of(test, clusters)
+    calibrated = calibration(margins, clusters, temperature, job.seed, BINS, judgements=judgements)
     tokens = np.stack(
         [response_tokens(tokenizer, (row[side] for row in test), most) for side in ("chosen", "rejected")]
     )
-    by_slice = slice_report(ScoredPairs(test, tokens, on_test), clusters, temperature, job.seed, judgements=judged)
+    by_slice = slice_report(ScoredPairs(test, tokens, on_test), clusters, temperature, job.seed, judgements=judgements)
     by_length, rule = length_baseline(character_gaps(splits["train"]), character_gaps(test))
     by_majority = majority_baseline(chosen_shown_first(splits["train"]), chosen_shown_first(test))
     baselines: Numbers = {
         "length_accuracy": float(by_length.mean()),
-        "length_gain_low": gain_in_shares(correctness(found), by_length, clusters).low,
+        "length_gain_low": gain_in_shares(correctness(margins), by_length, clusters).low,
         "majority_accuracy": float(by_majority.mean()),
-        "majority_gain_low": gain_in_shares(correctness(found), by_majority, clusters).low,
+        "majority_gain_low": gain_in_shares(correctness(margins), by_majority, clusters).low,
     }
     document = calibrated.document() | by_slice.document() | baselines | {"length_rule": rule}
     write_json(artifact / "calibration.json", document)

@@ -24,7 +24,7 @@ from components.reward.losses import pair_losses, weighted_mean
 from components.reward.pair_scores import check_packed, packed_scores, separate_scores
 from components.reward.refresh.previous import start_from
 from components.reward.scoring import adapter_name
-from components.reward.training_pairs import Pairs, PreferencePair, member_rows
+from components.reward.training_pairs import Pair, Pairs, PreferencePair, member_rows
 from components.training.heldout import HeldOut, LossEvaluations
 from components.training.loop import TrainingExamples, fit, torch_seed
 
@@ -42,11 +42,11 @@ class HeldPairs:
     pairs: Pairs
     prompts: list[bytes]
     """(n,) the hashed prompt of each pair."""
-    shown: list[PreferencePair]
+    examples: list[PreferencePair]
     """The first few pairs as texts, whose scores people can read while the model trains."""
     keep_last: Callable[[Any, int], None]
     """Stores a model as its last step left it, and its number, if an earlier step's weights are published."""
-    watches: list[LossEvaluations] = field(default_factory=list)
+    evaluations: list[LossEvaluations] = field(default_factory=list)
     """The results for each model that was trained."""
 
     @classmethod
@@ -72,21 +72,22 @@ class HeldPairs:
 
     def metrics(self) -> dict[str, float]:
         """Return the final metrics: means over the models that were trained."""
-        found = [watch.published for watch in self.watches if watch.published]
-        return {name: math.fsum(each[name] for each in found) / len(found) for name in (found[0] if found else ())}
+        published = [run.published for run in self.evaluations if run.published]
+        names = published[0] if published else ()
+        return {name: math.fsum(values[name] for values in published) / len(published) for name in names}
 
     def document(self) -> dict[str, Any]:
         """Return which checkpoint is published and why, for `metadata.json`."""
-        found = [watch.document() for watch in self.watches]
-        if len(found) == 1:
-            return found[0]
-        reasons = (f"Model {i}: {each['reason']}" for i, each in enumerate(found, 1))
-        return {"reason": " ".join(reasons), "models": found}
+        documents = [run.document() for run in self.evaluations]
+        if len(documents) == 1:
+            return documents[0]
+        reasons = (f"Model {i}: {model['reason']}" for i, model in enumerate(documents, 1))
+        return {"reason": " ".join(reasons), "models": documents}
 
 
 def train_models(
     job: RewardJob, sft: Path, rows: Sequence[PreferencePair], pairs: Pairs, pad_id: int, out: Path,
-    observe: Observe, previous: Path | None = None, held: HeldPairs | None = None,
+    observe: Observe, previous: Path | None = None, held_out: HeldPairs | None = None,
 ) -> Iterator[Any]:  # fmt: skip
     """Train and yield the frozen reward models of the artifact: the members one after the other, or their average.
 
@@ -94,7 +95,7 @@ def train_models(
         rows, pairs: the training pairs, as rows and as token ids.
         observe: gets the members' steps, numbered consecutively over all members.
         previous: the reward artifact from which training continues; None starts from the SFT model.
-        held: the pairs evaluated during training; takes the results.
+        held_out: the pairs evaluated during training; takes the results.
     """
     config = job.reward
     shares = [member_rows(rows, config.member_share, job.seed, m) for m in range(config.members)]
@@ -120,7 +121,7 @@ def train_models(
 
         model = begin(member, first)
         first = model if first is None and config.lora is not None else first
-        whole = fit_model(job, model, pairs.choose(share), pad_id, out, counted_through, member, held)
+        whole = fit_model(job, model, pairs.choose(share), pad_id, out, counted_through, member, held_out)
         yield frozen(whole)
 
 
@@ -130,8 +131,8 @@ def start_model(job: RewardJob, sft: Path, member: int, first: Any = None) -> An
     With adapters, later members share the backbone of the `first` member, so that the SFT model is loaded once.
     """
     config = job.reward
-    own = (member,) if member else ()
-    head_seed, adapter_seed = (torch_seed(job.seed, "reward", part, *own) for part in ("head", "adapter"))
+    number = (member,) if member else ()
+    head_seed, adapter_seed = (torch_seed(job.seed, "reward", part, *number) for part in ("head", "adapter"))
     if config.lora is not None and first is not None:
         head = draw_head(copy.deepcopy(first.backbone.model.score), head_seed)
         if config.head_start == "zeros":
@@ -149,66 +150,75 @@ def start_model(job: RewardJob, sft: Path, member: int, first: Any = None) -> An
 
 def fit_model(
     job: RewardJob, model: Any, pairs: Pairs, pad_id: int, out: Path, observe: Observe, member: int = 0,
-    held: HeldPairs | None = None,
+    held_out: HeldPairs | None = None,
 ) -> Any:  # fmt: skip
     """Train `model` on `pairs`, in an order that depends on `member`; return it. Resumes from `out/checkpoint`."""
     config = job.reward
     combination = torch.tensor([config.objectives[name] for name in config.heads] or [1.0], device=job.runtime.device)
 
-    scores = packed_scores if config.shared_prompts else separate_scores
     if config.shared_prompts:
         check_packed(model, pairs.longest(CHECKED), pad_id, job.runtime)
 
+    def score(rows: Sequence[Pair]) -> tuple[Tensor, Tensor]:
+        return (packed_scores if config.shared_prompts else separate_scores)(model, rows, pad_id, job.runtime)
+
     def batch_loss(batch: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
         rows = pairs.at(batch)
-        chosen, rejected = scores(model, rows, pad_id, job.runtime)
-        labels = [[p.weight, p.source_weight, *p.shares] for p in rows]
-        given = onto(job.runtime.device, torch.tensor(labels))
-        weights, shares = given[:, 0], given[:, 2:]
-        losses = given[:, 1] * pair_losses(chosen, rejected, shares)
+        chosen, rejected = score(rows)
+        labels = onto(job.runtime.device, torch.tensor([[p.weight, p.source_weight, *p.shares] for p in rows]))
+        weights, shares = labels[:, 0], labels[:, 2:]
+        losses = labels[:, 1] * pair_losses(chosen, rejected, shares)
         # Sources' weights are no part of the divisor: in batches sorted by length, a batch may have one source only.
         loss = weighted_mean(losses, weights)
         with torch.no_grad():
             right = ((chosen - rejected) @ combination > 0).float()
         return loss, {"reward/train_loss": loss, "reward/train_accuracy": weighted_mean(right, weights)}
 
-    def heldout_losses(watched: Pairs) -> tuple[list[float], dict[str, float]]:
-        """Return the log loss of each held pair, and the accuracy."""
-        losses, right = [0.0] * len(watched), 0.0
-        for batch in length_buckets(watched.lengths[:], config.batch_size):
-            rows = watched.at(batch)
-            chosen, rejected = (each.double().cpu() for each in scores(model, rows, pad_id, job.runtime))
-            known = torch.tensor([[p.weight, *p.shares] for p in rows], dtype=torch.float64)
-            each = pair_losses(chosen, rejected, known[:, 1:]) * known[:, 0]
-            right += float((((chosen - rejected) @ combination.double().cpu() > 0) * known[:, 0]).sum())
-            for i, loss in zip(batch, each.tolist(), strict=True):
-                losses[i] = loss
-        return losses, {"accuracy": right / math.fsum(watched.weights[:])}
-
-    def shown(held: HeldPairs) -> list[dict[str, object]]:
-        """Return the raw scores of both sides of the first few held pairs."""
-        encoded = held.pairs[: len(held.shown)]
-        found = (side @ combination for side in scores(model, encoded, pad_id, job.runtime))
-        rows = []
-        for pair, chosen, rejected in zip(held.shown, *(each.tolist() for each in found), strict=True):
-            rows += [
-                {"prompt": pair["prompt"], "response": pair["chosen"], "preferred": 1, "score": chosen},
-                {"prompt": pair["prompt"], "response": pair["rejected"], "preferred": 0, "score": rejected},
-            ]
-        return rows
-
-    watch = None
-    if held is not None:
+    evaluations = None
+    if held_out is not None:
         unit = "nats a pair" if len(config.heads) < 2 else "nats a pair, all objectives together"
-        weights, losses = held.pairs.weights[:], partial(heldout_losses, held.pairs)
-        watch = LossEvaluations(config, "reward", HeldOut(losses, weights, held.prompts, unit, lambda: shown(held)))
+        evaluations = LossEvaluations(config, "reward", HeldOut(
+            lambda: _pair_losses(score, held_out.pairs, combination, config.batch_size), held_out.pairs.weights[:],
+            held_out.prompts, unit, lambda: _example_scores(score, held_out, combination),
+        ))  # fmt: skip
     model = spread(model.requires_grad_(True).train(), job.runtime.sharding)
     data = TrainingExamples(batch_loss, pairs.lengths, pairs.weights)
     fit(model, data, config, seed=job.seed, group="reward", out=out, observe=observe, part=member or None,
-        evaluations=watch)  # fmt: skip
+        evaluations=evaluations)  # fmt: skip
     release_memory(job.runtime.device)
     model = gathered(model)
-    if held is not None and watch is not None:
-        watch.publish(model, lambda: held.keep_last(model, member))
-        held.watches.append(watch)
+    if held_out is not None and evaluations is not None:
+        evaluations.publish(model, lambda: held_out.keep_last(model, member))
+        held_out.evaluations.append(evaluations)
     return model
+
+
+_Score = Callable[[Sequence[Pair]], tuple[Tensor, Tensor]]
+"""Returns raw scores (N, K) of the chosen and of the rejected responses of pairs."""
+
+
+def _pair_losses(
+    score: _Score, pairs: Pairs, combination: Tensor, batch_size: int
+) -> tuple[list[float], dict[str, float]]:
+    """Return the log loss of each pair, and the accuracy."""
+    losses, right = [0.0] * len(pairs), 0.0
+    for batch in length_buckets(pairs.lengths[:], batch_size):
+        rows = pairs.at(batch)
+        chosen, rejected = (side.double().cpu() for side in score(rows))
+        labels = torch.tensor([[p.weight, *p.shares] for p in rows], dtype=torch.float64)
+        weights = labels[:, 0]
+        right += float((((chosen - rejected) @ combination.double().cpu() > 0) * weights).sum())
+        of_batch = pair_losses(chosen, rejected, labels[:, 1:]) * weights
+        for i, loss in zip(batch, of_batch.tolist(), strict=True):
+            losses[i] = loss
+    return losses, {"accuracy": right / math.fsum(pairs.weights[:])}
+
+
+def _example_scores(score: _Score, held_out: HeldPairs, combination: Tensor) -> list[dict[str, object]]:
+    """Return the raw scores of both sides of the first few held-out pairs."""
+    sides = ((side @ combination).tolist() for side in score(held_out.pairs[: len(held_out.examples)]))
+    return [
+        {"prompt": pair["prompt"], "response": pair[side], "preferred": preferred, "score": value}
+        for pair, *values in zip(held_out.examples, *sides, strict=True)
+        for side, preferred, value in zip(("chosen", "rejected"), (1, 0), values, strict=True)
+    ]

@@ -165,8 +165,8 @@ def encode_pairs(
 
 def _votes(row: PreferencePair, config: RewardConfig) -> tuple[float, ...]:
     """Return the share of votes for the chosen response of each head; `NO_VOTES` if there are none."""
-    given = row.get("objectives") or {}
-    shares = [given.get(name) for name in config.heads] if config.objectives else [row.get("soft_label")]
+    by_objective = row.get("objectives") or {}
+    shares = [by_objective.get(name) for name in config.heads] if config.objectives else [row.get("soft_label")]
     return tuple(NO_VOTES if share is None else share for share in shares)
 
 
@@ -184,11 +184,11 @@ def check_votes(rows: Sequence[PreferencePair], config: RewardConfig, file: str)
     wanted = [(f"objectives.{name}", "reward.objectives", f"take {name} out of it") for name in config.heads]
     if config.labels == "shares":
         wanted.append(("soft_label", "reward.labels=shares", "use reward.labels=majority"))
-    for head, (name, option, otherwise) in enumerate(wanted):
+    for head, (name, option, remedy) in enumerate(wanted):
         if all(math.isnan(_votes(row, config)[head]) for row in rows):
             raise UserError(
                 f"{file}: none of its {len(rows)} rows, from row 1 on, has {name}, a share of votes for the chosen "
-                f"response, and {option} asks for it. Give pairs with these votes, or {otherwise}."
+                f"response, and {option} asks for it. Give pairs with these votes, or {remedy}."
             )
 
 

@@ -33,20 +33,20 @@ def code_files(config: FunctionReward) -> list[Path]:
             f"{config.where}: there is no module {module} in {root}. Check the name, or set root to the "
             f"folder that {module.replace('.', '/')}.py is in."
         )
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     waiting = [module]
     while waiting:
-        each = waiting.pop()
-        path = None if each in found or not each else module_file(each, root)
+        dotted = waiting.pop()
+        path = None if dotted in files or not dotted else module_file(dotted, root)
         if path is None:
             continue
-        found[each] = path
-        parent = each.rpartition(".")[0]
-        package = each if path.name == "__init__.py" else parent
+        files[dotted] = path
+        parent = dotted.rpartition(".")[0]
+        package = dotted if path.name == "__init__.py" else parent
         waiting += [*imports_of(_tree(path, config), package), parent]
     if not _binds(_tree(first, config), name):
         raise UserError(f"{config.where}: {first} has no function {name}. Check the name.")
-    return sorted(found.values())
+    return sorted(files.values())
 
 
 def code_digest(config: FunctionReward) -> str:

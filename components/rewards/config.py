@@ -27,10 +27,10 @@ class _SourceConfig(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _named(cls, given: Any) -> Any:
-        if isinstance(given, dict) and not given.get("name") and isinstance(given.get("source"), str):
-            return given | {"name": own_name(given["source"])}
-        return given
+    def _named(cls, options: Any) -> Any:
+        if isinstance(options, dict) and not options.get("name") and isinstance(options.get("source"), str):
+            return options | {"name": own_name(options["source"])}
+        return options
 
     @model_validator(mode="after")
     def _no_metric_of_another(self) -> Self:
@@ -206,8 +206,8 @@ class RulesConfig(Settings):
         """Return how to call the function; None if there are patterns."""
         if self.function is None:
             return None
-        given = {"root": self.root, "timeout": self.timeout, "code": self.code}
-        return RuleFunction(source=f"function:{self.function}", **given)
+        options = {"root": self.root, "timeout": self.timeout, "code": self.code}
+        return RuleFunction(source=f"function:{self.function}", **options)
 
 
 def check_pattern(name: str, pattern: str) -> None:
@@ -232,8 +232,8 @@ def own_name(source: str) -> str:
     return kind if kind in ("http", "pipeline") or not re.match(_NAME, last) else last
 
 
-def _kind(given: Any) -> str | None:
-    source = given.get("source") if isinstance(given, dict) else getattr(given, "source", None)
+def _kind(entry: Any) -> str | None:
+    source = entry.get("source") if isinstance(entry, dict) else getattr(entry, "source", None)
     kind = str(source).partition(":")[0]
     return kind if kind in KINDS else None
 
@@ -259,9 +259,9 @@ def check_rewards(sources: tuple[RewardSource, ...]) -> None:
     """Raise ValueError if a list of sources gives no reward, or if two of them have the same name."""
     if not sources:
         raise ValueError("rewards: the list is empty: name a source, or leave rewards out for the pipeline's own model")
-    if not any(each.weight and not each.judge for each in sources):
+    if not any(source.weight and not source.judge for source in sources):
         raise ValueError("rewards: no source rewards: each is a judge or has weight 0. Give one a weight")
-    names = [each.name for each in sources]
+    names = [source.name for source in sources]
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"rewards: two sources are called {name}: give each a name of its own")

@@ -41,8 +41,8 @@ class FunctionSource(FunctionProcess):
 
     def score(self, replies: Replies) -> list[Score]:
         """Return the function's scores."""
-        asked = {"prompts": replies.prompts, "responses": replies.responses, "rows": replies.rows}
-        answer = self.call(f"scoring {counted(len(replies.responses), 'response')}", asked)
+        request = {"prompts": replies.prompts, "responses": replies.responses, "rows": replies.rows}
+        answer = self.call(f"scoring {counted(len(replies.responses), 'response')}", request)
         if "error" in answer:
             row = answer["row"]
             where = "a call with all responses, though with none alone" if row is None else named(replies, row)

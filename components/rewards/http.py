@@ -43,8 +43,8 @@ class HttpSource:
             Unreachable: it does not answer.
         """
         self._left = self._config.patience
-        found = self._ask("GET", None)
-        answer = found.parsed()[0] if found.status_code < 300 else None
+        response = self._ask("GET", None)
+        answer = response.parsed()[0] if response.status_code < 300 else None
         version = answer.get("version") if isinstance(answer, dict) else None
         return str(version) if isinstance(version, str | int | float) and str(version) else NO_VERSION
 
@@ -63,25 +63,25 @@ class HttpSource:
         return out
 
     def _some(self, replies: Replies) -> list[Score]:
-        found = self._ask("POST", self._body(replies))
-        if found.status_code >= 300:
+        response = self._ask("POST", self._body(replies))
+        if response.status_code >= 300:
             raise self._error(
-                f"it refuses ({found.status_code}): {said(found.text)}. Check its log, and the option shape."
+                f"it refuses ({response.status_code}): {said(response.text)}. Check its log, and the option shape."
             )
-        answer, problem = found.parsed()
+        answer, problem = response.parsed()
         field = "scores" if self._config.shape == "tether" else "rewards"
         scores = answer.get(field) if isinstance(answer, dict) else None
         if not isinstance(answer, dict) or not isinstance(scores, list):
             raise self._error(
-                f"it answers {said(found.text)!r}{problem}; with shape {self._config.shape} it must answer "
+                f"it answers {said(response.text)!r}{problem}; with shape {self._config.shape} it must answer "
                 f'{{"{field}": [...]}}. Check the address, and the option shape.'
             )
-        told = answer.get("version")
-        known = self._config.version_known
-        if told is not None and known not in ("", NO_VERSION) and str(told) != known:
+        reported = answer.get("version")
+        expected = self._config.version_known
+        if reported is not None and expected not in ("", NO_VERSION) and str(reported) != expected:
             raise self._error(
-                f"its version is {told} now, and was {known} when the run began. Run again: PPO is computed again "
-                "with the new version."
+                f"its version is {reported} now, and was {expected} when the run began. Run again: PPO is computed "
+                "again with the new version."
             )
         if len(scores) != len(replies.responses):
             raise self._error(
@@ -110,9 +110,9 @@ class HttpSource:
             return self._http.request(method, self._config.url, json=body)
 
         final = (501,) if method == "GET" else ()  # the answer of Python's http.server without do_GET
-        found = ask_patiently(send, self._left, self._unreachable, final)
+        response = ask_patiently(send, self._left, self._unreachable, final)
         self._left = max(0.0, self._left - (sent - began))  # waited until the request that was answered
-        return found
+        return response
 
     def _unreachable(self, problem: str) -> Unreachable:
         return Unreachable(

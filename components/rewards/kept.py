@@ -30,14 +30,14 @@ class KeptScores:
             for prompt, response, row in zip(*replies[:3], strict=True)
         ]
         missing = {key: index for index, key in reversed(list(enumerate(keys))) if key not in self._known}
-        asked = sorted(missing.values())
-        if asked:
+        indices = sorted(missing.values())
+        if indices:
             prompts, responses, rows, _ = replies
-            few = Replies([prompts[i] for i in asked], [responses[i] for i in asked], [rows[i] for i in asked])
+            few = Replies([prompts[i] for i in indices], [responses[i] for i in indices], [rows[i] for i in indices])
             scores = self._source.score(few)
-            found = {keys[i]: score for i, score in zip(asked, scores, strict=True)}
-            self._lines.add(b"".join(json.dumps([key, score]).encode() + b"\n" for key, score in found.items()))
-            self._known |= found
+            fresh = {keys[i]: score for i, score in zip(indices, scores, strict=True)}
+            self._lines.add(b"".join(json.dumps([key, score]).encode() + b"\n" for key, score in fresh.items()))
+            self._known |= fresh
         return [self._known[key] for key in keys]
 
     def close(self) -> None:

@@ -22,15 +22,15 @@ class ModelSource:
 
     def score(self, replies: Replies) -> list[float]:
         """Return raw scores. Raises UserError if one is not finite."""
-        said = zip(replies.prompts, replies.responses, strict=True)
-        conversations = [[*prompt, {"role": "assistant", "content": text}] for prompt, text in said]
-        found = self._scorer.score(conversations, replies.ended)
-        if any(found.cut) and not self._cut:
-            self._warn("so it scores them without their oldest tokens", sum(found.cut), len(found.cut))
-        self._cut, self._scored = self._cut + sum(found.cut), self._scored + len(found.cut)
-        if not found.scores.isfinite().all():
+        turns = zip(replies.prompts, replies.responses, strict=True)
+        conversations = [[*prompt, {"role": "assistant", "content": text}] for prompt, text in turns]
+        scored = self._scorer.score(conversations, replies.ended)
+        if any(scored.cut) and not self._cut:
+            self._warn("so it scores them without their oldest tokens", sum(scored.cut), len(scored.cut))
+        self._cut, self._scored = self._cut + sum(scored.cut), self._scored + len(scored.cut)
+        if not scored.scores.isfinite().all():
             raise UserError(f"ppo.rewards: {self._config.source}: a score is NaN or infinite. Use an undamaged model.")
-        return found.scores.tolist()
+        return scored.scores.tolist()
 
     def close(self) -> None:
         """Say how many conversations were cut since the start; nothing is open."""

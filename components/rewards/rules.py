@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Self
 
 from components.base.jsonl import Message
 from components.rewards.config import RulesConfig
@@ -12,7 +12,7 @@ from components.rewards.source import named, total
 from components.rewards.weighted import PromptColumns
 
 
-class Rules:
+class Rules(ExitStack[None]):
     """Counts violations by patterns or by a function. Use it as a context manager, which ends its process."""
 
     def __init__(self, config: RulesConfig, data: Path) -> None:
@@ -24,16 +24,10 @@ class Rules:
         Raises:
             UserError: the function cannot be imported, or was edited after the run began.
         """
+        super().__init__()
         self._patterns = {name: re.compile(pattern) for name, pattern in config.patterns.items()}
         self._columns = PromptColumns(data)
-        self._function = None if config.caller is None else FunctionSource(config.caller)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._function is not None:
-            self._function.close()
+        self._function = None if config.caller is None else self.enter_context(closing(FunctionSource(config.caller)))
 
     def count(self, prompts: Sequence[Sequence[Message]], responses: Sequence[str]) -> list[dict[str, float]]:
         """Return for each response its total `violations` and, with patterns, the matches of each pattern by name.
@@ -44,16 +38,16 @@ class Rules:
             UserError: the function raises, or returns a number below 0 or something that is not a number.
         """
         if self._function is None:
-            found = [{n: float(sum(1 for _ in p.finditer(text))) for n, p in self._patterns.items()}
+            matches = [{n: float(sum(1 for _ in p.finditer(text))) for n, p in self._patterns.items()}
                      for text in responses]  # fmt: skip
-            return [{"violations": sum(each.values()), **each} for each in found]
+            return [{"violations": sum(by_pattern.values()), **by_pattern} for by_pattern in matches]
         replies = self._columns.replies(prompts, responses)
         counts = self._function.score(replies)
         for index, count in enumerate(counts):
             if isinstance(count, list) or count < 0 or count != int(count):
-                shown = "parts" if isinstance(count, list) else f"{count:g}"
+                amount = "parts" if isinstance(count, list) else f"{count:g}"
                 raise self._function.error(
-                    f"it gives {shown} for {named(replies, index)}; a number of violations is "
+                    f"it gives {amount} for {named(replies, index)}; a number of violations is "
                     "a whole number, 0 or more. Correct the function."
                 )
         return [{"violations": total(count)} for count in counts]
@@ -61,4 +55,4 @@ class Rules:
 
 def rule_metrics(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return `ppo/rule_violations` and `ppo/rule_NAME`: means over the responses of what `Rules.count` returned."""
-    return {f"ppo/rule_{name}": sum(each[name] for each in counts) / len(counts) for name in counts[0]}
+    return {f"ppo/rule_{name}": sum(count[name] for count in counts) / len(counts) for name in counts[0]}

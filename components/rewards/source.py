@@ -36,7 +36,7 @@ def total(score: Score) -> float:
 
 
 def checked_scores(
-    found: Sequence[Any], replies: Replies, scorer: str, error: Callable[[str], UserError]
+    returned: Sequence[Any], replies: Replies, scorer: str, error: Callable[[str], UserError]
 ) -> list[Score]:
     """Check what a user's scorer returned for each response, and return it as scores.
 
@@ -48,21 +48,21 @@ def checked_scores(
         UserError: one of them is not a score.
     """
     scores = list[Score]()
-    for index, each in enumerate(found):
+    for index, value in enumerate(returned):
         try:
-            scores.append(_checked(each, len(replies.responses[index])))
+            scores.append(_checked(value, len(replies.responses[index])))
         except ValueError as bad:
             what, why = bad.args
             raise error(f"it gives {what} for {named(replies, index)}; {why}. Correct the {scorer}.") from None
     return scores
 
 
-def _checked(found: Any, length: int) -> Score:
+def _checked(returned: Any, length: int) -> Score:
     """Return what a scorer gave a response of `length` characters as a score. Raises ValueError(what, why)."""
-    if not isinstance(found, list):
-        return _number(found)
+    if not isinstance(returned, list):
+        return _number(returned)
     parts = Parts()
-    for part in found:
+    for part in returned:
         if not isinstance(part, list) or len(part) != 2:
             raise ValueError(f"{part!r:.80} in a list", A_PART)
         offset, value = part
@@ -75,10 +75,10 @@ def _checked(found: Any, length: int) -> Score:
     return parts
 
 
-def _number(found: Any) -> float:
-    if isinstance(found, bool) or not isinstance(found, int | float) or not abs(found) <= LARGEST:
-        raise ValueError(f"{found!r:.80}", A_SCORE)
-    return float(found)
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
+        raise ValueError(f"{value!r:.80}", A_SCORE)
+    return float(value)
 
 
 class Source(Protocol):
@@ -96,8 +96,8 @@ class Source(Protocol):
 def named(replies: Replies, index: int) -> str:
     """Describe response `index` for a message: its number from 1, its prompt's last turn and its text, shortened."""
     prompt, response = replies.prompts[index], replies.responses[index]
-    asked = prompt[-1]["content"] if prompt else ""
-    return f"response {index + 1} of {len(replies.responses)} (prompt {_short(asked)}, response {_short(response)})"
+    last_turn = prompt[-1]["content"] if prompt else ""
+    return f"response {index + 1} of {len(replies.responses)} (prompt {_short(last_turn)}, response {_short(response)})"
 
 
 def _short(text: str) -> str:

@@ -50,10 +50,10 @@ class Verifier:
                 )
             expected = self._ready(row[config.column], f"column {config.column!r} of {named(replies, index)}")
         if config.extract is not None:
-            found = re.search(config.extract, text, re.DOTALL)
-            if found is None:
+            match = re.search(config.extract, text, re.DOTALL)
+            if match is None:
                 return False
-            text = (found[1] if found.re.groups else found[0]) or ""
+            text = (match[1] if match.re.groups else match[0]) or ""
         return self._holds(text, expected, config)
 
     def _ready(self, value: Any, where: str) -> Any:
@@ -69,20 +69,20 @@ def last_number(text: str) -> float | None:
     The end of a range (12-15) or a date is positive. Thousands may have commas, apostrophes, LaTeX's commas and
     thin spaces, or spaces that do not break.
     """
-    found = _NUMBER.findall(text)
-    if not found:
+    numbers = _NUMBER.findall(text)
+    if not numbers:
         return None
-    sign, digits, power = found[-1]
+    sign, digits, power = numbers[-1]
     plain = re.sub(_THOUSANDS, "", digits)
     value = float(f"{plain}e{power.replace('−', '-')}" if power else plain)
     return value if sign in ("", "+") else -value
 
 
 def _number(value: Any, config: VerifierReward) -> float:
-    found = None if isinstance(value, bool) else last_number(str(value))
-    if found is None or not math.isfinite(found):
+    number = None if isinstance(value, bool) else last_number(str(value))
+    if number is None or not math.isfinite(number):
         raise ValueError("expected a number")
-    return found
+    return number
 
 
 def _schema(value: Any, config: VerifierReward) -> Any:
@@ -105,8 +105,8 @@ def _is_same(text: str, expected: str, config: VerifierReward) -> bool:
 
 
 def _is_number(text: str, expected: float, config: VerifierReward) -> bool:
-    found = last_number(text)
-    return found is not None and abs(found - expected) <= config.tolerance * max(1.0, abs(expected))
+    number = last_number(text)
+    return number is not None and abs(number - expected) <= config.tolerance * max(1.0, abs(expected))
 
 
 def _is_found(text: str, expected: re.Pattern[str], config: VerifierReward) -> bool:
@@ -116,10 +116,10 @@ def _is_found(text: str, expected: re.Pattern[str], config: VerifierReward) -> b
 def _fits(text: str, expected: Any, config: VerifierReward) -> bool:
     fenced = _FENCE.search(text)
     try:
-        found = json.loads(fenced[1] if fenced else text)
+        document = json.loads(fenced[1] if fenced else text)
     except (ValueError, RecursionError):
         return False
-    return expected.is_valid(found)
+    return expected.is_valid(document)
 
 
 _EXPECTED: dict[str, Callable[[Any, VerifierReward], Any]] = {

@@ -3,10 +3,10 @@
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -83,7 +83,7 @@ INPUT = "rewards"
 
 
 @dataclass
-class Rewards:
+class Rewards(AbstractContextManager["Rewards", None]):
     """The sources of `ppo.rewards`, opened. The first rank asks them; all ranks get the scores."""
 
     configs: Sequence[RewardSource]
@@ -96,14 +96,14 @@ class Rewards:
 
     @classmethod
     def open(
-        cls, configs: Sequence[RewardSource], inputs: Mapping[str, Path], runtime: Runtime, tokenizer: Any, kept: Path
+        cls, configs: Sequence[RewardSource], inputs: Mapping[str, Path], runtime: Runtime, tokenizer: Any, folder: Path
     ) -> "Rewards":
         """Start and load the sources. Use the result as a context manager, which closes them.
 
         Args:
             inputs: the stage's inputs; `data` has the prompts' rows, `rewards/NAME` a model's folder.
             tokenizer: the policy's tokenizer.
-            kept: the folder in which scores of HTTP scorers are kept for resuming.
+            folder: the folder in which scores of HTTP scorers are kept for resuming.
 
         Raises:
             UserError: a source cannot be used.
@@ -111,14 +111,11 @@ class Rewards:
         sources = dict[str, Source]()
         with ExitStack() as stack:
             for config in configs if ranks.is_first() else ():
-                opened = _opened(config, inputs, runtime, lambda prompt: rendered_prompt(tokenizer, prompt), kept)
+                opened = _opened(config, inputs, runtime, lambda prompt: rendered_prompt(tokenizer, prompt), folder)
                 if opened is not None:
                     sources[config.name] = opened
                     stack.callback(opened.close)
             return cls(configs, sources, PromptColumns(inputs["data"]), _stack=stack.pop_all())
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
@@ -126,7 +123,7 @@ class Rewards:
     @property
     def rewarding(self) -> list[RewardSource]:
         """Return the sources whose scores are in the reward: all except judges."""
-        return [each for each in self.configs if not each.judge]
+        return [config for config in self.configs if not config.judge]
 
     def measure(
         self, pipeline: Tensor, prompts: Sequence[Sequence[Message]], responses: Sequence[str], unit: ScoreScale,
@@ -157,7 +154,7 @@ class Rewards:
             self.units[config.name] = float(scores.mean()) if config.shift is None else config.shift, scale
         indices = [i for i, config in enumerate(self.configs) if not config.judge]
         total = self._sum(self._scaled(self.rewarding, raw[indices]))
-        by_hand = any(each.scale is not None for each in self.rewarding)
+        by_hand = any(source.scale is not None for source in self.rewarding)
         spread = float(total.std())
         if not by_hand and not spread > 0:
             raise UserError("ppo.rewards: the weighted sum is the same for every SFT response. Change the weights.")
@@ -180,17 +177,17 @@ class Rewards:
             place: finds the tokens of a score's parts, among T = `tokens` tokens; None returns no parts.
             ended: as for `measure`.
         """
-        asked = [each for each in self.configs if judging or not each.judge]
-        raw, given = self._raw(asked, pipeline, prompts, responses, ended)
-        scaled = self._scaled(asked, raw)
-        rewarded = [scores for config, scores in zip(asked, scaled, strict=True) if not config.judge]
-        by_source = {config.name: scores for config, scores in zip(asked, scaled, strict=True)}
+        configs = [source for source in self.configs if judging or not source.judge]
+        raw, by_config = self._raw(configs, pipeline, prompts, responses, ended)
+        scaled = self._scaled(configs, raw)
+        rewarded = [scores for config, scores in zip(configs, scaled, strict=True) if not config.judge]
+        by_source = {config.name: scores for config, scores in zip(configs, scaled, strict=True)}
         parts = None
         if place is not None:
             parts = torch.zeros(len(responses), tokens, device=pipeline.device)
             for config in self.rewarding:
-                for row, each in given.get(config.name, {}).items():
-                    for token, value in place(row, each):
+                for row, score in by_config.get(config.name, {}).items():
+                    for token, value in place(row, score):
                         parts[row, token] += config.weight * value / self.units[config.name][1]
             ranks.joined(parts)
             parts = parts if bool((parts != 0).any()) else None
@@ -202,7 +199,7 @@ class Rewards:
 
     def _sum(self, scaled: Sequence[Tensor]) -> Tensor:
         """Return Σ weight · scaled score over the sources that are in the reward, in their order."""
-        return torch.stack([each.weight * s for each, s in zip(self.rewarding, scaled, strict=True)]).sum(0)
+        return torch.stack([config.weight * s for config, s in zip(self.rewarding, scaled, strict=True)]).sum(0)
 
     def _raw(
         self, configs: Sequence[RewardSource], pipeline: Tensor, prompts: Sequence[Sequence[Message]],
@@ -210,21 +207,21 @@ class Rewards:
     ) -> tuple[Tensor, dict[str, dict[int, Parts]]]:  # fmt: skip
         """Return raw scores (K, n) of these sources, float32 on the device of `pipeline`, equal on all ranks. On the
         first rank also return the scores' parts, by source and response."""
-        found = torch.zeros(len(configs), len(responses))
+        raw = torch.zeros(len(configs), len(responses))
         parts = dict[str, dict[int, Parts]]()
         if ranks.is_first():
             replies = self.columns.replies(prompts, responses)._replace(ended=ended)
             for place, config in enumerate(configs):
                 source = self.sources.get(config.name)
                 if source is None:
-                    found[place] = pipeline.float().cpu()
+                    raw[place] = pipeline.float().cpu()
                     continue
                 scores = source.score(replies)
-                found[place] = torch.tensor([total(each) for each in scores])
-                parts[config.name] = {row: each for row, each in enumerate(scores) if isinstance(each, list)}
-        found = found.to(pipeline.device)
-        ranks.joined(found)
-        return found, parts
+                raw[place] = torch.tensor([total(score) for score in scores])
+                parts[config.name] = {row: score for row, score in enumerate(scores) if isinstance(score, list)}
+        raw = raw.to(pipeline.device)
+        ranks.joined(raw)
+        return raw, parts
 
 
 def check_waits(configs: Sequence[RewardSource], runtime: Runtime, responses: int) -> None:
@@ -257,8 +254,8 @@ def check_waits(configs: Sequence[RewardSource], runtime: Runtime, responses: in
 def agreement(scaled: Mapping[str, Tensor]) -> float | None:
     """Return the lowest Spearman rank correlation between two sources' scores (n,); None if none is defined."""
     varied = [scores.cpu().numpy() for scores in scaled.values() if len(scores) > 1 and float(scores.std()) > 0]
-    found = [float(spearmanr(a, b).statistic) for a, b in itertools.combinations(varied, 2)]
-    return float(np.min(found)) if found else None
+    correlations = [float(spearmanr(a, b).statistic) for a, b in itertools.combinations(varied, 2)]
+    return float(np.min(correlations)) if correlations else None
 
 
 def source_metrics(scaled: Mapping[str, Tensor]) -> dict[str, float]:
@@ -269,7 +266,7 @@ def source_metrics(scaled: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def _opened(
-    config: RewardSource, inputs: Mapping[str, Path], runtime: Runtime, render: Callable[[Any], str], kept: Path
+    config: RewardSource, inputs: Mapping[str, Path], runtime: Runtime, render: Callable[[Any], str], folder: Path
 ) -> Source | None:
     match config:
         case PipelineReward():
@@ -279,6 +276,6 @@ def _opened(
         case FunctionReward() | PluginReward():
             return FunctionSource(config)
         case HttpReward():
-            return KeptScores(HttpSource(config, render), kept / f"{config.name}.jsonl")
+            return KeptScores(HttpSource(config, render), folder / f"{config.name}.jsonl")
         case VerifierReward():
             return Verifier(config)

@@ -8,7 +8,8 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple, Self
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 from components.base.errors import UserError
 from components.base.strict_json import BadJson, parse_json
@@ -47,7 +48,7 @@ class HttpAnswer(NamedTuple):
         return value, ""
 
 
-class HttpClient:
+class HttpClient(AbstractContextManager["HttpClient", None]):
     """A client for any number of threads. An answer comes whole within `timeout` seconds and has `MOST_BYTES` at most.
 
     httpx bounds each read alone: a server that sends a byte a second is read without end. An event loop can end a
@@ -73,9 +74,6 @@ class HttpClient:
         self._thread = threading.Thread(target=self._loop.run_forever, name="http", daemon=True)
         self._thread.start()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -87,8 +85,8 @@ class HttpClient:
             self._thread.join()
             self._loop.close()
 
-    def request(self, method: str, url: str, **given: Any) -> HttpAnswer:
-        """Return the answer to a request; `given` are httpx's options.
+    def request(self, method: str, url: str, **options: Any) -> HttpAnswer:
+        """Return the answer to a request; `options` are httpx's options.
 
         Raises:
             httpx.TransportError: no connection, or (ReadTimeout) no complete answer in time. Exception: that of
@@ -96,7 +94,7 @@ class HttpClient:
         """
         import httpx
 
-        future = asyncio.run_coroutine_threadsafe(self._answer(method, url, given), self._loop)
+        future = asyncio.run_coroutine_threadsafe(self._answer(method, url, options), self._loop)
         try:
             return future.result()
         except TimeoutError:
@@ -106,8 +104,8 @@ class HttpClient:
         finally:
             future.cancel()  # after Ctrl-C
 
-    async def _answer(self, method: str, url: str, given: Mapping[str, Any]) -> HttpAnswer:
-        async with asyncio.timeout(self._timeout), self._http.stream(method, url, **given) as answer:
+    async def _answer(self, method: str, url: str, options: Mapping[str, Any]) -> HttpAnswer:
+        async with asyncio.timeout(self._timeout), self._http.stream(method, url, **options) as answer:
             encoding = answer.headers.get("content-encoding", "identity").strip().lower()
             if encoding not in ("identity", "gzip", "x-gzip", "deflate"):
                 raise self._refuse(f"it answers in the encoding {encoding[:40]!r}. Make it answer uncompressed.")
@@ -149,11 +147,11 @@ def ask_patiently(
     while True:
         least = 0.0
         try:
-            found = send()
-            status = found.status_code
+            answer = send()
+            status = answer.status_code
             if (status < 500 and status != 429) or status in final:
-                return found
-            problem, least = f"it answers {status}: {said(found.text)}", _asked_wait(found.headers.get("retry-after"))
+                return answer
+            problem, least = f"it answers {status}: {said(answer.text)}", _asked_wait(answer.headers.get("retry-after"))
             least = least if math.isfinite(patience) else min(least, LONGEST_WAIT)
         except httpx.TransportError as error:
             problem = str(error) or type(error).__name__

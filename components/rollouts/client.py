@@ -8,8 +8,9 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
@@ -38,12 +39,13 @@ class ServerFacts:
     speculates: bool
 
 
-class VllmClient:
+class VllmClient(ExitStack[None]):
     """A client of one server, with its connections."""
 
     def __init__(self, config: RolloutConfig) -> None:
         import httpx
 
+        super().__init__()
         url = config.url or os.environ.get("TETHER_VLLM_URL")
         if not url:
             raise UserError(
@@ -52,17 +54,11 @@ class VllmClient:
             )
         refuse_credentials("TETHER_VLLM_URL", url)
         self.config, self.url = config, url.rstrip("/")
-        self._http = HttpClient(
+        self._http = self.enter_context(HttpClient(
             config.timeout, lambda reason: UserError(f"ppo.rollout.url: {self.url}: {reason}"), "VLLM_API_KEY",
             limits=httpx.Limits(max_connections=config.concurrency, max_keepalive_connections=config.concurrency),
             trust_env=False,  # the server is asked directly, never through a proxy of the environment
-        )  # fmt: skip
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._http.close()
+        ))  # fmt: skip
 
     def get(self, route: str, **query: str) -> dict[str, Any]:
         """Return the JSON object that `GET route` answers; raises as `post`."""
@@ -96,14 +92,14 @@ class VllmClient:
 
         return self._object(route, ask_patiently(send, math.inf, unreachable, retries=self.config.retries))
 
-    def _object(self, route: str, found: HttpAnswer) -> dict[str, Any]:
-        if found.status_code == 404 and not route.startswith("/v1/"):
+    def _object(self, route: str, response: HttpAnswer) -> dict[str, Any]:
+        if response.status_code == 404 and not route.startswith("/v1/"):
             raise UserError(f"{self.url}{route}: no such route. If this is a vLLM server, {DEV_ROUTES}.")
-        if found.status_code >= 300:
-            raise UserError(f"{self.url}{route}: the server refuses ({found.status_code}): {said(found.text)}")
-        answer, problem = found.parsed() if found.content else ({}, "")
+        if response.status_code >= 300:
+            raise UserError(f"{self.url}{route}: the server refuses ({response.status_code}): {said(response.text)}")
+        answer, problem = response.parsed() if response.content else ({}, "")
         if not isinstance(answer, dict):
-            raise self.something_else(route, found.text, problem)
+            raise self.something_else(route, response.text, problem)
         return answer
 
     def something_else(self, route: str, answer: object, problem: str = "") -> UserError:
@@ -120,14 +116,14 @@ class VllmClient:
             UserError: it reports none, or one that is too old; and as for `post`.
         """
         answer = self.get("/version")
-        found = str(answer.get("version"))
+        number = str(answer.get("version"))
         try:
-            release = Version(found).release
+            release = Version(number).release
         except InvalidVersion:
             raise self.something_else("/version", answer) from None
         if release < OLDEST:
-            raise UserError(f"{self.url} is vLLM {found}: 0.29 is the first whose server knows its weights' version.")
-        return found
+            raise UserError(f"{self.url} is vLLM {number}: 0.29 is the first whose server knows its weights' version.")
+        return number
 
     def facts(self) -> ServerFacts:
         """Return what the server reports about itself; raises as `version`."""
@@ -193,10 +189,10 @@ class VllmClient:
     def weights_version(self) -> str:
         """Return the version of the weights from which the server samples."""
         answer = self.get("/weight_info")
-        found = answer.get("weight_version")
-        if not isinstance(found, str):
+        version = answer.get("weight_version")
+        if not isinstance(version, str):
             raise self.something_else("/weight_info", answer)
-        return found
+        return version
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache, which has keys and values of the previous weights.
@@ -236,5 +232,5 @@ def resolve_rollout(config: RolloutConfig) -> RolloutConfig:
         return config
     with VllmClient(config.model_copy(update={"retries": min(config.retries, 1)})) as client:  # a person is waiting
         facts = client.facts()
-    asked = [name for name in ("version", "dtype", "batch_invariant") if getattr(config, name) in ("auto", None)]
-    return config.model_copy(update={name: getattr(facts, name) for name in asked})
+    unresolved = [name for name in ("version", "dtype", "batch_invariant") if getattr(config, name) in ("auto", None)]
+    return config.model_copy(update={name: getattr(facts, name) for name in unresolved})

@@ -107,11 +107,11 @@ class VllmRollouts:
             client.wake("kv_cache")
         self.sent += 1
         client.forget_prefixes()
-        found = client.weights_version()
-        if found != version:
+        current = client.weights_version()
+        if current != version:
             raise UserError(
-                f"{client.url} says that it samples from the weights {found!r}, and {version!r} were sent: its routes "
-                "are not those of vLLM 0.29, or another run sends it weights."
+                f"{client.url} says that it samples from the weights {current!r}, and {version!r} were sent: its "
+                "routes are not those of vLLM 0.29, or another run sends it weights."
             )
         try:
             yield VllmEngine(client, self.model, self.tokenizer, self.runtime, int(whole.config.vocab_size), version)
@@ -166,15 +166,15 @@ class VllmEngine:
             UserError: an answer does not fit the request's sampling. Unreachable: there is no answer, or the server's
                 weights were replaced meanwhile.
         """
-        asked = [
+        requests = [
             self.request(prompt, generation, response_seed(seed, number))
             for prompt, number in zip(prompts, range(len(prompts)) if numbers is None else numbers, strict=True)
         ]
-        answers = self._ask(asked)
-        found = self.client.weights_version()
-        if found != self.version:
+        answers = self._ask(requests)
+        current = self.client.weights_version()
+        if current != self.version:
             raise Unreachable(
-                f"{self.client.url}: the weights {found!r} replaced {self.version!r} while it sampled: the "
+                f"{self.client.url}: the weights {current!r} replaced {self.version!r} while it sampled: the "
                 "server was restarted, or another run sends it weights. Give each run a server of its own."
             )
         return self._samples(prompts, answers)
@@ -194,17 +194,17 @@ class VllmEngine:
             "skip_special_tokens": False, "stream": False,
         }  # fmt: skip
 
-    def _ask(self, asked: Sequence[Mapping[str, Any]]) -> list[ServedResponse]:
+    def _ask(self, requests: Sequence[Mapping[str, Any]]) -> list[ServedResponse]:
         """Return the answers in the requests' order; the first error cancels waiting requests."""
-        with ThreadPoolExecutor(min(self.client.config.concurrency, max(1, len(asked)))) as pool:
-            futures = [pool.submit(self.client.post, "/v1/completions", body) for body in asked]
+        with ThreadPoolExecutor(min(self.client.config.concurrency, max(1, len(requests)))) as pool:
+            futures = [pool.submit(self.client.post, "/v1/completions", body) for body in requests]
             try:
-                return [self.read(body, future.result()) for body, future in zip(asked, futures, strict=True)]
+                return [self.read(body, future.result()) for body, future in zip(requests, futures, strict=True)]
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def read(self, asked: Mapping[str, Any], answer: Mapping[str, Any]) -> ServedResponse:
+    def read(self, request: Mapping[str, Any], answer: Mapping[str, Any]) -> ServedResponse:
         """Check an answer against its request, and return its response.
 
         Raises:
@@ -212,18 +212,18 @@ class VllmEngine:
         """
         choices = answer.get("choices")
         choice = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
-        said = choice.get("logprobs") if isinstance(choice, dict) else None
-        if not isinstance(choice, dict) or not isinstance(said, dict):
+        statistics = choice.get("logprobs") if isinstance(choice, dict) else None
+        if not isinstance(choice, dict) or not isinstance(statistics, dict):
             raise self.client.something_else("/v1/completions", answer)
-        ids, logprobs, reason = choice.get("token_ids"), said.get("token_logprobs"), choice.get("finish_reason")
-        ends, banned, cap = set(asked["stop_token_ids"]), self.tokenizer.pad_token_id, asked["max_tokens"]
+        ids, logprobs, reason = choice.get("token_ids"), statistics.get("token_logprobs"), choice.get("finish_reason")
+        ends, banned, cap = set(request["stop_token_ids"]), self.tokenizer.pad_token_id, request["max_tokens"]
         if not _whole(ids) or not _numbers(logprobs) or len(ids) != len(logprobs) or not ids:
             raise self.client.something_else("/v1/completions", choice)
-        stopped = StopFinder(self.tokenizer).first(ids) if asked["stop"] else None
+        stopped = StopFinder(self.tokenizer).first(ids) if request["stop"] else None
         over = ids[-1] in ends or stopped == len(ids)
-        if choice.get("prompt_token_ids") != asked["prompt"]:
+        if choice.get("prompt_token_ids") != request["prompt"]:
             problem = "it read another prompt than was sent: start it with the policy's own tokenizer"
-        elif any(not 0 <= each < self.vocabulary for each in ids):
+        elif any(not 0 <= value < self.vocabulary for value in ids):
             problem = f"a token id is not one of the policy's {self.vocabulary}"
         elif banned in ids:
             problem = "it sampled the pad token, which was banned by logit_bias"
@@ -232,24 +232,24 @@ class VllmEngine:
         elif reason == "length" and (len(ids) != cap or over):
             problem = f"it cut a response after {len(ids)} tokens, and {cap} were asked for: raise --max-model-len"
         elif reason == "stop" and (not over or len(ids) > cap):
-            may = " or ".join(map(str, [*sorted(ends), *map(repr, asked["stop"])]))
+            may = " or ".join(map(str, [*sorted(ends), *map(repr, request["stop"])]))
             problem = f"token {ids[-1]} ended a response, and only {may} may: start it with --generation-config vllm"
         elif reason not in ("length", "stop"):
             problem = f"a response ended by {reason!r}"
-        elif not all(NEVER < each <= 1e-3 for each in logprobs):
+        elif not all(NEVER < value <= 1e-3 for value in logprobs):
             problem = "a log-probability is not below 0, or is minus infinity"
         else:
-            return ServedResponse(ids, [float(each) for each in logprobs], reason == "stop")
+            return ServedResponse(ids, [float(value) for value in logprobs], reason == "stop")
         raise UserError(f"{self.client.url}/v1/completions does not sample as it was asked to: {problem}.")
 
     def _samples(self, prompts: Sequence[Sequence[int]], answers: Sequence[ServedResponse]) -> Samples:
-        device, width = self.runtime.device, max(len(each.ids) for each in answers)
+        device, width = self.runtime.device, max(len(answer.ids) for answer in answers)
         prompt_ids, prompt_mask = (x.to(device) for x in pad(prompts, self.tokenizer.pad_token_id, side="left"))
-        ids, mask = pad([each.ids for each in answers], self.tokenizer.pad_token_id, side="right")
-        logprobs = torch.tensor([each.logprobs + [0.0] * (width - len(each.logprobs)) for each in answers])
-        ended = torch.tensor([each.ended for each in answers])
-        found = Samples(prompt_ids, prompt_mask, ids.to(device), mask.to(device), logprobs.to(device), ended.to(device))
-        return with_endings(found, self.tokenizer)
+        ids, mask = pad([answer.ids for answer in answers], self.tokenizer.pad_token_id, side="right")
+        logprobs = torch.tensor([answer.logprobs + [0.0] * (width - len(answer.logprobs)) for answer in answers])
+        ended = torch.tensor([answer.ended for answer in answers])
+        ids, mask, logprobs, ended = (x.to(device) for x in (ids, mask, logprobs, ended))
+        return with_endings(Samples(prompt_ids, prompt_mask, ids, mask, logprobs, ended), self.tokenizer)
 
 
 def response_seed(seed: int, number: int) -> int:
@@ -258,8 +258,8 @@ def response_seed(seed: int, number: int) -> int:
 
 
 def _whole(values: object) -> TypeGuard[list[int]]:
-    return isinstance(values, list) and all(type(each) is int for each in values)
+    return isinstance(values, list) and all(type(value) is int for value in values)
 
 
 def _numbers(values: object) -> TypeGuard[list[float]]:
-    return isinstance(values, list) and all(type(each) in (int, float) and math.isfinite(each) for each in values)
+    return isinstance(values, list) and all(type(value) in (int, float) and math.isfinite(value) for value in values)

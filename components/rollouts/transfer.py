@@ -34,7 +34,7 @@ class FolderTransfer:
         shutil.rmtree(partial, ignore_errors=True)  # left by a failed attempt
         make_folder(partial)
         tensors = {
-            name: each.detach().to("cpu", self.dtype).contiguous().clone() for name, each in model.named_parameters()
+            name: x.detach().to("cpu", self.dtype).contiguous().clone() for name, x in model.named_parameters()
         }
         save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
         model.config.save_pretrained(partial)

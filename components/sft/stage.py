@@ -28,7 +28,6 @@ from components.sft.tokenized_demonstrations import (
     TokenizedDemonstrations,
     check_packing,
     choose_demonstrations,
-    example_losses,
     loss_a_token,
     perplexity_ratio,
     response_losses,
@@ -56,14 +55,10 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     train: Sequence[Demonstration] = read_split(inputs["data"] / "demonstrations.train")
     heldout: Sequence[Demonstration] = read_split(inputs["data"] / "demonstrations.heldout")
     heldout, unjudged = shared_out(heldout, job.sft)
-    if "base" in inputs:
-        model, tokenizer = load_base(inputs["base"], template=job.sft, stop=job.generation.stop)
-    else:
+    if "base" not in inputs:
         train = train[: job.sft.max_demonstrations]
-        tokenizer = train_tokenizer(texts_of(train), job.sft.scratch.vocabulary, job.generation.stop)
-        longest = job.generation.max_prompt_tokens + job.generation.max_new_tokens
-        model = build_causal_lm(job.sft.scratch, tokenizer, max(longest, 512), torch_seed(job.seed, "sft", "weights"))
-    by_onednn(model.to(job.runtime.device))
+    model, tokenizer = _untrained(job, inputs, train)
+    pad_id = tokenizer.pad_token_id
     chosen, evaluated = (
         choose_demonstrations(tokenizer, rows, job.generation, job.sft.overlong, most, out)
         for rows, most in ((train, job.sft.max_demonstrations), (heldout, job.sft.evaluate))
@@ -75,43 +70,51 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
         "sft/overlong": chosen.overlong / chosen.seen,
     }
     tokens = int(heldout_examples.responses.lengths.sum())
-    asked = counted(len(heldout_examples), "held-out demonstration")
+    subject = counted(len(heldout_examples), "held-out demonstration")
     baseline = unigram_losses(examples, heldout_examples, len(tokenizer))
     metrics["sft/unigram_perplexity"] = math.exp(sum(baseline) / tokens)
     if "base" in inputs:
-        observe(0, {}, doing=f"evaluating the base model on {asked}")
-        baseline = response_losses(model, tokenizer, heldout_examples, job.runtime)
+        observe(0, {}, doing=f"evaluating the base model on {subject}")
+        baseline = response_losses(model, pad_id, heldout_examples, job.runtime)
         metrics["sft/base_perplexity"] = math.exp(sum(baseline) / tokens)
 
     losses, evaluations = baseline, None
     if job.sft.train:
         further = choose_demonstrations(tokenizer, unjudged, job.generation, job.sft.overlong, None).examples
         prompts = [row["prompt"] for row in unjudged[:SHOWN]]
-
-        def responses(model: Any) -> list[dict[str, object]]:
-            return _answered(job, inputs["data"], model, tokenizer, prompts, "shown")[0]
-
         model, evaluations = fine_tune(
-            job, model, tokenizer.pad_token_id, examples, out, observe, unseen(further, heldout_examples), responses
-        )
+            job, model, pad_id, examples, out, observe, unseen(further, heldout_examples),
+            lambda model: _answered(job, inputs["data"], model, tokenizer, prompts, "shown")[0],
+        )  # fmt: skip
         model.eval()
     go_on_alone()
     if evaluations is not None:
-        observe(0, {}, doing=f"evaluating the last model on {asked}")
-        last = loss_a_token(response_losses(model, tokenizer, heldout_examples, job.runtime), heldout_examples)
+        observe(0, {}, doing=f"evaluating the last model on {subject}")
+        last = loss_a_token(response_losses(model, pad_id, heldout_examples, job.runtime), heldout_examples)
         metrics |= {**last.metrics("sft/last_loss"), "sft/last_perplexity": math.exp(last.value)}
         metrics |= evaluations.publish(model, lambda: save_model(model, tokenizer, out / "artifact" / "last" / "model"))
         write_json(out / "artifact" / "metadata.json", evaluations.document())
     save_model(model, tokenizer, out / "artifact" / "model")
     if job.sft.train:
-        observe(0, {}, doing=f"evaluating on {asked}")
-        losses = response_losses(model, tokenizer, heldout_examples, job.runtime)
+        observe(0, {}, doing=f"evaluating on {subject}")
+        losses = response_losses(model, pad_id, heldout_examples, job.runtime)
     loss = loss_a_token(losses, heldout_examples)
     metrics |= {**loss.metrics("sft/loss"), "sft/perplexity": math.exp(loss.value)}
     metrics |= perplexity_ratio(losses, baseline, heldout_examples).metrics("sft/perplexity_ratio")
     metrics |= _sample(job, inputs["data"], model, tokenizer, out, observe)
     write_json(out / "artifact" / "metrics.json", metrics)
     return metrics
+
+
+def _untrained(job: SftJob, inputs: Mapping[str, Path], train: Sequence[Demonstration]) -> tuple[Any, Any]:
+    """Return the base model, or a model from scratch with the vocabulary of `train`, and its tokenizer."""
+    if "base" in inputs:
+        model, tokenizer = load_base(inputs["base"], template=job.sft, stop=job.generation.stop)
+    else:
+        longest = job.generation.max_prompt_tokens + job.generation.max_new_tokens
+        tokenizer = train_tokenizer(texts_of(train), job.sft.scratch.vocabulary, job.generation.stop)
+        model = build_causal_lm(job.sft.scratch, tokenizer, max(longest, 512), torch_seed(job.seed, "sft", "weights"))
+    return by_onednn(model.to(job.runtime.device)), tokenizer
 
 
 def _need_enough(
@@ -138,9 +141,9 @@ def shared_out(
     return heldout[: len(heldout) - count], heldout[len(heldout) - count :]
 
 
-def unseen(further: Examples, judged: Examples) -> Examples:
-    """Return the `further` demonstrations whose prompt, as cut, is not among those of the `judged` ones."""
-    prompts = set(map(tuple, judged.prompts))
+def unseen(further: Examples, evaluated: Examples) -> Examples:
+    """Return the `further` demonstrations whose prompt, as cut, is not among those of the `evaluated` ones."""
+    prompts = set(map(tuple, evaluated.prompts))
     return Examples.of(example for example in further if tuple(example[0]) not in prompts)
 
 
@@ -163,7 +166,7 @@ def fine_tune(
         return loss, {"sft/train_loss": loss}
 
     def heldout_losses() -> tuple[list[float], dict[str, float]]:
-        return example_losses(model, pad_id, heldout or Examples.of(()), job.runtime), {}
+        return response_losses(model, pad_id, heldout or Examples.of(()), job.runtime), {}
 
     evaluations = None
     if job.sft.evaluate_every is not None:

@@ -88,9 +88,9 @@ def choose_demonstrations(
     seen = count = 0
     cap = generation.max_new_tokens
     for chunk in chunks(rows, CHUNK if most is None else most):
-        said = encode_responses(tokenizer, [row["response"] for row in chunk], cap + 1)
-        asked = encode_prompts(tokenizer, [row["prompt"] for row in chunk], generation.max_prompt_tokens)
-        for prompt, response in zip(asked, said, strict=True):
+        encoded_responses = encode_responses(tokenizer, [row["response"] for row in chunk], cap + 1)
+        encoded_prompts = encode_prompts(tokenizer, [row["prompt"] for row in chunk], generation.max_prompt_tokens)
+        for prompt, response in zip(encoded_prompts, encoded_responses, strict=True):
             if len(prompts) == most:
                 break
             seen += 1
@@ -118,7 +118,7 @@ def token_losses(model: Any, pad_id: int, batch: Sequence[Example], runtime: Run
     counts = torch.zeros_like(mask)
     for row, which in enumerate(counted):
         counts[row, : len(which)] = torch.tensor(which)
-    ids, mask, counts, at = (onto(runtime.device, each) for each in (ids, mask, counts, positions(counts)))
+    ids, mask, counts, at = (onto(runtime.device, tensor) for tensor in (ids, mask, counts, positions(counts)))
     return -token_stats(model, ids, mask, counts, runtime, side="right", at=at, packed=lengths).logprobs
 
 
@@ -131,7 +131,7 @@ def check_packing(model: Any, pad_id: int, batch: Sequence[Example], runtime: Ru
     """
     exact = runtime.model_copy(update={"dtype": "float32"})
     packed = token_losses(model, pad_id, batch, exact, packed=True)
-    alone = torch.cat([token_losses(model, pad_id, [each], exact) for each in batch])
+    alone = torch.cat([token_losses(model, pad_id, [example], exact) for example in batch])
     if not torch.allclose(packed, alone, rtol=SAME, atol=SAME):
         raise UserError(
             f"sft.packing: the losses of demonstrations that share a row differ by {(packed - alone).abs().max():.3g} "
@@ -141,22 +141,14 @@ def check_packing(model: Any, pad_id: int, batch: Sequence[Example], runtime: Ru
 
 
 @torch.no_grad()
-def response_losses(
-    model: Any, tokenizer: Any, examples: Examples, runtime: Runtime, batch_size: int = 32
-) -> list[float]:
+def response_losses(model: Any, pad_id: int, examples: Examples, runtime: Runtime, batch_size: int = 32) -> list[float]:
     """Return the negative log-probability of the response of each of `examples` (n,), nats."""
-    return example_losses(model, tokenizer.pad_token_id, examples, runtime, batch_size)
-
-
-@torch.no_grad()
-def example_losses(model: Any, pad_id: int, examples: Examples, runtime: Runtime, batch_size: int = 32) -> list[float]:
-    """As `response_losses`, for a model whose pad token is `pad_id`."""
-    found = [0.0] * len(examples)
+    totals = [0.0] * len(examples)
     for batch in length_buckets(examples.lengths, batch_size):
         losses = token_losses(model, pad_id, [examples[i] for i in batch], runtime).double().cpu()
-        for i, own in zip(batch, losses.split(examples.responses.lengths[batch].tolist()), strict=True):
-            found[i] = float(own.sum())
-    return found
+        for i, of_example in zip(batch, losses.split(examples.responses.lengths[batch].tolist()), strict=True):
+            totals[i] = float(of_example.sum())
+    return totals
 
 
 def perplexity_ratio(losses: Sequence[float], baseline: Sequence[float], examples: Examples) -> Interval:

@@ -194,8 +194,8 @@ def annotator_agreement(votes: Votes, level: float = 0.95) -> AnnotatorAgreement
     The annotator's own vote is left out: it would inflate the agreement, most where few people vote.
     """
     counts, named = votes.counts(), votes.annotator >= 0
-    own = np.eye(votes.labels, dtype=counts.dtype)
-    of_others = np.stack([plurality(counts - vote) for vote in own], axis=1)  # (I, K), by the label left out
+    one_hot = np.eye(votes.labels, dtype=counts.dtype)
+    of_others = np.stack([plurality(counts - vote) for vote in one_hot], axis=1)  # (I, K), by the label left out
     item, annotator, label = votes.item[named], votes.annotator[named], votes.label[named]
     others = of_others[item, label]
 
@@ -207,11 +207,11 @@ def annotator_agreement(votes: Votes, level: float = 0.95) -> AnnotatorAgreement
     share = agreed / n
     centre = (share + z2 / (2 * n)) / (1 + z2 / n)
     half = np.sqrt(z2 / n * (share * (1 - share) + z2 / (4 * n))) / (1 + z2 / n)
-    known = compared > 0
+    measured = compared > 0
     return AnnotatorAgreement(
-        votes=tally(slice(None)), compared=compared, share=np.where(known, share, np.nan),
-        low=np.where(known, np.maximum(centre - half, 0.0), 0.0),
-        high=np.where(known, np.minimum(centre + half, 1.0), 1.0),
+        votes=tally(slice(None)), compared=compared, share=np.where(measured, share, np.nan),
+        low=np.where(measured, np.maximum(centre - half, 0.0), 0.0),
+        high=np.where(measured, np.minimum(centre + half, 1.0), 1.0),
     )  # fmt: skip
 
 
@@ -241,7 +241,7 @@ def pairwise_agreement(votes: Votes, least: int) -> PairwiseAgreement:
     named = votes.annotator >= 0
     order = np.lexsort((votes.annotator[named], votes.item[named]))
     three = (votes.item, votes.annotator, votes.label)
-    item, annotator, label = (each[named][order].astype(np.int64) for each in three)
+    item, annotator, label = (column[named][order].astype(np.int64) for column in three)
     codes, cells, step = [], [], 1
     while step < len(item) and (both := item[step:] == item[:-step]).any():
         codes.append((annotator[:-step] * votes.annotators + annotator[step:])[both])
@@ -249,17 +249,17 @@ def pairwise_agreement(votes: Votes, least: int) -> PairwiseAgreement:
         step += 1
     code = np.concatenate([np.empty(0, np.int64), *codes])
     pairs, place, items = np.unique(code, return_inverse=True, return_counts=True)
-    kept = items >= least
-    cell = np.concatenate([np.empty(0, np.int64), *cells])[kept[place]]
-    flat = np.zeros((int(kept.sum()), votes.labels**2))
-    np.add.at(flat, ((np.cumsum(kept) - 1)[place][kept[place]], cell), 1)
+    enough = items >= least
+    cell = np.concatenate([np.empty(0, np.int64), *cells])[enough[place]]
+    flat = np.zeros((int(enough.sum()), votes.labels**2))
+    np.add.at(flat, ((np.cumsum(enough) - 1)[place][enough[place]], cell), 1)
     table = flat.reshape(-1, votes.labels, votes.labels)
     turned = swapped(votes.labels)
-    p = (table + table[:, turned][:, :, turned]) / (2 * items[kept, None, None])
+    p = (table + table[:, turned][:, :, turned]) / (2 * items[enough, None, None])
     agreed = np.trace(p, axis1=1, axis2=2)
     chance = (p.sum(axis=2) * p.sum(axis=1)).sum(axis=1)
-    one, other = np.divmod(pairs[kept], votes.annotators)
-    return PairwiseAgreement(one, other, items[kept], agreed, _beyond_chance(agreed, chance))
+    one, other = np.divmod(pairs[enough], votes.annotators)
+    return PairwiseAgreement(one, other, items[enough], agreed, _beyond_chance(agreed, chance))
 
 
 def raw_agreement(counts: ArrayLike, clusters: Iterable[Hashable]) -> Interval | None:

@@ -61,11 +61,11 @@ def dawid_skene(
     counts = votes.counts()
     rated = counts.any(axis=1)
     cell = votes.annotator * np.int64(labels) + votes.label
-    given = sparse.csr_array((np.ones(cell.size), (votes.item, cell)), shape=(votes.items, size * labels))[rated]
+    answers = sparse.csr_array((np.ones(cell.size), (votes.item, cell)), shape=(votes.items, size * labels))[rated]
 
     def parameters(posterior: FloatArray) -> tuple[FloatArray, FloatArray]:
         prior = posterior.mean(axis=0)
-        expected = (given.T @ posterior).reshape(size, labels, labels).swapaxes(1, 2) + smoothing
+        expected = (answers.T @ posterior).reshape(size, labels, labels).swapaxes(1, 2) + smoothing
         if symmetric:
             prior = (prior + prior[swap]) / 2
             expected = (expected + expected[:, swap][:, :, swap]) / 2
@@ -76,7 +76,7 @@ def dawid_skene(
     for _ in range(max_iterations):
         prior, confusion = parameters(posterior)
         with np.errstate(divide="ignore"):
-            joint = np.log(prior) + given @ np.log(confusion).swapaxes(1, 2).reshape(size * labels, labels)
+            joint = np.log(prior) + answers @ np.log(confusion).swapaxes(1, 2).reshape(size * labels, labels)
         posterior, log_likelihood = _normalised(joint)
         objective = log_likelihood + smoothing * float(np.log(confusion).sum())
         converged = objective - best < tolerance * cell.size

@@ -81,9 +81,9 @@ def davidson(table: FloatArray, start: FloatArray | None = None) -> tuple[FloatA
         return value, np.append(gradient, (met * share[2]).sum() - ties.sum()) if tied else gradient
 
     begin = np.zeros(k + tied) if start is None else start[: k + tied]
-    found = minimize(loss, begin, jac=True, method="BFGS", options={"gtol": 1e-9 * max(1.0, float(met.sum()))})
-    strengths = found.x[:k] - found.x[:k].mean()
-    return strengths, math.exp(found.x[k]) if tied else 0.0, -float(found.fun)
+    fit = minimize(loss, begin, jac=True, method="BFGS", options={"gtol": 1e-9 * max(1.0, float(met.sum()))})
+    strengths = fit.x[:k] - fit.x[:k].mean()
+    return strengths, math.exp(fit.x[k]) if tied else 0.0, -float(fit.fun)
 
 
 def check_separable(table: FloatArray) -> None:
@@ -104,7 +104,7 @@ def check_separable(table: FloatArray) -> None:
     for group in range(groups):  # some group never lost a point to those outside it
         inside = of == group
         if not points[np.ix_(~inside, inside)].any():
-            better, worse = ([int(i) for i in np.flatnonzero(each)] for each in (inside, ~inside))
+            better, worse = ([int(i) for i in np.flatnonzero(mask)] for mask in (inside, ~inside))
             raise Inseparable("one side won every comparison, so that its strength has no upper end", better, worse)
 
 
@@ -138,7 +138,7 @@ def strengths(
     values, nu, likelihood = davidson(tallies(comparisons, models))
     start = np.append(values, math.log(nu) if nu else 0.0)
     random = np.random.default_rng(seed)
-    found: list[FloatArray] = []
+    estimates: list[FloatArray] = []
     for _ in range(draws):
         weights = _times_drawn(random, cluster)
         if rater is not None:
@@ -147,14 +147,14 @@ def strengths(
             drawn, drawn_nu, _ = davidson(_weighted(first, second, kind, weights, models), start)
         except Inseparable:
             continue
-        found.append(np.append(drawn - drawn[baseline], drawn_nu))
+        estimates.append(np.append(drawn - drawn[baseline], drawn_nu))
     ends = np.full((2, models + 1), np.nan)
-    if len(found) >= ENOUGH * draws:
-        ends = np.quantile(np.array(found), [(1 - level) / 2, (1 + level) / 2], axis=0)
+    if len(estimates) >= ENOUGH * draws:
+        ends = np.quantile(np.array(estimates), [(1 - level) / 2, (1 + level) / 2], axis=0)
     estimate = np.append(values - values[baseline], nu)
-    each = [Interval(float(v), float(low), float(high)) for v, low, high in zip(estimate, *ends, strict=True)]
-    each[baseline] = Interval(0.0, 0.0, 0.0)
-    return Strengths(each[:models], each[models], likelihood)
+    intervals = [Interval(float(v), float(low), float(high)) for v, low, high in zip(estimate, *ends, strict=True)]
+    intervals[baseline] = Interval(0.0, 0.0, 0.0)
+    return Strengths(intervals[:models], intervals[models], likelihood)
 
 
 def _times_drawn(random: np.random.Generator, codes: NDArray[np.int64]) -> FloatArray:

@@ -1,5 +1,6 @@
 """Intervals of a share that people judged, over both items and raters, and the power of such a study."""
 
+import bisect
 import math
 from collections.abc import Hashable, Iterable
 
@@ -97,8 +98,8 @@ def crossed_agreement(
     table, sign = np.asarray(votes, dtype=np.float64), np.sign(np.asarray(predicted, dtype=np.float64))
     cluster = cluster_codes(clusters)
     table = table[:, ~np.isnan(table).all(axis=0)]  # drop raters without a rating
-    raters, given = table.shape[1], np.nan_to_num(table)
-    lead = given.sum(axis=1)
+    raters, filled = table.shape[1], np.nan_to_num(table)
+    lead = filled.sum(axis=1)
 
     def influence(lead: FloatArray, about: float | None = None) -> tuple[float, FloatArray]:
         """Return the agreement with the majorities in `lead`, and each cluster's part of it minus `about`."""
@@ -110,17 +111,17 @@ def crossed_agreement(
         parts = np.where(decided, right - (mean if about is None else about), 0.0) / decided.sum()
         return mean, np.bincount(cluster, weights=parts).astype(np.float64)
 
-    mean, own = influence(lead)
+    mean, contributions = influence(lead)
     if math.isnan(mean):
         raise ValueError("no item is decided")
     counting = np.unique(cluster[lead != 0]).size
-    without = [influence(lead - given[:, rater], mean) for rater in range(raters)]
+    without = [influence(lead - filled[:, rater], mean) for rater in range(raters)]
     thetas = np.array([theta for theta, _ in without])
     if raters < 2 or counting < 2 or np.isnan(thetas).any():
         return Interval(mean, 0.0, 1.0)
-    by_cluster = counting / (counting - 1) * float(np.square(own).sum())
+    by_cluster = counting / (counting - 1) * float(np.square(contributions).sum())
     by_rater = (raters - 1) / raters * float(np.square(thetas - thetas.mean()).sum())
-    cells = ((raters - 1) / raters) ** 2 * sum(float(np.square(part - own).sum()) for _, part in without)
+    cells = ((raters - 1) / raters) ** 2 * sum(float(np.square(part - contributions).sum()) for _, part in without)
     return wilson(mean, *_crossed(by_cluster, by_rater, cells, counting, raters), counting, level)
 
 
@@ -154,15 +155,15 @@ def power(
     shift = _shift(win_rate, ties, math.hypot(item_spread, rater_spread))
     random = np.random.default_rng(seed)
     item = np.repeat(np.arange(items), per_item)
-    found = 0
+    significant = 0
     for _ in range(draws):
         rater = np.argsort(random.random((items, raters)), axis=1)[:, :per_item].ravel()
         logit = shift + item_spread * random.standard_normal(items)[item]
         logit += rater_spread * random.standard_normal(raters)[rater]
         won = random.random(item.size) < special.expit(logit)
         scores = np.where(random.random(item.size) < ties, 0.5, won)
-        found += crossed_proportion(scores, item, rater, level=level).low > 0.5
-    return found / draws
+        significant += crossed_proportion(scores, item, rater, level=level).low > 0.5
+    return significant / draws
 
 
 def _shift(win_rate: float, ties: float, spread: float) -> float:
@@ -186,28 +187,17 @@ def too_few_raters(raters: int) -> str | None:
 
 
 def smallest_found(
-    items: int,
-    raters: int,
-    per_item: int,
-    ties: float = 0.15,
-    item_spread: float = 1.0,
-    rater_spread: float = 0.3,
-    level: float = LEVEL,
-    chance: float = 0.8,
+    items: int, raters: int, per_item: int, ties: float = 0.15, rater_spread: float = 0.3, chance: float = 0.8,
     draws: int = 500,
-    seed: int = 0,
-) -> float | None:
+) -> float | None:  # fmt: skip
     """Return the smallest win rate, in steps of 0.01, whose `power` is at least `chance`; None if none has it.
 
     Win rates up to 1 - ties / 2 are possible. Power rises with the win rate, so bisection finds the smallest.
     """
-    top = math.ceil(100 * (1 - ties / 2)) - 1
-    low, high = 50, top  # power is too small at low and below, and enough above high
-    while high > low:
-        middle = (low + high + 1) // 2
-        found = power(items, raters, per_item, middle / 100, ties, item_spread, rater_spread, level, draws, seed)
-        if found >= chance:
-            high = middle - 1
-        else:
-            low = middle
-    return None if low == top else (low + 1) / 100
+
+    def is_enough(percent: int) -> bool:
+        return power(items, raters, per_item, percent / 100, ties, rater_spread=rater_spread, draws=draws) >= chance
+
+    rates = range(51, math.ceil(100 * (1 - ties / 2)))
+    place = bisect.bisect_left(rates, True, key=is_enough)
+    return None if place == len(rates) else rates[place] / 100

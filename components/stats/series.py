@@ -15,10 +15,10 @@ def series_mean(values: ArrayLike, level: float = LEVEL) -> Interval:
     return _coefficient(y, np.ones((y.size, 1)), 1.0, level)
 
 
-def series_rise(values: ArrayLike, level: float = LEVEL, *, given: ArrayLike | None = None) -> Interval:
+def series_rise(values: ArrayLike, level: float = LEVEL, *, covariate: ArrayLike | None = None) -> Interval:
     """Return how far the least-squares line through a series (n,) rises from its first value to its last.
 
-    With `given`, another series (n,), the regression also includes `given`: the rise is that at equal `given`.
+    With `covariate`, another series (n,), the regression also includes it: the rise is that at equal `covariate`.
 
     Errors are assumed AR(1) with lag-1 autocorrelation r, so n values are worth n_e = n (1 - r) / (1 + r), and with k
     regressors the variance of the slope b is s² / Σ (t - mean t)², s² = Σ e² / (n_e - k), judged by Student's t with
@@ -30,13 +30,13 @@ def series_rise(values: ArrayLike, level: float = LEVEL, *, given: ArrayLike | N
     of series of 40 values at autocorrelations up to 0.8, but in 12 % of 10 values at 0.6 and in 17 % at 0.8.
 
     Raises:
-        ValueError: fewer than 5 values, or one that is not finite; `given` differs in length, or is constant.
+        ValueError: fewer than 5 values, or one that is not finite; `covariate` differs in length, or is constant.
     """
     y = np.asarray(values, dtype=np.float64)
     time = np.arange(y.size) - (y.size - 1) / 2
     regressors = [np.ones(y.size)]
-    if given is not None:
-        other = np.asarray(given, dtype=np.float64)
+    if covariate is not None:
+        other = np.asarray(covariate, dtype=np.float64)
         if other.shape != y.shape or not np.isfinite(other).all() or np.ptp(other) == 0:
             raise ValueError("the other series needs as many values, all finite, and not all equal")
         other = other - other.mean()
@@ -50,8 +50,8 @@ def _coefficient(y: np.ndarray, regressors: np.ndarray, times: float, level: flo
     n, k = regressors.shape
     if y.shape != (n,) or n < 5 or not np.isfinite(y).all():
         raise ValueError("the interval of a series needs at least 5 values, all finite")
-    found, *_ = np.linalg.lstsq(regressors, y, rcond=None)
-    errors, value = y - regressors @ found, times * float(found[-1])
+    coefficients, *_ = np.linalg.lstsq(regressors, y, rcond=None)
+    errors, value = y - regressors @ coefficients, times * float(coefficients[-1])
     squares = float(errors @ errors)
     if squares <= 1e-24 * float(y @ y):
         return Interval(value, value, value)

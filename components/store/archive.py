@@ -136,10 +136,10 @@ def _member(name: str, size: int) -> tarfile.TarInfo:
 
 
 def _read(path: Path, file: BinaryIO) -> Archive:
-    found = list(_members(file))  # all headers first: contents take long to read
+    members = list(_members(file))  # all headers first: contents take long to read
     records: dict[str, Record] = {}
     objects: dict[str, tuple[int, int]] = {}
-    for member, begin in found:
+    for member, begin in members:
         file.seek(begin)
         folder, _, rest = member.name.partition("/")
         if folder == "run":
@@ -221,8 +221,8 @@ def _record(name: str, data: bytes, key: str) -> Record:
         raise TetherError(f"{name}: {record.reason}")
     if digest_json(record.parts) != key:
         raise TetherError(f"{name}: the key is not the digest of its parts")
-    told = {"stage": record.stage, "job": record.job, "inputs": record.inputs}
-    if differing := [part for part, value in told.items() if record.parts.get(part, type(value)()) != value]:
+    fields = {"stage": record.stage, "job": record.job, "inputs": record.inputs}
+    if differing := [part for part, value in fields.items() if record.parts.get(part, type(value)()) != value]:
         raise TetherError(f"{name}: {' and '.join(differing)} is not what its key was computed from")
     if not STAGE.fullmatch(record.stage):
         raise TetherError(f"{name}: the stage {record.stage!r} is not a stage's name")

@@ -34,13 +34,13 @@ class FolderPlace:
 
     def entries(self, folder: str) -> list[Entry]:
         """Return every file below `folder`, without those that are removed meanwhile."""
-        top, found = str(self.root / folder), []
+        top, files = str(self.root / folder), []
         for parent, _, names in os.walk(top):  # pathlib takes ten times as long, and there are thousands
             for path in (os.path.join(parent, name) for name in names):
                 with contextlib.suppress(FileNotFoundError):
                     info = os.lstat(path)
-                    found.append(Entry(path[len(top) + 1 :], info.st_size, info.st_mtime))
-        return sorted(found)
+                    files.append(Entry(path[len(top) + 1 :], info.st_size, info.st_mtime))
+        return sorted(files)
 
     def size(self, name: str) -> int | None:
         try:
@@ -139,7 +139,7 @@ class FolderPlace:
             file = path.open("ab")
         except PermissionError:
             return path.open("rb")
-        shared, own = stat.S_IMODE(self.root.stat().st_mode) & 0o666, os.fstat(file.fileno())
-        if own.st_uid == os.geteuid() and stat.S_IMODE(own.st_mode) != shared:
+        shared, info = stat.S_IMODE(self.root.stat().st_mode) & 0o666, os.fstat(file.fileno())
+        if info.st_uid == os.geteuid() and stat.S_IMODE(info.st_mode) != shared:
             os.fchmod(file.fileno(), shared)
         return file

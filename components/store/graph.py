@@ -32,7 +32,7 @@ class Graph:
         self._records: dict[str, list[Record]] = defaultdict(list)
         self._names: dict[str, set[str]] = defaultdict(set)
         self._readers: dict[str, set[str]] = defaultdict(set)
-        for record in sorted(records, key=lambda each: (not each.imported, each.started, each.attempt), reverse=True):
+        for record in sorted(records, key=lambda r: (not r.imported, r.started, r.attempt), reverse=True):
             self._records[record.digest].append(record)
             for name, digest in record.inputs.items():
                 self._names[digest].add(name)
@@ -41,14 +41,14 @@ class Graph:
     @classmethod
     def of(cls, store: ArtifactStore) -> Self:
         """Return the graph of all the records of a store. A key counts as readable if any of its records is."""
-        found = stored(store, store.place)
-        records = [each.record for each in found if isinstance(each.record, Record)]
+        entries = stored(store, store.place)
+        records = [entry.record for entry in entries if isinstance(entry.record, Record)]
         keys = {record.key for record in records}
-        return cls(records, {e.key: e.record for e in found if isinstance(e.record, Miss) and e.key not in keys})
+        return cls(records, {e.key: e.record for e in entries if isinstance(e.record, Miss) and e.key not in keys})
 
     def of_keys(self, keys: Collection[str]) -> Self:
         """Return this graph, but for an artifact that one of `keys` produced, use only that key's inputs."""
-        chosen = ([each for each in records if each.key in keys] or records for records in self._records.values())
+        chosen = ([record for record in records if record.key in keys] or records for records in self._records.values())
         return type(self)(chain.from_iterable(chosen), self.unreadable)
 
     def node(self, digest: str) -> Node:
@@ -62,12 +62,12 @@ class Graph:
         """
         if len(prefix) < SHORTEST_PREFIX:
             return None
-        found = {digest for digest in (*self._records, *self._names) if digest.startswith(prefix)}
-        found |= {d for d, records in self._records.items() if any(each.key.startswith(prefix) for each in records)}
-        if len(found) > 1:
-            shown = ", ".join(sorted(each[:16] for each in found))
-            raise UserError(f"{prefix}: several artifacts have a digest that begins so ({shown}). Give more of it.")
-        return next(iter(found), None)
+        digests = {digest for digest in (*self._records, *self._names) if digest.startswith(prefix)}
+        digests |= {d for d, records in self._records.items() if any(r.key.startswith(prefix) for r in records)}
+        if len(digests) > 1:
+            names = ", ".join(sorted(digest[:16] for digest in digests))
+            raise UserError(f"{prefix}: several artifacts have a digest that begins so ({names}). Give more of it.")
+        return next(iter(digests), None)
 
     def upstream(self, digests: Iterable[str]) -> list[Node]:
         """Return `digests` and everything that they were made from, each once, inputs before outputs."""
@@ -75,8 +75,8 @@ class Graph:
 
     def downstream(self, digests: Iterable[str]) -> list[Node]:
         """Return `digests` and everything that was made from them, each once, inputs before outputs."""
-        found = self._walk(digests, lambda digest: sorted(self._readers.get(digest, ())))
-        return [self.node(digest) for digest in reversed(found)]
+        ordered = self._walk(digests, lambda digest: sorted(self._readers.get(digest, ())))
+        return [self.node(digest) for digest in reversed(ordered)]
 
     def rests_on_import(self, digests: Iterable[str]) -> bool:
         """Return whether one of `digests`, or anything upstream of it, has imported records only."""
@@ -88,7 +88,7 @@ class Graph:
         return dict(records[0].inputs) if records else {}
 
     def _inputs(self, digest: str) -> list[str]:
-        return sorted({each for record in self._records.get(digest, ()) for each in record.inputs.values()})
+        return sorted({source for record in self._records.get(digest, ()) for source in record.inputs.values()})
 
     @staticmethod
     def _walk(digests: Iterable[str], following: Callable[[str], list[str]]) -> list[str]:
@@ -103,5 +103,5 @@ class Graph:
             elif digest not in begun:
                 begun.add(digest)
                 stack.append((digest, True))
-                stack += [(each, False) for each in following(digest) if each not in done]
+                stack += [(other, False) for other in following(digest) if other not in done]
         return list(done)

@@ -102,31 +102,31 @@ def leased(
 def holder(folder: Path) -> Process | None:
     """Return the process that holds the lock of `folder`, unless it is known to be dead; else None."""
     number = _highest(folder)
-    held = folder / _name(number, "held")
-    if number == 0 or not held.exists() or (folder / _name(number, "free")).exists():
+    file = folder / _name(number, "held")
+    if number == 0 or not file.exists() or (folder / _name(number, "free")).exists():
         return None
-    process = _read(held)
+    process = _read(file)
     return None if process is not None and is_dead(process) else process or {}
 
 
 def _acquire(folder: Path, on_wait: Callable[[], None] | None, ttl: float, poll: float) -> Lease:
-    watch, said = _Watch(ttl, 4 * poll), False
+    heartbeat, notified = _Heartbeat(ttl, 4 * poll), False
     while True:
         make_folder(folder)
         highest = _highest(folder)
-        if watch.is_over(folder, highest):
+        if heartbeat.is_over(folder, highest):
             lease = Lease(folder, highest + 1)
             if _create(lease):
                 _clean(lease)
                 return lease
-        elif not said and on_wait is not None:
-            said = True
+        elif not notified and on_wait is not None:
+            notified = True
             on_wait()
         else:
             time.sleep(poll)
 
 
-class _Watch:
+class _Heartbeat:
     """A waiter's record of the heartbeat that it watches."""
 
     def __init__(self, ttl: float, longest: float) -> None:
@@ -136,11 +136,11 @@ class _Watch:
 
     def is_over(self, folder: Path, number: int) -> bool:
         """Return whether the lease `number`, the highest, is free, or its holder is dead."""
-        held = folder / _name(number, "held")
+        file = folder / _name(number, "held")
         if number == 0 or (folder / _name(number, "free")).exists():
             return True
         try:
-            descriptor = os.open(held, os.O_RDONLY)  # opened, so that an NFS client asks the server
+            descriptor = os.open(file, os.O_RDONLY)  # opened, so that an NFS client asks the server
             try:
                 beat = os.fstat(descriptor).st_mtime_ns
             finally:
@@ -153,7 +153,7 @@ class _Watch:
         self._looked = now
         if self._seen != (number, beat):
             self._seen, self._unchanged = (number, beat), 0.0
-        process = _read(held)
+        process = _read(file)
         if process is not None and is_dead(process):
             return True
         if self._unchanged <= self._ttl:
@@ -207,11 +207,12 @@ def _beat(lease: Lease, done: threading.Event, every: float) -> None:
 
 def _read(file: Path) -> Process | None:
     try:
-        found = json.loads(file.read_text())
+        content = json.loads(file.read_text())
     except (OSError, ValueError, RecursionError):
         return None
-    told = isinstance(found, dict) and isinstance(found.get("pid"), int) and isinstance(found.get("started"), str)
-    return Process(**found) if told else None
+    if not isinstance(content, dict) or not isinstance(content.get("pid"), int):
+        return None
+    return Process(**content) if isinstance(content.get("started"), str) else None
 
 
 def _name(number: int, state: str) -> str:

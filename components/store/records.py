@@ -176,16 +176,16 @@ def check_names(names: Iterable[Any]) -> None:
     names = list(names)
     for name in names:
         if not isinstance(name, str) or not _is_inside(name):
-            shown = repr(name)
+            text = repr(name)
             raise TetherError(
-                f"{shown if len(shown) < 90 else shown[:80] + '...'} is not a relative path inside its folder: without "
+                f"{text if len(text) < 90 else text[:80] + '...'} is not a relative path inside its folder: without "
                 f"`..`, backslash, drive and control characters, of at most {MAX_PART} bytes in a part and {MAX_NAME} "
                 "in all"
             )
-    known = set(names)
+    unique = set(names)
     for name in names:
         for above in PurePosixPath(name).parents:
-            if str(above) in known:
+            if str(above) in unique:
                 raise TetherError(f"{str(above)!r} is both a file and the folder of {name!r}")
 
 

@@ -30,7 +30,7 @@ WORK_SECONDS = 24 * 3600.0
 
 _TEMPORARY = re.compile(r"\..*\.tmp", re.DOTALL)
 
-Needs = Mapping[str, set[str]]
+Requirements = Mapping[str, set[str]]
 """Maps an artifact's key or digest to the runs, pins and models that need it."""
 
 
@@ -71,22 +71,23 @@ def stored(store: ArtifactStore, place: Place) -> list[Stored]:
     ]  # fmt: skip
 
 
-def kept_by(records: Iterable[Stored], needs: Needs) -> dict[tuple[str, str], set[str]]:
+def kept_by(records: Iterable[Stored], requirements: Requirements) -> dict[tuple[str, str], set[str]]:
     """Return each needed record's identity with who needs it or something that was made from it."""
     by_digest: dict[str, list[Stored]] = defaultdict(list)
     named: list[tuple[Stored, str]] = []
-    for each in records:
-        if isinstance(each.record, Record):
-            by_digest[each.record.digest].append(each)
-            named += [(each, who) for who in {*needs.get(each.key, ()), *needs.get(each.record.digest, ())}]
-    found: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for entry in records:
+        if isinstance(entry.record, Record):
+            by_digest[entry.record.digest].append(entry)
+            by = {*requirements.get(entry.key, ()), *requirements.get(entry.record.digest, ())}
+            named += [(entry, who) for who in by]
+    users: dict[tuple[str, str], set[str]] = defaultdict(set)
     while named:
-        each, who = named.pop()
-        if who in found[each.identity] or not isinstance(each.record, Record):
+        entry, who = named.pop()
+        if who in users[entry.identity] or not isinstance(entry.record, Record):
             continue
-        found[each.identity].add(who)
-        named += [(other, who) for digest in each.record.inputs.values() for other in by_digest.get(digest, ())]
-    return dict(found)
+        users[entry.identity].add(who)
+        named += [(other, who) for digest in entry.record.inputs.values() for other in by_digest.get(digest, ())]
+    return dict(users)
 
 
 def write_pin(place: Place, run: str, needed: Iterable[str]) -> bool:
@@ -109,22 +110,22 @@ def read_pins(place: Place) -> dict[str, list[str]]:
     Raises:
         UserError: a pin cannot be read, so that what it keeps is unknown.
     """
-    found = {}
+    pins = {}
     for entry in place.entries("pins"):
         if not entry.name.endswith(".json") or entry.name.startswith("."):
             continue
         try:
             document = json.loads(place.read(f"pins/{entry.name}"))
-            needed = [str(each) for each in document["needs"]]
-            if not all(KEY.fullmatch(each) for each in needed):
+            needed = [str(key) for key in document["needs"]]
+            if not all(KEY.fullmatch(key) for key in needed):
                 raise ValueError("it names something that is neither a key nor a digest")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{place.where}/pins/{entry.name} can't be read ({error}), so Tether does not know what it "
                 f"keeps. Remove the file, then pin the run again."
             ) from error
-        found[entry.name.removesuffix(".json")] = needed
-    return found
+        pins[entry.name.removesuffix(".json")] = needed
+    return pins
 
 
 class Gone(NamedTuple):
@@ -140,12 +141,12 @@ class Gone(NamedTuple):
 
 
 def collect(
-    store: ArtifactStore, needs: Callable[[], Needs], *, shared: bool = False, dry_run: bool = False
+    store: ArtifactStore, requirements: Callable[[], Requirements], *, shared: bool = False, dry_run: bool = False
 ) -> list[Gone]:
     """Remove what nothing needs; return what was (or would be) removed.
 
     Args:
-        needs: returns what is needed; called once nobody publishes any more.
+        requirements: returns what is needed; called once nobody publishes any more.
         shared: also collect the place that `TETHER_STORE` names. Otherwise only local copies of its objects go.
         dry_run: remove nothing.
 
@@ -155,27 +156,28 @@ def collect(
     with contextlib.ExitStack() as stack:
         swept: list[Place] = [store.local, *([store.shared] if shared and store.shared is not None else [])]
         now = {place.where: stack.enter_context(place.collecting()) for place in swept}
-        wanted = needs()
-        records = [each for place in (store.local, store.shared) if place is not None for each in stored(store, place)]
+        wanted = requirements()
+        places = [place for place in (store.local, store.shared) if place is not None]
+        records = [entry for place in places for entry in stored(store, place)]
         wanted_by = kept_by(records, wanted)
-        kept = [each for each in records if each.identity in wanted_by]
-        needless = [each for each in records if each.identity not in wanted_by]
+        remaining = [entry for entry in records if entry.identity in wanted_by]
+        needless = [entry for entry in records if entry.identity not in wanted_by]
         # Records first: a kill midway then leaves objects without a record, but no record without its objects.
-        gone = [Gone("record", each.path, each.size, p.where) for p in swept for each in needless if each.place is p]
+        gone = [Gone("record", r.path, r.size, p.where) for p in swept for r in needless if r.place is p]
         for place in swept:
-            gone += _objects_that_go(place, _objects(kept), _objects(needless), now[place.where] - YOUNG_SECONDS)
+            gone += _objects_that_go(place, _objects(remaining), _objects(needless), now[place.where] - YOUNG_SECONDS)
             gone += _temporaries(place, now[place.where] - YOUNG_SECONDS)
         if not dry_run:
             sweep(store.home / "store")
             by_name = {place.where: place for place in swept}
-            for each in gone:
-                by_name[each.where].remove(each.name)
-        gone += _views(store, {each.record.digest for each in kept if isinstance(each.record, Record)}, dry_run)
-        return gone + _work(store, wanted, {each.key for each in kept}, dry_run)
+            for entry in gone:
+                by_name[entry.where].remove(entry.name)
+        gone += _views(store, {entry.record.digest for entry in remaining if isinstance(entry.record, Record)}, dry_run)
+        return gone + _work(store, wanted, {entry.key for entry in remaining}, dry_run)
 
 
 def _objects(records: Iterable[Stored]) -> set[str]:
-    return {sha for each in records if isinstance(each.record, Record) for sha in each.record.objects.values()}
+    return {sha for entry in records if isinstance(entry.record, Record) for sha in entry.record.objects.values()}
 
 
 def _objects_that_go(place: Place, needed: set[str], freed: set[str], old: float) -> list[Gone]:
@@ -207,16 +209,16 @@ def _views(store: ArtifactStore, digests: set[str], dry_run: bool) -> list[Gone]
     return gone
 
 
-def _work(store: ArtifactStore, needs: Needs, recorded: set[str], dry_run: bool) -> list[Gone]:
+def _work(store: ArtifactStore, requirements: Requirements, recorded: set[str], dry_run: bool) -> list[Gone]:
     """Remove work folders that no process holds and in which no kept run would continue."""
     gone = []
     for path in _work_folders(store):
-        if path.name in needs and path.name not in recorded:
+        if path.name in requirements and path.name not in recorded:
             continue
         with store.if_free(path.name) as free:
             if not free or not path.is_dir():  # being computed, or finished meanwhile
                 continue
-            infos = [each.lstat() for each in (path, *path.rglob("*"))]
+            infos = [file.lstat() for file in (path, *path.rglob("*"))]
             if path.name not in recorded and max(info.st_mtime for info in infos) > time.time() - WORK_SECONDS:
                 continue
             gone.append(Gone("work", path.name, sum(info.st_size for info in infos[1:]), str(store.work)))
@@ -242,7 +244,7 @@ def remove_finished_work(store: ArtifactStore) -> None:
         with store.if_free(path.name) as free:
             if not free or not path.is_dir():
                 continue
-            changes = (each.lstat().st_mtime for each in path.rglob("*") if not each.is_dir())
+            changes = (file.lstat().st_mtime for file in path.rglob("*") if not file.is_dir())
             if recorded >= max(changes, default=0.0):
                 shutil.rmtree(path)
 

@@ -108,9 +108,9 @@ class ArtifactStore:
                 files = self.contents.take(folder)
                 if not files:
                     raise TetherError(f"the stage {record.get('stage')} wrote no file into {folder}")
-                kept = self.contents.take(attachments) if attachments is not None else {}
+                attached = self.contents.take(attachments) if attachments is not None else {}
                 digest = self.contents.write_manifest(files)
-                fields = {**record, "key": key, "digest": digest, "files": files, "attachments": kept}
+                fields = {**record, "key": key, "digest": digest, "files": files, "attachments": attached}
                 return self.commit(Record.model_validate(fields), before_commit)
         except OSError as error:
             where = error.filename or self.place.where
@@ -149,16 +149,16 @@ class ArtifactStore:
         reasons = []
         with self.local.using():
             attempts = [(number_of(name), self.read(key, name)) for name in self.attempts(key)]
-            for number, found in sorted(attempts, key=lambda each: bool(getattr(each[1], "imported", ""))):
-                if isinstance(found, Record):
-                    if digest not in (None, found.digest):
+            for number, record in sorted(attempts, key=lambda numbered: bool(getattr(numbered[1], "imported", ""))):
+                if isinstance(record, Record):
+                    if digest not in (None, record.digest):
                         continue
-                    damage = self._damage(found.files, found.digest)
+                    damage = self._damage(record.files, record.digest)
                     if damage is None:
-                        self._warn_of_lost_attachments(found)
-                        return found
-                    found = Miss(damage)
-                reasons.append(f"attempt {number}: {found.reason}")
+                        self._warn_of_lost_attachments(record)
+                        return record
+                    record = Miss(damage)
+                reasons.append(f"attempt {number}: {record.reason}")
         return Miss("; ".join(reasons) or "no record")
 
     def attempts(self, key: str) -> list[str]:
@@ -167,8 +167,8 @@ class ArtifactStore:
 
     def published(self, key: str) -> list[Record]:
         """Return every record of `key` that parses, newest first, imported ones last. Their files are not checked."""
-        found = (self.read(key, name) for name in self.attempts(key))
-        return sorted((each for each in found if isinstance(each, Record)), key=lambda each: bool(each.imported))
+        records = (self.read(key, name) for name in self.attempts(key))
+        return sorted((r for r in records if isinstance(r, Record)), key=lambda r: bool(r.imported))
 
     def published_by(self, stage: str, newest: int = 20) -> list[Record]:
         """Return up to `newest` records of `stage`, newest first. Their files are not checked.
@@ -185,9 +185,9 @@ class ArtifactStore:
             for name in attempts_of(files)
             if (match := ATTEMPT.fullmatch(name)) and match[3] == stage
         ]
-        found = [(key, name) for _, key, name in sorted(named, reverse=True)]
+        newest_first = [(key, name) for _, key, name in sorted(named, reverse=True)]
         with ThreadPoolExecutor(8) as pool:  # behind a URL each read is a request
-            read = list(pool.map(lambda each: self.read(*each), found[:newest]))
+            read = list(pool.map(lambda file: self.read(*file), newest_first[:newest]))
         records = [record for record in read if isinstance(record, Record)]
         return sorted(records, key=lambda record: (record.started, record.attempt), reverse=True)
 
@@ -262,8 +262,8 @@ def shared_place(home: Path) -> Place | None:
     if not value:
         return None
     place = place_at(value, VARIABLE)
-    own = isinstance(place, FolderPlace) and place.root.resolve() == (home / "store").resolve()
-    return None if own else place
+    is_own = isinstance(place, FolderPlace) and place.root.resolve() == (home / "store").resolve()
+    return None if is_own else place
 
 
 def place_at(address: str, variable: str, **options: Any) -> Place:

@@ -44,8 +44,8 @@ class UrlPlace:
         """
         start = f"{folder}/"
         with self._asking("list"):  # a missing folder is empty, a missing bucket an error
-            found = self._fs.find(start, detail=True)
-        return [Entry(p.removeprefix(start), int(info.get("size") or 0), _modified(info)) for p, info in found.items()]
+            files = self._fs.find(start, detail=True)
+        return [Entry(p.removeprefix(start), int(info.get("size") or 0), _modified(info)) for p, info in files.items()]
 
     def make_root(self) -> None:
         """Create the bucket if it does not exist."""

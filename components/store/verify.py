@@ -40,15 +40,15 @@ def verify(store: ArtifactStore) -> Verification:
         if store.shared is not None:
             _objects(store.local, report)
         named: set[str] = set()
-        for each in stored(store, store.place):
+        for entry in stored(store, store.place):
             report.records += 1
-            if not isinstance(each.record, Record):
-                report.damaged.append(Flaw(each.path, each.record.reason))
+            if not isinstance(entry.record, Record):
+                report.damaged.append(Flaw(entry.path, entry.record.reason))
                 continue
-            needed = each.record.objects
+            needed = entry.record.objects
             named |= set(needed.values())
             report.missing += [
-                Flaw(f"objects/{sha}", f"{each.record.stage} of {each.path} needs it as {name}")
+                Flaw(f"objects/{sha}", f"{entry.record.stage} of {entry.path} needs it as {name}")
                 for name, sha in needed.items()
                 if sha not in whole
             ]

@@ -52,12 +52,12 @@ def _link(folder: Path, wanted: Mapping[str, str]) -> None:
             link = building / name
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(target)
-        for each in (building, *(path for path in building.rglob("*") if path.is_dir() and not path.is_symlink())):
-            sync(each)
+        for directory in (building, *(path for path in building.rglob("*") if path.is_dir() and not path.is_symlink())):
+            sync(directory)
         if folder.exists():
             folder.rename(old)
         building.rename(folder)
         sync(folder.parent)
     finally:
-        for each in (building, old):
-            shutil.rmtree(each, ignore_errors=True)
+        for directory in (building, old):
+            shutil.rmtree(directory, ignore_errors=True)

@@ -136,7 +136,7 @@ def load_latest(folder: Path) -> Checkpoint | None:
     """
     while True:
         found = _load_latest(folder) if ranks.is_first() else None
-        told = ranks.told_by_first("" if found is None else str(found.step))
+        told = ranks.text_of_first("" if found is None else str(found.step))
         found = _load(folder, int(told)) if told and not ranks.is_first() else found
         if found is None or found.shares is None:
             return found

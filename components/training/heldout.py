@@ -128,7 +128,7 @@ class LossEvaluations(Observer[Update]):
         with torch.no_grad():
             losses, more = self.heldout.losses()
             examples = self.heldout.examples()
-        losses = ranks.of_first(losses)  # GPUs may round differently, and all ranks must stop at the same step
+        losses = ranks.values_of_first(losses)  # GPUs may round differently, and all ranks must stop at the same step
         model.train(training)
         if not np.isfinite(losses).all():
             raise CheckFailed(

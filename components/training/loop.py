@@ -88,7 +88,7 @@ def save_state(
     shares = None
     if spread and sum(each.numel() * each.element_size() for each in spread.values()) > whole_up_to * 1e9:
         digest = save_share(checkpoint.shares_folder(folder, step), spread)
-        shares = checkpoint.Shares(list(spread), ranks.told_by_all(digest))
+        shares = checkpoint.Shares(list(spread), ranks.texts_of_all(digest))
         tensors = {name: tensor for name, tensor in tensors.items() if name not in spread}
     for name, tensor in tensors.items():
         whole = sharding.whole(tensor)  # one by one, so that only one is whole on a device

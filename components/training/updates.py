@@ -194,7 +194,7 @@ class PluggedObserver(Observer[U]):
                     raise UserError(f"{self._where}: the metric {name} is {value!r:.80}. Make it a finite number.")
             parts = metrics, list(after.examples[len(update.examples) :]), after.stop
             text = self._call(lambda: json.dumps(parts))
-        metrics, examples, stop = json.loads(ranks.told_by_first(text))
+        metrics, examples, stop = json.loads(ranks.text_of_first(text))
         update = update.with_metrics(metrics).with_examples(examples)
         return update if stop is None else update.with_stop(*stop)
 

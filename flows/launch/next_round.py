@@ -7,7 +7,7 @@ from pydantic import JsonValue
 
 from components.base.errors import UserError
 from components.gates.judging import Waiver
-from components.human_eval.batch.halves import JUDGED
+from components.human_eval.batch.halves import HELD_OUT
 from components.store.store import ArtifactStore
 from flows.config.profiles import Override, apply_overrides
 from flows.config.run_config import check_config, check_critic_is_used, check_kl_is_judged
@@ -96,7 +96,7 @@ def _votes(home: Path, status: RunStatus) -> bool:
     stage = status.stage("human_eval")
     if stage.state not in SCORED or stage.digest is None:
         return False
-    return (ArtifactStore(home).path(stage.digest) / JUDGED).is_file()
+    return (ArtifactStore(home).path(stage.digest) / HELD_OUT).is_file()
 
 
 def held(status: RunStatus) -> list[str]:

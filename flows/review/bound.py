@@ -44,7 +44,7 @@ def early_bound(engine: Engine, number: int, folder: Path, overlap: int, level: 
     by_item: dict[str, list[CountedAnswer]] = {}
     for answer in answers:
         by_item.setdefault(answer.item.split("-")[0], []).append(answer)
-    named = (name.split("-")[0] for name in sample.given)
+    named = (name.split("-")[0] for name in sample.texts)
     order = [item for item in named if item in sample.policy_side and item not in sample.repeat_of]
     rated = list(_rated(sample, order, by_item, overlap))
     alpha = (1 - level) / 2

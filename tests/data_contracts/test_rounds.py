@@ -20,7 +20,7 @@ from components.data.splits import loose_key
 from components.data.spreadsheet import write_csv
 from components.data.tables.published import read_split
 from components.human_eval import blinded_sample, unblinded_score
-from components.human_eval.batch.halves import JUDGED, JUDGED_IN, PREFERENCES, may_train
+from components.human_eval.batch.halves import HELD_OUT, JUDGED_IN, PREFERENCES, may_train
 from components.human_eval.config import HumanEvalConfig, SampleJob, ScoreJob
 from components.human_eval.sheet import as_record
 from components.models.config import GenerationConfig
@@ -129,7 +129,7 @@ def returned(artifact: Path) -> Counter[tuple[str, str, str, str]]:
     """The votes that a scored batch gives back."""
     return Counter(
         (loose_key(row["prompt"]), f"{row['a']} | {row['b']}", vote["annotator"], vote["label"])
-        for file in (PREFERENCES, JUDGED)
+        for file in (PREFERENCES, HELD_OUT)
         for row in read_rows(artifact / file)
         for vote in row["votes"]
     )
@@ -153,7 +153,7 @@ def test_in_any_rounds_who_judges_never_trains_who_trains_is_held_out_nowhere_an
             of |= {("demonstrations", s): read_split(data / f"demonstrations.{s}") for s in ("train", "heldout")}
             training = keys([row for (_, split), rows in of.items() if split == "train" for row in rows])
             held_out = keys([row for (_, split), rows in of.items() if split != "train" for row in rows])
-            votes = [row for path in batches for name in (PREFERENCES, JUDGED) for row in read_rows(path / name)]
+            votes = [row for path in batches for name in (PREFERENCES, HELD_OUT) for row in read_rows(path / name)]
             judges = keys([row for row in votes if not may_train(row["prompt"])])
             trains = keys([row for row in of["pairs", "train"] if JUDGED_IN in row])  # whose votes decide something
             assert not judges & training and not trains & held_out

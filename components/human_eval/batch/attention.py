@@ -54,32 +54,32 @@ def held_out_replies(data: Path) -> Iterator[HeldOutReply]:
 def with_attention(items: Sequence[Item], replies: Iterable[HeldOutReply], count: int, secret: str) -> list[Item]:
     """Insert `count` items with a known right answer into `items` (fewer if there are fewer replies); renumber all.
 
-    The `policy` of such an item is the right reply, and `known` says how the wrong one was made: for half of them it is
-    another prompt's reply, for the others the same words in random order.
+    The `policy` of such an item is the right reply, and `distortion` says how the wrong one was made: half of them are
+    another prompt's reply, the others the same words in random order.
 
     Args:
         secret: determines all random choices; raters must not know it.
     """
-    judged = {canonical_json(item.chosen.prompt) for item in items}
+    sampled = {canonical_json(item.chosen.prompt) for item in items}
     first_ones = max(count, _OTHERS)
     ranked = heapq.nsmallest(
-        first_ones, replies, key=lambda each: (canonical_json(each.prompt) in judged, _rank(secret, each.prompt))
+        first_ones, replies, key=lambda source: (canonical_json(source.prompt) in sampled, _rank(secret, source.prompt))
     )
     rng = random.Random(f"{secret} attention")
     added: list[Item] = []
     first = rng.getrandbits(1)
-    for n, each in enumerate(ranked[:count]):
-        wrong = _of_another(each, [other.reply for other in ranked[:_OTHERS]], {one.sft for one in added})
-        known = "another prompt's reply"
+    for n, source in enumerate(ranked[:count]):
+        wrong = _of_another(source, [other.reply for other in ranked[:_OTHERS]], {one.sft for one in added})
+        distortion = "another prompt's reply"
         if n % 2 or wrong is None:
-            wrong, known = _disordered(each.reply, rng), "words in disorder"
-        chosen = Chosen(each.prompt, None, "attention")
-        added.append(Item("", chosen, wrong, each.reply, "ab"[(n // 2 + first) % 2], known=known))  # type: ignore[arg-type]
+            wrong, distortion = _disordered(source.reply, rng), "words in disorder"
+        chosen = Chosen(source.prompt, None, "attention")
+        added.append(Item("", chosen, wrong, source.reply, "ab"[(n // 2 + first) % 2], distortion=distortion))  # type: ignore[arg-type]
     places = set(rng.sample(range(len(items) + len(added)), len(added)))
     rng.shuffle(added)
     rest, more = iter(items), iter(added)
     mixed = [next(more if place in places else rest) for place in range(len(items) + len(added))]
-    numbers = {item.item: f"q{n:04d}" for n, item in enumerate(mixed, 1) if item.known is None}
+    numbers = {item.item: f"q{n:04d}" for n, item in enumerate(mixed, 1) if item.distortion is None}
     return [
         item._replace(item=f"q{n:04d}", repeat_of=None if item.repeat_of is None else numbers[item.repeat_of])
         for n, item in enumerate(mixed, 1)
@@ -94,21 +94,21 @@ def _rank(secret: str, prompt: list[Message]) -> bytes:
     return hashlib.sha256(f"{secret} attention {canonical_json(prompt)}".encode()).digest()
 
 
-def _of_another(own: HeldOutReply, replies: Iterable[str], used: set[str]) -> str | None:
+def _of_another(right: HeldOutReply, replies: Iterable[str], used: set[str]) -> str | None:
     """Return the reply with the fewest words in common with a prompt and its reply; None if there is no other."""
-    words = {word.casefold() for text in (own.reply, *(m["content"] for m in own.prompt)) for word in text.split()}
-    others = [each for each in replies if each != own.reply and each not in used]
+    words = {word.casefold() for text in (right.reply, *(m["content"] for m in right.prompt)) for word in text.split()}
+    others = [reply for reply in replies if reply != right.reply and reply not in used]
     return min(others, key=lambda text: _shared(words, text), default=None)
 
 
 def _shared(words: set[str], text: str) -> float:
-    own = {word.casefold() for word in text.split()}
-    return len(words & own) / len(own)
+    other_words = {word.casefold() for word in text.split()}
+    return len(words & other_words) / len(other_words)
 
 
 def _disordered(text: str, rng: random.Random) -> str:
     """Return the words of `text` in a different order, in which as few neighbours as possible stay together."""
     words = text.split()
-    beside = set(itertools.pairwise(words))
+    neighbours = set(itertools.pairwise(words))
     orders = [rng.sample(words, len(words)) for _ in range(20)]
-    return " ".join(min(orders, key=lambda each: sum(pair in beside for pair in itertools.pairwise(each))))
+    return " ".join(min(orders, key=lambda order: sum(pair in neighbours for pair in itertools.pairwise(order))))

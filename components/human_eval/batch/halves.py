@@ -12,7 +12,7 @@ from components.data.splits import loose_key
 
 PREFERENCES = "preferences.jsonl"
 """A file of a scored artifact: the rated pairs whose prompts may be trained on, as rows of `data.preferences`."""
-JUDGED = "judged.jsonl"
+HELD_OUT = "judged.jsonl"
 """The same for pairs whose prompts are held out for good: whoever reads this file holds them out."""
 JUDGED_IN = "judged_in"
 """The field of a preference row that names the batch in which people judged it, by the first digits of its key."""

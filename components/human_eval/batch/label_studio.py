@@ -50,8 +50,8 @@ def labelling_config(ratings: Sequence[str], criteria: Sequence[AskedCriterion] 
         *(line for name in TEXTS[1:] for line in _text(name)),
         *_choices("rating", "Which reply would you rather receive?", {r: MEANINGS[r] for r in ratings}, required=True),
     ]
-    for each in criteria:
-        lines += _choices(each["name"], each["question"], {name: MEANINGS[name] for name in OF_CRITERIA})
+    for criterion in criteria:
+        lines += _choices(criterion["name"], criterion["question"], {name: MEANINGS[name] for name in OF_CRITERIA})
     lines += _choices("flags", "Mark what is wrong, if anything", FLAGS, choice="multiple")
     lines += [
         '  <TextArea name="comment" toName="prompt" rows="2" maxSubmissions="1" placeholder="Comment"/>',
@@ -72,7 +72,7 @@ def _choices(
     return [
         f"  <Header value={quoteattr(question)}/>",
         f'  <Choices name={quoteattr(name)} toName="prompt" choice="{choice}" showInLine="true"{needed}>',
-        *(f"    <Choice value={quoteattr(text)} alias={quoteattr(each)}/>" for each, text in choices.items()),
+        *(f"    <Choice value={quoteattr(text)} alias={quoteattr(alias)}/>" for alias, text in choices.items()),
         "  </Choices>",
     ]
 
@@ -95,41 +95,43 @@ def sheet_rows(path: object, rows: Rows, mistakes: list[str]) -> Rows:
     a rating, several choices instead of one, a second annotation of an item by the same annotator, and an item whose
     annotations have different texts. Tasks without annotations and skipped ones add nothing.
     """
-    found = [each for row in rows for each in _annotations(path, *row, mistakes)]
+    annotations = [annotation for row in rows for annotation in _annotations(path, *row, mistakes)]
     names = sorted(
-        {each.annotator for each in found},
+        {annotation.annotator for annotation in annotations},
         key=lambda name: (not name.isdigit(), int("0" + name) if name.isdigit() else 0, name),
     )
     raters = {name: str(n) for n, name in enumerate(names, 1)}
     items: dict[object, tuple[int, dict[str, object]]] = {}
-    given: dict[tuple[object, str], int] = {}
-    for each in found:
-        item, rater = each.data.get("item"), raters[each.annotator]
-        where = f"{path}, row {each.row}, annotator {each.annotator}"
+    first_rows: dict[tuple[object, str], int] = {}
+    for annotation in annotations:
+        item, rater = annotation.data.get("item"), raters[annotation.annotator]
+        where = f"{path}, row {annotation.row}, annotator {annotation.annotator}"
         if not isinstance(item, str):
             mistakes.append(f"{where}: the task has no text `item`, so Tether did not export it.")
             continue
-        row = items.setdefault(item, (each.row, {n: each.data.get(n) for n in TEXTS} | {PEOPLE: str(len(raters))}))[1]
-        if (item, rater) in given:
+        texts = {name: annotation.data.get(name) for name in TEXTS}
+        row = items.setdefault(item, (annotation.row, texts | {PEOPLE: str(len(raters))}))[1]
+        if (item, rater) in first_rows:
             mistakes.append(
-                f"{where}: they rated {item[:40]} in row {given[item, rater]} already. Delete one of the annotations."
+                f"{where}: they rated {item[:40]} in row {first_rows[item, rater]} already. Delete one of the "
+                "annotations."
             )
             continue
-        given[item, rater] = each.row
-        if any(row[name] != each.data.get(name) for name in TEXTS):
+        first_rows[item, rater] = annotation.row
+        if any(row[name] != text for name, text in texts.items()):
             mistakes.append(f"{where}: the texts of {item[:40]} are not those of its other annotations.")
-        if not each.answers.get("rating"):
+        if not annotation.answers.get("rating"):
             mistakes.append(
                 f"{where}: the annotation of {item[:40]} has no `rating`. Let them finish it, or delete it, and export "
                 "again."
             )
             continue
-        for question, answer in each.answers.items():
+        for question, answer in annotation.answers.items():
             if isinstance(answer, list) and len(answer) > 1 and question != "flags":
                 mistakes.append(f"{where}: {len(answer)} answers to `{question}` where one was asked for.")
             else:
                 row[f"{question}_{rater}"] = _alone(question, answer)
-        row[f"seconds_{rater}"] = each.seconds
+        row[f"seconds_{rater}"] = annotation.seconds
     return list(items.values())
 
 
@@ -150,25 +152,25 @@ def _annotations(path: object, number: int, row: Mapping[str, object], mistakes:
             mistakes.append(f"{path}, row {number}: no `annotator`, so nobody can tell whose annotation it is.")
             return []
         return [Annotation(number, row, annotator, answers, row.get("lead_time"))]
-    data, given = row.get("data"), row["annotations"]
-    if not isinstance(data, dict) or not isinstance(given, list):
+    data, entries = row.get("data"), row["annotations"]
+    if not isinstance(data, dict) or not isinstance(entries, list):
         mistakes.append(f"{path}, row {number}: a task of Label Studio has `data` and a list of `annotations`.")
         return []
-    found = []
-    for each in given:
-        by = each.get("completed_by") if isinstance(each, dict) else None
+    annotations = []
+    for entry in entries:
+        by = entry.get("completed_by") if isinstance(entry, dict) else None
         name = by.get("id") if isinstance(by, dict) else by
-        if not isinstance(each, dict) or not isinstance(each.get("result"), list) or name in (None, ""):
+        if not isinstance(entry, dict) or not isinstance(entry.get("result"), list) or name in (None, ""):
             mistakes.append(f"{path}, row {number}: an annotation without `completed_by` or `result`. Export it again.")
-        elif not each.get("was_cancelled"):
-            found.append(Annotation(number, data, str(name), _answers(each["result"]), each.get("lead_time")))
-    return found
+        elif not entry.get("was_cancelled"):
+            annotations.append(Annotation(number, data, str(name), _answers(entry["result"]), entry.get("lead_time")))
+    return annotations
 
 
 def _answers(results: Sequence[object]) -> dict[str, object]:
     answers: dict[str, object] = {}
-    for each in results:
-        value = each.get("value") if isinstance(each, dict) else None
-        if isinstance(each, dict) and isinstance(value, dict):
-            answers[str(each.get("from_name"))] = value.get("choices", value.get("text"))
+    for result in results:
+        value = result.get("value") if isinstance(result, dict) else None
+        if isinstance(result, dict) and isinstance(value, dict):
+            answers[str(result.get("from_name"))] = value.get("choices", value.get("text"))
     return answers

@@ -59,10 +59,11 @@ def parse_sheet(path: Path, raters: int, valid: Sequence[str], criteria: Sequenc
     mistakes: list[str] = []
     records, lossy = _records(path, mistakes)
     columns = list(dict.fromkeys(name for _, record in records for name in record))
-    raters = max([raters, *(int(each) for _, record in records if _PEOPLE.fullmatch(each := str(record.get(PEOPLE))))])
+    shared = [str(record.get(PEOPLE)) for _, record in records]
+    raters = max([raters, *(int(count) for count in shared if _PEOPLE.fullmatch(count))])
     wrong = list(_wrong_columns(path, columns, raters)) if records else []
     mistakes += wrong
-    rows = [row for each in records if (row := _row(path, *each, raters, valid, criteria, mistakes)) is not None]
+    rows = [row for record in records if (row := _row(path, *record, raters, valid, criteria, mistakes)) is not None]
     if not rows and not mistakes:
         raise UserError(f"{path} holds no rows. Fill in the sheet that the run wrote and give that.")
     return ReturnedSheet(path, [] if wrong else rows, lossy, mistakes, raters)
@@ -91,11 +92,11 @@ def sheet_records(path: Path) -> list[tuple[int, dict[str, str]]]:
         UserError: nothing can be read. Mistakes: some rows cannot be read.
     """
     mistakes: list[str] = []
-    found, _ = _records(path, mistakes)
+    numbered, _ = _records(path, mistakes)
     if mistakes:
         raise Mistakes(*mistakes)
     records = []
-    for number, record in found:
+    for number, record in numbered:
         row = {name: "" if value is None else str(value) for name, value in record.items()}
         if "rating" in row:
             row[f"rating_{row.get('rater', '').strip().removesuffix('.0') or 1}"] = row.pop("rating")
@@ -218,8 +219,8 @@ def _wrong_columns(path: Path, columns: Sequence[str], raters: int) -> Iterator[
             f"{path}: no column {names}. Without the texts Tether cannot check that each rating is still beside the "
             "replies that it rates: give the sheet with all its columns."
         )
-    given = [name for name in columns if _COLUMN.fullmatch(name)]
-    if extra := [name for name in given if name not in wanted]:
+    present = [name for name in columns if _COLUMN.fullmatch(name)]
+    if extra := [name for name in present if name not in wanted]:
         yield (
             f"{path}: column `{extra[0]}` is not a rating column of this sheet ({', '.join(wanted)}). Its ratings "
             "would not count: remove it, or sample again with more human_eval.raters."
@@ -229,7 +230,7 @@ def _wrong_columns(path: Path, columns: Sequence[str], raters: int) -> Iterator[
             f"{path}: no column `rater`, which says in every row whose rating it is (1 to {raters}). Put it back, or "
             "call the column `rating` by its rater: rating_1, rating_2."
         )
-    if not given and "rating" not in columns:
+    if not present and "rating" not in columns:
         yield f"{path}: no rating column. Add {', '.join(wanted)}, or `rating` and `rater`."
 
 
@@ -254,40 +255,40 @@ def _row(
     if not texts[0] and len(mistakes) == before:
         mistakes.append(f"{path}, row {number}: column `item` is empty. Every row must keep its item.")
     rater = str(record.get("rater") or "").strip().removesuffix(".0")
-    own = "rating" in record and "rater" in record
-    if own and rater not in map(str, range(1, raters + 1)):
+    own_file = "rating" in record and "rater" in record
+    if own_file and rater not in map(str, range(1, raters + 1)):
         mistakes.append(
             f"{path}, row {number}, column `rater`: {rater[:40]!r} is not a rater of this sheet (1 to {raters})."
         )
-        own = False
+        own_file = False
 
     def answers(question: str, may: Sequence[str]) -> tuple[str, ...]:
-        given = {name: record[name] for name in rating_columns(raters, question) if name in record}
+        cells = {name: record[name] for name in rating_columns(raters, question) if name in record}
         theirs = f"{question}_{rater}"
-        if own and record.get(question) not in (None, "") and given.get(theirs) not in (None, ""):
+        if own_file and record.get(question) not in (None, "") and cells.get(theirs) not in (None, ""):
             mistakes.append(f"{path}, row {number}: columns `{question}` and `{theirs}` are the same rater's.")
-        elif own and question in record:
-            given[theirs] = record[question]
-        kept = []
+        elif own_file and question in record:
+            cells[theirs] = record[question]
+        values = []
         for name in rating_columns(raters, question):
-            rating = rating_of(given.get(name))
+            rating = rating_of(cells.get(name))
             if rating and rating not in may:
                 column = name if name in record else question
                 mistakes.append(
-                    f"{path}, row {number}, column `{column}`: {str(given[name])[:40]!r} is not a rating. "
+                    f"{path}, row {number}, column `{column}`: {str(cells[name])[:40]!r} is not a rating. "
                     f"Write {', '.join(may)}, or nothing."
                 )
                 rating = ""
-            kept.append(rating)
-        return tuple(kept)
+            values.append(rating)
+        return tuple(values)
 
-    ratings, asked = answers("rating", valid), tuple(answers(name, OF_CRITERIA) for name in criteria)
+    ratings, by_criterion = answers("rating", valid), tuple(answers(name, OF_CRITERIA) for name in criteria)
     if not texts[0]:
         return None
     measured = dict(record) | ({f"seconds_{rater}": record["seconds"]} if "seconds" in record else {})
     seconds = tuple(_positive(measured.get(name)) for name in rating_columns(raters, "seconds"))
     seconds = seconds if any(seconds) else ()
-    return SheetRow(number, texts[0], texts[1], texts[2], texts[3], ratings, asked, seconds)
+    return SheetRow(number, texts[0], texts[1], texts[2], texts[3], ratings, by_criterion, seconds)
 
 
 def _positive(cell: object) -> float | None:

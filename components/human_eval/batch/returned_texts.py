@@ -24,37 +24,37 @@ def plain(text: str) -> str:
     return text
 
 
-def same(given: str, returned: str, lossy: bool = False) -> bool:
-    """Return whether `returned` can be `given` after a spreadsheet's changes.
+def same(original: str, returned: str, lossy: bool = False) -> bool:
+    """Return whether `returned` can be `original` after a spreadsheet's changes.
 
     Args:
-        given, returned: texts after `plain`.
+        original, returned: texts after `plain`.
         lossy: the file was saved in Windows-1252, which replaces each character that it lacks by one or two others.
     """
-    if returned == given:
+    if returned == original:
         return True
-    cut = _units(given) > CELL and CELL - _NEARLY <= _units(returned) <= CELL
-    if cut and given.startswith(returned):
+    cut = _units(original) > CELL and CELL - _NEARLY <= _units(returned) <= CELL
+    if cut and original.startswith(returned):
         return True
-    return lossy and _same_but_for_lost(given.replace("'", ""), returned.replace("'", ""), cut)
+    return lossy and _same_but_for_lost(original.replace("'", ""), returned.replace("'", ""), cut)
 
 
 def _units(text: str) -> int:
     return len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
-def _same_but_for_lost(given: str, returned: str, cut: bool) -> bool:
-    """Return whether `returned` has the parts of `given` that Windows-1252 can hold, about as far apart."""
+def _same_but_for_lost(original: str, returned: str, cut: bool) -> bool:
+    """Return whether `returned` has the parts of `original` that Windows-1252 can hold, about as far apart."""
     place, lost = 0, 0
-    for known, characters in itertools.groupby(given, _in_windows_1252):
+    for encodable, characters in itertools.groupby(original, _in_windows_1252):
         part = "".join(characters)
-        if not known:
+        if not encodable:
             lost = len(part)
             continue
-        found = returned.find(part, place + lost, place + 2 * lost + len(part))
-        if found < 0:
+        start = returned.find(part, place + lost, place + 2 * lost + len(part))
+        if start < 0:
             return cut and any(part.startswith(returned[place + n :]) for n in range(lost, 2 * lost + 1))
-        place, lost = found + len(part), 0
+        place, lost = start + len(part), 0
     return lost <= len(returned) - place <= 2 * lost
 
 
@@ -66,7 +66,7 @@ def _in_windows_1252(character: str) -> bool:
     return True
 
 
-def first_difference(given: str, returned: str) -> int:
+def first_difference(original: str, returned: str) -> int:
     """Return the index of the first character in which two texts differ."""
-    pairs = zip(given, returned, strict=False)
-    return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(given), len(returned)))
+    pairs = zip(original, returned, strict=False)
+    return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(original), len(returned)))

@@ -44,11 +44,11 @@ def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
     pairs = paired(chosen, len(names), config.pairs == "all", job.seed)
     # Sides are balanced within a stratum: here the items of one stratum that compare the same two models.
     strata = [f"{chosen[p.place].stratum}\0{p.first}-{p.second}" for p in pairs]
-    shown = [chosen[p.place]._replace(stratum=stratum) for p, stratum in zip(pairs, strata, strict=True)]
+    pair_prompts = [chosen[p.place]._replace(stratum=stratum) for p, stratum in zip(pairs, strata, strict=True)]
     first = [texts[p.first][p.place] for p in pairs]
     second = [texts[p.second][p.place] for p in pairs]
-    seal = inputs["seal"].read_bytes() if config.judges == "people" else b""
-    items, salt = blind(shown, first, second, job.seed, seal, round(config.repeats * len(pairs)))
+    key = inputs["seal"].read_bytes() if config.judges == "people" else b""
+    items, salt = blind(pair_prompts, first, second, job.seed, key, round(config.repeats * len(pairs)))
     compared: list[ComparedItem] = []
     for item in items:
         stratum, _, numbers = item.chosen.stratum.partition("\0")

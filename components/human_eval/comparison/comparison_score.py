@@ -66,9 +66,9 @@ def run(job: ScoreJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
     for row in pairs:
         name = f"human_eval/win_rate_{row['first']}_{row['second']}"
         metrics |= {name: row["win_rate"], f"{name}_low": row["low"], f"{name}_high": row["high"]}
-    for each in result["models"][1:]:
-        found = {"": each["strength"], "_low": each["low"], "_high": each["high"]}
-        metrics |= {f"human_eval/strength_{each['model']}{end}": v for end, v in found.items() if v is not None}
+    for model in result["models"][1:]:
+        interval = {"": model["strength"], "_low": model["low"], "_high": model["high"]}
+        metrics |= {f"human_eval/strength_{model['model']}{end}": v for end, v in interval.items() if v is not None}
     observe(len(rated), metrics, total=len(rated))
     return metrics
 
@@ -87,19 +87,19 @@ def _strengths(
     names = [input_name(number) for number in range(models)]
     over = "prompts and raters" if over_raters else "prompts"
     try:
-        found = strengths(made, models, prompts, raters if over_raters else None, level=level, seed=seed)
+        fit = strengths(made, models, prompts, raters if over_raters else None, level=level, seed=seed)
     except Inseparable as error:
         none = [{"model": name, "strength": None, "low": None, "high": None} for name in names]
         return {
             "models": none, "tie": {}, "interval_over": over, "inseparable": str(error),
             "better": [names[n] for n in error.better], "worse": [names[n] for n in error.worse],
         }  # fmt: skip
-    told = [each.named("strength") for each in found.strength]
+    intervals = [interval.named("strength") for interval in fit.strength]
     fitted = [
         {"model": name, "strength": t["strength"], "low": t["strength_low"], "high": t["strength_high"]}
-        for name, t in zip(names, told, strict=True)
+        for name, t in zip(names, intervals, strict=True)
     ]
-    return {"models": fitted, "tie": found.tie.named("nu"), "interval_over": over, "inseparable": None}
+    return {"models": fitted, "tie": fit.tie.named("nu"), "interval_over": over, "inseparable": None}
 
 
 def _pair_rows(
@@ -107,16 +107,16 @@ def _pair_rows(
 ) -> Iterator[dict[str, Any]]:
     scores = [(item, rater, 1 - of_second) for item, rater, of_second in scored_ratings(sample, rated)]
     for two in sorted(set(of.values())):
-        own = [(item, rater, score) for item, rater, score in scores if of[item] == two]
-        if not own:
+        ratings = [(item, rater, score) for item, rater, score in scores if of[item] == two]
+        if not ratings:
             continue
-        items, raters, values = zip(*own, strict=True)
-        found = crossed_proportion(values, items, raters, [prompt_of(sample, item) for item in items], level)
+        items, raters, values = zip(*ratings, strict=True)
+        win_rate = crossed_proportion(values, items, raters, [prompt_of(sample, item) for item in items], level)
         first, second = map(input_name, two)
         yield {
             "first": first, "second": second, "items": len(set(items)), "wins": values.count(1.0),
-            "ties": values.count(0.5), "losses": values.count(0.0), "win_rate": found.value, "low": found.low,
-            "high": found.high,
+            "ties": values.count(0.5), "losses": values.count(0.0), "win_rate": win_rate.value, "low": win_rate.low,
+            "high": win_rate.high,
         }  # fmt: skip
 
 

@@ -32,5 +32,5 @@ def model_inputs(names: Iterable[str]) -> list[str]:
 
 def models_of(sample: Path) -> tuple[int, dict[str, tuple[int, int]]]:
     """Return the number of models that a sample artifact compares, and the two models of each item."""
-    told = json.loads((sample / MODELS).read_text(encoding="utf-8"))
-    return told["models"], {item: (first, second) for item, (first, second) in told["of"].items()}
+    content = json.loads((sample / MODELS).read_text(encoding="utf-8"))
+    return content["models"], {item: (first, second) for item, (first, second) in content["of"].items()}

@@ -56,13 +56,13 @@ class RaterChecks(NamedTuple):
 
     def metrics(self) -> dict[str, float]:
         """Return what could be measured, as `group/name`; a gate on a missing metric fails."""
-        found = {"human_eval/raters_not_judged": float(len({*self.sides.too_few, *self.copies.too_few}))}
+        values = {"human_eval/raters_not_judged": float(len({*self.sides.too_few, *self.copies.too_few}))}
         if self.position_bias is not None:
-            found["human_eval/position_bias"], found["human_eval/position_bias_high"] = self.position_bias
+            values["human_eval/position_bias"], values["human_eval/position_bias_high"] = self.position_bias
         if self.self_agreement is not None:
-            found["human_eval/self_agreement"] = self.self_agreement.value
-            found["human_eval/self_agreement_low"] = self.self_agreement.low
-        return found | ({} if self.alike is None else {"human_eval/raters_alike": self.alike})
+            values["human_eval/self_agreement"] = self.self_agreement.value
+            values["human_eval/self_agreement_low"] = self.self_agreement.low
+        return values | ({} if self.alike is None else {"human_eval/raters_alike": self.alike})
 
 
 class AttentionCheck(NamedTuple):
@@ -75,7 +75,7 @@ class AttentionCheck(NamedTuple):
 
 
 def attention_check(
-    sample: Sample, known: Labels, level: float = LEVEL, ratings: Labels | None = None
+    sample: Sample, check_ratings: Labels, level: float = LEVEL, ratings: Labels | None = None
 ) -> AttentionCheck | None:
     """Measure how attentively each rater read; None without attention checks, 0 if nobody rated one.
 
@@ -87,18 +87,18 @@ def attention_check(
     times as likely, and who missed an attention check.
 
     Args:
-        known: the ratings of the items in `sample.attention`.
+        check_ratings: the ratings of the items in `sample.attention`.
         ratings: those of the other items; without them the attention checks decide alone.
     """
-    if not known:
+    if not check_ratings:
         return None
-    every = _one_hot([*known.values(), *(ratings or {}).values()])
-    checks, others = every[:, : len(known)], every[:, len(known) :]
+    every = _one_hot([*check_ratings.values(), *(ratings or {}).values()])
+    checks, others = every[:, : len(check_ratings)], every[:, len(check_ratings) :]
     counts = every.sum(axis=1) + 1.0
     counts[:2] = counts[:2].mean(axis=0)
     shares = counts / counts.sum(axis=0)
     rated = np.asarray(checks.any(axis=0))
-    right = np.asarray((checks & _one_hot([[sample.attention[item]] for item in known])).any(axis=0))
+    right = np.asarray((checks & _one_hot([[sample.attention[item]] for item in check_ratings])).any(axis=0))
     chance = np.where(rated, (checks * shares[:, None]).sum(axis=0), 1.0)
     nats = np.where(rated, np.log(GUESSES + (1 - GUESSES) * right / chance), 0).sum(axis=0)
     flipped = np.array([item in sample.repeat_of for item in ratings or ()], bool)[:, None]
@@ -116,14 +116,14 @@ def attention_check(
         if evidence < -math.log(odds) and not values.all():
             lowest.append(clustered_proportion(values, range(len(values)), level))
             words[group] = f"{values.sum():.0f} of {len(values)} attention checks are right"
-    of = {r: float(right[:, r].sum() / own) for r, own in enumerate(n) if own}
+    of = {r: float(right[:, r].sum() / count) for r, count in enumerate(n) if count}
     return AttentionCheck(min(lowest[1:] or lowest, key=lambda interval: interval.low), of, RaterCheck(words, too_few))
 
 
 def rater_checks(sample: Sample, labels: Labels, level: float = LEVEL) -> RaterChecks:
     """Compute the checks of all raters together."""
-    columns = [{i: v for i, v in zip(labels, own, strict=True) if v} for own in zip(*labels.values(), strict=True)]
-    again = [pair for own in columns for pair in with_themselves(sample, own).items()]
+    columns = [{i: v for i, v in zip(labels, cells, strict=True) if v} for cells in zip(*labels.values(), strict=True)]
+    again = [pair for ratings in columns for pair in with_themselves(sample, ratings).items()]
     prompts = [prompt_of(sample, item) for item, _ in again]
     same = clustered_proportion([float(value) for _, value in again], prompts, level) if again else None
     (bias, sides), (alike, copies) = _sides(sample, columns, level), _alike(_one_hot(labels.values()))
@@ -134,10 +134,10 @@ def named_raters(checks: RaterChecks, attention: AttentionCheck | None) -> list[
     """Return sentences: whom each check names, then whom it could not judge alone."""
     every = [(checks.sides, "preferring a side, whichever reply it shows"), (checks.copies, "copied answers")]
     every += [(attention.careless, "answering as if at random")] if attention else []
-    found = [f"{_are(raters)} named for {what}: {of}." for check, what in every for raters, of in check.named.items()]
+    certain = [f"{_are(raters)} named for {what}: {of}." for check, what in every for raters, of in check.named.items()]
     few = [f"{_are(check.too_few)} not judged alone for {what}: too few answers." for check, what in every
            if check.too_few]  # fmt: skip
-    return found + few
+    return certain + few
 
 
 def prompt_of(sample: Sample, item: str) -> str:
@@ -151,28 +151,28 @@ def side_a(sample: Sample, ratings: Iterable[tuple[str, str]], level: float) -> 
     return clustered_proportion([a for _, a in decided], [prompt for prompt, _ in decided], level) if decided else None
 
 
-def with_themselves(sample: Sample, own: Mapping[str, str]) -> dict[str, bool]:
+def with_themselves(sample: Sample, ratings: Mapping[str, str]) -> dict[str, bool]:
     """Return for each repeated item whether the rater gave the same answer, given that sides are exchanged there."""
     return {
-        again: own[again] == OTHER_SIDE.get(own[item], own[item])
+        again: ratings[again] == OTHER_SIDE.get(ratings[item], ratings[item])
         for again, item in sample.repeat_of.items()
-        if again in own and item in own
+        if again in ratings and item in ratings
     }
 
 
 def _sides(
     sample: Sample, columns: Sequence[Mapping[str, str]], level: float
 ) -> tuple[tuple[float, float] | None, RaterCheck]:
-    decided = [[(item, rating) for item, rating in own.items() if rating not in TIES] for own in columns]
+    decided = [[(item, rating) for item, rating in ratings.items() if rating not in TIES] for ratings in columns]
     groups, too_few = _groups(map(len, decided), LEAST_RATINGS)
     named: dict[Group, str] = {}
     bias: list[tuple[float, float]] = []
     for group in groups:
-        own = [each for r in group for each in decided[r]]
-        certain, shown = (side_a(sample, own, each) for each in (1 - SIDE_LEVEL / len(groups), level))
-        if certain and shown and not certain.low <= 0.5 <= certain.high:
-            bias.append((abs(shown.value - 0.5), max(0.5 - shown.low, shown.high - 0.5)))
-            named[group] = f"{sum(v == 'a' for _, v in own)} of {len(own)} ratings for a side are `a`"
+        ratings = [rating for r in group for rating in decided[r]]
+        certain, interval = (side_a(sample, ratings, at) for at in (1 - SIDE_LEVEL / len(groups), level))
+        if certain and interval and not certain.low <= 0.5 <= certain.high:
+            bias.append((abs(interval.value - 0.5), max(0.5 - interval.low, interval.high - 0.5)))
+            named[group] = f"{sum(v == 'a' for _, v in ratings)} of {len(ratings)} ratings for a side are `a`"
     every = side_a(sample, itertools.chain(*decided), level)
     bias = bias or ([(abs(every.value - 0.5),) * 2] if every else [])
     return (max(v for v, _ in bias), max(high for _, high in bias)) if bias else None, RaterCheck(named, too_few)
@@ -188,18 +188,18 @@ def _alike(answers: NDArray[np.bool_]) -> tuple[float | None, RaterCheck]:
         answers: (V, I, R) whether rater r gave answer v to item i.
     """
     votes, rated = answers.astype(float), answers.any(axis=0).astype(float)
-    given = votes.transpose(0, 2, 1) @ rated  # (V, R, R): rater r's answers v to items that rater s rated too
+    in_common = votes.transpose(0, 2, 1) @ rated  # (V, R, R): rater r's answers v to items that rater s rated too
     apart = 1 - np.eye(rated.shape[1])
     common, equal = rated.T @ rated * apart, np.einsum("vir,vis->rs", votes, votes) * apart
     n, same = (table.sum(0)[:, None] + table.sum(0) - 2 * table for table in (common, equal))
-    beside = np.where(n > 0, same / np.maximum(n, 1), 1).clip(max=MOST_ALIKE)
-    chance = np.maximum(beside, np.einsum("vrs,vsr->rs", given, given) / np.maximum(common, 1) ** 2)
-    judged = np.triu(common >= LEAST_RATINGS)
+    with_others = np.where(n > 0, same / np.maximum(n, 1), 1).clip(max=MOST_ALIKE)
+    chance = np.maximum(with_others, np.einsum("vrs,vsr->rs", in_common, in_common) / np.maximum(common, 1) ** 2)
+    comparable = np.triu(common >= LEAST_RATINGS)
     tail = stats.binom.sf(equal - 1, common, chance)
-    pairs = np.argwhere(judged & (equal > SAME * common) & (tail < COPY_LEVEL / max(1, judged.sum()))).tolist()
+    pairs = np.argwhere(comparable & (equal > SAME * common) & (tail < COPY_LEVEL / max(1, comparable.sum()))).tolist()
     named: dict[Group, str] = {(i, j): f"{equal[i, j]:.0f} of {common[i, j]:.0f} answers are equal" for i, j in pairs}
     every = float(equal.sum() / common.sum()) if common.sum() >= 2 * LEAST_RATINGS else None
-    too_few = np.flatnonzero(rated.any(axis=0) & ~(judged | judged.T).any(axis=0)).tolist()
+    too_few = np.flatnonzero(rated.any(axis=0) & ~(comparable | comparable.T).any(axis=0)).tolist()
     return max((float(equal[i, j] / common[i, j]) for i, j in pairs), default=every), RaterCheck(named, too_few)
 
 
@@ -217,10 +217,10 @@ def _agreement(answers: NDArray[np.bool_], pairs: NDArray[np.int64]) -> tuple[Fl
         better = special.expit(lead @ special.logit(quality))[:, None]  # whether a is better
         right = np.where(decided, a * better + b * (1 - better), 0).sum(axis=0)
         quality = ((right + 4) / (decided.sum(axis=0) + 5)).clip(0.05, 0.97)
-    beside = special.expit((lead @ special.logit(quality))[:, None] - lead * special.logit(quality))
+    by_others = special.expit((lead @ special.logit(quality))[:, None] - lead * special.logit(quality))
     typical = max(0.5, np.median(quality[decided.any(axis=0)])) if decided.any() else 0.5
     q = (0.5 + (typical - 0.5) * np.array(QUALITIES))[:, None, None].clip(max=0.97)
-    odds = beside * (2 * q) ** a * (2 - 2 * q) ** b + (1 - beside) * (2 - 2 * q) ** a * (2 * q) ** b
+    odds = by_others * (2 * q) ** a * (2 - 2 * q) ** b + (1 - by_others) * (2 - 2 * q) ** a * (2 * q) ** b
     return special.logsumexp(np.log(odds).sum(axis=1), axis=0, b=1 / len(q)), compared.sum(axis=0)
 
 

@@ -15,12 +15,12 @@ _DRAWS = 1000
 
 def outcomes(scores: Iterable[float]) -> dict[str, float]:
     """Return numbers and shares of wins (scores above 1/2), ties and losses, of items' mean scores or ratings'."""
-    found = list(scores)
-    wins, losses = sum(each > 0.5 for each in found), sum(each < 0.5 for each in found)
-    ties = len(found) - wins - losses
+    values = list(scores)
+    wins, losses = sum(value > 0.5 for value in values), sum(value < 0.5 for value in values)
+    ties = len(values) - wins - losses
     return {
         "wins": wins, "ties": ties, "losses": losses,
-        "wins_share": wins / len(found), "ties_share": ties / len(found), "losses_share": losses / len(found),
+        "wins_share": wins / len(values), "ties_share": ties / len(values), "losses_share": losses / len(values),
     }  # fmt: skip
 
 

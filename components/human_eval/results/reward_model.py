@@ -53,7 +53,7 @@ class RewardAgreement(TypedDict):
 
 
 def reward_agreement(
-    sample: Sample, rated: Labels, minimum: int, folder: Path, seed: int, level: float
+    sample: Sample, rated: Labels, minimum: int, folder: Path | None, seed: int, level: float
 ) -> RewardAgreement | None:
     """Compare the reward model with the judges on every decided pair; None if there is none.
 
@@ -65,12 +65,15 @@ def reward_agreement(
     Args:
         rated: the ratings of each rated item.
         minimum: fewest ratings of a decided pair.
-        folder: the output of the stage that scored the pairs (`components.reward.substages.judged`).
+        folder: the output of the stage that scored the pairs (`components.reward.substages.sheet_scores`); None if
+            there is none.
     """
+    if folder is None:
+        return None
     raw = {row["item"]: row for row in read_rows(folder / "scores.jsonl")}
     temperature = float(json.loads((folder / "scores.json").read_text(encoding="utf-8"))["temperature"])
-    scores = {item: item_score(each, sample.policy_side[item]) for item, each in rated.items()}
-    enough = [item for item, each in rated.items() if sum(map(bool, each)) >= minimum]
+    scores = {item: item_score(ratings, sample.policy_side[item]) for item, ratings in rated.items()}
+    enough = [item for item, ratings in rated.items() if sum(map(bool, ratings)) >= minimum]
     decided = [item for item in enough if scores[item] != 0.5]
     if not decided:
         return None
@@ -98,20 +101,20 @@ def reward_agreement(
         "numbers": numbers,
         "policy_preferred": {"judges": float(won.mean()), "reward_model": by_reward},
         "by_gap": list(_by_gap(right, [abs(2 * scores[item] - 1) for item in decided], prompts, level)),
-        "by_gain": _by_gain(sample, scores, {item: each / temperature for item, each in gains.items()}, level),
+        "by_gain": _by_gain(sample, scores, {i: raw_gain / temperature for i, raw_gain in gains.items()}, level),
         "bins": measured.bins["bins"],
     }
 
 
-def reward_metrics(found: RewardAgreement | None) -> dict[str, float]:
+def reward_metrics(agreement: RewardAgreement | None) -> dict[str, float]:
     """Return the metrics for gates and MLflow; a gate on one that could not be measured fails."""
-    if found is None:
+    if agreement is None:
         return {}
-    numbers = found["numbers"]
+    numbers = agreement["numbers"]
     named = {f"human_eval/reward_{name}": numbers[of] for of, name in _CALIBRATION.items()}
     for name in ("agreement", "auroc"):
         named |= {f"human_eval/reward_{name}{end}": numbers[f"{name}{end}"] for end in ("", "_low", "_high")}
-    return {"human_eval/reward_pairs": float(found["pairs"])} | {n: v for n, v in named.items() if v is not None}
+    return {"human_eval/reward_pairs": float(agreement["pairs"])} | {n: v for n, v in named.items() if v is not None}
 
 
 def _gains(sample: Sample, items: Iterable[str], raw: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -123,15 +126,15 @@ def _gains(sample: Sample, items: Iterable[str], raw: Mapping[str, Mapping[str, 
 def _by_gain(
     sample: Sample, scores: Mapping[str, float], gains: Mapping[str, float], level: float
 ) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    quarters: list[dict[str, Any]] = []
     for part in np.array_split(sorted(gains, key=lambda item: (gains[item], item)), min(QUARTERS, len(gains))):
         items = [str(item) for item in part]
         win = clustered_proportion([scores[i] for i in items], [prompt_of(sample, i) for i in items], level)
-        found.append({
+        quarters.append({
             "gain_from": gains[items[0]], "gain_to": gains[items[-1]], "pairs": len(items),
             "win_rate": win.value, "low": win.low, "high": win.high,
         })  # fmt: skip
-    return found
+    return quarters
 
 
 def _auroc(gain: Any, won: Any, prompts: list[str]) -> Interval:
@@ -144,7 +147,7 @@ def _auroc(gain: Any, won: Any, prompts: list[str]) -> Interval:
 def _by_gap(right: Any, gaps: list[float], prompts: list[str], level: float) -> Iterator[dict[str, Any]]:
     names = [next(name for name, least in GAPS if gap >= least - 1e-9) for gap in gaps]
     for name, _ in GAPS:
-        inside = [i for i, each in enumerate(names) if each == name]
+        inside = [i for i, other in enumerate(names) if other == name]
         if inside:
             value, low, high = clustered_proportion(right[inside], [prompts[i] for i in inside], level)
             yield {"gap": name, "pairs": len(inside), "accuracy": value, "low": low, "high": high}

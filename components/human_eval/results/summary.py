@@ -51,15 +51,15 @@ def per_rater(
     which this rater's agree, `self_agreement` that of repeated items with the same answer both times.
     """
     for index, column in enumerate(rated_columns(labels)):
-        own = {item: given[index] for item, given in labels.items() if given[index]}
-        first = {item: rating for item, rating in own.items() if item not in sample.repeat_of}
+        ratings = {item: row[index] for item, row in labels.items() if row[index]}
+        first = {item: rating for item, rating in ratings.items() if item not in sample.repeat_of}
         kinds = Counter(first.values())
         others = [
             first[item] == other for item in first for i, other in enumerate(labels[item]) if i != index and other
         ]
         wins = [item_score([rating], sample.policy_side[item]) for item, rating in first.items()]
-        alike = list(with_themselves(sample, own).values())
-        side = side_a(sample, own.items(), level)
+        alike = list(with_themselves(sample, ratings).values())
+        side = side_a(sample, ratings.items(), level)
         yield {
             "rater": column,
             "n": len(first),
@@ -78,11 +78,11 @@ def per_rater(
 
 def by_stratum(sample: Sample, scores: Mapping[str, float], level: float = LEVEL) -> list[dict[str, Any]]:
     """Return the policy's win rate over the rated items of each stratum, with its interval over prompts."""
-    found: dict[str, list[str]] = {}
+    members: dict[str, list[str]] = {}
     for item in scores:
-        found.setdefault(sample.responses[item]["stratum"], []).append(item)
+        members.setdefault(sample.responses[item]["stratum"], []).append(item)
     rows = []
-    for name, items in sorted(found.items()):
+    for name, items in sorted(members.items()):
         win = clustered_proportion([scores[i] for i in items], [prompt_of(sample, i) for i in items], level)
         rows.append({"stratum": name, "n": len(items), "win_rate": win.value, "low": win.low, "high": win.high})
     return rows

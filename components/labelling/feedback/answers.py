@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from components.base.errors import UserError
 from components.base.files import make_folder
@@ -19,7 +19,7 @@ ANSWERS, JUDGE = "answers.jsonl", "judge.json"
 class BothOrders(NamedTuple):
     """A judge's answers to a pair."""
 
-    given: JudgeAnswer
+    in_order: JudgeAnswer
     """With `a` shown first."""
     swapped: JudgeAnswer
     """With `b` shown first."""
@@ -27,8 +27,8 @@ class BothOrders(NamedTuple):
     @property
     def sides(self) -> tuple[float, float] | None:
         """Return the preference for `a` in either order; None if an answer cannot be read."""
-        given, swapped = self.given["first"], self.swapped["first"]
-        return None if given is None or swapped is None else (given, 1 - swapped)
+        in_order, swapped = self.in_order["first"], self.swapped["first"]
+        return None if in_order is None or swapped is None else (in_order, 1 - swapped)
 
 
 def pair_id(prompt: list[Message], a: str, b: str) -> str:
@@ -36,7 +36,7 @@ def pair_id(prompt: list[Message], a: str, b: str) -> str:
     return digest_json([prompt, a, b])[:32]
 
 
-class KeptAnswers:
+class KeptAnswers(ExitStack[None]):
     """The file `answers.jsonl` of a folder: a line per pair, synced to disk before the next pair is asked."""
 
     def __init__(self, folder: Path, judge: Mapping[str, Any]) -> None:
@@ -48,18 +48,14 @@ class KeptAnswers:
         Raises:
             UserError: the folder has another judge's answers, or something else, or is a file.
         """
+        super().__init__()
         if folder.exists() and not folder.is_dir():
             raise UserError(f"--out {folder} is a file. Name a new folder.")
         make_folder(folder)
         _check_same(folder, judge)
         self._lines = AppendedLines(folder / ANSWERS, _read)
+        self.callback(self._lines.close)
         self._known = dict(self._lines.found)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._lines.close()
 
     def get(self, pair: str) -> BothOrders | None:
         """Return the answers to a pair; None if it was not asked."""
@@ -72,7 +68,7 @@ class KeptAnswers:
     def add(self, pair: str, answers: BothOrders) -> None:
         """Store the answers to a pair; they are on disk when this returns."""
         self._known[pair] = answers
-        self._lines.add(json_line({"pair": pair, **answers._asdict()}))
+        self._lines.add(json_line({"pair": pair, "given": answers.in_order, "swapped": answers.swapped}))
 
 
 def _read(row: Any) -> tuple[str, BothOrders]:
@@ -96,11 +92,11 @@ def _check_same(folder: Path, judge: Mapping[str, Any]) -> None:
         write_json(path, judge)
         return
     try:
-        kept = parse_json(path.read_text(encoding="utf-8"))
+        stored = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} can't be read ({error}). Name another folder with --out.") from error
-    if kept != json.loads(json.dumps(judge)):
-        differ = [name for name in judge if not isinstance(kept, dict) or kept.get(name) != judge[name]]
+    if stored != json.loads(json.dumps(judge)):
+        differ = [name for name in judge if not isinstance(stored, dict) or stored.get(name) != judge[name]]
         raise UserError(
             f"--out {folder} holds the answers of another judge: {', '.join(differ) or 'more'} differs. Name a new "
             "folder."

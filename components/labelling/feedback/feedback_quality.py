@@ -30,7 +30,7 @@ def judge_report(pairs: Sequence[PairToJudge], answers: Mapping[str, BothOrders]
     report: dict[str, Any] = {
         "pairs": len(pairs), "unreadable": len(pairs) - len(read), "prompts": len({_prompt(pair) for pair in pairs}),
     }  # fmt: skip
-    mass = [each["mass"] for pair in read for each in answers[pair.id] if "mass" in each]
+    mass = [answer["mass"] for pair in read for answer in answers[pair.id] if "mass" in answer]
     if mass:
         report["answer_mass"] = float(np.mean(mass))
     if not read:
@@ -44,13 +44,13 @@ def judge_report(pairs: Sequence[PairToJudge], answers: Mapping[str, BothOrders]
     report["position_bias_high"] = max(abs(first.low - 0.5), abs(first.high - 0.5))
     report |= clustered_proportion((chosen[:, 0] == chosen[:, 1]).astype(float), prompts).named("consistent")
     preferred = np.array([preference(answers[pair.id], rule) for pair in read], dtype=float)
-    votes = np.array([vote(each) for each in preferred])
+    votes = np.array([vote(share) for share in preferred])
     report["votes"] = {label: int((votes == place).sum()) for place, label in enumerate(("a", "b", "tie"))}
     lead = np.array([len(words_of(pair.a)) - len(words_of(pair.b)) for pair in read])
-    told = (lead != 0) & (votes < 2)
-    if told.any():
-        longer = ((lead > 0) == (votes == 0))[told].astype(float)
-        report |= clustered_proportion(longer, [p for p, keep in zip(prompts, told, strict=True) if keep]).named(
+    decisive = (lead != 0) & (votes < 2)
+    if decisive.any():
+        longer = ((lead > 0) == (votes == 0))[decisive].astype(float)
+        report |= clustered_proportion(longer, [p for p, keep in zip(prompts, decisive, strict=True) if keep]).named(
             "longer"
         )
     return report | _with_people(read, preferred, lead)
@@ -68,18 +68,18 @@ def _with_people(read: Sequence[PairToJudge], preferred: Any, lead: Any) -> dict
     def share(of: Any) -> Interval:
         return clustered_proportion((np.sign(of) * side + 1) / 2, clusters)
 
-    found: dict[str, Any] = {"decided_by_people": len(decided), "interval_over": "prompts"}
+    report: dict[str, Any] = {"decided_by_people": len(decided), "interval_over": "prompts"}
     agreement = share(ours)
     people = sorted({name or "" for i in decided for name, _ in read[i].people})
     if "" not in people and len(people) > 1 and len(people) * len(decided) <= _MOST_CELLS:
         place = {name: column for column, name in enumerate(people)}
         table = np.full((len(decided), len(people)), np.nan)
         for row, i in enumerate(decided):
-            for name, given in read[i].people:
-                table[row, place[name or ""]] = (1.0, -1.0, 0.0)[given]
+            for name, choice in read[i].people:
+                table[row, place[name or ""]] = (1.0, -1.0, 0.0)[choice]
         agreement = crossed_agreement(table, ours, clusters)
-        found |= {"interval_over": "prompts and people", "people": len(people)}
-    return found | agreement.named("agreement") | share(lead[decided]).named("longer_agreement")
+        report |= {"interval_over": "prompts and people", "people": len(people)}
+    return report | agreement.named("agreement") | share(lead[decided]).named("longer_agreement")
 
 
 def _prompt(pair: PairToJudge) -> str:

@@ -24,7 +24,7 @@ class PairToJudge(NamedTuple):
     b: str
     votes: tuple[tuple[str | None, int], ...]
     """Its votes: the annotator, if named, and the index in `Ballot`."""
-    kept: Mapping[str, Any]
+    further: Mapping[str, Any]
     """Fields of its row that are copied to the rows of votes."""
 
     @property
@@ -35,7 +35,7 @@ class PairToJudge(NamedTuple):
     @property
     def people(self) -> tuple[tuple[str | None, int], ...]:
         """Return the votes of people."""
-        return tuple(each for each in self.votes if each[0] is None or not each[0].startswith(OF_MODEL))
+        return tuple(ballot for ballot in self.votes if ballot[0] is None or not ballot[0].startswith(OF_MODEL))
 
     @property
     def majority(self) -> int | None:
@@ -47,7 +47,7 @@ class PairToJudge(NamedTuple):
 def ask(
     pairs: Sequence[PairToJudge],
     rubric: str,
-    kept: KeptAnswers,
+    store: KeptAnswers,
     open_judge: Callable[[], Judge],
     observe: Callable[[int, int], None],
 ) -> dict[str, BothOrders]:
@@ -60,24 +60,24 @@ def ask(
     Returns:
         Maps a pair's id to the answers.
     """
-    judge, found = None, dict[str, BothOrders]()
+    judge, by_pair = None, dict[str, BothOrders]()
     try:
         for done, pair in enumerate(pairs, 1):
-            answers = kept.get(pair.id)
+            answers = store.get(pair.id)
             if answers is None:
                 judge = judge or open_judge()
-                given, swapped = (
+                in_order, swapped = (
                     judge.answer(question(rubric, pair.prompt, first, second))
                     for first, second in ((pair.a, pair.b), (pair.b, pair.a))
                 )
-                answers = BothOrders(given, swapped)
-                kept.add(pair.id, answers)
+                answers = BothOrders(in_order, swapped)
+                store.add(pair.id, answers)
                 observe(done, len(pairs))
-            found[pair.id] = answers
+            by_pair[pair.id] = answers
     finally:
         if judge is not None:
             judge.close()
-    return found
+    return by_pair
 
 
 def preference(answers: BothOrders, rule: VoteRule) -> float | None:
@@ -89,10 +89,10 @@ def preference(answers: BothOrders, rule: VoteRule) -> float | None:
     """
     if answers.sides is None:
         return None
-    given, swapped = answers.sides
-    if rule == "agree" and (given > 0.5) - (given < 0.5) != (swapped > 0.5) - (swapped < 0.5):
+    in_order, swapped = answers.sides
+    if rule == "agree" and (in_order > 0.5) - (in_order < 0.5) != (swapped > 0.5) - (swapped < 0.5):
         return 0.5
-    return (given + swapped) / 2
+    return (in_order + swapped) / 2
 
 
 def vote(preferred: float) -> int:
@@ -109,14 +109,14 @@ def vote_rows(
         name: the model's name; as annotator it is called `model:NAME`.
         alone: leave out all votes except the model's.
     """
-    own = f"{OF_MODEL}{name}"
+    voter = f"{OF_MODEL}{name}"
     for pair in pairs:
         votes: list[dict[str, Any]] = []
         for annotator, side in () if alone else pair.votes:
-            if annotator != own:
+            if annotator != voter:
                 votes.append(({} if annotator is None else {"annotator": annotator}) | {"label": LABELS[side]})
         preferred = preference(answers[pair.id], rule)
         if preferred is not None:
-            votes.append({"annotator": own, "label": LABELS[vote(preferred)], "preference": preferred})
+            votes.append({"annotator": voter, "label": LABELS[vote(preferred)], "preference": preferred})
         if votes:
-            yield {**pair.kept, "prompt": pair.prompt, "a": pair.a, "b": pair.b, "votes": votes}
+            yield {**pair.further, "prompt": pair.prompt, "a": pair.a, "b": pair.b, "votes": votes}

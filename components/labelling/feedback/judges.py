@@ -51,12 +51,12 @@ class FolderJudge:
         self._most = getattr(model.config, "max_position_embeddings", None) or 1 << 30
         tokens = [self._tokenizer(side, add_special_tokens=False)["input_ids"] for side in SIDES]
         unknown = self._tokenizer.unk_token_id
-        if any(len(each) != 1 or each[0] == unknown for each in tokens) or tokens[0] == tokens[1]:
+        if any(len(ids) != 1 or ids[0] == unknown for ids in tokens) or tokens[0] == tokens[1]:
             raise UserError(
                 f"--judge {folder}: its tokenizer has no single token for A and for B, so its answer can't be "
                 "read from its probabilities. Use another model."
             )
-        self._sides = [each[0] for each in tokens]
+        self._sides = [ids[0] for ids in tokens]
 
     def answer(self, messages: Sequence[Message]) -> JudgeAnswer:
         """Return its preference from a forward pass over this question alone: in a batch, rounding depends on the rest.
@@ -119,19 +119,20 @@ class EndpointJudge:
             "model": self._config.model, "messages": list(messages), "max_tokens": self._config.max_tokens,
             "temperature": 0,
         }  # fmt: skip
-        found = ask_patiently(
+        response = ask_patiently(
             lambda: self._http.request("POST", url, json=body), self._config.patience, self._unreachable
         )
-        if found.status_code in (400, 413, 422) and any(words in found.text.lower() for words in _TOO_LONG):
-            return {"first": None, "said": f"refused as too long: {said(found.text)}"}
-        if found.status_code in (401, 403):
-            raise self._error(f"it refuses the key ({found.status_code}). Set the environment variable {TOKEN}.")
-        if found.status_code >= 300:
-            raise self._error(f"it refuses ({found.status_code}): {said(found.text)}. Check the address and --model.")
-        text = _content(found)
+        if response.status_code in (400, 413, 422) and any(words in response.text.lower() for words in _TOO_LONG):
+            return {"first": None, "said": f"refused as too long: {said(response.text)}"}
+        if response.status_code in (401, 403):
+            raise self._error(f"it refuses the key ({response.status_code}). Set the environment variable {TOKEN}.")
+        if response.status_code >= 300:
+            problem = f"it refuses ({response.status_code}): {said(response.text)}"
+            raise self._error(f"{problem}. Check the address and --model.")
+        text = _content(response)
         if text is None:
             raise self._error(
-                f"it answers {said(found.text)!r}, which is not a /v1{ROUTE} answer. Give the address up to /v1, as "
+                f"it answers {said(response.text)!r}, which is not a /v1{ROUTE} answer. Give the address up to /v1, as "
                 "http://127.0.0.1:8000/v1."
             )
         return {"first": verdict(text), "said": said(text)}

@@ -50,7 +50,7 @@ def question(rubric: str, prompt: Sequence[Message], first: str, second: str) ->
     """Return the messages that ask which of two responses to `prompt` is better, by a rubric."""
     conversation = "\n\n".join(f"{message['role']}: {message['content']}" for message in prompt)
     texts = {"rubric": rubric.strip(), "conversation": conversation, "first": first, "second": second}
-    return [{"role": "user", "content": re.sub(r"\{(\w+)\}", lambda found: texts[found[1]], FORM)}]
+    return [{"role": "user", "content": re.sub(r"\{(\w+)\}", lambda match: texts[match[1]], FORM)}]
 
 
 def verdict(text: str) -> float | None:
@@ -61,6 +61,6 @@ def verdict(text: str) -> float | None:
     """
     lines = [line for line in re.sub(r"(?s)<think>.*?</think>", "", text).splitlines() if line.strip()]
     for line in [*lines[:1], *lines[-1:]]:
-        if found := _VERDICT.fullmatch(line.strip()):
-            return {"a": 1.0, "b": 0.0}.get(found["side"].lower(), 0.5)
+        if match := _VERDICT.fullmatch(line.strip()):
+            return {"a": 1.0, "b": 0.0}.get(match["side"].lower(), 0.5)
     return None

@@ -33,11 +33,11 @@ def set_endings(tokenizer: Any, tokens: Sequence[str] = (), strings: Sequence[st
     Tokens that the tokenizer lacks are ignored, and so is its pad token, which is never sampled.
     """
     special = set(special_tokens(tokenizer).values())
-    known = tokenizer.get_vocab()
+    vocabulary = tokenizer.get_vocab()
     wanted = [*tokens, *(text for text in strings if text in special)]
-    own = (tokenizer.eos_token, tokenizer.pad_token)
-    kept = [token for token in dict.fromkeys(wanted) if token in known and token not in own]
-    _put(tokenizer, _TOKENS, kept)
+    roles = (tokenizer.eos_token, tokenizer.pad_token)
+    accepted = [token for token in dict.fromkeys(wanted) if token in vocabulary and token not in roles]
+    _put(tokenizer, _TOKENS, accepted)
     _put(tokenizer, _STRINGS, [text for text in dict.fromkeys(strings) if text not in special])
 
 
@@ -49,9 +49,9 @@ def _put(tokenizer: Any, name: str, values: list[str]) -> None:
 
 def endings_of(tokenizer: Any) -> Endings:
     """Return the endings of the tokenizer's responses."""
-    told = tokenizer.init_kwargs
-    further = (tokenizer.convert_tokens_to_ids(token) for token in told.get(_TOKENS, ()))
-    return Endings((tokenizer.eos_token_id, *further), tuple(told.get(_STRINGS, ())))
+    settings = tokenizer.init_kwargs
+    further = (tokenizer.convert_tokens_to_ids(token) for token in settings.get(_TOKENS, ()))
+    return Endings((tokenizer.eos_token_id, *further), tuple(settings.get(_STRINGS, ())))
 
 
 def before_stop(tokenizer: Any, text: str) -> str:
@@ -61,5 +61,5 @@ def before_stop(tokenizer: Any, text: str) -> str:
 
 def before_any(strings: Sequence[str], text: str) -> str:
     """Return `text` up to the first of `strings` in it; the whole text if it has none."""
-    found = [at for each in strings if (at := text.find(each)) >= 0]
-    return text[: min(found)] if found else text
+    places = [at for string in strings if (at := text.find(string)) >= 0]
+    return text[: min(places)] if places else text

@@ -35,7 +35,7 @@ class ManyRendered:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._template = _compiled(tokenizer)
-        self._given = {**tokenizer.special_tokens_map, **FIXED}
+        self._variables = {**tokenizer.special_tokens_map, **FIXED}
         self._compared: set[bool] = set()
 
     def prompts(self, prompts: Sequence[Sequence[Mapping[str, str]]]) -> list[str]:
@@ -49,16 +49,16 @@ class ManyRendered:
     def _all(self, conversations: Sequence[Sequence[Mapping[str, str]]], asking: bool) -> list[str]:
         if self._template is None:
             return self._by_transformers(conversations, asking)
-        given = self._given | {"tools": None, "documents": None, "add_generation_prompt": asking}
-        found = [self._template.render(given, messages=messages) for messages in conversations]
+        variables = self._variables | {"tools": None, "documents": None, "add_generation_prompt": asking}
+        texts = [self._template.render(variables, messages=messages) for messages in conversations]
         if asking not in self._compared:
             self._compared.add(asking)
             expected = self._by_transformers(conversations, asking)
-            if found != expected:
+            if texts != expected:
                 logger.warning("transformers renders this chat template differently: only its own function is used")
                 self._template = None
             return expected
-        return found
+        return texts
 
     def _by_transformers(self, conversations: Sequence[Sequence[Mapping[str, str]]], asking: bool) -> list[str]:
         return self._tokenizer.apply_chat_template(

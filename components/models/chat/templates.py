@@ -97,11 +97,11 @@ _MARKER = re.compile(r"<[|\uff5c][^<>|\uff5c\s]{2,40}[|\uff5c]>|<(?:start|end)_o
 
 
 class _Rendered(NamedTuple):
-    """A question and its answer in the template: `prompt` has a generation prompt, `asked` none; in the whole
+    """A question and its answer in the template: `prompt` has a generation prompt, `question` none; in the whole
     conversation, `before` and `after` stand around the answer."""
 
     prompt: str
-    asked: str
+    question: str
     before: str
     after: str
 
@@ -112,7 +112,7 @@ def renderings(tokenizer: Any) -> list[_Rendered]:
     for messages, answer in product(_CONVERSATIONS, _ANSWERS):
         whole = [*messages, {"role": "assistant", "content": answer}]
         try:
-            prompt, asked, answered = (
+            prompt, question, answered = (
                 str(tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=asking, **FIXED))
                 for talk, asking in ((messages, True), (messages, False), (whole, False))
             )
@@ -122,7 +122,7 @@ def renderings(tokenizer: Any) -> list[_Rendered]:
             continue
         before, separator, after = answered.rpartition(answer)
         if separator:
-            probes.append(_Rendered(prompt, asked, before, after))
+            probes.append(_Rendered(prompt, question, before, after))
     return probes
 
 
@@ -133,11 +133,11 @@ def add_markers(tokenizer: Any) -> list[str]:
     """
     texts = [text for probe in renderings(tokenizer) for text in probe]
     markers = list(dict.fromkeys(marker for text in texts for marker in _MARKER.findall(text)))
-    known = set(tokenizer.get_vocab())
+    vocabulary = set(tokenizer.get_vocab())
     special = special_tokens(tokenizer).values()
     if wanted := [marker for marker in markers if marker not in special]:
         tokenizer.add_special_tokens({"extra_special_tokens": wanted}, replace_extra_special_tokens=False)
-    return [marker for marker in wanted if marker not in known]
+    return [marker for marker in wanted if marker not in vocabulary]
 
 
 def turn_end(tokenizer: Any) -> str | None:
@@ -177,7 +177,7 @@ def completed_template(tokenizer: Any) -> str:
     probes, asks, before, after = renderings(tokenizer), "add_generation_prompt", "", ""
     gaps = {_rest(probe.before, probe.prompt) for probe in probes}
     if None in gaps:
-        gaps, asks = {_rest(probe.before, probe.asked) for probe in probes}, "generation_prompt_asked"
+        gaps, asks = {_rest(probe.before, probe.question) for probe in probes}, "generation_prompt_asked"
         before = f"{{%- set {asks} = add_generation_prompt %}}\n{{%- set add_generation_prompt = false %}}\n"
     if None in gaps or len(gaps) > 1:
         texts = ", ".join(sorted(map(repr, gaps - {None}))) or "a prompt changes where an answer follows"

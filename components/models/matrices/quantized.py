@@ -76,23 +76,23 @@ def four_bit(layer: nn.Linear) -> nn.Linear:
         UserError: bitsandbytes is not installed, or does not support 4-bit matrices on the device.
     """
     library, device = bitsandbytes(OPTION), layer.weight.device
-    found: Any = _four_bit_class()(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
-    held = library.nn.Params4bit(layer.weight.detach(), requires_grad=False, quant_type="nf4", module=found)
+    linear: Any = _four_bit_class()(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
+    parameter = library.nn.Params4bit(layer.weight.detach(), requires_grad=False, quant_type="nf4", module=linear)
     try:
-        found.weight = held.to(device)  # this quantises, also on a CPU
-        library.functional.dequantize_4bit(found.weight.data, found.weight.quant_state)
+        linear.weight = parameter.to(device)  # this quantises, also on a CPU
+        library.functional.dequantize_4bit(linear.weight.data, linear.weight.quant_state)
     except (RuntimeError, NotImplementedError, ValueError) as error:
         raise UserError(
             f"{OPTION}: bitsandbytes {library.__version__} has no 4-bit matrices on {device.type} here "
             f"({type(error).__name__}: {error}). Leave the option out, or use a device that it supports."
         ) from error
-    found.bias = layer.bias
-    return found.requires_grad_(False)
+    linear.bias = layer.bias
+    return linear.requires_grad_(False)
 
 
 def is_four_bit(module: nn.Module) -> bool:
     """Return whether the module, or a linear layer in it, stores its weight in 4 bits."""
-    return any(hasattr(getattr(each, "weight", None), "quant_state") for each in module.modules())
+    return any(hasattr(getattr(child, "weight", None), "quant_state") for child in module.modules())
 
 
 def hold(model: Any, dtype: torch.dtype, quantize: str | None, device: str | None = None) -> None:
@@ -104,7 +104,7 @@ def hold(model: Any, dtype: torch.dtype, quantize: str | None, device: str | Non
         UserError: as for `four_bit`.
     """
     below = model.base_model
-    for path, layer in [each for each in below.named_modules() if isinstance(each[1], nn.Linear)]:
+    for path, layer in [item for item in below.named_modules() if isinstance(item[1], nn.Linear)]:
         if quantize is not None:
             below.set_submodule(path, four_bit(layer if device is None else layer.to(device)))
         elif dtype == torch.bfloat16:
@@ -120,8 +120,8 @@ def in_float32(layer: nn.Module) -> nn.Module:
         layer.weight.data = layer.weight.data.float()
         layer.__class__ = OneDnnLinear  # type: ignore[assignment]
     elif is_four_bit(layer):
-        functions, held, bias = bitsandbytes(OPTION).functional, cast(Any, layer.weight), cast(Any, layer.bias)
-        weight = functions.dequantize_4bit(held.data, held.quant_state).float()
+        functions, stored, bias = bitsandbytes(OPTION).functional, cast(Any, layer.weight), cast(Any, layer.bias)
+        weight = functions.dequantize_4bit(stored.data, stored.quant_state).float()
         plain = OneDnnLinear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
         plain.weight, plain.bias = nn.Parameter(weight, requires_grad=False), bias
         return plain

@@ -52,7 +52,7 @@ def batch_of(
     read = torch.stack([x.double() for x in (nll, scores, entropy, k1)]).cpu().numpy()  # a single transfer
     likelihoods, judged, entropies, kl = read[:, ::group]
     return Batch(
-        [prompt[-1]["content"] for prompt in prompts[::group]], texts[::group], samples.said[::group],
+        [prompt[-1]["content"] for prompt in prompts[::group]], texts[::group], samples.text_ids[::group],
         samples.special_tokens(tokenizer)[::group], np.array(samples.response_lengths[::group], dtype=np.float64),
         judged, likelihoods, entropies, kl,
     )  # fmt: skip

@@ -80,7 +80,7 @@ def kl_carriers(
         own = rows[name]
         worst = max(own, key=lambda row: (summed[row], -row))
         shown.append({
-            "prompt": prompts[worst], "response": visible_text(tokenizer, samples.said[worst]), "nats": means[name],
+            "prompt": prompts[worst], "response": visible_text(tokenizer, samples.text_ids[worst]), "nats": means[name],
             "share": share(means[name] * len(own) / size),
         })  # fmt: skip
     return {"kl": total, "tokens": tokens, "prompts": shown}

@@ -49,20 +49,20 @@ def balanced_length_accuracy(
     """
     right, side = np.asarray(correct, dtype=np.float64), np.sign(np.asarray(length_gap, dtype=np.float64))
     codes = cluster_codes(clusters)
-    found = {"chosen_longer": UNKNOWN, "chosen_shorter": UNKNOWN, "balanced": UNKNOWN}
+    accuracies = {"chosen_longer": UNKNOWN, "chosen_shorter": UNKNOWN, "balanced": UNKNOWN}
     influence = np.zeros(right.size)
     for name, sign in (("chosen_longer", 1), ("chosen_shorter", -1)):
         here = side == sign
         if here.any():
-            found[name] = clustered_proportion(right[here], codes[here])
-            influence[here] = (right[here] - found[name].value) / (2 * here.sum())
+            accuracies[name] = clustered_proportion(right[here], codes[here])
+            influence[here] = (right[here] - accuracies[name].value) / (2 * here.sum())
     if (side > 0).any() and (side < 0).any():
         unequal = side != 0
-        mean = (found["chosen_longer"].value + found["chosen_shorter"].value) / 2
+        mean = (accuracies["chosen_longer"].value + accuracies["chosen_shorter"].value) / 2
         linearised = clustered_mean(mean + influence[unequal] * unequal.sum(), codes[unequal])
-        sides = (0.5, found["chosen_longer"]), (0.5, found["chosen_shorter"])
-        found["balanced"] = at_least_of_shares(linearised, sides)
-    return found
+        sides = (0.5, accuracies["chosen_longer"]), (0.5, accuracies["chosen_shorter"])
+        accuracies["balanced"] = at_least_of_shares(linearised, sides)
+    return accuracies
 
 
 def length_partial_correlation(scores: ArrayLike, lengths: ArrayLike, clusters: Iterable[Hashable]) -> Interval:

@@ -79,7 +79,7 @@ def robustness_report(
         samples: the SFT responses on which `scale`, the standard deviation of their raw scores, was measured.
         task: the built-in task's name, or any other.
     """
-    whole, *parts = (Scorer(each, tokenizer, job.generation, job.runtime) for each in (model, *members))
+    whole, *parts = (Scorer(reward_model, tokenizer, job.generation, job.runtime) for reward_model in (model, *members))
     rows = test[: job.reward.probe_texts]
     tails = probes(DESK_SENTENCES if task == "support-desk" else SENTENCES)
     return {
@@ -216,14 +216,14 @@ def disagreement_report(scorers: Sequence[Scorer], samples: ProbeTexts, scale: f
 def robustness_metrics(document: Mapping[str, Any]) -> dict[str, float]:
     """Return `robustness.json` as metrics. Unknown values (a probe that changes no text) are left out, so gates
     fail."""
-    found: Numbers = {"reward/position_invariance": document["position_invariance"]}
+    numbers: Numbers = {"reward/position_invariance": document["position_invariance"]}
     for name, probe in document["probes"].items():
-        found |= {f"reward/probe_{name}": probe["rise"], f"reward/probe_{name}_high": probe["high"]}
-    found["reward/probe_texts"] = min((probe["texts"] for probe in document["probes"].values()), default=0)
+        numbers |= {f"reward/probe_{name}": probe["rise"], f"reward/probe_{name}_high": probe["high"]}
+    numbers["reward/probe_texts"] = min((probe["texts"] for probe in document["probes"].values()), default=0)
     if document["disagreement"] is not None:
         names = ("auroc", "auroc_low", "auroc_high")
-        found |= {f"reward/disagreement_{name}": document["disagreement"][name] for name in names}
-    return {name: float(value) for name, value in found.items() if value is not None}
+        numbers |= {f"reward/disagreement_{name}": document["disagreement"][name] for name in names}
+    return {name: float(value) for name, value in numbers.items() if value is not None}
 
 
 def _appends(choice: Sequence[str]) -> Probe:

@@ -71,8 +71,8 @@ class Slice:
     def document(self) -> dict[str, object]:
         """Return the slice as one JSON object."""
         about = {"kind": self.kind, "slice": self.name, "pairs": int(self.inside.sum()), "prompts": self.prompts}
-        judged = {"why_not": self.why_not, "judged": self.why_not is None}
-        return {**about, **judged, **self.numbers, **self.bins}
+        by_gates = {"why_not": self.why_not, "judged": self.why_not is None}
+        return {**about, **by_gates, **self.numbers, **self.bins}
 
 
 class ScoredPairs(NamedTuple):
@@ -93,7 +93,7 @@ class SliceReport(NamedTuple):
 
     def document(self) -> dict[str, object]:
         """Return the report as one JSON object."""
-        return {"slices": [each.document() for each in self.slices], **self.numbers}
+        return {"slices": [part.document() for part in self.slices], **self.numbers}
 
 
 def slices_of(pairs: ScoredPairs) -> list[Slice]:
@@ -103,7 +103,7 @@ def slices_of(pairs: ScoredPairs) -> list[Slice]:
     shares = np.array([(row["votes_chosen"] or 0) / votes if (votes := row.get("votes")) else np.nan for row in rows])
     gaps = character_gaps(rows)
     cut = np.array([row.get("overlong", False) for row in rows])
-    found = [
+    slices = [
         *_by_quantile("length", tokens.max(axis=0), LENGTHS),
         *_by_quantile("length difference", np.abs(tokens[0] - tokens[1]), GAPS),
         Slice("model prefers", "the longer", prefers_longer > 0),
@@ -121,7 +121,7 @@ def slices_of(pairs: ScoredPairs) -> list[Slice]:
         Slice("vote", "clear", (shares >= CLEAR) & (shares < 1), after_label=True),
         Slice("vote", "narrow", shares < CLEAR, after_label=True),
     ]
-    return [each for each in found if each.inside.any()]
+    return [part for part in slices if part.inside.any()]
 
 
 def character_gaps(rows: Sequence[PreferencePair]) -> NDArray[np.int64]:
@@ -146,35 +146,35 @@ def slice_report(
     confidence, right = expit(np.abs(d) / temperature), correctness(d)
     judgements = judgements or Judgements.alone(codes)
     slices = slices_of(pairs)
-    for each in slices:
-        each.prompts = int(np.unique(codes[each.inside]).size)
-    measured = [each for each in slices if each.why_not != _TOO_SMALL]
-    for each in measured:
-        inside = each.inside
-        found = calibration(
+    for part in slices:
+        part.prompts = int(np.unique(codes[part.inside]).size)
+    measured = [part for part in slices if part.why_not != _TOO_SMALL]
+    for part in measured:
+        inside = part.inside
+        calibrated = calibration(
             d[inside], codes[inside].tolist(), temperature, seed, BINS, DRAWS, judgements.inside(inside)
         )
-        each.numbers = {name: value for name, value in found.numbers.items() if name not in _OF_ALL}
-        each.numbers["confidence"] = float(confidence[inside].mean())
-        if found.numbers["slope_capped"] or not np.isfinite(_known(found.numbers, "calibration_slope")):
-            each.numbers["calibration_slope"] = None
-        each.bins = found.bins
-    judged = [each for each in measured if each.why_not is None]
+        part.numbers = {name: value for name, value in calibrated.numbers.items() if name not in _OF_ALL}
+        part.numbers["confidence"] = float(confidence[inside].mean())
+        if calibrated.numbers["slope_capped"] or not np.isfinite(_known(calibrated.numbers, "calibration_slope")):
+            part.numbers["calibration_slope"] = None
+        part.bins = calibrated.bins
+    gated = [part for part in measured if part.why_not is None]
     if measured:
-        members = [each.inside for each in measured]
+        members = [part.inside for part in measured]
         cells = cells_of(members, [equal_mass_bins(confidence[inside], BINS) for inside in members], BINS)
         sizes = np.array([inside.sum() for inside in members])
         null = ece_nulls(d / temperature, judgements, cells, sizes, seed, draws)
-        for each, above in zip(measured, null.quantile(0.95), strict=True):
-            each.numbers["ece_null_95"] = float(above)
-        if judged:
-            joint = null.joint_quantile([each.why_not is None for each in measured])
-            for each, above in zip(judged, joint, strict=True):
-                each.numbers["ece_null_joint"] = float(above)
-    lows = [_known(each.numbers, "accuracy_low") for each in judged]
-    excesses = [_known(each.numbers, "ece") - _known(each.numbers, "ece_null_joint") for each in judged]
+        for part, above in zip(measured, null.quantile(0.95), strict=True):
+            part.numbers["ece_null_95"] = float(above)
+        if gated:
+            joint = null.joint_quantile([part.why_not is None for part in measured])
+            for part, above in zip(gated, joint, strict=True):
+                part.numbers["ece_null_joint"] = float(above)
+    lows = [_known(part.numbers, "accuracy_low") for part in gated]
+    excesses = [_known(part.numbers, "ece") - _known(part.numbers, "ece_null_joint") for part in gated]
     worst: Numbers = {
-        "slices_judged": len(judged),
+        "slices_judged": len(gated),
         "slice_accuracy_low": min(lows, default=None),
         "slice_ece_excess": max(excesses, default=None),
     }

@@ -68,15 +68,15 @@ class Refresh(NamedTuple):
         check_previous(job.reward, inputs["sft"], inputs["previous_reward"])
         new = {split: JoinedRows([rows]) for split, rows in new.items()}
         voted = Voted.of(new["train"])
-        known = voted.released(known_prompts(inputs["previous_reward"]))
-        old = voted.released(old_pairs(inputs, known))
+        earlier_prompts = voted.released(known_prompts(inputs["previous_reward"]))
+        old = voted.released(old_pairs(inputs, earlier_prompts))
         prompts: dict[str, Sequence[CanonicalRow]] = {
-            split: _last_of_each(_joined(known[split], old[split]), loose) for split in SPLITS
+            split: _last_of_each(_joined(earlier_prompts[split], old[split]), loose) for split in SPLITS
         }
         splits = without_leaks(new, prompts)
         left_out = sum(len(new[split]) - len(rows) for split, rows in splits.items())
         splits["train"], earlier = voted.parted(splits["train"])
-        before = _last_of_each(_joined(old["train"], earlier), judged)  # most are in both
+        before = _last_of_each(_joined(old["train"], earlier), pair_key)  # most are in both
         replay = replayed(config, job.seed, splits["train"], not_held_out(before, prompts))
         splits["train"] = _joined(splits["train"], replay)
         return cls(inputs["previous_reward"], splits, old, prompts, replay, left_out)
@@ -120,10 +120,10 @@ class Refresh(NamedTuple):
         }
         ratio, change = scale.scale / here.scale, (scale.shift - here.shift) / here.scale
         scales = {
-            name: {"shift": each.shift, "scale": each.scale}
-            for name, each in (("then", then), ("previous", here), ("new", scale))
+            name: {"shift": of_model.shift, "scale": of_model.scale}
+            for name, of_model in (("then", then), ("previous", here), ("new", scale))
         }
-        document = {name: each.document() for name, each in models.items()} | numbers
+        document = {name: of_model.document() for name, of_model in models.items()} | numbers
         write_json(artifact / "refresh.json", document | {"scale": scales | {"ratio": ratio, "shift_change": change}})
         for split, rows in (("train", self.replay), ("test", test)):
             write_rows(artifact / KEPT / f"pairs.{split}.jsonl", rows)
@@ -140,7 +140,7 @@ class Voted(NamedTuple):
     """The pairs of a run's training data that people judged in earlier rounds; empty if there are none."""
 
     pairs: NDArray[np.uint64]
-    """Keys (`judged`) of the judged pairs."""
+    """Keys (`pair_key`) of the judged pairs."""
     prompts: NDArray[np.uint64]
     """Keys (`loose`) of their prompts, which are no longer in the held-out sets."""
 
@@ -148,7 +148,7 @@ class Voted(NamedTuple):
     def of(cls, train: Sequence[PreferencePair]) -> "Voted":
         """Find those among a run's training pairs."""
         rows = rows_at(train, [place for place, row in enumerate(train) if "judged_in" in row])
-        return cls(_keys(rows, judged), _keys(rows, loose))
+        return cls(_keys(rows, pair_key), _keys(rows, loose))
 
     def released(self, old: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
         """Return earlier runs' rows without those that were held out there and whose prompt is now trained on."""
@@ -167,7 +167,7 @@ class Voted(NamedTuple):
         """
         if not len(self.pairs):
             return rows, []
-        new = np.isin(_keys(rows, judged), self.pairs)
+        new = np.isin(_keys(rows, pair_key), self.pairs)
         return _where(rows, new), _where(rows, ~new)
 
 
@@ -180,17 +180,17 @@ def known_prompts(reward: Path) -> dict[str, Sequence[CanonicalRow]]:
     return {split: _joined(_kept(reward, "prompts", split), _kept(reward, "pairs", split)) for split in SPLITS}
 
 
-def old_pairs(inputs: Mapping[str, Path], known: Prompts) -> dict[str, Sequence[PreferencePair]]:
+def old_pairs(inputs: Mapping[str, Path], prompts: Prompts) -> dict[str, Sequence[PreferencePair]]:
     """Return the old pairs by split: those of `inputs["previous_data"]`, and those in `inputs["previous_reward"]`.
 
-    Pairs that leak into another split of `known`, the prompts of still earlier runs, are left out, as in that run.
+    Pairs that leak into another split of `prompts`, the prompts of still earlier runs, are left out, as in that run.
     """
     data = {split: JoinedRows([read_split(inputs["previous_data"] / f"pairs.{split}")]) for split in SPLITS}
     out: dict[str, Sequence[PreferencePair]] = {}
-    for split, rows in without_leaks(data, known).items():
-        kept = _kept(inputs["previous_reward"], "pairs", split)
-        if len(kept):
-            rows = _joined(rows, _where(kept, ~np.isin(_keys(kept, judged), _keys(rows, judged))))
+    for split, rows in without_leaks(data, prompts).items():
+        before = _kept(inputs["previous_reward"], "pairs", split)
+        if len(before):
+            rows = _joined(rows, _where(before, ~np.isin(_keys(before, pair_key), _keys(rows, pair_key))))
         out[split] = rows
     return out
 
@@ -238,7 +238,7 @@ def replayed(
 
     Old pairs that were judged again are not replayed; the new judgement replaces them.
     """
-    rows = _where(old, ~np.isin(_keys(old, judged), _keys(new, judged)))
+    rows = _where(old, ~np.isin(_keys(old, pair_key), _keys(new, pair_key)))
     wanted = min(len(rows), round(len(new) * config.replay / (1 - config.replay)))
     return rows_at(rows, sorted(seeded(seed, "reward", "replay").sample(range(len(rows)), wanted)))
 
@@ -254,7 +254,7 @@ def loose(row: CanonicalRow) -> bytes:
     return hash8(loose_key(row["prompt"]))
 
 
-def judged(row: CanonicalRow) -> bytes:
+def pair_key(row: CanonicalRow) -> bytes:
     """Return the key of a pair's prompt and its two responses, whichever won."""
     return hash8("\0".join((prompt_key(row["prompt"]), *sorted(map(seen, (row["chosen"], row["rejected"]))))))
 
@@ -264,8 +264,8 @@ def _keys(rows: Sequence[Any], key: Callable[[CanonicalRow], bytes]) -> NDArray[
     return rows.keys(key.__name__, key) if isinstance(rows, JoinedRows) else keys_of(iter(rows), key)
 
 
-def _where(rows: Sequence[Any], kept: NDArray[np.bool_]) -> Sequence[Any]:
-    return rows_at(rows, np.flatnonzero(kept).tolist())
+def _where(rows: Sequence[Any], keep: NDArray[np.bool_]) -> Sequence[Any]:
+    return rows_at(rows, np.flatnonzero(keep).tolist())
 
 
 def _last_of_each(rows: JoinedRows, key: Callable[[CanonicalRow], bytes]) -> JoinedRows:

@@ -15,7 +15,7 @@ from components.stats.calibration.calibration_metrics import correctness
 from components.stats.intervals import clustered_proportion, gain_in_shares
 
 
-def judged_metrics(
+def agreement_metrics(
     job: RewardJob, inputs: Mapping[str, Path], test: Sequence[PreferencePair], model: Any, tokenizer: Any
 ) -> dict[str, float]:
     """Measure the model, and the one from which it was refreshed, on the pairs that people judged in earlier rounds.
@@ -37,12 +37,12 @@ def judged_metrics(
         return {}
     clusters = [prompt_key(row["prompt"]) for row in rows]
     right = agreement(job, model, tokenizer, rows)
-    found = {"reward/judged_pairs": float(len(rows))} | clustered_proportion(right, clusters).metrics("reward/judged")
+    metrics = {"reward/judged_pairs": float(len(rows))} | clustered_proportion(right, clusters).metrics("reward/judged")
     if "previous_reward" in inputs:
         before = agreement(job, load_scorer(inputs["previous_reward"], job.runtime)[0], tokenizer, rows)
-        found |= clustered_proportion(before, clusters).metrics("reward/judged_previous")
-        found |= gain_in_shares(right, before, clusters).metrics("reward/judged_gain")
-    return found
+        metrics |= clustered_proportion(before, clusters).metrics("reward/judged_previous")
+        metrics |= gain_in_shares(right, before, clusters).metrics("reward/judged_gain")
+    return metrics
 
 
 def agreement(job: RewardJob, model: Any, tokenizer: Any, rows: Sequence[PreferencePair]) -> np.ndarray:

@@ -46,10 +46,10 @@ def check_previous(config: RewardConfig, sft: Path, previous: Path) -> None:
         ]
     for name, earlier, now in facts:
         if earlier != now:
-            own = f"Set {name} as it was there, or train a new model without reward.refresh."
+            advice = f"Set {name} as it was there, or train a new model without reward.refresh."
             raise UserError(
                 f"reward.refresh: {name} of the earlier reward model is {earlier or 'null'}, and {now or 'null'} in "
-                f"this run. {own if name.startswith('reward.') else same_sft}"
+                f"this run. {advice if name.startswith('reward.') else same_sft}"
             )
 
 

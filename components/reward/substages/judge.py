@@ -12,7 +12,7 @@ from components.base.observe import Observe
 from components.data.splits import SPLITS
 from components.data.tables.published import read_split
 from components.reward.config import JudgeJob
-from components.reward.refresh.compare import judged, loose, old_pairs
+from components.reward.refresh.compare import loose, old_pairs, pair_key
 from components.reward.stage import train_on
 from components.reward.training_pairs import PreferencePair, check_votes
 from components.training.loop import torch_seed
@@ -38,8 +38,8 @@ def run(job: JudgeJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
         UserError: no pair is left to train on, or the pairs lack the votes that the config trains on.
     """
     pairs = {split: read_split(inputs["judge_data"] / f"pairs.{split}") for split in SPLITS}
-    kept, left_out = own_pairs(pairs["train"], inputs)
-    if not kept:
+    training, left_out = own_pairs(pairs["train"], inputs)
+    if not training:
         first = left_out[0]
         raise UserError(
             f"data.judge_preferences: none of the {len(left_out)} pairs of its training split is left to train a judge "
@@ -50,16 +50,16 @@ def run(job: JudgeJob, inputs: Mapping[str, Path], out: Path, observe: Observe) 
         logger.warning("%d of %d pairs do not train the judge: %s names them.", len(left_out), len(pairs["train"]),
                        LEFT_OUT)  # fmt: skip
     reward = job.as_reward(torch_seed(job.seed, "judge") % 2**32)  # else both would start from the same random head
-    check_votes(kept, reward.reward, "the judge's pairs.train")
+    check_votes(training, reward.reward, "the judge's pairs.train")
 
-    def watch(step: int, metrics: Mapping[str, float], total: int | None = None, **told: Any) -> None:
-        observe(step, judge_metrics(metrics), total, **told)
+    def observe_judge(step: int, metrics: Mapping[str, float], total: int | None = None, **more: Any) -> None:
+        observe(step, judge_metrics(metrics), total, **more)
 
-    given = {name: inputs[name] for name in ("data", "sft")}
-    found = train_on(pairs | {"train": kept}, reward, given, out, watch)
+    train_inputs = {name: inputs[name] for name in ("data", "sft")}
+    values = train_on(pairs | {"train": training}, reward, train_inputs, out, observe_judge)
     write_rows(out / "artifact" / LEFT_OUT, left_out)
-    return judge_metrics(found) | {
-        "reward/judge_pairs": float(len(kept)),
+    return judge_metrics(values) | {
+        "reward/judge_pairs": float(len(training)),
         "reward/judge_left_out": float(len(left_out)),
     }
 
@@ -75,19 +75,19 @@ def own_pairs(
     """
     data = inputs["data"]
     old: Iterable[PreferencePair] = old_pairs(inputs, {})["train"] if "previous_data" in inputs else ()
-    trains = {judged(row) for row in chain(read_split(data / "pairs.train"), old)}
+    trains = {pair_key(row) for row in chain(read_split(data / "pairs.train"), old)}
     held_out = {
         loose(row)
         for kind in ("pairs", "prompts") for split in SPLITS[1:] for row in read_split(data / f"{kind}.{split}")
     }  # fmt: skip
-    kept, left_out = list[PreferencePair](), list[dict[str, object]]()
+    training, left_out = list[PreferencePair](), list[dict[str, object]]()
     for row in pairs:
-        reason = SHARED if judged(row) in trains else HELD_OUT if loose(row) in held_out else ""
+        reason = SHARED if pair_key(row) in trains else HELD_OUT if loose(row) in held_out else ""
         if reason:
             left_out.append({"source": row["source"], "row": row["row"], "reason": reason})
         else:
-            kept.append(row)
-    return kept, left_out
+            training.append(row)
+    return training, left_out
 
 
 def judge_metrics(metrics: Mapping[str, float]) -> dict[str, float]:

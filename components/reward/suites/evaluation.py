@@ -31,15 +31,15 @@ def on_suite(scorer: RewardScorer, suite: JudgedSuite) -> dict[str, Any]:
     scores = np.stack([chosen.scores.double().numpy(), rejected.scores.double().numpy()])
     if not np.isfinite(scores).all():
         raise CheckFailed("some scores of the suite are NaN or infinite: the model is damaged.")
-    found = suite_report(
+    report = suite_report(
         scores, np.array([chosen.tokens, rejected.tokens]), [pair.subset for pair in suite.pairs],
         [pair.cluster for pair in suite.pairs], scorer.temperature,
     )  # fmt: skip
     cut = int(np.logical_or(chosen.cut, rejected.cut).sum())
-    return {"shape": suite.shape, "ties_left_out": suite.ties, "cut": cut, **found}
+    return {"shape": suite.shape, "ties_left_out": suite.ties, "cut": cut, **report}
 
 
-def judged_by_suites(inputs: Mapping[str, Path], scorer: RewardScorer, out: Path, observe: Observe) -> dict[str, float]:
+def suite_metrics(inputs: Mapping[str, Path], scorer: RewardScorer, out: Path, observe: Observe) -> dict[str, float]:
     """Evaluate the suites among a reward stage's `inputs`; write `suites.json`, and return the metrics.
 
     The file is written to `out/artifact` and, for MLflow, to `out/attachments`. Without suites nothing is written.
@@ -52,14 +52,15 @@ def judged_by_suites(inputs: Mapping[str, Path], scorer: RewardScorer, out: Path
     if not named:
         return {}
     observe(0, {}, doing=f"evaluating on {counted(len(named), 'suite')}")
-    found = {name: on_suite(scorer, read_suite(path)) for name, path in named.items()}
+    reports = {name: on_suite(scorer, read_suite(path)) for name, path in named.items()}
     for folder in ("artifact", "attachments"):
         (out / folder).mkdir(exist_ok=True)
-        write_json(out / folder / FILE, found)
-    metrics = {"reward/suite_accuracy_low": min(each["overall"]["accuracy_low"] or 0.0 for each in found.values())}
-    for name, each in found.items():
-        metrics |= _accuracy(f"reward/suite_{name}", each["overall"])
-        largest = sorted(each["subsets"].items(), key=lambda item: -item[1]["pairs"])
+        write_json(out / folder / FILE, reports)
+    lows = [report["overall"]["accuracy_low"] or 0.0 for report in reports.values()]
+    metrics = {"reward/suite_accuracy_low": min(lows)}
+    for name, report in reports.items():
+        metrics |= _accuracy(f"reward/suite_{name}", report["overall"])
+        largest = sorted(report["subsets"].items(), key=lambda item: -item[1]["pairs"])
         if len(largest) > 1:
             for subset, numbers in largest[:MOST_SUBSETS]:
                 metrics |= _accuracy(f"reward/suite_{name}/{_UNSAFE.sub('_', subset)[:60]}", numbers)

@@ -39,12 +39,12 @@ def suite_report(
         no such pair. `mean_of_subsets` is the unweighted mean of the subsets' accuracies.
     """
     names = np.array(subsets)
-    found = {}
+    by_subset = {}
     for name in dict.fromkeys(subsets):
         inside = names == name
-        found[name] = _of(scores[:, inside], tokens[:, inside], list(compress(clusters, inside)), temperature)
-    mean = float(np.mean([each["accuracy"] for each in found.values()]))
-    return {"overall": _of(scores, tokens, clusters, temperature), "mean_of_subsets": mean, "subsets": found}
+        by_subset[name] = _of(scores[:, inside], tokens[:, inside], list(compress(clusters, inside)), temperature)
+    mean = float(np.mean([numbers["accuracy"] for numbers in by_subset.values()]))
+    return {"overall": _of(scores, tokens, clusters, temperature), "mean_of_subsets": mean, "subsets": by_subset}
 
 
 def _of(scores: FloatArray, tokens: NDArray[np.int64], clusters: Sequence[str], temperature: float) -> dict[str, Any]:
@@ -67,6 +67,6 @@ def _of(scores: FloatArray, tokens: NDArray[np.int64], clusters: Sequence[str], 
     }
     if margins.size >= FEWEST and prompts >= FEWEST_PROMPTS:
         numbers = calibration(margins, clusters, temperature, seed=0, bins=BINS).numbers
-        known = {name: value for name in _CALIBRATION if (value := numbers[name]) is not None and np.isfinite(value)}
-        out |= dict.fromkeys(_CALIBRATION) | known
+        finite = {name: value for name in _CALIBRATION if (value := numbers[name]) is not None and np.isfinite(value)}
+        out |= dict.fromkeys(_CALIBRATION) | finite
     return out

@@ -66,12 +66,12 @@ class RewardScorer:
         """
         complete = ended or [True] * len(conversations)
         ids, tokens = zip(*map(self._encoded, conversations, complete), strict=True)
-        kept = [each[-self.longest :] for each in ids]
-        cut = [len(each) > self.longest for each in ids]
+        sequences = [sequence[-self.longest :] for sequence in ids]
+        cut = [len(sequence) > self.longest for sequence in ids]
         if self.ours:
-            scores = score_sequences(self._model, self._tokenizer.pad_token_id, kept, self._runtime)
+            scores = score_sequences(self._model, self._tokenizer.pad_token_id, sequences, self._runtime)
         else:
-            scores = self._logits(kept)
+            scores = self._logits(sequences)
         return Scored(scores, list(tokens), cut)
 
     def _encoded(self, messages: Sequence[Message], ended: bool) -> tuple[list[int], int]:
@@ -81,18 +81,18 @@ class RewardScorer:
             response = encode_response(tokenizer, messages[-1]["content"], UNLIMITED)[: None if ended else -1]
             return encode_prompt(tokenizer, messages[:-1], UNLIMITED) + response, len(response)
         text = rendered_conversation(tokenizer, messages)
-        said = messages[-1]["content"]
-        if not ended and said.strip():  # drop what the template writes after a turn; a template may strip the turn
-            rest = text.rpartition(said)[2] if said in text else text.rpartition(said.strip())[2]
+        answer = messages[-1]["content"]
+        if not ended and answer.strip():  # drop what the template writes after a turn; a template may strip the turn
+            rest = text.rpartition(answer)[2] if answer in text else text.rpartition(answer.strip())[2]
             text = text.removesuffix(rest)
-        response = tokenizer(said, add_special_tokens=False)["input_ids"]
+        response = tokenizer(answer, add_special_tokens=False)["input_ids"]
         return tokenizer(text, add_special_tokens=False)["input_ids"], len(response)
 
     def _logits(self, sequences: Sequence[Sequence[int]], batch_size: int = 16) -> torch.Tensor:
         """Return the classifier's single logit (n,); one sequence at a time if it has no pad token."""
         out, pad_id = torch.zeros(len(sequences)), self._model.config.pad_token_id
         size = 1 if pad_id is None else batch_size
-        for batch in length_buckets([len(each) for each in sequences], size):
+        for batch in length_buckets([len(sequence) for sequence in sequences], size):
             ids, mask = (x.to(self._runtime.device) for x in pad([sequences[i] for i in batch], pad_id or 0))
             with autocast(self._runtime):
                 logits = self._model(input_ids=ids, attention_mask=mask.long()).logits

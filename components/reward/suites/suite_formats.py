@@ -55,11 +55,11 @@ def read_suite(path: Path) -> JudgedSuite:
     rows = list(read_source(path))
     fields = set().union(*(row.data.keys() for row in rows[:_LOOKED_AT]))
     shape = "LLMBar" if fields >= _LLMBAR else "MT-Bench" if fields >= _MT_BENCH else "pairs"
-    known = detect(rows[:_LOOKED_AT], path) if shape == "pairs" else ""
+    layout = detect(rows[:_LOOKED_AT], path) if shape == "pairs" else ""
     pairs, ties = [], 0
     for row in rows:
         try:
-            pair = _pair(row, shape, known)
+            pair = _pair(row, shape, layout)
         except BadRow as bad:
             raise UserError(f"{path}, row {row.number}: {bad}. Correct the row or take it out.") from bad
         if pair is None:
@@ -71,7 +71,7 @@ def read_suite(path: Path) -> JudgedSuite:
     return JudgedSuite(shape, pairs, ties)
 
 
-def _pair(row: RawRow, shape: str, known: str) -> SuitePair | None:
+def _pair(row: RawRow, shape: str, layout: str) -> SuitePair | None:
     """Return the pair of a row; None for a tie. Raises BadRow."""
     if row.problem:
         raise BadRow(*row.problem)
@@ -79,7 +79,7 @@ def _pair(row: RawRow, shape: str, known: str) -> SuitePair | None:
         return _llmbar(row.data)
     if shape == "MT-Bench":
         return _mt_bench(row.data)
-    read = parse_pair(row, known, "", _LONGEST)
+    read = parse_pair(row, layout, "", _LONGEST)
     if any(problem.check == "decided" for problem in read.problems):
         return None
     if read.item is None or read.problems:
@@ -121,9 +121,9 @@ def _mt_bench(data: Mapping[str, object]) -> SuitePair | None:
     return SuitePair(sides[better], sides[worse], _subset(data, f"turn {turn}"), _question(sides["a"]))
 
 
-def _subset(data: Mapping[str, object], otherwise: str = ALL) -> str:
+def _subset(data: Mapping[str, object], default: str = ALL) -> str:
     named = data.get("subset") or data.get("category")
-    return str(named) if named else otherwise
+    return str(named) if named else default
 
 
 def _answer(text: str) -> Message:

@@ -67,9 +67,9 @@ def fit_temperature(margins: ArrayLike) -> float:
     """
     d = _margins(margins)
     low, high = np.log(TEMPERATURE_RANGE)
-    found = minimize_scalar(lambda t: log_loss(d, float(np.exp(t))), bounds=(low, high), method="bounded",
+    fit = minimize_scalar(lambda t: log_loss(d, float(np.exp(t))), bounds=(low, high), method="bounded",
                             options={"xatol": 1e-9})  # fmt: skip
-    return float(np.exp(found.x))
+    return float(np.exp(fit.x))
 
 
 def temperature_at_end(temperature: float) -> bool:
@@ -120,13 +120,13 @@ def ece_interval(
     gaps = gaps.reshape(groups, bins)
     sizes = np.bincount(codes, minlength=groups).astype(np.float64)
     rng = np.random.default_rng([seed, 0xB007])
-    found = []
+    resampled = []
     step = max(1, _CHUNK_CELLS // groups)
     for begin in range(0, draws, step):
         drawn = rng.multinomial(groups, np.full(groups, 1 / groups), size=min(step, draws - begin))
         weights = drawn.astype(np.float64)
-        found.append(np.abs(weights @ gaps).sum(axis=1) / (weights @ sizes))
-    low, high = np.quantile(np.concatenate(found), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        resampled.append(np.abs(weights @ gaps).sum(axis=1) / (weights @ sizes))
+    low, high = np.quantile(np.concatenate(resampled), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 
@@ -155,11 +155,11 @@ def calibration(
     confidence, before = expit(np.abs(d) / temperature), expit(np.abs(d))
     by_mass, by_width = equal_mass_bins(confidence, bins), equal_width_bins(confidence, bins)
     slope = recalibration_slope(d / temperature, codes)
-    judged = judgements or Judgements.alone(codes)
+    judgements = judgements or Judgements.alone(codes)
     everything = np.ones(d.size, dtype=np.bool_)
     cells = cells_of([everything, everything], [by_mass, by_width], bins)
-    nulls = ece_nulls(d / temperature, judged, cells, np.array([d.size, d.size]), seed, draws)
-    slope_null_low, slope_null_high = slope_null(d / temperature, judged, nulls.wrong)
+    nulls = ece_nulls(d / temperature, judgements, cells, np.array([d.size, d.size]), seed, draws)
+    slope_null_low, slope_null_high = slope_null(d / temperature, judgements, nulls.wrong)
     numbers: Numbers = {
         "pairs": int(d.size),
         "prompts": int(codes.max()) + 1,

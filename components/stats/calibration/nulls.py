@@ -43,8 +43,8 @@ class Judgements(NamedTuple):
     @classmethod
     def alone(cls, prompts: Integers) -> Self:
         """Return judgements in which each pair was judged by itself; `prompts` (n,) are codes."""
-        each = np.arange(prompts.size)
-        return cls(prompts, each, np.stack([each, each + prompts.size]))
+        numbers = np.arange(prompts.size)
+        return cls(prompts, numbers, np.stack([numbers, numbers + prompts.size]))
 
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, object]], prompts: Sequence[Hashable]) -> Self:
@@ -84,9 +84,9 @@ class Nulls(NamedTuple):
         """Return the larger of the two nulls' quantiles, (S,); NaN where one is unknown."""
         return np.max([np.quantile(null, level, axis=0) for null in self._nulls()], axis=0)
 
-    def joint_quantile(self, judged: Sequence[bool]) -> FloatArray:
-        """As `quantile`, but by `joint_quantiles` over the slices that are `judged`."""
-        return np.max([joint_quantiles(null[:, judged]) for null in self._nulls()], axis=0)
+    def joint_quantile(self, gated: Sequence[bool]) -> FloatArray:
+        """As `quantile`, but by `joint_quantiles` over the slices that are `gated`."""
+        return np.max([joint_quantiles(null[:, gated]) for null in self._nulls()], axis=0)
 
     def _nulls(self) -> list[FloatArray]:
         return [self.simulated] if self.clustered is None else [self.simulated, self.clustered]
@@ -105,15 +105,15 @@ def ece_nulls(
         sizes: (S,) the number of pairs in each slice.
     """
     confidence, distance = expit(np.abs(logits))[:, None], np.abs(logits)
-    found, wrong = [], []
+    errors, wrong = [], []
     for right in drawn_correctness(logits, judgements, np.random.default_rng([seed, 0x511CE]), draws):
         gaps = np.abs(cells @ (confidence - right))
-        found.append(gaps.reshape(sizes.size, -1, gaps.shape[1]).sum(axis=1))
+        errors.append(gaps.reshape(sizes.size, -1, gaps.shape[1]).sum(axis=1))
         wrong.append(distance @ (1 - right))
     clustered = None
     if judgements.unknown_dependence:
         clustered = clustered_null(logits, judgements.prompts, cells, sizes, seed, draws)
-    return Nulls(np.concatenate(found, axis=1).T / sizes, clustered, np.concatenate(wrong))
+    return Nulls(np.concatenate(errors, axis=1).T / sizes, clustered, np.concatenate(wrong))
 
 
 def cells_of(members: Sequence[NDArray[np.bool_]], bins_of: Sequence[Integers], bins: int) -> csr_array:
@@ -162,7 +162,7 @@ def clustered_null(
     sums = (cells.multiply(residual).tocsr() @ of_prompt).toarray() - members * gaps[:, None]
     present = (members.reshape(sizes.size, -1, members.shape[1]).sum(axis=1) > 0).sum(axis=1)
     rng = np.random.default_rng([seed, 0xC1])
-    found = []
+    errors = []
     step = max(1, _CHUNK_CELLS // sums.shape[1])
     for begin in range(0, draws, step):
         size = min(step, draws - begin)
@@ -170,8 +170,8 @@ def clustered_null(
         with np.errstate(invalid="ignore", divide="ignore"):
             degrees = (present - 1)[:, None]
             spread = np.sqrt(chi2.ppf(rng.random(size), degrees) / degrees)  # same quantile for all slices of a draw
-            found.append(gap * np.sqrt(present / (present - 1))[:, None] / spread)
-    return np.concatenate(found, axis=1).T / sizes
+            errors.append(gap * np.sqrt(present / (present - 1))[:, None] / spread)
+    return np.concatenate(errors, axis=1).T / sizes
 
 
 def joint_quantiles(null: FloatArray) -> FloatArray:

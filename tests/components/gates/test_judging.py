@@ -19,57 +19,17 @@ REWARD = {
     "accuracy_low": 0.7,
     "ece": 0.05,
     "calibration_slope": (0.8, 1.25),
-    "temperature_at_end": 0,
-    "length_gain_low": 0.0,
     "invariance": 1e-4,
-    "ece_width": 0.05,
-    "brier_high": 0.2,
-    "log_loss_high": 0.6,
-    "majority_gain_low": 0.1,
-    "probe_texts": 500,
-    "slice_accuracy_low": 0.5,
-    "slice_ece_excess": 0.0,
-    "balanced_length_accuracy_low": 0.5,
-    "length_partial_correlation_high": 0.3,
-    "position_invariance": 1e-4,
-    "disagreement_auroc_low": 0.8,
     "refresh_gain_low": -0.03,
-    "judge_accuracy_low": 0.6,
-    "judge_ece": 0.05,
-    "judge_calibration_slope": (0.5, 2.0),
-    "judge_length_gain_low": 0.0,
-    "suite_accuracy_low": 0.5,
     **{f"probe_{name}_high": 0.25 for name in PROBES},
 }
 GOOD = {
     "reward/accuracy_low": 0.72,
-    "reward/ece": 0.03,
-    "reward/ece_null_95": 0.02,
+    "reward/ece": 0.06,
+    "reward/ece_null_95": 0.07,
     "reward/calibration_slope": 1.0,
-    "reward/temperature_at_end": 0.0,
-    "reward/length_gain_low": 0.1,
     "reward/invariance": 1e-5,
-    "reward/ece_width": 0.06,
-    "reward/ece_width_null_95": 0.07,
-    "reward/brier_high": 0.2,
-    "reward/log_loss_high": 0.59,
-    "reward/majority_gain_low": 0.15,
-    "reward/probe_texts": 500.0,
-    "reward/slice_accuracy_low": 0.55,
-    "reward/slice_ece_excess": -0.01,
-    "reward/balanced_length_accuracy_low": 0.6,
-    "reward/length_partial_correlation_high": 0.2,
-    "reward/position_invariance": 0.0,
-    "reward/disagreement_auroc_low": 0.9,
     "reward/refresh_gain_low": -0.03,
-    "reward/judge_accuracy_low": 0.7,
-    "reward/judge_ece": 0.09,
-    "reward/judge_ece_null_95": 0.1,
-    "reward/judge_calibration_slope": 2.1,
-    "reward/judge_slope_null_low": 0.6,
-    "reward/judge_slope_null_high": 2.2,
-    "reward/judge_length_gain_low": 0.1,
-    "reward/suite_accuracy_low": 0.6,
     **{f"reward/probe_{name}_high": 0.1 for name in PROBES},
 }
 
@@ -95,7 +55,7 @@ def verdict(name, metrics, thresholds=REWARD, waivers=()):
 
 def test_good_metrics_pass_every_gate():
     verdicts = judge("reward", GOOD, REWARD)
-    assert len(verdicts) == len(REWARD) == 30
+    assert sum(each.threshold is not None for each in verdicts) == len(REWARD) == 12
     assert all(each.passed for each in verdicts)
     assert failure("reward", verdicts) is None
 
@@ -292,7 +252,7 @@ def test_a_ratio_between_two_bounds_is_judged_by_both_ends_of_its_interval(low, 
 
 
 def test_a_gate_that_nothing_names_is_off_and_known_as_such():
-    named = {name: value for name, value in REWARD.items() if name != "ece"}
+    named = {name: value for name, value in {**all_off()["reward"], **REWARD}.items() if name != "ece"}
     found = {each.name: each for each in judge("reward", {**GOOD, "reward/ece": 9.0}, named)}["reward.ece"]
     assert found.threshold is None and found.passed and outcome(found) == "OFF"
     assert GatesConfig.model_validate({**all_off(), "reward": named}).unnamed == ["reward.ece"]
@@ -306,8 +266,8 @@ def test_a_gate_that_is_off_passes_whatever_the_metric():
 
 def test_thresholds_are_checked_against_the_registry():
     assert all(threshold is None for _, threshold in GatesConfig.model_validate(all_off()).rules("ppo"))
-    given = GatesConfig.model_validate({**all_off(), "reward": {**REWARD, "calibration_slope": [0.8, 1.25]}})
-    assert {gate.short: threshold for gate, threshold in given.rules("reward")} == REWARD
+    given = GatesConfig.model_validate({"reward": {**REWARD, "calibration_slope": [0.8, 1.25]}})
+    assert {gate.short: threshold for gate, threshold in given.rules("reward") if threshold is not None} == REWARD
 
 
 @pytest.mark.parametrize(
@@ -337,13 +297,6 @@ def test_an_impossible_threshold_is_refused_by_name(change, message):
 def test_a_waiver_of_an_unknown_gate_names_the_nearest():
     with pytest.raises(UserError, match=r"ppo\.kl"):
         check_waivers([Waiver(gate="ppo.k", user="ada", reason="x")], GatesConfig())
-
-
-def test_a_kl_of_too_few_held_out_prompts_stops_the_run():
-    thresholds = {**all_off()["ppo"], "evaluated": 256}
-    for prompts, passes in ((255, False), (256, True)):
-        found = {each.name: each for each in judge("ppo", {"ppo/evaluated": prompts}, thresholds)}["ppo.evaluated"]
-        assert found.passed is passes
 
 
 def test_an_extra_gate_is_judged_waived_and_counted_as_any_other():

@@ -57,3 +57,8 @@ def test_a_gate_judges_an_end_of_an_interval_what_chance_reaches_or_says_why_not
         for gate in GATES.values()
         if gate.interval == "end" and not (gate.metric.endswith(("_low", "_high")) or gate.or_within or gate.warn_only)
     ] == []
+
+
+def test_a_lower_end_must_be_above_its_threshold_and_an_upper_end_below() -> None:
+    assert {gate.op for gate in GATES.values() if gate.metric.endswith("_low")} == {">=", ">"}
+    assert {gate.op for gate in GATES.values() if gate.metric.endswith("_high")} == {"<="}

@@ -120,18 +120,18 @@ def test_items_with_a_known_answer_are_drawn_among_the_others_and_only_the_key_n
     for seed in range(150):
         items, before = checked(seed)
         assert [item.item for item in items] == [f"q{n:04d}" for n in range(1, 33)], "numbers are those of the order"
-        known = [item for item in items if item.known is not None]
+        known = [item for item in items if item.distortion is not None]
         assert len({item.policy for item in known}) == 8
         key = sealed_key(items, "salt")
         assert key["attention"] == {item.item: item.policy_side for item in known}
         assert not key["attention"].keys() & (key["policy_side"].keys() | key["repeat_of"].keys())
-        rest = [item for item in items if item.known is None]
+        rest = [item for item in items if item.distortion is None]
         assert [each[1:5] for each in rest] == [each[1:5] for each in before], "the others keep order and sides"
         at = {item.item: item for item in items}
         assert all(at[item.repeat_of].chosen == item.chosen for item in rest if item.repeat_of)
         sides += Counter(item.policy_side for item in known)
-        places += Counter(n // 8 for n, item in enumerate(items) if item.known)
-        made += Counter(item.known for item in known)
+        places += Counter(n // 8 for n, item in enumerate(items) if item.distortion)
+        made += Counter(item.distortion for item in known)
     assert sides["a"] == sides["b"] and made["words in disorder"] == made["another prompt's reply"]
     assert all(250 < places[quarter] < 350 for quarter in range(4)), "300 in each quarter of the sheet, within 4 SD"
 
@@ -139,14 +139,14 @@ def test_items_with_a_known_answer_are_drawn_among_the_others_and_only_the_key_n
 def test_the_wrong_reply_is_another_prompts_or_the_same_words_in_disorder() -> None:
     items, _ = checked(5)
     every = {each.reply for each in replies(30)}
-    for item in (item for item in items if item.known):
-        if item.known == "words in disorder":
+    for item in (item for item in items if item.distortion):
+        if item.distortion == "words in disorder":
             assert sorted(item.sft.split()) == sorted(item.policy.split()) and item.sft != item.policy
         else:
             assert item.sft in every - {item.policy}
     alone, _ = blind([Chosen([], None, "all")], ["x"], ["y"], 0)
-    (one,) = (item for item in with_attention(alone, replies(1), 3, "s") if item.known)
-    assert one.known == "words in disorder", "there is no other prompt's reply"
+    (one,) = (item for item in with_attention(alone, replies(1), 3, "s") if item.distortion)
+    assert one.distortion == "words in disorder", "there is no other prompt's reply"
 
 
 def held_out(case_data: Path, count: int) -> None:

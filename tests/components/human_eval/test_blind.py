@@ -92,7 +92,7 @@ def batches(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, np.nda
     for seed in range(BATCHES):
         folder = tmp_path_factory.mktemp(f"batch{seed}")
         items = batch(folder, seed)
-        judged = [item.known is None for item in items]
+        judged = [item.distortion is None for item in items]
         found.append((folder, np.array([item.policy_side == "a" for item in items]), np.array(judged)))
     return found  # type: ignore[return-value]
 

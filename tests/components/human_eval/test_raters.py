@@ -18,7 +18,7 @@ from components.data.rows import RawRow
 from components.gates.judging import GatesConfig, judge
 from components.gates.table import GATES
 from components.human_eval.batch.halves import may_train
-from components.human_eval.blinding import blind, home_seal
+from components.human_eval.blinding import blind, home_secret
 from components.human_eval.results.checks import rater_checks
 from components.human_eval.selection import Chosen
 from components.human_eval.sheet import SheetRow
@@ -239,14 +239,14 @@ def test_sides_depend_on_a_secret_of_the_home_and_the_same_home_gives_the_same_b
 def test_without_the_secret_the_keys_digest_can_not_be_guessed() -> None:
     chosen = [Chosen([{"role": "user", "content": f"{n}"}], None, "all") for n in range(4)]
     texts = ["one", "two", "three", "four"], ["ein", "zwei", "drei", "vier"]
-    salts = {blind(chosen, *texts, seed=0, seal=seal)[1] for seal in (b"", b"x", b"y")}
+    salts = {blind(chosen, *texts, seed=0, key=seal)[1] for seal in (b"", b"x", b"y")}
     assert len(salts) == 3
 
 
 def test_the_secret_is_made_once_for_its_owner_alone(tmp_path: Any) -> None:
-    path = home_seal(tmp_path / "home")
+    path = home_secret(tmp_path / "home")
     before = path.read_bytes()
     assert path.stat().st_mode & 0o777 == 0o600 and len(before) == 64
-    assert home_seal(tmp_path / "home") == path and path.read_bytes() == before
-    assert home_seal(tmp_path / "other").read_bytes() != before
+    assert home_secret(tmp_path / "home") == path and path.read_bytes() == before
+    assert home_secret(tmp_path / "other").read_bytes() != before
     assert [each.name for each in (tmp_path / "home").iterdir()] == [path.name]

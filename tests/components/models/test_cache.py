@@ -169,7 +169,7 @@ def test_a_stop_string_before_eos_counts_however_rarely_one_looks(
     of = Counter(ids[n - 1] if over else -1 for ids, n, over in zip(
         often.response_ids.tolist(), often.response_lengths, often.ended.tolist(), strict=True
     ))  # fmt: skip
-    assert min(of[each] for each in (*ends, -1)) >= 3 and often.otherwise == rarely.otherwise
+    assert min(of[each] for each in (*ends, -1)) >= 3 and often.other_endings == rarely.other_endings
     assert torch.equal(often.response_ids, rarely.response_ids) and torch.equal(often.ended, rarely.ended)
     assert not any(word in text for text in rarely.texts(tokenizer))
     torch.testing.assert_close(often.logprobs, rarely.logprobs, atol=1e-5, rtol=0)

@@ -99,8 +99,8 @@ def same(one: Samples, two: Samples) -> None:
     assert torch.equal(one.response_ids, two.response_ids) and torch.equal(one.response_mask, two.response_mask)
     assert torch.equal(one.ended, two.ended)
     torch.testing.assert_close(one.logprobs, two.logprobs, atol=1e-6, rtol=1e-6)
-    assert one.seen is not None and two.seen is not None
-    torch.testing.assert_close(one.seen.entropy, two.seen.entropy, atol=1e-6, rtol=2e-6)
+    assert one.stats is not None and two.stats is not None
+    torch.testing.assert_close(one.stats.entropy, two.stats.entropy, atol=1e-6, rtol=2e-6)
 
 
 def test_every_type_that_is_captured_is_tested_here() -> None:
@@ -191,7 +191,7 @@ def test_values_of_a_shared_trunk_and_cooler_sampling_too(language: Any) -> None
         found.append(drawn)
     same(*found)
     assert Recorded.captured > 2
-    values = [samples.seen.values for samples in found if samples.seen is not None]
+    values = [samples.stats.values for samples in found if samples.stats is not None]
     torch.testing.assert_close(*values, atol=1e-6, rtol=0)
     assert values[0] is not None and values[0].any()
 

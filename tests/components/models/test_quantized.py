@@ -102,7 +102,7 @@ def test_the_sampler_of_four_bits_makes_no_copy_and_samples_with_products_in_bfl
     with torch.no_grad():
         stats = token_stats(view, sampled.ids, sampled.mask, sampled.counts, BFLOAT16)
     apart = (sampled.logprobs[sampled.response_mask] - stats.logprobs).abs()
-    assert sampled.seen is None and apart.mean() < 0.02
+    assert sampled.stats is None and apart.mean() < 0.02
     with rollout_engine(view, language.tokenizer, runtime) as engine:
         exact = engine.sample(language.prompts, GenerationConfig(max_new_tokens=6), 0)
     same = exact.logprobs.shape == sampled.logprobs.shape and torch.equal(exact.logprobs, sampled.logprobs)

@@ -157,7 +157,7 @@ def test_what_the_sampler_saw_is_what_the_training_path_computes(
     stats = token_stats(
         eager(language, 4.0), batch.ids, batch.mask, batch.counts, runtime, temperature, with_entropy=True
     )
-    mask, seen = samples.response_mask, samples.seen
+    mask, seen = samples.response_mask, samples.stats
     assert seen is not None and seen.values is not None and not mask.all()
     pairs = (
         (samples.logprobs, stats.logprobs), (seen.logprobs_at_1, stats.logprobs_at_1), (seen.entropy, stats.entropy),
@@ -167,7 +167,7 @@ def test_what_the_sampler_saw_is_what_the_training_path_computes(
         assert torch.allclose(kept[mask], recomputed, atol=2e-5) and not kept[~mask].any()
     rounded = runtime.model_copy(update={"dtype": "bfloat16"})
     with rollout_engine(language.model, language.tokenizer, rounded) as engine:
-        assert engine.sample(language.prompts, generation, 0).seen is None
+        assert engine.sample(language.prompts, generation, 0).stats is None
 
 
 def test_packing_moves_tokens_and_changes_none(language: Any) -> None:

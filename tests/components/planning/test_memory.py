@@ -83,7 +83,7 @@ def test_models_beside_ppos_own_are_held_through_all_of_ppo() -> None:
     """A reward model of `ppo.rewards`, and an independent judge."""
     plain = planned(run())
     judge = 2 * MATRICES + 4 * (SCALAR - MATRICES)
-    for more, size in (({"judges": 10**9}, 10**9), ({"judged": True}, judge)):
+    for more, size in (({"judges": 10**9}, 10**9), ({"judge": True}, judge)):
         for (stage, name), phase in planned(run()._replace(**more)).items():
             expected = round(1.05 * size) if stage == "ppo" else 0
             assert phase.bytes - plain[stage, name].bytes == pytest.approx(expected, abs=2), name

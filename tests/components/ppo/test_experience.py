@@ -69,7 +69,7 @@ def test_at_the_start_kl_is_0_and_the_sampler_agrees(load: Load, temperature: fl
     job, models, samples = load(generation=GenerationConfig(max_new_tokens=10, temperature=temperature))
     experience = gather_experience(models, samples, job, beta=0.1)
     assert abs(experience.metrics["ppo/kl"]) < 1e-5 and abs(experience.metrics["ppo/log_ratio_at_temperature_1"]) < 1e-5
-    recomputed = gather_experience(models, dataclasses.replace(samples, seen=None), job, beta=0.1)
+    recomputed = gather_experience(models, dataclasses.replace(samples, stats=None), job, beta=0.1)
     assert recomputed.metrics["ppo/kl"] == 0 and recomputed.metrics["ppo/sampler_drift"] <= 1e-4
     for name in ("ppo/entropy", "ppo/log_ratio_at_temperature_1", "ppo/proxy_reward"):
         assert experience.metrics[name] == pytest.approx(recomputed.metrics[name], abs=1e-5)
@@ -84,7 +84,7 @@ def test_the_metrics_are_of_the_batch_both_units_of_kl_among_them(load: Load) ->
     job, models, samples = load()
     with torch.no_grad():
         models.policy.model.norm.weight.add_(0.2)
-    drifted = dataclasses.replace(samples, logprobs=relogprobs(models, samples, job), seen=None)
+    drifted = dataclasses.replace(samples, logprobs=relogprobs(models, samples, job), stats=None)
     metrics = gather_experience(models, drifted, job, beta=0.25).metrics
     tokens = samples.response_mask.sum().item()
     assert metrics["ppo/kl"] != 0 and metrics["ppo/beta"] == 0.25
@@ -110,7 +110,7 @@ def test_kl_and_its_units_are_those_of_transformers_forward_passes_padded_on_eit
     ids = [tokenizer(each, add_special_tokens=False)["input_ids"] for each in said]
     samples = sample(models.policy, models.tokenizer, [encode_prompt(tokenizer, p, 64) for p in prompts], generation, 5)
     if path == "training":
-        samples = dataclasses.replace(samples, seen=None)
+        samples = dataclasses.replace(samples, stats=None)
     found = gather_experience(models, samples, job, beta=0.1)
 
     responses = []
@@ -170,7 +170,7 @@ def padded_logprobs(
 def relogprobs(models: Any, samples: Samples, job: Any) -> torch.Tensor:
     from components.ppo.models import frozen_pass
 
-    return frozen_pass(models, dataclasses.replace(samples, seen=None), job).policy
+    return frozen_pass(models, dataclasses.replace(samples, stats=None), job).policy
 
 
 def test_a_sampler_that_drifts_from_the_training_path_stops_the_run(load: Load) -> None:
@@ -178,7 +178,7 @@ def test_a_sampler_that_drifts_from_the_training_path_stops_the_run(load: Load) 
     with torch.no_grad():
         models.policy.model.norm.weight.add_(0.2)  # trained on after sampling
     with pytest.raises(CheckFailed, match="sampler and the training path disagree"):
-        gather_experience(models, dataclasses.replace(samples, seen=None), job, beta=0.1)
+        gather_experience(models, dataclasses.replace(samples, stats=None), job, beta=0.1)
 
 
 def of(stages: Any, dtype: str = "float32", temperature: float = 1.0) -> PpoJob:
@@ -240,7 +240,7 @@ def test_dropout_left_on_stops_the_run_at_any_temperature(load: Load, temperatur
     prompts = [ids[mask].tolist() for ids, mask in zip(samples.prompt_ids, samples.prompt_mask, strict=True)]
     torch.manual_seed(0)
     with pytest.raises(CheckFailed, match=r"sampler and the training path disagree .* Check that dropout is off"):
-        gather_experience(models, dataclasses.replace(samples, seen=None), job, beta=0.1)
+        gather_experience(models, dataclasses.replace(samples, stats=None), job, beta=0.1)
     dropped = sample(models.policy, models.tokenizer, prompts, generation, 1)
     with pytest.raises(CheckFailed, match=r"KL to the reference is .* before the first update"):
         check_start(gather_experience(models, dropped, job, beta=0.1), job)

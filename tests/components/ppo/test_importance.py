@@ -44,7 +44,7 @@ def test_untruncated_weights_turn_a_samplers_mean_into_the_policys_exactly_and_p
 def test_weights_come_from_both_log_probabilities_and_their_monitors_are_reported(load: Load, level: str) -> None:
     """A sampler that says of every token that it was less likely than the policy says, by 0.05 nats."""
     job, models, samples = load(importance={"level": level, "cap": 1.04})
-    shifted = dataclasses.replace(samples, logprobs=samples.logprobs - 0.05 * samples.response_mask, seen=None)
+    shifted = dataclasses.replace(samples, logprobs=samples.logprobs - 0.05 * samples.response_mask, stats=None)
     job = job.model_copy(update={"runtime": job.runtime.model_copy(update={"dtype": "bfloat16"})})
     experience = gather_experience(models, shifted, job, beta=0.1)
     mask, metrics = samples.response_mask, experience.metrics
@@ -73,7 +73,7 @@ def test_policy_and_kl_loss_of_each_token_are_weighed_with_its_weight(load: Load
 def test_nothing_is_weighed_by_default_in_this_process_though_its_monitors_are_there(load: Load) -> None:
     job, models, samples = load()
     assert job.ppo.importance_level is None
-    recomputed = gather_experience(models, dataclasses.replace(samples, seen=None), job, beta=0.1)
+    recomputed = gather_experience(models, dataclasses.replace(samples, stats=None), job, beta=0.1)
     assert recomputed.importance is None
     assert recomputed.metrics["ppo/importance_max"] == pytest.approx(1, abs=1e-4)
     assert 0 <= recomputed.metrics["ppo/sampler_kl"] < 1e-7 and recomputed.metrics["ppo/importance_truncated"] == 0

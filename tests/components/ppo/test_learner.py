@@ -32,7 +32,7 @@ def with_passes(experience: Experience, **changes: torch.Tensor | None) -> Exper
 
 def repeatable(experience: Experience) -> Experience:
     """The same, without what the sampler saw: the policy may have left it."""
-    return dataclasses.replace(experience, samples=dataclasses.replace(experience.samples, seen=None))
+    return dataclasses.replace(experience, samples=dataclasses.replace(experience.samples, stats=None))
 
 
 @pytest.mark.parametrize("kind", ["separate", "shared"])

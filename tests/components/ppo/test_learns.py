@@ -347,7 +347,7 @@ class Perturbed:
         layer.bias.copy_(self.error)
         sampler.lm_head = layer
         drawn = sample(sampler, self.task.tokenizer, prompts, generation, seed, numbers)
-        return dataclasses.replace(drawn, seen=None)
+        return dataclasses.replace(drawn, stats=None)
 
 
 def systematic(seed: int, numbers: Sequence[int], cap: int) -> Tensor:

@@ -57,7 +57,7 @@ def test_the_four_are_one_backbone_and_start_as_whole_models_would(
     one = sum(p.numel() for _, p in models.reference.weights())
     everything = {id(p): p.numel() for view in views for _, p in view.weights()}
     assert one < sum(everything.values()) < 2 * one
-    samples = dataclasses.replace(samples, seen=None)
+    samples = dataclasses.replace(samples, stats=None)
     here = frozen_pass(models, samples, job)
     there = frozen_pass(Models.load(adapted.job("ppo"), adapted.inputs), samples, job)
     assert torch.equal(here.policy, here.reference) and torch.equal(here.reference, there.reference)
@@ -79,7 +79,7 @@ def test_an_ensemble_of_adapters_scores_on_the_one_backbone_as_its_whole_models_
     job, models, samples = load(there, **LORA, **worst)
     views = (models.policy, models.critic.model, *models.reward_model.members)
     assert len(views) == 4 and len({id(view.backbone) for view in views}) == 1
-    samples = dataclasses.replace(samples, seen=None)
+    samples = dataclasses.replace(samples, stats=None)
     here = frozen_pass(models, samples, job).raw_scores
     whole = frozen_pass(Models.load(there.job("ppo", **worst), there.inputs), samples, job).raw_scores
     assert torch.allclose(here, whole, atol=1e-4) and here.std() > 1e-3
@@ -216,7 +216,7 @@ def test_stopped_twice_by_sigterm_and_resumed_the_reference_is_to_the_byte_what_
         assert torch.equal(was.samples.response_ids, now.samples.response_ids)
         assert torch.equal(was.logprobs, now.logprobs)
         assert torch.equal(was.passes.reference, now.passes.reference)
-        sft = frozen_pass(artifact, dataclasses.replace(now.samples, seen=None), shared.job("ppo")).sft
+        sft = frozen_pass(artifact, dataclasses.replace(now.samples, stats=None), shared.job("ppo")).sft
         assert torch.equal(now.passes.sft, sft) and sft.abs().max() > 0
         refreshed = refresh_every is not None and update >= refresh_every
         assert torch.equal(now.passes.reference, sft) is not refreshed, update

@@ -193,7 +193,7 @@ def gathered(load: Any, monkeypatch: pytest.MonkeyPatch, parts: bool, **options:
     monkeypatch.setattr(
         experience, "estimate_advantages", lambda rewards, *rest: (seen.append(rewards), estimate(rewards, *rest))[1]
     )
-    asked = [[{"role": "user", "content": "?"}]] * len(samples.said)
+    asked = [[{"role": "user", "content": "?"}]] * len(samples.text_ids)
     return experience.gather_experience(loaded, samples, job, 0.1, asked), seen[0]
 
 
@@ -207,7 +207,7 @@ def test_in_a_batch_each_part_is_scaled_and_weighted_and_what_is_left_comes_last
     assert of_parts.sum(1).tolist() == pytest.approx(of_sums.sum(1).tolist(), abs=1e-5)
     moved = (of_parts - of_sums).tolist()
     first, tokenizer = 0, load()[1].tokenizer
-    for row, (ids, length) in enumerate(zip(found.samples.said, found.samples.response_lengths, strict=True)):
+    for row, (ids, length) in enumerate(zip(found.samples.text_ids, found.samples.response_lengths, strict=True)):
         expected = [0.0] * len(moved[row])
         if ids:
             text = visible_text(tokenizer, ids)

@@ -83,7 +83,7 @@ def test_an_update_tells_how_many_tokens_each_clip_held(load: Load) -> None:
     push = torch.tensor([1.0, -1, -1]).repeat(mask.numel() // 3 + 1)[: mask.numel()].view(mask.shape)
     moved = dataclasses.replace(
         with_passes(experience, policy=experience.logprobs - log_ratio), advantages=push.masked_fill(~mask, 0),
-        samples=dataclasses.replace(experience.samples, seen=None),
+        samples=dataclasses.replace(experience.samples, stats=None),
     )  # fmt: skip
     metrics = learner.update(moved, 0)
     for name, where in (("dual_clip_fraction", (push < 0) & (log_ratio == 0.1)),
@@ -207,7 +207,7 @@ def test_every_optimiser_step_of_the_run_mixes_in_its_own_demonstrations(
         generation=stages.job("ppo").generation,
     )  # fmt: skip
     learner = Learner.start(learner.models, learner.job, stages.inputs["data"])
-    seen = dataclasses.replace(experience, samples=dataclasses.replace(experience.samples, seen=None))
+    seen = dataclasses.replace(experience, samples=dataclasses.replace(experience.samples, stats=None))
     for update in (0, 1):
         learner.update(seen, update)
     assert steps == list(range(8))

@@ -81,7 +81,7 @@ def test_its_log_probabilities_are_the_training_paths_of_the_weights_that_were_s
     generation = CAP.model_copy(update={"temperature": temperature})
     with opened.engine(policy, None) as engine:
         samples = engine.sample(prompts, generation, seed=5)
-    assert samples.seen is None, "what was recomputed is believed, not what a server says"
+    assert samples.stats is None, "what was recomputed is believed, not what a server says"
     batch = Packed.of(samples, range(len(prompts)))
     found = token_stats(policy, batch.ids, batch.mask, batch.counts, runtime, temperature)
     mask = samples.response_mask

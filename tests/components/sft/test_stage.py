@@ -37,7 +37,7 @@ def encoded(tokenizer: Any, rows: list[Any], generation: GenerationConfig) -> li
 
 def mean_loss(model: Any, tokenizer: Any, examples: list[Any], runtime: Runtime, batch_size: int = 32) -> float:
     """Nats per response token of all `examples`."""
-    losses = response_losses(model, tokenizer, Examples.of(examples), runtime, batch_size)
+    losses = response_losses(model, tokenizer.pad_token_id, Examples.of(examples), runtime, batch_size)
     return sum(losses) / sum(len(response) for _, response in examples)
 
 

@@ -53,15 +53,16 @@ def test_a_rise_at_equal_values_of_another_series_is_that_of_a_regression_on_bot
     kl, noise = np.random.default_rng(1).standard_normal((2, 30))
     y = 2 * kl + 0.01 * np.arange(30) + 0.1 * noise
     both = sm.OLS(y, np.column_stack([np.ones(30), kl, np.arange(30)])).fit()
-    found = series_rise(y, given=kl)
+    found = series_rise(y, covariate=kl)
     assert found.value == pytest.approx(29 * both.params[2])
     assert found.low > 0, "the other series hides the rise no longer"
     assert series_rise(y).low < 0
     for given in (kl[1:], np.ones(30), [*kl[1:], math.inf]):
         with pytest.raises(ValueError, match="the other series needs as many values"):
-            series_rise(y, given=given)
+            series_rise(y, covariate=given)
 
 
 def test_at_equal_values_of_another_series_noise_without_a_trend_rarely_shows_one() -> None:
-    found = [series_rise(y + x, given=x) for y, x in zip(series(0.3, 50, 600), series(0.6, 50, 600, 1), strict=True)]
+    pairs = zip(series(0.3, 50, 600), series(0.6, 50, 600, 1), strict=True)
+    found = [series_rise(y + x, covariate=x) for y, x in pairs]
     assert np.mean([not i.low <= 0 <= i.high for i in found]) <= 0.08

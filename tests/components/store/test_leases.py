@@ -178,12 +178,12 @@ def test_a_clock_that_is_set_back_is_no_silence(tmp_path: Path, monkeypatch: pyt
 
 def test_a_waiter_that_slept_gives_the_holder_time_to_show_its_heart(tmp_path: Path, monkeypatch) -> None:
     """A sleeping machine stops both: on waking, the waiter must not count the night as the holder's silence."""
-    from components.store.leases import _Watch
+    from components.store.leases import _Heartbeat
 
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     with leased(tmp_path, beat=600):
-        watch = _Watch(ttl=60, longest=2)
+        watch = _Heartbeat(ttl=60, longest=2)
         assert not watch.is_over(tmp_path, 1)
         now[0] += 8 * 3600
         assert not watch.is_over(tmp_path, 1)

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, select, text
 
 from components.base.errors import UserError
 from components.base.jsonl import read_rows, write_rows
-from components.human_eval.returned_labels import Sample, given, rated_columns
+from components.human_eval.returned_labels import Sample, rated_columns, rating_count
 from data_contracts.rows.ledger import quarantine_line
 from flows.people.rater_sheets import LABELS, joined
 from flows.review import review_batches
@@ -60,7 +60,7 @@ def test_three_people_who_share_a_run_s_items_give_files_that_score_as_what_they
     assert export(page.voting, source) == files, "and once more"
     sample = Sample.open(run.parent / "sample")
     labels = sample.ratings(*files)
-    assert len(rated_columns(labels)) == 3 and given(labels, sample.raters) == 2 * ITEMS
+    assert len(rated_columns(labels)) == 3 and rating_count(labels, sample.raters) == 2 * ITEMS
     for item, each in labels.items():
         assert [rating for rating in each if rating] == [sample.policy_side[item]] * 2, "sides are unexchanged"
     with files[0].open(encoding="utf-8-sig", newline="") as file:
@@ -77,7 +77,7 @@ def test_a_skipped_pair_is_an_empty_rating_and_counts_as_none(run: Path, site: C
     page = site(raters=2, source=review_batches.find_batch(run, "run-1"))
     page.judge(lambda first: SKIP if first[-1] == "0" else "tie")
     labels = Sample.open(run.parent / "sample").ratings(*export(page.voting, page.source))
-    assert given(labels, 2) == 2 * (ITEMS - 1)
+    assert rating_count(labels, 2) == 2 * (ITEMS - 1)
 
 
 def test_ratings_that_somebody_filled_in_by_hand_are_not_overwritten(run: Path, site: Callable[..., Site]) -> None:

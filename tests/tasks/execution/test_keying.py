@@ -58,7 +58,7 @@ TABLE = [
     ("components/reward/train.py", "", CODE, {"reward"}, ...),
     ("components/ppo/maths.py", "", CODE, {"ppo"}, ...),
     ("components/human_eval/blinded_sample.py", "", CODE, {"human_eval.sample"}, ...),
-    ("components/reward/substages/judged.py", "", CODE, JUDGED, ...),
+    ("components/reward/substages/sheet_scores.py", "", CODE, JUDGED, ...),
     ("components/stats/calibration/calibration_metrics.py", "", CODE, {"reward", "human_eval"}, ...),
     ("components/human_eval/unblinded_score.py", "", CODE, {"human_eval"}, ...),
 ]  # fmt: skip

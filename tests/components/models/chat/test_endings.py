@@ -42,10 +42,10 @@ def test_another_token_ends_a_response_as_eos_does(language: Any, tokenizer: Any
     assert found.ended.tolist() == [row[-1] in ids for row in expected]
     for number, row in enumerate(expected):
         said = row[:-1] if row[-1] in ids else row
-        assert found.said[number] == said and found.texts(tokenizer)[number] == visible_text(tokenizer, said)
+        assert found.text_ids[number] == said and found.texts(tokenizer)[number] == visible_text(tokenizer, said)
         judged = [*said, tokenizer.eos_token_id] if row[-1] in ids else row
-        assert found.as_judged(number) == judged, "a reward model was trained on texts that end with EOS"
-    assert found.otherwise.keys() == {n for n, row in enumerate(expected) if row[-1] in ids[1:]} != set()
+        assert found.reward_ids(number) == judged, "a reward model was trained on texts that end with EOS"
+    assert found.other_endings.keys() == {n for n, row in enumerate(expected) if row[-1] in ids[1:]} != set()
 
 
 def test_a_response_ends_where_a_stop_string_is_complete(language: Any, tokenizer: Any, runtime: Any) -> None:
@@ -68,7 +68,7 @@ def test_a_response_ends_where_a_stop_string_is_complete(language: Any, tokenize
             before = before_stop(tokenizer, text)
             heads = (row[:n] for n in range(length + 1) if visible_text(tokenizer, row[:n]) == before)
             said_again = tokenizer(before, add_special_tokens=False)["input_ids"]  # it stops within a token
-            assert found.as_judged(number) == [*next(heads, said_again), tokenizer.eos_token_id]
+            assert found.reward_ids(number) == [*next(heads, said_again), tokenizer.eos_token_id]
     assert 2 <= stopped < len(free), "some stop, some do not"
     messages = [[{"role": "user", "content": "Hello."}]]
     answer = generate_responses(language.model, tokenizer, messages, FREE, 7, runtime)[0]
@@ -81,7 +81,7 @@ def test_the_order_of_ranks_and_batches_changes_no_ending(language: Any, tokeniz
     with rollout_engine(language.model, tokenizer, runtime) as engine:
         part = engine.sample([language.prompts[i] for i in (4, 0)], FREE, 7, [4, 0])
     assert [rows(part)[1], part.texts(tokenizer)[1]] == [rows(whole)[0], whole.texts(tokenizer)[0]]
-    assert with_endings(whole, tokenizer).otherwise == whole.otherwise
+    assert with_endings(whole, tokenizer).other_endings == whole.other_endings
 
 
 @pytest.mark.parametrize("text", ["Bitte schön. Schluss", "a👋b Schluss", "x\n\nUser: y", "nothing here"])

@@ -11,7 +11,7 @@ from components.models.folders import load_reward_model
 from components.models.runtime import Runtime
 from components.reward.config import JudgedJob
 from components.reward.scoring import ScoreScale, load_scorer, score_sequences
-from components.reward.substages.judged import run
+from components.reward.substages.sheet_scores import run
 from components.reward.training_pairs import encode_pairs
 from tests.components.conftest import GENERATION, silent
 

@@ -26,11 +26,11 @@ def run(job: JudgedJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
     """
     model, tokenizer = load_scorer(inputs["reward"], job.runtime)
     prompts = {row["item"]: row["prompt"] for row in read_rows(inputs["sample"] / "responses.jsonl")}
-    shown = {row["item"].split("-")[0]: row for row in read_rows(inputs["sample"] / "sheet.jsonl")}
-    items = [item for item in shown if item in prompts]
+    sheet = {row["item"].split("-")[0]: row for row in read_rows(inputs["sample"] / "sheet.jsonl")}
+    items = [item for item in sheet if item in prompts]
     sequences = []
     for item in items:
-        row = shown[item]
+        row = sheet[item]
         prompt = encode_prompt(tokenizer, prompts[item], job.generation.max_prompt_tokens)
         for side in ("response_a", "response_b"):
             sequences.append(prompt + encode_response(tokenizer, row[side], job.generation.max_new_tokens))
