@@ -67,9 +67,8 @@ STAGES: dict[str, Stage] = {
         _stage("ppo", "components.ppo.stage", "components.ppo.config:PpoJob", PEFT, spreads=True),
         _stage("human_eval.sample", "components.human_eval.blinded_sample", "components.human_eval.config:SampleJob",
                TORCH, shown="human_eval", final=False),
-        _stage("human_eval.reward", "components.reward.substages.sheet_scores", "components.reward.config:JudgedJob",
-               PEFT,
-               shown="human_eval", final=False),
+        _stage("human_eval.reward", "components.reward.substages.sheet_scores",
+               "components.reward.config:SheetScoresJob", PEFT, shown="human_eval", final=False),
         _stage("human_eval", "components.human_eval.unblinded_score", "components.human_eval.config:ScoreJob",
                ("pandas",)),
     )

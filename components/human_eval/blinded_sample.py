@@ -13,7 +13,7 @@ from components.data.tables.published import has_split, read_split, rows_at
 from components.data.words import seen
 from components.human_eval.batch.attention import held_out_replies, with_attention
 from components.human_eval.batch.halves import JUDGED_IN
-from components.human_eval.blinding import Item, JudgedItem, blind, sealed_key, sheet_item
+from components.human_eval.blinding import AuthoredItem, Item, blind, sealed_key, sheet_item
 from components.human_eval.config import CRITERIA, HumanEvalConfig, SampleJob
 from components.human_eval.respond import respond
 from components.human_eval.selection import HeldOutPrompt, choose
@@ -60,7 +60,7 @@ def run(job: SampleJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
         items = with_attention(items, held_out_replies(inputs["data"]), checks, salt)
     write_rows(
         artifact / "responses.jsonl",
-        (JudgedItem(item=i.item, stratum=i.chosen.stratum, category=i.chosen.category, prompt=i.chosen.prompt,
+        (AuthoredItem(item=i.item, stratum=i.chosen.stratum, category=i.chosen.category, prompt=i.chosen.prompt,
                     sft=i.sft, policy=i.policy) for i in items if i.distortion is None),
     )  # fmt: skip
     write_blinded(artifact, items, salt, config, job.seed)

@@ -80,7 +80,7 @@ class SealedKey(TypedDict):
     salt: str
 
 
-class JudgedItem(TypedDict):
+class AuthoredItem(TypedDict):
     """A line of `responses.jsonl`: an item with its authors."""
 
     item: str

@@ -16,7 +16,7 @@ from components.base.hashing import digest_file
 from components.base.jsonl import read_rows
 from components.human_eval.batch.returned_sheets import ReturnedSheet, parse_sheet
 from components.human_eval.batch.returned_texts import first_difference, plain, same
-from components.human_eval.blinding import JudgedItem, SealedKey, Side
+from components.human_eval.blinding import AuthoredItem, SealedKey, Side
 from components.human_eval.sheet import SheetInfo, SheetRow, rating_columns, write_joint
 
 _ITEM = re.compile(r"(q\d+)-([0-9a-f]{8})")
@@ -59,7 +59,7 @@ class Sample:
     folder: Path
     about: SheetInfo
     policy_side: dict[str, Side]
-    responses: dict[str, JudgedItem]
+    responses: dict[str, AuthoredItem]
     repeat_of: dict[str, str]
     """Maps an item to the one that it repeats with sides exchanged."""
     attention: Mapping[str, Side] = field(default_factory=dict)

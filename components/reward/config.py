@@ -128,7 +128,7 @@ class JudgeJob(RewardJob):
         return RewardJob(seed=seed, runtime=self.runtime, generation=self.generation, reward=reward)
 
 
-class JudgedJob(Settings):
+class SheetScoresJob(Settings):
     """Everything except the inputs on which the reward model's scores of the pairs that people judge depend."""
 
     seed: int

@@ -34,9 +34,9 @@ from components.rewards.config import (
 )
 from components.rewards.function import FunctionSource
 from components.rewards.http import HttpSource
-from components.rewards.kept import KeptScores
 from components.rewards.model import ModelSource
 from components.rewards.source import Parts, Replies, Source, total
+from components.rewards.stored_scores import StoredScores
 from components.rewards.verifiers import Verifier
 
 Place = Callable[[int, Parts], Sequence[tuple[int, float]]]
@@ -276,6 +276,6 @@ def _opened(
         case FunctionReward() | PluginReward():
             return FunctionSource(config)
         case HttpReward():
-            return KeptScores(HttpSource(config, render), folder / f"{config.name}.jsonl")
+            return StoredScores(HttpSource(config, render), folder / f"{config.name}.jsonl")
         case VerifierReward():
             return Verifier(config)

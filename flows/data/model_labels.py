@@ -19,7 +19,7 @@ from components.data.hub import resolve_source
 from components.data.rows import Ballot, RawRow, Row, blank
 from components.gates.gate_text import number
 from components.labelling.config import EndpointConfig
-from components.labelling.feedback.answers import KeptAnswers
+from components.labelling.feedback.answers import StoredAnswers
 from components.labelling.feedback.feedback_votes import PairToJudge, VoteRule, ask, vote_rows
 from components.labelling.feedback.judges import EndpointJudge, FolderJudge, Judge
 from components.labelling.feedback.rubric import FORM, RUBRIC
@@ -105,7 +105,7 @@ def label_file(
             lease.check()
             report(done, total)
 
-        with KeptAnswers(out, about) as earlier:
+        with StoredAnswers(out, about) as earlier:
             answers = ask(chosen, rubric, earlier, open_judge, checked)
             others = earlier.others(answers)
         from components.labelling.feedback.feedback_quality import judge_report  # brings scipy

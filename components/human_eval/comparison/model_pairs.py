@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from components.human_eval.blinding import JudgedItem
+from components.human_eval.blinding import AuthoredItem
 
 MODELS = "models.json"
 """The file of a sample artifact with the two models of each item; as secret as the key."""
@@ -13,7 +13,7 @@ RESULT = "comparison.json"
 _INPUT = "model_"
 
 
-class ComparedItem(JudgedItem):
+class ComparedItem(AuthoredItem):
     """A line of `responses.jsonl`: `sft` is the first model's response, `policy` the second's."""
 
     models: list[int]

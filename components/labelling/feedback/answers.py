@@ -36,7 +36,7 @@ def pair_id(prompt: list[Message], a: str, b: str) -> str:
     return digest_json([prompt, a, b])[:32]
 
 
-class KeptAnswers(ExitStack[None]):
+class StoredAnswers(ExitStack[None]):
     """The file `answers.jsonl` of a folder: a line per pair, synced to disk before the next pair is asked."""
 
     def __init__(self, folder: Path, judge: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from components.base.jsonl import Message
 from components.data.rows import OF_MODEL
-from components.labelling.feedback.answers import BothOrders, KeptAnswers, pair_id
+from components.labelling.feedback.answers import BothOrders, StoredAnswers, pair_id
 from components.labelling.feedback.judges import Judge
 from components.labelling.feedback.rubric import question
 
@@ -47,7 +47,7 @@ class PairToJudge(NamedTuple):
 def ask(
     pairs: Sequence[PairToJudge],
     rubric: str,
-    store: KeptAnswers,
+    store: StoredAnswers,
     open_judge: Callable[[], Judge],
     observe: Callable[[int, int], None],
 ) -> dict[str, BothOrders]:

@@ -9,14 +9,14 @@ from pathlib import Path
 from components.base.jsonl import read_rows, write_json, write_rows
 from components.base.observe import Observe
 from components.models.batching import encode_prompt, encode_response
-from components.reward.config import JudgedJob
+from components.reward.config import SheetScoresJob
 from components.reward.scoring import ScoreScale, load_scorer, score_sequences
 
 SCORES = "scores.jsonl"
 """A line for each item of the sheet: `item`, and the raw scores `a` and `b` of its two responses."""
 
 
-def run(job: JudgedJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
+def run(job: SheetScoresJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
     """Score both responses of every item of `inputs["sample"]` with the reward model of `inputs["reward"]`.
 
     Attention checks are left out: they have no line in `responses.jsonl`, because no model wrote their wrong reply.

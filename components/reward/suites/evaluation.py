@@ -13,7 +13,7 @@ from components.base.observe import Observe
 from components.base.text import counted
 from components.reward.suites.report import suite_report
 from components.reward.suites.scorer import RewardScorer
-from components.reward.suites.suite_formats import SUITES, JudgedSuite, read_suite
+from components.reward.suites.suite_formats import SUITES, SuitePairs, read_suite
 
 FILE = "suites.json"
 MOST_SUBSETS = 40
@@ -21,7 +21,7 @@ MOST_SUBSETS = 40
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
-def on_suite(scorer: RewardScorer, suite: JudgedSuite) -> dict[str, Any]:
+def on_suite(scorer: RewardScorer, suite: SuitePairs) -> dict[str, Any]:
     """Return a report on a suite: its `shape`, `ties_left_out`, the number of `cut` pairs, and that of `suite_report`.
 
     Raises:

@@ -37,7 +37,7 @@ class SuitePair(NamedTuple):
     """Its first question, by which intervals are clustered."""
 
 
-class JudgedSuite(NamedTuple):
+class SuitePairs(NamedTuple):
     """The judged pairs of a file."""
 
     shape: str
@@ -46,7 +46,7 @@ class JudgedSuite(NamedTuple):
     """Number of rows without a winner, which are left out."""
 
 
-def read_suite(path: Path) -> JudgedSuite:
+def read_suite(path: Path) -> SuitePairs:
     """Read a suite (JSON, JSON Lines, CSV or Parquet, also gzipped).
 
     Raises:
@@ -68,7 +68,7 @@ def read_suite(path: Path) -> JudgedSuite:
             pairs.append(pair)
     if not pairs:
         raise UserError(f"{path}: {counted(len(rows), 'row')}, and all are ties, so there is nothing to evaluate on.")
-    return JudgedSuite(shape, pairs, ties)
+    return SuitePairs(shape, pairs, ties)
 
 
 def _pair(row: RawRow, shape: str, layout: str) -> SuitePair | None:

@@ -18,8 +18,8 @@ from components.ppo.maths import moved_to_tokens
 from components.rewards.config import FunctionReward, HttpReward
 from components.rewards.function import FunctionSource
 from components.rewards.http import HttpSource
-from components.rewards.kept import KeptScores
 from components.rewards.source import Parts, Replies
+from components.rewards.stored_scores import StoredScores
 from components.rewards.weighted import Rewards
 from tests.components.rewards.scorer import Scorer
 
@@ -160,7 +160,7 @@ def test_a_scorer_gives_parts_and_they_are_kept_for_resuming(scorer: Scorer, tmp
                                                    for each in body["responses"]]})  # fmt: skip
     config, expected = HttpReward(source=f"http:{scorer.url}"), [[(0, 1.0), (2, 0.5)], 3.0]
     for _ in range(2):
-        kept = KeptScores(HttpSource(config), tmp_path / "scores.jsonl")
+        kept = StoredScores(HttpSource(config), tmp_path / "scores.jsonl")
         assert kept.score(TWO) == expected
         kept.close()
     assert len(scorer.asked) == 1

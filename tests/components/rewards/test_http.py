@@ -8,8 +8,8 @@ import pytest
 from components.base.errors import Unreachable, UserError
 from components.rewards.config import HttpReward
 from components.rewards.http import NO_VERSION, HttpSource
-from components.rewards.kept import KeptScores
 from components.rewards.source import Replies
+from components.rewards.stored_scores import StoredScores
 from components.rollouts import asking
 
 THREE = Replies([[{"role": "user", "content": "q"}]] * 3, ["a", "bb", "ccc"], [{"label": i} for i in range(3)])
@@ -102,13 +102,13 @@ def test_its_version_is_asked_for_and_none_is_told_apart(scorer: Any) -> None:
 
 def test_a_response_that_was_scored_once_keeps_its_score_also_after_a_kill(scorer: Any, tmp_path: Path) -> None:
     path = tmp_path / "scores" / "own.jsonl"
-    first = KeptScores(source(scorer), path)
+    first = StoredScores(source(scorer), path)
     assert first.score(Replies(*(list(each)[:2] for each in THREE))) == [1.0, 2.0]
     first.close()
     with path.open("ab") as file:
         file.write(b'["cut off')  # killed in the midst of a line
     scorer.answer = lambda body: (200, {"scores": [9.0] * len(body["responses"])})
-    again = KeptScores(source(scorer), path)
+    again = StoredScores(source(scorer), path)
     assert again.score(THREE) == [1.0, 2.0, 9.0]
     assert [len(body["responses"]) for body in scorer.asked] == [2, 1]
     other = Replies(THREE.prompts, THREE.responses, [{"label": 5}] * 3)

@@ -9,7 +9,7 @@ import pytest
 from components.base.jsonl import read_rows, write_rows
 from components.models.folders import load_reward_model
 from components.models.runtime import Runtime
-from components.reward.config import JudgedJob
+from components.reward.config import SheetScoresJob
 from components.reward.scoring import ScoreScale, load_scorer, score_sequences
 from components.reward.substages.sheet_scores import run
 from components.reward.training_pairs import encode_pairs
@@ -32,7 +32,7 @@ def sample(tmp_path: Path) -> Path:
 
 
 def scored(reward: Path, sample: Path, out: Path, runtime: Runtime) -> list[dict[str, Any]]:
-    job = JudgedJob(seed=0, runtime=runtime, generation=GENERATION)
+    job = SheetScoresJob(seed=0, runtime=runtime, generation=GENERATION)
     assert run(job, {"sample": sample, "reward": reward}, out, silent) == {"human_eval/scored_by_reward": 3.0}
     return read_rows(out / "artifact" / "scores.jsonl")
 

@@ -10,7 +10,7 @@ from components.base.jsonl import AppendedLines
 from components.rewards.source import Replies, Score, Source
 
 
-class KeptScores:
+class StoredScores:
     """A source whose scores are written to a file as they arrive, and read from there when the stage resumes.
 
     So a stage that is killed and resumed gets the same scores, even if the scorer would now answer differently.
