@@ -1,6 +1,6 @@
 """The inputs and results of stages, shared by the runner, the tracking and the flows."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -128,6 +128,8 @@ def lineage_of(inputs: Collection[Input]) -> dict[str, str]:
 
 Given = Mapping[str, StageResult | Input]
 """A stage's inputs, by the stage's names for them."""
+StageRunner = Callable[[Stage, Settings, Given], StageResult]
+"""Runs one stage with its options and inputs, and judges it by its gates."""
 
 
 def as_inputs(given: Given) -> dict[str, Input]:

@@ -12,7 +12,7 @@ from flows.config.run_config import RunConfig
 from flows.launch.begin import Launch
 from flows.people.label_progress import begin_waiting
 from flows.people.rater_sheets import give_out
-from flows.rlhf import pipeline, rlhf
+from flows.rlhf import pipeline
 from flows.sources import Sources
 from tasks.execution.context import RunContext
 from tasks.execution.runner import peek, run_stage
@@ -39,6 +39,7 @@ def compute(launch: Launch) -> StageResult | None:
     first = first_to_compute(config, sources, ctx)
     if first is not None:
         from tasks.prefect_flow.server import check_server, end_orphans
+        from tasks.prefect_flow.start_flow import run_as_flow
 
         end_orphans(ctx.home / "prefect" / "embedded")
         try:
@@ -50,7 +51,7 @@ def compute(launch: Launch) -> StageResult | None:
             ctx.discard()
             raise
         try:
-            return _go(launch, lambda: rlhf(config, sources, ctx))
+            return _go(launch, lambda: run_as_flow(ctx, partial(pipeline, config, sources, until=ctx.until)))
         finally:
             if ctx.flow_run:
                 from tasks.prefect_flow.stage_tasks import show_report
