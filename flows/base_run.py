@@ -113,12 +113,12 @@ def changed_before(stage: str, one: RunConfig, other: RunConfig) -> dict[str, st
     found: dict[str, str] = {}
     before = earlier_stages(stage)
     for each in STAGES.values():
-        if each.shown not in before:
+        if each.group not in before:
             continue
         before_it, now = (keyed_values(config.stage_job(each)) for config in (one, other))
         for change in changes({"job": before_it}, {"job": now}):
             if change.part == "config" and change.name != "seed":
-                found.setdefault(change.name, each.shown)
+                found.setdefault(change.name, each.group)
     for field in SOURCES if before else ():
         group, _, name = field.partition(".")
         read_again = field == "sft.base" and stage == "sft"
@@ -158,4 +158,4 @@ def _reward_files(config: RunConfig) -> dict[str, list[str]]:
 def earlier_stages(stage: str) -> list[str]:
     """Return the stages that the pipeline computes before `stage`, which may be a sub-stage."""
     names: list[str] = list(PIPELINE)
-    return names[: names.index(STAGES[stage].shown)]
+    return names[: names.index(STAGES[stage].group)]

@@ -99,7 +99,7 @@ class StageResult:
 
     @property
     def name(self) -> str:
-        return self.stage.shown
+        return self.stage.group
 
     @property
     def imported(self) -> bool:

@@ -126,7 +126,7 @@ def compute(order: Order) -> State[Any]:
 
     def work(home: Path, console: Console) -> tuple[str, str | None]:
         store = ArtifactStore(home)
-        logs.bind(run=order.run, stage=KNOWN[order.stage].shown)
+        logs.bind(run=order.run, stage=KNOWN[order.stage].group)
         say(console, f"{order.stage} for run {order.run}: reading and writing {store.place.where}")
         with StageProgress(console, order.stage) as progress:
             record = receive(order, store, progress.show, lambda text: say(console, text))

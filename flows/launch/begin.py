@@ -132,7 +132,7 @@ def rerun(
     check_stages("--refresh", refresh)
     before = earlier_stages(stage)
     ends = _ends_after(until, [stage, *refresh])
-    if early := [name for name in refresh if STAGES[name].shown in before]:
+    if early := [name for name in refresh if STAGES[name].group in before]:
         raise UserError(f"--refresh {early[0]}: it comes before {stage}. Rerun from there: `tether rerun {early[0]}`.")
     if config is not None:
         refuse_outside(config, home)
@@ -225,7 +225,7 @@ def _ends_after(until: str | None, computed: Sequence[str]) -> dict[str, str]:
         return {}
     check_stages("--until", [until], PIPELINE)
     for stage in computed:
-        if PIPELINE.index(until) < PIPELINE.index(STAGES[stage].shown):
+        if PIPELINE.index(until) < PIPELINE.index(STAGES[stage].group):
             raise UserError(
                 f"--until {until}: the run would end before {stage}, which it is asked to compute. "
                 f"Name {stage} or a later stage."

@@ -112,9 +112,9 @@ def _check_machine(launch: Launch, first: str | None) -> None:
     for stage in dropwhile(lambda each: each.name != first, stages):
         asked = stage.name not in OPTIONAL or config.data.has_judge
         runtime = getattr(config.stage_job(stage), "runtime", None) if "torch" in stage.libraries else None
-        if runtime is not None and asked and stage.name not in ctx.pinned and stage.shown not in config.pools:
+        if runtime is not None and asked and stage.name not in ctx.pinned and stage.group not in config.pools:
             check_machine(runtime)
-        if stage.final and stage.shown == ctx.until:
+        if stage.name == ctx.until:
             return
 
 

@@ -37,7 +37,7 @@ def elsewhere(home: Path, status: RunStatus, found: Mapping[str, Sequence[Link]]
     folder = home / "runs" / status.run
     pages = list(found.get("", ()))
     # Data Docs belong to the run that computed `validate`.
-    computed = [each.record.run for each in readable_done(folder)[0] if each.shown == "validate"]
+    computed = [each.record.run for each in readable_done(folder)[0] if each.group == "validate"]
     if docs := mlflow_page(home, (computed or [status.run])[0], "validate", "attachments/data_docs/index.html"):
         pages.append(Link("Data Docs", docs))
     pages += [Link(f"Card of {path.stem}", f"cards/{path.name}") for path in sorted((folder / "cards").glob("*.md"))]

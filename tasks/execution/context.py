@@ -208,4 +208,4 @@ def new_run_id() -> str:
 def refreshed(stages: Iterable[str]) -> frozenset[str]:
     """Return the stages to recompute with their sub-stages (`human_eval` includes its sample)."""
     wanted = set(stages)
-    return frozenset(stage.name for stage in STAGES.values() if stage.shown in wanted or stage.name in wanted)
+    return frozenset(stage.name for stage in STAGES.values() if stage.group in wanted or stage.name in wanted)

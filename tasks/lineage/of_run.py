@@ -19,11 +19,11 @@ DIGITS = 12
 def graph_of(done: Sequence[Done], named: Mapping[str, str] | None = None) -> Diagram:
     """Return the graph of a run's results so far, oldest first. `named` maps a digest to a further name of the
     artifact, such as `tether-policy version 2`."""
-    stages = {each.shown: each for each in done}  # a stage is represented by its last part
+    stages = {each.group: each for each in done}  # a stage is represented by its last part
     boxes: dict[str, Box] = {}
     arrows: list[tuple[str, str]] = []
     for stage in stages:
-        parts = [each for each in done if each.shown == stage]
+        parts = [each for each in done if each.group == stage]
         given = {one.digest: one for each in parts for one in each.inputs if one.stage != stage}
         outside = [one for one in given.values() if not one.stage]
         for box in _external(stage, outside):
@@ -33,7 +33,7 @@ def graph_of(done: Sequence[Done], named: Mapping[str, str] | None = None) -> Di
             if one.stage:
                 arrows.append((one.stage, stage))
                 boxes.setdefault(one.stage, Box(one.stage, TITLES.get(one.stage, one.stage), (one.digest[:DIGITS],)))
-        last = next((each for each in parts if each.final), stages[stage])
+        last = next((each for each in parts if each.ends_group), stages[stage])
         boxes.pop(stage, None)
         boxes[stage] = _box(last, [verdict for each in parts for verdict in each.verdicts], named or {})
     return Diagram(list(boxes.values()), arrows)
@@ -42,9 +42,9 @@ def graph_of(done: Sequence[Done], named: Mapping[str, str] | None = None) -> Di
 def _box(done: Done, verdicts: Sequence[Verdict], named: Mapping[str, str]) -> Box:
     digest = done.record.digest
     lines = (*([named[digest]] if digest in named else []), digest[:DIGITS])
-    verdict, state = judged(verdicts) if done.final else ("not finished", "warned")
-    title = TITLES.get(done.shown, done.shown).replace("_", " ")
-    return Box(done.shown, title, lines, verdict, state)
+    verdict, state = judged(verdicts) if done.ends_group else ("not finished", "warned")
+    title = TITLES.get(done.group, done.group).replace("_", " ")
+    return Box(done.group, title, lines, verdict, state)
 
 
 def judged(verdicts: Iterable[Verdict]) -> tuple[str, State]:

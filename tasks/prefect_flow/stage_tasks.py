@@ -111,7 +111,7 @@ def prefect_runner(ctx: RunContext) -> Callable[..., StageResult]:
         @task(name=stage.name, task_run_name=stage.name, cache_policy=NO_CACHE, retries=0, persist_result=False)
         def run_one_stage() -> State[Any]:
             if ctx.flow_run:
-                ctx.status.update(stage.shown, prefect=_page("task-run", runtime.task_run.id))
+                ctx.status.update(stage.group, prefect=_page("task-run", runtime.task_run.id))
             ctx.show_samples = show_samples
             state = outcome.capture(
                 lambda: run_stage(stage, job, inputs, ctx), lambda r: _NAMES.get(r.state, "Completed")
@@ -181,11 +181,11 @@ def _show_gates(stage: Stage, ctx: RunContext) -> None:
     if result is None or not result.verdicts or not is_answering():
         return
     if tracker := ctx.tracker():
-        tracker.settle([stage.shown])
+        tracker.settle([stage.group])
     create_markdown_artifact(
-        stage_page(result, mlflow_page(ctx.home, ctx.run, stage.shown), mlflow_page(ctx.home, ctx.run)),
-        key=f"{stage.shown.replace('_', '-')}-gates",
-        description=f"Gates of {stage.shown} in run {ctx.run}",
+        stage_page(result, mlflow_page(ctx.home, ctx.run, stage.group), mlflow_page(ctx.home, ctx.run)),
+        key=f"{stage.group.replace('_', '-')}-gates",
+        description=f"Gates of {stage.group} in run {ctx.run}",
     )
 
 

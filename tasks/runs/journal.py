@@ -29,6 +29,7 @@ from tasks.result import Input, StageResult, lineage_of
 from tasks.runs.config import run_values
 from tasks.runs.points import points_file, read_points
 from tasks.runs.run_label import LONGEST_VALUE
+from tasks.stages import ends_group, group_of
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +47,6 @@ class Done(BaseModel):
     time: int
     """When it finished (ms)."""
     record: Record
-    shown: str
-    """The pipeline's stage that it belongs to."""
-    final: bool
     path: Path
     """The artifact's folder."""
     run: str
@@ -71,8 +69,6 @@ class Done(BaseModel):
         return cls(
             time=time.time_ns() // 1_000_000,
             record=result.record,
-            shown=result.name,
-            final=result.stage.final,
             path=result.path.absolute(),
             run=folder.name,
             step=max(steps, default=-1) + 1,
@@ -82,6 +78,15 @@ class Done(BaseModel):
             attachments={name: path.absolute() for name, path in attachments.items()},
             imported=result.imported,
         )
+
+    @property
+    def group(self) -> str:
+        """Return the pipeline's stage that it belongs to."""
+        return group_of(self.record.stage)
+
+    @property
+    def ends_group(self) -> bool:
+        return ends_group(self.record.stage)
 
     @property
     def hit(self) -> bool:

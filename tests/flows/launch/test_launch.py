@@ -48,7 +48,7 @@ def finish(launch: Launch, upto: str = "human_eval") -> str:
     ctx = launch.ctx
 
     def publish(stage: Stage, job: Settings, inputs: Given) -> StageResult:
-        if PIPELINE.index(stage.shown) > PIPELINE.index(upto):
+        if PIPELINE.index(stage.group) > PIPELINE.index(upto):
             raise KeyboardInterrupt
         key, parts, _ = _key(stage, job, inputs, ctx)
         out = ctx.home / "out"
@@ -60,7 +60,7 @@ def finish(launch: Launch, upto: str = "human_eval") -> str:
         found = peek(stage, job, inputs, ctx)
         assert found is not None
         parts = _parts(stage, ctx, found.record.key, found.digest)
-        ctx.status.update(stage.shown, state="passed", key=found.record.key, digest=found.digest, parts=parts)
+        ctx.status.update(stage.group, state="passed", key=found.record.key, digest=found.digest, parts=parts)
         return found
 
     with ctx, suppress(KeyboardInterrupt):

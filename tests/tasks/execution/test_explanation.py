@@ -119,7 +119,7 @@ def test_a_run_taken_up_again_does_not_refresh_twice_and_keeps_why_it_computed(s
 
 
 def test_both_parts_of_human_eval_are_explained_and_the_status_keeps_its_fields(start, kit, home, told):
-    sample = kit.toy("human_eval.sample", shown="human_eval", final=False)
+    sample = kit.toy("human_eval.sample")
     with start() as ctx:
         result = run_stage(sample, kit.ToyJob(), {}, ctx)
         run_stage(kit.toy("human_eval"), kit.ToyJob(), {"sample": result}, ctx)
