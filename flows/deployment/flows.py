@@ -85,19 +85,19 @@ def rlhf(
     flow_run = str(runtime.flow_run.id)
 
     def begin(home: Path) -> Launch:
-        asked = form.changed(config, changes)
-        refuse_own_pool(asked, pool_of(flow_run))
+        changed_config = form.changed(config, changes)
+        refuse_own_pool(changed_config, pool_of(flow_run))
         options: dict[str, Any] = {
-            "waivers": form.waivers(waive, because, waived_by, asked),
+            "waivers": form.waivers(waive, because, waived_by, changed_config),
             "refresh": refresh,
             "flow_run": flow_run,
             "label": form.label(name, note, tags),
             "user": form.person("started_by", started_by, starter(flow_run)),
         }
         if from_stage is None:
-            begun = new_run(home, profile, asked.resolved(), **options)
+            begun = new_run(home, profile, changed_config.resolved(), **options)
         else:
-            begun = rerun(home, from_stage, from_run, config=asked, profile=profile, **options)
+            begun = rerun(home, from_stage, from_run, config=changed_config, profile=profile, **options)
         _call_flow_run(flow_run, f"{name} ({profile} {begun.ctx.run})" if name else f"{profile} {begun.ctx.run}")
         return begun
 
@@ -136,18 +136,18 @@ def compute(order: Order) -> State[Any]:
     return _guarded(work)
 
 
-def refuse_own_pool(config: RunConfig, own: str | None) -> None:
+def refuse_own_pool(config: RunConfig, pipeline_pool: str | None) -> None:
     """Refuse a config whose pipeline orders a stage from the pool that the pipeline itself runs in.
 
     Args:
         config: the pipeline's config.
-        own: the pool that runs the pipeline, if any.
+        pipeline_pool: the pool that runs the pipeline, if any.
 
     Raises:
-        UserError: a stage's pool is `own`; the message names the stage.
+        UserError: a stage's pool is `pipeline_pool`; the message names the stage.
     """
     for stage, pool in config.pools.items():
-        if pool == own:
+        if pool == pipeline_pool:
             raise UserError(
                 f"runners.{stage} = {pool}: the pool {pool} runs the pipelines. Each keeps its place there while "
                 f"it waits for its {stage}, so if all places are taken, no {stage} can start. Set runners.{stage} to "

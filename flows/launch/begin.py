@@ -87,16 +87,16 @@ def new_run(
     config, notes = _settled(with_guidelines(config), home)
     config = settled_gates(settled_readers(config))
     if reaches("ppo", until):
-        config, told = settled_rewards(config, home)
-        notes = [*notes, *told]
+        config, reward_notes = settled_rewards(config, home)
+        notes = [*notes, *reward_notes]
     _check_judge("--refresh", refresh, config)
-    kept = kept_sft(config, home)
+    pinned = kept_sft(config, home)
     again = run_of_flow(home, flow_run) if flow_run else None
-    sources = find_sources(config, home, taken=kept, again=again, until=until)
+    sources = find_sources(config, home, taken=pinned, again=again, until=until)
     origin = round_of(config) | ({"flow_run": flow_run} if flow_run else {}) | ends
     origin |= resolved_reference(config, sources.data)
     never_hit = ("ppo",) if reaches("ppo", until) and has_unversioned(config) else ()
-    options: dict[str, Any] = {"refresh": refreshed([*refresh, *never_hit]), "pinned": kept, **ends}
+    options: dict[str, Any] = {"refresh": refreshed([*refresh, *never_hit]), "pinned": pinned, **ends}
     ctx = begin_run(home, profile, config, origin, label, waivers, like, user, **options)
     return Launch(ctx, config, sources, notes + off_gates(config))
 
@@ -145,10 +145,10 @@ def rerun(
     base = choose_base(home, stage, run, config)
     notes = [f"{stage} again from run {base.run}" + (f" ({base.instead})" if base.instead else ""), *chosen]
     if misfits := base.config.runtime.misfits():
-        kept = f"; the results of {', '.join(before)} are reused" if before else ""
+        reused = f"; the results of {', '.join(before)} are reused" if before else ""
         notes.append(
             f"run {base.run} was resolved for another machine ({'; '.join(misfits)}): recomputed stages are resolved "
-            f"for this one{kept}"
+            f"for this one{reused}"
         )
     if config is None:
         values = {**base.values, "runtime": {}} if misfits else base.values
@@ -166,8 +166,8 @@ def rerun(
     config, chosen = _settled(with_guidelines(config).resolved(), home)
     notes += chosen
     if "ppo" not in before and reaches("ppo", until):
-        config, told = settled_rewards(config, home)
-        notes += told
+        config, reward_notes = settled_rewards(config, home)
+        notes += reward_notes
     if base.config.seed != config.seed and before:
         notes.append(
             f"seed {config.seed} applies to {stage} and later stages; the results of {', '.join(before)} are reused"
@@ -266,8 +266,8 @@ def _check_judge(what: str, stages: Iterable[str], config: RunConfig) -> None:
             )
 
 
-def check_stages(what: str, stages: Iterable[str], known: Sequence[str] = _KNOWN) -> None:
-    """Raise UserError if one of `stages` is not in `known` (by default the pipeline's stages and sub-stages)."""
+def check_stages(what: str, stages: Iterable[str], names: Sequence[str] = _KNOWN) -> None:
+    """Raise UserError if one of `stages` is not in `names` (by default the pipeline's stages and sub-stages)."""
     for stage in stages:
-        if stage not in known:
-            raise UserError(f"{what} {stage}: no such stage; there are {', '.join(known)}.")
+        if stage not in names:
+            raise UserError(f"{what} {stage}: no such stage; there are {', '.join(names)}.")

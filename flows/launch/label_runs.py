@@ -50,7 +50,7 @@ def compare(
     from flows.models.compared_models import as_origin, find_compared
     from tasks.runs.comparison_names import COMPARED
 
-    found = find_compared(home, models)
+    named_models = find_compared(home, models)
     base = choose_base(home, "sft", run)
     values = {**base.values, "runtime": {}} if base.config.runtime.misfits() else base.values
     config = check_config(apply_overrides(values, overrides), source=f"run {base.run}")
@@ -60,7 +60,7 @@ def compare(
     gates = GatesConfig.model_validate({"human_eval": {name: named[name] for name in OF_RATERS if name in named}})
     config = config.model_copy(update={"gates": gates}).resolved()
     data, store = base.records["validate"], ArtifactStore(home)
-    compared = {"data": Input(digest=data.digest, path=store.path(data), stage="validate", stored=True), **found}
+    compared = {"data": Input(digest=data.digest, path=store.path(data), stage="validate", stored=True), **named_models}
     sources = compared_sources(config, home, compared)
     origin = {"stage": "human_eval", "from": base.run, COMPARED: as_origin(models, compared)}
     ctx = begin_run(home, base.profile, config, origin, label, waivers, base.run, user)

@@ -79,8 +79,7 @@ def judged_run(home: Path, run: str | None) -> RunStatus:
         UserError: there is no such run, or people have not judged its policy.
     """
     if run is None:
-        readable = sorted(load_readable(home)[0], key=lambda each: each.started, reverse=True)
-        run = next((each.run for each in readable if _votes(home, each)), None)
+        run = next((newest.run for newest in load_readable(home)[0] if _votes(home, newest)), None)
     status = load_status(home, run)
     if not _votes(home, status):
         state = status.stage("human_eval").state

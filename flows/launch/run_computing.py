@@ -101,18 +101,18 @@ def _write_comparison(ctx: RunContext) -> None:
 
     digest = ctx.status.stage("human_eval").digest
     if digest is not None and (ctx.store.path(digest) / RESULT).is_file():
-        told = result_text(ctx.store.path(digest), compared_names(load_status(ctx.home, ctx.run).origin))
-        write_whole(ctx.folder / COMPARISON, told)
+        text = result_text(ctx.store.path(digest), compared_names(load_status(ctx.home, ctx.run).origin))
+        write_whole(ctx.folder / COMPARISON, text)
 
 
 def _check_machine(launch: Launch, first: str | None) -> None:
     """Check that this machine can compute the stages from `first` on that are not a pool's."""
     ctx, config, sources, _ = launch
     stages = (COMPARED if sources.compared else STAGES).values()
-    for stage in dropwhile(lambda each: each.name != first, stages):
-        asked = stage.name not in OPTIONAL or config.data.has_judge
+    for stage in dropwhile(lambda stage: stage.name != first, stages):
+        configured = stage.name not in OPTIONAL or config.data.has_judge
         runtime = getattr(config.stage_job(stage), "runtime", None) if "torch" in stage.libraries else None
-        if runtime is not None and asked and stage.name not in ctx.pinned and stage.group not in config.pools:
+        if runtime is not None and configured and stage.name not in ctx.pinned and stage.group not in config.pools:
             check_machine(runtime)
         if stage.name == ctx.until:
             return
@@ -125,14 +125,14 @@ class _Enough(Exception):
 def first_to_compute(config: RunConfig, sources: Sources, ctx: RunContext) -> str | None:
     """Return the first stage that is not stored, up to the run's end or the first failed gate; None if all are."""
 
-    def look(stage: Stage, job: Settings, inputs: Given) -> StageResult:
-        found = peek(stage, job, inputs, ctx)
-        if found is None or found.state == "gate_failed":
-            raise _Enough(stage.name if found is None else None)
-        return found
+    def stored(stage: Stage, job: Settings, inputs: Given) -> StageResult:
+        result = peek(stage, job, inputs, ctx)
+        if result is None or result.state == "gate_failed":
+            raise _Enough(stage.name if result is None else None)
+        return result
 
     try:
-        pipeline(config, sources, look, ctx.until)
+        pipeline(config, sources, stored, ctx.until)
     except _Enough as enough:
         return enough.args[0]
     return None
