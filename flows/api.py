@@ -151,11 +151,10 @@ def run(
     place = _ready(home)
     from flows.config.run_config import load_config
     from flows.launch.begin import new_run
-    from flows.launch.waivers import asked_waivers
+    from flows.launch.request import Request, asked_waivers
 
-    config = load_config(profile, _overrides(options)).resolved()
-    waivers = asked_waivers(waive, because)
-    return _computed(new_run(place, str(profile), config, waivers, refresh, until=until))
+    request = Request(asked_waivers(waive, because), refresh, until)
+    return _computed(new_run(place, str(profile), load_config(profile, _overrides(options)), request))
 
 
 def rerun(
@@ -183,11 +182,11 @@ def rerun(
     """
     place = _ready(home if home is not None or not isinstance(from_run, Run) else from_run.home)
     from flows.launch.begin import rerun as again
-    from flows.launch.waivers import asked_waivers
+    from flows.launch.request import Request, asked_waivers
 
     name = from_run.id if isinstance(from_run, Run) else from_run
-    waivers = asked_waivers(waive, because)
-    return _computed(again(place, stage, name, _overrides(options), waivers=waivers, refresh=refresh, until=until))
+    request = Request(asked_waivers(waive, because), refresh, until)
+    return _computed(again(place, stage, name, _overrides(options), request=request))
 
 
 def load_run(name: str | None = None, *, home: str | Path | None = None) -> Run:

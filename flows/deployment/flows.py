@@ -26,6 +26,7 @@ from flows.deployment import form
 from flows.environment import check_packages, prepare_environment, tether_home
 from flows.launch.begin import Launch, new_run, rerun
 from flows.launch.label_runs import scoring
+from flows.launch.request import Request
 from flows.launch.run_computing import compute_in_flow
 from tasks.allowed import refuse_path
 from tasks.execution import logs
@@ -87,17 +88,17 @@ def rlhf(
     def begin(home: Path) -> Launch:
         changed_config = form.changed(config, changes)
         refuse_own_pool(changed_config, pool_of(flow_run))
-        options: dict[str, Any] = {
-            "waivers": form.waivers(waive, because, waived_by, changed_config),
-            "refresh": refresh,
-            "flow_run": flow_run,
-            "label": form.label(name, note, tags),
-            "user": form.person("started_by", started_by, starter(flow_run)),
-        }
+        request = Request(
+            form.waivers(waive, because, waived_by, changed_config),
+            refresh,
+            label=form.label(name, note, tags),
+            user=form.person("started_by", started_by, starter(flow_run)),
+            flow_run=flow_run,
+        )
         if from_stage is None:
-            begun = new_run(home, profile, changed_config.resolved(), **options)
+            begun = new_run(home, profile, changed_config, request)
         else:
-            begun = rerun(home, from_stage, from_run, config=changed_config, profile=profile, **options)
+            begun = rerun(home, from_stage, from_run, config=changed_config, profile=profile, request=request)
         _call_flow_run(flow_run, f"{name} ({profile} {begun.ctx.run})" if name else f"{profile} {begun.ctx.run}")
         return begun
 
@@ -115,7 +116,7 @@ def human_eval(
     def begin(home: Path) -> Launch:
         refuse_path("sheet", sheet, home)
         user = form.person("scored_by", scored_by, starter(str(runtime.flow_run.id)))
-        return scoring(home, run, Path(sheet), user=user)
+        return scoring(home, run, Path(sheet), Request(user=user))
 
     return _run(begin)
 

@@ -17,7 +17,7 @@ from components.base.errors import UserError, refuse_credentials
 from components.gates.judging import Waiver, check_waivers
 from flows.config.profiles import lay
 from flows.config.run_config import RunConfig, check_config, check_critic_is_used, to_values
-from flows.launch.waivers import asked_waivers
+from flows.launch.request import asked_waivers
 from tasks.runs.run_label import LONGEST_NAME, Label, one_line
 
 LAST = ("runners", "runtime", "retries", "retry_seconds", "prices", "mlflow", "project")
