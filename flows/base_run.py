@@ -17,7 +17,7 @@ from flows.config.removed import without_removed
 from flows.config.run_config import RunConfig, check_config
 from tasks.runs.config import run_values
 from tasks.runs.status import RunStatus, list_runs, load_status
-from tasks.stages import PIPELINE, STAGES
+from tasks.stages import PIPELINE, STAGES, group_of
 
 SOURCES = (*(f"data.{name}" for name in NAMED), "data.hub", "data.votes", "sft.base", "sft.keep")
 """Config fields that name external inputs. Keys contain these inputs by content, not by name, so the keyed values of a
@@ -110,47 +110,47 @@ def changed_before(stage: str, one: RunConfig, other: RunConfig) -> dict[str, st
     It leaves out the machine and the seed, which may change from `stage` on. If `stage` itself reads a source, the
     source is compared by content later, when it is read.
     """
-    changed_fields: dict[str, str] = {}
+    changed: dict[str, str] = {}
     before = earlier_stages(stage)
     for earlier in (earlier for earlier in STAGES.values() if earlier.group in before):
         was, now = (keyed_values(config.stage_job(earlier)) for config in (one, other))
         for change in changes({"job": was}, {"job": now}):
             if change.part == "config" and change.name != "seed":
-                changed_fields.setdefault(change.name, earlier.group)
-    for field in SOURCES if before else ():
-        group, _, name = field.partition(".")
+                changed.setdefault(change.name, earlier.group)
+    sources, sources_now = _sources(one), _sources(other)
+    for field, (first, _) in (sources | sources_now).items():
         read_again = field == "sft.base" and stage == "sft"
-        was, now = (getattr(getattr(config, group), name) for config in (one, other))
-        in_any_order = isinstance(was, tuple) and isinstance(now, tuple) and sorted(was) == sorted(now)
-        if not read_again and was != now and not in_any_order:
-            changed_fields.setdefault(field, "validate.judge" if name == JUDGE else "validate")
-    if "reward" in before:
-        suites, suites_now = (
-            {f"reward.suites.{name}": os.path.abspath(file) for name, file in config.reward.suites.items()}
-            for config in (one, other)
-        )
-        changed = [name for name in suites | suites_now if suites.get(name) != suites_now.get(name)]
-        changed_fields |= dict.fromkeys(changed, "reward")
-    if "ppo" in before:
-        files, files_now = _reward_files(one), _reward_files(other)
-        changed = [name for name in files | files_now if files.get(name, []) != files_now.get(name, [])]
-        changed_fields |= dict.fromkeys(changed, "ppo")
-    return changed_fields
+        if group_of(first) in before and not read_again and sources.get(field) != sources_now.get(field):
+            changed.setdefault(field, first)
+    return changed
 
 
-def _reward_files(config: RunConfig) -> dict[str, list[str]]:
-    """Return the files, folders and models of `ppo.rewards` and `ppo.rules`, by option. Keyed values lack them."""
-    files: dict[str, list[str]] = {"ppo.rewards": []}
+def _sources(config: RunConfig) -> dict[str, tuple[str, object]]:
+    """Return the external inputs that a config names, by option: the first stage that depends on each, and its value.
+
+    The order of several files is left out, because it changes no result.
+    """
+    sources: dict[str, tuple[str, object]] = {}
+    for field in SOURCES:
+        group, _, name = field.partition(".")
+        value = getattr(getattr(config, group), name)
+        first = "validate.judge" if name == JUDGE else "validate"
+        sources[field] = first, sorted(value) if isinstance(value, tuple) else value
+    for name, file in config.reward.suites.items():
+        sources[f"reward.suites.{name}"] = "reward", os.path.abspath(file)
+    rewards: list[str] = []
     for reward in config.ppo.rewards or ():
         if isinstance(reward, ModelReward):
             path = reward.source.removeprefix("model:")
-            files["ppo.rewards"].append(os.path.abspath(path) if Path(path).is_dir() else path)
+            rewards.append(os.path.abspath(path) if Path(path).is_dir() else path)
         elif isinstance(reward, FunctionReward):
-            files["ppo.rewards"].append(os.path.abspath(reward.root))
-    if (rules := config.ppo.rules) is not None:
-        files["ppo.rules.file"] = [] if rules.file is None else [os.path.abspath(rules.file)]
-        files["ppo.rules.root"] = [] if rules.function is None else [os.path.abspath(rules.root)]
-    return files
+            rewards.append(os.path.abspath(reward.root))
+    sources["ppo.rewards"] = "ppo", rewards
+    if (rules := config.ppo.rules) is not None and rules.file is not None:
+        sources["ppo.rules.file"] = "ppo", os.path.abspath(rules.file)
+    if rules is not None and rules.function is not None:
+        sources["ppo.rules.root"] = "ppo", os.path.abspath(rules.root)
+    return sources
 
 
 def earlier_stages(stage: str) -> list[str]:

@@ -51,29 +51,29 @@ def pipeline(config: RunConfig, sources: Sources, run: StageRunner, until: str =
 
 def _stages(config: RunConfig, sources: Sources, stage: Callable[..., StageResult]) -> StageResult | None:
     """Run all stages in order and return the last result. `stage(name, **inputs)` runs one stage."""
-    # Gates: enough valid pairs, no prompt in two splits, annotators agree. Validate reads preferences and
-    # demonstrations, quarantines bad rows and splits by prompt. The config may ask for an independent judge: a reward
-    # model of other labels, which is never used as a reward.
+    # 1. Validate: read preferences and demonstrations, quarantine bad rows, split by prompt. The config may ask for an
+    # independent judge: a reward model of other labels, which is never used as a reward.
+    # Gates: enough valid pairs, no prompt in two splits, annotators agree.
     with_judge = config.data.has_judge
     judge_data = stage("validate.judge", **sources.judge, **sources.contract, **sources.base) if with_judge else None
     data = stage("validate", **sources.data, **sources.base)
 
-    # Gates: held-out loss, and responses end. SFT imitates the demonstrations. Its model is PPO's initial policy, its
-    # reference and the baseline of human evaluation. A later round keeps the first round's SFT model, and passes the
-    # data that it was trained on.
+    # 2. SFT: imitate the demonstrations. The SFT model is PPO's initial policy, its reference and the baseline of human
+    # evaluation. A later round keeps the first round's SFT model, and passes the data that it was trained on.
+    # Gates: held-out loss, and responses end.
     sft = stage("sft", data=sources.taught or data, **sources.base)
 
-    # Gates: accuracy on held-out pairs, calibration, and no gain from length or flattery. Reward learns from pairs
-    # which of two responses people prefer, with calibrated probabilities.
+    # 3. Reward: learn from pairs which of two responses people prefer, with calibrated probabilities.
+    # Gates: accuracy on held-out pairs, calibration, and no gain from length, flattery or texts without an answer.
     judge = stage("reward.judge", data=data, sft=sft, judge_data=judge_data, **sources.previous) if with_judge else None
     reward = stage("reward", data=data, sft=sft, **sources.previous, **sources.suites)
 
-    # Gates: KL to SFT, gain in reward, and none of the signs of reward hacking. PPO maximises the reward (the reward
-    # model's, or that of `ppo.rewards`), with a KL penalty towards SFT. Only the evaluations use the judge.
+    # 4. PPO: maximise the reward (the reward model's, or that of `ppo.rewards`), with a KL penalty towards SFT. Only
+    # the evaluations use the judge. Gates: KL to SFT, gain in reward, and no sign of reward hacking or lost capability.
     policy = stage("ppo", data=data, sft=sft, reward=reward, **sources.rewards, judge=judge)
 
-    # Gates: raters agree, prefer the policy to SFT, and agree with the reward model. Human evaluation compares the
-    # policy with SFT, blind. Only a policy that passes here is promoted.
+    # 5. Human evaluation: compare the policy with SFT, blind. Only a policy that passes here is promoted.
+    # Gates: raters agree with each other, prefer the policy to SFT, and agree with the reward model.
     sample = stage("human_eval.sample", data=data, sft=sft, ppo=policy, **sources.seal)
     sheet = _ratings(config, sources, sample)
     if sheet is None:

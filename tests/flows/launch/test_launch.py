@@ -521,7 +521,6 @@ def test_a_run_for_a_gpu_is_refused_before_its_first_stage(tmp_path: Path, monke
         compute(launch)
     assert not list_runs(tmp_path)
     monkeypatch.setattr("flows.launch.run_computing._go", lambda launch, work: None)
-    monkeypatch.setattr("flows.launch.run_computing.rlhf", lambda *_: None)
     pools = [f"runners.{stage}=gpu" for stage in ("sft", "reward", "ppo", "human_eval")]
     monkeypatch.setattr("tasks.prefect_flow.server.check_server", lambda **_: None)
     compute(begin(tmp_path, "runtime.device=cuda", *pools))  # its workers may have one

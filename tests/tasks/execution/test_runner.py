@@ -92,7 +92,7 @@ def test_what_a_stage_does_after_its_steps_is_shown_and_is_no_point_and_no_sampl
     assert not (ctx.folder / "samples").exists()
 
 
-def test_a_flipped_byte_is_said_and_computed_again(start, kit, calls, said):
+def test_a_damaged_result_is_computed_again_with_the_reason(start, kit, calls, said):
     stage = kit.toy("sft")
     with start() as ctx:
         result = run_stage(stage, kit.ToyJob(), {}, ctx)
@@ -102,17 +102,17 @@ def test_a_flipped_byte_is_said_and_computed_again(start, kit, calls, said):
         again = run_stage(stage, kit.ToyJob(), {}, ctx)
     assert calls() == ["toy", "toy"]
     assert not again.cached
-    assert "object damaged: value.txt" in said(ctx)
+    assert "the record is damaged: attempt 1: object damaged: value.txt" in said(ctx)
     assert (again.path / "value.txt").read_text() == "1"
 
 
-def test_refresh_computes_again_and_says_nothing_of_equal_bytes(start, kit, calls, said):
+def test_a_refresh_computes_equal_bytes_again_without_a_warning(start, kit, calls, said):
     with start() as ctx:
         run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
     with start(refresh=frozenset({"sft"})) as again:
         assert not run_stage(kit.toy("sft"), kit.ToyJob(), {}, again).cached
     assert calls() == ["toy", "toy"]
-    assert "other bytes" not in said(again)
+    assert "computing (asked for" in said(again) and "different bytes" not in said(again)
 
 
 def test_other_bytes_under_the_same_key_are_said(start, kit, said, home):
