@@ -1,5 +1,6 @@
 """Progress of the labels that a run waits for. It is stored in the run's folder and shown wherever the run is."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,12 +42,16 @@ class LabelProgress:
         """Return the progress as text, such as `57 of 144 labels (39 %)`; never 100 % while a label is missing."""
         return f"{self.answered} of {self.total} labels ({int(100 * self.share)} %)"
 
+    def as_json(self) -> dict[str, object]:
+        """Return it as its file and `tether people status --json` hold it."""
+        return _JSON.dump_python(self, mode="json", by_alias=True)
+
 
 _JSON = TypeAdapter(LabelProgress)
 
 
 def write_progress(folder: Path, progress: LabelProgress) -> None:
-    write_whole(folder / PROGRESS, _JSON.dump_json(progress, by_alias=True))
+    write_whole(folder / PROGRESS, json.dumps(progress.as_json()))
 
 
 def read_progress(folder: Path) -> LabelProgress | None:
