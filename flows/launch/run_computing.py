@@ -19,7 +19,7 @@ from tasks.execution.runner import peek, run_stage
 from tasks.result import Given, StageResult
 from tasks.runs.status import load_status
 from tasks.stages import COMPARISON as COMPARED
-from tasks.stages import OPTIONAL, PIPELINE, STAGES, Stage
+from tasks.stages import OPTIONAL, STAGES, Stage, reaches
 
 COMPARISON = "comparison.md"
 """The result of a comparison of models, in a run's folder."""
@@ -36,62 +36,61 @@ def compute(launch: Launch) -> StageResult | None:
             compute a stage. Errors of a stage are passed on unchanged.
     """
     ctx, config, sources, _ = launch
+    run_pipeline = partial(pipeline, config, sources, until=ctx.until)
     first = first_to_compute(config, sources, ctx)
-    if first is not None:
-        from tasks.prefect_flow.server import check_server, end_orphans
-        from tasks.prefect_flow.start_flow import run_as_flow
+    if first is None:
+        return _go(launch, lambda: run_pipeline(partial(run_stage, ctx=ctx)))
+    from tasks.prefect_flow.server import check_server, end_orphans
+    from tasks.prefect_flow.start_flow import run_as_flow
 
-        end_orphans(ctx.home / "prefect" / "embedded")
-        try:
-            _check_machine(launch, first)
-            ends = PIPELINE.index(ctx.until or PIPELINE[-1])
-            pools = {stage: pool for stage, pool in config.pools.items() if PIPELINE.index(stage) <= ends}
-            check_server(needed_for={stage: pool for stage, pool in pools.items() if stage not in ctx.pinned})
-        except TetherError:
-            ctx.discard()
-            raise
-        try:
-            return _go(launch, lambda: run_as_flow(ctx, partial(pipeline, config, sources, until=ctx.until)))
-        finally:
-            if ctx.flow_run:
-                from tasks.prefect_flow.stage_tasks import show_report
-
-                show_report(ctx)
-    return _go(launch, lambda: pipeline(config, sources, partial(run_stage, ctx=ctx), ctx.until))
+    end_orphans(ctx.home / "prefect" / "embedded")
+    try:
+        _check_machine(launch, first)
+        pools = {stage: pool for stage, pool in config.pools.items() if reaches(stage, ctx.until)}
+        check_server(needed_for={stage: pool for stage, pool in pools.items() if stage not in ctx.pinned})
+    except TetherError:
+        ctx.discard()
+        raise
+    return _go(launch, lambda: run_as_flow(ctx, run_pipeline))
 
 
 def compute_in_flow(launch: Launch, flow_run: str) -> StageResult | None:
     """Do the same as `compute` inside a deployment's flow run: each stage is a task of the flow run `flow_run`."""
-    from tasks.prefect_flow.stage_tasks import prefect_runner, show_in, show_report
+    from tasks.prefect_flow.stage_tasks import prefect_runner, show_in
 
-    ctx = launch.ctx
+    ctx, config, sources, _ = launch
     show_in(ctx, flow_run)
 
     def work() -> StageResult | None:
-        _check_machine(launch, first_to_compute(launch.config, launch.sources, ctx))
-        return pipeline(launch.config, launch.sources, prefect_runner(ctx), ctx.until)
+        _check_machine(launch, first_to_compute(config, sources, ctx))
+        return pipeline(config, sources, prefect_runner(ctx), ctx.until)
 
-    try:
-        return _go(launch, work)
-    finally:
-        show_report(ctx)
+    return _go(launch, work)
 
 
 def _go(launch: Launch, work: Callable[[], StageResult | None]) -> StageResult | None:
-    with launch.ctx as ctx:
-        for note in launch.notes:
-            ctx.say(note)
-        try:
-            result = work()
-        finally:  # even if a gate on the raters stops the run, their answers are reported
-            if launch.sources.compared:
-                _write_comparison(ctx)
+    """Call `work` as the run that `launch` has begun, and write what people read of its end."""
+    ctx = launch.ctx
+    try:
+        with ctx:
+            for note in launch.notes:
+                ctx.say(note)
+            try:
+                result = work()
+            finally:  # even if a gate on the raters stops the run, their answers are reported
+                if launch.sources.compared:
+                    _write_comparison(ctx)
+            if result is None:
+                ctx.end_stage("human_eval", "awaiting_labels")
+                give_out(ctx.store.path(ctx.status.stage("human_eval").digest or ""), ctx.folder)
         if result is None:
-            ctx.end_stage("human_eval", "awaiting_labels")
-            give_out(ctx.store.path(ctx.status.stage("human_eval").digest or ""), ctx.folder)
-    if result is None:
-        begin_waiting(ctx.home, ctx.run, ctx.say)
-    return result
+            begin_waiting(ctx.home, ctx.run, ctx.say)
+        return result
+    finally:
+        if ctx.flow_run:
+            from tasks.prefect_flow.stage_tasks import show_report
+
+            show_report(ctx)
 
 
 def _write_comparison(ctx: RunContext) -> None:
