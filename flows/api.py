@@ -68,9 +68,9 @@ class Run:
 
         columns = ["gate", "passed", "waived", "off", "warns", "value", "threshold", "text"]
         rows = [
-            (each.name, each.passed, each.waived, each.threshold is None, each.warn_only, each.value, each.threshold,
-             each.text)
-            for stage in self.status.stages for each in stage.gates
+            (gate.name, gate.passed, gate.waived, gate.threshold is None, gate.warn_only, gate.value, gate.threshold,
+             gate.text)
+            for stage in self.status.stages for gate in stage.gates
         ]  # fmt: skip
         return pd.DataFrame(rows, columns=columns).astype({"value": "float64"})
 
@@ -87,8 +87,8 @@ class Run:
         from tasks.runs.status import run_folder
 
         self._stage(stage)
-        found = curves(read_points(points_file(run_folder(self.home, self.id), stage)))
-        frame = pd.DataFrame({name: pd.Series(dict(pairs), dtype="float64") for name, pairs in found.items()})
+        series = curves(read_points(points_file(run_folder(self.home, self.id), stage)))
+        frame = pd.DataFrame({name: pd.Series(dict(pairs), dtype="float64") for name, pairs in series.items()})
         return frame.rename_axis("step").sort_index()
 
     def artifact(self, stage: str) -> Path:
@@ -113,10 +113,10 @@ class Run:
         return run_folder(self.home, self.id) / REPORT
 
     def _stage(self, name: str) -> Any:
-        known = {stage.name: stage for stage in self.status.stages}
-        if name not in known:
-            raise UserError(f"run {self.id} has no stage {name!r}; its stages are {', '.join(known)}.")
-        return known[name]
+        by_name = {stage.name: stage for stage in self.status.stages}
+        if name not in by_name:
+            raise UserError(f"run {self.id} has no stage {name!r}; its stages are {', '.join(by_name)}.")
+        return by_name[name]
 
     def __repr__(self) -> str:
         stages = ", ".join(f"{stage.name} {stage.state}" for stage in self.status.stages)
@@ -151,11 +151,10 @@ def run(
     place = _ready(home)
     from flows.config.run_config import load_config
     from flows.launch.begin import new_run
-    from flows.launch.waivers import asked_waivers
+    from flows.launch.request import Request, asked_waivers
 
-    config = load_config(profile, _overrides(options)).resolved()
-    waivers = asked_waivers(waive, because)
-    return _computed(new_run(place, str(profile), config, waivers, refresh, until=until))
+    request = Request(asked_waivers(waive, because), refresh, until)
+    return _computed(new_run(place, str(profile), load_config(profile, _overrides(options)), request))
 
 
 def rerun(
@@ -183,11 +182,11 @@ def rerun(
     """
     place = _ready(home if home is not None or not isinstance(from_run, Run) else from_run.home)
     from flows.launch.begin import rerun as again
-    from flows.launch.waivers import asked_waivers
+    from flows.launch.request import Request, asked_waivers
 
     name = from_run.id if isinstance(from_run, Run) else from_run
-    waivers = asked_waivers(waive, because)
-    return _computed(again(place, stage, name, _overrides(options), waivers=waivers, refresh=refresh, until=until))
+    request = Request(asked_waivers(waive, because), refresh, until)
+    return _computed(again(place, stage, name, _overrides(options), request=request))
 
 
 def load_run(name: str | None = None, *, home: str | Path | None = None) -> Run:
@@ -202,21 +201,21 @@ def load_run(name: str | None = None, *, home: str | Path | None = None) -> Run:
     return Run(place, load_status(place, name))
 
 
-def lineage(asked: "str | Run", *, downstream: bool = False, home: str | Path | None = None) -> "LineageGraph":
+def lineage(start: "str | Run", *, downstream: bool = False, home: str | Path | None = None) -> "LineageGraph":
     """Return what an artifact was made of, or what was made of it, as `tether lineage` does.
 
     Args:
-        asked: a run, a model (`tether-policy@champion`), the start of a digest or key, or a file that runs have read.
+        start: a run, a model (`tether-policy@champion`), the start of a digest or key, or a file that runs have read.
         downstream: return what was made of it.
         home: as for `run`.
 
     Raises:
         UserError: nothing with that name is known.
     """
-    place = _ready(home if home is not None or not isinstance(asked, Run) else asked.home)
+    place = _ready(home if home is not None or not isinstance(start, Run) else start.home)
     from flows.models.lineage import lineage as graph
 
-    return graph(place, asked.id if isinstance(asked, Run) else asked, downstream)
+    return graph(place, start.id if isinstance(start, Run) else start, downstream)
 
 
 def _ready(home: str | Path | None) -> Path:

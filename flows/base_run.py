@@ -17,7 +17,7 @@ from flows.config.removed import without_removed
 from flows.config.run_config import RunConfig, check_config
 from tasks.runs.config import run_values
 from tasks.runs.status import RunStatus, list_runs, load_status
-from tasks.stages import PIPELINE, STAGES
+from tasks.stages import PIPELINE, STAGES, group_of
 
 SOURCES = (*(f"data.{name}" for name in NAMED), "data.hub", "data.votes", "sft.base", "sft.keep")
 """Config fields that name external inputs. Keys contain these inputs by content, not by name, so the keyed values of a
@@ -63,17 +63,17 @@ def choose_base(home: Path, stage: str, run: str | None = None, config: RunConfi
         status = load_status(home, name)
         try:
             values = without_removed(run_values(home, name), "its config", before)
-            own = check_config(values, source="its config")
+            run_config = check_config(values, source="its config")
         except UserError as error:  # damaged, or written by an older version
             unfit[name] = str(error)
             continue
-        if differing := {} if config is None else changed_before(stage, own, config):
+        if differing := {} if config is None else changed_before(stage, run_config, config):
             unfit[name] = f"it has a different {', '.join(differing)}"
             continue
         records, lacking = standing(store, status, before)
         if lacking is None:
             instead = "; ".join(f"not {newer}: {why}" for newer, why in list(unfit.items())[:_MOST])
-            return Base(name, status.profile, values, own, records, instead)
+            return Base(name, status.profile, values, run_config, records, instead)
         unfit[name] = lacking
     reasons = "; ".join(f"{name}: {why}" for name, why in list(unfit.items())[:_MOST])
     raise UserError(
@@ -84,17 +84,17 @@ def choose_base(home: Path, stage: str, run: str | None = None, config: RunConfi
 
 def standing(store: ArtifactStore, status: RunStatus, stages: Sequence[str]) -> tuple[dict[str, Record], str | None]:
     """Return the records that a run used for `stages`, by sub-stage, and what is missing for the first without one."""
-    found: dict[str, Record] = {}
+    records: dict[str, Record] = {}
     lacking: str | None = None
     for stage in (stage for stage in status.stages if stage.name in stages):
         record = _record(store, stage.key, stage.digest, stage.state)
         if isinstance(record, Record):
-            found[record.stage] = record
+            records[record.stage] = record
             parts = (_record(store, part.key, part.digest, stage.state) for part in stage.parts.values())
-            found |= {part.stage: part for part in parts if isinstance(part, Record)}
+            records |= {part.stage: part for part in parts if isinstance(part, Record)}
         else:
             lacking = lacking or f"{stage.name}: {record.reason}"
-    return found, lacking
+    return records, lacking
 
 
 def _record(store: ArtifactStore, key: str | None, digest: str | None, state: str) -> Record | Miss:
@@ -110,52 +110,50 @@ def changed_before(stage: str, one: RunConfig, other: RunConfig) -> dict[str, st
     It leaves out the machine and the seed, which may change from `stage` on. If `stage` itself reads a source, the
     source is compared by content later, when it is read.
     """
-    found: dict[str, str] = {}
+    changed: dict[str, str] = {}
     before = earlier_stages(stage)
-    for each in STAGES.values():
-        if each.shown not in before:
-            continue
-        before_it, now = (keyed_values(config.stage_job(each)) for config in (one, other))
-        for change in changes({"job": before_it}, {"job": now}):
+    for earlier in (earlier for earlier in STAGES.values() if earlier.group in before):
+        was, now = (keyed_values(config.stage_job(earlier)) for config in (one, other))
+        for change in changes({"job": was}, {"job": now}):
             if change.part == "config" and change.name != "seed":
-                found.setdefault(change.name, each.shown)
-    for field in SOURCES if before else ():
-        group, _, name = field.partition(".")
+                changed.setdefault(change.name, earlier.group)
+    sources, sources_now = _sources(one), _sources(other)
+    for field, (first, _) in (sources | sources_now).items():
         read_again = field == "sft.base" and stage == "sft"
-        was, now = (getattr(getattr(config, group), name) for config in (one, other))
-        in_any_order = isinstance(was, tuple) and isinstance(now, tuple) and sorted(was) == sorted(now)
-        if not read_again and was != now and not in_any_order:
-            found.setdefault(field, "validate.judge" if name == JUDGE else "validate")
-    if "reward" in before:
-        suites, suites_now = (
-            {f"reward.suites.{name}": os.path.abspath(file) for name, file in each.reward.suites.items()}
-            for each in (one, other)
-        )
-        changed = [name for name in suites | suites_now if suites.get(name) != suites_now.get(name)]
-        found |= dict.fromkeys(changed, "reward")
-    if "ppo" in before:
-        files, files_now = _reward_files(one), _reward_files(other)
-        changed = [name for name in files | files_now if files.get(name, []) != files_now.get(name, [])]
-        found |= dict.fromkeys(changed, "ppo")
-    return found
+        if group_of(first) in before and not read_again and sources.get(field) != sources_now.get(field):
+            changed.setdefault(field, first)
+    return changed
 
 
-def _reward_files(config: RunConfig) -> dict[str, list[str]]:
-    """Return the files, folders and models of `ppo.rewards` and `ppo.rules`, by option. Keyed values lack them."""
-    found: dict[str, list[str]] = {"ppo.rewards": []}
-    for each in config.ppo.rewards or ():
-        if isinstance(each, ModelReward):
-            path = each.source.removeprefix("model:")
-            found["ppo.rewards"].append(os.path.abspath(path) if Path(path).is_dir() else path)
-        elif isinstance(each, FunctionReward):
-            found["ppo.rewards"].append(os.path.abspath(each.root))
-    if (rules := config.ppo.rules) is not None:
-        found["ppo.rules.file"] = [] if rules.file is None else [os.path.abspath(rules.file)]
-        found["ppo.rules.root"] = [] if rules.function is None else [os.path.abspath(rules.root)]
-    return found
+def _sources(config: RunConfig) -> dict[str, tuple[str, object]]:
+    """Return the external inputs that a config names, by option: the first stage that depends on each, and its value.
+
+    The order of several files is left out, because it changes no result.
+    """
+    sources: dict[str, tuple[str, object]] = {}
+    for field in SOURCES:
+        group, _, name = field.partition(".")
+        value = getattr(getattr(config, group), name)
+        first = "validate.judge" if name == JUDGE else "validate"
+        sources[field] = first, sorted(value) if isinstance(value, tuple) else value
+    for name, file in config.reward.suites.items():
+        sources[f"reward.suites.{name}"] = "reward", os.path.abspath(file)
+    rewards: list[str] = []
+    for reward in config.ppo.rewards or ():
+        if isinstance(reward, ModelReward):
+            path = reward.source.removeprefix("model:")
+            rewards.append(os.path.abspath(path) if Path(path).is_dir() else path)
+        elif isinstance(reward, FunctionReward):
+            rewards.append(os.path.abspath(reward.root))
+    sources["ppo.rewards"] = "ppo", rewards
+    if (rules := config.ppo.rules) is not None and rules.file is not None:
+        sources["ppo.rules.file"] = "ppo", os.path.abspath(rules.file)
+    if rules is not None and rules.function is not None:
+        sources["ppo.rules.root"] = "ppo", os.path.abspath(rules.root)
+    return sources
 
 
 def earlier_stages(stage: str) -> list[str]:
     """Return the stages that the pipeline computes before `stage`, which may be a sub-stage."""
     names: list[str] = list(PIPELINE)
-    return names[: names.index(STAGES[stage].shown)]
+    return names[: names.index(STAGES[stage].group)]

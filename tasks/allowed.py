@@ -48,10 +48,10 @@ def refuse_path(name: str, text: str, home: Path | None) -> None:
         path = Path(text).expanduser()
         if not (path.exists() or path.is_absolute() or ".." in path.parts):  # a hub's name, a run's id, a template
             return
-        inside = [Path(each).resolve() for each in os.environ[VARIABLE].split(os.pathsep) if each]
+        inside = [Path(folder).resolve() for folder in os.environ[VARIABLE].split(os.pathsep) if folder]
         inside += [] if home is None else [home.resolve()]
         files = files_read(path) if path.is_dir() and holds_model_or_data(path) else ()
-        outside = next((each for each in (path, *files) if not any(map(each.resolve().is_relative_to, inside))), None)
+        outside = next((file for file in (path, *files) if not any(map(file.resolve().is_relative_to, inside))), None)
     except (OSError, ValueError, RuntimeError):  # no path: too long, a NUL character, `~name` of an unknown user
         return
     if outside is not None:
@@ -64,11 +64,11 @@ def refuse_path(name: str, text: str, home: Path | None) -> None:
 def texts_of(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
     """Yield the dotted name and the text of each option that is a text, or that a list or group of texts holds."""
     if isinstance(value, BaseModel):
-        for field, each in value:
+        for field, item in value:
             if (name, field) != ("ppo.rules", "root") or getattr(value, "function", None):  # patterns have no code
-                yield from texts_of(each, f"{name}.{field}".removeprefix("."))
+                yield from texts_of(item, f"{name}.{field}".removeprefix("."))
     elif isinstance(value, dict | list | tuple):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from texts_of(each, name)
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from texts_of(item, name)
     elif isinstance(value, str):
         yield name, value

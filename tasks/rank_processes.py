@@ -37,18 +37,18 @@ def run(
         Interrupted: this process or a rank was told to stop; a checkpoint stays. Errors of `launch` are passed on.
     """
     program = Program(f"{stage.module}:run", stage.job, setup="components.models.runtime:activate", within=WITHIN)
-    with Held() as held:
+    with Held() as signals:
 
-        def told() -> int | None:
+        def stop_signal() -> int | None:
             check()
-            return held.told
+            return signals.told
 
         try:
             return launch(
-                program, stage.name, job, inputs, out, observe, job.runtime.ranks, job.runtime.rank_timeout, told
+                program, stage.name, job, inputs, out, observe, job.runtime.ranks, job.runtime.rank_timeout, stop_signal
             )
         except Stopped as stopped:
-            held.deliver()
+            signals.deliver()
             raise Interrupted(stopped.number) from None
 
 
@@ -62,15 +62,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, required=True, help="runtime.ranks of the run: of all hosts together")
     parser.add_argument("--timeout", type=float, default=1800.0, help="runtime.rank_timeout, in seconds")
     parser.add_argument("--every-stage", action="store_true", help="join one stage after the other until told to stop")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
         if these_hosts().number == 0:
             raise UserError("TETHER_HOST is 0: the first host computes the stage itself (tether run, or a worker).")
         with graceful():
-            code = _join_once(given.ranks, given.timeout)
-            while given.every_stage:
+            code = _join_once(options.ranks, options.timeout)
+            while options.every_stage:
                 time.sleep(BETWEEN_SECONDS)
-                code = _join_once(given.ranks, given.timeout)
+                code = _join_once(options.ranks, options.timeout)
             return code
     except UserError as error:
         print(f"tether: {error}", file=sys.stderr)
@@ -80,8 +80,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _join_once(ranks: int, timeout: float) -> int:
-    with tempfile.TemporaryDirectory(prefix="tether-ranks-") as folder, Held() as held:
-        return join(WITHIN, ranks, Path(folder), timeout, lambda: held.told)
+    with tempfile.TemporaryDirectory(prefix="tether-ranks-") as folder, Held() as signals:
+        return join(WITHIN, ranks, Path(folder), timeout, lambda: signals.told)
 
 
 if __name__ == "__main__":

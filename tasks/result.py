@@ -1,6 +1,6 @@
 """The inputs and results of stages, shared by the runner, the tracking and the flows."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -99,12 +99,12 @@ class StageResult:
 
     @property
     def name(self) -> str:
-        return self.stage.shown
+        return self.stage.group
 
     @property
     def imported(self) -> bool:
         """Return whether it, or anything it was made from in this run, is based on an imported record."""
-        return bool(self.record.imported) or any(given.imported for given in self.inputs.values())
+        return bool(self.record.imported) or any(source.imported for source in self.inputs.values())
 
     def as_input(self, name: str) -> Input:
         """Return this artifact as the input `name` of a later stage."""
@@ -122,17 +122,19 @@ def is_skipped(record: Record) -> bool:
 
 def lineage_of(inputs: Collection[Input]) -> dict[str, str]:
     """Return the digests of `inputs` and of everything they were made from, by input name."""
-    further = {name: digest for given in inputs for name, digest in given.lineage.items()}
-    return further | {given.name: given.digest for given in inputs}
+    further = {name: digest for source in inputs for name, digest in source.lineage.items()}
+    return further | {source.name: source.digest for source in inputs}
 
 
 Given = Mapping[str, StageResult | Input]
 """A stage's inputs, by the stage's names for them."""
+StageRunner = Callable[[Stage, Settings, Given], StageResult]
+"""Runs one stage with its options and inputs, and judges it by its gates."""
 
 
-def as_inputs(given: Given) -> dict[str, Input]:
-    """Return `given` with every entry converted to an `Input` of its name."""
+def as_inputs(sources: Given) -> dict[str, Input]:
+    """Return `sources` with every entry converted to an `Input` of its name."""
     return {
-        name: each.as_input(name) if isinstance(each, StageResult) else each.model_copy(update={"name": name})
-        for name, each in given.items()
+        name: source.as_input(name) if isinstance(source, StageResult) else source.model_copy(update={"name": name})
+        for name, source in sources.items()
     }

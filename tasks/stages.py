@@ -31,12 +31,13 @@ class Stage(NamedTuple):
     """The config class, as `module:Class`."""
     libraries: tuple[str, ...]
     """Distributions whose versions are part of the key."""
-    shown: str
-    """The pipeline's stage under which status and MLflow show it."""
-    final: bool = True
-    """Whether it is the last part of the shown stage. Only then are gates judged."""
     spreads: bool = False
     """Whether `runtime.ranks` processes compute it; otherwise one process does."""
+
+    @property
+    def group(self) -> str:
+        """Return the pipeline's stage under which status, reports and MLflow show it."""
+        return group_of(self.name)
 
     def load_run(self) -> Run:
         """Return the stage's function. This imports its module, which may import torch."""
@@ -47,52 +48,49 @@ class Stage(NamedTuple):
         return getattr(importlib.import_module(module), name)
 
 
-def _stage(
-    name: str, module: str, job: str, libraries: tuple[str, ...], shown: str = "", final: bool = True,
-    spreads: bool = False,
-) -> Stage:  # fmt: skip
-    return Stage(name, module, job, libraries, shown or name, final, spreads)
+_STAGES = (
+    Stage("validate.judge", "data_contracts.judge_pairs", "data_contracts.config:ValidateJudgeJob", CONTRACT),
+    Stage("validate", "data_contracts.validate", "data_contracts.config:ValidateJob", CONTRACT),
+    Stage("sft", "components.sft.stage", "components.sft.config:SftJob", TORCH, spreads=True),
+    Stage("reward.judge", "components.reward.substages.judge", "components.reward.config:JudgeJob", PEFT, spreads=True),
+    Stage("reward", "components.reward.stage", "components.reward.config:RewardJob", PEFT, spreads=True),
+    Stage("ppo", "components.ppo.stage", "components.ppo.config:PpoJob", PEFT, spreads=True),
+    Stage("human_eval.sample", "components.human_eval.blinded_sample", "components.human_eval.config:SampleJob", TORCH),
+    Stage("human_eval.reward", "components.reward.substages.sheet_scores", "components.reward.config:SheetScoresJob",
+          PEFT),
+    Stage("human_eval", "components.human_eval.unblinded_score", "components.human_eval.config:ScoreJob", ("pandas",)),
+)
+_COMPARISON = (
+    Stage("human_eval.compare", "components.human_eval.comparison.comparison_sample",
+          "components.human_eval.config:SampleJob", TORCH),
+    Stage("human_eval.compared", "components.human_eval.comparison.comparison_score",
+          "components.human_eval.config:ScoreJob", ("pandas",)),
+)  # fmt: skip
 
-
-STAGES: dict[str, Stage] = {
-    stage.name: stage
-    for stage in (
-        _stage("validate.judge", "data_contracts.judge_pairs", "data_contracts.config:ValidateJudgeJob", CONTRACT,
-               shown="validate", final=False),
-        _stage("validate", "data_contracts.validate", "data_contracts.config:ValidateJob", CONTRACT),
-        _stage("sft", "components.sft.stage", "components.sft.config:SftJob", TORCH, spreads=True),
-        _stage("reward.judge", "components.reward.substages.judge", "components.reward.config:JudgeJob", PEFT,
-               shown="reward", final=False, spreads=True),
-        _stage("reward", "components.reward.stage", "components.reward.config:RewardJob", PEFT, spreads=True),
-        _stage("ppo", "components.ppo.stage", "components.ppo.config:PpoJob", PEFT, spreads=True),
-        _stage("human_eval.sample", "components.human_eval.blinded_sample", "components.human_eval.config:SampleJob",
-               TORCH, shown="human_eval", final=False),
-        _stage("human_eval.reward", "components.reward.substages.sheet_scores",
-               "components.reward.config:SheetScoresJob", PEFT, shown="human_eval", final=False),
-        _stage("human_eval", "components.human_eval.unblinded_score", "components.human_eval.config:ScoreJob",
-               ("pandas",)),
-    )
-}  # fmt: skip
+STAGES = {stage.name: stage for stage in _STAGES}
 """Every stage by name, in the order in which `flows/rlhf.py` runs them. Those in `OPTIONAL` run only if configured."""
 
 OPTIONAL = ("validate.judge", "reward.judge")
 """The sub-stages of an independent judge (`data.judge_preferences`)."""
 
-COMPARISON: dict[str, Stage] = {
-    stage.name: stage
-    for stage in (
-        _stage("human_eval.compare", "components.human_eval.comparison.comparison_sample",
-               "components.human_eval.config:SampleJob", TORCH, shown="human_eval", final=False),
-        _stage("human_eval.compared", "components.human_eval.comparison.comparison_score",
-               "components.human_eval.config:ScoreJob", ("pandas",), shown="human_eval"),
-    )
-}  # fmt: skip
+COMPARISON = {stage.name: stage for stage in _COMPARISON}
 """The stages of a run that compares existing models, by name. Such a run has none of `STAGES`."""
 
 KNOWN = STAGES | COMPARISON
 """Every stage that a record may name."""
 
-PIPELINE = tuple(dict.fromkeys(stage.shown for stage in STAGES.values()))
+
+def group_of(stage: str) -> str:
+    """Return the group of a stage, which views show as one: `reward` has `reward.judge` and `reward`."""
+    return stage.partition(".")[0]
+
+
+def ends_group(stage: str) -> bool:
+    """Return whether a stage is the last of its group. Only then are the group's gates judged."""
+    return "." not in stage or stage == _COMPARISON[-1].name
+
+
+PIPELINE = tuple(dict.fromkeys(map(group_of, STAGES)))
 """The stages that status and MLflow show, in order."""
 
 

@@ -286,7 +286,7 @@ def _end(
         cached=by is not None, seconds=0.5 if by else 12.5, explained={stage: why},
     )  # fmt: skip
     done = Done(
-        time=0, record=record, shown=stage, final=True, path=ctx.store.path(record), run=ctx.run, user="ada",
+        time=0, record=record, path=ctx.store.path(record), run=ctx.run, user="ada",
         step=0, verdicts=list(verdicts), inputs=[], attachments={},
     )  # fmt: skip
     write_done(ctx.folder, done)

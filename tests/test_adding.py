@@ -51,7 +51,7 @@ def run(job: ToyJob, inputs: Mapping[str, Path], out: Path, observe: Callable[..
     return {"toy/lines": float(lines)}
 ''',
 }
-ENTRY = '        _stage("toy", "components.toy.stage", "components.toy.config:ToyJob", ()),\n'
+ENTRY = '    Stage("toy", "components.toy.stage", "components.toy.config:ToyJob", ()),\n'
 STEP = '    stage("toy", data=data)\n'
 GATES = '''"""Gates of the toy stage."""
 
@@ -95,7 +95,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     toy.mkdir()
     for name, text in FOLDER.items():
         (toy / name).write_text(text)
-    insert(folder / "tasks" / "stages.py", '        _stage("sft",', ENTRY)
+    insert(folder / "tasks" / "stages.py", '    Stage("sft",', ENTRY)
     insert(folder / "flows" / "rlhf.py", "    # 2. SFT:", STEP)
     gates = folder / "components" / "gates"
     (gates / "built_in" / "toy_gates.py").write_text(GATES)

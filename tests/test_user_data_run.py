@@ -14,6 +14,7 @@ from components.data.support_desk.desk import SupportDeskConfig, generate
 from flows.config.profiles import parse_override
 from flows.config.run_config import RunConfig, load_config
 from flows.launch.begin import new_run
+from flows.launch.request import Request
 from flows.models.lineage import lineage
 from flows.models.lineage_text import text
 from flows.models.reproduce import reproduce
@@ -55,7 +56,7 @@ class Place(NamedTuple):
 
     def run(self, *changes: str) -> str:
         """Run `validate` without Prefect, and return the run's id."""
-        launch = new_run(self.home, "tiny", _config(*changes), until="validate")
+        launch = new_run(self.home, "tiny", _config(*changes), request=Request(until="validate"))
         with launch.ctx:
             pipeline(launch.config, launch.sources, partial(run_stage, ctx=launch.ctx), launch.ctx.until)
         return launch.ctx.run

@@ -27,8 +27,8 @@ from flows.cli.store_commands import store
 from flows.environment import tether_home
 
 if TYPE_CHECKING:
-    from components.gates.judging import Waiver
     from flows.launch.begin import Launch
+    from flows.launch.request import Request
 
 app = typer.Typer(
     name="tether", cls=Sections, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
@@ -93,12 +93,9 @@ def run(
     """Run the pipeline and reuse every stored result."""
     _begin_early()
     from flows.launch.begin import new_run
-    from tasks.runs.run_label import Label
 
-    label = Label.of(name, tag or [])
-    config = config_of(profile, set_).resolved()
-    waivers = _waivers(waive, because)
-    _go(new_run(tether_home(), profile, config, waivers, refresh or [], label=label, until=until))
+    request = _request(waive, because, name, tag, refresh, until)
+    _go(new_run(tether_home(), profile, config_of(profile, set_), request))
 
 
 @command(app, "rerun")
@@ -124,12 +121,9 @@ def rerun(
     Later stages are recomputed too if its result differs."""
     _begin_early()
     from flows.launch.begin import rerun as again
-    from tasks.runs.run_label import Label
 
-    label, overrides, waivers = Label.of(name, tag or []), overrides_of(set_), _waivers(waive, because)
-    _go(again(
-        tether_home(), stage, from_run, overrides, waivers=waivers, refresh=refresh or [], label=label, until=until
-    ))  # fmt: skip
+    request = _request(waive, because, name, tag, refresh, until)
+    _go(again(tether_home(), stage, from_run, overrides_of(set_), request=request))
 
 
 @command(app, "iterate")
@@ -150,10 +144,8 @@ def iterate(
     The votes refresh the reward model, PPO runs again from SFT, and a new sample waits for people."""
     _begin_early()
     from flows.launch.next_round import next_round
-    from tasks.runs.run_label import Label
 
-    label = Label.of(name, tag or [])
-    _go(next_round(tether_home(), run, overrides_of(set_), _waivers(waive, because), label))
+    _go(next_round(tether_home(), run, overrides_of(set_), _request(waive, because, name, tag)))
 
 
 @command(people, "score")
@@ -169,7 +161,7 @@ def score(
     _begin_early()
     from flows.launch.label_runs import scoring
 
-    _go(scoring(tether_home(), run, sheets, _waivers(waive, because)))
+    _go(scoring(tether_home(), run, sheets, _request(waive, because)))
 
 
 @command(people, "compare")
@@ -196,10 +188,8 @@ def compare(
 ) -> None:
     """Let people compare any models, blind."""
     from flows.launch.label_runs import compare as begin
-    from tasks.runs.run_label import Label
 
-    label = Label.of(name, tag or [])
-    _go(begin(tether_home(), models, from_run, overrides_of(set_), _waivers(waive, because), label))
+    _go(begin(tether_home(), models, from_run, overrides_of(set_), _request(waive, because, name, tag)))
 
 
 @command(app, "status")
@@ -343,10 +333,14 @@ def fetch(model: Annotated[str, typer.Argument(help="smollm2")]) -> None:
     echo(f"{what} is now in {folder}" if fresh else f"{what} is already in {folder}")
 
 
-def _waivers(gates: list[str] | None, because: str) -> "list[Waiver]":
-    from flows.launch.waivers import asked_waivers
+def _request(
+    waive: list[str] | None, because: str, name: str | None = None, tag: list[str] | None = None,
+    refresh: list[str] | None = None, until: str | None = None,
+) -> "Request":  # fmt: skip
+    from flows.launch.request import Request, asked_waivers
+    from tasks.runs.run_label import Label
 
-    return asked_waivers(gates or [], because, "--")
+    return Request(asked_waivers(waive or [], because, "--"), refresh or [], until, Label.of(name, tag or []))
 
 
 def _begin_early() -> None:

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -264,7 +263,7 @@ def _print_status(
     assert labels is not None
     if as_json:
         more = {"raters": dict(labels.raters), "share": labels.share, "complete": labels.complete, "page": page}
-        echo(json.dumps(asdict(labels) | more))
+        echo(json.dumps(labels.as_json() | more))
         return
     raters = [f"  {rater}: {answered} of {total}" for rater, (answered, total) in labels.raters.items()]
     echo("\n".join([f"{title}: {labels.text}", *raters, *lines]))

@@ -157,7 +157,7 @@ def pin(
         echo(f"run {run} is no longer pinned.")
         return
     status = load_status(here.home, run)
-    new = write_pin(here.place, status.run, status.needs)
+    new = write_pin(here.place, status.run, status.results)
     echo(f"run {run} {'is pinned' if new else 'was pinned already'}.")
 
 

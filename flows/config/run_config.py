@@ -158,7 +158,7 @@ class Options(Settings):
 
     def stage_job(self, stage: Stage) -> Settings:
         """Return the job of a stage, for the machine that computes it."""
-        runtime = self.runners.get(stage.shown, Runner()).runtime or self.runtime
+        runtime = self.runners.get(stage.group, Runner()).runtime or self.runtime
         if not stage.spreads:  # one process computes this stage, however many ranks train
             runtime = runtime.model_copy(update={"ranks": 1, "sharding": "none"})
         return self.model_copy(update={"runtime": runtime}).job(stage.load_job())

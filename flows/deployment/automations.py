@@ -53,8 +53,8 @@ def notice_dead_runs(dead_after: float = DEAD_AFTER_SECONDS, tag: str = TAG) -> 
 def make_automation(automation: AutomationCore) -> None:
     """Create an automation, or update the one of the same name. If a person paused it, it stays paused."""
     with get_client(sync_client=True) as client:
-        known = client.read_automations_by_name(automation.name)
-        if not known:
+        existing = client.read_automations_by_name(automation.name)
+        if not existing:
             client.create_automation(automation)
-        for each in known:
-            client.update_automation(each.id, automation.model_copy(update={"enabled": each.enabled}))
+        for old in existing:
+            client.update_automation(old.id, automation.model_copy(update={"enabled": old.enabled}))

@@ -26,6 +26,7 @@ from flows.deployment import form
 from flows.environment import check_packages, prepare_environment, tether_home
 from flows.launch.begin import Launch, new_run, rerun
 from flows.launch.label_runs import scoring
+from flows.launch.request import Request
 from flows.launch.run_computing import compute_in_flow
 from tasks.allowed import refuse_path
 from tasks.execution import logs
@@ -85,19 +86,19 @@ def rlhf(
     flow_run = str(runtime.flow_run.id)
 
     def begin(home: Path) -> Launch:
-        asked = form.changed(config, changes)
-        refuse_own_pool(asked, pool_of(flow_run))
-        options: dict[str, Any] = {
-            "waivers": form.waivers(waive, because, waived_by, asked),
-            "refresh": refresh,
-            "flow_run": flow_run,
-            "label": form.label(name, note, tags),
-            "user": form.person("started_by", started_by, starter(flow_run)),
-        }
+        changed_config = form.changed(config, changes)
+        refuse_own_pool(changed_config, pool_of(flow_run))
+        request = Request(
+            form.waivers(waive, because, waived_by, changed_config),
+            refresh,
+            label=form.label(name, note, tags),
+            user=form.person("started_by", started_by, starter(flow_run)),
+            flow_run=flow_run,
+        )
         if from_stage is None:
-            begun = new_run(home, profile, asked.resolved(), **options)
+            begun = new_run(home, profile, changed_config, request)
         else:
-            begun = rerun(home, from_stage, from_run, config=asked, profile=profile, **options)
+            begun = rerun(home, from_stage, from_run, config=changed_config, profile=profile, request=request)
         _call_flow_run(flow_run, f"{name} ({profile} {begun.ctx.run})" if name else f"{profile} {begun.ctx.run}")
         return begun
 
@@ -115,7 +116,7 @@ def human_eval(
     def begin(home: Path) -> Launch:
         refuse_path("sheet", sheet, home)
         user = form.person("scored_by", scored_by, starter(str(runtime.flow_run.id)))
-        return scoring(home, run, Path(sheet), user=user)
+        return scoring(home, run, Path(sheet), Request(user=user))
 
     return _run(begin)
 
@@ -126,7 +127,7 @@ def compute(order: Order) -> State[Any]:
 
     def work(home: Path, console: Console) -> tuple[str, str | None]:
         store = ArtifactStore(home)
-        logs.bind(run=order.run, stage=KNOWN[order.stage].shown)
+        logs.bind(run=order.run, stage=KNOWN[order.stage].group)
         say(console, f"{order.stage} for run {order.run}: reading and writing {store.place.where}")
         with StageProgress(console, order.stage) as progress:
             record = receive(order, store, progress.show, lambda text: say(console, text))
@@ -136,18 +137,18 @@ def compute(order: Order) -> State[Any]:
     return _guarded(work)
 
 
-def refuse_own_pool(config: RunConfig, own: str | None) -> None:
+def refuse_own_pool(config: RunConfig, pipeline_pool: str | None) -> None:
     """Refuse a config whose pipeline orders a stage from the pool that the pipeline itself runs in.
 
     Args:
         config: the pipeline's config.
-        own: the pool that runs the pipeline, if any.
+        pipeline_pool: the pool that runs the pipeline, if any.
 
     Raises:
-        UserError: a stage's pool is `own`; the message names the stage.
+        UserError: a stage's pool is `pipeline_pool`; the message names the stage.
     """
     for stage, pool in config.pools.items():
-        if pool == own:
+        if pool == pipeline_pool:
             raise UserError(
                 f"runners.{stage} = {pool}: the pool {pool} runs the pipelines. Each keeps its place there while "
                 f"it waits for its {stage}, so if all places are taken, no {stage} can start. Set runners.{stage} to "

@@ -17,7 +17,7 @@ from components.base.errors import UserError, refuse_credentials
 from components.gates.judging import Waiver, check_waivers
 from flows.config.profiles import lay
 from flows.config.run_config import RunConfig, check_config, check_critic_is_used, to_values
-from flows.launch.waivers import asked_waivers
+from flows.launch.request import asked_waivers
 from tasks.runs.run_label import LONGEST_NAME, Label, one_line
 
 LAST = ("runners", "runtime", "retries", "retry_seconds", "prices", "mlflow", "project")
@@ -37,14 +37,14 @@ def schema(flow: Flow[..., Any], config: RunConfig) -> ParameterSchema:
         flow: the pipeline; its parameters have the order of the form.
         config: the deployed config; its gates are those that can be waived.
     """
-    found = deepcopy(flow.parameters.model_dump())
-    fields, definitions = found["properties"], found["definitions"]
+    form = deepcopy(flow.parameters.model_dump())
+    fields, definitions = form["properties"], form["definitions"]
     whole = fields.pop("config")
     for field in fields.values():
         _without_null(field)
     fields["waive"]["items"]["enum"] = [gate.name for gate, _ in config.gates.rules()]
     fields["changes"] |= {"properties": _groups(definitions["RunConfig"]["properties"]), "additionalProperties": False}
-    return _Schema(**{**found, "required": [], "if": {"type": "object"}, "then": {"properties": {"config": whole}}})
+    return _Schema(**{**form, "required": [], "if": {"type": "object"}, "then": {"properties": {"config": whole}}})
 
 
 def _without_null(field: dict[str, Any]) -> None:
@@ -80,9 +80,9 @@ def changed(config: RunConfig, changes: Mapping[str, JsonValue]) -> RunConfig:
     made = {name: value for name, value in changes.items() if value != {}}
     if not made:
         return config
-    found = check_config(lay(to_values(config), made), source="changes")
-    check_critic_is_used(found, "changes", config)
-    return found
+    changed_config = check_config(lay(to_values(config), made), source="changes")
+    check_critic_is_used(changed_config, "changes", config)
+    return changed_config
 
 
 def label(name: str | None, note: str | None, tags: Sequence[str]) -> Label:
@@ -94,13 +94,13 @@ def label(name: str | None, note: str | None, tags: Sequence[str]) -> Label:
     return Label.of(name, [*tags, *([f"note={note}"] if note else [])])
 
 
-def person(field: str, name: str | None, otherwise: str) -> str:
-    """Return who asked, from the form's field `field`, because the server knows no users; `otherwise` if it is empty.
+def person(field: str, name: str | None, default: str) -> str:
+    """Return who asked, from the form's field `field`, because the server knows no users; `default` if it is empty.
 
     Raises:
         UserError: the name contains a secret, is too long, or can't be shown on one line.
     """
-    return one_line(field, (name or "").strip(), LONGEST_NAME) or otherwise
+    return one_line(field, (name or "").strip(), LONGEST_NAME) or default
 
 
 def waivers(gates: Sequence[str], because: str | None, waived_by: str | None, config: RunConfig) -> list[Waiver]:
@@ -113,6 +113,6 @@ def waivers(gates: Sequence[str], because: str | None, waived_by: str | None, co
     if bool(user) != bool(gates):
         raise UserError("waived_by: give your name together with the gate (waive) and the reason (because).")
     refuse_credentials("waived_by", user)
-    given = asked_waivers(gates, because or "", user=user)
-    check_waivers(given, config.gates, "waive =")
-    return given
+    requested = asked_waivers(gates, because or "", user=user)
+    check_waivers(requested, config.gates, "waive =")
+    return requested

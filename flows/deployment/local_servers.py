@@ -59,7 +59,7 @@ def serve_pages(home: Path, say: Say) -> None:
     servers = [_mlflow(home), _prefect()]
     # SIGTERM raises KeyboardInterrupt too (`graceful`); here neither is an error.
     with graceful(), suppress(KeyboardInterrupt), ExitStack() as stack:
-        processes = [(each, stack.enter_context(_started(each, home))) for each in servers if each.command]
+        processes = [(server, stack.enter_context(_started(server, home))) for server in servers if server.command]
 
         def check() -> None:
             for server, process in processes:
@@ -101,23 +101,24 @@ def serve_pools(home: Path, pools: Mapping[str, int], say: Say) -> None:
     """
     from prefect.workers.process import ProcessWorker
 
-    from flows.deployment.recovery import watch
+    from flows.deployment.recovery import resume_while_served
 
     async def work() -> None:
-        told = asyncio.Event()
+        stop = asyncio.Event()
         for number in SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:  # ignored signals stay ignored, as under nohup
-                asyncio.get_running_loop().add_signal_handler(number, told.set)
+                asyncio.get_running_loop().add_signal_handler(number, stop.set)
         workers = [ProcessWorker(work_pool_name=pool, limit=limit) for pool, limit in pools.items()]
         for pool, limit in pools.items():
             say(f"worker of pool {pool}: {limit} at a time")
         say("Ctrl-C stops them.")
 
-        def held() -> set[object]:
+        def busy_runs() -> set[object]:
             """Return the runs that take a place. A worker ends if it is given one of them again."""
             return {run for worker in workers if worker.is_setup for run in worker.limiter.statistics().borrowers}
 
-        parts = [told.wait(), watch(home, pools, say, held), *(worker.start(printer=say) for worker in workers)]
+        starts = [worker.start(printer=say) for worker in workers]
+        parts = [stop.wait(), resume_while_served(home, pools, say, busy_runs), *starts]
         tasks = [asyncio.ensure_future(part) for part in parts]
         ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         tasks[1].cancel()

@@ -26,34 +26,36 @@ from tasks.prefect_flow.server import TAG
 
 Say = Callable[[str], object]
 
-WATCH_SECONDS = 10.0
+CHECK_SECONDS = 10.0
 OLDEST = timedelta(days=1)
 """Runs that crashed earlier than this are left alone, because nobody waits for them any more."""
 AGAIN = "It crashed and continues from its checkpoint"
 """The start of the message of such a retry. A run's retries are counted by it."""
 
 
-async def watch(home: Path, pools: Collection[str], say: Say, held: Callable[[], Collection[object]]) -> None:
+async def resume_while_served(
+    home: Path, pools: Collection[str], say: Say, busy_runs: Callable[[], Collection[object]]
+) -> None:
     """Continue the crashed runs of `pools` and report that the disk of `home` is nearly full, until cancelled.
 
-    `held` returns the ids of runs to leave alone: those that a worker of this process has not let go yet. A kind of
-    failure is reported once, and the workers continue without retries.
+    `busy_runs` returns the ids of runs to leave alone: those that a worker of this process has not let go yet. A kind
+    of failure is reported once, and the workers continue without retries.
     """
     reported: set[str] = set()
     disk_due = 0.0
     while True:
-        await asyncio.sleep(WATCH_SECONDS)
+        await asyncio.sleep(CHECK_SECONDS)
         if time.monotonic() >= disk_due and report_low_disk(home):
             disk_due = time.monotonic() + DISK_AGAIN_SECONDS
         try:
-            await resume_crashed(pools, say, held())
+            await resume_crashed(pools, say, busy_runs())
         except Exception as error:
             if (text := f"Crashed runs can't be retried: {error}") not in reported:
                 reported.add(text)
                 say(text)
 
 
-async def resume_crashed(pools: Collection[str], say: Say, held: Collection[object] = ()) -> None:
+async def resume_crashed(pools: Collection[str], say: Say, busy_runs: Collection[object] = ()) -> None:
     """Reschedule the crashed runs of `pools` that have a retry left, when it is due.
 
     If the server is away, nothing happens, and the next call asks again. Other errors of Prefect's client are raised.
@@ -62,7 +64,7 @@ async def resume_crashed(pools: Collection[str], say: Say, held: Collection[obje
         with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
             async with get_client() as client:
                 for run in await _crashed(client):
-                    if run.deployment_id is not None and run.work_pool_name in pools and run.id not in held:
+                    if run.deployment_id is not None and run.work_pool_name in pools and run.id not in busy_runs:
                         await _resume(client, run, say)
     except Exception as error:
         if not is_away(error):

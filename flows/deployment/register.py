@@ -49,9 +49,9 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
 def _absolute(value: JsonValue, name: str = "") -> JsonValue:
     """Return `value`, of the option `name` or of a group of options, with absolute paths of what is here."""
     if isinstance(value, dict):  # the keys of an option's own dictionary are no options
-        return {k: _absolute(each, name if name in FILES else f"{name}.{k}".strip(".")) for k, each in value.items()}
+        return {k: _absolute(item, name if name in FILES else f"{name}.{k}".strip(".")) for k, item in value.items()}
     if isinstance(value, list):
-        return [_absolute(each, name) for each in value]
+        return [_absolute(item, name) for item in value]
     if isinstance(value, str) and value and name in (*FILES, *CODE):
         path = value.removeprefix("model:")
         return f"{value.removesuffix(path)}{Path(path).absolute()}" if Path(path).exists() else value
@@ -182,15 +182,15 @@ def _make_pool(name: str) -> None:
 
 def _queues(pool: str) -> list[str]:
     with get_client(sync_client=True) as client:
-        found = client.read_work_queues(work_pool_name=pool)
-    return [each.name for each in sorted(found, key=lambda each: each.priority or 0)]
+        queues = client.read_work_queues(work_pool_name=pool)
+    return [queue.name for queue in sorted(queues, key=lambda queue: queue.priority or 0)]
 
 
-def describe(deployments: Iterable[Deployed]) -> list[str]:
+def describe(registered: Iterable[Deployed]) -> list[str]:
     """Return lines for a person: what was registered, and which workers it needs."""
-    deployments = list(deployments)
-    lines = [f"{each.name:<17} {each.pool:<5} {each.url or ''}".rstrip() for each in deployments]
-    for pool in dict.fromkeys(each.pool for each in deployments):
+    deployed = list(registered)
+    lines = [f"{entry.name:<17} {entry.pool:<5} {entry.url or ''}".rstrip() for entry in deployed]
+    for pool in dict.fromkeys(entry.pool for entry in deployed):
         runs = CPU_RUNS if pool == CPU_POOL else 1
         lines.append(f"A worker: prefect worker start --pool {pool} --type process --limit {runs}")
     return lines

@@ -42,7 +42,7 @@ def set_schedule(client: SyncPrefectClient, deployment: UUID, wanted: Schedule |
         deployment: the deployment's id.
         wanted: replaces the schedule of an earlier deploy; None leaves that unchanged.
     """
-    before = next((each for each in client.read_deployment(deployment).schedules if each.slug == OURS), None)
+    before = next((old for old in client.read_deployment(deployment).schedules if old.slug == OURS), None)
     if wanted is None:
         return [f"Schedule kept: {_told(before)} (--cron changes it, its page removes it)."] if before else []
     cron, active, was = wanted.checked(), bool(wanted.active), ""
@@ -57,7 +57,7 @@ def set_schedule(client: SyncPrefectClient, deployment: UUID, wanted: Schedule |
     return [f"Schedule: {cron.cron} {cron.timezone}, {'active' if active else 'paused'}{start}{was}."]
 
 
-def _told(each: DeploymentSchedule) -> str:
+def _told(old: DeploymentSchedule) -> str:
     # A person may have changed its kind on the page.
-    when = f"{cron.cron} {cron.timezone}" if isinstance(cron := each.schedule, CronSchedule) else str(cron)
-    return f"{when}{' with parameters of its own' * bool(each.parameters)}, {'active' if each.active else 'paused'}"
+    when = f"{cron.cron} {cron.timezone}" if isinstance(cron := old.schedule, CronSchedule) else str(cron)
+    return f"{when}{' with parameters of its own' * bool(old.parameters)}, {'active' if old.active else 'paused'}"

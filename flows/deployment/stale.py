@@ -21,18 +21,18 @@ def stale() -> Iterator[str]:
     of its schedules. They are read from the server of `PREFECT_API_URL`."""
     named = FlowFilter(name=FlowFilterName(any_=[flows.rlhf.name]))
     with get_client(sync_client=True) as client:
-        for each in client.read_deployments(flow_filter=named):
-            if not (each.entrypoint or "").startswith(flows.__name__):
+        for deployment in client.read_deployments(flow_filter=named):
+            if not (deployment.entrypoint or "").startswith(flows.__name__):
                 continue  # another project's flow of this name
-            problems = [problem_of(each.parameters)]
-            for schedule in each.schedules:
-                if schedule.parameters and (problem := problem_of({**each.parameters, **schedule.parameters})):
+            problems = [problem_of(deployment.parameters)]
+            for schedule in deployment.schedules:
+                if schedule.parameters and (problem := problem_of({**deployment.parameters, **schedule.parameters})):
                     problems.append(f"the parameters of one of its schedules are not valid. {problem}")
             for problem in filter(None, problems):
                 yield (
-                    f"{flows.rlhf.name}/{each.name} was deployed by another version of Tether, and its runs fail at "
-                    f"their start: {problem} Deploy it again with `tether deploy {each.name}` and the options it had; "
-                    f"schedules stay."
+                    f"{flows.rlhf.name}/{deployment.name} was deployed by another version of Tether, and its runs fail "
+                    f"at their start: {problem} Deploy it again with `tether deploy {deployment.name}` and the options "
+                    f"it had; schedules stay."
                 )
 
 

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 from components.base.errors import UserError
 from components.base.text import counted
-from components.gates.judging import Waiver
-from flows.base_run import changed_before, choose_base, earlier_stages
+from flows.base_run import Base, changed_before, choose_base, earlier_stages
 from flows.config.profiles import Override, apply_overrides, profile_name
 from flows.config.run_config import (
     RunConfig,
@@ -23,6 +22,7 @@ from flows.data.reference import resolved_reference
 from flows.data.reward_sources import has_unversioned, settled_rewards
 from flows.data.run_plugins import settled_gates, settled_readers
 from flows.launch.reports import write_reports
+from flows.launch.request import DEFAULTS, Request
 from flows.people.rater_sheets import with_guidelines
 from flows.sources import Sources, find_sources, kept_sft
 from tasks.allowed import refuse_outside
@@ -30,7 +30,6 @@ from tasks.execution.attempts import Attempts
 from tasks.execution.context import RunContext, refreshed
 from tasks.runs.config import profile_values
 from tasks.runs.journal import current_user
-from tasks.runs.run_label import UNNAMED, Label
 from tasks.runs.status import load_status, run_of_flow
 from tasks.stages import OPTIONAL, PIPELINE, STAGES, reaches
 from tasks.tracking.mlflow_client import check_access
@@ -54,51 +53,24 @@ class Launch(NamedTuple):
 
 
 def new_run(
-    home: Path,
-    profile: str,
-    config: RunConfig,
-    waivers: Sequence[Waiver] = (),
-    refresh: Sequence[str] = (),
-    flow_run: str | None = None,
-    label: Label = UNNAMED,
-    user: str | None = None,
-    until: str | None = None,
-    like: str | None = None,
+    home: Path, profile: str, config: RunConfig, request: Request = DEFAULTS, like: str | None = None
 ) -> Launch:
     """Begin a run of `config` and return it, not yet computed. If an input is missing, nothing is written.
 
     Args:
         profile: a profile's name or file; its name is in the run's id.
-        config: as `resolved` returns it.
-        refresh: stages to recompute even if a result is stored.
-        flow_run: the Prefect flow run that begins this run; if Prefect retries it, it continues the same run.
-        user: who asked for the run, for its record; None is the user of this process.
-        until: the last stage to run; None runs all of them.
         like: an earlier run whose profile this run has.
 
     Raises:
-        UserError: an input can't be read; `until`, `refresh` or a waiver names an unknown stage or gate; `until` comes
-            before a stage of `refresh`; or MLflow refuses access.
+        UserError: an input can't be read; `request` names an unknown stage or gate, or ends the run before a stage that
+            it refreshes; or MLflow refuses access.
     """
-    check_stages("--refresh", refresh)
+    check_stages("--refresh", request.refresh)
+    _check_end(request.until, request.refresh)
     refuse_outside(config, home)
-    ends = _ends_after(until, refresh)
     check_kl_is_judged(config, profile)
-    config, notes = _settled(with_guidelines(config), home)
-    config = settled_gates(settled_readers(config))
-    if reaches("ppo", until):
-        config, told = settled_rewards(config, home)
-        notes = [*notes, *told]
-    _check_judge("--refresh", refresh, config)
-    kept = kept_sft(config, home)
-    again = run_of_flow(home, flow_run) if flow_run else None
-    sources = find_sources(config, home, taken=kept, again=again, until=until)
-    origin = round_of(config) | ({"flow_run": flow_run} if flow_run else {}) | ends
-    origin |= resolved_reference(config, sources.data)
-    never_hit = ("ppo",) if reaches("ppo", until) and has_unversioned(config) else ()
-    options: dict[str, Any] = {"refresh": refreshed([*refresh, *never_hit]), "pinned": kept, **ends}
-    ctx = begin_run(home, profile, config, origin, label, waivers, like, user, **options)
-    return Launch(ctx, config, sources, notes + off_gates(config))
+    _check_judge("--refresh", request.refresh, config)
+    return _prepare(home, profile, config, request, like=like)
 
 
 def rerun(
@@ -108,12 +80,7 @@ def rerun(
     overrides: Sequence[Override] = (),
     config: RunConfig | None = None,
     profile: str | None = None,
-    waivers: Sequence[Waiver] = (),
-    refresh: Sequence[str] = (),
-    flow_run: str | None = None,
-    label: Label = UNNAMED,
-    user: str | None = None,
-    until: str | None = None,
+    request: Request = DEFAULTS,
 ) -> Launch:
     """Begin a run that recomputes `stage` and reuses an earlier run's artifacts of the stages before it.
 
@@ -122,66 +89,92 @@ def rerun(
         overrides: changes to that run's config.
         config: a config (not resolved) to use instead of that run's; then only a run that agrees with it is suitable.
         profile: the name in the run's id; None takes that run's profile.
-        waivers, refresh, flow_run, label, user, until: as in `new_run`; only `stage` and later stages can be refreshed.
+        request: only `stage` and later stages can be refreshed.
 
     Raises:
         UserError: there is no such run or stage, no run is suitable, or `overrides` change what an earlier stage
             depends on.
     """
+    computed = [stage, *request.refresh]
     check_stages("rerun", [stage])
-    check_stages("--refresh", refresh)
+    check_stages("--refresh", request.refresh)
+    _check_end(request.until, computed)
     before = earlier_stages(stage)
-    ends = _ends_after(until, [stage, *refresh])
-    if early := [name for name in refresh if STAGES[name].shown in before]:
+    if early := [name for name in request.refresh if STAGES[name].group in before]:
         raise UserError(f"--refresh {early[0]}: it comes before {stage}. Rerun from there: `tether rerun {early[0]}`.")
+    notes: list[str] = []
     if config is not None:
         refuse_outside(config, home)
-    config, chosen = (None, []) if config is None else _settled(settled_readers(config), home)
-    if config is not None and "ppo" in before:  # the earlier run's config holds what these sources were at the time
-        config, _ = settled_rewards(config, home)
-    tried = run_of_flow(home, flow_run) if flow_run else None
-    if tried is not None:  # the first attempt of this flow run has chosen the earlier run
-        run = load_status(home, tried).origin["from"]
+        config, notes = _settled(settled_readers(config), home)
+        if "ppo" in before:  # the earlier run's config holds what these sources were at the time
+            config, _ = settled_rewards(config, home)
+    earlier_attempt = run_of_flow(home, request.flow_run) if request.flow_run else None
+    if earlier_attempt is not None:  # the first attempt of this flow run has chosen the earlier run
+        run = load_status(home, earlier_attempt).origin["from"]
     base = choose_base(home, stage, run, config)
-    notes = [f"{stage} again from run {base.run}" + (f" ({base.instead})" if base.instead else ""), *chosen]
+    notes.insert(0, f"{stage} again from run {base.run}" + (f" ({base.instead})" if base.instead else ""))
     if misfits := base.config.runtime.misfits():
-        kept = f"; the results of {', '.join(before)} are reused" if before else ""
+        reused = f"; the results of {', '.join(before)} are reused" if before else ""
         notes.append(
             f"run {base.run} was resolved for another machine ({'; '.join(misfits)}): recomputed stages are resolved "
-            f"for this one{kept}"
+            f"for this one{reused}"
         )
     if config is None:
-        values = {**base.values, "runtime": {}} if misfits else base.values
-        config = check_config(apply_overrides(values, overrides), source=f"run {base.run}")
-        check_critic_is_used(config, "--set", base.config)
-        for field, first in changed_before(stage, base.config, config).items():
-            raise UserError(
-                f"--set {field}: {first} depends on it and comes before {stage}, so this rerun would reuse the "
-                f"{first} of run {base.run}. Rerun from there: `tether rerun {first} --from {base.run} --set "
-                f"{field}=...`."
-            )
+        config = _changed(base, stage, overrides)
     check_kl_is_judged(config, f"run {base.run}")
     refuse_outside(config, home)
-    config = settled_gates(config if "validate" in before else settled_readers(config))
-    config, chosen = _settled(with_guidelines(config).resolved(), home)
-    notes += chosen
-    if "ppo" not in before and reaches("ppo", until):
-        config, told = settled_rewards(config, home)
-        notes += told
+    _check_judge("rerun", computed, config)
     if base.config.seed != config.seed and before:
         notes.append(
             f"seed {config.seed} applies to {stage} and later stages; the results of {', '.join(before)} are reused"
         )
-    pinned = base.records if "sft" in base.records or stage == "sft" else base.records | kept_sft(config, home)
-    _check_judge("rerun", [stage, *refresh], config)
-    sources = find_sources(config, home, taken=pinned, again=tried or base.run, until=until)
-    origin = round_of(config) | {"stage": stage, "from": base.run} | ({"flow_run": flow_run} if flow_run else {}) | ends
-    origin |= resolved_reference(config, sources.data)
-    never_hit = ("ppo",) if "ppo" not in before and has_unversioned(config) else ()
-    options: dict[str, Any] = {"refresh": refreshed([stage, *refresh, *never_hit]), "pinned": pinned, **ends}
     like = base.run if profile in (None, base.profile) else None
-    ctx = begin_run(home, profile or base.profile, config, origin, label, waivers, like, user, **options)
-    return Launch(ctx, config, sources, notes + off_gates(config))
+    return _prepare(home, profile or base.profile, config, request, like, base, stage, notes)
+
+
+def _changed(base: Base, stage: str, overrides: Sequence[Override]) -> RunConfig:
+    """Return the config of `base` with `overrides`. Raises UserError if they change what a stage before `stage` depends
+    on."""
+    values = {**base.values, "runtime": {}} if base.config.runtime.misfits() else base.values
+    config = check_config(apply_overrides(values, overrides), source=f"run {base.run}")
+    check_critic_is_used(config, "--set", base.config)
+    for field, first in changed_before(stage, base.config, config).items():
+        raise UserError(
+            f"--set {field}: {first} depends on it and comes before {stage}, so this rerun would reuse the {first} of "
+            f"run {base.run}. Rerun from there: `tether rerun {first} --from {base.run} --set {field}=...`."
+        )
+    return config
+
+
+def _prepare(
+    home: Path, profile: str, config: RunConfig, request: Request, like: str | None, base: Base | None = None,
+    stage: str = "", notes: Sequence[str] = (),
+) -> Launch:  # fmt: skip
+    """Settle what `config` leaves open, find the inputs, and begin a run of `config`, or a rerun of `stage`."""
+    before = earlier_stages(stage) if base is not None else []
+    until, with_ppo = request.until, "ppo" not in before and reaches("ppo", request.until)
+    config = settled_gates(config if "validate" in before else settled_readers(config))
+    config, choices = _settled(with_guidelines(config).resolved(), home)
+    if with_ppo:
+        config, reward_notes = settled_rewards(config, home)
+        choices += reward_notes
+    pinned = {} if base is None else base.records
+    if "sft" not in pinned and stage != "sft":
+        pinned = {**pinned, **kept_sft(config, home)}
+    origin = round_of(config)
+    if base is not None:
+        origin |= {"stage": stage, "from": base.run}
+    again = None
+    if request.flow_run:
+        origin["flow_run"], again = request.flow_run, run_of_flow(home, request.flow_run)
+    ends = {"until": until} if until not in (None, PIPELINE[-1]) else {}
+    again = again or (base.run if base is not None else None)
+    sources = find_sources(config, home, taken=pinned, again=again, until=until)
+    origin |= ends | resolved_reference(config, sources.data)
+    always = ("ppo",) if with_ppo and has_unversioned(config) else ()
+    computed = [*([stage] if stage else []), *request.refresh, *always]
+    ctx = begin_run(home, profile, config, origin, request, like, refresh=refreshed(computed), pinned=pinned, **ends)
+    return Launch(ctx, config, sources, [*notes, *choices, *off_gates(config)])
 
 
 def _settled(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]]:
@@ -198,8 +191,8 @@ def round_of(config: RunConfig) -> dict[str, str]:
 
 
 def begin_run(
-    home: Path, profile: str, config: RunConfig, origin: Mapping[str, str], label: Label, waivers: Sequence[Waiver],
-    like: str | None = None, user: str | None = None, **options: Any,
+    home: Path, profile: str, config: RunConfig, origin: Mapping[str, str], request: Request, like: str | None,
+    **options: Any,
 ) -> RunContext:  # fmt: skip
     """Begin a run, or continue the one that the same flow run began before a retry.
 
@@ -208,29 +201,29 @@ def begin_run(
         like: an earlier run whose profile this run has.
     """
     check_access(home)
-    options |= {"project": config.project, "waivers": waivers, "at_end": write_reports, **execution_of(config)}
-    options["user"] = user or current_user()
+    options |= {"project": config.project, "at_end": write_reports, **execution_of(config)}
+    options |= {"waivers": request.waivers, "user": request.user or current_user()}
     tried = run_of_flow(home, origin["flow_run"]) if "flow_run" in origin else None
     if tried is not None:
         return RunContext.resume(home, tried, config.gates, profile=profile_name(profile), **options)
     options["profile_values"] = file_values(profile) if like is None else profile_values(home, like)
     return RunContext.start(
-        home, profile_name(profile), config.gates, config=to_values(config), origin=origin, label=label, **options
+        home, profile_name(profile), config.gates, config=to_values(config), origin=origin, label=request.label,
+        **options,
     )
 
 
-def _ends_after(until: str | None, computed: Sequence[str]) -> dict[str, str]:
-    """Return `until` as it enters a run's origin and context; empty if the run ends with the last stage."""
+def _check_end(until: str | None, computed: Sequence[str]) -> None:
+    """Raise UserError if there is no stage `until`, or it comes before one that the run is asked to compute."""
     if until is None:
-        return {}
+        return
     check_stages("--until", [until], PIPELINE)
     for stage in computed:
-        if PIPELINE.index(until) < PIPELINE.index(STAGES[stage].shown):
+        if not reaches(STAGES[stage].group, until):
             raise UserError(
                 f"--until {until}: the run would end before {stage}, which it is asked to compute. "
                 f"Name {stage} or a later stage."
             )
-    return {"until": until} if until != PIPELINE[-1] else {}
 
 
 def execution_of(config: RunConfig) -> dict[str, Any]:
@@ -266,8 +259,8 @@ def _check_judge(what: str, stages: Iterable[str], config: RunConfig) -> None:
             )
 
 
-def check_stages(what: str, stages: Iterable[str], known: Sequence[str] = _KNOWN) -> None:
-    """Raise UserError if one of `stages` is not in `known` (by default the pipeline's stages and sub-stages)."""
+def check_stages(what: str, stages: Iterable[str], names: Sequence[str] = _KNOWN) -> None:
+    """Raise UserError if one of `stages` is not in `names` (by default the pipeline's stages and sub-stages)."""
     for stage in stages:
-        if stage not in known:
-            raise UserError(f"{what} {stage}: no such stage; there are {', '.join(known)}.")
+        if stage not in names:
+            raise UserError(f"{what} {stage}: no such stage; there are {', '.join(names)}.")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from components.base.errors import UserError
-from components.gates.judging import GatesConfig, Waiver
+from components.gates.judging import GatesConfig
 from components.store.store import ArtifactStore
 from flows.base_run import changed_before, choose_base, standing
 from flows.config.profiles import Override, apply_overrides
@@ -12,13 +12,13 @@ from flows.config.removed import without_removed
 from flows.config.run_config import check_config
 from flows.launch.begin import Launch, begin_run, execution_of, off_gates
 from flows.launch.reports import write_reports
+from flows.launch.request import DEFAULTS, Request
 from flows.people.rater_sheets import joined
 from flows.sources import compared_sources, find_sources
 from tasks.execution.context import RunContext
 from tasks.result import Input
 from tasks.runs.config import run_values
 from tasks.runs.journal import current_user
-from tasks.runs.run_label import UNNAMED, Label
 from tasks.runs.status import load_status
 from tasks.stages import PIPELINE
 from tasks.tracking.mlflow_client import check_access
@@ -32,9 +32,7 @@ def compare(
     models: Sequence[str],
     run: str | None = None,
     overrides: Sequence[Override] = (),
-    waivers: Sequence[Waiver] = (),
-    label: Label = UNNAMED,
-    user: str | None = None,
+    request: Request = DEFAULTS,
 ) -> Launch:
     """Begin a run that compares two or more models on held-out prompts of an earlier run. The first is the baseline.
 
@@ -42,7 +40,6 @@ def compare(
         models: as `find_compared` takes them.
         run: the run whose prompts and config are used; None takes the newest one whose data are in the store.
         overrides: changes to that config.
-        waivers, label, user: as in `new_run`.
 
     Raises:
         UserError: there are no such models or run, or `overrides` change how that run's data were made.
@@ -50,7 +47,7 @@ def compare(
     from flows.models.compared_models import as_origin, find_compared
     from tasks.runs.comparison_names import COMPARED
 
-    found = find_compared(home, models)
+    named_models = find_compared(home, models)
     base = choose_base(home, "sft", run)
     values = {**base.values, "runtime": {}} if base.config.runtime.misfits() else base.values
     config = check_config(apply_overrides(values, overrides), source=f"run {base.run}")
@@ -60,23 +57,23 @@ def compare(
     gates = GatesConfig.model_validate({"human_eval": {name: named[name] for name in OF_RATERS if name in named}})
     config = config.model_copy(update={"gates": gates}).resolved()
     data, store = base.records["validate"], ArtifactStore(home)
-    compared = {"data": Input(digest=data.digest, path=store.path(data), stage="validate", stored=True), **found}
+    compared = {"data": Input(digest=data.digest, path=store.path(data), stage="validate", stored=True), **named_models}
     sources = compared_sources(config, home, compared)
     origin = {"stage": "human_eval", "from": base.run, COMPARED: as_origin(models, compared)}
-    ctx = begin_run(home, base.profile, config, origin, label, waivers, base.run, user)
+    ctx = begin_run(home, base.profile, config, origin, request, base.run)
     note = f"{' against '.join(models)} on held-out prompts of run {base.run}; the first is the baseline"
     return Launch(ctx, config, sources, [note])
 
 
 def scoring(
-    home: Path, run: str | None, sheets: Path | Sequence[Path], waivers: Sequence[Waiver] = (), user: str | None = None
+    home: Path, run: str | None, sheets: Path | Sequence[Path], request: Request = DEFAULTS
 ) -> Launch:
     """Continue the run `run` (None: the newest) to score the labels that people wrote into `sheets`.
 
     Args:
         sheets: the joint sheet, several raters' own files, or a folder of them. They are joined into `labels.csv` in
             the run's folder.
-        user: as in `new_run`.
+        request: its waivers are added to those of the run.
 
     Raises:
         UserError: there is no such run or sheet, or the run has no sample to label.
@@ -107,12 +104,12 @@ def scoring(
         home,
         status.run,
         config.gates,
-        waivers=[*status.waivers, *waivers],
+        waivers=[*status.waivers, *request.waivers],
         profile=status.profile,
         project=config.project,
         pinned=records,
         at_end=write_reports,
-        user=user or current_user(),
+        user=request.user or current_user(),
         **execution_of(config),
     )
     return Launch(ctx, config, sources, off_gates(config))

@@ -6,14 +6,13 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from components.base.errors import UserError
-from components.gates.judging import Waiver
 from components.human_eval.batch.halves import HELD_OUT
 from components.store.store import ArtifactStore
 from flows.config.profiles import Override, apply_overrides
 from flows.config.run_config import check_config, check_critic_is_used, check_kl_is_judged
 from flows.launch.begin import Launch, new_run
+from flows.launch.request import DEFAULTS, Request
 from tasks.runs.config import run_values
-from tasks.runs.run_label import UNNAMED, Label
 from tasks.runs.status import RunStatus, load_readable, load_status
 
 AGREEMENT = "human_eval.reward_agreement_low"
@@ -29,9 +28,7 @@ def next_round(
     home: Path,
     run: str | None = None,
     overrides: Sequence[Override] = (),
-    waivers: Sequence[Waiver] = (),
-    label: Label = UNNAMED,
-    user: str | None = None,
+    request: Request = DEFAULTS,
 ) -> Launch:
     """Begin the round after `run`: with its config, the votes on its policy, its reward model to refresh and its SFT
     model.
@@ -43,7 +40,6 @@ def next_round(
     Args:
         run: the run whose policy people judged; None takes the newest such run.
         overrides: changes to that run's config.
-        waivers, label, user: as in `new_run`.
 
     Raises:
         UserError: there is no such run, or people have not judged its policy.
@@ -64,7 +60,7 @@ def next_round(
     config = check_config(apply_overrides(values, [*changes, *overrides]), source=f"run {status.run}")
     check_kl_is_judged(config, f"run {status.run}")
     check_critic_is_used(config, "--set", before)
-    launch = new_run(home, status.profile, config.resolved(), waivers, label=label, user=user, like=status.run)
+    launch = new_run(home, status.profile, config, request, like=status.run)
     notes = [f"round {len(config.data.votes)}, from the votes on the policy of run {status.run}"]
     if misfits:
         notes.append(f"run {status.run} was resolved for another machine ({'; '.join(misfits)})")
@@ -79,8 +75,7 @@ def judged_run(home: Path, run: str | None) -> RunStatus:
         UserError: there is no such run, or people have not judged its policy.
     """
     if run is None:
-        readable = sorted(load_readable(home)[0], key=lambda each: each.started, reverse=True)
-        run = next((each.run for each in readable if _votes(home, each)), None)
+        run = next((newest.run for newest in load_readable(home)[0] if _votes(home, newest)), None)
     status = load_status(home, run)
     if not _votes(home, status):
         state = status.stage("human_eval").state

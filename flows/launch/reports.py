@@ -53,22 +53,22 @@ def what_ppo_watched(home: Path, status: RunStatus) -> list[str]:
     policy = next((StageFacts.of(home, status.run, stage) for stage in status.stages if stage.name == "ppo"), None)
     if policy is None:
         return []
-    named = ", ".join(f"{each['name']} at update {each['update']}" for each in policy.alarms)
-    kl = policy.kl_by_token
-    return ([f"Alarms of ppo: {named}."] if named else []) + (_carriers(kl) if kl else [])
+    named = ", ".join(f"{alarm['name']} at update {alarm['update']}" for alarm in policy.alarms)
+    kl = _kl_by_token_and_prompt(policy.kl_by_token) if policy.kl_by_token else []
+    return [*([f"Alarms of ppo: {named}."] if named else []), *kl]
 
 
-def _carriers(found: Mapping[str, Any]) -> list[str]:
+def _kl_by_token_and_prompt(row: Mapping[str, Any]) -> list[str]:
     """Return two lines: the tokens and the prompts that carry the KL of a batch (a row of `kl_carriers.jsonl`)."""
 
-    def told(named: str, each: Mapping[str, Any]) -> str:
-        share = "" if each["share"] is None else f" ({each['share']:.0%})"
-        return f"{named} {each['nats']:.2f}{share}"
+    def with_kl(text: str, part: Mapping[str, Any]) -> str:
+        share = "" if part["share"] is None else f" ({part['share']:.0%})"
+        return f"{text!r} {part['nats']:.2f}{share}"
 
-    tokens = [told(repr(line(each["token"])), each) for each in found["tokens"]]
-    prompts = [told(repr(shorten(line(each["prompt"][-1]["content"]), LONGEST_PROMPT, placeholder=" …")), each)
-               for each in found["prompts"][:PROMPTS_SHOWN]]  # fmt: skip
-    of = f"KL of update {found['update']}, {found['kl']:.2f} nats a response"
+    tokens = [with_kl(line(token["token"]), token) for token in row["tokens"]]
+    prompts = [with_kl(shorten(line(prompt["prompt"][-1]["content"]), LONGEST_PROMPT, placeholder=" …"), prompt)
+               for prompt in row["prompts"][:PROMPTS_SHOWN]]  # fmt: skip
+    of = f"KL of update {row['update']}, {row['kl']:.2f} nats a response"
     return [f"{of}, is carried most by the tokens {', '.join(tokens)};", f"and by the prompts {', '.join(prompts)}."]
 
 

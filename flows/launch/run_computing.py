@@ -12,14 +12,14 @@ from flows.config.run_config import RunConfig
 from flows.launch.begin import Launch
 from flows.people.label_progress import begin_waiting
 from flows.people.rater_sheets import give_out
-from flows.rlhf import pipeline, rlhf
+from flows.rlhf import pipeline
 from flows.sources import Sources
 from tasks.execution.context import RunContext
 from tasks.execution.runner import peek, run_stage
 from tasks.result import Given, StageResult
 from tasks.runs.status import load_status
 from tasks.stages import COMPARISON as COMPARED
-from tasks.stages import OPTIONAL, PIPELINE, STAGES, Stage
+from tasks.stages import OPTIONAL, STAGES, Stage, reaches
 
 COMPARISON = "comparison.md"
 """The result of a comparison of models, in a run's folder."""
@@ -36,61 +36,61 @@ def compute(launch: Launch) -> StageResult | None:
             compute a stage. Errors of a stage are passed on unchanged.
     """
     ctx, config, sources, _ = launch
+    run_pipeline = partial(pipeline, config, sources, until=ctx.until)
     first = first_to_compute(config, sources, ctx)
-    if first is not None:
-        from tasks.prefect_flow.server import check_server, end_orphans
+    if first is None:
+        return _go(launch, lambda: run_pipeline(partial(run_stage, ctx=ctx)))
+    from tasks.prefect_flow.server import check_server, end_orphans
+    from tasks.prefect_flow.start_flow import run_as_flow
 
-        end_orphans(ctx.home / "prefect" / "embedded")
-        try:
-            _check_machine(launch, first)
-            ends = PIPELINE.index(ctx.until or PIPELINE[-1])
-            pools = {stage: pool for stage, pool in config.pools.items() if PIPELINE.index(stage) <= ends}
-            check_server(needed_for={stage: pool for stage, pool in pools.items() if stage not in ctx.pinned})
-        except TetherError:
-            ctx.discard()
-            raise
-        try:
-            return _go(launch, lambda: rlhf(config, sources, ctx))
-        finally:
-            if ctx.flow_run:
-                from tasks.prefect_flow.stage_tasks import show_report
-
-                show_report(ctx)
-    return _go(launch, lambda: pipeline(config, sources, partial(run_stage, ctx=ctx), ctx.until))
+    end_orphans(ctx.home / "prefect" / "embedded")
+    try:
+        _check_machine(launch, first)
+        pools = {stage: pool for stage, pool in config.pools.items() if reaches(stage, ctx.until)}
+        check_server(needed_for={stage: pool for stage, pool in pools.items() if stage not in ctx.pinned})
+    except TetherError:
+        ctx.discard()
+        raise
+    return _go(launch, lambda: run_as_flow(ctx, run_pipeline))
 
 
 def compute_in_flow(launch: Launch, flow_run: str) -> StageResult | None:
     """Do the same as `compute` inside a deployment's flow run: each stage is a task of the flow run `flow_run`."""
-    from tasks.prefect_flow.stage_tasks import prefect_runner, show_in, show_report
+    from tasks.prefect_flow.stage_tasks import prefect_runner, show_in
 
-    ctx = launch.ctx
+    ctx, config, sources, _ = launch
     show_in(ctx, flow_run)
 
     def work() -> StageResult | None:
-        _check_machine(launch, first_to_compute(launch.config, launch.sources, ctx))
-        return pipeline(launch.config, launch.sources, prefect_runner(ctx), ctx.until)
+        _check_machine(launch, first_to_compute(config, sources, ctx))
+        return pipeline(config, sources, prefect_runner(ctx), ctx.until)
 
-    try:
-        return _go(launch, work)
-    finally:
-        show_report(ctx)
+    return _go(launch, work)
 
 
 def _go(launch: Launch, work: Callable[[], StageResult | None]) -> StageResult | None:
-    with launch.ctx as ctx:
-        for note in launch.notes:
-            ctx.say(note)
-        try:
-            result = work()
-        finally:  # even if a gate on the raters stops the run, their answers are reported
-            if launch.sources.compared:
-                _write_comparison(ctx)
+    """Call `work` as the run that `launch` has begun, and write what people read of its end."""
+    ctx = launch.ctx
+    try:
+        with ctx:
+            for note in launch.notes:
+                ctx.say(note)
+            try:
+                result = work()
+            finally:  # even if a gate on the raters stops the run, their answers are reported
+                if launch.sources.compared:
+                    _write_comparison(ctx)
+            if result is None:
+                ctx.end_stage("human_eval", "awaiting_labels")
+                give_out(ctx.store.path(ctx.status.stage("human_eval").digest or ""), ctx.folder)
         if result is None:
-            ctx.end_stage("human_eval", "awaiting_labels")
-            give_out(ctx.store.path(ctx.status.stage("human_eval").digest or ""), ctx.folder)
-    if result is None:
-        begin_waiting(ctx.home, ctx.run, ctx.say)
-    return result
+            begin_waiting(ctx.home, ctx.run, ctx.say)
+        return result
+    finally:
+        if ctx.flow_run:
+            from tasks.prefect_flow.stage_tasks import show_report
+
+            show_report(ctx)
 
 
 def _write_comparison(ctx: RunContext) -> None:
@@ -100,20 +100,20 @@ def _write_comparison(ctx: RunContext) -> None:
 
     digest = ctx.status.stage("human_eval").digest
     if digest is not None and (ctx.store.path(digest) / RESULT).is_file():
-        told = result_text(ctx.store.path(digest), compared_names(load_status(ctx.home, ctx.run).origin))
-        write_whole(ctx.folder / COMPARISON, told)
+        text = result_text(ctx.store.path(digest), compared_names(load_status(ctx.home, ctx.run).origin))
+        write_whole(ctx.folder / COMPARISON, text)
 
 
 def _check_machine(launch: Launch, first: str | None) -> None:
     """Check that this machine can compute the stages from `first` on that are not a pool's."""
     ctx, config, sources, _ = launch
     stages = (COMPARED if sources.compared else STAGES).values()
-    for stage in dropwhile(lambda each: each.name != first, stages):
-        asked = stage.name not in OPTIONAL or config.data.has_judge
+    for stage in dropwhile(lambda stage: stage.name != first, stages):
+        configured = stage.name not in OPTIONAL or config.data.has_judge
         runtime = getattr(config.stage_job(stage), "runtime", None) if "torch" in stage.libraries else None
-        if runtime is not None and asked and stage.name not in ctx.pinned and stage.shown not in config.pools:
+        if runtime is not None and configured and stage.name not in ctx.pinned and stage.group not in config.pools:
             check_machine(runtime)
-        if stage.final and stage.shown == ctx.until:
+        if stage.name == ctx.until:
             return
 
 
@@ -124,14 +124,14 @@ class _Enough(Exception):
 def first_to_compute(config: RunConfig, sources: Sources, ctx: RunContext) -> str | None:
     """Return the first stage that is not stored, up to the run's end or the first failed gate; None if all are."""
 
-    def look(stage: Stage, job: Settings, inputs: Given) -> StageResult:
-        found = peek(stage, job, inputs, ctx)
-        if found is None or found.state == "gate_failed":
-            raise _Enough(stage.name if found is None else None)
-        return found
+    def stored(stage: Stage, job: Settings, inputs: Given) -> StageResult:
+        result = peek(stage, job, inputs, ctx)
+        if result is None or result.state == "gate_failed":
+            raise _Enough(stage.name if result is None else None)
+        return result
 
     try:
-        pipeline(config, sources, look, ctx.until)
+        pipeline(config, sources, stored, ctx.until)
     except _Enough as enough:
         return enough.args[0]
     return None

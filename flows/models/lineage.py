@@ -155,7 +155,7 @@ def lineage(home: Path, spelling: str, downstream: bool = False) -> LineageGraph
     graph = Graph.of(ArtifactStore(home))
     subject = find_subject(home, spelling, graph)
     if subject.run and not downstream:
-        graph = graph.of_keys(load_status(home, subject.run).needs)
+        graph = graph.of_keys(load_status(home, subject.run).results)
     nodes = graph.downstream(subject.digests) if downstream else graph.upstream(subject.digests)
     digests = {node.digest for node in nodes}
     statuses = load_readable(home)[0]

@@ -129,7 +129,7 @@ def model_facts(home: Path, name: str) -> ModelFacts:
     if run is None:
         run = _judging_run(home, digest, [version for version in registered if version.digest == digest])
     if run is not None:
-        graph = graph.of_keys(load_status(home, run).needs)
+        graph = graph.of_keys(load_status(home, run).results)
     return _gather(home, digest, graph, registered, run, model.name if model is not None else None)
 
 

@@ -139,7 +139,7 @@ def _subject(home: Path, name: str, graph: Graph) -> tuple[str, Sequence[str], C
             f"{name}: the store has no record of how it was made. Name a run, a model or an artifact that a stage "
             f"made (`tether store ls` lists them)."
         )
-    return words, digests, load_status(home, run).needs if run else ()
+    return words, digests, load_status(home, run).results if run else ()
 
 
 def _plan(graph: Graph, digests: Sequence[str], keys: Collection[str], root: Path) -> dict[str, Record]:

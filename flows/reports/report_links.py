@@ -37,7 +37,7 @@ def elsewhere(home: Path, status: RunStatus, links: Mapping[str, Sequence[Link]]
     folder = home / "runs" / status.run
     pages = list(links.get("", ()))
     # Data Docs belong to the run that computed `validate`.
-    computed = [done.record.run for done in readable_done(folder)[0] if done.shown == "validate"]
+    computed = [done.record.run for done in readable_done(folder)[0] if done.group == "validate"]
     if docs := mlflow_page(home, (computed or [status.run])[0], "validate", "attachments/data_docs/index.html"):
         pages.append(Link("Data Docs", docs))
     pages += [Link(f"Card of {path.stem}", f"cards/{path.name}") for path in sorted((folder / "cards").glob("*.md"))]

@@ -71,8 +71,8 @@ class Work:
 def look_up(store: ArtifactStore, key: str, refresh: bool, run: str, pinned: Record | None = None) -> Record | Miss:
     """Return the record of `key` in the store (if given, only `pinned`); with `refresh` only one that `run`
     computed."""
-    found = store.lookup(key, pinned.digest if pinned is not None else None)
-    return Miss(ASKED) if refresh and isinstance(found, Record) and found.run != run else found
+    result = store.lookup(key, pinned.digest if pinned is not None else None)
+    return Miss(ASKED) if refresh and isinstance(result, Record) and result.run != run else result
 
 
 def compute_once(
@@ -85,10 +85,10 @@ def compute_once(
     """
     name = work.stage.name
     with store.lock(work.key, lambda: say(f"{name}: another process computes this result; waiting for it")) as lease:
-        found = look_up(store, work.key, refresh, work.run)
-        if isinstance(found, Record):
-            return found, False
-        say(f"{name}: computing ({work.because or found.reason})")
+        result = look_up(store, work.key, refresh, work.run)
+        if isinstance(result, Record):
+            return result, False
+        say(f"{name}: computing ({work.because or result.reason})")
         return compute(work, store, show, lease), True
 
 
@@ -104,8 +104,8 @@ def compute(work: Work, store: ArtifactStore, show: Show, lease: Lease) -> Recor
     started, clock = datetime.now(UTC), time.monotonic()
 
     def check() -> None:
-        for given in work.inputs.values():
-            given.check()
+        for source in work.inputs.values():
+            source.check()
         lease.check()
 
     try:
@@ -137,7 +137,7 @@ def compute(work: Work, store: ArtifactStore, show: Show, lease: Lease) -> Recor
                 lease.check()  # the lost lease explains any other error
         elif isinstance(error, InputChanged) or not _has_checkpoint(out):
             shutil.rmtree(folder, ignore_errors=True)
-        imported = ", ".join(f"{name} {each.digest[:12]}" for name, each in work.inputs.items() if each.imported)
+        imported = ", ".join(f"{name} {made.digest[:12]}" for name, made in work.inputs.items() if made.imported)
         if imported and isinstance(error, _MALFORMED):
             raise UserError(
                 f"{work.stage.name} can't use {imported}, which was computed elsewhere and imported "
@@ -161,7 +161,7 @@ def _call(work: Work, out: Path, points: Path, show: Show, lease: Lease) -> dict
         run = work.stage.load_run()
     gc.set_threshold(700)  # Python's own number, which the command line raises while it imports
     logs.take_over()  # imports may have added log handlers
-    with closing(Spool(points)) as kept:
+    with closing(Spool(points)) as spool:
         for point in read_points(points):
             show(point)
 
@@ -172,10 +172,10 @@ def _call(work: Work, out: Path, points: Path, show: Show, lease: Lease) -> dict
         ) -> None:  # fmt: skip
             lease.check()
             more = {"total": total, "tokens": tokens, "resumed": resumed or None, "samples": samples, "doing": doing}
-            show(kept.append(step, metrics, **more))
+            show(spool.append(step, metrics, **more))
 
         with naming(out):
-            return run(work.job, {name: given.path for name, given in work.inputs.items()}, out, observe)
+            return run(work.job, {name: source.path for name, source in work.inputs.items()}, out, observe)
 
 
 def _plot(work: Work, metrics: Mapping[str, float], out: Path, points: Path) -> None:

@@ -21,7 +21,7 @@ from components.training.stopping import Interrupted
 from tasks.execution import logs, stage_progress
 from tasks.execution.attempts import Attempts
 from tasks.result import StageResult, State
-from tasks.runs.config import PROFILE, run_values, write_values
+from tasks.runs.config import PROFILE, write_values
 from tasks.runs.journal import current_user
 from tasks.runs.run_label import UNNAMED, Label
 from tasks.runs.schema import mark_home
@@ -41,8 +41,6 @@ class RunContext:
     store: ArtifactStore
     profile: str = ""
     project: str = "tether"
-    config: Mapping[str, JsonValue] = field(default_factory=dict)
-    """The run's whole config, for people to read; keys are made from each stage's job."""
     waivers: Sequence[Waiver] = ()
     refresh: frozenset[str] = frozenset()
     """Stages (or sub-stages) to recompute even if the store has a result."""
@@ -100,6 +98,7 @@ class RunContext:
         """Begin a run: create its folder, config and status file. MLflow is not used yet.
 
         Args:
+            config: the run's whole config, stored for people to read; keys are made from each stage's job.
             profile_values: the values of a profile that is not built in, stored as `profile.yaml`.
             stages: the stages in the status, in order.
             run: the run's id; None makes one that sorts by time.
@@ -124,7 +123,7 @@ class RunContext:
             write_values(folder, profile_values, PROFILE)
         about = {name: options[name] for name in ("currency", "user") if name in options}
         status = StatusFile.start(folder, run, profile, stages, origin, label, **about)
-        return cls(home, run, gates, status, store, profile, config=config or {}, waivers=waivers, **options)
+        return cls(home, run, gates, status, store, profile, waivers=waivers, **options)
 
     @classmethod
     def resume(
@@ -132,8 +131,8 @@ class RunContext:
     ) -> "RunContext":
         """Continue a run that has ended, under its id. Raises UserError if there is none or a waiver names no gate."""
         check_waivers(waivers, gates)
-        status, config = StatusFile.resume(run_folder(home, run)), run_values(home, run)
-        return cls(home, run, gates, status, ArtifactStore(home), config=config, waivers=waivers, **options)
+        status = StatusFile.resume(run_folder(home, run))
+        return cls(home, run, gates, status, ArtifactStore(home), waivers=waivers, **options)
 
     def __enter__(self) -> "RunContext":
         return self
@@ -208,4 +207,4 @@ def new_run_id() -> str:
 def refreshed(stages: Iterable[str]) -> frozenset[str]:
     """Return the stages to recompute with their sub-stages (`human_eval` includes its sample)."""
     wanted = set(stages)
-    return frozenset(stage.name for stage in STAGES.values() if stage.shown in wanted or stage.name in wanted)
+    return frozenset(stage.name for stage in STAGES.values() if stage.group in wanted or stage.name in wanted)

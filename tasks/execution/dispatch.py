@@ -128,15 +128,15 @@ def dispatch(
     if ours:
         computed(run.total_run_time.total_seconds())
     _raise_unless_completed(run, work)
-    found = store.lookup(work.key)
-    if isinstance(found, Miss):
+    record = store.lookup(work.key)
+    if isinstance(record, Miss):
         raise TetherError(
-            f"{work.stage.name}: {_url(run)} completed, but {_place(store)} has nothing of it ({found.reason}): the "
+            f"{work.stage.name}: {_url(run)} completed, but {_place(store)} has nothing of it ({record.reason}): the "
             f"worker of pool {pool} wrote to another place, which its log names. {SHARE}"
         )
-    if kept := store.attachment(found, POINTS):
-        show_points(kept)
-    return found
+    if all_points := store.attachment(record, POINTS):
+        show_points(all_points)
+    return record
 
 
 def _start(work: Work, pool: str, store: ArtifactStore, refresh: bool, attempt: int) -> FlowRun:
@@ -160,7 +160,7 @@ def _queue(pool: str) -> str | None:
     if name is None:
         return None
     with get_client(sync_client=True) as client:
-        return name if any(each.name == name for each in client.read_work_queues(work_pool_name=pool)) else None
+        return name if any(queue.name == name for queue in client.read_work_queues(work_pool_name=pool)) else None
 
 
 def _order(work: Work, refresh: bool, store: ArtifactStore) -> Order:
@@ -169,7 +169,9 @@ def _order(work: Work, refresh: bool, store: ArtifactStore) -> Order:
         key=work.key,
         run=work.run,
         job=work.job.model_dump(mode="json"),
-        inputs={name: given.model_copy(update={"path": given.path.absolute()}) for name, given in work.inputs.items()},
+        inputs={
+            name: source.model_copy(update={"path": source.path.absolute()}) for name, source in work.inputs.items()
+        },
         parts=work.parts,
         refresh=refresh,
         because=work.because,
@@ -205,11 +207,11 @@ def _follow(
     server = Server(f"{stage}: the Prefect server", "the worker keeps running; waiting", say)
     while True:
         now = time.monotonic()
-        known = server.ask(lambda: client.read_flow_run(run.id))  # noqa: B023 - called at once
-        run = known or run
+        answer = server.ask(lambda: client.read_flow_run(run.id))  # noqa: B023 - called at once
+        run = answer or run
         show_points()
         state = run.state
-        if known is None or not taken_for_dead(run):
+        if answer is None or not taken_for_dead(run):
             given_up_at = float("inf")
         else:
             given_up_at = min(given_up_at, now + DOUBT_SECONDS)
@@ -240,14 +242,14 @@ def _raise_unless_completed(run: FlowRun, work: Work) -> None:
     assert state is not None
     if state.is_completed():
         return
-    said = (state.message or "").strip()
+    text = (state.message or "").strip()
     kind = getattr(errors, state.name or "", None)
     if isinstance(kind, type) and issubclass(kind, TetherError):
-        raise kind(said)
-    then = "" if said.endswith(".") or not said else "."
+        raise kind(text)
+    then = "" if text.endswith(".") or not text else "."
     error = WorkerDied if state.is_crashed() else TetherError
     raise error(
-        f"{work.stage.name}: {_url(run)} ended as {state.name}{': ' if said else ''}{said}{then} Run the same command "
+        f"{work.stage.name}: {_url(run)} ended as {state.name}{': ' if text else ''}{text}{then} Run the same command "
         "again to continue from its last checkpoint."
     )
 
@@ -266,10 +268,10 @@ def receive(order: Order, store: ArtifactStore, show: Show, say: Say) -> Record:
     job = stage.load_job().model_validate(order.job)
     _check_machine(getattr(job, "runtime", None))
     refuse_outside(job, store.home)
-    for name, given in order.inputs.items():
-        if not given.stored:
-            refuse_path(name, str(given.path), store.home)
-    inputs = {name: _found(given, store, order.store) for name, given in order.inputs.items()}
+    for name, source in order.inputs.items():
+        if not source.stored:
+            refuse_path(name, str(source.path), store.home)
+    inputs = {name: _found(source, store, order.store) for name, source in order.inputs.items()}
     key, parts = key_of(stage, job, inputs)
     if key != order.key:
         raise MachineMismatch(
@@ -280,22 +282,22 @@ def receive(order: Order, store: ArtifactStore, show: Show, say: Say) -> Record:
     return compute_once(work, store, show, say, order.refresh)[0]
 
 
-def _found(given: Input, store: ArtifactStore, place: str) -> Input:
+def _found(source: Input, store: ArtifactStore, place: str) -> Input:
     """Return an input as it is on this worker; `place` is the caller's store."""
-    if given.stored:
-        if (store.contents.problem(given.digest) or "").startswith("missing"):
+    if source.stored:
+        if (store.contents.problem(source.digest) or "").startswith("missing"):
             raise MachineMismatch(
-                f"{given.name}: this worker looked for artifact {given.digest[:12]} in {_place(store)} and it is not "
+                f"{source.name}: this worker looked for artifact {source.digest[:12]} in {_place(store)} and it is not "
                 f"there. The pipeline has it in {place or 'its own store'}. {SHARE}"
             )
-        return given.model_copy(update={"path": store.path(given.digest)})
-    if not given.path.exists() or Input.of(given.path).digest != given.digest:
-        what = "holds other bytes than where the run was started" if given.path.exists() else "does not exist"
+        return source.model_copy(update={"path": store.path(source.digest)})
+    if not source.path.exists() or Input.of(source.path).digest != source.digest:
+        what = "holds other bytes than where the run was started" if source.path.exists() else "does not exist"
         raise MachineMismatch(
-            f"{given.name}: {given.path} {what} on this worker ({platform.node()}). Put it into a folder that all "
+            f"{source.name}: {source.path} {what} on this worker ({platform.node()}). Put it into a folder that all "
             f"machines see at the same path, and name it by that path in the config."
         )
-    return given
+    return source
 
 
 def _check_machine(wanted: Runtime | None) -> None:

@@ -29,7 +29,7 @@ MOST = 400
 """The largest number of points drawn per curve; a longer curve is thinned evenly and keeps its ends."""
 LONGEST = 28
 """The largest number of characters shown of a name from the data."""
-CHARACTER, HANDLE, BESIDE = 5.2, 36.0, 50.0
+CHARACTER, HANDLE, AXIS = 5.2, 36.0, 50.0
 """Widths in points: an average character of a legend, the space around an entry, an axis with its label."""
 
 
@@ -42,8 +42,8 @@ def thin(points: Sequence[T], most: int = MOST) -> list[T]:
 
 def plain(name: str, longest: int = LONGEST) -> str:
     """Return a name from the data as one short printable line; what XML cannot hold is replaced."""
-    shown = "".join(each if each.isprintable() else "�" for each in name)
-    return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
+    printable = "".join(character if character.isprintable() else "�" for character in name)
+    return printable if len(printable) <= longest else f"{printable[: longest - 1]}…"
 
 
 def new_figure(height: float, width: float = WIDTH) -> Any:
@@ -95,11 +95,11 @@ def reliability_panel(axis: Any, bins: Iterable[Mapping[str, float]], colour: st
     """Draw bins of confidence against accuracy, with the diagonal."""
     axis.plot([0.5, 1.0], [0.5, 1.0], color=GREY, linestyle=":", label="perfect calibration")
     bins = list(bins)
-    below = [max(0.0, each["accuracy"] - each["low"]) for each in bins]
-    above = [max(0.0, each["high"] - each["accuracy"]) for each in bins]
+    below = [max(0.0, point["accuracy"] - point["low"]) for point in bins]
+    above = [max(0.0, point["high"] - point["accuracy"]) for point in bins]
     axis.errorbar(
-        [each["confidence"] for each in bins],
-        [each["accuracy"] for each in bins],
+        [point["confidence"] for point in bins],
+        [point["accuracy"] for point in bins],
         yerr=[below, above],
         marker="o",
         markersize=4,
@@ -116,5 +116,5 @@ def legend(axis: Any) -> None:
     if len(labels) > 1:
         half = -(-len(labels) // 2)  # matplotlib fills one column after the other
         width = sum(HANDLE + CHARACTER * max(map(len, column)) for column in (labels[:half], labels[half:]))
-        columns = 2 if width <= 72 * axis.figure.get_figwidth() - BESIDE else 1
+        columns = 2 if width <= 72 * axis.figure.get_figwidth() - AXIS else 1
         axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.1, columnspacing=1.2)

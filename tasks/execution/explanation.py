@@ -9,30 +9,30 @@ from tasks.runs.explained import Changed, Explanation, Hit, Missed, RecordName
 from tasks.runs.status import RunStatus
 
 
-def miss(store: ArtifactStore, stage: str, key: str, parts: KeyParts, found: Miss, run: str) -> Missed:
-    """Explain why `run` computes the (sub-)stage `stage`: the look-up of `key`, made of `parts`, returned `found`."""
-    if found.reason == ASKED:
-        return Missed(run=run, reason=found.reason, because="asked")
+def miss(store: ArtifactStore, stage: str, key: str, parts: KeyParts, missing: Miss, run: str) -> Missed:
+    """Explain why `run` computes the (sub-)stage `stage`: the look-up of `key`, made of `parts`, returned `missing`."""
+    if missing.reason == ASKED:
+        return Missed(run=run, reason=missing.reason, because="asked")
     if store.attempts(key):
-        return Missed(run=run, reason=found.reason, because="damaged")
+        return Missed(run=run, reason=missing.reason, because="damaged")
     nearest = key_changes.nearest(parts, ((record, record.parts) for record in store.published_by(stage)))
     if nearest is None:
-        return Missed(run=run, reason=found.reason, because="first")
+        return Missed(run=run, reason=missing.reason, because="first")
     other, changes = nearest
     compared = RecordName(run=other.run, key=other.key)
-    return Changed(run=run, reason=found.reason, compared_with=compared, changes=changes)
+    return Changed(run=run, reason=missing.reason, compared_with=compared, changes=changes)
 
 
-def in_a_line(told: Explanation) -> str:
+def in_a_line(why: Explanation) -> str:
     """Return an explanation in a few words, for the console."""
-    match told:
+    match why:
         case Hit():
-            return f"{'taken as it is, ' if told.pinned else ''}computed by {told.run}"
+            return f"{'taken as it is, ' if why.pinned else ''}computed by {why.run}"
         case Changed():
-            return key_changes.in_a_line(told.changes)
+            return key_changes.in_a_line(why.changes)
         case Missed(because="damaged"):
-            return f"the record is damaged: {told.reason}"
-    return told.reason if told.because == "asked" else "no earlier record"
+            return f"the record is damaged: {why.reason}"
+    return why.reason if why.because == "asked" else "no earlier record"
 
 
 def lines(status: RunStatus) -> list[str]:
@@ -44,17 +44,17 @@ def lines(status: RunStatus) -> list[str]:
     for stage in status.stages:
         if not stage.explained:
             ends = f" (the run ends after {status.until})" if status.until else ""
-            why = f"not run{ends}" if stage.state == "not_run" else f"nothing was kept ({stage.state})"
-            out.append(f"{stage.name:<{width}}{why}")
-        for name, told in stage.explained.items():
-            first, *rest = _story(told)
-            out += [f"{name:<{width}}{first}", *(f"{'':<{width}}{told}" for told in rest)]
+            nothing = f"not run{ends}" if stage.state == "not_run" else f"nothing was kept ({stage.state})"
+            out.append(f"{stage.name:<{width}}{nothing}")
+        for name, why in stage.explained.items():
+            first, *rest = _story(why)
+            out += [f"{name:<{width}}{first}", *(f"{'':<{width}}{change}" for change in rest)]
     return out
 
 
-def _story(told: Explanation) -> list[str]:
-    if not isinstance(told, Changed):
-        return [f"{told.outcome}: {line(in_a_line(told))}"]
-    run, key = told.compared_with.run, told.compared_with.key
+def _story(why: Explanation) -> list[str]:
+    if not isinstance(why, Changed):
+        return [f"{why.outcome}: {line(in_a_line(why))}"]
+    run, key = why.compared_with.run, why.compared_with.key
     nearest = f"computed: compared with the nearest earlier record (run {line(run)}, key {line(key[:12])})"
-    return [nearest, *(f"  {line(str(change))}" for change in told.changes)]
+    return [nearest, *(f"  {line(str(change))}" for change in why.changes)]

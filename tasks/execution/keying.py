@@ -18,15 +18,15 @@ Inputs = Mapping[str, Input]
 
 def key_of(stage: Stage, job: Settings, inputs: Inputs, root: Path = ROOT) -> tuple[str, KeyParts]:
     """Return the key of a stage and its parts (`components.keys.fingerprint.stage_key`)."""
-    digests = {name: given.digest for name, given in inputs.items()}
+    digests = {name: source.digest for name, source in inputs.items()}
     task = built_in_task(stage, inputs)
     return stage_key(stage.name, job, digests, stage.module, (*stage.libraries, *_optional(job)), root, task)
 
 
 def _optional(job: Settings) -> list[str]:
     """Return libraries that only some options use and that change a stage's result, if they are installed."""
-    asked = job.model_dump_json()
-    if '"adamw_8bit"' not in asked and '"4bit"' not in asked:
+    options = job.model_dump_json()
+    if '"adamw_8bit"' not in options and '"4bit"' not in options:
         return []
     if importlib.util.find_spec("bitsandbytes") is None:
         raise UserError(

@@ -136,7 +136,7 @@ def install() -> None:
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     root = logging.getLogger()
-    if not any(isinstance(each, JsonHandler) for each in root.handlers):
+    if not any(isinstance(handler, JsonHandler) for handler in root.handlers):
         root.addHandler(JsonHandler())
     logger.setLevel(logging.INFO)
     logging.captureWarnings(True)
@@ -149,13 +149,13 @@ def take_over() -> None:
     """With JSON lines, remove the handlers for standard output and error that libraries added to loggers."""
     if not as_json():
         return
-    known = (each for each in logging.Logger.manager.loggerDict.values() if isinstance(each, logging.Logger))
-    for each in (logging.getLogger(), *known):
-        for handler in list(each.handlers):
+    loggers = (target for target in logging.Logger.manager.loggerDict.values() if isinstance(target, logging.Logger))
+    for target in (logging.getLogger(), *loggers):
+        for handler in list(target.handlers):
             ours = isinstance(handler, JsonHandler)
             if not ours and isinstance(handler, logging.StreamHandler) and handler.stream in (sys.stderr, sys.stdout):
-                each.removeHandler(handler)
-                each.propagate = True
+                target.removeHandler(handler)
+                target.propagate = True
 
 
 def _uncaught(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:

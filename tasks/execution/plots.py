@@ -74,8 +74,9 @@ def render(stage: str, job: Settings, metrics: Mapping[str, float], points: Path
 def _interval(axis: Any, computed: Computed, curve: Curve, name: str, colour: str) -> None:
     """Fill the area between the two ends of a curve's interval, which are curves too."""
     ends = [dict(computed.curve(f"{name}_{end}")) for end in ("low", "high")]
-    steps = [step for step, _ in curve if all(step in each for each in ends)]
-    axis.fill_between(steps, *([each[step] for step in steps] for each in ends), color=colour, alpha=0.2, linewidth=0)
+    steps = [step for step, _ in curve if all(step in values for values in ends)]
+    low, high = ([values[step] for step in steps] for values in ends)
+    axis.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0)
 
 
 def reward_and_kl(computed: Computed) -> Any:
@@ -89,9 +90,9 @@ def reward_and_kl(computed: Computed) -> Any:
     reward_axis, kl_axis, beta_axis = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 1.5))
     line(panel(reward_axis, "reward, score units"), rewards, BLUE, "proxy reward")
     line(reward_axis, computed.curve("ppo/gold"), ORANGE, "gold (simulated)", style="--")
-    if judged := computed.curve("ppo/watched_judge_gain"):
-        line(reward_axis, judged, PURPLE, "gain by the independent judge", marker="o", markersize=3)
-        _interval(reward_axis, computed, judged, "ppo/watched_judge_gain", PURPLE)
+    if judge_gain := computed.curve("ppo/watched_judge_gain"):
+        line(reward_axis, judge_gain, PURPLE, "gain by the independent judge", marker="o", markersize=3)
+        _interval(reward_axis, computed, judge_gain, "ppo/watched_judge_gain", PURPLE)
     line(panel(kl_axis, f"KL to SFT, nats per {config.unit}", zero=True), kl, RED, "KL of the batch")
     if math.isfinite(end := computed.metrics.get(name, math.nan)):
         above = max(0.0, computed.metrics.get(high, end) - end)
@@ -162,18 +163,18 @@ def _reliability(bins: Sequence[Mapping[str, float]] | None, what: str, confiden
 
 def reliability_by_slice(computed: Computed) -> Any:
     """Draw `reliability` for each slice; red if its calibration error exceeds what chance gives any slice."""
-    if not (shown := [each for each in computed.document("calibration.json").get("slices", ()) if "bins" in each]):
+    if not (slices := [row for row in computed.document("calibration.json").get("slices", ()) if "bins" in row]):
         return None
-    columns = min(2, len(shown))
-    rows = -(-len(shown) // columns)
+    columns = min(2, len(slices))
+    rows = -(-len(slices) // columns)
     figure = new_figure(1.9 * rows + 0.4)
     axes = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
-    for axis, each in zip(axes, shown, strict=False):
-        off = each["judged"] and each["ece"] > each["ece_null_joint"]
-        reliability_panel(axis, each["bins"], RED if off else BLUE if each["judged"] else GREY)
-        name = plain(f"{each['kind']}: {each['slice']}", 22)
-        axis.set_title(f"{name}\n{each['pairs']} pairs, ECE {each['ece']:.3f}", fontsize=9)
-    for axis in axes[len(shown) :]:
+    for axis, row in zip(axes, slices, strict=False):
+        off = row["judged"] and row["ece"] > row["ece_null_joint"]
+        reliability_panel(axis, row["bins"], RED if off else BLUE if row["judged"] else GREY)
+        name = plain(f"{row['kind']}: {row['slice']}", 22)
+        axis.set_title(f"{name}\n{row['pairs']} pairs, ECE {row['ece']:.3f}", fontsize=9)
+    for axis in axes[len(slices) :]:
         axis.set_visible(False)
     figure.supxlabel("confidence, max(p, 1 - p)\ngrey: known only with the label, not judged", fontsize=9)
     figure.supylabel("share of pairs ranked right", fontsize=9)
@@ -182,13 +183,13 @@ def reliability_by_slice(computed: Computed) -> Any:
 
 def probes(computed: Computed) -> Any:
     """Draw the rise in score by each suffix, with the upper end that gates judge."""
-    found = computed.document("robustness.json").get("probes", {})
-    if not (shown := {name: each for name, each in found.items() if each["rise"] is not None}):
+    all_probes = computed.document("robustness.json").get("probes", {})
+    if not (measured := {name: probe for name, probe in all_probes.items() if probe["rise"] is not None}):
         return None
-    rises = [each["rise"] for each in shown.values()]
-    above = [max(0.0, (each["high"] or each["rise"]) - each["rise"]) for each in shown.values()]
-    labels = [plain(f"{name} ({each['texts']} texts)") for name, each in shown.items()]
-    figure = new_figure(0.9 + 0.32 * len(shown))
+    rises = [probe["rise"] for probe in measured.values()]
+    above = [max(0.0, (probe["high"] or probe["rise"]) - probe["rise"]) for probe in measured.values()]
+    labels = [plain(f"{name} ({probe['texts']} texts)") for name, probe in measured.items()]
+    figure = new_figure(0.9 + 0.32 * len(measured))
     axis = panel(figure.add_subplot(), "")
     axis.barh(labels, rises, xerr=[[0.0] * len(above), above], color=BLUE, ecolor=GREY, capsize=3)
     axis.axvline(0, color=GREY, linewidth=0.8)
@@ -204,19 +205,19 @@ def by_stratum(computed: Computed) -> Any:
     strata, even, whole = result.get("strata", []), result.get("equal_length"), result.get("win_rate")
     if not whole or not strata or "low" not in strata[0]:
         return None
-    shown = [("all items", whole["value"], whole["low"], whole["high"], BLUE)]
+    bars = [("all items", whole["value"], whole["low"], whole["high"], BLUE)]
     if even:
-        shown += [("at equal length", even["win_rate"], even["low"], even["high"], PURPLE)]
-    shown += [(f"{plain(each['stratum'])} ({each['n']})", each["win_rate"], each["low"], each["high"], ORANGE)
-              for each in strata]  # fmt: skip
-    figure = new_figure(0.8 + 0.28 * len(shown))
+        bars += [("at equal length", even["win_rate"], even["low"], even["high"], PURPLE)]
+    bars += [(f"{plain(row['stratum'])} ({row['n']})", row["win_rate"], row["low"], row["high"], ORANGE)
+             for row in strata]  # fmt: skip
+    figure = new_figure(0.8 + 0.28 * len(bars))
     axis = figure.add_subplot()
-    for row, (_, value, low, high, colour) in enumerate(shown):
+    for row, (_, value, low, high, colour) in enumerate(bars):
         errors = [[max(0.0, value - low)], [max(0.0, high - value)]]
         axis.errorbar([value], [row], xerr=errors, color=colour, fmt="o", markersize=5, linewidth=2, capsize=3)
     axis.axvline(0.5, color=GREY, linestyle="--")
-    axis.set(xlim=(0, 1), ylim=(len(shown) - 0.5, -0.5), xlabel="win rate against SFT, with its interval")
-    axis.set_yticks(range(len(shown)), [each[0] for each in shown])
+    axis.set(xlim=(0, 1), ylim=(len(bars) - 0.5, -0.5), xlabel="win rate against SFT, with its interval")
+    axis.set_yticks(range(len(bars)), [label for label, *_ in bars])
     axis.grid(visible=False, axis="y")
     return figure
 

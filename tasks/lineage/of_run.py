@@ -20,11 +20,11 @@ DIGITS = 12
 def graph_of(done: Sequence[Done], named: Mapping[str, str] | None = None) -> Diagram:
     """Return the graph of a run's results so far, oldest first. `named` maps a digest to a further name of the
     artifact, such as `tether-policy version 2`."""
-    stages = {part.shown: part for part in done}  # a stage is represented by its last part
+    stages = {part.group: part for part in done}  # a stage is represented by its last part
     boxes: dict[str, Box] = {}
     arrows: list[tuple[str, str]] = []
     for stage in stages:
-        parts = [part for part in done if part.shown == stage]
+        parts = [part for part in done if part.group == stage]
         sources = {one.digest: one for part in parts for one in part.inputs if one.stage != stage}
         outside = [one for one in sources.values() if not one.stage]
         for box in _external(stage, outside):
@@ -34,7 +34,7 @@ def graph_of(done: Sequence[Done], named: Mapping[str, str] | None = None) -> Di
             if one.stage:
                 arrows.append((one.stage, stage))
                 boxes.setdefault(one.stage, Box(one.stage, TITLES.get(one.stage, one.stage), (one.digest[:DIGITS],)))
-        last = next((part for part in parts if part.final), stages[stage])
+        last = next((part for part in parts if part.ends_group), stages[stage])
         boxes.pop(stage, None)
         boxes[stage] = _box(last, [verdict for part in parts for verdict in part.verdicts], named or {})
     return Diagram(list(boxes.values()), arrows)
@@ -43,9 +43,9 @@ def graph_of(done: Sequence[Done], named: Mapping[str, str] | None = None) -> Di
 def _box(done: Done, verdicts: Sequence[Verdict], named: Mapping[str, str]) -> Box:
     digest = done.record.digest
     lines = (*([named[digest]] if digest in named else []), digest[:DIGITS])
-    verdict, state = verdict_in_short(verdicts) if done.final else ("not finished", "warned")
-    title = TITLES.get(done.shown, done.shown).replace("_", " ")
-    return Box(done.shown, title, lines, verdict, state)
+    verdict, state = verdict_in_short(verdicts) if done.ends_group else ("not finished", "warned")
+    title = TITLES.get(done.group, done.group).replace("_", " ")
+    return Box(done.group, title, lines, verdict, state)
 
 
 def verdict_in_short(verdicts: Iterable[Verdict]) -> tuple[str, State]:

@@ -21,16 +21,16 @@ from tasks.execution.dispatch import taken_for_dead
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 5.0
+CHECK_SECONDS = 5.0
 """How often a run checks its state, with one small request. Its pool may give its slot to another run meanwhile."""
 
 
 @contextmanager
-def saying_that_it_lives(flow_run_id: str, every: float = LOOK_SECONDS) -> Iterator[None]:
+def saying_that_it_lives(flow_run_id: str, every: float = CHECK_SECONDS) -> Iterator[None]:
     """While the block runs, set this process's flow run back to `Running` if it was taken for dead."""
     over = threading.Event()
 
-    def look() -> None:
+    def check() -> None:
         with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
             while not over.wait(every):
                 try:
@@ -42,7 +42,7 @@ def saying_that_it_lives(flow_run_id: str, every: float = LOOK_SECONDS) -> Itera
                     return
 
     # In this thread's context, because the server's address may be set there.
-    thread = threading.Thread(target=contextvars.copy_context().run, args=(look,), name="alive", daemon=True)
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(check,), name="alive", daemon=True)
     thread.start()
     try:
         yield

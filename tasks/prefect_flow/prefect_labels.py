@@ -33,7 +33,7 @@ def show_progress(page: str, run: str, progress: LabelProgress) -> None:
         lines += [f"[Review page]({progress.address}): each rater needs their personal link.", ""]
     if progress.raters:
         lines += ["| rater | answered | asked for |", "|---|---:|---:|"]
-        lines += [f"| {markdown(name)} | {done} | {asked} |" for name, (done, asked) in progress.raters.items()]
+        lines += [f"| {markdown(name)} | {done} | {total} |" for name, (done, total) in progress.raters.items()]
     if not progress.address:
         lines += ["", f"`tether people status {run}` counts the answers in the raters' files."]
     with get_client(sync_client=True) as client:
@@ -77,5 +77,5 @@ def awaiting(folder: Path) -> str:
 
 def _state_of(sheets: Path) -> str:
     files: Sequence[Path] = sorted(sheets.iterdir()) if sheets.is_dir() else [sheets]
-    about = [[each.name, (stat := each.stat()).st_size, stat.st_mtime_ns] for each in files if each.is_file()]
+    about = [[file.name, (stat := file.stat()).st_size, stat.st_mtime_ns] for file in files if file.is_file()]
     return digest_json(about)[:16]

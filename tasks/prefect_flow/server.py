@@ -121,8 +121,8 @@ def _ask_server(url: str, timeout: float) -> None:
 
 def no_answer(url: str, timeout: float = 3.0) -> Exception | None:
     """Return why no HTTP server answers at `url` within `timeout` seconds; None if one answers, with any status."""
-    found = _status(url, timeout)  # whatever the status is, the flow run will show whether it accepts us
-    return found if isinstance(found, Exception) else None
+    answer = _status(url, timeout)  # whatever the status is, the flow run will show whether it accepts us
+    return answer if isinstance(answer, Exception) else None
 
 
 def _status(url: str, timeout: float) -> int | Exception:
@@ -161,11 +161,11 @@ def is_answering(patience: float = BUSY_SECONDS) -> bool:
 
     until = time.monotonic() + (0.0 if url in _away else patience)
     while True:
-        found = _status(f"{url}/ready", timeout=5.0)
-        if isinstance(found, int) and found < 500:
+        answer = _status(f"{url}/ready", timeout=5.0)
+        if isinstance(answer, int) and answer < 500:
             _away.discard(url)
             return True
-        busy = isinstance(found, int | httpx.TimeoutException)  # 503 means that its database is away
+        busy = isinstance(answer, int | httpx.TimeoutException)  # 503 means that its database is away
         if not busy or time.monotonic() >= until:
             _away.add(url)
             return False
@@ -235,9 +235,9 @@ def _wait_for(process: subprocess.Popen[Any], url: str, log: Path, seconds: floa
     deadline = time.monotonic() + seconds
     while no_answer(f"{url}/health"):
         if process.poll() is not None:
-            said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+            output = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
             raise NoServer(
-                redacted(said[-1].strip())[:300] if said else f"it ended with exit code {process.returncode}"
+                redacted(output[-1].strip())[:300] if output else f"it ended with exit code {process.returncode}"
             )
         if time.monotonic() > deadline:
             raise NoServer(f"no answer within {seconds:.0f} s")

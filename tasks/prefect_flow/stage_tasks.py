@@ -111,7 +111,7 @@ def prefect_runner(ctx: RunContext) -> Callable[..., StageResult]:
         @task(name=stage.name, task_run_name=stage.name, cache_policy=NO_CACHE, retries=0, persist_result=False)
         def run_one_stage() -> State[Any]:
             if ctx.flow_run:
-                ctx.status.update(stage.shown, prefect=_page("task-run", runtime.task_run.id))
+                ctx.status.update(stage.group, prefect=_page("task-run", runtime.task_run.id))
             ctx.show_samples = show_samples
             state = outcome.capture(
                 lambda: run_stage(stage, job, inputs, ctx), lambda r: _NAMES.get(r.state, "Completed")
@@ -119,7 +119,7 @@ def prefect_runner(ctx: RunContext) -> Callable[..., StageResult]:
             unless_gone(lambda: _show_gates(stage, ctx))
             return state
 
-        made = {each.stage.name for each in inputs.values() if isinstance(each, StageResult)}
+        made = {source.stage.name for source in inputs.values() if isinstance(source, StageResult)}
         upstream = [state for name, state in ended.items() if name in made]
         # If the task had tags, Prefect would ask the server for concurrency slots before and during its run.
         with TagsContext(current_tags=set()):
@@ -181,11 +181,11 @@ def _show_gates(stage: Stage, ctx: RunContext) -> None:
     if result is None or not result.verdicts or not is_answering():
         return
     if tracker := ctx.tracker():
-        tracker.settle([stage.shown])
+        tracker.settle([stage.group])
     create_markdown_artifact(
-        stage_page(result, mlflow_page(ctx.home, ctx.run, stage.shown), mlflow_page(ctx.home, ctx.run)),
-        key=f"{stage.shown.replace('_', '-')}-gates",
-        description=f"Gates of {stage.shown} in run {ctx.run}",
+        stage_page(result, mlflow_page(ctx.home, ctx.run, stage.group), mlflow_page(ctx.home, ctx.run)),
+        key=f"{stage.group.replace('_', '-')}-gates",
+        description=f"Gates of {stage.group} in run {ctx.run}",
     )
 
 
@@ -194,9 +194,10 @@ def stage_page(result: StageResult, link: str | None, whole: str | None) -> str:
     and its gates, failed ones first."""
     where = f"[its page]({link})" if link else "`tether status --json` names it, `tether ui` shows it"
     where += f" · [the whole run]({whole})" if whole else ""
-    told, _ = verdict_in_short(result.verdicts)
+    outcome, _ = verdict_in_short(result.verdicts)
     artifact = f"Artifact {markdown_code(result.digest[:16])}, {'from the store' if result.cached else 'computed'}."
-    lines = [f"**{result.state.replace('_', ' ').capitalize()}.** {markdown(told)}. {artifact} MLflow run: {where}", ""]
+    state = result.state.replace("_", " ").capitalize()
+    lines = [f"**{state}.** {markdown(outcome)}. {artifact} MLflow run: {where}", ""]
     metrics = result.record.metrics
     if brief := brief_metrics(result.name, metrics):
         numbers = [f"| {markdown(name)} | {gate_text.number(metrics[name])} |" for name in brief]
@@ -223,12 +224,12 @@ def show_report(ctx: RunContext) -> None:
     path = ctx.folder / "report.md"
     if not ctx.flow_run or not path.is_file():
         return
-    shown = {
+    pages = {
         "Open the report with its charts": mlflow_page(ctx.home, ctx.run, file=REPORT),
         "the run in MLflow": mlflow_page(ctx.home, ctx.run),
         "download it": mlflow_file(ctx.home, ctx.run, REPORT),  # MLflow's pages are hard to use on a telephone
     }
-    links = [f"[{text}]({url})" for text, url in shown.items() if url]
+    links = [f"[{text}]({url})" for text, url in pages.items() if url]
     where = f"Files: {markdown_code(str(ctx.folder))} on {platform.node()}"
     lineage = in_markdown(graph_of(readable_done(ctx.folder)[0]))
     artifact = ArtifactCreate(

@@ -41,7 +41,7 @@ def requirements(store: ArtifactStore, keep_runs: int = KEPT_RUNS) -> dict[str, 
         )
     newest = {recorded.run for recorded in statuses[:keep_runs]}
     for status in statuses:
-        run, wanted = status.run, status.needs
+        run, wanted = status.run, status.results
         # A worker continues to compute even if the run that ordered it has died.
         at_work = status.state in ("running", "awaiting_labels") or locked & set(wanted)
         if run in newest or at_work or run in pins:

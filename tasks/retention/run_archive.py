@@ -54,7 +54,7 @@ def import_results(store: ArtifactStore, path: Path) -> Imported:
 def _records(store: ArtifactStore, status: RunStatus) -> list[Record]:
     """Return the complete records that a run is based on: those of its stages, and of everything they were made
     from."""
-    graph = Graph.of(store).of_keys(set(status.needs))
+    graph = Graph.of(store).of_keys(set(status.results))
     nodes = graph.upstream(stage.digest for stage in status.stages if stage.digest)
     records = {node.digest: node.records[0] for node in nodes if node.records}  # external inputs have none
     for stage in status.stages:

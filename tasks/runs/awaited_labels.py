@@ -1,10 +1,12 @@
 """Progress of the labels that a run waits for. It is stored in the run's folder and shown wherever the run is."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from components.base.files import write_whole
 from components.base.paths import read_regular
@@ -19,7 +21,7 @@ class LabelProgress:
 
     answered: int
     """Number of answered labels."""
-    asked: int
+    total: Annotated[int, Field(alias="asked")]
     """Number of labels in the complete batch."""
     address: str = ""
     """Address of the review page; empty if raters fill in files."""
@@ -28,24 +30,28 @@ class LabelProgress:
 
     @property
     def share(self) -> float:
-        return self.answered / self.asked if self.asked else 0.0
+        return self.answered / self.total if self.total else 0.0
 
     @property
     def complete(self) -> bool:
         """Return whether no label is missing."""
-        return 0 < self.asked <= self.answered
+        return 0 < self.total <= self.answered
 
     @property
     def text(self) -> str:
         """Return the progress as text, such as `57 of 144 labels (39 %)`; never 100 % while a label is missing."""
-        return f"{self.answered} of {self.asked} labels ({int(100 * self.share)} %)"
+        return f"{self.answered} of {self.total} labels ({int(100 * self.share)} %)"
+
+    def as_json(self) -> dict[str, object]:
+        """Return it as its file and `tether people status --json` hold it."""
+        return _JSON.dump_python(self, mode="json", by_alias=True)
 
 
 _JSON = TypeAdapter(LabelProgress)
 
 
 def write_progress(folder: Path, progress: LabelProgress) -> None:
-    write_whole(folder / PROGRESS, _JSON.dump_json(progress))
+    write_whole(folder / PROGRESS, json.dumps(progress.as_json()))
 
 
 def read_progress(folder: Path) -> LabelProgress | None:

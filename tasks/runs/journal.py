@@ -29,6 +29,7 @@ from tasks.result import Input, StageResult, lineage_of
 from tasks.runs.config import run_values
 from tasks.runs.points import points_file, read_points
 from tasks.runs.run_label import LONGEST_VALUE
+from tasks.stages import ends_group, group_of
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +47,6 @@ class Done(BaseModel):
     time: int
     """When it finished (ms)."""
     record: Record
-    shown: str
-    """The pipeline's stage that it belongs to."""
-    final: bool
     path: Path
     """The artifact's folder."""
     run: str
@@ -71,17 +69,24 @@ class Done(BaseModel):
         return cls(
             time=time.time_ns() // 1_000_000,
             record=result.record,
-            shown=result.name,
-            final=result.stage.final,
             path=result.path.absolute(),
             run=folder.name,
             step=max(steps, default=-1) + 1,
             user=user,
             verdicts=list(result.verdicts),
-            inputs=[each.model_copy(update={"path": each.path.absolute()}) for each in result.inputs.values()],
+            inputs=[source.model_copy(update={"path": source.path.absolute()}) for source in result.inputs.values()],
             attachments={name: path.absolute() for name, path in attachments.items()},
             imported=result.imported,
         )
+
+    @property
+    def group(self) -> str:
+        """Return the pipeline's stage that it belongs to."""
+        return group_of(self.record.stage)
+
+    @property
+    def ends_group(self) -> bool:
+        return ends_group(self.record.stage)
 
     @property
     def hit(self) -> bool:
@@ -146,18 +151,18 @@ def read_done(folder: Path) -> list[Done]:
     Raises:
         UserError: a result's file is damaged.
     """
-    found, damaged = readable_done(folder)
+    results, damaged = readable_done(folder)
     for error in damaged:
         raise error
-    return found
+    return results
 
 
 def readable_done(folder: Path) -> tuple[list[Done], list[UserError]]:
     """Return the results whose files can be read, oldest first, and an error for each damaged file."""
-    found, damaged = [], []
+    results, damaged = [], []
     for path in sorted((folder / "done").glob("[!.]*.json")):
         try:
-            found.append(Done.model_validate_json(read_regular(path)))
+            results.append(Done.model_validate_json(read_regular(path)))
         except (OSError, ValueError) as error:
             damaged.append(
                 UserError(
@@ -165,18 +170,18 @@ def readable_done(folder: Path) -> tuple[list[Done], list[UserError]]:
                     "no results of that stage."
                 )
             )
-    return sorted(found, key=lambda each: each.time), damaged
+    return sorted(results, key=lambda result: result.time), damaged
 
 
 def recorded_inputs(home: Path, runs: Iterable[str]) -> dict[str, Input]:
     """Return the external inputs of `runs`, by digest; the last run by id decides. Unreadable files are logged."""
-    found: dict[str, Input] = {}
+    sources: dict[str, Input] = {}
     for run in sorted(runs):
         readable, damaged = readable_done(home / "runs" / run)
         for error in damaged:
             logger.warning("%s", error)
-        found |= {given.digest: given for done in readable for given in done.inputs if not given.stage}
-    return found
+        sources |= {source.digest: source for done in readable for source in done.inputs if not source.stage}
+    return sources
 
 
 class Sent(BaseModel):

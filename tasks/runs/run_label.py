@@ -26,7 +26,7 @@ class Label(NamedTuple):
         Raises:
             UserError: one of them is empty, too long, given twice, or can't be shown on one line.
         """
-        found: dict[str, str] = {}
+        values: dict[str, str] = {}
         for tag in tags:
             key, _, value = (part.strip() for part in tag.partition("="))
             if not _TAG.fullmatch(key) or len(key) > LONGEST_TAG or key.startswith(_TAKEN):
@@ -34,12 +34,12 @@ class Label(NamedTuple):
                     f"--tag {tag!r}: a tag is KEY=VALUE or KEY; KEY has at most {LONGEST_TAG} letters, digits and "
                     f"_ . : / -, begins with a letter or digit, as after each /, and not with {' or '.join(_TAKEN)}"
                 )
-            if key in found:
+            if key in values:
                 raise UserError(f"--tag {tag!r}: {key} is given twice. Give each tag once.")
-            found[key] = one_line(f"--tag {key}", value, LONGEST_VALUE)
+            values[key] = one_line(f"--tag {key}", value, LONGEST_VALUE)
         if name is not None and not name.strip():
             raise UserError("--name: the name is empty. Give a text, or leave the option out.")
-        return cls(one_line("--name", (name or "").strip(), LONGEST_NAME), found)
+        return cls(one_line("--name", (name or "").strip(), LONGEST_NAME), values)
 
     @property
     def written(self) -> list[str]:

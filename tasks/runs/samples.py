@@ -26,7 +26,7 @@ class SamplesFile:
         self._path = path
         self._file: TextIO | None = None
         there = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        self._steps = {int(each.split()[2]) for each in there if each.startswith("== step ") and each.endswith(" ==")}
+        self._steps = {int(text.split()[2]) for text in there if text.startswith("== step ") and text.endswith(" ==")}
 
     def add(self, point: Point) -> bool:
         """Write the samples of a point, and return whether it has new ones."""
@@ -57,15 +57,15 @@ def block(step: int, samples: Sequence[Sample]) -> str:
 def as_markdown(point: Mapping[str, Any]) -> str:
     """Return the samples of a point as a Markdown table."""
     rows = [
-        f"| {markdown(_prompt(each))} | {markdown(str(each.get('response', '')))} | {markdown(_numbers(each))} |"
-        for each in point["samples"]
+        f"| {markdown(_prompt(sample))} | {markdown(str(sample.get('response', '')))} | {markdown(_numbers(sample))} |"
+        for sample in point["samples"]
     ]
     return "\n".join([f"Step {point['step']}", "", "| prompt | response | |", "|---|---|---|", *rows])
 
 
 def as_table(points: Iterable[Point]) -> str:
     """Return the samples of all points as the JSON of an MLflow table; empty if there are none."""
-    rows = [{"step": p["step"], **each, "prompt": _prompt(each)} for p in points for each in p.get("samples") or ()]
+    rows = [{"step": p["step"], **s, "prompt": _prompt(s)} for p in points for s in p.get("samples") or ()]
     columns = list(dict.fromkeys(key for row in rows for key in row))
     return json.dumps({"columns": columns, "data": [[row.get(c) for c in columns] for row in rows]}) if rows else ""
 
@@ -73,17 +73,17 @@ def as_table(points: Iterable[Point]) -> str:
 def choice_of(artifact: Path) -> str:
     """Return which checkpoint an artifact holds and why, from its `metadata.json`; empty if that does not say."""
     try:
-        found = json.loads((artifact / "metadata.json").read_text(encoding="utf-8"))
-        return str(found["reason"])
+        metadata = json.loads((artifact / "metadata.json").read_text(encoding="utf-8"))
+        return str(metadata["reason"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):  # of an older version
         return ""
 
 
 def _prompt(sample: Sample) -> str:
-    given = sample.get("prompt")
-    if isinstance(given, list):
-        return "\n".join(str(each.get("content", "")) if isinstance(each, Mapping) else str(each) for each in given)
-    return str(given)
+    prompt = sample.get("prompt")
+    if isinstance(prompt, list):
+        return "\n".join(str(turn.get("content", "") if isinstance(turn, Mapping) else turn) for turn in prompt)
+    return str(prompt)
 
 
 def _numbers(sample: Sample) -> str:
@@ -92,4 +92,4 @@ def _numbers(sample: Sample) -> str:
 
 def _quoted(text: str) -> str:
     """Return a response's lines, indented so that none looks like the head of a block."""
-    return "\n".join(f"  {each}" for each in plain(text).split("\n"))
+    return "\n".join(f"  {row}" for row in plain(text).split("\n"))

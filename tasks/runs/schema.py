@@ -60,12 +60,12 @@ def check_home(home: Path) -> None:
         UserError: a newer Tether has written the home.
     """
     try:
-        found = home_schema(home)
+        version = home_schema(home)
     except UserError as error:
         logger.warning("%s", error)
         return
-    if found is not None and found > HOME_SCHEMA:
-        raise newer(home / HOME_FILE, "home", found, HOME_SCHEMA)
+    if version is not None and version > HOME_SCHEMA:
+        raise newer(home / HOME_FILE, "home", version, HOME_SCHEMA)
 
 
 def mark_home(home: Path) -> None:
@@ -75,10 +75,10 @@ def mark_home(home: Path) -> None:
         write_whole(home / HOME_FILE, json.dumps({"schema_version": HOME_SCHEMA}) + "\n")
 
 
-def newer(path: Path | str, what: str, found: int, known: int) -> UserError:
+def newer(path: Path | str, what: str, version: int, newest: int) -> UserError:
     """Return the error message for a file that a newer Tether wrote."""
     return UserError(
-        f"{path} was written by a newer Tether ({what} schema {found}; this one reads up to {known}). Install that "
+        f"{path} was written by a newer Tether ({what} schema {version}; this one reads up to {newest}). Install that "
         f"version or a later one, as `git pull && make install`, or name another folder in TETHER_HOME."
     )
 
@@ -90,13 +90,13 @@ def check_run(path: Path, data: bytes) -> None:
         UserError: the format is newer or older. Damaged data are left to the reader of the whole file.
     """
     try:
-        found = _Run.model_validate_json(data).schema_version
+        version = _Run.model_validate_json(data).schema_version
     except ValueError:
         return
-    if found > RUN_SCHEMA:
-        raise newer(path, "run", found, RUN_SCHEMA)
-    if found < RUN_SCHEMA:
+    if version > RUN_SCHEMA:
+        raise newer(path, "run", version, RUN_SCHEMA)
+    if version < RUN_SCHEMA:
         raise UserError(
-            f"{path} was written by a Tether before 0.1.0 (run schema {found}; this one reads {RUN_SCHEMA}). Run "
+            f"{path} was written by a Tether before 0.1.0 (run schema {version}; this one reads {RUN_SCHEMA}). Run "
             f"`tether upgrade` of release 0.1.0, or move the folder {path.parent} out of {path.parent.parent}."
         )

@@ -117,10 +117,10 @@ class StageStatus(BaseModel):
             self.computed = {**self.computed, self.name: self.computed.get(self.name, 0.0) + seconds}
 
     @property
-    def needs(self) -> list[str]:
+    def results(self) -> list[str]:
         """Return the keys and digests of the run's results for this stage."""
-        found = (self.key, self.digest, *(name for part in self.parts.values() for name in (part.key, part.digest)))
-        return list(dict.fromkeys(name for name in found if name))
+        names = (self.key, self.digest, *(name for part in self.parts.values() for name in (part.key, part.digest)))
+        return list(dict.fromkeys(name for name in names if name))
 
     @property
     def waivers(self) -> list[Waiver]:
@@ -187,8 +187,8 @@ class RunFile(BaseModel):
 
 
 def _sum(costs: Iterable[float | None]) -> float | None:
-    known = [cost for cost in costs if cost is not None]
-    return math.fsum(known) if known else None
+    terms = [cost for cost in costs if cost is not None]
+    return math.fsum(terms) if terms else None
 
 
 class RunStatus(RunFile):
@@ -203,9 +203,9 @@ class RunStatus(RunFile):
         return self.origin.get("until", "")
 
     @property
-    def needs(self) -> list[str]:
+    def results(self) -> list[str]:
         """Return the keys and digests of the run's results."""
-        return [name for stage in self.stages for name in stage.needs]
+        return [name for stage in self.stages for name in stage.results]
 
     @property
     def waivers(self) -> list[Waiver]:
@@ -215,14 +215,14 @@ class RunStatus(RunFile):
     def as_json(self) -> dict[str, object]:
         """Return exactly what `tether status --json` prints; `until` and costs only if the run has them."""
         stages = self.model_dump(mode="json", include={"stages": {"__all__": _STAGE_FIELDS}})["stages"]
-        for stage, shown in zip(self.stages, stages, strict=True):
-            shown["gates"] = gates_json(stage.gates)
+        for stage, entry in zip(self.stages, stages, strict=True):
+            entry["gates"] = gates_json(stage.gates)
             if stage.cost is not None:
-                shown |= {"cost": stage.cost, "saved": stage.saved}
-        told = self.model_dump(mode="json", include={"run", "profile", "state", "seconds"})
+                entry |= {"cost": stage.cost, "saved": stage.saved}
+        summary = self.model_dump(mode="json", include={"run", "profile", "state", "seconds"})
         priced = {"cost": self.cost, "saved": self.saved, "currency": self.currency} if self.cost is not None else {}
         ends = {"until": self.until} if self.until else {}
-        return {**told, **ends, **priced, "stages": stages}
+        return {**summary, **ends, **priced, "stages": stages}
 
     def explanations(self) -> dict[str, object]:
         """Return what `tether status --why --json` prints: `{run, origin, stages: [{name, state, explained}]}`."""
@@ -234,8 +234,8 @@ def gates_json(verdicts: Iterable[Verdict]) -> list[dict[str, object]]:
     """Return verdicts as `tether status --json` prints them. A gate that is off has threshold null; a second bound
     (such as what chance gives) is in `within`."""
     return [
-        each.model_dump(mode="json", include=_GATE_FIELDS | ({"within"} if each.within is not None else set()))
-        for each in verdicts
+        verdict.model_dump(mode="json", include=_GATE_FIELDS | ({"within"} if verdict.within is not None else set()))
+        for verdict in verdicts
     ]
 
 
@@ -354,9 +354,9 @@ def load_status(home: Path, run_id: str | None = None) -> RunStatus:
 def run_folder(home: Path, run: str) -> Path:
     """Return the folder of a run. Raises UserError if there is no such run."""
     if not has_run(home, run):
-        called = [each.run for each in load_readable(home)[0] if each.name == run]
-        told = f"Runs of that name: {', '.join(called)}. Give an id" if called else "`tether runs` lists their ids"
-        raise UserError(f"there is no run {run} in {home / 'runs'}. {told}.")
+        called = [status.run for status in load_readable(home)[0] if status.name == run]
+        advice = f"Runs of that name: {', '.join(called)}. Give an id" if called else "`tether runs` lists their ids"
+        raise UserError(f"there is no run {run} in {home / 'runs'}. {advice}.")
     return home / "runs" / run
 
 
@@ -367,15 +367,15 @@ def load_readable(home: Path) -> tuple[list[RunStatus], dict[str, float]]:
     for run in errors:
         with suppress(FileNotFoundError):  # discarded in the meantime
             damaged[run] = (home / "runs" / run / RUN_FILE).stat().st_mtime
-    return [_status(each, {}, home / "runs" / each.run) for each in files], damaged
+    return [_status(document, {}, home / "runs" / document.run) for document in files], damaged
 
 
 def list_runs(home: Path) -> list[str]:
     """Return every run's id, newest first; commands without a run use the first. Runs that can't be read are logged."""
-    found, damaged = _files(home)
+    documents, damaged = _files(home)
     for error in damaged.values():
         logger.warning("%s It is left out.", error)
-    return [each.run for each in found]
+    return [document.run for document in documents]
 
 
 def has_run(home: Path, run: str) -> bool:
@@ -384,7 +384,7 @@ def has_run(home: Path, run: str) -> bool:
 
 def run_of_flow(home: Path, flow_run: str) -> str | None:
     """Return the run that a Prefect flow run began, if Prefect retries it; None on its first attempt."""
-    return next((each.run for each in _files(home)[0] if each.origin.get("flow_run") == flow_run), None)
+    return next((document.run for document in _files(home)[0] if document.origin.get("flow_run") == flow_run), None)
 
 
 def read_file(folder: Path) -> RunFile:
@@ -392,10 +392,10 @@ def read_file(folder: Path) -> RunFile:
     try:
         data = read_regular(folder / RUN_FILE)
         check_run(folder / RUN_FILE, data)
-        found = RunFile.model_validate_json(data)
-        if found.run != folder.name:
-            raise ValueError(f"it is that of run {found.run}")
-        return found
+        document = RunFile.model_validate_json(data)
+        if document.run != folder.name:
+            raise ValueError(f"it is that of run {document.run}")
+        return document
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:
@@ -439,8 +439,8 @@ def _count_killed(folder: Path, stages: Sequence[StageStatus], updated: str) -> 
     """Count the seconds of the stage whose process was killed, up to its last sign of life: a point, or its status."""
     for stage in stages:
         if stage.state == "running" and stage.began is not None:
-            told = [point["time"] / 1000 for point in read_points(points_file(folder, stage.name))]
-            stage.count(max(0.0, *told, _seconds(updated) if updated else 0.0, stage.began) - stage.began)
+            times = [point["time"] / 1000 for point in read_points(points_file(folder, stage.name))]
+            stage.count(max(0.0, *times, _seconds(updated) if updated else 0.0, stage.began) - stage.began)
 
 
 def _interrupt(stages: Sequence[StageStatus], stopped: State = "interrupted") -> None:
@@ -459,15 +459,15 @@ _FINE = {"passed", "cached", "waived", "skipped", "not_run"}
 
 def _files(home: Path) -> tuple[list[RunFile], dict[str, UserError]]:
     """Return every readable run's file, newest first, and an error for each of the others, by run."""
-    found, damaged = [], {}
+    documents, damaged = [], {}
     for path in (home / "runs").glob(f"*/{RUN_FILE}"):
         try:
-            found.append(read_file(path.parent))
+            documents.append(read_file(path.parent))
         except FileNotFoundError:
             continue  # discarded in the meantime
         except UserError as error:
             damaged[path.parent.name] = error
-    return sorted(found, key=lambda each: each.started, reverse=True), damaged
+    return sorted(documents, key=lambda document: document.started, reverse=True), damaged
 
 
 def _now() -> str:

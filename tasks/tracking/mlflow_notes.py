@@ -59,13 +59,13 @@ def stage_note(
     by = done.record.run
     run = f"[{words(by)}]({computed_in})" if computed_in else f"{span(by)}, which is not in this MLflow"
     cached = "From the cache. " if done.hit else ""
-    lines = [f"{cached}Stage **{done.shown}**, computed in run {run}. {code(done.record.environment)}", ""]
+    lines = [f"{cached}Stage **{done.group}**, computed in run {run}. {code(done.record.environment)}", ""]
     lines += link_line(links)
-    if brief := brief_metrics(done.shown, done.record.metrics):
+    if brief := brief_metrics(done.group, done.record.metrics):
         numbers = [f"| {words(name)} | {gate_text.number(done.record.metrics[name])} |" for name in brief]
         lines += ["**Numbers**", "", "| metric | value |", "|---|---:|", *numbers, ""]
-    if done.shown == "validate":
-        name, folder = ("data/quarantined", "") if done.final else ("data/judge_quarantined", "judge/")
+    if done.group == "validate":
+        name, folder = ("data/quarantined", "") if done.ends_group else ("data/judge_quarantined", "judge/")
         kept_out = f"Kept out: {gate_text.number(done.record.metrics.get(name, 0))} rows"
         lines += [f"{kept_out} (`attachments/{folder}quarantine.jsonl` names them; one may fail several checks)."]
         for check in _keeping_out(done):
@@ -132,7 +132,7 @@ def run_note(
         name += f" ([Prefect]({stage.prefect}))" if stage.prefect else ""
         brief = brief_metrics(stage.name, metrics)
         numbers = [f"{metric.partition('/')[2]} {gate_text.number(metrics[metric])}" for metric in brief]
-        verdicts_of = [verdict for result in done if result.shown == stage.name for verdict in result.verdicts]
+        verdicts_of = [verdict for result in done if result.group == stage.name for verdict in result.verdicts]
         gates, _ = verdict_in_short(verdicts_of)
         digest = span(stage.digest[:16]) if stage.digest else ""
         cells = (name, stage.state.replace("_", " "), words(", ".join(numbers)), words(gates), digest)

@@ -36,7 +36,7 @@ def model_name(project: str, kind: str) -> str:
 
 def _kind(done: Done) -> str | None:
     """Return the kind of model that a stage makes; None if it makes none."""
-    return JUDGE if done.record.stage == "reward.judge" else MODELS.get(done.shown) if done.final else None
+    return JUDGE if done.record.stage == "reward.judge" else MODELS.get(done.group) if done.ends_group else None
 
 
 class Lineage:
@@ -56,7 +56,7 @@ class Lineage:
         record, kind = done.record, _kind(done)
         if kind is None:
             return None
-        tags = {**done.tags, "tether.key": record.key, "tether.stage": done.shown, "tether.run": record.run}
+        tags = {**done.tags, "tether.key": record.key, "tether.stage": done.group, "tether.run": record.run}
         return self._model(kind, done.path, record.digest, run, tags)
 
     def link_inputs(self, done: Done, run: str, parent: str) -> None:
@@ -72,8 +72,8 @@ class Lineage:
             else:
                 datasets.append(_dataset(source.name, source.digest, source.path, source.name, source.hub))
                 sources += [] if source.stage else [datasets[-1]]
-        if done.shown == "validate":
-            made = "data" if done.final else "judge_data"
+        if done.group == "validate":
+            made = "data" if done.ends_group else "judge_data"
             datasets.append(_dataset(made, done.record.digest, done.path, "output"))
             sources.append(datasets[-1])
         self._client.log_inputs(run, datasets=datasets, models=models or None)
@@ -99,8 +99,8 @@ class Lineage:
             if digest not in direct:
                 rows.append(NoteRow("further upstream", name, digest, self._link(name, digest)))
         kind = _kind(done)
-        made = model_name(self._project, kind) if kind is not None else done.shown
-        name, link = (made, self.model_link(model)) if model else (done.shown, "")
+        made = model_name(self._project, kind) if kind is not None else done.group
+        name, link = (made, self.model_link(model)) if model else (done.group, "")
         return [*rows, NoteRow("output", name, done.record.digest, link)]
 
     def find_model(self, digest: str) -> str | None:

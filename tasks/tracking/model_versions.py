@@ -79,7 +79,7 @@ class Versions:
         if registered is None:
             tags = {"lineage.digest": record.digest, "tether.key": record.key, "tether.run": record.run, **done.tags}
             if not self._client.search_registered_models(f"name='{name}'"):
-                self._client.create_registered_model(name, description=_KINDS[MODELS[done.shown]])
+                self._client.create_registered_model(name, description=_KINDS[MODELS[done.group]])
             registered = self._client.create_model_version(name, f"models:/{model}", run, tags=tags, model_id=model)
         version = str(registered.version)
         if shown_by and "tether.picture" not in registered.tags:

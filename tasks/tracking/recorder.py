@@ -133,7 +133,7 @@ class Recorder:
             self._set_state(folder, sent, stage.name, stage.state, 0)
         self.send_points(folder, stage.name, sent)
         ended = _milliseconds(status.finished or status.updated)
-        for result in (result for result in done if result.shown == stage.name):
+        for result in (result for result in done if result.group == stage.name):
             if sent.done.get(result.record.stage) != result.time:
                 earlier = [one for one in done if one.time <= result.time]
                 lineage = Lineage(self._client, sent, self._models)
@@ -231,7 +231,7 @@ class _Stage:
     def __post_init__(self) -> None:
         assert self._sent.experiment is not None and self._sent.parent is not None
         self._experiment, self._parent = self._sent.experiment, self._sent.parent
-        self._run = self._sent.stages[self._done.shown]
+        self._run = self._sent.stages[self._done.group]
         self._waivers = {gate: by for one in self._so_far for gate, by in one.waived.items()}
 
     def record(self) -> None:
@@ -258,13 +258,13 @@ class _Stage:
         self._tags(note, computed_by)
         if model is not None and new:  # a hit's model has the note of the run that computed it
             self._client.set_logged_model_tags(model, {"mlflow.note.content": note})
-        if done.final:
+        if done.ends_group:
             self._register(model, computed_by or self._run)
         log_picture(self._client, self._run, self._sent, self._so_far)  # it names the version that is registered
 
     def _links(self) -> dict[str, str]:
         links = {"The whole run": run_link(self._experiment, self._parent), "This stage in Prefect": self._prefect}
-        if self._done.shown == "validate":
+        if self._done.group == "validate":
             links["Data Docs"] = data_docs(self._home / "runs", self._done)
         return links
 
@@ -286,7 +286,7 @@ class _Stage:
         from mlflow.entities import Metric
 
         done = self._done
-        if done.shown == "human_eval":
+        if done.group == "human_eval":
             model = self._lineage.find_model(done.lineage["ppo"]) if "ppo" in done.lineage else None
         dataset = "sheet" if "sheet" in done.lineage else "data"
         digest = done.lineage.get(dataset, "")[:DIGEST_SHOWN]
@@ -336,7 +336,7 @@ class _Stage:
         }
         if done.hit:
             tags |= {"cached_from": record.run, "cached_from_run": computed_by or ""}
-        if done.shown == "validate":
+        if done.group == "validate":
             tags["tether.quarantined"] = json.dumps(mlflow_notes.quarantined(done))
         if done.waived:
             tags["tether.waivers"] = json.dumps(done.waived)
@@ -346,20 +346,20 @@ class _Stage:
     def _register(self, model: str | None, run: str) -> None:
         done, withheld = self._done, self._withheld()
         versions = Versions(self._client, Weights(self._client, self._home, wanted(self._home, done.run)))
-        if done.shown == "human_eval":
+        if done.group == "human_eval":
             name = model_name(self._sent.project, MODELS["ppo"])
             trained = [gate for one in self._so_far for gate in one.verdicts if not gate.skipped]
             waived = [gate.name for gate in trained if gate.waived]
             self._sent.decision = versions.judge(done, name, self._waivers, withheld, self._run, waived)
         elif model is not None and not any(verdict.stops or verdict.withheld for verdict in done.verdicts):
-            name = model_name(self._sent.project, MODELS[done.shown])
+            name = model_name(self._sent.project, MODELS[done.group])
             self._sent.decision = versions.register(done, name, model, run, self._waivers, withheld, self._run)
 
     def _withheld(self) -> str:
         """Return why the run gives no alias to the result's model; empty if it may."""
         run = self._done.run
         values = run_values(self._home, run)
-        if self._done.shown not in ("ppo", "human_eval"):
+        if self._done.group not in ("ppo", "human_eval"):
             return why_no_alias(values)
         why = why_no_alias(values, {name for one in self._so_far for name in one.record.metrics})
         if gates := [verdict.name for one in self._so_far for verdict in one.verdicts if verdict.withheld]:
@@ -379,8 +379,8 @@ def log_picture(client: Any, run: str, sent: Sent, done: Sequence[Done]) -> None
     """Log a picture of what the stages in `done` were made of, with the versions of their models in MLflow."""
     named = {}
     for result in done:
-        if result.shown in MODELS:
-            digest, name = result.record.digest, model_name(sent.project, MODELS[result.shown])
+        if result.group in MODELS:
+            digest, name = result.record.digest, model_name(sent.project, MODELS[result.group])
             versions = client.search_model_versions(f"name='{name}' and tags.`lineage.digest`='{digest}'")
             if versions:
                 named[digest] = f"version {max(int(one.version) for one in versions)}"

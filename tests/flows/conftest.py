@@ -88,7 +88,7 @@ def describe_run(home: Path, run: str, config: RunConfig, records: Mapping[str, 
     status = StatusFile.start(home / "runs" / run, run, "tiny", list(METRICS))
     (status.folder / "config.yaml").write_text(dump(to_values(config)))
     for stage, record in records.items():
-        shown = STAGES[stage].shown
+        shown = STAGES[stage].group
         if shown != stage:
             parts = {**status.stage(shown).parts, stage: Part(key=record.key, digest=record.digest)}
             status.update(shown, parts=parts, metrics=finite(record.metrics))
@@ -103,7 +103,7 @@ def describe_run(home: Path, run: str, config: RunConfig, records: Mapping[str, 
         )  # fmt: skip
         inputs = [Input(name=name, digest=digest, path=home, stage="x") for name, digest in record.inputs.items()]
         done = Done(
-            time=1_767_225_600_000, record=record, shown=stage, final=True, path=home, run=run, user="mallory", step=0,
+            time=1_767_225_600_000, record=record, path=home, run=run, user="mallory", step=0,
             verdicts=verdicts, inputs=inputs, attachments={},
         )  # fmt: skip
         write_done(status.folder, done)

@@ -14,6 +14,7 @@ from components.data.support_desk.desk import SupportDeskConfig, generate_carefu
 from flows.config.profiles import Override, parse_override
 from flows.config.run_config import RunConfig, check_config, load_config, to_values
 from flows.launch.begin import Launch, new_run, rerun
+from flows.launch.request import Request
 from flows.rlhf import pipeline
 from flows.sources import find_sources
 from tasks.execution.keying import key_of
@@ -84,9 +85,9 @@ def test_generated_judge_pairs_are_refused_beside_files(options: Sequence[str]) 
 
 def test_a_rerun_of_a_judge_that_the_run_has_not_says_what_to_set(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--refresh reward\.judge: the run has no judge\. .*data\.judge_preferences"):
-        new_run(tmp_path, "tiny", config(), refresh=["reward.judge"])
+        new_run(tmp_path, "tiny", config(), request=Request(refresh=["reward.judge"]))
     with pytest.raises(UserError, match=r"reward\.judges: no such stage; there are validate, .*, reward\.judge"):
-        new_run(tmp_path, "tiny", config(), refresh=["reward.judges"])
+        new_run(tmp_path, "tiny", config(), request=Request(refresh=["reward.judges"]))
 
 
 def compute(launch: Launch) -> dict[str, StageStatus]:
@@ -100,9 +101,9 @@ def compute(launch: Launch) -> dict[str, StageStatus]:
 @pytest.mark.whole
 def test_a_judge_is_validated_trained_gated_asked_and_rerun_on_its_own(tmp_path: Path) -> None:
     file, home = careful(tmp_path / "careful.jsonl", 80), tmp_path / "home"
-    plain = compute(new_run(home, "tiny", config(*SMALL), until="reward"))
+    plain = compute(new_run(home, "tiny", config(*SMALL), request=Request(until="reward")))
     judged = config(*SMALL, f"data.judge_preferences={file}")
-    first = compute(new_run(home, "tiny", judged, until="ppo"))
+    first = compute(new_run(home, "tiny", judged, request=Request(until="ppo")))
     for name in ("validate", "sft", "reward"):
         assert first[name].key == plain[name].key and first[name].digest == plain[name].digest, name
     gates: dict[str, Any] = {gate.name: gate for stage in first.values() for gate in stage.gates}

@@ -96,9 +96,9 @@ def toy_source(tmp_path, monkeypatch) -> Path:
     sys.modules.pop("toy_stage", None)
 
 
-def toy(name: str = "toy", shown: str | None = None, final: bool = True) -> Stage:
+def toy(name: str = "toy") -> Stage:
     """A stage whose code is the toy's."""
-    return Stage(name, "toy_stage", "conftest:ToyJob", ("pydantic",), shown or name, final)
+    return Stage(name, "toy_stage", "conftest:ToyJob", ("pydantic",))
 
 
 def thresholds(**given: dict) -> GatesConfig:

@@ -13,6 +13,7 @@ from flows.config.yaml import dump
 from flows.data import reference
 from flows.data.reference import find_reference
 from flows.launch.begin import Launch, new_run, rerun
+from flows.launch.request import Request
 from flows.sources import find_sources
 from tasks.runs.status import StatusFile
 from tasks.stages import PIPELINE
@@ -138,10 +139,10 @@ def test_a_name_is_resolved_once_for_a_run_its_retry_its_rerun_and_the_same_comm
     assert digest_of(new_run(tmp_path / "first", "tiny", config)) is None, "there was none at first"
 
     first, other = earlier(home, "20260101-000000-aaaa"), asking("last", "another").resolved()
-    begun = new_run(home, "tiny", config, flow_run="f1")
+    begun = new_run(home, "tiny", config, request=Request(flow_run="f1"))
     assert digest_of(begun) == first
     second = earlier(home, "20260102-000000-aaaa", preferences="b")
-    again = new_run(home, "tiny", config, flow_run="f1")
+    again = new_run(home, "tiny", config, request=Request(flow_run="f1"))
     assert again.ctx.run == begun.ctx.run and digest_of(again) == first
     assert digest_of(new_run(home, "tiny", config)) == first
     assert digest_of(rerun(home, "validate", begun.ctx.run)) == first
@@ -164,9 +165,9 @@ def test_an_alias_that_moves_is_resolved_again_by_a_new_run_but_not_by_a_retry(
     tags = {"tether.run": "20260101-000000-aaaa"}
     monkeypatch.setattr(reference, "find_version", lambda *_: Version("tether-policy", "3", ("champion",), tags))
     config = asking(champion).resolved()
-    begun = new_run(home, "tiny", config, flow_run="f1")
+    begun = new_run(home, "tiny", config, request=Request(flow_run="f1"))
     assert digest_of(begun) == old
     tags["tether.run"] = "20260102-000000-aaaa"
-    assert digest_of(new_run(home, "tiny", config, flow_run="f1")) == old
+    assert digest_of(new_run(home, "tiny", config, request=Request(flow_run="f1"))) == old
     assert digest_of(rerun(home, "validate", begun.ctx.run)) == old
     assert digest_of(new_run(home, "tiny", config)) == new

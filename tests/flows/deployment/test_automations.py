@@ -21,14 +21,14 @@ from prefect.settings import (
 )
 from prefect.states import Completed, Running
 
-from flows import rlhf
-from flows.config.run_config import load_config, to_values
+from components.gates.judging import GatesConfig
 from flows.deployment.automations import DEAD, notice_dead_runs
-from flows.sources import Sources
 from tasks.execution.context import RunContext
 from tasks.execution.dispatch import taken_for_dead
 from tasks.prefect_flow.alive import saying_that_it_lives
 from tasks.prefect_flow.server import HEARTBEAT_SECONDS, TAG
+from tasks.prefect_flow.start_flow import run_as_flow
+from tasks.result import StageRunner
 from tasks.runs.run_label import Label
 from tests.servers import PrefectServer
 from tests.waiting import until
@@ -146,14 +146,11 @@ def test_a_run_from_a_terminal_is_tagged_and_beats_as_often_as_a_deployed_one(
     server: PrefectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It had Prefect's 180 s, and the automation asks for a heartbeat every 90 s."""
-    found: list[object] = []
+    tags_and_heartbeat: list[object] = []
 
-    def look(*_: object) -> None:
-        found.extend([sorted(flow_run.tags), get_current_settings().flows.heartbeat_frequency])
+    def pipeline(run: StageRunner) -> None:
+        tags_and_heartbeat.extend([sorted(flow_run.tags), get_current_settings().flows.heartbeat_frequency])
 
-    monkeypatch.setattr(rlhf, "pipeline", look)
     monkeypatch.setenv("PREFECT_API_URL", server.api)
-    config = load_config("tiny").resolved()
-    ctx = RunContext.start(tmp_path, "tiny", config.gates, config=to_values(config), label=Label.of(None, ["team=x"]))
-    rlhf.rlhf(config, Sources(), ctx)
-    assert found == [["team=x", TAG], HEARTBEAT_SECONDS]
+    run_as_flow(RunContext.start(tmp_path, "tiny", GatesConfig(), label=Label.of(None, ["team=x"])), pipeline)
+    assert tags_and_heartbeat == [["team=x", TAG], HEARTBEAT_SECONDS]

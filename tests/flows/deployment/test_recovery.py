@@ -184,11 +184,11 @@ def test_a_full_disk_and_a_server_that_refuses_are_each_reported_once(
         low.append(home)
         return len(low) == 2
 
-    monkeypatch.setattr(recovery, "WATCH_SECONDS", 0.001)
+    monkeypatch.setattr(recovery, "CHECK_SECONDS", 0.001)
     monkeypatch.setattr(recovery, "resume_crashed", refuse)
     monkeypatch.setattr(recovery, "report_low_disk", report)
     with pytest.raises(TimeoutError):
-        asyncio.run(asyncio.wait_for(recovery.watch(tmp_path, ["cpu"], said.append, lambda: ()), 0.5))
+        asyncio.run(asyncio.wait_for(recovery.resume_while_served(tmp_path, ["cpu"], said.append, lambda: ()), 0.5))
     assert said == ["Crashed runs can't be retried: 401 for ['cpu']"] and low == [tmp_path] * 2
 
 

@@ -20,6 +20,7 @@ from flows.config.run_config import check_config, load_config, to_values
 from flows.launch.begin import Launch, new_run, rerun
 from flows.launch.label_runs import scoring
 from flows.launch.reports import what_is_simulated
+from flows.launch.request import Request
 from flows.launch.run_computing import compute, first_to_compute
 from flows.models.model_facts import model_facts
 from flows.reports.run_facts import run_facts
@@ -48,7 +49,7 @@ def finish(launch: Launch, upto: str = "human_eval") -> str:
     ctx = launch.ctx
 
     def publish(stage: Stage, job: Settings, inputs: Given) -> StageResult:
-        if PIPELINE.index(stage.shown) > PIPELINE.index(upto):
+        if PIPELINE.index(stage.group) > PIPELINE.index(upto):
             raise KeyboardInterrupt
         key, parts, _ = _key(stage, job, inputs, ctx)
         out = ctx.home / "out"
@@ -60,7 +61,7 @@ def finish(launch: Launch, upto: str = "human_eval") -> str:
         found = peek(stage, job, inputs, ctx)
         assert found is not None
         parts = _parts(stage, ctx, found.record.key, found.digest)
-        ctx.status.update(stage.shown, state="passed", key=found.record.key, digest=found.digest, parts=parts)
+        ctx.status.update(stage.group, state="passed", key=found.record.key, digest=found.digest, parts=parts)
         return found
 
     with ctx, suppress(KeyboardInterrupt):
@@ -122,7 +123,7 @@ def test_a_gate_that_no_profile_names_is_off_and_the_run_says_so(tmp_path: Path)
 
 def test_a_run_until_a_stage_looks_no_further_and_says_where_it_ends(tmp_path: Path) -> None:
     def begun(until: str | None, *refresh: str) -> Launch:
-        return new_run(tmp_path, "tiny", config, refresh=refresh, until=until)
+        return new_run(tmp_path, "tiny", config, request=Request(refresh=refresh, until=until))
 
     config = load_config("tiny", settings(*(f"gates.{name}=null" for name in GATES))).resolved()
 
@@ -145,11 +146,11 @@ def test_a_run_until_a_stage_looks_no_further_and_says_where_it_ends(tmp_path: P
 
 def test_a_rerun_until_a_stage_ends_there_and_not_before_what_it_computes(tmp_path: Path) -> None:
     finish(begin(tmp_path))
-    again = rerun(tmp_path, "sft", until="reward")
+    again = rerun(tmp_path, "sft", request=Request(until="reward"))
     assert (again.ctx.until, load_status(tmp_path, again.ctx.run).until) == ("reward", "reward")
     assert finish(again, upto="reward") and load_status(tmp_path, again.ctx.run).state == "passed"
     with pytest.raises(UserError, match="--until sft: the run would end before ppo"):
-        rerun(tmp_path, "ppo", until="sft")
+        rerun(tmp_path, "ppo", request=Request(until="sft"))
 
 
 def test_a_rerun_has_the_newest_runs_config_with_changes_on_top(tmp_path: Path) -> None:
@@ -212,7 +213,7 @@ def test_a_worker_is_asked_for_only_where_it_is_to_compute(tmp_path: Path, monke
     config = load_config("tiny", settings("runners.sft=a", "runners.ppo=b")).resolved()
     for until in ("reward", "ppo"):
         with pytest.raises(UserError, match="no server"):
-            compute(new_run(tmp_path, "tiny", config, until=until))
+            compute(new_run(tmp_path, "tiny", config, request=Request(until=until)))
     assert asked == [{"ppo": "gpu"}, {}, {"sft": "a"}, {"sft": "a", "ppo": "b"}]
 
 
@@ -258,11 +259,11 @@ def test_what_comes_before_the_stage_can_not_be_changed_or_refreshed(tmp_path: P
         ):
             rerun(tmp_path, "ppo", overrides=settings(change))
     with pytest.raises(UserError, match="--refresh sft: it comes before ppo"):
-        rerun(tmp_path, "ppo", refresh=["sft"])
+        rerun(tmp_path, "ppo", request=Request(refresh=["sft"]))
     with pytest.raises(UserError, match="--refresh dpo: no such stage"):
-        rerun(tmp_path, "ppo", refresh=["dpo"])
+        rerun(tmp_path, "ppo", request=Request(refresh=["dpo"]))
     with pytest.raises(UserError, match="--refresh dpo: no such stage"):
-        new_run(tmp_path, "tiny", load_config("tiny").resolved(), refresh=["dpo"])
+        new_run(tmp_path, "tiny", load_config("tiny").resolved(), request=Request(refresh=["dpo"]))
     assert load_status(tmp_path).run == run
 
 
@@ -431,16 +432,16 @@ def test_a_removed_option_of_a_finished_stage_does_not_stop_a_rerun(tmp_path: Pa
 def test_a_flow_run_that_is_tried_again_takes_up_its_run_and_its_choice(tmp_path: Path) -> None:
     first = finish(begin(tmp_path))
     form = load_config("tiny")
-    begun = rerun(tmp_path, "ppo", config=form, flow_run="f1")
+    begun = rerun(tmp_path, "ppo", config=form, request=Request(flow_run="f1"))
     begun.ctx.finish()
     newest = finish(begin(tmp_path))
-    again = rerun(tmp_path, "ppo", config=form, flow_run="f1")
+    again = rerun(tmp_path, "ppo", config=form, request=Request(flow_run="f1"))
     assert again.ctx.run == begun.ctx.run
     assert first in again.notes[0] and newest not in again.notes[0]
-    assert rerun(tmp_path, "ppo", config=form, flow_run="f2").ctx.run != begun.ctx.run
-    whole = new_run(tmp_path, "tiny", form.resolved(), flow_run="f3")
+    assert rerun(tmp_path, "ppo", config=form, request=Request(flow_run="f2")).ctx.run != begun.ctx.run
+    whole = new_run(tmp_path, "tiny", form.resolved(), request=Request(flow_run="f3"))
     whole.ctx.finish()
-    assert new_run(tmp_path, "tiny", form.resolved(), flow_run="f3").ctx.run == whole.ctx.run
+    assert new_run(tmp_path, "tiny", form.resolved(), request=Request(flow_run="f3")).ctx.run == whole.ctx.run
 
 
 def test_rerunning_human_eval_samples_again(tmp_path: Path) -> None:
@@ -520,16 +521,15 @@ def test_a_run_for_a_gpu_is_refused_before_its_first_stage(tmp_path: Path, monke
         compute(launch)
     assert not list_runs(tmp_path)
     monkeypatch.setattr("flows.launch.run_computing._go", lambda launch, work: None)
-    monkeypatch.setattr("flows.launch.run_computing.rlhf", lambda *_: None)
     pools = [f"runners.{stage}=gpu" for stage in ("sft", "reward", "ppo", "human_eval")]
     monkeypatch.setattr("tasks.prefect_flow.server.check_server", lambda **_: None)
     compute(begin(tmp_path, "runtime.device=cuda", *pools))  # its workers may have one
     validate = load_config("tiny", [parse_override("runtime.device=cuda")]).resolved()
-    compute(new_run(tmp_path, "tiny", validate, until="validate"))
+    compute(new_run(tmp_path, "tiny", validate, request=Request(until="validate")))
 
 
 def test_a_run_that_ends_before_ppo_needs_no_reward_source(tmp_path: Path) -> None:
     config = load_config("tiny", [parse_override("ppo.rewards=[{source: 'function:absent:score'}]")]).resolved()
-    assert end(new_run(tmp_path, "tiny", config, until="reward"))
+    assert end(new_run(tmp_path, "tiny", config, request=Request(until="reward")))
     with pytest.raises(UserError, match="there is no module absent"):
-        new_run(tmp_path, "tiny", config, until="ppo")
+        new_run(tmp_path, "tiny", config, request=Request(until="ppo"))

@@ -127,7 +127,7 @@ def test_peoples_data_are_named_by_digest_and_their_licence_is_unknown(make_home
     home = make_home("data.preferences=/secret/place/pairs.jsonl")
     validated = home.records["validate"].model_copy(update={"inputs": {"preferences": "c" * 64}})
     read = Input(name="preferences", digest="c" * 64, path=Path("/secret/place/pairs.jsonl"))
-    done = next(each for each in read_done(home.path / "runs" / RUN) if each.shown == "validate")
+    done = next(each for each in read_done(home.path / "runs" / RUN) if each.group == "validate")
     write_done(home.path / "runs" / RUN, done.model_copy(update={"inputs": [read]}))
     records = {**home.records, "validate": validated}
     policy = next(each for each in facts_of_run(home.path, RUN, records.values()) if each.kind == "policy")
@@ -145,7 +145,7 @@ def test_each_of_several_files_of_preferences_is_named_on_the_card(make_home: An
         Input(name="preferences/name", digest="d" * 64, path=Path("/secret/datasets/owner--name--train.jsonl")),
     ]
     validated = home.records["validate"].model_copy(update={"inputs": {each.name: each.digest for each in read}})
-    done = next(each for each in read_done(home.path / "runs" / RUN) if each.shown == "validate")
+    done = next(each for each in read_done(home.path / "runs" / RUN) if each.group == "validate")
     write_done(home.path / "runs" / RUN, done.model_copy(update={"inputs": read}))
     records = {**home.records, "validate": validated}
     policy = next(each for each in facts_of_run(home.path, RUN, records.values()) if each.kind == "policy")

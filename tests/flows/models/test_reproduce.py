@@ -67,7 +67,7 @@ class Toy:
         self.noise = self.source / "noise"
         self.noise.write_text("")
         self.data.write_text("pairs")
-        self.stages = {name: Stage(name, "toy_reproduced", "toy_reproduced:Job", ("pydantic",), name)
+        self.stages = {name: Stage(name, "toy_reproduced", "toy_reproduced:Job", ("pydantic",))
                        for name in ("sft", "ppo")}  # fmt: skip
         self.said = io.StringIO()
 

@@ -48,7 +48,7 @@ class Registry:
             record = records[stage]
             inputs = given if stage == "ppo" else []
             done = Done(
-                time=1, record=record, shown=stage, final=True, path=store.path(record), run=self.home.run, user="ada",
+                time=1, record=record, path=store.path(record), run=self.home.run, user="ada",
                 step=0, verdicts=[], inputs=inputs, attachments={},
             )  # fmt: skip
             model = lineage.output_model(done, self.run)

@@ -81,7 +81,7 @@ def test_the_stored_numbers_are_on_the_page(tmp_path: Path) -> None:
 def test_each_of_several_files_of_preferences_is_on_the_page_with_its_path_digest_and_counts(tmp_path: Path) -> None:
     run = stored_run(tmp_path, changes=["data.preferences=[a.jsonl, b.jsonl]", "data.reference=last"])
     folder, store, out = tmp_path / "runs" / run, ArtifactStore(tmp_path), tmp_path / "several"
-    done = next(each for each in read_done(folder) if each.shown == "validate")
+    done = next(each for each in read_done(folder) if each.group == "validate")
     inputs = {f"preferences/{name}.jsonl": name * 64 for name in "ab"}
     given = [Input(name=name, digest=digest, path=Path("/data", name)) for name, digest in inputs.items()]
     inputs["reference"] = "c" * 64

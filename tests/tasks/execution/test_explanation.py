@@ -80,27 +80,9 @@ def test_a_library_with_another_version_is_named_with_both(run_once, told, monke
     assert (change["part"], change["name"], change["now"]) == ("library", "pydantic", "9.9")
 
 
-def test_a_refreshed_stage_says_that_it_was_asked_for(run_once, told, said):
-    run_once()
-    again = run_once(refresh=frozenset({"sft"}))
-    assert told(again.run)["because"] == "asked"
-    assert "computing (asked for" in said(again)
-
-
 def test_a_refresh_of_what_was_never_stored_says_what_changed(run_once, told):
     run_once(value=1)
     assert told(run_once(value=2, refresh=frozenset({"sft"})).run)["because"] == "changed"
-
-
-def test_a_damaged_record_is_named_with_its_object(run_once, told, said):
-    first = run_once()
-    record = first.results["sft"].record
-    damaged = first.store.objects / record.files["value.txt"]
-    damaged.chmod(0o644)
-    damaged.write_bytes(b"2")
-    again = run_once()
-    assert told(again.run)["because"] == "damaged"
-    assert "the record is damaged: attempt 1: object damaged: value.txt" in said(again)
 
 
 def test_a_run_taken_up_again_does_not_refresh_twice_and_keeps_why_it_computed(start, kit, calls, home, told):
@@ -119,7 +101,7 @@ def test_a_run_taken_up_again_does_not_refresh_twice_and_keeps_why_it_computed(s
 
 
 def test_both_parts_of_human_eval_are_explained_and_the_status_keeps_its_fields(start, kit, home, told):
-    sample = kit.toy("human_eval.sample", shown="human_eval", final=False)
+    sample = kit.toy("human_eval.sample")
     with start() as ctx:
         result = run_stage(sample, kit.ToyJob(), {}, ctx)
         run_stage(kit.toy("human_eval"), kit.ToyJob(), {"sample": result}, ctx)

@@ -17,7 +17,7 @@ from flows.config.run_config import load_config
 from tasks.execution import drawing, plots
 from tasks.execution.stage_progress import StageProgress
 from tasks.runs.points import Spool
-from tasks.stages import OPTIONAL, PIPELINE, STAGES
+from tasks.stages import COMPARISON, OPTIONAL, PIPELINE, STAGES, ends_group, group_of
 
 HOSTILE = "\ud83d\x00 $x^{$</text><script>alert(1)</script>"
 
@@ -251,13 +251,14 @@ def test_progress_without_a_terminal_is_a_few_plain_lines_ending_with_the_last_s
     assert lines[1].startswith("  ppo 100/100")
 
 
-def test_the_pipeline_is_its_stages_in_order_each_after_its_sub_stages():
-    assert tuple(dict.fromkeys(stage.shown for stage in STAGES.values())) == PIPELINE
-    parts = [name for name, stage in STAGES.items() if not stage.final]
-    assert parts == ["validate.judge", "reward.judge", "human_eval.sample", "human_eval.reward"]
-    assert {name for name in STAGES if name in OPTIONAL} == {*OPTIONAL} < {*parts}
+def test_a_sub_stage_runs_before_the_stage_that_ends_its_group():
+    assert PIPELINE == ("validate", "sft", "reward", "ppo", "human_eval")
+    sub_stages = [name for name in STAGES if not ends_group(name)]
+    assert sub_stages == ["validate.judge", "reward.judge", "human_eval.sample", "human_eval.reward"]
+    assert {*OPTIONAL} < {*sub_stages}
     names = list(STAGES)
-    assert all(names.index(part) < names.index(STAGES[part].shown) for part in parts), "the final one ends the stage"
+    assert all(names.index(name) < names.index(group_of(name)) for name in sub_stages)
+    assert [name for name in COMPARISON if ends_group(name)] == ["human_eval.compared"]
 
 
 @pytest.mark.parametrize("name", sorted(STAGES))

@@ -92,7 +92,7 @@ def test_what_a_stage_does_after_its_steps_is_shown_and_is_no_point_and_no_sampl
     assert not (ctx.folder / "samples").exists()
 
 
-def test_a_flipped_byte_is_said_and_computed_again(start, kit, calls, said):
+def test_a_damaged_result_is_computed_again_with_the_reason(start, kit, calls, said):
     stage = kit.toy("sft")
     with start() as ctx:
         result = run_stage(stage, kit.ToyJob(), {}, ctx)
@@ -102,17 +102,17 @@ def test_a_flipped_byte_is_said_and_computed_again(start, kit, calls, said):
         again = run_stage(stage, kit.ToyJob(), {}, ctx)
     assert calls() == ["toy", "toy"]
     assert not again.cached
-    assert "object damaged: value.txt" in said(ctx)
+    assert "the record is damaged: attempt 1: object damaged: value.txt" in said(ctx)
     assert (again.path / "value.txt").read_text() == "1"
 
 
-def test_refresh_computes_again_and_says_nothing_of_equal_bytes(start, kit, calls, said):
+def test_a_refresh_computes_equal_bytes_again_without_a_warning(start, kit, calls, said):
     with start() as ctx:
         run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
     with start(refresh=frozenset({"sft"})) as again:
         assert not run_stage(kit.toy("sft"), kit.ToyJob(), {}, again).cached
     assert calls() == ["toy", "toy"]
-    assert "other bytes" not in said(again)
+    assert "computing (asked for" in said(again) and "different bytes" not in said(again)
 
 
 def test_other_bytes_under_the_same_key_are_said(start, kit, said, home):
@@ -394,7 +394,7 @@ def test_a_holder_that_stood_still_too_long_publishes_nothing_and_disturbs_nobod
 
 
 def test_a_sub_stage_is_shown_under_its_stage_which_stays_running_until_the_last(start, kit, home):
-    sample, score = kit.toy("human_eval.sample", shown="human_eval", final=False), kit.toy("human_eval")
+    sample, score = kit.toy("human_eval.sample"), kit.toy("human_eval")
     gates = kit.thresholds(human_eval={"win_rate_low": 0.5})
     job = kit.ToyJob(metrics={"human_eval/win_rate_low": "0.6"})
     with start(gates) as ctx:
@@ -410,7 +410,7 @@ def test_a_sub_stage_is_shown_under_its_stage_which_stays_running_until_the_last
 
 
 def test_a_cached_sample_with_new_labels_is_not_shown_as_cached(start, kit, home, tmp_path):
-    sample, score = kit.toy("human_eval.sample", shown="human_eval", final=False), kit.toy("human_eval")
+    sample, score = kit.toy("human_eval.sample"), kit.toy("human_eval")
     states = []
     for text in ("a", "b"):
         sheet = tmp_path / text
@@ -423,7 +423,7 @@ def test_a_cached_sample_with_new_labels_is_not_shown_as_cached(start, kit, home
 
 
 def test_a_sample_that_was_computed_again_is_not_shown_as_cached(start, kit, home):
-    sample, score = kit.toy("human_eval.sample", shown="human_eval", final=False), kit.toy("human_eval")
+    sample, score = kit.toy("human_eval.sample"), kit.toy("human_eval")
     for refresh in (frozenset(), frozenset({"human_eval.sample"})):
         with start(refresh=refresh) as ctx:
             sampled = run_stage(sample, kit.ToyJob(), {}, ctx)
@@ -433,7 +433,7 @@ def test_a_sample_that_was_computed_again_is_not_shown_as_cached(start, kit, hom
 
 
 def test_a_run_awaits_labels_and_is_finished_later_under_its_id(start, kit, home, toy_source):
-    sample, score = kit.toy("human_eval.sample", shown="human_eval", final=False), kit.toy("human_eval")
+    sample, score = kit.toy("human_eval.sample"), kit.toy("human_eval")
     with start() as ctx:
         run_stage(sample, kit.ToyJob(), {}, ctx)
         ctx.end_stage("human_eval", "awaiting_labels")
@@ -566,7 +566,7 @@ def test_who_takes_a_run_up_is_on_record_for_the_stages_that_this_computes(start
         run_stage(kit.toy("human_eval"), kit.ToyJob(value=2), {}, again)
     assert load_status(home, "one").user == "ada"
     assert (entry(home, "sft").user, entry(home, "human_eval").user) == ("ada", "eve")
-    assert {each.shown: each.user for each in read_done(ctx.folder)} == {"sft": "ada", "human_eval": "eve"}
+    assert {each.group: each.user for each in read_done(ctx.folder)} == {"sft": "ada", "human_eval": "eve"}
 
 
 def test_a_stage_that_fails_has_taken_and_cost_its_seconds(start, kit, home):

@@ -13,14 +13,13 @@ def verdict(name: str, passed: bool, **fields: object) -> Verdict:
     return Verdict(name=name, metric="m/x", value=1.0, op="<=", threshold=2.0, passed=passed, **fields)
 
 
-def done(stage: str, digest: str, inputs: list[Input], final: bool = True, verdicts: tuple[Verdict, ...] = ()) -> Done:
-    shown = stage.partition(".")[0]
+def done(stage: str, digest: str, inputs: list[Input], verdicts: tuple[Verdict, ...] = ()) -> Done:
     record = Record(
         key="k" * 64, digest=digest * 64, stage=stage, run="r", started="2026-01-01T00:00:00+00:00", seconds=1.0,
         files={}, inputs={}, job={}, metrics={}, parts={}, environment={},
     )  # fmt: skip
     return Done(
-        time=0, record=record, shown=shown, final=final, path=Path("/x"), run="r", user="ada", step=0,
+        time=0, record=record, path=Path("/x"), run="r", user="ada", step=0,
         verdicts=list(verdicts), inputs=inputs, attachments={},
     )  # fmt: skip
 
@@ -36,7 +35,7 @@ def test_parts_of_a_stage_are_one_box_and_external_inputs_have_their_own() -> No
         [
             done("validate", "a", [pairs], verdicts=(verdict("validate.pairs", True),)),
             done("ppo", "b", [data]),
-            done("human_eval.sample", "c", [data, policy], final=False),
+            done("human_eval.sample", "c", [data, policy]),
             done("human_eval", "d", [made("sample", "c", "human_eval"), sheet]),
         ],
         {"b" * 64: "version 2"},
@@ -60,7 +59,7 @@ def test_many_files_of_a_kind_are_one_box() -> None:
 
 
 def test_a_stage_that_waits_for_labels_is_not_shown_as_finished() -> None:
-    (box,) = graph_of([done("human_eval.sample", "c", [], final=False)]).boxes
+    (box,) = graph_of([done("human_eval.sample", "c", [])]).boxes
     assert (box.verdict, box.state) == ("not finished", "warned")
 
 

@@ -186,7 +186,7 @@ def test_a_run_on_an_embedded_server_links_to_no_page_of_it(run_flow: Any) -> No
 
 def test_a_stages_page_says_what_came_of_it_then_its_numbers_then_the_gates_that_did_not_pass(tmp_path: Path) -> None:
     run = stored_run(tmp_path, changes=["gates.ppo.kl=2.5"], waive={"ppo.kl": "known"})
-    ppo = next(each for each in read_done(tmp_path / "runs" / run) if each.shown == "ppo")
+    ppo = next(each for each in read_done(tmp_path / "runs" / run) if each.group == "ppo")
     result = StageResult(
         stage=STAGES["ppo"], digest=ppo.record.digest, path=ppo.path, state="waived", cached=False,
         verdicts=ppo.verdicts, seconds=1.0, record=ppo.record,

@@ -8,7 +8,7 @@ from tasks.tracking.mlflow_labels import log_progress
 
 def test_mlflow_shows_the_labels_answered_so_far_and_where_the_review_page_is(start, kit, client):
     with start(track=True, stages=("human_eval",)) as ctx:
-        run_stage(kit.toy("human_eval.sample", shown="human_eval", final=False), kit.ToyJob(), {}, ctx)
+        run_stage(kit.toy("human_eval.sample"), kit.ToyJob(), {}, ctx)
         ctx.end_stage("human_eval", "awaiting_labels")
     for answered in (0, 3, 12):
         assert log_progress(ctx.home, ctx.run, LabelProgress(answered, 12, "http://127.0.0.1:8800" if answered else ""))

@@ -25,7 +25,7 @@ def test_a_runs_note_is_in_order_and_its_numbers_are_for_people(tmp_path: Path) 
     """State and links come first, then what did not pass, the picture, and the stages; 14,000 was 1.4e+04."""
     run = stored_run(tmp_path, changes=["gates.ppo.kl=2.5"], waive={"ppo.kl": "known"})
     status, done = load_status(tmp_path, run), read_done(tmp_path / "runs" / run)
-    next(each for each in done if each.shown == "validate").record.metrics["data/pairs"] = 14000.0
+    next(each for each in done if each.group == "validate").record.metrics["data/pairs"] = 14000.0
     status.seconds, status.started = 292.0, "2026-01-01T00:00:00+00:00"
     note = run_note(status, done, {}, {"Report": "#/report", "Review page": "", "Data Docs": "#/docs"}, "f00d")
     first, links, *_ = note.split("\n\n")
@@ -53,7 +53,7 @@ def test_a_stages_note_has_its_pages_numbers_and_lineage_and_shows_first_the_gat
     tmp_path: Path,
 ) -> None:
     run = stored_run(tmp_path, changes=["gates.ppo.kl=2.5"], waive={"ppo.kl": "known"})
-    ppo = next(each for each in read_done(tmp_path / "runs" / run) if each.shown == "ppo")
+    ppo = next(each for each in read_done(tmp_path / "runs" / run) if each.group == "ppo")
     note = stage_note(ppo, "#/run", [], {"The whole run": "#/parent", "This stage in Prefect": ""}, "f00d")
     assert "\n\n[The whole run](#/parent)\n\n" in note and "Prefect" not in note
     assert "| ppo/kl | 2.345 |" in note and picture("f00d") in note

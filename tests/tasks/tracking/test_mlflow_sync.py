@@ -309,7 +309,7 @@ def test_what_a_run_that_is_taken_up_computed_itself_is_no_hit_and_its_numbers_a
 
 
 def test_a_scored_sheet_takes_up_the_same_mlflow_runs(start, kit, client, home, toy_source):
-    sample, score = kit.toy("human_eval.sample", shown="human_eval", final=False), kit.toy("human_eval")
+    sample, score = kit.toy("human_eval.sample"), kit.toy("human_eval")
     with start(track=True) as ctx:
         sampled = run_stage(sample, kit.ToyJob(), {}, ctx)
         ctx.end_stage("human_eval", "awaiting_labels")
