@@ -1,5 +1,6 @@
-"""`tether data check`: find the files, check them and print what was found."""
+"""`tether data check`: find the files, check them and print what was found, or draft a suite from a good file."""
 
+import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -292,3 +293,23 @@ def print_check(report: "FileReport", out: Path | None) -> None:
             "Correct or remove these rows, then check again. To allow a larger share of them, pass "
             "--set data.checks.CHECK.threshold=SHARE, here and in the run."
         )
+
+
+def draft_suite(home: Path, file: str, overrides: Sequence[Override], out: Path) -> None:
+    """Draft a suite from `file` and write it to `out` as JSON.
+
+    Raises:
+        UserError: the file can't be read or has no valid row, or `out` exists or is in no folder.
+    """
+    from components.base.files import write_whole
+    from data_contracts.findings.drafting import draft
+
+    if out.exists():
+        raise UserError(f"--draft-suite {out}: this file already exists. Name a new one.")
+    if not out.absolute().parent.is_dir():
+        folder = out.absolute().parent
+        raise UserError(f"--draft-suite {out}: there is no folder {folder}. Create it, or name another file.")
+    data = load_config(DEFAULTS, overrides).data
+    path = resolve_source(file, data.hub, home / "datasets", "FILE")
+    with tempfile.TemporaryDirectory(prefix="tether-suite-") as scratch:
+        write_whole(out, json.dumps(draft(path, data, Path(scratch)), indent=2) + "\n")
