@@ -51,7 +51,7 @@ def check(
 ) -> None:  # fmt: skip
     """Check a data file against the data contract. Exit code 3 if it fails."""
     if draft_suite is not None:
-        from flows.data.suite import draft_suite as draft
+        from flows.data.data_check import draft_suite as draft
 
         unused = {
             "--profile": profile, "--demonstrations": demonstrations, "--prompts": prompts, "--out": out,

@@ -250,9 +250,8 @@ def _print_status(
     lines: list[str] = []
     if batch is not None:
         from flows.review.batch_summary import summary
-        from flows.review.bound import early_bound
         from flows.review.review_batches import sample_folder
-        from flows.review.review_status import as_record, as_text
+        from flows.review.review_status import as_record, as_text, early_bound
 
         with _opened(batch, database, create=False) as (voting, source, _):
             counts, bound = summary(voting), None

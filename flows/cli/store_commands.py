@@ -43,12 +43,9 @@ def list_(as_json: Json = False) -> None:
     for row in rows:
         origin = f"{line(row.run)}  key {row.key[:12]}{', imported' if row.imported else ''}"
         echo(f"{line(row.stage):<18}{row.digest[:12]}  {_size(row.size):>9}  {line(row.time[:16])}  {origin}")
-        echo(f"    kept by {_keepers(row.kept_by)}")
+        keepers = "(unknown, because a file is damaged)" if row.kept_by is None else ", ".join(row.kept_by)
+        echo(f"    kept by {keepers or 'nothing'}")
     echo(f"{counted(len(rows), 'artifact')} in {here.place.where}. Sizes count shared files once for each artifact.")
-
-
-def _keepers(kept_by: list[str] | None) -> str:
-    return "(unknown, because a file is damaged)" if kept_by is None else ", ".join(kept_by) or "nothing"
 
 
 @command(store, "verify")

@@ -28,7 +28,13 @@ def find_files(kind: str, config: RunConfig, home: Path) -> dict[str, Input]:
         with about(f"data.{kind}"):
             if kind in (*KINDS, JUDGE):
                 refuse_ratings(path, f"data.{kind}", config.data)
-                _look_at(kind, path, config)
+                if kind == JUDGE:
+                    try:
+                        look_at("preferences", path, JudgeData.of(config.data).as_preferences())
+                    except UserError as error:
+                        raise UserError(of_judge(error)) from error
+                else:
+                    look_at(kind, path, config.data)
             elif kind == SUITE:
                 load_suite(path)
             else:
@@ -38,13 +44,3 @@ def find_files(kind: str, config: RunConfig, home: Path) -> dict[str, Input]:
     refuse_same_bytes(kind, [source.path for source in sources], digests)
     paths = [Path(os.path.abspath(source.path)) for source in sources]
     return dict(zip(input_names(kind, paths, digests), sources, strict=True))
-
-
-def _look_at(kind: str, path: Path, config: RunConfig) -> None:
-    if kind != JUDGE:
-        look_at(kind, path, config.data)
-        return
-    try:
-        look_at("preferences", path, JudgeData.of(config.data).as_preferences())
-    except UserError as error:
-        raise UserError(of_judge(error)) from error

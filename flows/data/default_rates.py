@@ -8,6 +8,8 @@ from components.training.optim import Trained, default_rate
 from flows.config.run_config import RunConfig
 from flows.data.pretrained import find_base
 
+UNITS = ((1e9, "billion"), (1e6, "million"), (1e3, "thousand"))
+
 
 def with_rates(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]]:
     """Return `config` with each null learning rate replaced by a number, and a line that names the chosen rates.
@@ -37,15 +39,10 @@ def with_rates(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]]:
         "reward": _with(reward, rates.get("reward")),
         "ppo": _with(ppo, rates.get("ppo")).model_copy(update={"critic": critic}),
     }
+    power, word = next((unit for unit in UNITS if size >= unit[0]), UNITS[-1])
     chosen = ", ".join(f"{name}.learning_rate {rate:g}" for name, rate in rates.items())
-    return config.model_copy(update=groups), [f"chosen for a model of {_words(size)} parameters: {chosen}"]
+    return config.model_copy(update=groups), [f"chosen for a model of {size / power:.3g} {word} parameters: {chosen}"]
 
 
 def _with(group: Any, rate: float | None) -> Any:
     return group if rate is None else group.model_copy(update={"learning_rate": rate})
-
-
-def _words(parameters: int) -> str:
-    units = ((1e9, "billion"), (1e6, "million"), (1e3, "thousand"))
-    power, word = next((unit for unit in units if parameters >= unit[0]), units[-1])
-    return f"{parameters / power:.3g} {word}"

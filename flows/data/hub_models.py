@@ -67,7 +67,10 @@ def hub_model(name: str, home: Path, field: str = "sft.base") -> tuple[str, Path
     try:
         with whole_folder(folder) as draft:
             for path in files:
-                _share(path.resolve(), draft / path.name)
+                try:
+                    os.link(path.resolve(), draft / path.name)
+                except OSError:  # another disk
+                    shutil.copyfile(path.resolve(), draft / path.name)
             write_json(draft / WHENCE, {"repository": repo, "commit": commit})
     except OSError:
         if not folder.is_dir():  # otherwise the folder existed, or another process was faster
@@ -77,14 +80,6 @@ def hub_model(name: str, home: Path, field: str = "sft.base") -> tuple[str, Path
 
 def _folder(repo: str, commit: str, home: Path) -> Path:
     return home / "models" / f"{repo.replace('/', '--')}@{commit}"
-
-
-def _share(blob: Path, target: Path) -> None:
-    """Link a file of the cache to `target`, or copy it if they are on different disks."""
-    try:
-        os.link(blob, target)
-    except OSError:
-        shutil.copyfile(blob, target)
 
 
 def _download(repo: str, revision: str | None, named: str) -> Path:

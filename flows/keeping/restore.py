@@ -6,6 +6,7 @@ Then the databases and buckets that the environment names are filled, and at las
 
 import json
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -47,10 +48,16 @@ def restore(source: Path, home: Path, steps: Steps, say: Say) -> Manifest:
     check_servers(manifest, servers)
 
     def put(name: str, path: Path) -> None:
-        _write(source, name, manifest, path)
+        file = manifest.files[name]
+        make_folder(path.parent)
+        with path.open("wb") as target:
+            os.fchmod(target.fileno(), 0o600)
+            target.writelines(checked(source, name, file))
+        os.utime(path, (file.modified, file.modified))
+        path.chmod(file.mode)
 
     with _whole_home(home) as staging:
-        _verify(source, manifest, steps)
+        steps.all("verifying", manifest.files, lambda name: deque(checked(source, name, manifest.files[name]), 0))
         steps.all("home", manifest.below("home"), lambda name: put(f"home/{name}", staging / name))
         _settle(staging, manifest, home)
         restore_servers(manifest, servers, staging, steps, put)
@@ -106,26 +113,6 @@ def _check(manifest: Manifest, source: Path, home: Path) -> Place | None:
             f"Set {VARIABLE} to the folder or bucket to restore it to."
         )
     return shared
-
-
-def _verify(source: Path, manifest: Manifest, steps: Steps) -> None:
-
-    def read(name: str) -> None:
-        for _ in checked(source, name, manifest.files[name]):
-            pass
-
-    steps.all("verifying", manifest.files, read)
-
-
-def _write(source: Path, name: str, manifest: Manifest, path: Path) -> None:
-    file = manifest.files[name]
-    make_folder(path.parent)
-    with path.open("wb") as target:
-        os.fchmod(target.fileno(), 0o600)
-        for data in checked(source, name, file):
-            target.write(data)
-    os.utime(path, (file.modified, file.modified))
-    path.chmod(file.mode)
 
 
 def _settle(staging: Path, manifest: Manifest, home: Path) -> None:

@@ -60,7 +60,9 @@ def named_servers() -> Servers:
         text = os.environ.get(variable, "")
         try:
             if text and variable == AUTH:
-                text = _auth_database(text)
+                config = configparser.ConfigParser()
+                config.read_string(Path(text).read_text(encoding="utf-8"), text)
+                text = config["mlflow"]["database_uri"]
             url = make_url(text) if text else None
         except (OSError, configparser.Error, KeyError, ArgumentError) as error:
             raise UserError(
@@ -69,20 +71,9 @@ def named_servers() -> Servers:
             ) from error
         if url is not None and url.get_backend_name() == "postgresql":
             databases[name] = url
-    return Servers(databases, _artifacts(os.environ.get(ARTIFACTS, "")))
-
-
-def _auth_database(path: str) -> str:
-    config = configparser.ConfigParser()
-    with open(path, encoding="utf-8") as file:
-        config.read_file(file)
-    return config["mlflow"]["database_uri"]
-
-
-def _artifacts(destination: str) -> Place | None:
-    endpoint = os.environ.get("MLFLOW_S3_ENDPOINT_URL")
+    destination, endpoint = os.environ.get(ARTIFACTS, ""), os.environ.get("MLFLOW_S3_ENDPOINT_URL")
     options = {"endpoint_url": endpoint} if endpoint and destination.startswith("s3") else {}
-    return place_at(destination, ARTIFACTS, **options) if destination else None
+    return Servers(databases, place_at(destination, ARTIFACTS, **options) if destination else None)
 
 
 def servers_elsewhere(servers: Servers) -> list[str]:

@@ -19,8 +19,9 @@ from components.data.inputs import JUDGE as JUDGE_DATA
 from components.data.inputs import label_of, of_kind, values_of
 from components.data.support_desk.task import SIMULATED
 from components.gates.gate_text import number, outcome, rule
+from components.gates.table import MAIN_METRICS
+from components.store.store import Record
 from flows.data.pretrained import MODELS as FETCHED
-from flows.models.card_metrics import arguments, interval, measured
 from flows.models.model_facts import OF_JUDGE, SHOWN, ModelFacts, facts_of_run
 from flows.reports.run_facts import code_name
 from flows.reports.terminal import SIMULATED_DATA, model_votes_note
@@ -126,7 +127,8 @@ def _metadata(facts: ModelFacts, data: "_Preferences", by_models: bool) -> str:
             metric_type=metric.metric,
             metric_name=metric.what,
             metric_value=metric.value,
-            metric_args=arguments(metric),
+            metric_args={"measured_on": metric.n}
+            | {name: end for name, end in zip(("low_95", "high_95"), metric.interval, strict=True) if end is not None},
         )
         for metric in measured(facts)
         if metric.stage in (SHOWN.get(facts.record.stage, facts.record.stage), "human_eval")
@@ -206,3 +208,58 @@ def _template_notes(facts: ModelFacts) -> Sequence[str]:
     variables = group(options, "template_variables").items()
     notes = [f"`{name}` is {markdown(json.dumps(value))} unless you pass another value" for name, value in variables]
     return notes + ["a system message is put before the first question"] * bool(options.get("system_in_question"))
+
+
+class CardMetric(NamedTuple):
+    """One metric on the card."""
+
+    stage: str
+    metric: str
+    what: str
+    value: float
+    interval: tuple[float | None, float | None]
+    """Ends of the 95 % interval, clustered by prompt; None for an end that is not recorded."""
+    n: str
+    """The data it was measured on, for example `844 pairs`."""
+
+
+def measured(facts: ModelFacts) -> list[CardMetric]:
+    """Return the finite metrics of a model and of the stages it was made by."""
+    records = facts.stages_of
+    rows = []
+    for stage, main in MAIN_METRICS.items():
+        metrics: Mapping[str, float | None] = records[stage].metrics if stage in records else {}
+        if stage == "reward" and OF_JUDGE in records:
+            metrics = {**records[OF_JUDGE].metrics, **metrics}
+        elif stage == "human_eval":  # applies to the policy only, and comes from the run that judges it
+            metrics = facts.stages[stage].metrics if stage in facts.stages and facts.kind == "policy" else {}
+        for metric, what in ((fact.name, fact.text) for fact in main if fact.card):
+            if (value := metrics.get(metric)) is not None and math.isfinite(value):
+                ends = metrics.get(f"{metric}_low"), metrics.get(f"{metric}_high")
+                n = _count(metric, stage, metrics, records)
+                rows.append(CardMetric(stage, metric, what, value, ends, n))
+    return rows
+
+
+def _count(metric: str, stage: str, metrics: Mapping[str, float | None], records: Mapping[str, Record]) -> str:
+    data = records["validate"].metrics if "validate" in records else {}
+    match stage:
+        case "sft":
+            return f"up to {group(records['sft'].job, 'sft')['evaluate']} held-out demonstrations or prompts"
+        case "reward":
+            pairs = "reward/judge_test_pairs" if metric.startswith("reward/judge_") else "reward/test_pairs"
+            return f"{metrics.get(pairs, math.nan):.0f} pairs"
+        case "human_eval":
+            return f"{metrics.get('human_eval/items', math.nan):.0f} items"
+        case "ppo":
+            numbers = (group(records["ppo"].job, "ppo")["evaluate"], data.get("data/prompts_test"))
+            return f"{min(n for n in numbers if isinstance(n, int | float)):.0f} prompts"
+    return ""
+
+
+def interval(metric: CardMetric) -> str:
+    """Return the 95 % interval as text; empty if none is recorded."""
+    low, high = metric.interval
+    if low is not None and high is not None:
+        return f"{number(low)} to {number(high)}"
+    return f"from {number(low)}" if low is not None else f"up to {number(high)}" if high is not None else ""

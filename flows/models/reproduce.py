@@ -114,7 +114,11 @@ def reproduce(
     made: dict[str, Record] = {}
     for digest, record in plan.items():
         inputs = {name: _input(record, name, plan, made, sources, store) for name in record.inputs}
-        made[digest] = _compute(record, inputs, store, console, root)
+        stage, job = KNOWN[record.stage], _job(record)
+        key = key_of(stage, job, inputs, root)
+        work = Work(stage, job, inputs, *key, "reproduce", f"as run {record.run} did")
+        with StageProgress(console, stage.name) as progress:
+            made[digest] = compute_once(work, store, progress.show, lambda text: say(console, text))[0]
     pairs = [Comparison(record, made[digest]) for digest, record in plan.items()]
     if all(pair.same for pair in pairs):
         shutil.rmtree(scratch)
@@ -285,13 +289,6 @@ def _fitting(runtime: Runtime) -> Runtime:
     if "device" in lacking:
         lacking |= {"gpu", "cuda", "tf32", "cuda_graphs", "ranks"}
     return runtime.model_copy(update={name: getattr(here, name) for name in lacking}).resolve()
-
-
-def _compute(record: Record, inputs: Mapping[str, Input], store: ArtifactStore, console: Console, root: Path) -> Record:
-    stage, job = KNOWN[record.stage], _job(record)
-    work = Work(stage, job, inputs, *key_of(stage, job, inputs, root), "reproduce", f"as run {record.run} did")
-    with StageProgress(console, stage.name) as progress:
-        return compute_once(work, store, progress.show, lambda text: say(console, text))[0]
 
 
 def differences(pair: Comparison) -> list[str]:

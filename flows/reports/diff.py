@@ -1,6 +1,6 @@
 """Compare two runs: data, options, code, libraries, metrics and gates."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -64,18 +64,15 @@ def diff(home: Path, one: str, other: str) -> RunDiff:
     """
     store = ArtifactStore(home)
     first, second = load_status(home, one), load_status(home, other)
+    by_name = [{stage.name: stage for stage in status.stages} for status in (first, second)]
+    names = dict.fromkeys([*by_name[0], *by_name[1]])
     return RunDiff(
         runs=(first, second),
         options=_differing(*(flatten(run_values(home, status.run)) for status in (first, second))),
-        stages=[_stage(store, *pair) for pair in _pairs(first.stages, second.stages)],
+        stages=[  # one that only one run has is compared with one that was not run
+            _stage(store, *(stages.get(name, StageStatus(name=name)) for stages in by_name)) for name in names
+        ],
     )
-
-
-def _pairs(one: Sequence[StageStatus], other: Sequence[StageStatus]) -> list[tuple[StageStatus, StageStatus]]:
-    """Return both runs' stages by name. A stage that only one run has is paired with one that was not run."""
-    first, second = ({stage.name: stage for stage in stages} for stages in (one, other))
-    names = dict.fromkeys([*first, *second])
-    return [tuple(stages.get(name, StageStatus(name=name)) for stages in (first, second)) for name in names]  # type: ignore[misc]
 
 
 def _stage(store: ArtifactStore, one: StageStatus, other: StageStatus) -> StageDiff:

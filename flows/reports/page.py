@@ -9,7 +9,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +31,7 @@ from flows.reports.run_facts import Curve, RunFacts, StageFacts, code_name, run_
 from flows.reports.terminal import by_another, cost, ends_after, model_votes_of
 from tasks.execution.drawing import thin
 from tasks.lineage.picture import in_html
-from tasks.runs.status import StageStatus, load_status
+from tasks.runs.status import load_status
 
 TEMPLATES = Path(__file__).parent / "templates"
 LONGEST = 1500
@@ -112,25 +112,18 @@ def _finds(facts: RunFacts) -> str:
 
 def ending(facts: RunFacts) -> list[str]:
     """Return sentences on the run's end that the verdict does not contain."""
-    sentences = [*_broken_contract(facts)]
-    for stage in facts.status.stages:
-        if stage.state == "skipped":
-            sentences.append(_skipped(stage))
-    return [*sentences, ends_after(facts.status)] if facts.status.until else sentences
-
-
-def _broken_contract(facts: RunFacts) -> Iterator[str]:
-    if any(gate.name == "validate.contract" and gate.stops for stage in facts.status.stages for gate in stage.gates):
+    sentences, stages = [], facts.status.stages
+    if any(gate.name == "validate.contract" and gate.stops for stage in stages for gate in stage.gates):
         for check in facts.data.checks:
             if check["severity"] == "error" and not check["passed"]:
                 rows = f" in {counted(check['rows'], 'row')}: {check['first_rows']}" if check["rows"] else ""
-                yield f"The check {check['name']} fails{rows}."
-
-
-def _skipped(stage: StageStatus) -> str:
-    withheld = ", ".join(gate.name for gate in stage.gates if gate.withheld)
-    why = f" The policy is not a candidate for promotion until a run waives these gates: {withheld}."
-    return f"The stage {stage.name} was skipped: later stages use its base model.{why if withheld else ''}"
+                sentences.append(f"The check {check['name']} fails{rows}.")
+    for stage in (stage for stage in stages if stage.state == "skipped"):
+        withheld = ", ".join(gate.name for gate in stage.gates if gate.withheld)
+        why = f" The policy is not a candidate for promotion until a run waives these gates: {withheld}."
+        skipped = f"The stage {stage.name} was skipped: later stages use its base model."
+        sentences.append(skipped + (why if withheld else ""))
+    return [*sentences, ends_after(facts.status)] if facts.status.until else sentences
 
 
 SHOWN: dict[str, tuple[str, dict[str, str]]] = {

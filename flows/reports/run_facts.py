@@ -27,7 +27,7 @@ from components.keys.code_version import CodeVersion
 from components.store.store import ArtifactStore, Record
 from data_contracts.expectations.suites import first_rows
 from flows.config.run_config import default_values
-from flows.reports.compared_rounds import Round, rounds_up_to
+from flows.reports.compared_rounds import rounds_up_to
 from flows.reports.report_links import Link, links
 from flows.reports.terminal import simulated_note
 from flows.reports.verdict import RunVerdict, run_verdict
@@ -298,7 +298,7 @@ class RunFacts(NamedTuple):  # long: the page's template reads each field by its
     options: list[Option]
     lineage: Diagram | None = None
     """The artifacts that its stages were made of; None if no stage has ended."""
-    rounds: Sequence[Round] = ()
+    rounds: Sequence[RunStatus] = ()
     """For a later round of `tether iterate`: the rounds up to and including this one."""
 
     def stage(self, name: str) -> StageFacts:

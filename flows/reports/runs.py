@@ -13,7 +13,7 @@ from components.gates.gate_text import number
 from flows.reports.terminal import STYLES, price
 from tasks.execution.stage_progress import cell, say
 from tasks.runs.run_label import Label
-from tasks.runs.status import RunStatus, load_readable
+from tasks.runs.status import load_readable
 
 DAMAGED = "damaged"
 """The state of a run whose run.json can't be read."""
@@ -52,20 +52,18 @@ class ListedRun(NamedTuple):  # long: a row of a report
 def listed(home: Path) -> list[ListedRun]:
     """Return every run, newest first. A run that can't be read is listed as damaged."""
     readable, damaged = load_readable(home)
-    rows = [_listed(status) for status in readable]
+    rows = [
+        ListedRun(
+            run.run, run.name, run.profile, run.state, run.started, run.seconds, run.metrics.get("ppo/kl"),
+            run.metrics.get("human_eval/win_rate"), run.tags, run.cost, run.saved, run.currency,
+            [gate.name for stage in run.stages for gate in stage.gates if gate.stops],
+        )
+        for run in readable
+    ]  # fmt: skip
     for run, written in damaged.items():
         when = datetime.fromtimestamp(written, UTC).isoformat(timespec="microseconds")
         rows.append(ListedRun(run, "", "", DAMAGED, when, None, None, None, {}))
     return sorted(rows, key=lambda row: row.started, reverse=True)
-
-
-def _listed(status: RunStatus) -> ListedRun:
-    metrics = {name: value for stage in status.stages for name, value in stage.metrics.items()}
-    kl, win_rate = metrics.get("ppo/kl"), metrics.get("human_eval/win_rate")
-    common = (status.run, status.name, status.profile, status.state, status.started, status.seconds)
-    failed = [gate.name for stage in status.stages for gate in stage.gates if gate.stops]
-    cost = (status.cost, status.saved, status.currency)
-    return ListedRun(*common, kl, win_rate, status.tags, *cost, failed)
 
 
 def selected(runs: Sequence[ListedRun], tags: Sequence[str]) -> list[ListedRun]:

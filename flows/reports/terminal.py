@@ -13,7 +13,6 @@ from components.base.text import counted, line
 from components.base.text import markdown as words
 from components.data.support_desk.task import SIMULATED
 from components.gates.gate_text import number, outcome, rule
-from components.gates.judging import Verdict
 from components.gates.table import OF_SOURCE, brief_metrics
 from flows.reports.report_links import Link
 from flows.reports.verdict import RunVerdict
@@ -67,7 +66,12 @@ def print_run(console: Console, status: RunStatus, simulated: str = "", watched:
     gates = [gate for stage in status.stages for gate in stage.gates]
     off = [gate.name for gate in gates if outcome(gate) == "OFF"]
     if judged_gates := [gate for gate in gates if gate.name not in off]:
-        console.print(_gate_table(judged_gates))
+        table = Table(*_columns("gate", "value", "rule", ""), pad_edge=False, box=None)
+        for gate in judged_gates:
+            word = outcome(gate)
+            by = f" by {gate.user}" if gate.waived and gate.user else ""
+            table.add_row(cell(gate.name), number(gate.value), cell(rule(gate)), cell(f"{word}{by}", _OUTCOMES[word]))
+        console.print(table)
     if off:
         console.print(cell(_off(off), "dim"), highlight=False)
     for text in watched:
@@ -182,15 +186,6 @@ def _off(names: Sequence[str]) -> str:
     if len(names) <= NAMED:
         return f"{are}: {listed}."
     return f"{are} (the report lists them): {listed} and {len(names) - NAMED} more."
-
-
-def _gate_table(gates: Sequence[Verdict]) -> Table:
-    table = Table(*_columns("gate", "value", "rule", ""), pad_edge=False, box=None)
-    for gate in gates:
-        word = outcome(gate)
-        by = f" by {gate.user}" if gate.waived and gate.user else ""
-        table.add_row(cell(gate.name), number(gate.value), cell(rule(gate)), cell(f"{word}{by}", _OUTCOMES[word]))
-    return table
 
 
 def _columns(*names: str) -> list[Column]:

@@ -104,7 +104,9 @@ def summary(voting: Voting) -> BatchSummary:
         ).all()
     names = dict(raters_of(voting.engine, voting.batch.id))
     late = {number: n for number, was_late, n in others if was_late}
-    by_item = given_by_item(answers)
+    by_item: dict[str, dict[int, str]] = {answer.item: {} for answer in answers}  # without skipped ones
+    for answer in (answer for answer in answers if answer.answer != SKIP):
+        by_item[answer.item][answer.rater] = answer.answer
     table = [
         [list(ratings.values()).count(rating) for rating in voting.batch.ratings]
         for ratings in by_item.values()
@@ -112,22 +114,15 @@ def summary(voting: Voting) -> BatchSummary:
     ]
     commented = sorted((answer for answer in answers if answer.comment), key=lambda answer: -answer.at)[:_COMMENTS]
     flagged = Counter(flag for answer in answers for flag in answer.flags)
+    kappa = fleiss_kappa(table) if table else None
+    if kappa is not None and not math.isfinite(kappa.value):  # undefined, for example with only one rating
+        kappa = None
     return BatchSummary(
-        progress, _kappa(table), len(table), sum(late.values()), sum(n for _, was_late, n in others if not was_late),
+        progress, kappa, len(table), sum(late.values()), sum(n for _, was_late, n in others if not was_late),
         [_of_rater(n, name, answers, by_item, late.get(n, 0)) for n, name in names.items()],
         [(FLAGS[name], n) for name, n in flagged.most_common()],
         [(answer.item, names[answer.rater], answer.comment) for answer in commented],
     )  # fmt: skip
-
-
-def given_by_item(answers: Sequence[CountedAnswer]) -> dict[str, dict[int, str]]:
-    """Return the ratings by item and rater, without skipped ones."""
-    by_item: dict[str, dict[int, str]] = {}
-    for answer in answers:
-        ratings = by_item.setdefault(answer.item, {})
-        if answer.answer != SKIP:
-            ratings[answer.rater] = answer.answer
-    return by_item
 
 
 def _of_rater(
@@ -153,9 +148,3 @@ def _of_rater(
     )  # fmt: skip
 
 
-def _kappa(table: Sequence[Sequence[int]]) -> Interval | None:
-    """Return Fleiss' kappa of counts by item and rating; None if it is undefined, for example with only one rating."""
-    if not table:
-        return None
-    kappa = fleiss_kappa(table)
-    return kappa if math.isfinite(kappa.value) else None

@@ -203,6 +203,11 @@ class RunStatus(RunFile):
         return self.origin.get("until", "")
 
     @property
+    def metrics(self) -> dict[str, float | None]:
+        """Return the final metrics of all stages."""
+        return {name: value for stage in self.stages for name, value in stage.metrics.items()}
+
+    @property
     def results(self) -> list[str]:
         """Return the keys and digests of the run's results."""
         return [name for stage in self.stages for name in stage.results]

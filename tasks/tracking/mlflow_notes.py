@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from components.base.text import markdown as words
 from components.base.text import markdown_code as span
 from components.gates import gate_text as gate_text
-from components.gates.judging import Verdict
 from components.gates.table import GATES, brief_metrics
 from components.keys.code_version import CodeVersion
 from components.store.records import Environment
@@ -80,13 +79,6 @@ def stage_note(
     return "\n".join(lines)
 
 
-def _advice(verdicts: Sequence[Verdict]) -> list[str]:
-    """Return a Markdown list of what each gate that stops the run means and what to change; empty if none does."""
-    gates = [GATES[verdict.name] for verdict in verdicts if verdict.stops and verdict.name in GATES]
-    lines = [f"- **{words(gate.name)}** {gate.cause} {gate.remedy}" for gate in gates]
-    return [*lines, "", "The report has the command that tries this.", ""] if lines else []
-
-
 def code(environment: Environment) -> str:
     """Return a sentence that names the code that ran."""
     version = environment.get("code", CodeVersion())
@@ -124,7 +116,10 @@ def run_note(
     lines += [f"The run was asked to end after {words(status.until)}.", ""] if status.until else []
     verdicts = [verdict for result in done for verdict in result.verdicts if verdict.threshold is not None]
     if open_ := [verdict for verdict in verdicts if not verdict.passed]:
-        lines += ["**Gates that did not pass**", "", gate_text.markdown(open_), *_advice(open_)]
+        lines += ["**Gates that did not pass**", "", gate_text.markdown(open_)]
+        gates = [GATES[verdict.name] for verdict in open_ if verdict.stops and verdict.name in GATES]
+        lines += [f"- **{words(gate.name)}** {gate.cause} {gate.remedy}" for gate in gates]
+        lines += ["", "The report has the command that tries this.", ""] if gates else []
     lines += ["**Lineage**", "", picture(shown_by), ""]
     lines += ["**Stages**", "", "| stage | state | numbers | gates | artifact |", "|---|---|---|---|---|"]
     for stage in status.stages:
@@ -133,9 +128,9 @@ def run_note(
         brief = brief_metrics(stage.name, metrics)
         numbers = [f"{metric.partition('/')[2]} {gate_text.number(metrics[metric])}" for metric in brief]
         verdicts_of = [verdict for result in done if result.group == stage.name for verdict in result.verdicts]
-        gates, _ = verdict_in_short(verdicts_of)
+        in_short, _ = verdict_in_short(verdicts_of)
         digest = span(stage.digest[:16]) if stage.digest else ""
-        cells = (name, stage.state.replace("_", " "), words(", ".join(numbers)), words(gates), digest)
+        cells = (name, stage.state.replace("_", " "), words(", ".join(numbers)), words(in_short), digest)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines).strip()
 

@@ -190,7 +190,10 @@ class Recorder:
             self._client.log_artifact(sent.parent, str(page))
         ended = _milliseconds(status.finished or status.updated)
         self._set_state(folder, sent, "", status.state, ended, _failed_gates(status.stages))
-        self._drop_doubles(folder.name, sent)
+        ours = {sent.parent, *sent.stages.values()}
+        for double in self._runs(folder.name, sent):  # a slow server created one after we had created another
+            if double.info.run_id not in ours and not double.data.params and not double.data.metrics:
+                self._client.delete_run(double.info.run_id)
         sent.whole = status.updated
         sent.save(folder)
 
@@ -206,13 +209,6 @@ class Recorder:
         if progress and progress.address.startswith(("http://", "https://")):
             links["Review page"] = progress.address
         return links
-
-    def _drop_doubles(self, run: str, sent: Sent) -> None:
-        """Delete duplicates: a slow server may create a run after we gave up waiting and created another."""
-        ours = {sent.parent, *sent.stages.values()}
-        for double in self._runs(run, sent):
-            if double.info.run_id not in ours and not double.data.params and not double.data.metrics:
-                self._client.delete_run(double.info.run_id)
 
 
 @dataclass
@@ -249,7 +245,10 @@ class _Stage:
         log_params(self._client, there, record.job)
         if not recorded_already:
             self._metrics(model, new)
-        self._gates()
+        if done.verdicts:
+            document = [verdict.model_dump(mode="json") for verdict in done.verdicts]
+            self._client.log_text(self._run, json.dumps(document, indent=1), "gates.json")
+            self._client.log_text(self._run, gate_text.markdown(done.verdicts), "gates.md")
         log_attachments(self._client, self._run, done.attachments)
         if not done.hit:
             self._tables()
@@ -297,12 +296,6 @@ class _Stage:
         for run, step, of in ((self._run, done.step, about), (self._parent, 0, {})):
             finals = [Metric(name, value, done.time, step, **of) for name, value in done.record.metrics.items()]
             self._client.log_batch(run, metrics=finals)
-
-    def _gates(self) -> None:
-        if verdicts := self._done.verdicts:
-            document = [verdict.model_dump(mode="json") for verdict in verdicts]
-            self._client.log_text(self._run, json.dumps(document, indent=1), "gates.json")
-            self._client.log_text(self._run, gate_text.markdown(verdicts), "gates.md")
 
     def _tables(self) -> None:
         """Log tables as `log_table` does, but without pandas."""

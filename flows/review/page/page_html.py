@@ -31,9 +31,11 @@ def shown(text: str) -> ShownText:
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     parts, at = [], 0
     for match in _UNSEEN.finditer(text):
-        if match[0] in _JOINERS and _joins(text, match.start()):
-            continue
-        parts.append(escape(text[at : match.start()]))
+        place = match.start()
+        around = text[max(0, place - 1) : place] + text[place + 1 : place + 2]
+        if match[0] in _JOINERS and len(around) == 2 and not any(c.isascii() or _UNSEEN.match(c) for c in around):
+            continue  # both neighbours are visible non-ASCII characters, which a joiner can join
+        parts.append(escape(text[at:place]))
         parts.append(Markup('<span class="unseen">⟨U+{:04X}⟩</span>').format(ord(match[0])))
         at = match.end()
     parts.append(escape(text[at:]))
@@ -44,9 +46,3 @@ def shown_guidelines(text: str) -> list[tuple[str, Markup]]:
     """Return guidelines as blocks of tag and text. Headings are those below the page's own, `h2` to `h4`."""
     tags = {f"h{level}": f"h{min(4, level + 1)}" for level in range(1, 7)}
     return [(tags.get(tag, tag), shown(block).html) for tag, block in guideline_blocks(text)]
-
-
-def _joins(text: str, at: int) -> bool:
-    """Return whether both neighbours are visible non-ASCII characters, which a joiner can join."""
-    around = text[max(0, at - 1) : at] + text[at + 1 : at + 2]
-    return 0 < at < len(text) - 1 and not any(neighbour.isascii() or _UNSEEN.match(neighbour) for neighbour in around)

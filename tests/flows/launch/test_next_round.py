@@ -120,7 +120,7 @@ def test_rounds_stand_side_by_side_from_the_first_on_and_other_runs_are_left_out
     judged(tmp_path, SECOND, round="1", votes=FIRST)
     judged(tmp_path, "20260103-000000-cccc")
     rounds = rounds_up_to(tmp_path, load_status(tmp_path, SECOND))
-    assert [(each.run, each.round) for each in rounds] == [(FIRST, 0), (SECOND, 1)]
+    assert [(each.run, each.origin.get("round", "0")) for each in rounds] == [(FIRST, "0"), (SECOND, "1")]
     assert rounds_up_to(tmp_path, load_status(tmp_path, FIRST)) == []
 
 

@@ -15,8 +15,7 @@ from components.gates.judging import Waiver
 from components.keys.code_version import code_version
 from components.store.graph import Graph
 from flows.models import model_facts
-from flows.models.card import card
-from flows.models.card_metrics import measured
+from flows.models.card import card, measured
 from flows.models.model_facts import facts_of_run
 from tasks.result import Input
 from tasks.runs.journal import current_user, read_done, write_done

@@ -19,12 +19,12 @@ from flows.people.rater_sheets import LABELS, joined
 from flows.review import review_batches
 from flows.review.answer_export import VOTES, export
 from flows.review.answer_progress import progress_of_run
-from flows.review.bound import early_bound
 from flows.review.database.connect import database_file, database_url, open_database, writing
 from flows.review.database.tables import item as item_table
 from flows.review.page.page_html import shown, shown_guidelines
 from flows.review.personal_links import add_raters, enter_batch, renew_link
 from flows.review.rater_votes import SKIP
+from flows.review.review_status import early_bound
 from flows.review.serve import after_completion
 from tasks.runs.awaited_labels import LabelProgress
 from tests.flows.review.conftest import Site, answer, make_source
