@@ -106,7 +106,7 @@ def scoring(
     ctx = RunContext.resume(
         home,
         status.run,
-        config.gates,
+        config.effective_gates,
         waivers=[*status.waivers, *waivers],
         profile=status.profile,
         project=config.project,

@@ -72,7 +72,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "watched": {
         "evaluate_every": 2,
-        "watch": {"prompts": 8, "kl_high": 50.0, "patience": 9},
+        "kl": {"control": "fixed", "band": 50.0},
+        "watch": {"prompts": 8, "patience": 9},
         "evaluate_temperature": 0.5,
         "monitors": {"responses": 16, "stop_on": ["length"]},
         "evaluate": 8,
@@ -84,7 +85,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "discount": 0.99,
         "optimizer": "adamw",
         "weight_decay": 0.01,
-        "kl": {"control": "fixed", "stop_above": 50.0},
+        "kl": {"control": "fixed", "ceiling": 50.0},
     },
     "checkpointing": {"gradient_checkpointing": True, "decay": "none"},
 }

@@ -154,6 +154,8 @@ def test_a_run_from_a_terminal_is_tagged_and_beats_as_often_as_a_deployed_one(
     monkeypatch.setattr(rlhf, "pipeline", look)
     monkeypatch.setenv("PREFECT_API_URL", server.api)
     config = load_config("tiny").resolved()
-    ctx = RunContext.start(tmp_path, "tiny", config.gates, config=to_values(config), label=Label.of(None, ["team=x"]))
+    ctx = RunContext.start(
+        tmp_path, "tiny", config.effective_gates, config=to_values(config), label=Label.of(None, ["team=x"])
+    )
     rlhf.rlhf(config, Sources(), ctx)
     assert found == [["team=x", TAG], HEARTBEAT_SECONDS]
