@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from components.base.settings import Settings, unkeyed
 from components.models.config import AdapterConfig, GenerationConfig
 from components.models.runtime import Runtime
+from components.ppo.alarm_table import MonitorName
 from components.reward.config import EnsembleConfig
 from components.rewards.config import RewardSource, RulesConfig, check_rewards
 from components.rollouts.config import RolloutConfig
@@ -171,14 +172,6 @@ class PtxConfig(Settings):
     """γ, per nat of the mean loss of a response token of the demonstrations; 0 for none."""
     batch_size: int = Field(32, ge=1)
     """Demonstrations per optimiser step; overlong ones are left out."""
-
-
-MonitorName = Literal[
-    "length", "nll", "repetition", "echo", "special_token", "rare_token", "flattery", "hedge", "filler",
-    "overconfidence", "refusal", "agreement", "role_mark", "template", "length_score", "entropy", "distinct",
-    "unpaid_kl",
-]  # fmt: skip
-"""Names of the alarms of components/ppo/monitors/alarms.py."""
 
 
 class MonitorConfig(Settings):

@@ -31,7 +31,7 @@ A_STEP = {
     "components/ppo/learner.py update": 0.5,
     "components/ppo/maths.py gae": 0.5,
     "components/ppo/maths.py explained_variance": 1.0,
-    "components/ppo/advantages.py estimate_advantages": 0.5,
+    "components/ppo/maths.py estimate_advantages": 0.5,
     "components/models/sampling.py prompt_lengths": 0.5,
     "components/models/sampling.py response_lengths": 0.5,
 }
