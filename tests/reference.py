@@ -11,7 +11,7 @@ import re
 import types
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -21,7 +21,7 @@ from typer.main import get_command
 from components.gates.gate import Gate
 from components.gates.remedies import Formula, OptionChange
 from components.gates.table import GATES, MAIN_METRICS
-from components.ppo.monitors.alarms import BOUGHT, MONITORS
+from components.ppo.alarm_table import MONITORS
 from flows.cli.__main__ import app
 from flows.config.run_config import RunConfig
 
@@ -29,60 +29,6 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 FOLDER = DOCS / "reference"
 ADVISED = DOCS / "guide" / "troubleshooting"
 FOOT = "\n*Written from the code by `make reference`; do not edit.*\n"
-
-
-class AlarmAdvice(NamedTuple):
-    """What an alarm of PPO counts, and a command to try; its meaning and remedy are in the table of monitors."""
-
-    counts: str
-    command: str
-
-
-_TIGHTER = "tether rerun ppo --set ppo.kl.target=2"
-_SEVERAL = "tether rerun reward --set reward.members=3 --set ppo.score.ensemble=minimum"
-
-ALARM_ADVICE: dict[str, AlarmAdvice] = {
-    "length": AlarmAdvice(
-        "responses that are longer than 99 % of SFT's", "tether rerun ppo --set ppo.score.length_penalty=0.01"
-    ),
-    "nll": AlarmAdvice("responses whose tokens SFT finds less likely than in 99 % of its own", _TIGHTER),
-    "repetition": AlarmAdvice("responses that repeat more 4-grams than 99 % of SFT's", _TIGHTER),
-    "echo": AlarmAdvice("responses that repeat more of the prompt than 99 % of SFT's", _TIGHTER),
-    "special_token": AlarmAdvice("responses with a special token before their end", _TIGHTER),
-    "rare_token": AlarmAdvice("responses with a token that no response of the training data holds", _TIGHTER),
-    "flattery": AlarmAdvice("responses with a flattering phrase", _SEVERAL),
-    "hedge": AlarmAdvice("responses with a hedging phrase", _SEVERAL),
-    "filler": AlarmAdvice("responses with a phrase that says nothing", _SEVERAL),
-    "overconfidence": AlarmAdvice("responses that claim certainty", _SEVERAL),
-    "refusal": AlarmAdvice("responses that refuse", _SEVERAL),
-    "agreement": AlarmAdvice("responses that say that the user is right", _SEVERAL),
-    "role_mark": AlarmAdvice(
-        "responses that write `user:` and the like",
-        "tether data check FILE --set data.checks.no_markers.severity=error",
-    ),
-    "template": AlarmAdvice(
-        "responses with one 4-gram that SFT seldom writes", "tether rerun ppo --set ppo.entropy_coefficient=0.01"
-    ),
-    "length_score": AlarmAdvice(
-        "no responses: the rank correlation of length and score in the batch",
-        "tether rerun ppo --set ppo.score.length_penalty=0.01",
-    ),
-    "entropy": AlarmAdvice(
-        "no responses: it is raised where the batch's entropy a token is below SFT's by more than this part of it",
-        "tether rerun ppo --set ppo.clip_range_high=0.28",
-    ),
-    "distinct": AlarmAdvice(
-        "no responses: it is raised where the distinct 4-grams of the batch, over all its 4-grams, are below those of "
-        "as many of SFT's responses by more than this part of them",
-        "tether rerun ppo --set ppo.entropy_coefficient=0.01",
-    ),
-    "unpaid_kl": AlarmAdvice(
-        "no responses: it is raised where the batch's mean of score less β KL is below SFT's mean score by more than "
-        "this, in SFT deviations. The curve `ppo/reward_per_nat` shows what a nat of KL gains",
-        "tether rerun ppo --set ppo.epochs=1",
-    ),
-}
-"""Advice by the name of the alarm."""
 
 
 def cell(text: str) -> str:
@@ -333,11 +279,7 @@ def _sentence(text: str) -> str:
 
 
 def alarms() -> str:
-    """What to do where PPO raises an alarm, a section an alarm.
-
-    Raises:
-        KeyError: an alarm has no entry in `ALARM_ADVICE`.
-    """
+    """What to do where PPO raises an alarm, a section an alarm."""
     text = [
         "# When PPO raises an alarm\n",
         "Each batch is compared with SFT's own responses. An alarm is raised once the share of responses that show "
@@ -347,10 +289,9 @@ def alarms() -> str:
         "[How the alarms work](../training.md#alarms)\n",
     ]
     for name, monitor in MONITORS.items():
-        advice = ALARM_ADVICE[name]
-        bought = ", or none where it explains most of the score's gain" if name in BOUGHT else ""
-        text.append(f"## {name}\n\nIt counts {advice.counts}. Margin: {monitor.margin:g}{bought}.\n")
-        text.append(f"- Means: {monitor.meaning}\n- Change: {monitor.remedy}.\n- Try: `{advice.command}`\n")
+        none = ", or none where it explains most of the score's gain" if monitor.is_feature else ""
+        text.append(f"## {name}\n\nIt counts {monitor.counts}. Margin: {monitor.margin:g}{none}.\n")
+        text.append(f"- Means: {monitor.meaning}\n- Change: {monitor.remedy}.\n- Try: `{monitor.command}`\n")
     return "\n".join(text)
 
 

@@ -233,10 +233,11 @@ def stored_run(
     """
     config = load_config("tiny", [parse_override(text) for text in changes]).resolved()
     waivers = [Waiver(gate=gate, user="ada", reason=reason) for gate, reason in (waive or {}).items()]
-    ctx = RunContext.start(home, "tiny", config.gates, config=to_values(config), run=run, waivers=waivers, track=False)
+    gates, values = config.effective_gates, to_values(config)
+    ctx = RunContext.start(home, "tiny", gates, config=values, run=run, waivers=waivers, track=False)
     with ctx:
         for stage in PIPELINE[: PIPELINE.index(upto) + 1]:
-            verdicts = judge(stage, METRICS[stage], config.gates, waivers)
+            verdicts = judge(stage, METRICS[stage], gates, waivers)
             if not _end(ctx, stage, config, verdicts, by, draw):
                 break
     return run

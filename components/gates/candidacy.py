@@ -3,6 +3,8 @@
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+from components.base.nested import group
+from components.gates.judging import gates_on_kl
 from components.gates.table import GATES
 
 
@@ -36,6 +38,7 @@ def unjudged(values: Mapping[str, Any], metrics: Collection[str]) -> list[Requir
         metrics: names of the final metrics of its stages so far.
     """
     thresholds = values.get("gates") or {}
+    thresholds = {**thresholds, "ppo": gates_on_kl(group(values, "ppo", "kl")) | (thresholds.get("ppo") or {})}
 
     def judges(requirement: Requirement, gate: str) -> bool:
         stage, _, short = gate.partition(".")

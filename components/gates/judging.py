@@ -5,7 +5,7 @@ import functools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -111,6 +111,13 @@ def plugged_metric(stage: str, short: str) -> str:
     return f"{stage}/plugin/{short}"
 
 
+def gates_on_kl(kl: Mapping[str, Any]) -> dict[str, Threshold]:
+    """Return the thresholds of both gates on KL where the config names neither: the one in the unit of the options
+    `ppo.kl` has the band. Without a band there are none."""
+    band, short = kl.get("band"), "kl_per_token" if kl.get("unit") == "token" else "kl"
+    return {} if band is None else {"kl": None, "kl_per_token": None, short: band}
+
+
 class GatesConfig(BaseModel):
     """Thresholds as `{stage: {gate: number | [low, high] | null}}`; null is off, and so is a gate that is not named."""
 
@@ -150,6 +157,11 @@ class GatesConfig(BaseModel):
             for of, gates in self.extra.items() for short, added in gates.items() if added is not None
         ]  # fmt: skip
         return [(gate, threshold) for gate, threshold in built_in + extra if stage in (None, gate.stage)]
+
+    def with_defaults(self, stage: str, thresholds: Mapping[str, Threshold]) -> "GatesConfig":
+        """Return these gates, with `thresholds` for those of the stage that are not named."""
+        named = self.__pydantic_extra__
+        return GatesConfig(extra=self.extra, **{**named, stage: {**thresholds, **named.get(stage, {})}})
 
     def plugged(self, stage: str) -> dict[str, ExtraGate]:
         """Return the judged gates of a stage whose number a plug-in measures, by the name of that number."""

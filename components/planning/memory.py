@@ -163,7 +163,7 @@ class _Planner:
         every = config.evaluate_every
         best = FLOAT * self._count(lora) if every is not None else 0  # in the memory of each rank's process
         best_here = {"best weights": best if self.device == "cpu" else 0}
-        early = every is not None and config.updates > (every if config.watch.kl_high is None else 1)
+        early = every is not None and config.updates > (every if config.kl.band is None else 1)
         resident = frozen | ({} if config.ema is None else {"average": policy.weights}) | (best_here if early else {})
         still = resident | {
             "weights": policy.weights + critic.weights, "optimizer": policy.moments + critic.moments

@@ -103,12 +103,12 @@ class PolicyEvaluations(Observer[Update]):
         the KL of evaluated policies and of the batches before them: an average of weights (`ppo.ema`) has a lower KL
         than the policy that samples the batches.
         """
-        every, most = self.config.evaluate_every, self.config.watch.kl_high
+        every, band = self.config.evaluate_every, self.config.kl.band
         if every is None or len(self.prompts) < 2 or update <= self.config.critic.warmup:
             return False
         rows = self.checkpoints.evaluations
         reached = max([self.reached, *(row[self.config.kl.measure] for row in rows)])
-        rose = most is not None and kl <= most and kl >= reached + most / 8
+        rose = band is not None and kl <= band and kl >= reached + band / 8
         due = update % every == 0 or rose or (last and bool(rows))
         self.reached = max(self.reached, kl) if due else self.reached
         return due
@@ -131,9 +131,9 @@ class PolicyEvaluations(Observer[Update]):
         return results | {name: sum(row.truth[name] for row in rows) / len(rows) for name in rows[0].truth}
 
     def is_inside(self, row: Row) -> bool:
-        """Return whether the upper end of an evaluation's KL is in the band [0, `watch.kl_high`]."""
-        most = self.config.watch.kl_high
-        return most is None or row.get(f"{self.config.kl.measure}_high", float("inf")) <= most
+        """Return whether the upper end of an evaluation's KL is in the band [0, `kl.band`]."""
+        kl = self.config.kl
+        return kl.band is None or row.get(f"{kl.measure}_high", float("inf")) <= kl.band
 
     def is_eligible(self, row: Row) -> bool:
         """Return whether an evaluated policy may be the best: inside the band, and from before any alarm of
@@ -150,8 +150,8 @@ class PolicyEvaluations(Observer[Update]):
         Where β is no price of KL to SFT (`PpoConfig.beta_in_deviations` is None), the best must have a certainly higher
         score and a mean KL that is no higher: whatever a nat costs, it is then better.
         """
-        most, alarm, best = self.config.watch.kl_high, self.alarm_update(), self.checkpoints.number
-        conditions = [] if most is None else [f"inside the KL band [0, {most:g}]"]
+        limit, alarm, best = self.config.kl.band, self.alarm_update(), self.checkpoints.number
+        conditions = [] if limit is None else [f"inside the KL band [0, {limit:g}]"]
         conditions += [f"before the alarm of update {alarm}"] if alarm else []
         band = f" {' and '.join(conditions)}" if conditions else ""
         if not self.checkpoints.evaluations:

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from components.base.settings import Settings, unkeyed
 from components.models.config import AdapterConfig, GenerationConfig
 from components.models.runtime import Runtime
+from components.ppo.alarm_table import MonitorName
 from components.reward.config import EnsembleConfig
 from components.rewards.config import RewardSource, RulesConfig, check_rewards
 from components.rollouts.config import RolloutConfig
@@ -19,6 +20,9 @@ WITHOUT_CRITIC = ("rloo", "grpo")
 """The values of `ppo.advantage` for which no value function is trained."""
 OF_CRITIC_KIND = {"start": "separate", "learning_rate": "separate", "coefficient": "shared"}
 """Maps an option of the critic to the only kind of critic that uses it."""
+
+KL_LIMITS = ("target", "band", "ceiling")
+"""The options of `ppo.kl` whose values are in `unit`."""
 
 
 class KLConfig(Settings):
@@ -35,8 +39,18 @@ class KLConfig(Settings):
     standard deviation of a group's scores per nat."""
     target: float = Field(6.0, gt=0)
     """The KL that the adaptive controller aims at, in `unit`."""
+    band: float | None = Field(None, gt=0)
+    """Upper end of the KL of policies that may be published, in `unit`; about twice the target. A checkpoint whose KL
+    (the upper end of its interval) is above it is published only if no evaluated one is inside. If the KL of two
+    batches in a row (the lower end of the interval) is above it, the run stops and fails. The gate on KL, `ppo.kl` or
+    `ppo.kl_per_token`, has it as its threshold unless `gates.ppo` sets a lower one. Null: no band."""
+    ceiling: float | None = Field(None, gt=0)
+    """Training stops and fails above this KL, in `unit`: once KL is above it in five batches in a row, or one batch's
+    KL (the lower end of its 95 % interval) is above three times it; null for none. Set it to twice the target or more:
+    KL that swings around its target by 30 % (lag-1 autocorrelation 0.5) stays five batches in a row above 1.2 times the
+    target in 46 % of runs of 100 updates, above 1.5 times in 3 %, and above twice in none of 1,000."""
     unit: Literal["response", "token"] = "response"
-    """Whether `target` and `stop_above` are nats per response or nats per token."""
+    """Whether `target`, `band` and `ceiling` are nats per response or nats per token."""
     horizon: float = Field(4.0, gt=0.2)
     """Horizon of the adaptive controller, in batches: the coefficient moves by at most 20 % / `horizon` per update. At
     0.2 or less it could fall to 0 or below."""
@@ -45,11 +59,6 @@ class KLConfig(Settings):
     follows β with a delay, the coefficient alone makes KL oscillate around the target, and this damps it (Stooke et al.
     2020, arXiv 2007.03964: the proportional part of a PID controller of a Lagrange multiplier). `coefficient` is then β
     at the target, and β starts at `coefficient` / exp(`proportional`), since KL starts at 0."""
-    stop_above: float | None = Field(None, gt=0)
-    """Hard ceiling, in `unit`; null for none. The run stops and fails once KL is above it in five batches in a row, or
-    one batch's KL (the lower end of its 95 % interval) is above three times it. Set it to twice the target or more:
-    KL that swings around its target by 30 % (lag-1 autocorrelation 0.5) stays five batches in a row above 1.2 times the
-    target in 46 % of runs of 100 updates, above 1.5 times in 3 %, and above twice in none of 1,000."""
     response_ceiling: float = Field(18.0, gt=0)
     """Nats. Responses whose KL to SFT (k1 summed over the tokens) is above this are counted in the final evaluation,
     for the gate `ppo.kl_beyond_ceiling`: a mean hides a few prompts on which the policy is far from SFT. A single
@@ -59,18 +68,22 @@ class KLConfig(Settings):
     is replaced: the KL that is logged, compared with the ceiling and gated stays the one to SFT."""
 
     @model_validator(mode="after")
-    def _ceiling_above_target(self) -> Self:
+    def _limits_above_target(self) -> Self:
         if self.control == "adaptive" and self.refresh_every is not None:
             raise ValueError(
                 "an adaptive coefficient controls KL to SFT, and a refreshed reference no longer pulls there: use "
-                "kl.control=fixed (and kl.stop_above) with kl.refresh_every"
+                "kl.control=fixed (and kl.ceiling) with kl.refresh_every"
             )
         if self.control == "adaptive" and self.coefficient == 0:
             raise ValueError(
                 "an adaptive coefficient that starts at 0 stays 0: use kl.control=fixed, or a coefficient > 0"
             )
-        if self.control == "adaptive" and self.stop_above is not None and self.stop_above <= self.target:
-            raise ValueError(f"stop_above ({self.stop_above}) must be greater than target ({self.target})")
+        for name, limit in (("band", self.band), ("ceiling", self.ceiling)):
+            if self.control == "adaptive" and limit is not None and limit <= self.target:
+                raise ValueError(
+                    f"{name} ({limit:g}) must be greater than target ({self.target:g}), which KL swings around: set "
+                    f"ppo.kl.{name} to about twice the target"
+                )
         return self
 
     @property
@@ -146,11 +159,6 @@ class WatchConfig(Settings):
     prompts: int = Field(96, ge=2)
     """Number of prompts from the calibration split, on which no gate judges, at most `reward.scale_responses`; one
     response to each, with the same random numbers each time, so that checkpoints differ only by their weights."""
-    kl_high: float | None = Field(None, gt=0)
-    """Upper end of the band in which KL to SFT should stay, in `kl.unit`; set it to the threshold of the gate on KL. A
-    checkpoint whose KL (the upper end of its interval) is above it is published only if no evaluated one is inside. If
-    the KL of two batches in a row (the lower end of the interval) is above it, the run stops and fails. Null: no
-    band."""
     patience: int | None = Field(None, ge=1)
     """Stop after this many evaluations in a row that did not raise the highest score inside the band. Such a stop is
     not a failure. Null: never. The score usually levels off long before β does, so this saves time, but the run then
@@ -165,14 +173,6 @@ class PtxConfig(Settings):
     """γ, per nat of the mean loss of a response token of the demonstrations; 0 for none."""
     batch_size: int = Field(32, ge=1)
     """Demonstrations per optimiser step; overlong ones are left out."""
-
-
-MonitorName = Literal[
-    "length", "nll", "repetition", "echo", "special_token", "rare_token", "flattery", "hedge", "filler",
-    "overconfidence", "refusal", "agreement", "role_mark", "template", "length_score", "entropy", "distinct",
-    "unpaid_kl",
-]  # fmt: skip
-"""Names of the alarms of components/ppo/monitors/alarms.py."""
 
 
 class MonitorConfig(Settings):
@@ -293,7 +293,7 @@ class PpoConfig(OptimizerConfig):
     """Further responses in the final evaluation."""
     evaluate_every: int | None = Field(4, ge=1)
     """Updates between evaluations on prompts of the calibration split. If they find a checkpoint that is certainly
-    better than the last policy, or the last is outside `watch.kl_high`, the best one is published. There are none
+    better than the last policy, or the last is outside `kl.band`, the best one is published. There are none
     during `critic.warmup`. Null: no such evaluations, and the last policy is published."""
     watch: WatchConfig = WatchConfig()
     """What the evaluations of `evaluate_every` use and decide."""
@@ -303,7 +303,7 @@ class PpoConfig(OptimizerConfig):
     """Observers from installed packages (plug-ins of the group `tether.observers`), by name: each looks at every
     update, may add metrics and examples, and may stop the run."""
     stop_early: bool = True
-    """Whether a run ends before its last update if KL is too high (`kl.stop_above`, `watch.kl_high`), an alarm of
+    """Whether a run ends before its last update if KL is too high (`kl.ceiling`, `kl.band`), an alarm of
     `monitors.stop_on` is raised, an observer of `observers` stops it, or `watch.patience` is used up. False switches
     every stop off; all but the last still fail the gate `ppo.stopped`. The gate is off if none of them is set."""
     evaluate_temperature: float | None = Field(None, ge=0)
@@ -320,13 +320,7 @@ class PpoConfig(OptimizerConfig):
     """Also write a checkpoint when this many minutes have passed since the last one; null: count only updates."""
 
     @model_validator(mode="after")
-    def _band_holds_the_target(self) -> Self:
-        most = self.watch.kl_high
-        if self.kl.control == "adaptive" and most is not None and most <= self.kl.target:
-            raise ValueError(
-                f"watch.kl_high ({most:g}) must be greater than kl.target ({self.kl.target:g}): else the tether itself "
-                "pulls KL out of its band. Set ppo.watch.kl_high and the gate on KL to about twice the target"
-            )
+    def _patience_counts_evaluations(self) -> Self:
         if self.watch.patience is not None and self.evaluate_every is None:
             raise ValueError("watch.patience counts evaluations, and there are none: set evaluate_every")
         return self
@@ -336,7 +330,7 @@ class PpoConfig(OptimizerConfig):
         if "unpaid_kl" in self.monitors.stop_on and not self.beta_prices_kl:
             raise ValueError(
                 "monitors.stop_on names unpaid_kl, which is not measured with advantage=grpo, kl.refresh_every or "
-                "kl.form=k3: β does not price KL to SFT there. Leave unpaid_kl out, and set kl.stop_above"
+                "kl.form=k3: β does not price KL to SFT there. Leave unpaid_kl out, and set kl.ceiling"
             )
         return self
 
@@ -416,8 +410,8 @@ class PpoConfig(OptimizerConfig):
 
         The band is judged by the interval over a batch's prompts, which a batch with a single prompt does not have.
         """
-        band = self.watch.kl_high is not None and self.batch_size > self.group_size
-        return self.kl.stop_above is not None or band or bool(self.monitors.stop_on or self.observers)
+        band = self.kl.band is not None and self.batch_size > self.group_size
+        return self.kl.ceiling is not None or band or bool(self.monitors.stop_on or self.observers)
 
     @property
     def has_critic(self) -> bool:

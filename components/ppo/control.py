@@ -79,9 +79,9 @@ class KLLimits(Observer[Update]):
         name = f"ppo/{self.config.kl.measure}"
         kl, low = update.metrics[name], update.metrics.get(f"{name}_low", -math.inf)
         if self.is_above_ceiling(kl, low):
-            update = update.with_stop(f"KL ({kl:.3g}) is above ppo.kl.stop_above ({self.config.kl.stop_above:g})")
+            update = update.with_stop(f"KL ({kl:.3g}) is above ppo.kl.ceiling ({self.config.kl.ceiling:g})")
         if self.is_above_band(low):
-            update = update.with_stop(f"KL (from {low:.3g}) is above ppo.watch.kl_high ({self.config.watch.kl_high:g})")
+            update = update.with_stop(f"KL (from {low:.3g}) is above ppo.kl.band ({self.config.kl.band:g})")
         return update
 
     def is_above_ceiling(self, kl: float, low: float) -> bool:
@@ -91,11 +91,11 @@ class KLLimits(Observer[Update]):
         `WINDOW` = 5 batches are above the ceiling. This is a sign test of each window: if the median KL is at most the
         ceiling, independent batches are all above it with probability at most 2^-5 = 3.1 %, whatever the distribution.
         Over a whole run that adds up: KL with its median at the ceiling is stopped within 60 updates in 62 % of runs.
-        So the ceiling belongs well above the target (see `KLConfig.stop_above`). A t interval would count the growth of
+        So the ceiling belongs well above the target (see `KLConfig.ceiling`). A t interval would count the growth of
         a diverging KL as noise. A policy that stays above the ceiling is stopped at its fifth update there. A policy
         far above it is stopped at once, if one batch's `low` is above `FAR` = 3 times the ceiling.
         """
-        ceiling = self.config.kl.stop_above
+        ceiling = self.config.kl.ceiling
         if ceiling is None:
             return False
         self.above = self.above + 1 if kl > ceiling else 0
@@ -108,8 +108,8 @@ class KLLimits(Observer[Update]):
         By chance the lower end of a 95 % interval is above the true mean in 1 batch of 40, and in two batches in a row
         in 1 of 1,600.
         """
-        most = self.config.watch.kl_high
-        self.outside = self.outside + 1 if most is not None and low > most else 0
+        band = self.config.kl.band
+        self.outside = self.outside + 1 if band is not None and low > band else 0
         return self.outside >= OUTSIDE
 
 class ReferenceRefresh(Observer[Update]):

@@ -17,9 +17,9 @@ from components.models.batching import encode_prompt
 from components.models.config import GenerationConfig
 from components.models.sampling import Samples, rollout_engine
 from components.models.tokenizers import token_of_character
-from components.ppo.advantages import estimate_advantages
 from components.ppo.config import PpoJob, ScoreConfig
 from components.ppo.maths import (
+    estimate_advantages,
     importance_weights,
     kl_estimates,
     masked_variance,

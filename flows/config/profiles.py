@@ -10,8 +10,9 @@ from pydantic import JsonValue
 from components.base.errors import UserError
 from components.base.nested import group
 from components.base.paths import user_path
-from components.ppo.config import OF_CRITIC_KIND, WITHOUT_CRITIC
+from components.ppo.config import KL_LIMITS, OF_CRITIC_KIND, WITHOUT_CRITIC
 from flows.config import yaml as yaml_text
+from flows.config.removed import renamed
 
 PROFILES = Path(__file__).parent / "profiles"
 
@@ -86,7 +87,7 @@ def apply_overrides(values: dict[str, JsonValue], overrides: Iterable[Override])
         for part in reversed(path[:-1]):
             entry = {part: entry}
         layer = merge(layer, entry)
-    return lay(values, layer)
+    return lay(values, renamed(layer, "--set"))
 
 
 def lay(below: dict[str, JsonValue], above: dict[str, JsonValue]) -> dict[str, JsonValue]:
@@ -95,6 +96,7 @@ def lay(below: dict[str, JsonValue], above: dict[str, JsonValue]) -> dict[str, J
     If `above` adds preferences and `below` generates them, the judges become people, and the gates that need simulated
     votes or the simulated policy are turned off, unless `above` sets them. If `above` chooses an advantage without a
     critic, the critic's options of `below` are left out; if it chooses a kind of critic, those of the other kind are.
+    If it chooses a unit of KL, the limits of `below` in the other unit are.
     """
     new, old = (group(values, "data").get("preferences") for values in (above, below))
     if new is not None and old is None and below:
@@ -104,6 +106,10 @@ def lay(below: dict[str, JsonValue], above: dict[str, JsonValue]) -> dict[str, J
         kind = group(new_ppo, "critic").get("kind")
         remaining = {name: value for name, value in critic.items() if kind in (None, OF_CRITIC_KIND.get(name, kind))}
         below = below | {"ppo": dict(ppo) | {"critic": {} if new_ppo.get("advantage") in WITHOUT_CRITIC else remaining}}
+    kl, unit = group(below, "ppo", "kl"), group(new_ppo, "kl").get("unit")
+    if unit not in (None, kl.get("unit", "response")):
+        remaining = {name: value for name, value in kl.items() if name not in KL_LIMITS}
+        below = below | {"ppo": dict(group(below, "ppo")) | {"kl": remaining}}
     return merge(below, above)
 
 
@@ -140,7 +146,7 @@ def _read(path: Path, above: tuple[Path, ...]) -> dict[str, JsonValue]:
     if path in above:
         chain = " → ".join(p.name for p in (*above, path))
         raise UserError(f"{path}: extends itself ({chain}).")
-    values = yaml_text.read_mapping(path)
+    values = renamed(yaml_text.read_mapping(path), str(path))
     parent = values.pop("extends", None)
     if parent is None:
         return values

@@ -1,5 +1,9 @@
-"""Options that were taken out: their old defaults are dropped, and any other value is refused with what to do."""
+"""Options that were taken out, or renamed.
 
+The last default of an option that was taken out is dropped, and any other value is refused with what to do. A renamed
+option keeps its value."""
+
+import logging
 from collections.abc import Collection, Mapping
 
 from pydantic import JsonValue
@@ -32,10 +36,40 @@ REMOVED: dict[str, tuple[JsonValue, str]] = {
 """Maps an option to its last default, and to a sentence that says what to do without it."""
 
 
+RENAMED = {"ppo.kl.stop_above": "ppo.kl.ceiling", "ppo.watch.kl_high": "ppo.kl.band"}
+"""Maps an option's former name to its present one."""
+logger = logging.getLogger(__name__)
+
+
+def renamed(values: dict[str, JsonValue], source: str, is_stored: bool = False) -> dict[str, JsonValue]:
+    """Return a config's values with the present names of renamed options; a line about each goes to the log, unless
+    they were stored by an older version.
+
+    Raises:
+        UserError: both names of an option are set.
+    """
+    for old, new in RENAMED.items():
+        if (entry := _without(values, old)) is None:
+            continue
+        if _without(values, new) is not None:
+            raise UserError(f"{source}: {old} is called {new} now, and both are set. Leave {old} out.")
+        values, value = entry
+        place = values
+        *groups, name = new.split(".")
+        for part in groups:
+            inner = place.get(part)
+            place[part] = place = dict(inner) if isinstance(inner, dict) else {}
+        place[name] = value
+        if not is_stored:
+            logger.warning("%s: %s is called %s now. The old name still works.", source, old, new)
+    return values
+
+
 def without_removed(
     values: Mapping[str, JsonValue], source: str, finished: Collection[str] = ()
 ) -> dict[str, JsonValue]:
-    """Return a config's values without removed options that have their last default, as older runs store them.
+    """Return a config's values as this version names them: without removed options that have their last default, and
+    with renamed ones under their present names, as older runs store them.
 
     Args:
         finished: stages whose stored results are used as they are. Their removed options are dropped at any value.
@@ -43,17 +77,26 @@ def without_removed(
     Raises:
         UserError: a removed option has another value.
     """
-    remaining: dict[str, JsonValue] = dict(values)
+    remaining = renamed(dict(values), source, is_stored=True)
     for option, (default, advice) in REMOVED.items():
-        *groups, name = option.split(".")
-        place: dict[str, JsonValue] = remaining
-        for group in groups:
-            inner = place.get(group)
-            if not isinstance(inner, dict):
-                break
-            place[group] = place = dict(inner)
-        else:
-            stage = "validate" if groups[0] == "data" else groups[0]
-            if name in place and (value := place.pop(name)) != default and stage not in finished:
-                raise UserError(f"{source}: {option} = {show(value)}: this option is gone. {advice}")
+        if (entry := _without(remaining, option)) is None:
+            continue
+        remaining, value = entry
+        stage = option.partition(".")[0].replace("data", "validate")
+        if value != default and stage not in finished:
+            raise UserError(f"{source}: {option} = {show(value)}: this option is gone. {advice}")
     return remaining
+
+
+def _without(values: Mapping[str, JsonValue], option: str) -> tuple[dict[str, JsonValue], JsonValue] | None:
+    """Return a copy of `values` without `option`, and its value; None if it is not set."""
+    name, _, inner_option = option.partition(".")
+    if name not in values:
+        return None
+    copy, value = dict(values), values[name]
+    if not inner_option:
+        del copy[name]
+        return copy, value
+    if not isinstance(value, dict) or (entry := _without(value, inner_option)) is None:
+        return None
+    return copy | {name: entry[0]}, entry[1]

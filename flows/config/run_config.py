@@ -2,6 +2,7 @@
 `--set`."""
 
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
@@ -12,7 +13,7 @@ from components.base.errors import UserError, refuse_credentials
 from components.base.redaction import has_credentials
 from components.base.settings import Settings
 from components.data.config import DataConfig
-from components.gates.judging import ExtraGate, GatesConfig
+from components.gates.judging import ExtraGate, GatesConfig, gates_on_kl
 from components.gates.table import GATES
 from components.human_eval.config import HumanEvalConfig
 from components.models.config import GenerationConfig
@@ -118,7 +119,7 @@ class Options(Settings):
     @model_validator(mode="before")
     @classmethod
     def _without_removed_options(cls, values: object) -> object:
-        """Drop removed options at their last default, as deployments of an earlier release store them."""
+        """Read options that were removed or renamed, as deployments of an earlier release store them."""
         return without_removed(values, "config") if isinstance(values, dict) else values
 
     @model_validator(mode="after")
@@ -150,6 +151,11 @@ class Options(Settings):
                 "data.judge_preferences (or data.generator.judge_pairs), and their metrics would clash: rename it"
             )
         return self
+
+    @property
+    def effective_gates(self) -> GatesConfig:
+        """Return the gates that judge a run: the gate on KL takes the band if it is not named."""
+        return self.gates.with_defaults("ppo", gates_on_kl(self.ppo.kl.model_dump()))
 
     def job(self, kind: type[Job]) -> Job:
         """Return the part of this config that enters a stage's key: the groups that the stage's job class `kind`
@@ -247,27 +253,41 @@ def load_config(profile: str | Path, overrides: Iterable[Override] = ()) -> RunC
         UserError: there is no such profile, or a key or value is invalid; the message names key, value and nearest key.
     """
     config = check_config(apply_overrides(read_profile(profile), overrides), source=str(profile))
-    check_kl_is_judged(config, source=str(profile))
+    check_kl_limits(config, source=str(profile))
     check_critic_is_used(config, source=str(profile))
     return config
 
 
-def check_kl_is_judged(config: RunConfig, source: str) -> None:
-    """Refuse a config with a KL target in a unit whose gate has no threshold. Stored configs are not checked.
+def check_kl_limits(config: RunConfig, source: str, before: RunConfig | None = None) -> None:
+    """Refuse a config whose gate on KL is off or above the band, or whose band is above the ceiling.
 
-    With `ppo.kl.unit=response` it is allowed to turn off both gates on KL.
+    It is the gate in `ppo.kl.unit`. With nats per response it is allowed to turn off both gates on KL.
+
+    Args:
+        before: the stored config that `config` was made from; its limits may contradict each other.
 
     Raises:
-        UserError: the gate has no threshold; the message suggests one.
+        UserError: two limits contradict each other; the message says which option to change.
     """
-    unit, thresholds = config.ppo.kl.unit, {gate.name: threshold for gate, threshold in config.gates.rules("ppo")}
-    unit_gate, other_gate = ("ppo.kl_per_token", "ppo.kl") if unit == "token" else ("ppo.kl", "ppo.kl_per_token")
-    if thresholds[unit_gate] is None and (unit == "token" or thresholds[other_gate] is not None):
+    kl, gates = config.ppo.kl, {gate.name: threshold for gate, threshold in config.effective_gates.rules("ppo")}
+    gate, other = f"ppo.{kl.measure}", {"ppo.kl", "ppo.kl_per_token"} - {f"ppo.{kl.measure}"}
+    if gates[gate] is None and (kl.unit == "token" or any(gates[name] is not None for name in other)):
+        option = "ppo.kl.band" if gate in config.gates.unnamed else f"gates.{gate}"
         raise UserError(
-            f"{source}: gates.{unit_gate}: ppo.kl.unit is {unit}, and the gate on nats per {unit} has no threshold, so "
-            f"no gate would judge KL against its target: set gates.{unit_gate}, as in --set gates.{unit_gate}="
-            f"{2 * config.ppo.kl.target:g} for twice ppo.kl.target."
+            f"{source}: gates.{gate}: ppo.kl.unit is {kl.unit}, and the gate on nats per {kl.unit} has no threshold, "
+            f"so no gate would judge KL against its target: set {option}, as in --set {option}={2 * kl.target:g} for "
+            f"twice ppo.kl.target, both in nats per {kl.unit}."
         )
+    if before is not None and (kl, config.gates) == (before.ppo.kl, before.gates):
+        return
+    limits = {f"gates.{gate}": gates[gate], "ppo.kl.band": kl.band, "ppo.kl.ceiling": kl.ceiling}
+    numbers = [(option, limit) for option, limit in limits.items() if isinstance(limit, float)]
+    for (lower, low), (upper, high) in pairwise(numbers):
+        if low > high:
+            raise UserError(
+                f"{source}: {lower} ({low:g}) is above {upper} ({high:g}), so training ends before KL gets there: "
+                f"raise {upper}, as in --set {upper}={low:g}, or lower {lower}."
+            )
 
 
 def check_critic_is_used(config: RunConfig, source: str, before: RunConfig | None = None) -> None:
@@ -343,7 +363,7 @@ def default_values(home: Path, run: str, profile: str) -> tuple[str, dict[str, J
         return f"the profile {profile}", stored
     if profile in profile_names():
         return f"the profile {profile}", to_values(load_config(profile))
-    plain = RunConfig(gates=load_config("demo").gates)
+    plain = RunConfig(gates=load_config("demo").effective_gates)
     return "the classes' defaults and the demo's thresholds", to_values(plain)
 
 

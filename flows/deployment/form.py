@@ -16,6 +16,7 @@ from pydantic import ConfigDict, JsonValue
 from components.base.errors import UserError, refuse_credentials
 from components.gates.judging import Waiver, check_waivers
 from flows.config.profiles import lay
+from flows.config.removed import renamed
 from flows.config.run_config import RunConfig, check_config, check_critic_is_used, to_values
 from flows.launch.request import asked_waivers
 from tasks.runs.run_label import LONGEST_NAME, Label, one_line
@@ -77,7 +78,7 @@ def changed(config: RunConfig, changes: Mapping[str, JsonValue]) -> RunConfig:
     Raises:
         UserError: as `check_config` and `check_critic_is_used`.
     """
-    made = {name: value for name, value in changes.items() if value != {}}
+    made = renamed({name: value for name, value in changes.items() if value != {}}, "changes")
     if not made:
         return config
     changed_config = check_config(lay(to_values(config), made), source="changes")

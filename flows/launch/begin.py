@@ -12,7 +12,7 @@ from flows.config.run_config import (
     RunConfig,
     check_config,
     check_critic_is_used,
-    check_kl_is_judged,
+    check_kl_limits,
     file_values,
     to_values,
 )
@@ -68,7 +68,7 @@ def new_run(
     check_stages("--refresh", request.refresh)
     _check_end(request.until, request.refresh)
     refuse_outside(config, home)
-    check_kl_is_judged(config, profile)
+    check_kl_limits(config, profile)
     _check_judge("--refresh", request.refresh, config)
     return _prepare(home, profile, config, request, like=like)
 
@@ -121,7 +121,7 @@ def rerun(
         )
     if config is None:
         config = _changed(base, stage, overrides)
-    check_kl_is_judged(config, f"run {base.run}")
+    check_kl_limits(config, f"run {base.run}", base.config)
     refuse_outside(config, home)
     _check_judge("rerun", computed, config)
     if base.config.seed != config.seed and before:
@@ -203,13 +203,13 @@ def begin_run(
     check_access(home)
     options |= {"project": config.project, "at_end": write_reports, **execution_of(config)}
     options |= {"waivers": request.waivers, "user": request.user or current_user()}
+    gates = config.effective_gates
     tried = run_of_flow(home, origin["flow_run"]) if "flow_run" in origin else None
     if tried is not None:
-        return RunContext.resume(home, tried, config.gates, profile=profile_name(profile), **options)
+        return RunContext.resume(home, tried, gates, profile=profile_name(profile), **options)
     options["profile_values"] = file_values(profile) if like is None else profile_values(home, like)
     return RunContext.start(
-        home, profile_name(profile), config.gates, config=to_values(config), origin=origin, label=request.label,
-        **options,
+        home, profile_name(profile), gates, config=to_values(config), origin=origin, label=request.label, **options
     )
 
 
@@ -237,16 +237,16 @@ def off_gates(config: RunConfig) -> list[str]:
     """Return lines about gates that are off though nobody turned them off: those that the config does not name, and
     `ppo.stopped` if nothing can fail it."""
     notes = []
-    if off := config.gates.unnamed:
+    if off := config.effective_gates.unnamed:
         more = f" and {len(off) - MOST} more" if len(off) > MOST else ""
         gates = f"{counted(len(off), 'gate is', 'gates are')} off because the profile does not name"
         notes.append(f"{gates} {'it' if len(off) == 1 else 'them'}: {', '.join(off[:MOST])}{more}")
     limits = {gate.name: threshold for gate, threshold in config.gates.rules("ppo")}
     if limits["ppo.stopped"] is not None and not config.ppo.can_break:
         notes.append(
-            "the gate ppo.stopped is off because nothing can fail it: ppo.kl.stop_above is null, ppo.watch.kl_high is "
-            "null (or a batch has a single prompt), and ppo.monitors.stop_on and ppo.observers are empty. Set "
-            "ppo.kl.stop_above to twice ppo.kl.target or more, or gates.ppo.stopped=null to leave this line out"
+            "the gate ppo.stopped is off because nothing can fail it: ppo.kl.ceiling is null, ppo.kl.band is null "
+            "(or a batch has a single prompt), and ppo.monitors.stop_on and ppo.observers are empty. Set "
+            "ppo.kl.ceiling to twice ppo.kl.target or more, or gates.ppo.stopped=null to leave this line out"
         )
     return notes
 

@@ -103,7 +103,7 @@ def scoring(
     ctx = RunContext.resume(
         home,
         status.run,
-        config.gates,
+        config.effective_gates,
         waivers=[*status.waivers, *request.waivers],
         profile=status.profile,
         project=config.project,

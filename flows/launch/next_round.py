@@ -9,7 +9,8 @@ from components.base.errors import UserError
 from components.human_eval.batch.halves import HELD_OUT
 from components.store.store import ArtifactStore
 from flows.config.profiles import Override, apply_overrides
-from flows.config.run_config import check_config, check_critic_is_used, check_kl_is_judged
+from flows.config.removed import without_removed
+from flows.config.run_config import check_config, check_critic_is_used, check_kl_limits
 from flows.launch.begin import Launch, new_run
 from flows.launch.request import DEFAULTS, Request
 from tasks.runs.config import run_values
@@ -45,7 +46,7 @@ def next_round(
         UserError: there is no such run, or people have not judged its policy.
     """
     status = judged_run(home, run)
-    values = run_values(home, status.run)
+    values = without_removed(run_values(home, status.run), f"run {status.run}")
     before = check_config(values, source=f"run {status.run}")
     reward: dict[str, JsonValue] = {"from_run": status.run, "replay": REPLAY}
     if before.reward.refresh is not None:
@@ -58,7 +59,7 @@ def next_round(
     if misfits := before.runtime.misfits():
         values = {**values, "runtime": {}}
     config = check_config(apply_overrides(values, [*changes, *overrides]), source=f"run {status.run}")
-    check_kl_is_judged(config, f"run {status.run}")
+    check_kl_limits(config, f"run {status.run}", before)
     check_critic_is_used(config, "--set", before)
     launch = new_run(home, status.profile, config, request, like=status.run)
     notes = [f"round {len(config.data.votes)}, from the votes on the policy of run {status.run}"]

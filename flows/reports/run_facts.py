@@ -26,6 +26,7 @@ from components.human_eval.comparison.model_pairs import RESULT
 from components.keys.code_version import CodeVersion
 from components.store.store import ArtifactStore, Record
 from data_contracts.expectations.suites import first_rows
+from flows.config.removed import renamed
 from flows.config.run_config import default_values
 from flows.reports.compared_rounds import rounds_up_to
 from flows.reports.report_links import Link, links
@@ -418,7 +419,8 @@ def _on_the_sheet(human_eval: StageFacts) -> Collection[str]:
 
 def _policy(stage: StageFacts, config: Mapping[str, Any], hidden: Collection[str]) -> PolicyFacts:
     computed: Mapping[str, Any] = group(stage.record.job if stage.record is not None else {}, "ppo") or config
-    tether = {"target": None, "unit": "response", "stop_above": None, **computed.get("kl", {"control": "unknown"})}
+    kl = group(renamed({"ppo": dict(computed)}, stage.name, is_stored=True), "ppo", "kl")
+    tether = {"target": None, "unit": "response", "ceiling": None, **(kl or {"control": "unknown"})}
     rows = stage.rows("evaluation.jsonl")
     why = {"fall": "mean score falls by {:.3g} SFT deviations", "kl": "KL of {:.3g} nats"}
     worst = [(row, why[row["reason"]].format(row["value"])) for row in stage.rows("worst.jsonl")]

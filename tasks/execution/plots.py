@@ -82,7 +82,7 @@ def _interval(axis: Any, computed: Computed, curve: Curve, name: str, colour: st
 def reward_and_kl(computed: Computed) -> Any:
     """Draw reward (and gold score, if known), KL to SFT with its target and ceiling, and β by PPO update."""
     config = computed.job.ppo.kl if isinstance(computed.job, PpoJob) else KLConfig(control="fixed")
-    name, high = ("ppo/kl_per_token", "ppo/kl_per_token_high") if config.unit == "token" else ("ppo/kl", "ppo/kl_high")
+    name = f"ppo/{config.measure}"
     rewards, kl, beta = computed.curve("ppo/proxy_reward"), computed.curve(name), computed.curve("ppo/beta")
     if not rewards or not kl:
         return None
@@ -95,7 +95,7 @@ def reward_and_kl(computed: Computed) -> Any:
         _interval(reward_axis, computed, judge_gain, "ppo/watched_judge_gain", PURPLE)
     line(panel(kl_axis, f"KL to SFT, nats per {config.unit}", zero=True), kl, RED, "KL of the batch")
     if math.isfinite(end := computed.metrics.get(name, math.nan)):
-        above = max(0.0, computed.metrics.get(high, end) - end)
+        above = max(0.0, computed.metrics.get(f"{name}_high", end) - end)
         label = "held-out, upper end" if above else "held-out prompts"
         kl_axis.errorbar(
             [computed.metrics.get("ppo/published_update", kl[-1][0])],
@@ -112,9 +112,9 @@ def reward_and_kl(computed: Computed) -> Any:
                         label=f"target {config.target:g} ± 20 %")  # fmt: skip
     if watched := computed.curve(name.replace("ppo/", "ppo/watched_")):
         line(kl_axis, watched, GREY, "watched prompts", style=":")
-    if config.stop_above is not None:
-        label = f"hard ceiling {config.stop_above:g}"
-        kl_axis.axhline(config.stop_above, color=ORANGE, linestyle="-.", linewidth=1.2, label=label)
+    if config.ceiling is not None:
+        label = f"hard ceiling {config.ceiling:g}"
+        kl_axis.axhline(config.ceiling, color=ORANGE, linestyle="-.", linewidth=1.2, label=label)
     line(panel(beta_axis, "β", zero=True), beta, PURPLE, "β")
     steps_axis(beta_axis, "PPO update")
     legend(reward_axis)

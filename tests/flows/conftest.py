@@ -94,7 +94,7 @@ def describe_run(home: Path, run: str, config: RunConfig, records: Mapping[str, 
             status.update(shown, parts=parts, metrics=finite(record.metrics))
             continue
         metrics = status.stage(stage).metrics | dict(record.metrics)
-        verdicts = judging.judge(stage, metrics, config.gates, waivers)
+        verdicts = judging.judge(stage, metrics, config.effective_gates, waivers)
         state = "gate_failed" if any(each.stops for each in verdicts) else "passed"
         state = "waived" if any(each.waived for each in verdicts) else state
         status.update(

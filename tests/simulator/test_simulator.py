@@ -31,7 +31,7 @@ A_STEP = {
     "components/ppo/learner.py update": 0.5,
     "components/ppo/maths.py gae": 0.5,
     "components/ppo/maths.py explained_variance": 1.0,
-    "components/ppo/advantages.py estimate_advantages": 0.5,
+    "components/ppo/maths.py estimate_advantages": 0.5,
     "components/models/sampling.py prompt_lengths": 0.5,
     "components/models/sampling.py response_lengths": 0.5,
 }
@@ -65,12 +65,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "dual_clip": 3.0, "aggregation": "cap", "micro_batch_tokens": 400, "updates": 4,
     },
     "watched": {
-        "evaluate_every": 2, "watch": {"prompts": 8, "kl_high": 50.0, "patience": 9}, "evaluate_temperature": 0.5,
-        "monitors": {"responses": 16, "stop_on": ["length"]}, "evaluate": 8, "checkpoint_every": 1,
+        "evaluate_every": 2, "kl": {"control": "fixed", "band": 50.0}, "watch": {"prompts": 8, "patience": 9},
+        "evaluate_temperature": 0.5, "monitors": {"responses": 16, "stop_on": ["length"]}, "evaluate": 8,
+        "checkpoint_every": 1,
     },
     "rules": {
         "rules": {"patterns": {"digit": "[0-9]"}}, "stop_epochs_above": None, "discount": 0.99, "optimizer": "adamw",
-        "weight_decay": 0.01, "kl": {"control": "fixed", "stop_above": 50.0},
+        "weight_decay": 0.01, "kl": {"control": "fixed", "ceiling": 50.0},
     },
     "checkpointing": {"gradient_checkpointing": True, "decay": "none"},
 }  # fmt: skip

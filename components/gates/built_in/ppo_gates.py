@@ -16,14 +16,15 @@ PPO_GATES = (
     Gate(
         "ppo.kl", "<=", "held-out KL to SFT, nats per response, upper end", "ppo/kl_high",
         cause="The policy is further from SFT than the profile allows, in nats per response.",
-        remedy="Lower `ppo.kl.target`, raise `ppo.kl.coefficient` if β is fixed, or lower `ppo.learning_rate`. If "
-        "`ppo.kl.unit=token`, set the gate to null and judge `ppo.kl_per_token`.",
+        remedy="Lower `ppo.kl.target`, raise `ppo.kl.coefficient` if β is fixed, or lower `ppo.learning_rate`. If so "
+        "high a KL is acceptable, raise `ppo.kl.band`, which the gate takes as its threshold.",
         changes=KL_TO_ITS_BOUND,
     ),
     Gate(
         "ppo.kl_per_token", "<=", "held-out KL to SFT, nats per token, upper end", "ppo/kl_per_token_high",
         cause="The policy is further from SFT than the profile allows, in nats per token.",
-        remedy="Lower `ppo.kl.target` (with `ppo.kl.unit=token`), or raise `ppo.kl.coefficient` if β is fixed.",
+        remedy="Lower `ppo.kl.target`, or raise `ppo.kl.coefficient` if β is fixed. If so high a KL is acceptable, "
+        "raise `ppo.kl.band`, which the gate takes as its threshold with `ppo.kl.unit=token`.",
         changes=KL_TO_ITS_BOUND,
     ),
     Gate(
@@ -36,8 +37,8 @@ PPO_GATES = (
     Gate(
         "ppo.stopped", "<=", "the tether held: KL stayed below its ceiling and in its band in every update",
         interval="none", if_measured=True,
-        cause="The tether broke: KL was above `ppo.kl.stop_above` or certainly above `ppo.watch.kl_high`, or an alarm "
-        "of `ppo.monitors.stop_on` was raised. The run's log says which, and at which update.",
+        cause="The tether broke: KL was above `ppo.kl.ceiling` or certainly above `ppo.kl.band`, or an alarm of "
+        "`ppo.monitors.stop_on` was raised. The run's log says which, and at which update.",
         remedy="Raise `ppo.kl.coefficient`, use `ppo.kl.control=adaptive`, lower `ppo.learning_rate`, or lower "
         "`ppo.epochs` (one pass over each batch moves KL least). For an alarm see the page on alarms.",
         changes=TIGHTER_TETHER,

@@ -11,7 +11,7 @@ and divides a by their number too. The monitors in components/ppo/monitors/means
 SFT's at the same levels.
 
 Margins are wide, since a healthy policy changes too. A feature that the score pays for need not wait for its margin: a
-monitor of `BOUGHT` also raises its alarm where the feature explains most of what the score has gained, and is more
+monitor of `FEATURES` also raises its alarm where the feature explains most of what the score has gained, and is more
 frequent than in SFT's responses for certain, with no margin (`score_attribution`). `monitors` above counts two tests of
 each such feature: the second ones belong to those features alone that explain more than half of the variance of the
 scores for certain.
@@ -26,109 +26,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
+from components.ppo.alarm_table import FEATURES, MONITORS
 from components.ppo.monitors import means
 from components.ppo.monitors.measures import EXCEEDS, Batch, numbers_of, rank_correlation, rates, shared
 from components.ppo.monitors.score_attribution import Rows, bought_features, bought_gram, larger_from, more_often
 from components.stats.intervals import FloatArray
 
-
-class Monitor(NamedTuple):
-    """A measure that is watched, and what an alarm on it means."""
-
-    margin: float
-    """How far a healthy policy may be from SFT: a share of responses. For `length_score` a correlation, for `entropy`
-    and `distinct` the fraction of SFT's value that may be lost, for `unpaid_kl` SFT deviations."""
-    meaning: str
-    """What an alarm usually means."""
-    remedy: str
-    """What to change."""
-
-
-MONITORS: dict[str, Monitor] = {
-    "length": Monitor(
-        0.15, "Responses grow longer than nearly all of SFT's: the reward model pays for length.",
-        "ppo.score.length_penalty, or shorter chosen responses in the preferences",
-    ),
-    "nll": Monitor(
-        0.6, "SFT finds the responses very unlikely: the policy leaves the texts that the reward model was trained on.",
-        "ppo.kl.target or ppo.kl.coefficient",
-    ),
-    "repetition": Monitor(
-        0.2, "Responses repeat themselves: the score rises with each repetition, or the policy has collapsed.",
-        "ppo.kl.target, and pairs in which repetition loses",
-    ),
-    "echo": Monitor(
-        0.15, "Responses repeat the prompt back: the annotators' taste for it, or the reward model's, is exploited.",
-        "pairs in which echoing loses, or ppo.kl.target",
-    ),
-    "special_token": Monitor(
-        0.05, "Responses hold role or other special tokens, which chat templates act on, and are scored high for them.",
-        "the reward model's data; ppo.kl.target",
-    ),
-    "rare_token": Monitor(
-        0.2, "Responses hold tokens that the training data lacks: untrained embeddings are exploited.",
-        "ppo.kl.target",
-    ),
-    "flattery": Monitor(
-        0.3, "Responses flatter: the annotators' taste for it, or the reward model's, is exploited.",
-        "pairs in which flattery loses; the gate reward.probe_flattery_high",
-    ),
-    "hedge": Monitor(
-        0.3, "Responses hedge: saying nothing certain is scored higher than being wrong.",
-        "pairs in which hedging loses; the gate reward.probe_hedge_high",
-    ),
-    "filler": Monitor(
-        0.3, "Responses hold sentences that say nothing: length or friendliness is paid for.",
-        "pairs in which filler loses; the gate reward.probe_filler_high",
-    ),
-    "overconfidence": Monitor(
-        0.3, "Responses claim certainty that nothing supports: annotators took confidence for knowledge.",
-        "pairs in which a confident mistake loses",
-    ),
-    "refusal": Monitor(
-        0.05, "Responses refuse: the reward model takes a refusal for the safest answer to everything.",
-        "pairs in which a refusal of a harmless prompt loses",
-    ),
-    "agreement": Monitor(
-        0.3, "Responses agree with the prompt, whatever it says.",
-        "pairs whose prompt states something false",
-    ),
-    "role_mark": Monitor(
-        0.05, "Responses write the marks of a conversation's roles, and so speak for the user.",
-        "sft's demonstrations and stop tokens; ppo.score.missing_eos",
-    ),
-    "template": Monitor(
-        0.5, "A phrase that SFT seldom writes stands in most responses: one wording is paid for whatever is asked.",
-        "ppo.kl.target, ppo.entropy_coefficient, and pairs that differ in content",
-    ),
-    "length_score": Monitor(
-        0.5, "Longer responses score higher, far more than among SFT's: the score has become a measure of length.",
-        "ppo.score.length_penalty; the gate reward.length_partial_correlation_high",
-    ),
-    "entropy": Monitor(
-        0.7, "The policy has become certain of nearly every token: it no longer explores, and learns little more.",
-        "ppo.clip_range_high, ppo.entropy_coefficient, ppo.epochs, ppo.kl.target",
-    ),
-    "distinct": Monitor(
-        0.7, "Responses repeat each other: the policy answers many prompts with the same few sentences.",
-        "ppo.kl.target, ppo.entropy_coefficient, and pairs that differ in content",
-    ),
-    "unpaid_kl": Monitor(
-        0.25, "KL costs more than the score gains for it: by what PPO maximises, SFT itself is better.",
-        "ppo.learning_rate and ppo.epochs, which may be too high, and ppo.kl.horizon, if β swings",
-    ),
-}  # fmt: skip
-"""Maps the name of an alarm to its monitor."""
-
-
-BOUGHT = (
-    "length", "repetition", "echo", "special_token", "rare_token", "flattery", "hedge", "filler", "overconfidence",
-    "refusal", "agreement", "role_mark", "template",
-)  # fmt: skip
-"""Monitors of what a score may pay for: their alarms need no margin where the feature explains the score's gain."""
-TESTS = len(MONITORS) + 2 * len(BOUGHT)
+TESTS = len(MONITORS) + 2 * len(FEATURES)
 """Number of tests that share the rate of false alarms: a feature that the score pays for has two more."""
-SHARED = len(BOUGHT) / 2
+SHARED = len(FEATURES) / 2
 """Of these tests, those of features that explain most of the scores' variance, and as many of such n-grams."""
 RANKS = math.sqrt(1.06)
 """Standard deviation of Fisher's z of Spearman's rho, times sqrt(n - 3) (Fieller, Hartley, Pearson 1957, Biometrika
@@ -201,7 +107,7 @@ class Limits:
     """Rank correlation of length and score."""
     texts: tuple[str, ...]
     numbers: dict[str, FloatArray]
-    """The measures (N,) of `BOUGHT`."""
+    """The measures (N,) of `FEATURES`."""
     rows: Rows
     """In which of them each n-gram stands, and their scores."""
     entropy: means.Estimate
@@ -226,7 +132,7 @@ class Limits:
         counts = {name: int(values.sum()) for name, values in rates(found, thresholds).items()}
         return cls(
             len(sft.texts), thresholds, counts, shared(sft.texts), tokens, rank_correlation(sft.lengths, sft.scores),
-            tuple(sft.texts), {name: found[name] for name in BOUGHT if name in found},
+            tuple(sft.texts), {name: found[name] for name in FEATURES if name in found},
             Rows.find(sft.texts, sft.scores), means.entropy(sft), means.mean(sft.scores), rate, updates,
         )  # fmt: skip
 
@@ -260,7 +166,7 @@ class Limits:
         return values, alarms + [alarm for alarm in paid if alarm.name not in known]
 
     def _bought(self, batch: Batch, numbers: Mapping[str, FloatArray]) -> Iterator[Alarm]:
-        """Yield the alarms of `BOUGHT`: features that explain most of the score's gain, and are more frequent for
+        """Yield the alarms of `FEATURES`: features that explain most of the score's gain, and are more frequent for
         certain."""
         size, level = len(batch.texts), self._level_of_bought
         if min(size, self.responses) < means.LEAST:
@@ -356,9 +262,9 @@ class Limits:
     def _can_be_bought(self, name: str, size: int) -> bool:
         """Whether a batch of `size` responses that all show what `name` counts is certain of more than SFT shows."""
         if name in EXCEEDS:
-            return name in BOUGHT
+            return name in FEATURES
         before = 0 if name == "template" else self.counts[name]
-        return name in BOUGHT and more_often(size, size, before, self.responses) <= self._level_of_bought
+        return name in FEATURES and more_often(size, size, before, self.responses) <= self._level_of_bought
 
     def _exceeds(self, name: str, count: int, size: int) -> bool:
         """Return whether `count` of `size` responses show an event more often than its limit allows."""

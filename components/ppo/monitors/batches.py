@@ -14,10 +14,11 @@ from components.base.text import line
 from components.data.tables.published import read_split
 from components.models.batching import encode_responses
 from components.models.sampling import Samples
+from components.ppo.alarm_table import MONITORS
 from components.ppo.config import PpoConfig, PpoJob
 from components.ppo.experience import PpoUpdate, sampled_batches
 from components.ppo.models import FrozenPass, Models
-from components.ppo.monitors.alarms import MONITORS, Alarm, Limits
+from components.ppo.monitors.alarms import Alarm, Limits
 from components.ppo.monitors.measures import Batch
 from components.training.updates import RowTable
 

@@ -68,7 +68,7 @@ def main() -> None:
     asked = options.parse_args()
     home = with_models(asked.home)
     found = {TETHERED: run(home, TETHERED, asked.given)}
-    fixed = ["ppo.kl.control=fixed", "ppo.kl.stop_above=null"]
+    fixed = ["ppo.kl.control=fixed", "ppo.kl.ceiling=null"]
     found[CUT] = run(home, CUT, [*asked.given, *fixed, "ppo.kl.coefficient=0"])
     beta = found[TETHERED]["history"][-1]["ppo/beta"]
     found[TIGHT] = run(home, TIGHT, [*asked.given, *fixed, f"ppo.kl.coefficient={10 * beta:.3g}"])

@@ -78,8 +78,8 @@ def run(folder: Path, profile: str, seed: int, target: float, threads: int) -> d
         given += [
             f"ppo.kl.target={target:g}",
             f"ppo.kl.coefficient={START[target]}",
-            f"ppo.kl.stop_above={3 * target:g}",
-            f"ppo.watch.kl_high={2 * target:g}",
+            f"ppo.kl.ceiling={3 * target:g}",
+            f"ppo.kl.band={2 * target:g}",
         ]
     home = (folder / f"gates-{seed}").resolve()
     return {"seed": seed, "target": target} | policy_of_run(home, f"target-{target:g}", profile, given)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from components.ppo import models
-from components.ppo.advantages import estimate_advantages
 from components.ppo.config import PpoConfig
 from components.ppo.experience import gather_experience
+from components.ppo.maths import estimate_advantages
 
 MASK = torch.tensor([[True, True], [True, False], [True, True], [True, True]])
 # Totals of the responses 3, 1, 6, 4: what stands where the mask is False counts for nothing.

@@ -25,8 +25,8 @@ from tests.splits import write_split
 PROMPTS = [[{"role": "user", "content": str(i)}] for i in range(8)]
 CUT = {
     "updates": 8, "batch_size": 16, "minibatch_size": 8, "micro_batch_size": 8, "learning_rate": 0.03,
-    "stop_epochs_above": None, "stop_early": False, "evaluate_every": 2, "kl": {"control": "fixed", "coefficient": 0.0},
-    "watch": {"kl_high": 2.5, "prompts": 16}, "checkpoint_every": 3,
+    "stop_epochs_above": None, "stop_early": False, "evaluate_every": 2,
+    "kl": {"control": "fixed", "coefficient": 0.0, "band": 2.5}, "watch": {"prompts": 16}, "checkpoint_every": 3,
 }  # fmt: skip
 
 
@@ -179,7 +179,7 @@ def seen(
     **options: Any,
 ) -> PolicyEvaluations:  # fmt: skip
     """The state after evaluations of (update, score, upper end of KL)."""
-    given: dict[str, Any] = {"evaluate_every": 1, "kl": {"target": 3}, "watch": {"kl_high": 5.0, **options}}
+    given: dict[str, Any] = {"evaluate_every": 1, "kl": {"target": 3, "band": 5.0}, "watch": options}
     found = PolicyEvaluations(PpoConfig(**given | (ppo or {})), PROMPTS, unasked, alarm_update=lambda: alarmed)
     for update, score, high in looks:
         row = {"update": update, "score": score, "kl": high - 1, "kl_high": high}
@@ -265,8 +265,9 @@ def test_the_best_of_many_evaluations_must_be_better_than_chance_makes_the_best_
 
 STOPPING = {
     "band": {"stop_early": True},
-    "alarm": {"stop_early": True, "watch": {"prompts": 16}, "evaluate_every": 1, "monitors": {"stop_on": ["hedge"]}},
-}
+    "alarm": {"stop_early": True, "kl": {"control": "fixed", "coefficient": 0.0}, "evaluate_every": 1,
+              "monitors": {"stop_on": ["hedge"]}},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("why", STOPPING)
@@ -300,12 +301,12 @@ def test_a_run_that_stops_ends_with_the_same_bytes_wherever_it_was_interrupted(
 @pytest.mark.parametrize(
     ("options", "judged"),
     [
-        ({"watch": {"kl_high": None}}, False),
-        ({"watch": {"kl_high": 2.5}}, True),
-        ({"watch": {"kl_high": None}, "kl": {"control": "fixed", "stop_above": 99.0}}, True),
-        ({"watch": {"kl_high": None}, "monitors": {"stop_on": ["length"]}}, True),
-        ({"watch": {"kl_high": 2.5}, "batch_size": 4, "minibatch_size": 4, "micro_batch_size": 4, "group_size": 4,
-          "advantage": "rloo"}, False),  # a single prompt has no interval
+        ({"kl": {"control": "fixed"}}, False),
+        ({"kl": {"control": "fixed", "band": 2.5}}, True),
+        ({"kl": {"control": "fixed", "ceiling": 99.0}}, True),
+        ({"kl": {"control": "fixed"}, "monitors": {"stop_on": ["length"]}}, True),
+        ({"kl": {"control": "fixed", "band": 2.5}, "batch_size": 4, "minibatch_size": 4,
+          "micro_batch_size": 4, "group_size": 4, "advantage": "rloo"}, False),  # a single prompt has no interval
     ],
     ids=["nothing", "band", "ceiling", "alarm", "band-of-one-prompt"],
 )  # fmt: skip
@@ -342,14 +343,14 @@ def test_patience_ends_after_so_many_evaluations_that_raised_nothing() -> None:
 
 
 def test_a_policy_that_does_not_train_yet_uses_up_no_patience(stages: Any, tmp_path: Path) -> None:
-    warming = {"critic": {"warmup": 4}, "evaluate_every": 1, "watch": {"patience": 2, "prompts": 8, "kl_high": None}}
+    warming = {"critic": {"warmup": 4}, "evaluate_every": 1, "watch": {"patience": 2, "prompts": 8}}
     ended = run(stages, tmp_path, **warming, stop_early=True)
     assert ended.metrics["ppo/updates"] > 4
     assert ended.about["evaluations"][0]["update"] == 5, "until then it is SFT"
 
 
 def test_an_average_whose_kl_lags_behind_is_evaluated_no_more_often_than_the_policy() -> None:
-    config = PpoConfig(evaluate_every=100, kl={"target": 3}, watch={"kl_high": 8.0}, ema=0.99)
+    config = PpoConfig(evaluate_every=100, kl={"target": 3, "band": 8.0}, ema=0.99)
     found, met = PolicyEvaluations(config, PROMPTS, unasked), []
     for update in range(1, 61):
         if found.is_due(update, False, update / 10):
@@ -363,6 +364,6 @@ def test_an_average_whose_kl_lags_behind_is_evaluated_no_more_often_than_the_pol
 
 def test_a_run_out_of_patience_ends_and_does_not_fail(stages: Any, tmp_path: Path) -> None:
     level = {"learning_rate": 1e-9, "evaluate_every": 1, "stop_early": True}
-    level["watch"] = {"patience": 2, "prompts": 8, "kl_high": 2.5}
+    level["watch"] = {"patience": 2, "prompts": 8}
     ended = run(stages, tmp_path, **level)
     assert ended.metrics["ppo/updates"] == 3 and ended.metrics["ppo/stopped"] == 0

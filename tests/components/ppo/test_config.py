@@ -34,7 +34,7 @@ def test_an_adaptive_tether_that_cannot_move_tenfold_is_refused_with_what_to_do(
         ({"evaluate": 1}, "evaluate"),
         ({"clip": 0.2}, "Extra inputs"),
         ({"kl": {"control": "adaptive", "coefficient": 0}}, "starts at 0"),
-        ({"kl": {"control": "adaptive", "target": 6, "stop_above": 6}}, r"stop_above \(6"),
+        ({"kl": {"control": "adaptive", "target": 6, "ceiling": 6}}, r"ceiling \(6"),
         ({"kl": {"control": "adaptive", "horizon": 0.2}}, r"(?s)kl\.horizon.*greater than 0\.2"),
         ({"kl": {"control": "loose"}}, "control"),
         ({"kl": {"coefficient": -1}}, "coefficient"),
@@ -83,7 +83,7 @@ def test_what_stops_a_run_or_chooses_its_checkpoint_is_in_the_key_and_how_often_
     plain = keyed_values(PpoConfig())
     options: list[dict[str, Any]] = [
         {"monitors": {"stop_on": ["length"]}}, {"stop_early": False}, {"watch": {"patience": 3}},
-        {"watch": {"kl_high": 9.0}}, {"watch": {"prompts": 9}}, {"evaluate_every": 3}, {"ema": 0.5},
+        {"kl": {"band": 9.0}}, {"watch": {"prompts": 9}}, {"evaluate_every": 3}, {"ema": 0.5},
     ]  # fmt: skip
     assert all(keyed_values(PpoConfig(**each)) != plain for each in options)
     assert keyed_values(PpoConfig(checkpoint_every=3, checkpoint_minutes=None)) == plain

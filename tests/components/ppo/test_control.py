@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from components.ppo.config import KLConfig, PpoConfig, WatchConfig
+from components.ppo.config import KLConfig, PpoConfig
 from components.ppo.control import KLController, KLLimits
 
 
@@ -88,7 +88,7 @@ def test_a_fixed_coefficient_never_moves() -> None:
 
 def stopped_at(kls: Iterable[float], ceiling: float = 10.0, width: float = 0.2) -> int | None:
     """The update (from 1) after which a run of these mean KLs stops, each of an interval of ± `width` of itself."""
-    limits = KLLimits(PpoConfig(kl=KLConfig(target=6.0, stop_above=ceiling, control="fixed")))
+    limits = KLLimits(PpoConfig(kl=KLConfig(target=6.0, ceiling=ceiling, control="fixed")))
     return next((n for n, kl in enumerate(kls, 1) if limits.is_above_ceiling(kl, kl * (1 - width))), None)
 
 
@@ -126,7 +126,7 @@ def test_a_ceiling_near_the_target_stops_runs_that_hold_their_target_and_one_at_
 
 
 def test_a_checkpoint_holds_all_that_the_tether_remembers() -> None:
-    controller, limits = adaptive(proportional=0.5), KLLimits(PpoConfig(kl=KLConfig(stop_above=10.0)))
+    controller, limits = adaptive(proportional=0.5), KLLimits(PpoConfig(kl=KLConfig(ceiling=10.0)))
     for kl in (11.0, 12.0, 11.0, 10.5):
         limits.is_above_ceiling(kl, 0.0)
         controller.update(kl)
@@ -137,6 +137,6 @@ def test_a_checkpoint_holds_all_that_the_tether_remembers() -> None:
 
 
 def test_two_batches_in_a_row_above_the_band_stop_the_run() -> None:
-    limits = KLLimits(PpoConfig(kl=KLConfig(target=3), watch=WatchConfig(kl_high=5.0)))
+    limits = KLLimits(PpoConfig(kl=KLConfig(target=3, band=5.0)))
     assert [limits.is_above_band(low) for low in (5.1, 4.9, 5.1, 5.2, 1.0)] == [False, False, False, True, False]
     assert not any(KLLimits(PpoConfig()).is_above_band(1e9) for _ in range(9)), "no band, nothing to leave"

@@ -188,7 +188,7 @@ def test_a_run_stops_above_its_ceiling_and_says_so_interrupted_or_not(
     stages: Any, tmp_path: Path, interrupting: Any, digests: Callable[[Path], Any], unit: str
 ) -> None:
     ceiling = 0.02 if unit == "response" else 0.002
-    kl = {"control": "fixed", "coefficient": 0.0, "stop_above": ceiling, "unit": unit}
+    kl = {"control": "fixed", "coefficient": 0.0, "ceiling": ceiling, "unit": unit}
     options = {"updates": 24, "learning_rate": 0.02, "stop_epochs_above": None, "kl": kl}
     metrics = stages.run("ppo", tmp_path / "whole", **options)
     history = read_rows(tmp_path / "whole" / "artifact" / "history.jsonl")

@@ -21,7 +21,7 @@ from components.stats.intervals import paired_gain
 from tests.splits import published, write_split
 
 WATCHED: dict[str, Any] = {
-    "updates": 2, "evaluate_every": 1, "watch": {"kl_high": None, "prompts": 8}, "stop_early": False, "evaluate": 16,
+    "updates": 2, "evaluate_every": 1, "watch": {"prompts": 8}, "stop_early": False, "evaluate": 16,
 }  # fmt: skip
 
 

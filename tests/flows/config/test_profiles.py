@@ -216,7 +216,7 @@ def test_data_of_ones_own_turn_off_what_only_the_simulated_truth_can_answer() ->
     assert own["human_eval"]["judges"] == "people"
     assert own["gates"]["validate"]["annotator_agreement"] is None
     assert own["gates"]["ppo"]["violations_excess"] is None
-    assert own["gates"]["ppo"]["kl"] == demo["gates"]["ppo"]["kl"]
+    assert own["gates"]["ppo"]["echo"] == demo["gates"]["ppo"]["echo"]
 
 
 def test_gates_that_come_with_data_of_ones_own_stay_on() -> None:
@@ -224,10 +224,3 @@ def test_gates_that_come_with_data_of_ones_own_stay_on() -> None:
     assert lay(read_profile("demo"), above)["gates"]["validate"]["annotator_agreement"] == 0.3
     voted = lay(read_profile("demo"), above)
     assert lay(voted, {"data": {"preferences": "other.jsonl"}})["gates"]["validate"]["annotator_agreement"] == 0.3
-
-
-@pytest.mark.parametrize("profile", ["tiny", "demo", "hh-smollm2", "gpu"])
-def test_the_band_of_kl_ends_where_the_gate_on_kl_does(profile: str) -> None:
-    config = load_config(profile)
-    assert config.ppo.kl.unit == "response"
-    assert config.ppo.watch.kl_high == {gate.name: limit for gate, limit in config.gates.rules("ppo")}["ppo.kl"]

@@ -19,7 +19,7 @@ from flows.config import profiles, run_config
 from flows.config import yaml as yaml_text
 from flows.config.config_errors import nearest, valid_keys
 from flows.config.profiles import Override, apply_overrides, parse_override, profile_names
-from flows.config.removed import REMOVED
+from flows.config.removed import REMOVED, RENAMED, without_removed
 from flows.config.run_config import RunConfig, check_config, load_config, to_values
 from tasks.stages import PIPELINE, STAGES
 
@@ -153,8 +153,9 @@ def test_a_removed_option_is_dropped_at_its_default_and_else_refused(option: str
 @pytest.mark.parametrize(
     ("options", "refused"),
     [
-        (["ppo.kl.unit=token"], "gates.ppo.kl_per_token"),
-        (["ppo.kl.unit=token", "gates.ppo.kl=null"], "gates.ppo.kl_per_token"),
+        (["ppo.kl.unit=token"], "ppo.kl.band"),
+        (["ppo.kl.unit=token", "gates.ppo.kl=null"], "ppo.kl.band"),
+        (["ppo.kl.unit=token", "gates.ppo.kl_per_token=null"], "gates.ppo.kl_per_token"),
         (["gates.ppo.kl=null", "gates.ppo.kl_per_token=0.2"], "gates.ppo.kl"),
         (["ppo.kl.unit=token", "gates.ppo.kl_per_token=0.2"], None),
         (["ppo.kl.unit=token", "gates.ppo.kl_per_token=0.2", "gates.ppo.kl=null"], None),
@@ -167,10 +168,9 @@ def test_kl_that_is_aimed_at_in_one_unit_is_not_judged_in_the_other_alone(
     if refused is None:
         load_config("tiny", map(parse_override, options))
     else:
-        with pytest.raises(
-            UserError, match=rf"{refused}: ppo\.kl\.unit is .* no gate would judge KL against its target: set {refused}"
-        ):
+        with pytest.raises(UserError, match=r"gates\.ppo\.kl\w*: ppo\.kl\.unit is .* no gate would judge KL") as error:
             load_config("tiny", map(parse_override, options))
+        assert f"set {refused}, as in --set {refused}=" in str(error.value)
 
 
 @pytest.mark.parametrize("profile", ["demo", "hh-smollm2"])
@@ -213,13 +213,64 @@ def test_options_of_another_kind_of_critic_are_left_out_of_a_profile_and_ones_ow
         assert load_config(own).ppo.critic.warmup == 2
 
 
+def kl_gates(config: RunConfig) -> dict[str, Any]:
+    """The thresholds of both gates on KL."""
+    return {gate.short: threshold for gate, threshold in config.effective_gates.rules("ppo") if gate.short[:2] == "kl"}
+
+
 @pytest.mark.parametrize("name", profile_names())
-def test_a_profile_has_a_kl_ceiling_above_what_its_gate_allows_and_a_gate_in_its_targets_unit(name: str) -> None:
+def test_a_profiles_gate_on_kl_takes_the_band_below_the_ceiling(name: str) -> None:
     config = load_config(name)
-    thresholds = {gate.name: threshold for gate, threshold in config.gates.rules("ppo")}
-    allowed = thresholds["ppo.kl" if config.ppo.kl.unit == "response" else "ppo.kl_per_token"]
-    assert isinstance(allowed, float) and config.ppo.kl.stop_above is not None
-    assert config.ppo.kl.stop_above > max(allowed, config.ppo.kl.target)
+    kl, gates = config.ppo.kl, kl_gates(config)
+    assert (gates["kl"], gates["kl_per_token"]) == (kl.band, None) and kl.band is not None and kl.ceiling is not None
+    assert kl.target < kl.band < kl.ceiling and not config.effective_gates.unnamed
+
+
+@pytest.mark.parametrize(
+    ("options", "limits"),
+    [
+        (["ppo.kl.band=8"], (8, None)),
+        (["ppo.kl.band=8", "gates.ppo.kl=7"], (7, None)),
+        (["gates.ppo.kl=null"], (None, None)),
+        (["ppo.kl.unit=token", "ppo.kl.target=0.1", "ppo.kl.band=0.2"], (None, 0.2)),
+        (["ppo.watch.kl_high=8"], (8, None)),
+    ],
+)
+def test_the_gate_on_kl_takes_the_band_unless_it_is_set(options: list[str], limits: tuple[Any, Any]) -> None:
+    gates = kl_gates(load_config("demo", map(parse_override, options)))
+    assert (gates["kl"], gates["kl_per_token"]) == limits
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["gates.ppo.kl=8"], r"gates\.ppo\.kl \(8\) is above ppo\.kl\.band \(6\.5\).* --set ppo\.kl\.band=8,"),
+        (["ppo.kl.band=12"], r"ppo\.kl\.band \(12\) is above ppo\.kl\.ceiling \(9\).* --set ppo\.kl\.ceiling=12,"),
+        (["ppo.kl.band=null", "gates.ppo.kl=12"], r"gates\.ppo\.kl \(12\) is above ppo\.kl\.ceiling \(9\)"),
+        (["ppo.kl.band=3"], r"band \(3\) must be greater than target \(3\)"),
+        (["ppo.kl.stop_above=7", "ppo.kl.ceiling=8"], "ppo.kl.stop_above is called ppo.kl.ceiling now, and both"),
+    ],
+)
+def test_limits_of_kl_that_contradict_each_other_are_refused(options: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load_config("demo", map(parse_override, options))
+
+
+def test_former_names_of_options_keep_working(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("extends: demo\nppo: {kl: {stop_above: 8}, watch: {kl_high: 5, prompts: 9}}\n")
+    config = load_config(own)
+    assert (config.ppo.kl.band, config.ppo.kl.ceiling, config.ppo.watch.prompts) == (5, 8, 9)
+    assert caplog.messages == [f"{own}: {old} is called {new} now. The old name still works."
+                               for old, new in RENAMED.items()]  # fmt: skip
+    caplog.clear()
+    stored = to_values(config)
+    kl, watch = stored["ppo"]["kl"], stored["ppo"]["watch"]
+    kl["stop_above"], watch["kl_high"] = kl.pop("ceiling"), kl.pop("band")
+    assert check_config(stored, "run r1") == config == RunConfig.model_validate(stored), "as an older run stored it"
+    changes = [parse_override("ppo.kl.band=6")]
+    changed = check_config(apply_overrides(without_removed(stored, "run r1"), changes), "run r1")
+    assert changed.ppo.kl.band == 6 and caplog.messages == []
 
 
 def test_objectives_are_named_in_the_config_and_enter_the_key() -> None:

@@ -46,7 +46,8 @@ def record_of(home: Path, stage: str, run: str = FIRST) -> Record:
 def judged(home: Path, run: str = FIRST, state: str = "passed", **origin: str) -> str:
     """A run whose policy people judged."""
     config = load_config("tiny", [parse_override(f"gates.{gate.name}=null") for gate in GATES.values()]).resolved()
-    ctx = RunContext.start(home, "tiny", config.gates, config=to_values(config), run=run, origin=origin, track=False)
+    values = to_values(config)
+    ctx = RunContext.start(home, "tiny", config.effective_gates, config=values, run=run, origin=origin, track=False)
     with ctx:
         for stage in ("validate", "sft", "reward", "human_eval"):
             row, more = (json.dumps(each) + "\n" for each in (ROW, {"stage": stage}))

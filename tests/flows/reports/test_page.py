@@ -230,7 +230,7 @@ def test_a_run_of_an_earlier_version_says_how_to_get_its_charts(tmp_path: Path) 
 
 
 def test_what_holds_kl_and_what_judges_it_stand_beside_the_chart(tmp_path: Path) -> None:
-    stored_run(tmp_path, changes=["ppo.kl.control=adaptive", "ppo.updates=90", "ppo.kl.stop_above=9",
+    stored_run(tmp_path, changes=["ppo.kl.control=adaptive", "ppo.updates=90", "ppo.kl.ceiling=9",
                                    "gates.human_eval.win_rate_low=0.5"])  # fmt: skip
     text = shown_text(tmp_path)
     assert "2.345, upper end 2.789; bound of the gate ppo.kl 5" in text
@@ -243,7 +243,7 @@ def test_kl_held_per_token_is_shown_in_nats_per_token_with_the_gate_that_judges_
 ) -> None:
     of_tokens = {"ppo/kl_per_token": 0.0456, "ppo/kl_per_token_high": 0.0567}
     monkeypatch.setitem(METRICS, "ppo", METRICS["ppo"] | of_tokens)
-    stored_run(tmp_path, changes=["ppo.kl.unit=token", "ppo.kl.stop_above=0.2", "gates.ppo.kl=null",
+    stored_run(tmp_path, changes=["ppo.kl.unit=token", "ppo.kl.ceiling=0.2", "gates.ppo.kl=null",
                                    "gates.ppo.kl_per_token=0.0678"])  # fmt: skip
     text = shown_text(tmp_path)
     judged = (

@@ -87,7 +87,7 @@ RESULT = {
 @pytest.fixture
 def everything(render):
     """Every chart of every stage."""
-    kl = ["ppo.kl.control=adaptive", "ppo.kl.target=2", "ppo.kl.stop_above=4", "ppo.updates=90"]
+    kl = ["ppo.kl.control=adaptive", "ppo.kl.target=2", "ppo.kl.band=3", "ppo.kl.ceiling=4", "ppo.updates=90"]
 
     def everything(folder):
         return [
@@ -142,7 +142,7 @@ def test_a_chart_is_xml_without_script_whatever_a_slice_is_called_and_says_what_
 
 
 def test_ppo_draws_reward_kl_and_beta_on_one_axis_with_what_holds_kl(render, figures):
-    changes = ["ppo.kl.control=adaptive", "ppo.kl.target=2", "ppo.kl.stop_above=4", "ppo.updates=90"]
+    changes = ["ppo.kl.control=adaptive", "ppo.kl.target=2", "ppo.kl.band=3", "ppo.kl.ceiling=4", "ppo.updates=90"]
     render("ppo", PPO, changes, END)
     reward, kl, beta = figures["reward_and_kl.svg"].axes
     assert reward.get_shared_x_axes().joined(reward, beta) and reward.get_shared_x_axes().joined(reward, kl)

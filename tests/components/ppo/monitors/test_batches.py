@@ -12,8 +12,9 @@ import torch
 from components.base.jsonl import read_rows
 from components.data.tables.published import read_split
 from components.models.batching import encode_responses
+from components.ppo.alarm_table import MONITORS
 from components.ppo.monitors import batches
-from components.ppo.monitors.alarms import MONITORS, Alarm, Limits
+from components.ppo.monitors.alarms import Alarm, Limits
 from components.ppo.monitors.batches import batch_of, limits_of_sft
 from components.ppo.monitors.kl_by_token import carriers_sample, kl_carriers
 from tasks.runs.samples import block
