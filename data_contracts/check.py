@@ -16,7 +16,7 @@ from data_contracts.expectations.pages import write_data_docs
 from data_contracts.expectations.suites import JudgedCheck
 from data_contracts.findings.agreement import AgreementReport, AnnotatorRow, PairwiseRow, pairwise_table
 from data_contracts.findings.strengths import ModelRow, model_table
-from data_contracts.rows.frames import length_preference
+from data_contracts.rows.measuring import length_preference
 from data_contracts.rows.schemas import SourceReading
 from data_contracts.validate import write_quarantine
 
@@ -110,7 +110,9 @@ def check(
     folder.mkdir(parents=True, exist_ok=True)
     quarantined = write_quarantine(data, folder)
     report = _report(data, checks, quarantined)
-    report["kept_out"] = _first_kept_out(folder / "quarantine.jsonl")
+    with (folder / "quarantine.jsonl").open(encoding="ascii") as lines:
+        rows = [json.loads(line) for line in islice(lines, SHOWN)]
+    report["kept_out"] = [KeptOut(file=row["file"], row=row["row"], reasons=row["reasons"]) for row in rows]
     if out is not None:
         counts = {"pairs kept": str(report["pairs"]), "rows quarantined": str(quarantined)}
         summary = {name: str(path) for name, path in inputs.items()} | counts
@@ -154,12 +156,6 @@ def _report(data: Examination, checks: Sequence[JudgedCheck], quarantined: int) 
     if languages := data.languages:
         report["languages"] = languages
     return report
-
-
-def _first_kept_out(path: Path) -> list[KeptOut]:
-    with path.open(encoding="ascii") as lines:
-        rows = [json.loads(line) for line in islice(lines, SHOWN)]
-    return [KeptOut(file=row["file"], row=row["row"], reasons=row["reasons"]) for row in rows]
 
 
 def threshold_text(check: JudgedCheck) -> str:

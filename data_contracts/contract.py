@@ -1,9 +1,11 @@
 """Judge the examined data as a whole, and gather the outcome of every check."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
 
 from components.data.inputs import DEPLOYMENT, KINDS, REFERENCE
 from components.data.splits import SPLITS
@@ -18,7 +20,8 @@ from data_contracts.findings.comparisons import (
 )
 from data_contracts.findings.drift import DriftMeasure, length_drift, told_apart
 from data_contracts.findings.whole import TEST, TRAIN, near_training
-from data_contracts.rows import frames
+from data_contracts.rows.ledger import Ledger
+from data_contracts.rows.measuring import longer_wins, places
 
 
 class ContractResult(NamedTuple):
@@ -50,15 +53,38 @@ def _suites(data: Examination) -> list[suites.Suite]:
     checks, contract = data.job.data.checks, list[suites.Suite]()
     if "preferences" in data.kinds:
         pairs, (prompts, splits) = data.pairs, data.splits_of_prompts
-        nearly = near_training(pairs.ledger, pairs.selected, pairs.texts, data.job.data.near_duplicate)
+        near = near_training(pairs.ledger, pairs.selected, pairs.texts, data.job.data.near_duplicate)
         splits_of_prompt = splits[np.searchsorted(prompts, pairs.facts["prompt"])]
-        frame = frames.pair_frame(pairs.ledger, pairs.selected, splits_of_prompt, nearly)
+        frame = pair_frame(pairs.ledger, pairs.selected, splits_of_prompt, near)
         contract.append(suites.Suite("kept_pairs", frame, suites.pair_checks(checks, frame)))
     if measures := {name: measure for name, measure in _measures(data).items() if measure is not None}:
-        frame = frames.measure_frame({name: measure.value for name, measure in measures.items()})
+        frame = pd.DataFrame({"row_id": [0], **{name: [float(measure.value)] for name, measure in measures.items()}})
         chance = {name: measure.chance for name, measure in measures.items()}
         contract.append(suites.Suite("whole", frame, suites.measure_checks(checks, chance)))
     return contract
+
+
+def pair_frame(
+    ledger: Ledger, selected: NDArray[np.bool_], splits_of_prompt: NDArray[Any], near: NDArray[Any]
+) -> pd.DataFrame:
+    """Return a frame with a row for each selected pair, identified by `row_id`, and by `file` if there are several.
+
+    Args:
+        splits_of_prompt: number of splits in which each selected pair's prompt occurs (k,).
+        near: as `near_training` (k,).
+    """
+    facts = ledger.facts[selected]
+    file, numbers = places(facts["row"])
+    return pd.DataFrame(
+        {
+            "row_id": numbers,
+            **({"file": np.array(ledger.files)[file]} if len(ledger.files) > 1 else {}),
+            "splits_of_prompt": splits_of_prompt,
+            "near_training": near,
+            "longer_wins": longer_wins(facts["words"]),
+            "first_wins": np.where(facts["first_wins"] < 0, np.nan, facts["first_wins"]).astype(float),
+        }
+    )
 
 
 def _measures(data: Examination) -> dict[str, DriftMeasure | None]:

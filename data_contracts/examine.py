@@ -61,10 +61,9 @@ from data_contracts.findings.whole import (
     relabelled,
     selected_by_rank,
 )
-from data_contracts.rows import frames
 from data_contracts.rows.gather import DETECT_ON, FileRows, RowSource, bytes_of, judged_rows, not_one_valid
 from data_contracts.rows.ledger import Ledger, combined, first_of_each
-from data_contracts.rows.measuring import FACTS
+from data_contracts.rows.measuring import FACTS, longer_wins
 from data_contracts.rows.processes import ALONE, BackgroundCall, count_of, prepare
 from data_contracts.rows.working import begin, read_sources
 
@@ -189,7 +188,7 @@ class Examination:
     def longer_wins(self) -> Interval | None:
         """Return the share of selected pairs in which the longer response (in words) wins, clustered by prompt."""
         facts = self.pairs.facts if "preferences" in self.kinds else np.empty(0, FACTS)
-        wins = frames.longer_wins(facts["words"])
+        wins = longer_wins(facts["words"])
         counted = ~np.isnan(wins)
         return clustered_proportion(wins[counted], facts["prompt"][counted]) if counted.any() else None
 
@@ -207,7 +206,13 @@ class Examination:
     def splits_of_prompts(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
         """Return the distinct prompts (hashes, sorted) of the selected rows, and the number of splits that each occurs
         in."""
-        return frames.splits_of([(examined.ledger, examined.selected) for examined in self.kinds.values()])
+        prompts, splits = (
+            np.concatenate([examined.facts[name] for examined in self.kinds.values()]) for name in ("prompt", "split")
+        )
+        distinct, place = np.unique(prompts, return_inverse=True)
+        occurs = np.zeros((len(distinct), len(SPLITS)), bool)
+        occurs[place, splits] = True
+        return distinct, occurs.sum(1)
 
 
 Sources = Callable[[ValidateJob, Mapping[str, Path], bool], dict[str, list[RowSource]]]

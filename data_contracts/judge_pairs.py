@@ -41,7 +41,10 @@ def run(job: ValidateJudgeJob, inputs: Mapping[str, Path], out: Path, observe: O
         UserError: as for `validate`; the message says that it concerns the judge's data.
     """
     shutil.rmtree(out / "attachments", ignore_errors=True)  # left by an attempt that was killed
-    named = {_as_preferences(name): path for name, path in inputs.items()}
+    named = {
+        f"preferences{name.removeprefix(JUDGE)}" if kind_of(name) == JUDGE else name: path
+        for name, path in inputs.items()
+    }
 
     def observe_judge(step: int, metrics: Mapping[str, float], total: int | None = None, **progress: Any) -> None:
         observe(step, judge_metrics(metrics), total, **progress)
@@ -60,7 +63,3 @@ def run(job: ValidateJudgeJob, inputs: Mapping[str, Path], out: Path, observe: O
 def judge_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return `metrics` with the judge's names, for example `data/judge_pairs` for `data/pairs`."""
     return {name.replace("/", "/judge_", 1): value for name, value in metrics.items()}
-
-
-def _as_preferences(name: str) -> str:
-    return "preferences" + name.removeprefix(JUDGE) if kind_of(name) == JUDGE else name

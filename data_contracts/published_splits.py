@@ -74,21 +74,17 @@ def _published(data: Examination) -> tuple[_Published, _Published, _Published]:
     def rows(kind: str, of: Examined, wanted: NDArray[np.bool_], *more: Any) -> _Published:
         return _Published(kind, of.ledger.lines, wanted, of.ledger.facts["split"], *more)
 
-    of_pairs = weights_of_rankings(pairs), _overlong(data, pairs).any(1), _source_weights(data)
+    source_weights: NDArray[np.float64] | None = None
+    if weights := weights_of_sources(data):
+        of_files = np.array([weights[file] for file in pairs.ledger.files])
+        source_weights = of_files[places(pairs.ledger.facts["row"])[0]]
+    of_pairs = weights_of_rankings(pairs), _overlong(data, pairs).any(1), source_weights
     return (
         rows("pairs", pairs, pairs.selected, *of_pairs),
         rows("demonstrations", demonstrations,
              first_of_each(demonstrations.selected, combined(texts["prompt"], texts["chosen"]))),
         rows("prompts", prompts, first_of_each(prompts.selected, prompts.ledger.facts["prompt"])),
     )  # fmt: skip
-
-
-def _source_weights(data: Examination) -> NDArray[np.float64] | None:
-    if not (weights := weights_of_sources(data)):
-        return None
-    ledger = data.pairs.ledger
-    of_files: NDArray[np.float64] = np.array([weights[file] for file in ledger.files])
-    return of_files[places(ledger.facts["row"])[0]]
 
 
 def _overlong(data: Examination, of: Examined) -> NDArray[np.bool_]:

@@ -18,8 +18,8 @@ from data_contracts.check import FileReport
 from data_contracts.expectations import suites
 from data_contracts.expectations.pages import write_data_docs
 from data_contracts.findings.agreement import agreement_of_counts
-from data_contracts.rows.frames import length_preference
 from data_contracts.rows.ledger import quarantine_line
+from data_contracts.rows.measuring import length_preference
 from data_contracts.rows.reading_report import is_sheet as is_sheet
 
 _RATING = re.compile(r"rating_\d+")

@@ -12,12 +12,13 @@ from components.data.inputs import DECONTAMINATE, REFERENCE
 from components.models.config import GenerationConfig
 from data_contracts.expectations.suites import Check, check_of
 
-PAIRS_ONLY = {
-    "prompts_agree", "responses_differ", "votes_valid", "votes_once", "consistent", "decided", "differ_truncated"
-}  # fmt: skip
-DEMONSTRATIONS_ONLY = {"desirable"}
-TOKENS_ONLY = {"differ_truncated", "template_takes", "template_agrees", "prompt_fits", "response_fits"}
-RESPONSES_ONLY = {"no_placeholder", "template_agrees", "response_fits"}
+_ONLY = (
+    (("preferences",), {"prompts_agree", "responses_differ", "votes_valid", "votes_once", "consistent", "decided",
+                        "differ_truncated"}),
+    (("demonstrations",), {"desirable"}),
+    (("preferences", "demonstrations"), {"no_placeholder", "template_agrees", "response_fits"}),
+)  # fmt: skip
+"""Kinds of data, and the checks that apply only to them."""
 ROLES = "^s?a?(?:ua)*u$"
 """Allowed roles of a prompt, one letter for each message: an optional system message, then user and assistant
 alternate, and the last is the user's."""
@@ -32,13 +33,7 @@ def row_checks(
         generation: the limits in tokens; None leaves out the checks that need a tokenizer.
         comparisons: which comparisons apply: `decontaminate`, `reference` or both.
     """
-    left_out = set(TOKENS_ONLY) if generation is None else set()
-    if source != "preferences":
-        left_out |= PAIRS_ONLY
-    if source != "demonstrations":
-        left_out |= DEMONSTRATIONS_ONLY
-    if source == "prompts":
-        left_out |= RESPONSES_ONLY
+    left_out = {name for kinds, names in _ONLY if source not in kinds for name in names}
     return [
         check_of(data.checks, name, kind, options, stays=name == "votes_once" and "reading" not in options.values())
         for name, kind, options in _table(data, generation, comparisons)

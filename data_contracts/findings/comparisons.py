@@ -22,10 +22,9 @@ from data_contracts.findings.drift import DriftMeasure, difference, distance, la
 from data_contracts.findings.near import AT_ONCE, Sketches, near_earlier, runs_of_words, signatures
 from data_contracts.findings.texts import SAMPLE, RowTexts
 from data_contracts.findings.whole import TRAIN
-from data_contracts.rows.frames import longer_wins
 from data_contracts.rows.gather import RowSource, judged_rows
 from data_contracts.rows.ledger import Ledger
-from data_contracts.rows.measuring import hash64
+from data_contracts.rows.measuring import hash64, longer_wins
 
 _CHUNK = 2_000
 _LONGEST = 10**9

@@ -256,7 +256,8 @@ def renamed(source: RowSource) -> Iterator[RawRow]:
         if source.extra:
             raw = raw._replace(extra={name: raw.data.get(name) for name in source.extra})
         if source.columns and not raw.problem:
-            named = set(columns_of(source.columns))
+            columns = source.columns.values()
+            named = {name for theirs in columns for name in ([theirs] if isinstance(theirs, str) else theirs)}
             missing = sorted(named - raw.data.keys())
             if missing and position == 0:
                 raise UserError(
@@ -276,12 +277,6 @@ def renamed(source: RowSource) -> Iterator[RawRow]:
 def bytes_of(paths: Iterable[Path]) -> int:
     """Return the total bytes of files and folders."""
     return sum(file.stat().st_size for path in paths for file in [path, *path.rglob("*")] if file.is_file())
-
-
-def columns_of(columns: Mapping[str, str | Sequence[str]]) -> Iterator[str]:
-    """Yield the columns that `data.columns` names, expanding lists."""
-    for theirs in columns.values():
-        yield from [theirs] if isinstance(theirs, str) else theirs
 
 
 def options_of(data: DataConfig) -> ReadingOptions:

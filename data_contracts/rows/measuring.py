@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from components.data.config import SplitConfig
 from components.data.rows import Ballot, CanonicalRow, Row, is_model
@@ -97,14 +98,24 @@ def _lead(row: Row) -> float:
     return np.nan if row.ballot is None else lead_of(row.ballot)
 
 
-def _deciding(row: Row) -> int:
-    return -1 if row.ballot is None or row.decided_otherwise else sum(row.ballot)
-
-
 def places(codes: Any) -> tuple[Any, Any]:
     """Return the index of a row's file in `Ledger.files` and the row's number there, from the facts' field `row`; also
     for arrays."""
     return codes >> _FILE, codes & (1 << _FILE) - 1
+
+
+def longer_wins(words: NDArray[Any]) -> NDArray[np.float64]:
+    """Return for word counts (n, 2) of chosen and rejected: 1 if the chosen response has more words, 0 if fewer, NaN if
+    equal; (n,)."""
+    chosen, rejected = words[:, 0], words[:, 1]
+    return np.where(chosen == rejected, np.nan, (chosen > rejected).astype(float))
+
+
+def length_preference(words: NDArray[Any]) -> float | None:
+    """Return the share of pairs in which the longer response wins, leaving out pairs of equal length; None if no pair
+    is left."""
+    wins = longer_wins(words)
+    return None if np.isnan(wins).all() else float(np.nanmean(wins))
 
 
 class Measuring(NamedTuple):
@@ -251,7 +262,8 @@ def _facts(row: Row, noted: bool, file: int, how: Measuring, roles_of: _Codes) -
     return (
         code_of(file, row.number), noted, item is not None, READINGS.index(stop), roles,
         turns, characters, *(notes[check] for check in _COUNTED), notes["responses_differ"], _lead(row),
-        _deciding(row), row.given_out, np.nan if margin is None else margin, notes[VOTES_ONCE], notes["desirable"],
+        -1 if row.ballot is None or row.decided_otherwise else sum(row.ballot), row.given_out,
+         np.nan if margin is None else margin, notes[VOTES_ONCE], notes["desirable"],
         split, *hashes[:2], half, *hashes[2:], words, first_wins, ballot, voted,
         sum(is_model(name) for name, _ in row.cast),
     )  # fmt: skip

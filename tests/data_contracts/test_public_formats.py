@@ -69,13 +69,6 @@ def test_look_alike_texts_are_duplicates_and_one_pair_of_votes(job: Any, tmp_pat
     assert found.ballot == Ballot(2, 0, 0)
 
 
-def test_placeholders_are_a_finding_with_their_rows(job: Any, tmp_path: Path) -> None:
-    rows = [{"prompt": f"q {i}", "chosen": f"good {i}", "rejected": f"bad {i}"} for i in range(40)]
-    rows[3]["rejected"], rows[7]["chosen"] = "nan", '{"error": {"message": "Rate limit"}}'
-    _, checks, report = judged(job, tmp_path, rows)
-    assert checks["no_placeholder"]["row_numbers"] == [4, 8] and report["pairs"] == 38
-
-
 def test_a_number_that_pandas_wrote_with_a_point_has_the_meaning_that_its_label_was_given(tmp_path: Path) -> None:
     """One missing label makes pandas write 1.0 for 1, and the message advised a value that did not match either."""
     path = tmp_path / "votes.csv"

@@ -1,4 +1,3 @@
-import gzip
 import json
 
 import pyarrow.parquet
@@ -91,12 +90,6 @@ def test_one_bad_row_among_good_ones_is_quarantined_with_its_number(tmp_path, va
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"artifact", "attachments"}
 
 
-def test_many_bad_rows_fail_the_contract_and_the_good_ones_are_kept_for_the_gate(tmp_path, validate):
-    rows = pairs(0, 60) + [{"prompt": f"q{i}", "chosen": "x", "rejected": "x"} for i in range(10)]
-    metrics = validate(tmp_path / "out", {"preferences": write(tmp_path / "p.jsonl", rows)})
-    assert (metrics["data/contract"], metrics["data/pairs"], metrics["data/quarantined"]) == (0, 60, 10)
-
-
 def test_what_utf8_cannot_hold_is_quarantined_and_written_down(tmp_path, validate):
     source = write(tmp_path / "p.jsonl", [*pairs(0, 60), '{"prompt": "q", "chosen": "\\ud800", "rejected": "x"}'])
     validate(tmp_path / "out", {"preferences": source})
@@ -149,41 +142,19 @@ def test_max_pairs_keeps_that_many_by_seed(tmp_path, validate):
     assert kept[0] != kept[1]
 
 
-def test_the_rows_order_changes_no_prompts_split(tmp_path, validate):
-    for name, rows in (("a", pairs(0, 60)), ("b", pairs(0, 60)[::-1])):
-        validate(tmp_path / name, {"preferences": write(tmp_path / f"{name}.jsonl", rows)})
-    for split in ("train", "calibration", "test"):
-        a, b = ({prompt_key(p["prompt"]) for p in lines(tmp_path / name, f"pairs.{split}")} for name in "ab")
-        assert a == b
-
-
-def packed(tmp_path):
-    source = tmp_path / "cut.jsonl.gz"
-    whole = gzip.compress("".join(json.dumps(row) + "\n" for row in pairs(0, 2000)).encode())
-    source.write_bytes(whole[: len(whole) // 2])
-    return source
-
-
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("rows", "said"),
     [
-        (lambda d: d / "missing.jsonl", "missing.jsonl: there is no such file"),
-        (lambda d: write(d / "empty.jsonl", []), "empty.jsonl is empty"),
-        (packed, r"cut.jsonl.gz breaks off after row \d+"),
-        (
-            lambda d: write(d / "half.jsonl", [{"prompt": "a", "chosen": "b"}] * 5),
-            "half.jsonl: every pair lacks `rejected`",
-        ),
-        (lambda d: write(d / "null.jsonl", [{"prompt": "a", "chosen": "b", "rejected": None}] * 5), "has no valid"),
-        (lambda d: write(d / "bad.jsonl", ["what"] * 5), "No line of .*bad.jsonl"),
+        (None, "p.jsonl: there is no such file"),
+        ([{"prompt": "a", "chosen": "b", "rejected": None}] * 5, "has no valid"),
     ],
-    ids=["missing", "empty", "truncated", "no rejected", "null rejected", "no json"],
 )
 def test_a_source_that_gives_nothing_is_the_users_error_in_one_paragraph_and_leaves_nothing(
-    tmp_path, make, said, validate
+    tmp_path, rows, said, validate
 ):
     with pytest.raises(UserError, match=said) as error:
-        validate(tmp_path / "out", {"preferences": make(tmp_path)})
+        path = tmp_path / "p.jsonl"
+        validate(tmp_path / "out", {"preferences": path if rows is None else write(path, rows)})
     assert "\n" not in str(error.value) and error.value.exit_code == 2
     assert not (tmp_path / "out").exists()
 
@@ -202,7 +173,7 @@ def test_a_contract_that_fails_names_check_and_rows_while_the_run_is_on(tmp_path
         {"preferences": write(tmp_path / "p.jsonl", rows)},
         checks={"texts_filled": {"severity": "error", "threshold": 0.01}},
     )
-    assert metrics["data/contract"] == 0
+    assert (metrics["data/contract"], metrics["data/pairs"], metrics["data/quarantined"]) == (0, 58, 2)
     (told,) = [each.getMessage() for each in caplog.records if "the contract fails" in each.getMessage()]
     assert told.startswith("the contract fails: texts_filled: No response and no prompt turn is empty")
     assert told.endswith(": 2 rows (4, 9)")

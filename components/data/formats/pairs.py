@@ -354,16 +354,16 @@ def _votes(data: Mapping[str, object]) -> Parsed:
         prompt[-1] = {"role": "user", "content": f"{prompt[-1]['content']}\n{stance.strip()}"}
     prompt = earlier_turns(data, prompt)
     first, second = text_field(data, "a"), text_field(data, "b")
-    once, twice = _once_each(data.get("votes"))
-    listed_votes = _listed_votes(once)
-    ballot = _ballot({**data, "votes": once})
+    votes, twice = _once_each(data.get("votes"))
+    cast = _cast(votes)
+    ballot = _ballot({**data, "votes": votes}, cast)
     answers = ballot or Ballot(*(int(side == side_of(data["label"])) for side in Ballot._fields))
     most = max(answers)
     winners = [side for side, n in zip(Ballot._fields, answers, strict=True) if n == most]
     second_wins = winners == ["second"]
     chosen, rejected = (second, first) if second_wins else (first, second)
     tie = len(winners) > 1 or winners == ["equal"]
-    return Parsed(prompt, chosen, rejected, ballot, not second_wins, tie, listed_votes, twice)
+    return Parsed(prompt, chosen, rejected, ballot, not second_wins, tie, cast, twice)
 
 
 def _once_each(votes: Any) -> tuple[Any, str | None]:
@@ -382,7 +382,7 @@ def _once_each(votes: Any) -> tuple[Any, str | None]:
     return first_votes, twice
 
 
-def _listed_votes(votes: Any) -> tuple[tuple[str | None, int], ...]:
+def _cast(votes: Any) -> tuple[tuple[str | None, int], ...]:
     """Return annotator (None if not named) and index in `Ballot` of each vote in a list; empty for counts."""
     answers = [vote if isinstance(vote, dict) else {"label": vote} for vote in votes] if isinstance(votes, list) else []
     named = [None if (name := vote.get("annotator")) is None else _named(name) for vote in answers]
@@ -395,11 +395,11 @@ def _named(annotator: Any) -> str:
     return str(annotator).encode("utf-8", "backslashreplace").decode()
 
 
-def _ballot(data: Mapping[str, object]) -> Ballot | None:
-    """Return the votes of a row with `a` and `b`; None if it has only a label."""
+def _ballot(data: Mapping[str, object], cast: Sequence[tuple[str | None, int]]) -> Ballot | None:
+    """Return the votes of a row with `a` and `b`, of which the listed ones are `cast`; None if it has only a label."""
     votes = data.get("votes")
-    if isinstance(votes, list) and votes:
-        sides = Counter(side_of(v.get("label", v.get("vote")) if isinstance(v, dict) else v) for v in votes)
+    if cast:
+        sides = Counter(Ballot._fields[side] for _, side in cast)
     elif isinstance(votes, dict) and any(votes.values()):
         sides = Counter()
         for name, n in votes.items():

@@ -157,20 +157,16 @@ def is_empty(value: object) -> bool:
 def _history(value: object) -> list[Message]:
     if value is None or value == "":
         return []
-    if not isinstance(value, list) or not all(_is_exchange(turn) or isinstance(turn, dict) for turn in value):
-        text = "`history` is not a list of messages, or of pairs of texts (an instruction and its answer)"
-        raise BadRow("fields_present", text)
     turns: list[Message] = []
-    for i, turn in enumerate(value):
-        if isinstance(turn, dict):
+    for i, turn in enumerate(value if isinstance(value, list) else [value]):
+        if isinstance(turn, dict) and isinstance(value, list):
             turns.append(_message(turn, f"history[{i}]"))
-        else:
+        elif isinstance(turn, list | tuple) and len(turn) == 2 and all(isinstance(text, str) for text in turn):
             turns += [{"role": "user", "content": turn[0].strip()}, {"role": "assistant", "content": turn[1]}]
+        else:
+            text = "`history` is not a list of messages, or of pairs of texts (an instruction and its answer)"
+            raise BadRow("fields_present", text)
     return turns
-
-
-def _is_exchange(value: object) -> bool:
-    return isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(text, str) for text in value)
 
 
 def kind(value: Any) -> str:

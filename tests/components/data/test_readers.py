@@ -54,11 +54,6 @@ def test_a_csv_row_with_too_few_cells_is_a_bad_row_with_its_number(tmp_path):
     ]
 
 
-def test_blank_lines_count_as_lines_and_give_no_rows(tmp_path):
-    (tmp_path / "a.jsonl").write_text("\n" + LINES)
-    assert [row.number for row in read_source(tmp_path / "a.jsonl")] == [2, 3, 4]
-
-
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
@@ -114,11 +109,6 @@ def test_a_file_without_readable_rows_is_refused_by_name(tmp_path, name, content
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=rf"{name} .*{told}"):
         list(read_source(tmp_path / name))
-
-
-def test_a_missing_file_is_refused_by_name(tmp_path):
-    with pytest.raises(UserError, match=r"nowhere\.jsonl: there is no such file"):
-        list(read_source(tmp_path / "nowhere.jsonl"))
 
 
 def test_a_damaged_byte_inside_a_gzip_is_the_users_error(tmp_path):

@@ -14,13 +14,13 @@ from components.base.errors import CheckFailed, UserError
 from components.data.checks_config import CheckConfig, ChecksConfig
 from components.data.config import DataConfig, SplitConfig
 from components.models.config import GenerationConfig
+from data_contracts.contract import pair_frame
 from data_contracts.expectations import suites
 from data_contracts.expectations.pages import write_data_docs
 from data_contracts.expectations.row_expectations import row_checks
 from data_contracts.findings.row_judging import RowJudge
-from data_contracts.rows.frames import length_preference, measure_frame, pair_frame
 from data_contracts.rows.ledger import Ledger
-from data_contracts.rows.measuring import FACTS
+from data_contracts.rows.measuring import FACTS, length_preference
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_pairs_of_equal_length_or_without_order_say_nothing(context):
 )  # fmt: skip
 def test_a_measure_is_judged_by_its_threshold_or_by_what_chance_allows(context, check, value, chance, passed):
     asked = suites.measure_checks(CHECKS, {check: chance})
-    found = judged(context, measure_frame({check: value}), asked)[check]
+    found = judged(context, pd.DataFrame({"row_id": [0], check: [float(value)]}), asked)[check]
     assert (found["passed"], found["value"]) == (passed, value)
 
 
