@@ -116,8 +116,8 @@ def sampled_batches(
         judged: also ask the independent judge, if there is one.
     """
     encoded = [encode_prompt(models.tokenizer, p, job.generation.max_prompt_tokens) for p in prompts]
-    asked = Models(model, models.sft, models.reward_model, None, models.tokenizer, models.scale)
-    asked.judge = models.judge
+    sampler = Models(model, models.sft, models.reward_model, None, models.tokenizer, models.scale)
+    sampler.judge = models.judge
     seed, size = torch_seed(job.seed, "ppo", stream), job.ppo.batch_size
     with rollout_engine(model, models.tokenizer, job.runtime) as engine:
         for start in range(0, len(prompts), size):
@@ -125,7 +125,7 @@ def sampled_batches(
             numbers = range(batch.start, batch.stop)
             samples = engine.sample(encoded[batch], generation or job.generation, seed, numbers)
             # Drop the sampler's log-probabilities: the KL that is judged comes from the training path.
-            yield prompts[batch], samples, frozen_pass(asked, replace(samples, seen=None), job, judged=judged)
+            yield prompts[batch], samples, frozen_pass(sampler, replace(samples, seen=None), job, judged=judged)
 
 
 def rewarded_scores(raw: Tensor, samples: Samples, scale: ScoreScale, config: ScoreConfig) -> Tensor:
@@ -138,9 +138,9 @@ def rewarded_scores(raw: Tensor, samples: Samples, scale: ScoreScale, config: Sc
     return scores - config.length_penalty * samples.response_mask.sum(1)
 
 
-def placed(tokenizer: Any, said: Sequence[Sequence[int]], row: int, parts: Parts) -> list[tuple[int, float]]:
-    """Return (token, part) for the parts of response `row`'s score; `said` are token ids without the final EOS."""
-    return [(token_of_character(tokenizer, said[row], offset), value) for offset, value in parts]
+def placed(tokenizer: Any, responses: Sequence[Sequence[int]], row: int, parts: Parts) -> list[tuple[int, float]]:
+    """Return (token, part) for the parts of response `row`'s score; `responses` are token ids without the final EOS."""
+    return [(token_of_character(tokenizer, responses[row], offset), value) for offset, value in parts]
 
 
 def gather_experience(
@@ -256,8 +256,8 @@ def lower_ends(kl: Tensor, samples: Samples) -> dict[str, float]:
     prompts = [tuple(ids) for ids in samples.prompt_ids.tolist()]
     sums = kl.tolist()
     whole, a_token = clustered_mean(sums, prompts), clustered_ratio(sums, samples.response_lengths, prompts)
-    found = {"ppo/kl_low": whole.low, "ppo/kl_per_token_low": a_token.low}
-    return {name: low for name, low in found.items() if math.isfinite(low)}
+    low_ends = {"ppo/kl_low": whole.low, "ppo/kl_per_token_low": a_token.low}
+    return {name: low for name, low in low_ends.items() if math.isfinite(low)}
 
 
 def sampler_tolerance(dtype: str, temperature: float) -> float:
