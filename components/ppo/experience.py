@@ -119,8 +119,8 @@ def sampled_batches(
         judged: also ask the independent judge, if there is one.
     """
     encoded = [encode_prompt(models.tokenizer, p, job.generation.max_prompt_tokens) for p in prompts]
-    asked = Models(model, models.sft, models.reward_model, None, models.tokenizer, models.scale)
-    asked.judge = models.judge
+    sampler = Models(model, models.sft, models.reward_model, None, models.tokenizer, models.scale)
+    sampler.judge = models.judge
     answers = stream if isinstance(stream, SftAnswers) else None
     seed = torch_seed(job.seed, "ppo", stream) if answers is None else answers.seed
     streams = range(len(prompts)) if answers is None else answers.numbers
@@ -134,7 +134,7 @@ def sampled_batches(
                 assert engine is not None
                 samples = engine.sample(encoded[batch], generation or job.generation, seed, streams[batch])
             # Drop the sampler's log-probabilities: the KL that is judged comes from the training path.
-            yield prompts[batch], samples, frozen_pass(asked, replace(samples, stats=None), job, judged=judged)
+            yield prompts[batch], samples, frozen_pass(sampler, replace(samples, stats=None), job, judged=judged)
 
 
 def rewarded_scores(raw: Tensor, samples: Samples, scale: ScoreScale, config: ScoreConfig) -> Tensor:
@@ -147,9 +147,9 @@ def rewarded_scores(raw: Tensor, samples: Samples, scale: ScoreScale, config: Sc
     return scores - config.length_penalty * samples.response_mask.sum(1)
 
 
-def placed(tokenizer: Any, said: Sequence[Sequence[int]], row: int, parts: Parts) -> list[tuple[int, float]]:
-    """Return (token, part) for the parts of response `row`'s score; `said` are token ids without the final EOS."""
-    return [(token_of_character(tokenizer, said[row], offset), value) for offset, value in parts]
+def placed(tokenizer: Any, responses: Sequence[Sequence[int]], row: int, parts: Parts) -> list[tuple[int, float]]:
+    """Return (token, part) for the parts of response `row`'s score; `responses` are token ids without the final EOS."""
+    return [(token_of_character(tokenizer, responses[row], offset), value) for offset, value in parts]
 
 
 def gather_experience(
@@ -265,8 +265,8 @@ def lower_ends(kl: Tensor, samples: Samples) -> dict[str, float]:
     prompts = [tuple(ids) for ids in samples.prompt_ids.tolist()]
     sums = kl.tolist()
     whole, a_token = clustered_mean(sums, prompts), clustered_ratio(sums, samples.response_lengths, prompts)
-    found = {"ppo/kl_low": whole.low, "ppo/kl_per_token_low": a_token.low}
-    return {name: low for name, low in found.items() if math.isfinite(low)}
+    low_ends = {"ppo/kl_low": whole.low, "ppo/kl_per_token_low": a_token.low}
+    return {name: low for name, low in low_ends.items() if math.isfinite(low)}
 
 
 def sampler_tolerance(dtype: str, temperature: float) -> float:

@@ -96,14 +96,14 @@ class Learner:
         config = self.job.ppo
         skipped = config.critic.warmup
         self.warming = update < skipped
-        own = 0.0 if self.warming else learning_rate_at(update - skipped, config.updates - skipped, config)
+        policy_rate = 0.0 if self.warming else learning_rate_at(update - skipped, config.updates - skipped, config)
         for name, optimizer in self.optimizers.items():
-            rate = own if name == "policy" else learning_rate_at(update, config.updates, config)
+            rate = policy_rate if name == "policy" else learning_rate_at(update, config.updates, config)
             apart = name == "critic" and not isinstance(self.models.critic, SharedCritic)
             set_learning_rate(
                 optimizer, rate * named_rate(config.critic.learning_rate) / config.peak if apart else rate
             )
-        return own
+        return policy_rate
 
     def update(self, experience: Experience, update: int) -> dict[str, float]:
         """Learn from a batch; return metrics averaged over the optimiser steps.

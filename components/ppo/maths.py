@@ -61,9 +61,9 @@ def gae(rewards: Floats, values: Floats, mask: Mask, discount: float, gae_lambda
     """
     device = rewards.device
     if device.type != "cpu":  # a GPU would launch a dozen tiny kernels per token
-        given = torch.stack([rewards, values, mask.to(rewards.dtype)]).cpu()
-        found = torch.stack(gae(given[0], given[1], given[2].bool(), discount, gae_lambda))
-        advantages, returns = found.pin_memory().to(device, non_blocking=True)
+        inputs = torch.stack([rewards, values, mask.to(rewards.dtype)]).cpu()
+        outputs = torch.stack(gae(inputs[0], inputs[1], inputs[2].bool(), discount, gae_lambda))
+        advantages, returns = outputs.pin_memory().to(device, non_blocking=True)
         return advantages, returns
     values = values.masked_fill(~mask, 0)
     advantages = torch.zeros_like(rewards)
@@ -165,8 +165,8 @@ def value_loss(values: Floats, old: Floats, returns: Floats, mask: Mask, width: 
     """
     error = (values - returns).square()
     if width is not None:
-        held = torch.maximum(torch.minimum(values, old + width), old - width)
-        error = torch.maximum(error, (held - returns).square())
+        near_old = torch.maximum(torch.minimum(values, old + width), old - width)
+        error = torch.maximum(error, (near_old - returns).square())
     return (0.5 * error).masked_fill(~mask, 0)
 
 

@@ -52,8 +52,8 @@ class SeparateCritic(nn.Module):
 
 def _head_values(model: Any, batch: "Packed", runtime: Runtime) -> Tensor:
     with autocast(runtime):
-        own = predicting(last_hidden(model, batch.ids, batch.mask, side="right"), batch.at)
-    return model.score(own.float())
+        hidden = predicting(last_hidden(model, batch.ids, batch.mask, side="right"), batch.at)
+    return model.score(hidden.float())
 
 
 class SharedCritic(nn.Linear):
@@ -193,7 +193,7 @@ def load_judge(
         return None, None
     sft_scores, scale = read_sft_scores(artifact), ScoreScale.read(artifact)
     folders = [(member_folder(artifact, m), adapter_name(m)) for m in range(len(sft_scores))]
-    members = [frozen(with_one_head(load(*each), scale.objectives), runtime) for each in folders]
+    members = [frozen(with_one_head(load(*folder), scale.objectives), runtime) for folder in folders]
     return as_one(members, sft_scores, EnsembleConfig())[0], scale
 
 
@@ -260,9 +260,9 @@ class Packed:
         mask = columns < ends
         counts = mask & (columns >= prompts)
         responses = torch.arange(samples.response_ids.shape[1]) < ends - prompts
-        given = (onto(device, each) for each in (mask, counts, positions(counts), positions(responses)))
+        tensors = (onto(device, tensor) for tensor in (mask, counts, positions(counts), positions(responses)))
         order = (~samples.mask[index]).to(torch.uint8).argsort(dim=1, stable=True)[:, : len(columns)]
-        return cls(samples.ids[index].gather(1, order), *given)
+        return cls(samples.ids[index].gather(1, order), *tensors)
 
     def stats(self, model: Any, job: PpoJob, with_entropy: bool) -> TokenStats:
         """Compute token statistics of `model` on the training path, at the sampling temperature."""
@@ -299,13 +299,13 @@ def shared_runs(lengths: Mapping[int, int], size: int, tokens: int | None) -> It
     most_rows = size if tokens is None else len(ordered)
 
     def runs(rank: int) -> list[list[int]]:
-        own = ranks.share(ordered, of=rank)
-        found = even_runs([lengths[row] for row in own], most_rows, tokens) if own else ()
-        return [[own[i] for i in run] for run in found]
+        rows_of_rank = ranks.share(ordered, of=rank)
+        parts = even_runs([lengths[row] for row in rows_of_rank], most_rows, tokens) if rows_of_rank else ()
+        return [[rows_of_rank[i] for i in run] for run in parts]
 
-    own, most = runs(ranks.rank()), max(len(runs(rank)) for rank in range(ranks.size()))
-    yield from ((run, True) for run in own)
-    yield from ((ordered[:1], False) for _ in range(most - len(own)))
+    runs_here, most = runs(ranks.rank()), max(len(runs(rank)) for rank in range(ranks.size()))
+    yield from ((run, True) for run in runs_here)
+    yield from ((ordered[:1], False) for _ in range(most - len(runs_here)))
 
 
 class FrozenPass(NamedTuple):

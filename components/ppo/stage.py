@@ -145,8 +145,8 @@ def with_sources(models: Models, job: PpoJob, inputs: Mapping[str, Path], out: P
         yield
         return
     rows = read_split(inputs["data"] / "prompts.calibration")[: models.scale.responses]
-    kept = out / "checkpoint" / "scores"
-    with Rewards.open(job.ppo.rewards, inputs, job.runtime, models.tokenizer, kept) as rewards:
+    scores_folder = out / "checkpoint" / "scores"
+    with Rewards.open(job.ppo.rewards, inputs, job.runtime, models.tokenizer, scores_folder) as rewards:
         prompts = [row["prompt"] for row in rows]
         texts, ended, pipeline = sft_responses(models, prompts, job)
         models.scale = rewards.measure(pipeline, prompts, texts, models.scale, ended)

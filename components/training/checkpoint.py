@@ -123,8 +123,8 @@ def save(
         temporary.write_text(text, encoding="utf-8")
     for old in _steps(folder)[KEPT:]:
         _remove(folder, old)
-    kept = {shares_folder(folder, each) for each in _steps(folder)}
-    for left in set(folder.glob("step-*.shares")) - kept:  # left by a killed save
+    shares_folders = {shares_folder(folder, each) for each in _steps(folder)}
+    for left in set(folder.glob("step-*.shares")) - shares_folders:  # left by a killed save
         shutil.rmtree(left)
 
 
@@ -178,12 +178,12 @@ def unpack_optimizer(
 
     Entries of `tensors`, the checkpoint's, whose names do not start with `prefix` are ignored.
     """
-    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, torch.Tensor]] = defaultdict(dict)
     for full_name, tensor in tensors.items():
         if full_name.startswith(f"{prefix}."):
             index, name = full_name.removeprefix(f"{prefix}.").split(".")
-            state[int(index)][name] = sharding.like(tensor, held[int(index)]) if tensor.dim() else tensor
+            state[int(index)][name] = sharding.like(tensor, parameters[int(index)]) if tensor.dim() else tensor
     groups = [group | {"betas": tuple(group["betas"])} for group in groups]  # a list in JSON
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 

@@ -27,7 +27,7 @@ def in_chunks(
     after every chunk with the number of rows so far, including those found on disk.
     """
     make_folder(checkpoint.parent)
-    found: list[Row] = []
+    results: list[Row] = []
     for start in range(0, len(items), size):
         file = checkpoint.with_name(f"{checkpoint.name}-{start:06d}.json")
         rows = _computed_before(file)
@@ -35,9 +35,9 @@ def in_chunks(
             with replacing(file) as temporary:
                 temporary.write_text(with_digest(compute(items[start : start + size], start)), encoding="utf-8")
             rows = read_with_digest(file)
-        found += rows
-        done(len(found))
-    return found
+        results += rows
+        done(len(results))
+    return results
 
 
 def _computed_before(file: Path) -> Any:

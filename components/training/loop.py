@@ -101,20 +101,20 @@ def restore_state(
     folder: Path, modules: Mapping[str, nn.Module], optimizers: Mapping[str, AdamW]
 ) -> tuple[int, Any] | None:
     """Load the newest checkpoint of `save_state`; return (step, state), or None if there is none."""
-    found = checkpoint.load_latest(folder)
-    if found is None:
+    saved = checkpoint.load_latest(folder)
+    if saved is None:
         return None
-    tensors = found.tensors
-    if found.shares is not None:
-        tensors = tensors | _load_shares(folder, found, modules, optimizers)
+    tensors = saved.tensors
+    if saved.shares is not None:
+        tensors = tensors | _load_shares(folder, saved, modules, optimizers)
     with torch.no_grad():
         for name, module in modules.items():
             for key, parameter in kept_parameters(module):
                 parameter.copy_(sharding.like(tensors[f"{name}|{key}"], parameter))
     for name, optimizer in optimizers.items():
-        groups = found.state["optimizers"][name]
+        groups = saved.state["optimizers"][name]
         checkpoint.unpack_optimizer(optimizer, f"{name}.optimizer", tensors, groups)
-    return found.step, _with_tensors(found.state["state"], found.tensors)
+    return saved.step, _with_tensors(saved.state["state"], saved.tensors)
 
 
 TENSOR = "tensor|"
@@ -140,20 +140,20 @@ def _with_tensors(state: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def _load_shares(
-    folder: Path, found: checkpoint.Checkpoint, modules: Mapping[str, nn.Module], optimizers: Mapping[str, AdamW]
+    folder: Path, saved: checkpoint.Checkpoint, modules: Mapping[str, nn.Module], optimizers: Mapping[str, AdamW]
 ) -> dict[str, Tensor]:
     """Return this rank's parts of the tensors that each rank wrote for itself; parameters are filled in place."""
-    assert found.shares is not None
-    held = {f"{name}|{key}": p.detach() for name, module in modules.items() for key, p in kept_parameters(module)}
+    assert saved.shares is not None
+    tensors = {f"{name}|{key}": p.detach() for name, module in modules.items() for key, p in kept_parameters(module)}
     for name, optimizer in optimizers.items():
         stepped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        for full_name in found.shares.names:
+        for full_name in saved.shares.names:
             if full_name.startswith(f"{name}.optimizer."):
                 index, _ = full_name.removeprefix(f"{name}.optimizer.").split(".")
-                held[full_name] = torch.zeros_like(stepped[int(index)].detach())
-    held = {name: held[name] for name in found.shares.names}
-    load_share(checkpoint.shares_folder(folder, found.step), held)
-    return held
+                tensors[full_name] = torch.zeros_like(stepped[int(index)].detach())
+    tensors = {name: tensors[name] for name in saved.shares.names}
+    load_share(checkpoint.shares_folder(folder, saved.step), tensors)
+    return tensors
 
 
 def clip_gradient(model: Any, max_norm: float) -> Tensor:
@@ -337,8 +337,8 @@ def fit(
             step = number - 1
             rate = learning_rate_at(step, steps, config)
             set_learning_rate(optimizer, rate)
-            own = [ranks.rank()] if ranks.rank() else []
-            torch.manual_seed(torch_seed(seed, name, "dropout", step, *own))  # dropout uses the global generator
+            draw = [ranks.rank()] if ranks.rank() else []
+            torch.manual_seed(torch_seed(seed, name, "dropout", step, *draw))  # dropout uses the global generator
             batch = batches(step // each_pass)[step % each_pass]
             metrics, norm = _backward(model, examples, config, batch, group, number)
             metrics |= {f"{group}/grad_norm": norm, f"{group}/learning_rate": rate}
@@ -390,13 +390,13 @@ def micro_batches(
     """
 
     def runs(rank: int) -> list[list[int]]:
-        own = ranks.share(batch, of=rank)
+        rows = ranks.share(batch, of=rank)
         if packing is None:
-            return [own[start : start + size] for start in range(0, len(own), size)]
-        return [[own[i] for i in run] for run in packed_runs([int(lengths[i]) for i in own], packing)]
+            return [rows[start : start + size] for start in range(0, len(rows), size)]
+        return [[rows[i] for i in run] for run in packed_runs([int(lengths[i]) for i in rows], packing)]
 
-    own, most = runs(ranks.rank()), max(len(runs(rank)) for rank in range(ranks.size()))
-    return [(run, True) for run in own] + [(list(batch[:1]), False) for _ in range(max(1, most) - len(own))]
+    runs_here, most = runs(ranks.rank()), max(len(runs(rank)) for rank in range(ranks.size()))
+    return [(run, True) for run in runs_here] + [(list(batch[:1]), False) for _ in range(max(1, most) - len(runs_here))]
 
 
 @contextlib.contextmanager

@@ -35,13 +35,13 @@ def save_share(folder: Path, tensors: Mapping[str, Tensor]) -> str:
     Each file is written atomically. Writing needs twice a file's size of host memory.
     """
     make_folder(folder)
-    own = _prefix(ranks.rank())
-    _remove(folder, own)
+    share = _prefix(ranks.rank())
+    _remove(folder, share)
     if ranks.is_first():  # left by an attempt with more ranks
-        for more in {each.name.lstrip(".")[: len(own)] for each in folder.iterdir()}:
+        for more in {path.name.lstrip(".")[: len(share)] for path in folder.iterdir()}:
             if more.startswith("rank-") and int(more[5:10]) >= ranks.size():
                 _remove(folder, more)
-    with naming(folder), tempfile.TemporaryDirectory(dir=folder, prefix=f".{own}", suffix=".tmp") as partial:
+    with naming(folder), tempfile.TemporaryDirectory(dir=folder, prefix=f".{share}", suffix=".tmp") as partial:
         writer = HuggingFaceStorageWriter(partial, _numbered(tensors), save_distributed=True)
         planner = DefaultSavePlanner()
         planner.set_up_planner(dict(tensors), is_coordinator=False)
@@ -50,17 +50,17 @@ def save_share(folder: Path, tensors: Mapping[str, Tensor]) -> str:
         writer.write_data(planner.finish_plan(plan), planner).wait()
         for number, written in enumerate(sorted(Path(partial).iterdir())):
             sync(written)
-            os.replace(written, folder / f"{own}{number:05d}.safetensors")
+            os.replace(written, folder / f"{share}{number:05d}.safetensors")
         sync(folder)
     return share_digest(folder, ranks.rank())
 
 
 def share_digest(folder: Path, rank: int) -> str:
     """Return the sha256 over the names and contents of the files of `rank` in a folder of shares."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for file in sorted(folder.glob(f"{_prefix(rank)}*.safetensors")):
-        found.update(f"{file.name} {digest_file(file)}\n".encode())
-    return found.hexdigest()
+        digest.update(f"{file.name} {digest_file(file)}\n".encode())
+    return digest.hexdigest()
 
 
 def load_share(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -83,16 +83,16 @@ def _prefix(rank: int) -> str:
 
 def _remove(folder: Path, prefix: str) -> None:
     """Remove a rank's files, complete or not."""
-    for each in (*folder.glob(f".{prefix}*"), *folder.glob(f"{prefix}*")):
-        shutil.rmtree(each) if each.is_dir() else each.unlink()
+    for path in (*folder.glob(f".{prefix}*"), *folder.glob(f"{prefix}*")):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _numbered(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """Return the number, from 1, of the file for each tensor's part."""
-    number, held, numbers = 1, 0, dict[str, int]()
+    number, bytes_so_far, numbers = 1, 0, dict[str, int]()
     for name, tensor in tensors.items():
         part = sharding.own_bytes(tensor)
-        if held and held + part > AT_ONCE:
-            number, held = number + 1, 0
-        numbers[name], held = number, held + part
+        if bytes_so_far and bytes_so_far + part > AT_ONCE:
+            number, bytes_so_far = number + 1, 0
+        numbers[name], bytes_so_far = number, bytes_so_far + part
     return numbers

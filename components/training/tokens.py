@@ -125,13 +125,13 @@ class TokenStore(TokenLists):
     def set(self, which: NDArray[np.int64], lists: Sequence[Sequence[int]]) -> None:
         """Set the lists at the places `which` (m,), which must not be set yet."""
         ids = array("i")
-        for place, each in zip(which.tolist(), lists, strict=True):
-            self._starts[place], self.lengths[place] = self._end + len(ids), len(each)
-            ids.extend(each)
+        for place, row in zip(which.tolist(), lists, strict=True):
+            self._starts[place], self.lengths[place] = self._end + len(ids), len(row)
+            ids.extend(row)
         self._store.write(ids.tobytes())
         self._end += len(ids)
 
 
 def lengths_of(sequences: Sequence[Sequence[int]]) -> Sequence[int] | NDArray[np.int32]:
     """Return the number of tokens of each sequence. `TokenLists` know it without reading the tokens."""
-    return sequences.lengths if isinstance(sequences, TokenLists) else [len(each) for each in sequences]
+    return sequences.lengths if isinstance(sequences, TokenLists) else [len(row) for row in sequences]

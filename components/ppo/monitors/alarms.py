@@ -119,20 +119,20 @@ class Limits:
     _known: dict[int, means.Estimate] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, sft: Batch, rate: float, updates: int, known: Iterable[int]) -> "Limits":
+    def of(cls, sft: Batch, rate: float, updates: int, vocabulary: Iterable[int]) -> "Limits":
         """Compute limits from SFT responses for a run of `updates`, with any false alarm at probability `rate` or
         less.
 
         Args:
-            known: token ids that the training data holds; a response with another one has a rare token.
+            vocabulary: token ids that the training data holds; a response with another one has a rare token.
         """
-        tokens = frozenset(known)
-        found = numbers_of(sft, tokens)
-        thresholds = {name: float(np.quantile(found[name], 0.99, method="higher")) for name in EXCEEDS}
-        counts = {name: int(values.sum()) for name, values in rates(found, thresholds).items()}
+        tokens = frozenset(vocabulary)
+        numbers = numbers_of(sft, tokens)
+        thresholds = {name: float(np.quantile(numbers[name], 0.99, method="higher")) for name in EXCEEDS}
+        counts = {name: int(values.sum()) for name, values in rates(numbers, thresholds).items()}
         return cls(
             len(sft.texts), thresholds, counts, shared(sft.texts), tokens, rank_correlation(sft.lengths, sft.scores),
-            tuple(sft.texts), {name: found[name] for name in FEATURES if name in found},
+            tuple(sft.texts), {name: numbers[name] for name in FEATURES if name in numbers},
             Rows.find(sft.texts, sft.scores), means.entropy(sft), means.mean(sft.scores), rate, updates,
         )  # fmt: skip
 
@@ -174,14 +174,14 @@ class Limits:
         gain, sole_level = float(batch.scores.mean() - self.rows.scores.mean()), SHARED * level
         paid = bought_features(numbers, batch.scores, self.numbers, self.rows.scores, level, sole_level)
         for name, (gained, sole) in paid.items():
-            own, sft, is_number = numbers[name], self.numbers[name], name in EXCEEDS
-            limit = larger_from(own, sft, level) if is_number and not sole else None
+            policy, sft, is_number = numbers[name], self.numbers[name], name in EXCEEDS
+            limit = larger_from(policy, sft, level) if is_number and not sole else None
             share = self.counts[name] / self.responses if is_number else None
-            both = float(own.mean()), float(sft.mean())
-            yield Alarm(name, *both, int(own.argmax()), "", gained, gain, limit, share, sole)
-        found = bought_gram(Rows.find(batch.texts, batch.scores), self.rows, level, sole_level)
-        if found is not None:
-            gained, gram = found
+            both = float(policy.mean()), float(sft.mean())
+            yield Alarm(name, *both, int(policy.argmax()), "", gained, gain, limit, share, sole)
+        attribution = bought_gram(Rows.find(batch.texts, batch.scores), self.rows, level, sole_level)
+        if attribution is not None:
+            gained, gram = attribution
             rows = [row for row, text in enumerate(batch.texts) if shared([text])[gram]]
             before = self.grams[gram] / self.responses
             yield Alarm("template", len(rows) / size, before, rows[0], " ".join(gram), gained, gain)
@@ -192,22 +192,22 @@ class Limits:
         if size < means.LEAST:
             return
         at = self._level / self.updates
-        own, texts = means.entropy(batch), batch.texts[:size]
+        policy, texts = means.entropy(batch), batch.texts[:size]
         lowest = int((batch.entropies / np.maximum(batch.lengths, 1)).argmin())
-        yield Alarm("entropy", own.value, self.entropy.value, lowest), own.limit(self._least("entropy"), at)
-        own, its = means.distinct(texts), self._distinct(size)
-        limit, value = math.exp(own.limit(math.log(self._least("distinct", size)), at)), math.exp(own.value)
+        yield Alarm("entropy", policy.value, self.entropy.value, lowest), policy.limit(self._least("entropy"), at)
+        policy, its = means.distinct(texts), self._distinct(size)
+        limit, value = math.exp(policy.limit(math.log(self._least("distinct", size)), at)), math.exp(policy.value)
         alike = means.most_alike(texts) if value < limit else 0
         yield Alarm("distinct", value, math.exp(its.value), alike), limit
         if beta is not None:
-            own = means.worth(batch, beta)
+            policy = means.worth(batch, beta)
             # Few scores of a verifier may all be equal by chance: their own error, 0, is no certainty.
             spread = self.score.error * math.sqrt(self.responses / len(batch.texts))
-            either = own, own._replace(error=spread, freedom=self.score.freedom)
+            either = policy, policy._replace(error=spread, freedom=self.score.freedom)
             worst = int((batch.scores - beta * batch.kl).argmin())
             least = self.score.low(self._level) - MONITORS["unpaid_kl"].margin
             limit = min(each.limit(least, at) for each in either)
-            yield Alarm("unpaid_kl", own.value, self.score.value, worst), limit
+            yield Alarm("unpaid_kl", policy.value, self.score.value, worst), limit
 
     def _distinct(self, size: int) -> means.Estimate:
         """Estimate `means.distinct` for `size` SFT responses."""
@@ -277,11 +277,11 @@ class Limits:
 
         The last is the share at which an n-gram that SFT never writes raises the alarm; None if no share does.
         """
-        held, size = shared(batch.texts), len(batch.texts)
-        if not held:
+        counter, size = shared(batch.texts), len(batch.texts)
+        if not counter:
             return [], 0.0, None
-        grams = sorted(held)  # the order of a set differs between processes
-        counts = np.array([held[gram] for gram in grams])
+        grams = sorted(counter)  # the order of a set differs between processes
+        counts = np.array([counter[gram] for gram in grams])
         before = np.array([self.grams[gram] for gram in grams])
         rise = counts / size - before / self.responses
         margin, allowed = MONITORS["template"].margin, level / (self.updates * len(grams))
@@ -307,9 +307,9 @@ class Limits:
             return False
         limit = self._most_correlated(level)
         last = 1 - 6 / (size**3 - size)
-        own = math.atanh(min(max(r, -last), last))
+        z_of_batch = math.atanh(min(max(r, -last), last))
         z = float(stats.norm.isf(level / self.updates))
-        return limit < 1 and math.tanh(own - z * RANKS / math.sqrt(size - 3)) > limit
+        return limit < 1 and math.tanh(z_of_batch - z * RANKS / math.sqrt(size - 3)) > limit
 
     def _most_correlated(self, level: float) -> float:
         """Return the bound above which the batch's true r certainly lies if the alarm `length_score` is raised."""

@@ -25,17 +25,17 @@ def curve_metrics(history: Sequence[Row], config: KLConfig) -> dict[str, float]:
     """
     largest = {f"ppo/{new}": max(row[f"ppo/{old}"] for row in history)
                for new, old in (("ratio_max", "ratio_max"), ("clip_fraction_max", "clip_fraction"))}  # fmt: skip
-    found = largest | uniform_scores(history) | unsettled_tether(history, config) | unpaid_reward(history)
-    return found | stabiliser_means(history)
+    metrics = largest | uniform_scores(history) | unsettled_tether(history, config) | unpaid_reward(history)
+    return metrics | stabiliser_means(history)
 
 
 def stabiliser_means(history: Sequence[Row]) -> dict[str, float]:
     """Return the mean of each metric of `STABILISERS` over the updates that have it."""
-    found = {}
+    metrics = {}
     for name in (f"ppo/{each}" for each in STABILISERS):
         if values := [row[name] for row in history if name in row]:
-            found[name] = math.fsum(values) / len(values)
-    return found
+            metrics[name] = math.fsum(values) / len(values)
+    return metrics
 
 
 def uniform_scores(history: Sequence[Row]) -> dict[str, float]:
@@ -50,8 +50,8 @@ def uniform_scores(history: Sequence[Row]) -> dict[str, float]:
     replaced = [row["ppo/replaced"] for row in history if "ppo/replaced" in row]
     spreads = [row["ppo/score_spread"] for row in history if "ppo/score_spread" in row]
     in_a_row = [min(replaced[i : i + WINDOW]) for i in range(max(len(replaced) - WINDOW, 0) + 1)] if replaced else []
-    found = {"ppo/replaced_max": max(in_a_row)} if in_a_row else {}
-    return found | ({"ppo/score_spread_min": min(spreads)} if spreads else {})
+    metrics = {"ppo/replaced_max": max(in_a_row)} if in_a_row else {}
+    return metrics | ({"ppo/score_spread_min": min(spreads)} if spreads else {})
 
 
 def unsettled_tether(history: Sequence[Row], config: KLConfig) -> dict[str, float]:

@@ -86,14 +86,14 @@ def kl_carriers(
     return {"kl": total, "tokens": tokens, "prompts": shown}
 
 
-def carriers_sample(found: dict[str, Any]) -> dict[str, object]:
+def carriers_sample(row: dict[str, Any]) -> dict[str, object]:
     """Return what `kl_carriers` found as a sample for people to read while the policy trains."""
-    tokens = (f"{line(each['token'])!r} {_part(each)}, {each['count']} times" for each in found["tokens"])
-    prompts = (f"{line(each['prompt'][-1]['content'])} ({_part(each)})" for each in found["prompts"])
+    tokens = (f"{line(part['token'])!r} {_part(part)}, {part['count']} times" for part in row["tokens"])
+    prompts = (f"{line(part['prompt'][-1]['content'])} ({_part(part)})" for part in row["prompts"])
     return {
         "prompt": "What carries KL in this batch",
         "response": "\n".join(["tokens:", *tokens, "prompts:", *prompts]),
-        "kl": found["kl"],
+        "kl": row["kl"],
     }
 
 

@@ -50,8 +50,8 @@ def mean(values: FloatArray) -> Estimate:
 def entropy(batch: Batch) -> Estimate:
     """Estimate the policy's mean entropy per token, nats: a ratio of sums, linearised (Cochran 1977, section 6.4)."""
     ratio = float(batch.entropies.sum() / batch.lengths.sum())
-    found = mean((batch.entropies - ratio * batch.lengths) / batch.lengths.mean())
-    return Estimate(ratio, found.error, found.freedom)
+    estimate = mean((batch.entropies - ratio * batch.lengths) / batch.lengths.mean())
+    return Estimate(ratio, estimate.error, estimate.freedom)
 
 
 def distinct(texts: Sequence[str]) -> Estimate:
@@ -61,10 +61,10 @@ def distinct(texts: Sequence[str]) -> Estimate:
     grows: compare it only between equal numbers of texts.
     """
     size = len(texts)
-    found = distinct_ngrams(texts, range(size))
-    without = np.log(np.where(np.isnan(found.without), found.value, found.without))
+    estimate = distinct_ngrams(texts, range(size))
+    without = np.log(np.where(np.isnan(estimate.without), estimate.value, estimate.without))
     variance = (size - 1) / size * float(((without - without.mean()) ** 2).sum())
-    return Estimate(math.log(found.value), math.sqrt(variance), size - 1)
+    return Estimate(math.log(estimate.value), math.sqrt(variance), size - 1)
 
 
 def distinct_of_parts(texts: Sequence[str], size: int) -> Estimate:
@@ -81,9 +81,9 @@ def worth(batch: Batch, beta: float) -> Estimate:
 
 def most_alike(texts: Sequence[str]) -> int:
     """Return the index of the text whose 4-grams occur in the most other texts, on average."""
-    held = shared(texts)
+    counter = shared(texts)
     means = [
-        float(np.mean([held[gram] for gram in grams])) if (grams := set(ngrams(words(text), 4))) else 0.0
+        float(np.mean([counter[gram] for gram in grams])) if (grams := set(ngrams(words(text), 4))) else 0.0
         for text in texts
     ]
     return int(np.argmax(means))

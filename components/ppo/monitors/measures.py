@@ -49,14 +49,14 @@ class Batch:
     """(B,) KL to SFT by the summed k1 of the response's tokens, nats."""
 
 
-def numbers_of(batch: Batch, known: Collection[int]) -> dict[str, FloatArray]:
+def numbers_of(batch: Batch, vocabulary: Collection[int]) -> dict[str, FloatArray]:
     """Return measures (B,) of single responses by name: numbers for those in `EXCEEDS`, else 0 or 1 for an event.
 
     Args:
-        known: token ids that the training data holds.
+        vocabulary: token ids that the training data holds.
     """
-    texts, tokens = [text.lower() for text in batch.texts], frozenset(known)
-    found: dict[str, FloatArray] = {
+    texts, tokens = [text.lower() for text in batch.texts], frozenset(vocabulary)
+    numbers: dict[str, FloatArray] = {
         "length": batch.lengths,
         "nll": batch.nll,
         "repetition": np.array([repetition(text) for text in batch.texts]),
@@ -64,7 +64,7 @@ def numbers_of(batch: Batch, known: Collection[int]) -> dict[str, FloatArray]:
         "special_token": np.array([float(count > 0) for count in batch.special]),
         "rare_token": np.array([float(not tokens.issuperset(ids)) for ids in batch.token_ids]),
     }
-    return found | {
+    return numbers | {
         kind: np.array([float(pattern.search(text) is not None) for text in texts]) for kind, pattern in _FOUND.items()
     }
 

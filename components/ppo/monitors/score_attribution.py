@@ -69,34 +69,34 @@ class Sums(NamedTuple):
         return cls(float(mean), float(off @ off), float(off @ scored), float(scored @ scored), len(values), values)
 
 
-def explained(own: Sums, sft: Sums) -> float:
+def explained(policy: Sums, sft: Sums) -> float:
     """What the score has gained by the feature, SFT deviations; 0 where the feature varies in neither set."""
-    squares = own.squares + sft.squares
-    return (own.products + sft.products) / squares * (own.mean - sft.mean) if squares > 0 else 0.0
+    squares = policy.squares + sft.squares
+    return (policy.products + sft.products) / squares * (policy.mean - sft.mean) if squares > 0 else 0.0
 
 
-def correlation(own: Sums, sft: Sums) -> float:
+def correlation(policy: Sums, sft: Sums) -> float:
     """Return r of feature and score within the two sets; 0 where it is negative or either does not vary."""
-    both = (own.squares + sft.squares) * (own.of_scores + sft.of_scores)
-    return max((own.products + sft.products) / math.sqrt(both), 0.0) if both > 0 else 0.0
+    both = (policy.squares + sft.squares) * (policy.of_scores + sft.of_scores)
+    return max((policy.products + sft.products) / math.sqrt(both), 0.0) if both > 0 else 0.0
 
 
-def is_sole(own: Sums, sft: Sums, level: float) -> bool:
+def is_sole(policy: Sums, sft: Sums, level: float) -> bool:
     """Whether the feature explains more than `SOLE` of the variance of scores, and what it has gained is no chance:
     each for certain at `level`, one-sided."""
-    count = own.size + sft.size
+    count = policy.size + sft.size
     if count <= 4:
         return False
-    z = math.atanh(min(correlation(own, sft), 1 - 1e-12))  # r = 1 if the score is linear in the feature
+    z = math.atanh(min(correlation(policy, sft), 1 - 1e-12))  # r = 1 if the score is linear in the feature
     most = z - float(stats.norm.isf(level)) / math.sqrt(count - 4) > math.atanh(math.sqrt(SOLE))
-    return most and chance(own, sft) <= level
+    return most and chance(policy, sft) <= level
 
 
-def chance(own: Sums, sft: Sums) -> float:
+def chance(policy: Sums, sft: Sums) -> float:
     """Return the probability of such a rise of the feature's mean, were the policy SFT."""
-    if all(np.isin(each.values, (0, 1)).all() for each in (own, sft)):
-        return more_often(int(own.values.sum()), own.size, int(sft.values.sum()), sft.size)
-    return larger(own.values, sft.values)
+    if all(np.isin(sums.values, (0, 1)).all() for sums in (policy, sft)):
+        return more_often(int(policy.values.sum()), policy.size, int(sft.values.sum()), sft.size)
+    return larger(policy.values, sft.values)
 
 
 def is_bought(gained: float, score: float) -> bool:
@@ -109,8 +109,8 @@ def more_often(count: int, size: int, before: int, of: int) -> float:
     """Chance that `count` of `size` responses or more show an event that `before` of SFT's `of` show, were the policy
     SFT: Fisher's exact test (1934), one-sided. (scipy's takes 30 times as long, for one n-gram after the other.)"""
     both = count + before
-    shown = np.arange(max(count, both - of), min(both, size) + 1)
-    logs = _log_choose(size, shown) + _log_choose(of, both - shown) - _log_choose(size + of, both)
+    counts = np.arange(max(count, both - of), min(both, size) + 1)
+    logs = _log_choose(size, counts) + _log_choose(of, both - counts) - _log_choose(size + of, both)
     return float(np.exp(logs).sum())
 
 
@@ -118,35 +118,35 @@ def _log_choose(n: int, k: Any) -> Any:
     return gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)
 
 
-def larger(own: FloatArray, sft: FloatArray) -> float:
+def larger(policy: FloatArray, sft: FloatArray) -> float:
     """The same for the mean of a number (B,) and (N,): the larger chance of Welch's test (1947) and a test of ranks.
 
     Welch's errs at such levels if a few responses decide the mean, as with lengths. Ranks have no such tails: of Mann
     and Whitney's test (1947) the normal approximation is wide enough unless half of all values or more are equal. Then
     it is Fisher's exact test of the values above these, or of at least these if none is above.
     """
-    both = np.concatenate([own, sft])
-    middle, size = np.sort(both)[len(both) // 2], len(own)
+    both = np.concatenate([policy, sft])
+    middle, size = np.sort(both)[len(both) // 2], len(policy)
     if (both == middle).mean() >= 0.5:
-        shown = both > middle if middle < both.max() else both >= middle
-        ranks = more_often(int(shown[:size].sum()), size, int(shown[size:].sum()), len(sft))
+        is_above = both > middle if middle < both.max() else both >= middle
+        ranks = more_often(int(is_above[:size].sum()), size, int(is_above[size:].sum()), len(sft))
     else:
-        ranks = float(stats.mannwhitneyu(own, sft, alternative="greater", method="asymptotic").pvalue)
-    error, freedom = _welch(own, sft)
-    rise = float(own.mean() - sft.mean())
+        ranks = float(stats.mannwhitneyu(policy, sft, alternative="greater", method="asymptotic").pvalue)
+    error, freedom = _welch(policy, sft)
+    rise = float(policy.mean() - sft.mean())
     return max(ranks, float(stats.t.sf(rise / error, freedom)) if error else float(rise <= 0))
 
 
-def larger_from(own: FloatArray, sft: FloatArray, level: float) -> float:
-    """The mean of `own` from which on Welch's chance is at most `level`, were its spread as it is."""
-    error, freedom = _welch(own, sft)
+def larger_from(policy: FloatArray, sft: FloatArray, level: float) -> float:
+    """The mean of `policy` from which on Welch's chance is at most `level`, were its spread as it is."""
+    error, freedom = _welch(policy, sft)
     return float(sft.mean()) + (error * float(stats.t.isf(level, freedom)) if error else 0.0)
 
 
-def _welch(own: FloatArray, sft: FloatArray) -> tuple[float, float]:
+def _welch(policy: FloatArray, sft: FloatArray) -> tuple[float, float]:
     """Return the standard error of the difference of two means, and its degrees of freedom."""
-    parts = [float(each.var(ddof=1)) / len(each) for each in (own, sft)]
-    freedom = sum(part**2 / (len(each) - 1) for part, each in zip(parts, (own, sft), strict=True))
+    parts = [float(values.var(ddof=1)) / len(values) for values in (policy, sft)]
+    freedom = sum(part**2 / (len(values) - 1) for part, values in zip(parts, (policy, sft), strict=True))
     return math.sqrt(sum(parts)), sum(parts) ** 2 / freedom if freedom else 1.0
 
 
@@ -159,22 +159,22 @@ class Rows(NamedTuple):
     @classmethod
     def find(cls, texts: Sequence[str], scores: FloatArray, n: int = 4) -> "Rows":
         """Of texts (B,) and their scores (B,)."""
-        found = defaultdict[Gram, list[int]](list)
+        rows_by_gram = defaultdict[Gram, list[int]](list)
         for row, text in enumerate(texts):
             for gram in dict.fromkeys(ngrams(words(text), n)):
-                found[gram].append(row)
-        return cls({gram: tuple(rows) for gram, rows in found.items()}, scores)
+                rows_by_gram[gram].append(row)
+        return cls({gram: tuple(rows) for gram, rows in rows_by_gram.items()}, scores)
 
 
 def bought_features(
-    own: Mapping[str, FloatArray], scores: FloatArray, sft: Mapping[str, FloatArray], sft_scores: FloatArray,
+    policy: Mapping[str, FloatArray], scores: FloatArray, sft: Mapping[str, FloatArray], sft_scores: FloatArray,
     level: float, sole_level: float,
 ) -> dict[str, tuple[float, bool]]:  # fmt: skip
     """Return what the score has gained (SFT deviations) by each feature that is bought, and whether that is certain
     only because the feature is among the few that explain most of the variance of the scores.
 
     Args:
-        own: (B,) by feature; `scores` (B,) of the same responses.
+        policy: (B,) by feature; `scores` (B,) of the same responses.
         sft: (N,) by feature; `sft_scores` (N,).
         level: of each feature.
         sole_level: of all features that explain most of the variance together.
@@ -182,19 +182,19 @@ def bought_features(
     gain = float(scores.mean() - sft_scores.mean())
     if gain < LEAST:
         return {}
-    sums = {name: (Sums.of(own[name], scores), Sums.of(sft[name], sft_scores)) for name in sft}
-    rivals = sum(correlation(*each) ** 2 > SOLE for each in sums.values())
-    found = dict[str, tuple[float, bool]]()
-    for name, each in sums.items():
-        gained = explained(*each)
+    sums = {name: (Sums.of(policy[name], scores), Sums.of(sft[name], sft_scores)) for name in sft}
+    rivals = sum(correlation(*pair) ** 2 > SOLE for pair in sums.values())
+    features = dict[str, tuple[float, bool]]()
+    for name, pair in sums.items():
+        gained = explained(*pair)
         if is_bought(gained, gain):
-            certain = chance(*each) <= level
-            if certain or is_sole(*each, sole_level / max(rivals, 1)):
-                found[name] = gained, not certain
-    return found
+            certain = chance(*pair) <= level
+            if certain or is_sole(*pair, sole_level / max(rivals, 1)):
+                features[name] = gained, not certain
+    return features
 
 
-def bought_gram(own: Rows, sft: Rows, level: float, sole_level: float | None = None) -> tuple[float, Gram] | None:
+def bought_gram(policy: Rows, sft: Rows, level: float, sole_level: float | None = None) -> tuple[float, Gram] | None:
     """Return the largest gain in score that one n-gram explains (SFT deviations), and that n-gram; None if none does.
 
     An n-gram has to stand in more responses than in SFT's for certain, by Fisher's exact test at `level` for all
@@ -204,32 +204,32 @@ def bought_gram(own: Rows, sft: Rows, level: float, sole_level: float | None = N
     at that level are none (Tarone 1990, Biometrics 46:515): given all the responses, both are known before it is known
     which are SFT's.
     """
-    size, of = len(own.scores), len(sft.scores)
-    gain, sole_level = float(own.scores.mean() - sft.scores.mean()), level if sole_level is None else sole_level
+    size, of = len(policy.scores), len(sft.scores)
+    gain, sole_level = float(policy.scores.mean() - sft.scores.mean()), level if sole_level is None else sole_level
     if gain < LEAST:
         return None
     tests: dict[tuple[tuple[int, ...], tuple[int, ...]], Gram] = {}
-    for gram in itertools.chain(own.of, sft.of):  # those of SFT alone too, or the number would tell which are SFT's
-        tests.setdefault((own.of.get(gram, ()), sft.of.get(gram, ())), gram)
+    for gram in itertools.chain(policy.of, sft.of):  # those of SFT alone too, or the number would tell which are SFT's
+        tests.setdefault((policy.of.get(gram, ()), sft.of.get(gram, ())), gram)
     least = list[float]()
     for rows, before in tests:
         both = len(rows) + len(before)
         least.append(more_often(min(both, size), size, both - min(both, size), of))
-    at_most, found = level / max(_testable(np.sort(least), level), 1), list[tuple[float, Gram]]()
+    at_most, gains = level / max(_testable(np.sort(least), level), 1), list[tuple[float, Gram]]()
     rare = {test: more_often(len(test[0]), size, len(test[1]), of) for test in tests}
     if min(rare.values(), default=1.0) > max(at_most, sole_level):
         return None
-    spread = [float(((scores - scores.mean()) ** 2).sum()) for scores in (own.scores, sft.scores)]
+    spread = [float(((scores - scores.mean()) ** 2).sum()) for scores in (policy.scores, sft.scores)]
     sums = {
-        (rows, before): (_sums_of_rows(rows, own.scores, spread[0]), _sums_of_rows(before, sft.scores, spread[1]))
+        (rows, before): (_sums_of_rows(rows, policy.scores, spread[0]), _sums_of_rows(before, sft.scores, spread[1]))
         for rows, before in tests if len(rows) + len(before) > 1
     }  # fmt: skip
-    rivals = sum(correlation(*each) ** 2 > SOLE for each in sums.values())
-    for test, each in sums.items():
-        gained = explained(*each)
-        if is_bought(gained, gain) and (rare[test] <= at_most or is_sole(*each, sole_level / max(rivals, 1))):
-            found.append((gained, tests[test]))
-    return max(found, default=None)
+    rivals = sum(correlation(*pair) ** 2 > SOLE for pair in sums.values())
+    for test, pair in sums.items():
+        gained = explained(*pair)
+        if is_bought(gained, gain) and (rare[test] <= at_most or is_sole(*pair, sole_level / max(rivals, 1))):
+            gains.append((gained, tests[test]))
+    return max(gains, default=None)
 
 
 def _testable(least: FloatArray, level: float) -> int:

@@ -55,11 +55,11 @@ def distinct_ngrams(responses: Sequence[str], prompts: Sequence[Hashable], n: in
     counts, codes = _incidence(responses, prompts, n)
     by_prompt = _summed(counts, codes)
     owners = np.bincount(by_prompt.indices, minlength=by_prompt.shape[1])  # number of prompts with each n-gram
-    own = (by_prompt > 0).astype(np.int64) @ (owners == 1)  # n-grams of this prompt alone
+    unique = (by_prompt > 0).astype(np.int64) @ (owners == 1)  # n-grams of this prompt alone
     grams = np.asarray(by_prompt.sum(axis=1)).ravel()
     kinds, total = by_prompt.shape[1], float(grams.sum())
     left = total - grams
-    return LeaveOneOut(kinds / total, (kinds - own) / np.where(left > 0, left, np.nan))
+    return LeaveOneOut(kinds / total, (kinds - unique) / np.where(left > 0, left, np.nan))
 
 
 def dissimilarity(responses: Sequence[str], prompts: Sequence[Hashable], n: int = 4) -> LeaveOneOut:
@@ -79,7 +79,7 @@ def dissimilarity(responses: Sequence[str], prompts: Sequence[Hashable], n: int 
     sizes = np.bincount(codes)
     share = _summed(sparse.diags_array(1 / np.asarray(counts.sum(axis=1)).ravel()) @ counts, codes)
     holds = _summed((counts > 0).astype(np.float64), codes)
-    shares, holders = (np.asarray(each.sum(axis=0)).ravel() for each in (share, holds))
+    shares, holders = (np.asarray(matrix.sum(axis=0)).ravel() for matrix in (share, holds))
     within = np.asarray(share.multiply(holds).sum(axis=1)).ravel()
     as_first, as_second = share @ holders - within, holds @ shares - within  # over pairs with a response to each prompt
     pairs = sizes * (len(codes) - sizes)
@@ -99,8 +99,8 @@ def _incidence(
     column: dict[tuple[str, ...], int] = {}
     rows, columns = [], []
     for row, text in enumerate(responses):
-        found = words(text)
-        for gram in ngrams(found, n) or [tuple(found)]:
+        ngram_words = words(text)
+        for gram in ngrams(ngram_words, n) or [tuple(ngram_words)]:
             rows.append(row)
             columns.append(column.setdefault(gram, len(column)))
     shape = len(responses), len(column)
