@@ -52,7 +52,7 @@ class KLConfig(Settings):
     target in 46 % of runs of 100 updates, above 1.5 times in 3 %, and above twice in none of 1,000."""
     response_ceiling: float = Field(18.0, gt=0)
     """Nats. Responses whose KL to SFT (k1 summed over the tokens) is above this are counted in the final evaluation,
-    for the gate `ppo.kl_beyond_ceiling`: a mean hides a few prompts on which the policy is far from SFT. A single
+    for the gate `policy.kl_beyond_ceiling`: a mean hides a few prompts on which the policy is far from SFT. A single
     response swings more than a batch's mean, so set it to about six times the target."""
     refresh_every: int | None = Field(None, ge=1)
     """Number of updates after which the policy becomes the new reference; null keeps SFT. Only the penalty's reference
@@ -195,8 +195,8 @@ class MonitorConfig(Settings):
 
 
 class RepeatsConfig(Settings):
-    """Several responses of policy and SFT to a held-out prompt. The gate `ppo.worse_prompts` judges a prompt's mean
-    score, and `ppo.kl_beyond_ceiling` every response. All other gates judge the first response to each prompt."""
+    """Several responses of policy and SFT to a held-out prompt. The gate `policy.worse_prompts` judges a prompt's mean
+    score, and `policy.kl_beyond_ceiling` every response. All other gates judge the first response to each prompt."""
 
     prompts: int = Field(256, ge=2)
     """Number of prompts that are answered several times: the first ones of the final evaluation."""
@@ -273,7 +273,7 @@ class PpoConfig(OptimizerConfig):
     sum of their scores, each shifted and scaled to SFT responses and weighted. Null: the pipeline's own reward model
     alone."""
     rules: RulesConfig | None = None
-    """The team's own rules. Their violations in responses are counted, and the gate `ppo.rule_violations_excess`
+    """The team's own rules. Their violations in responses are counted, and the gate `policy.rule_violations_excess`
     compares the policy with SFT. They are not part of the reward. Null: none."""
     critic: CriticConfig = CriticConfig()
     """The value function."""
@@ -287,7 +287,7 @@ class PpoConfig(OptimizerConfig):
     trains whole models."""
     evaluate: int = Field(512, ge=2)
     """Number of held-out prompts in the final evaluation. Fewer than 256 are for trials only: intervals are wide, and
-    the gate `ppo.evaluated` fails."""
+    the gate `policy.evaluated` fails."""
     repeats: RepeatsConfig = RepeatsConfig()
     """Further responses in the final evaluation."""
     evaluate_every: int | None = Field(4, ge=1)

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from pydantic import JsonValue
 
 from components.base.errors import UserError
+from components.gates.renamed import present_options
 from flows.config.config_errors import show
 
 _EPSILON = "Leave it out: AdamW adds epsilon as torch does. A smaller `epsilon` or a longer `warmup` calms early steps."
@@ -35,7 +36,8 @@ REMOVED: dict[str, tuple[JsonValue, str]] = {
 def without_removed(
     values: Mapping[str, JsonValue], source: str, finished: Collection[str] = ()
 ) -> dict[str, JsonValue]:
-    """Return a config's values without removed options that have their last default, as older runs store them.
+    """Return a config's values with renamed options under their present names, and without removed options that have
+    their last default, as older runs store them.
 
     Args:
         finished: stages whose stored results are used as they are. Their removed options are dropped at any value.
@@ -43,7 +45,7 @@ def without_removed(
     Raises:
         UserError: a removed option has another value.
     """
-    found: dict[str, JsonValue] = dict(values)
+    found: dict[str, JsonValue] = present_options(values)
     for option, (default, advice) in REMOVED.items():
         *groups, name = option.split(".")
         place: dict[str, JsonValue] = found

@@ -113,12 +113,13 @@ class Options(Settings):
     human_eval: HumanEvalConfig = HumanEvalConfig()
     """The blind comparison with SFT."""
     gates: GatesConfig = GatesConfig()
-    """Thresholds by stage and gate; null, or no threshold, turns a gate off. `extra` adds gates on any metric."""
+    """Thresholds by group and gate; null, or no threshold, turns a gate off. `extra` adds gates on any metric."""
 
     @model_validator(mode="before")
     @classmethod
     def _without_removed_options(cls, values: object) -> object:
-        """Drop removed options at their last default, as deployments of an earlier release store them."""
+        """Rename options, and drop removed ones at their last default, as deployments of an earlier release store
+        them."""
         return without_removed(values, "config") if isinstance(values, dict) else values
 
     @model_validator(mode="after")
@@ -261,7 +262,7 @@ def check_kl_is_judged(config: RunConfig, source: str) -> None:
         UserError: the gate has no threshold; the message suggests one.
     """
     unit, thresholds = config.ppo.kl.unit, {gate.name: threshold for gate, threshold in config.gates.rules("ppo")}
-    own, other = ("ppo.kl_per_token", "ppo.kl") if unit == "token" else ("ppo.kl", "ppo.kl_per_token")
+    own, other = ("policy.kl_per_token", "policy.kl") if unit == "token" else ("policy.kl", "policy.kl_per_token")
     if thresholds[own] is None and (unit == "token" or thresholds[other] is not None):
         raise UserError(
             f"{source}: gates.{own}: ppo.kl.unit is {unit}, and the gate on nats per {unit} has no threshold, so "
@@ -311,9 +312,9 @@ def check_config(values: dict[str, JsonValue], source: str) -> RunConfig:
         for short, _ in _groups(extra)
         for field in ExtraGate.model_fields
     ]
-    for stage, thresholds in _groups(values.get("gates")):
+    for group, thresholds in _groups(values.get("gates")):
         for short, threshold in _groups(thresholds):
-            if stage != "extra" and (key := f"gates.{stage}.{short}") not in gates:
+            if group != "extra" and (key := f"gates.{group}.{short}") not in gates:
                 raise UserError(f"{source}: {unknown(key, threshold, gates)}")
     if has_credentials("\n".join(text for _, text in _texts(values))):
         for key, text in _texts(values):

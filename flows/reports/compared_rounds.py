@@ -34,8 +34,8 @@ class Round(NamedTuple):
         """Return a run as a round, with the metrics of its stages."""
         metrics = {name: value for stage in status.stages for name, value in stage.metrics.items()}
         named = (
-            "reward/judged_previous", "reward/judged", "human_eval/reward_agreement", "human_eval/win_rate", "ppo/gold",
-            "ppo/kl",
+            "reward/judged_previous", "reward/judged", "human_eval/reward_agreement", "human_eval/win_rate",
+            "policy/gold", "policy/kl",
         )  # fmt: skip
         place = int(status.origin.get("round", 0))
         parent = status.origin.get("votes", "")

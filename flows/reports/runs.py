@@ -30,7 +30,7 @@ class ListedRun(NamedTuple):
     """ISO 8601, UTC; for a damaged run the time at which its file was written."""
     seconds: float | None
     kl: float | None
-    """`ppo/kl`: nats a response."""
+    """`policy/kl`: nats a response."""
     win_rate: float | None
     """`human_eval/win_rate` against SFT."""
     tags: Mapping[str, str]
@@ -61,7 +61,7 @@ def listed(home: Path) -> list[ListedRun]:
 
 def _listed(status: RunStatus) -> ListedRun:
     metrics = {name: value for stage in status.stages for name, value in stage.metrics.items()}
-    kl, win_rate = metrics.get("ppo/kl"), metrics.get("human_eval/win_rate")
+    kl, win_rate = metrics.get("policy/kl"), metrics.get("human_eval/win_rate")
     told = (status.run, status.name, status.profile, status.state, status.started, status.seconds)
     failed = [gate.name for stage in status.stages for gate in stage.gates if gate.stops]
     cost = (status.cost, status.saved, status.currency)

@@ -26,7 +26,7 @@ from flows.config.run_config import load_config
 from tasks.runs.status import load_status
 from tests.bench.tools import argument_parser, markdown, seed_range
 
-GATES = ("ppo.worse_prompts", "ppo.kl_beyond_ceiling")
+GATES = ("policy.worse_prompts", "policy.kl_beyond_ceiling")
 
 
 def measured(home: Path, seed: int, profile: str, out: Path) -> dict[str, float]:
@@ -54,7 +54,8 @@ def measured(home: Path, seed: int, profile: str, out: Path) -> dict[str, float]
             metrics = evaluate.evaluate(models, job, inputs["data"], out / f"seed-{seed}")
         seconds["whole"] = time.perf_counter() - seconds["whole"]
         stored = status.stage("ppo").metrics
-        changed = [name for name in ("ppo/kl", "ppo/reward_gain") if abs(metrics[name] - (stored[name] or 0)) > 1e-3]
+        names = "policy/kl", "policy/reward_gain"
+        changed = [name for name in names if abs(metrics[name] - (stored[name] or 0)) > 1e-3]
         if changed:
             raise SystemExit(f"seed {seed}: {', '.join(changed)} differ from what the run recorded")
         kept.write_text(json.dumps(metrics | {f"seconds/{name}": value for name, value in seconds.items()}))
@@ -79,7 +80,7 @@ def table(found: dict[int, dict[str, float]], profile: str) -> str:
         failed = [v.name for v in verdicts if v.name in GATES and not v.passed]
         numbers = ("kl", "reward_gain", "worse_prompts", "worse_prompts_excess", "worse_prompts_excess_high",
                    "kl_beyond_ceiling", "kl_beyond_ceiling_high")  # fmt: skip
-        cells = [f"{metrics[f'ppo/{name}']:.3f}" for name in numbers]
+        cells = [f"{metrics[f'policy/{name}']:.3f}" for name in numbers]
         cells += [f"{metrics[f'seconds/{name}']:.0f}" for name in ("further", "whole")]
         rows.append([seed, *cells, ", ".join(failed)])
     return markdown(titles, rows)

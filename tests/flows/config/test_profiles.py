@@ -244,8 +244,8 @@ def test_data_of_ones_own_turn_off_what_only_the_simulated_truth_can_answer() ->
     own = lay(demo, {"data": {"preferences": "mine.jsonl"}})
     assert own["human_eval"]["judges"] == "people"
     assert own["gates"]["validate"]["annotator_agreement"] is None
-    assert own["gates"]["ppo"]["violations_excess"] is None
-    assert own["gates"]["ppo"]["kl"] == demo["gates"]["ppo"]["kl"]
+    assert own["gates"]["policy"]["violations_excess"] is None
+    assert own["gates"]["policy"]["kl"] == demo["gates"]["policy"]["kl"]
 
 
 def test_gates_that_come_with_data_of_ones_own_stay_on() -> None:
@@ -259,4 +259,4 @@ def test_gates_that_come_with_data_of_ones_own_stay_on() -> None:
 def test_the_band_of_kl_ends_where_the_gate_on_kl_does(profile: str) -> None:
     config = load_config(profile)
     assert config.ppo.kl.unit == "response"
-    assert config.ppo.watch.kl_high == {gate.name: limit for gate, limit in config.gates.rules("ppo")}["ppo.kl"]
+    assert config.ppo.watch.kl_high == {gate.name: limit for gate, limit in config.gates.rules("ppo")}["policy.kl"]

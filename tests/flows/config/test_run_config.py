@@ -28,7 +28,7 @@ BOOLEANS = {
     "sleep", "stop_early", "streaming", "cuda_graphs", "promote",
 }  # fmt: skip
 """Last parts of the options that are booleans."""
-EXTRA = {"metric": "ppo/entropy", "op": ">=", "threshold": 0.2}
+EXTRA = {"metric": "policy/entropy", "op": ">=", "threshold": 0.2}
 NOT_FINITE = (".inf", ".nan", "[0.2, .inf]", "{a: .inf}")
 
 
@@ -54,9 +54,9 @@ def test_what_show_config_prints_is_the_same_config(name: str, tmp_path: Path) -
         ("poo.kl.target=5", "poo.kl.target = 5: no such key; did you mean ppo.kl.target?"),
         ("kl.target=5", "kl.target = 5: no such key; did you mean ppo.kl.target?"),
         ("seeed=5", "seeed = 5: no such key; did you mean seed?"),
-        ("gates.ppo.kll=8", "gates.ppo.kll = 8: no such key; did you mean gates.ppo.kl?"),
-        ("gates.poo.kl=8", "gates.poo.kl = 8: no such key; did you mean gates.ppo.kl?"),
-        ("gates.ppo.kl=[1, 2]", "gates.ppo.kl is [1, 2]"),
+        ("gates.ppo.kll=8", "gates.ppo.kll = 8: no such key; did you mean gates.policy.kl?"),
+        ("gates.poo.kl=8", "gates.poo.kl = 8: no such key; did you mean gates.policy.kl?"),
+        ("gates.policy.kl=[1, 2]", "gates.policy.kl is [1, 2]"),
         ("seed=x", "seed = x: must be a valid integer"),
         ("seed=true", "seed = true: true and false are not numbers; write a number"),
         ("data.sources={preferences: {weight: true}}", "data.sources.preferences.weight = true: true and false"),
@@ -153,12 +153,12 @@ def test_a_removed_option_is_dropped_at_its_default_and_else_refused(option: str
 @pytest.mark.parametrize(
     ("options", "refused"),
     [
-        (["ppo.kl.unit=token"], "gates.ppo.kl_per_token"),
-        (["ppo.kl.unit=token", "gates.ppo.kl=null"], "gates.ppo.kl_per_token"),
-        (["gates.ppo.kl=null", "gates.ppo.kl_per_token=0.2"], "gates.ppo.kl"),
-        (["ppo.kl.unit=token", "gates.ppo.kl_per_token=0.2"], None),
-        (["ppo.kl.unit=token", "gates.ppo.kl_per_token=0.2", "gates.ppo.kl=null"], None),
-        (["gates.ppo.kl=null"], None),
+        (["ppo.kl.unit=token"], "gates.policy.kl_per_token"),
+        (["ppo.kl.unit=token", "gates.policy.kl=null"], "gates.policy.kl_per_token"),
+        (["gates.policy.kl=null", "gates.policy.kl_per_token=0.2"], "gates.policy.kl"),
+        (["ppo.kl.unit=token", "gates.policy.kl_per_token=0.2"], None),
+        (["ppo.kl.unit=token", "gates.policy.kl_per_token=0.2", "gates.policy.kl=null"], None),
+        (["gates.policy.kl=null"], None),
     ],
 )
 def test_kl_that_is_aimed_at_in_one_unit_is_not_judged_in_the_other_alone(
@@ -217,7 +217,7 @@ def test_options_of_another_kind_of_critic_are_left_out_of_a_profile_and_ones_ow
 def test_a_profile_has_a_kl_ceiling_above_what_its_gate_allows_and_a_gate_in_its_targets_unit(name: str) -> None:
     config = load_config(name)
     thresholds = {gate.name: threshold for gate, threshold in config.gates.rules("ppo")}
-    allowed = thresholds["ppo.kl" if config.ppo.kl.unit == "response" else "ppo.kl_per_token"]
+    allowed = thresholds["policy.kl" if config.ppo.kl.unit == "response" else "policy.kl_per_token"]
     assert isinstance(allowed, float) and config.ppo.kl.stop_above is not None
     assert config.ppo.kl.stop_above > max(allowed, config.ppo.kl.target)
 
@@ -243,7 +243,10 @@ def test_a_config_without_gates_has_them_all_off() -> None:
             {"ppo": {"mine": {**EXTRA, "threshold": [1, 2]}}},
             "gates.extra.ppo.mine.threshold is [1, 2]: this gate",
         ),
-        ({"ppo": {"kl": EXTRA}}, "gates.extra.ppo.kl is a built-in gate's name: choose another, or set gates.ppo.kl"),
+        (
+            {"ppo": {"kl": EXTRA}},
+            "gates.extra.ppo.kl is a built-in gate's name: choose another, or set gates.policy.kl",
+        ),
         ({"ppo": {"mine": 5}}, "gates.extra.ppo.mine = 5: must be a group of keys"),
         ([{"name": "ppo.mine"}], "gates.extra = [{'name': 'ppo.mine'}]: must be a group of keys"),
     ],
@@ -262,7 +265,7 @@ def test_extra_gates_are_merged_by_name_from_profiles_and_options(tmp_path: Path
         "ppo": {"mine": {"threshold": 3}, "yours": None}}}}))  # fmt: skip
     config = load_config(tmp_path / "own.yaml", [parse_override("gates.extra.sft.mine.threshold=4")])
     extra = {gate.name: (gate.metric, threshold) for gate, threshold in config.gates.rules() if gate.name not in GATES}
-    assert extra == {"ppo.mine": ("ppo/entropy", 3), "sft.mine": ("ppo/entropy", 4)}
+    assert extra == {"ppo.mine": ("policy/entropy", 3), "sft.mine": ("policy/entropy", 4)}
     assert check_config(to_values(config), "itself") == config
 
 
