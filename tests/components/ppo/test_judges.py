@@ -31,7 +31,7 @@ def measured(*judges: str) -> dict[str, float]:
 
 def verdict(metrics: dict[str, float]) -> Verdict:
     return next(
-        each for each in judge("ppo", metrics, GatesConfig(ppo={"judge_gain_low": 0}))
+        each for each in judge("ppo", metrics, GatesConfig(policy={"judge_gain_low": 0}))
         if each.name == "policy.judge_gain_low"
     )  # fmt: skip
 

@@ -63,7 +63,7 @@ def test_the_stored_numbers_are_on_the_page(tmp_path: Path) -> None:
     stored_run(tmp_path, changes=["ppo.updates=7"])
     text = shown_text(tmp_path)
     for words in (
-        "Profile tiny, project tether, seed 0; started 20", "PASS ppo. kl 2.789 ≤ 5 44 % below the bound",
+        "Profile tiny, project tether, seed 0; started 20", "PASS policy. kl 2.789 ≤ 5 44 % below the bound",
         "rows quarantined 2",
         "preferences: unique PASS 2 are quarantined The row repeats no other. 17, 230", "loss, nats per token 0.4321",
         "0.8123 (0.7712 to 0.8467), on 200 pairs", "100 0.85 0.8334 0.7512 0.8923", "2.345, upper end 2.789",
