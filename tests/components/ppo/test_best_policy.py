@@ -71,7 +71,7 @@ def test_the_highest_score_inside_the_band_is_published_and_the_last_policys_num
     last = read_rows(cut.artifact / "last.jsonl")
     for name, column in (("kl", "kl"), ("gold", "gold"), ("proxy_reward", "score"), ("response_tokens", "tokens")):
         mean = sum(row[column] for row in last) / len(last)
-        assert cut.metrics[f"ppo/last_{name}"] == pytest.approx(mean, rel=1e-9)
+        assert cut.metrics[f"policy/last_{name}"] == pytest.approx(mean, rel=1e-9)
 
 
 def test_a_broken_tether_fails_the_gate_though_the_published_policy_is_inside_the_band(cut: Ran) -> None:

@@ -87,7 +87,7 @@ def test_the_proxy_reward_of_an_update_is_the_judged_score_and_samples_show_it_b
     assert len(samples) == 3 * 8, "all of the batch is shown"
     for update in (0, 2, 4):
         rows = [row for row in samples if row["update"] == update]
-        for name, metric in (("score", "policy/proxy_reward"), ("reward", "policy/rewarded_score")):
+        for name, metric in (("score", "ppo/proxy_reward"), ("reward", "ppo/rewarded_score")):
             assert history[update][metric] == pytest.approx(sum(row[name] for row in rows) / 8, abs=1e-5)
     assert any(abs(row["score"] - row["reward"]) > 0.01 for row in samples), "a missing EOS is replaced in training"
 
