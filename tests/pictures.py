@@ -2,7 +2,7 @@
 
 After `F="--set ppo.updates=40 --set ppo.kl.control=fixed"`, these runs and commands make those of the docs:
 
-    tether run tiny $F --set ppo.kl.coefficient=0 --set gates.ppo.kl=1 --name "β cut, judged"
+    tether run tiny $F --set ppo.kl.coefficient=0 --set gates.policy.kl=1 --name "β cut, judged"
     python -m tests.pictures .tether/runs/JUDGED/report.html docs/images/report.png --height 900
     python -m tests.pictures LINK docs/images/review.png --width 860 --height 560 --key g
 

@@ -181,15 +181,18 @@ def gates() -> str:
     """Every gate: what it judges, and how."""
     text = [
         "# Gates\n",
-        "A gate compares one metric with the threshold that the profile gives it under `gates.STAGE.NAME`; `null` "
-        "switches it off. `--waive STAGE.NAME --because TEXT` lets a run pass it, and records who did and why.\n",
+        "A gate compares one metric with the threshold that the profile gives it under `gates.GROUP.NAME`; `null` "
+        "switches it off. `--waive GROUP.NAME --because TEXT` lets a run pass it, and records who did and why.\n",
     ]
-    for stage in dict.fromkeys(gate.stage for gate in GATES.values()):
-        text.append(f"## {stage}\n")
-        rows = ((f"`{each.name}`", _rule(each), each.description) for each in GATES.values() if each.stage == stage)
+    for group in dict.fromkeys(gate.group for gate in GATES.values()):
+        members = [gate for gate in GATES.values() if gate.group == group]
+        text.append(f"## {group}\n")
+        if (stage := members[0].stage) != group:
+            text.append(f"They judge the metrics that the stage `{stage}` records.\n")
+        rows = ((f"`{gate.name}`", _rule(gate), gate.description) for gate in members)
         text.append(table(("gate", "holds where", "what it says"), rows))
-        pages = dict.fromkeys(_page(each) for each in GATES.values() if each.stage == stage)
-        links = (f"[{_OF.get(page, f'a gate of {stage}')}](../guide/troubleshooting/{page})" for page in pages)
+        pages = dict.fromkeys(map(_page, members))
+        links = (f"[{_OF.get(page, f'a gate of {group}')}](../guide/troubleshooting/{page})" for page in pages)
         text.append(f"What to do when one of them fails: {', '.join(links)}\n")
     return "\n".join(text)
 
@@ -245,11 +248,12 @@ def _attempt(change: OptionChange) -> str:
 _OF = {
     "probes.md": "a probe of the reward model",
     "judge.md": "a gate of the independent judge",
-    "responses.md": "a gate of ppo on its responses",
+    "policy.md": "a gate of the policy",
+    "responses.md": "a gate of the policy's responses",
 }
 """Titles of the pages of advice that are not of a whole stage."""
 _OF_RESPONSES = {
-    f"ppo.{name}"
+    f"policy.{name}"
     for name in (
         "repetition", "echo", "distinct", "dissimilarity", "entropy_ratio", "length_ratio", "ended", "special_tokens",
         "violations_excess", "rule_violations_excess",
@@ -263,7 +267,7 @@ def _page(gate: Gate) -> str:
         return "probes.md"
     if gate.short.startswith("judge_"):
         return "judge.md"
-    return "responses.md" if gate.name in _OF_RESPONSES else f"{gate.stage}.md"
+    return "responses.md" if gate.name in _OF_RESPONSES else f"{gate.group}.md"
 
 
 def _advised() -> dict[str, list[Gate]]:
@@ -328,7 +332,7 @@ def slug(head: str) -> str:
 PAGES = {"commands.md": commands, "options.md": options, "gates.md": gates, "metrics.md": metrics}
 """Pages of the reference, by file name."""
 ADVICE_PAGES = {
-    name: functools.partial(failed_gates, _OF.get(name, f"a gate of {gates[0].stage}"), gates)
+    name: functools.partial(failed_gates, _OF.get(name, f"a gate of {gates[0].group}"), gates)
     for name, gates in _advised().items()
 } | {"alarms.md": alarms}
 """Pages of advice, by file name."""

@@ -37,10 +37,10 @@ METRICS: dict[str, dict[str, float]] = {
         "reward/ece_null_95": 0.0456, "reward/test_pairs": 200, "reward/invariance": 0, "reward/position_invariance": 0,
     },
     "ppo": {
-        "ppo/kl": 2.345, "ppo/kl_high": 2.789, "ppo/proxy_reward": 1.357, "ppo/reward_gain": 1.246, "ppo/stopped": 0,
-        "ppo/reward_gain_low": 1.134,
-        "ppo/demonstration_perplexity_ratio": 1.5, "ppo/length_ratio": 1.1, "ppo/length_ratio_low": 1.0,
-        "ppo/length_ratio_high": 1.2, "ppo/demonstration_perplexity_ratio_high": 1.6,
+        "policy/kl": 2.345, "policy/kl_high": 2.789, "policy/proxy_reward": 1.357, "policy/reward_gain": 1.246,
+        "policy/reward_gain_low": 1.134, "ppo/stopped": 0,
+        "policy/demonstration_perplexity_ratio": 1.5, "policy/length_ratio": 1.1, "policy/length_ratio_low": 1.0,
+        "policy/length_ratio_high": 1.2, "policy/demonstration_perplexity_ratio_high": 1.6,
         "ppo/ratio_max": 1.9, "ppo/clip_fraction_max": 0.2, "ppo/replaced_max": 0.1, "ppo/score_spread_min": 0.8,
     },
     "human_eval": {

@@ -89,7 +89,7 @@ def test_a_run_from_nothing_passes_every_stage_and_gate(
             null = ["within"] if GATES[gate["name"]].or_within else []
             assert list(gate) in (fields, fields + null)
     page = (home / "runs" / first["run"] / "report.md").read_text()
-    assert "ppo.kl" in page and first["stages"][3]["digest"] in page
+    assert "policy.kl" in page and first["stages"][3]["digest"] in page
 
 
 def test_a_whole_runs_report_has_all_that_was_computed_and_mlflow_has_it_too(home: Path, first: dict[str, Any]) -> None:
@@ -175,10 +175,10 @@ def test_told_to_stop_in_a_stage_that_learns_a_run_goes_on_from_the_last_step_to
 def test_a_threshold_alone_recomputes_nothing_and_stops_what_is_below(
     tether, home: Path, first: dict[str, Any]
 ) -> None:
-    done = tether("run", "tiny", "--set", "gates.ppo.kl=-1", home=home)
+    done = tether("run", "tiny", "--set", "gates.policy.kl=-1", home=home)
     assert done.returncode == 3
-    assert "ppo.kl: ppo/kl_high is" in done.stderr and "must be <= -1" in done.stderr
-    assert "--waive ppo.kl --because TEXT" in done.stdout  # what can be done about it
+    assert "policy.kl: policy/kl_high is" in done.stderr and "must be <= -1" in done.stderr
+    assert "--waive policy.kl --because TEXT" in done.stdout  # what can be done about it
     shown = status(home)
     assert states(shown) == ["cached", "cached", "cached", "gate_failed", "not_run"]
     assert [stage["cached"] for stage in shown["stages"]] == [True, True, True, True, False]
@@ -186,13 +186,13 @@ def test_a_threshold_alone_recomputes_nothing_and_stops_what_is_below(
 
 
 def test_a_waived_gate_lets_the_run_through_and_says_so(tether, home: Path, first: dict[str, Any]) -> None:
-    waiver = ("--waive", "ppo.kl", "--because", "to see the sheet")
-    done = tether("run", "tiny", "--set", "gates.ppo.kl=-1", *waiver, home=home)
+    waiver = ("--waive", "policy.kl", "--because", "to see the sheet")
+    done = tether("run", "tiny", "--set", "gates.policy.kl=-1", *waiver, home=home)
     assert done.returncode == 0, done.stderr
     assert "to see the sheet" in done.stdout
     shown = status(home)
     assert states(shown) == ["cached", "cached", "cached", "waived", "cached"]
-    assert [gate["name"] for gate in shown["stages"][3]["gates"] if gate["waived"]] == ["ppo.kl"]
+    assert [gate["name"] for gate in shown["stages"][3]["gates"] if gate["waived"]] == ["policy.kl"]
 
 
 def left_behind(home: Path, run: str) -> dict[str, Any]:
@@ -348,7 +348,7 @@ def test_a_policys_lineage_names_data_models_options_code_gates_waivers_and_who_
     assert policy["libraries"]["torch"] and policy["environment"]["instruction_set"]
     assert policy["code"] == code_version()
     waived = [waiver for judged in policy["judged"] for waiver in judged["waivers"]]
-    assert waived == [{"gate": "ppo.kl", "user": getpass.getuser(), "reason": "to see the sheet"}]
+    assert waived == [{"gate": "policy.kl", "user": getpass.getuser(), "reason": "to see the sheet"}]
     (model,) = policy["models"]
     assert model["name"] == "tether-policy"
     assert (model["promoted"]["by"], model["promoted"]["judges"]) == (getpass.getuser(), "simulated")
@@ -387,7 +387,7 @@ def test_two_runs_side_by_side_differ_in_what_was_changed_and_what_came_of_it(
     assert [stage.same for stage in found.stages] == [True, True, True, False, False]
     assert [str(change) for change in stages["ppo"].changes] == ["ppo.clip_range 0.2 -> 0.1"]
     assert found.options["ppo.clip_range"] == (0.2, 0.1)
-    assert "ppo/kl" in stages["ppo"].metrics and stages["sft"].metrics == {}
+    assert "policy/kl" in stages["ppo"].metrics and stages["sft"].metrics == {}
     assert json.loads(json.dumps(found.as_json()))["stages"][3]["changes"][0]["text"] == "ppo.clip_range 0.2 -> 0.1"
     assert "ppo.clip_range 0.2 -> 0.1" in diff.text(found)
 

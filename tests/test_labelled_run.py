@@ -32,7 +32,7 @@ ITEMS = 16
 LOST = 4
 """Items on which the filled sheet prefers SFT; the policy wins the others."""
 BECAUSE = "the annotators are simulated | and few"
-WAIVED = ("validate.annotator_agreement", "ppo.kl")
+WAIVED = ("validate.annotator_agreement", "policy.kl")
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def waiting(tether: Any, home: Path, sources: dict[str, Path]) -> dict[str, Any]
     values = {
         "human_eval.judges": "people", "human_eval.items": ITEMS, "human_eval.repeats": 0, "sft.base": sources["base"],
         "data.preferences": sources["preferences"], "data.demonstrations": sources["demonstrations"],
-        "gates.validate.annotator_agreement": 0.99, "gates.ppo.kl": -1,
+        "gates.validate.annotator_agreement": 0.99, "gates.policy.kl": -1,
     }  # fmt: skip
     settings = (part for name, value in values.items() for part in ("--set", f"{name}={value}"))
     waivers = (part for gate in WAIVED for part in ("--waive", gate))
@@ -255,8 +255,8 @@ def test_the_course_of_beta(asked: Asked, home: Path, records: dict[str, Record]
 
 
 def test_the_final_kl(asked: Asked, records: dict[str, Record]) -> None:
-    (kl,) = (metric for metric in asked.policy.metrics if metric.key == "ppo/kl")
-    assert kl.value == records["ppo"].metrics["ppo/kl"]
+    (kl,) = (metric for metric in asked.policy.metrics if metric.key == "policy/kl")
+    assert kl.value == records["ppo"].metrics["policy/kl"]
     assert (kl.step, kl.dataset_name, kl.dataset_digest) == (4, "data", records["validate"].digest[:32])
 
 

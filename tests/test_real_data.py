@@ -163,7 +163,7 @@ def test_without_the_tether_the_policy_is_stopped(home: Path, waiting: dict[str,
     assert done.returncode == 3, done.stdout + done.stderr
     states, failed = stopped_by(home)
     assert states == ["cached"] * 3 + ["gate_failed", "not_run"]
-    assert "ppo.stopped" in failed, "the published checkpoint may be inside the band, where ppo.kl passes"
+    assert "ppo.stopped" in failed, "the published checkpoint may be inside the band, where policy.kl passes"
 
 
 @pytest.mark.bench

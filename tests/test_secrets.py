@@ -59,7 +59,7 @@ def test_a_run_and_what_is_asked_of_it_later_say_and_store_no_secret(
         ["run", "tiny", "--set", f"mlflow.experiment={SECRET}"],
         ["run", "tiny", "--tag", f"from=http://me:{SECRET}@host"],
         ["run", "tiny", "--name", SECRET],
-        ["run", "tiny", "--waive", "ppo.kl", "--because", f"http://me:{SECRET}@host"],
+        ["run", "tiny", "--waive", "policy.kl", "--because", f"http://me:{SECRET}@host"],
         ["run", f"http://me:{SECRET}@host/profile.yaml"],
         ["data", "check", f"http://me:{SECRET}@host/pairs.jsonl"],
     ],

@@ -1,6 +1,6 @@
 """Nested options, as YAML and JSON hold them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pydantic import JsonValue
 
@@ -11,6 +11,24 @@ def group(values: Mapping[str, JsonValue], *path: str) -> Mapping[str, JsonValue
         inner = values.get(name)
         values = inner if isinstance(inner, dict) else {}
     return values
+
+
+def nested(path: Sequence[str], value: JsonValue) -> dict[str, JsonValue]:
+    """Return nested options with one value: `{"a": {"b": value}}` for the path `a`, `b`."""
+    *groups, name = path
+    options = {name: value}
+    for outer in reversed(groups):
+        options = {outer: options}
+    return options
+
+
+def merge(below: Mapping[str, JsonValue], above: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """Return `above` merged over `below`: groups key by key; any other value is replaced."""
+    out = dict(below)
+    for key, value in above.items():
+        old = out.get(key)
+        out[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return out
 
 
 def flatten(values: Mapping[str, JsonValue], prefix: str = "") -> dict[str, JsonValue]:

@@ -22,10 +22,10 @@ class Requirement(NamedTuple):
 
 REQUIREMENTS = (
     Requirement("reward accuracy", ("reward.accuracy_low",), chance=0.5),
-    Requirement("KL to SFT", ("ppo.kl", "ppo.kl_per_token")),
-    Requirement("gain in reward", ("ppo.reward_gain_low",), chance=0.0),
-    Requirement("policy violations", ("ppo.violations_excess",), if_measured=True),
-    Requirement("violations of ppo.rules", ("ppo.rule_violations_excess",), if_measured=True),
+    Requirement("KL to SFT", ("policy.kl", "policy.kl_per_token")),
+    Requirement("gain in reward", ("policy.reward_gain_low",), chance=0.0),
+    Requirement("policy violations", ("policy.violations_excess",), if_measured=True),
+    Requirement("violations of ppo.rules", ("policy.rule_violations_excess",), if_measured=True),
     Requirement("win rate", ("human_eval.win_rate_low",), chance=0.5),
 )
 
@@ -38,11 +38,11 @@ def unjudged(values: Mapping[str, Any], metrics: Collection[str]) -> list[Requir
         metrics: names of the final metrics of its stages so far.
     """
     thresholds = values.get("gates") or {}
-    thresholds = {**thresholds, "ppo": gates_on_kl(group(values, "ppo", "kl")) | (thresholds.get("ppo") or {})}
+    thresholds = {**thresholds, "policy": gates_on_kl(group(values, "ppo", "kl")) | (thresholds.get("policy") or {})}
 
     def judges(requirement: Requirement, gate: str) -> bool:
-        stage, _, short = gate.partition(".")
-        threshold = (thresholds.get(stage) or {}).get(short)
+        group, _, short = gate.partition(".")
+        threshold = (thresholds.get(group) or {}).get(short)
         return threshold is not None and (requirement.chance is None or threshold >= requirement.chance)
 
     return [

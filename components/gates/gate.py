@@ -16,18 +16,20 @@ class Gate:
     """One rule for one final metric. Its threshold is not here: profiles hold the thresholds."""
 
     name: str
-    """`stage.short`: the name that `--waive` takes, and the key below `gates` in a config."""
+    """`group.short`: the name that `--waive` takes, and the key below `gates` in a config."""
     op: Op
     """The comparison. Gains use `>`: if nothing changed, the interval has width 0, and a gain of 0 must fail."""
     description: str
     metric: str = ""
-    """The metric `group/name` that is judged; empty means `stage/short`."""
+    """The metric `group/name` that is judged; empty means `group/short`."""
     interval: Literal["end", "both", "none"] = "end"
     """`end`: the metric is an end of an interval, or `or_within` says what chance reaches. `both`: both ends,
     `<metric>_low` and `<metric>_high`, must lie within the range. `none`: a count, or a check without such error."""
     or_within: str | tuple[str, str] | None = None
     """A metric that replaces an upper threshold if it is larger (ECE's simulated null); for `between`, the two metrics
     of a second allowed range (the slope's simulated null)."""
+    stage: str = ""
+    """The stage whose final metrics it judges; empty means the stage `group`."""
     warn_only: bool = False
     """Shown and recorded, but never stops a run."""
     if_measured: bool = False
@@ -44,20 +46,21 @@ class Gate:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metric", self.metric or self.name.replace(".", "/", 1))
+        object.__setattr__(self, "stage", self.stage or self.group)
 
     @property
-    def stage(self) -> str:
-        """Return the stage that it judges."""
+    def group(self) -> str:
+        """Return its group below `gates` in a config, and the group of its metric."""
         return self.name.partition(".")[0]
 
     @property
     def estimate(self) -> str:
-        """Return the metric of whose interval it judges an end (`ppo/kl` for `ppo/kl_high`); else its own metric."""
+        """Return the metric of whose interval it judges an end: `policy/kl` for `policy/kl_high`; else its own."""
         return self.metric.removesuffix("_low").removesuffix("_high")
 
     @property
     def short(self) -> str:
-        """Return its key below `gates.<stage>` in a config."""
+        """Return its key below `gates.<group>` in a config."""
         return self.name.partition(".")[2]
 
     def setting(

@@ -7,12 +7,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from components.base.errors import GateFailed, UserError
 from components.base.settings import Settings
 from components.base.text import counted
 from components.gates.gate import Gate, Op
+from components.gates.renamed import present_gate, present_metric
 from components.gates.table import GATES
 
 # Strict: `true` is not a number.
@@ -29,7 +30,7 @@ Threshold = _Number | tuple[_Number, _Number] | None
 class Waiver(Settings):
     """A user's decision to let one gate fail in this run."""
 
-    gate: str
+    gate: Annotated[str, AfterValidator(present_gate)]
     user: str
     reason: str = Field(min_length=1)
 
@@ -37,8 +38,8 @@ class Waiver(Settings):
 class Verdict(Settings):
     """One gate's judgement."""
 
-    name: str
-    metric: str
+    name: Annotated[str, AfterValidator(present_gate)]
+    metric: Annotated[str, AfterValidator(present_metric)]
     value: float | None
     """The metric; None if it is missing, NaN or infinite, which fails."""
     op: Op
@@ -52,7 +53,7 @@ class Verdict(Settings):
     reason: str | None = None
     warn_only: bool = False
     description: str = ""
-    text: str = ""
+    text: Annotated[str, AfterValidator(present_metric)] = ""
     """The judgement in words: metric, value, threshold."""
     within: float | tuple[float, float] | None = None
     """A second bound within which the gate also passes, such as the null of an ECE; None without one. With a threshold
@@ -72,8 +73,8 @@ class Verdict(Settings):
 class ExtraGate(Settings):
     """A gate that a profile adds, on any metric that the stage records."""
 
-    metric: str = ""
-    """The metric that is judged, as `ppo/entropy`."""
+    metric: Annotated[str, AfterValidator(present_metric)] = ""
+    """The metric that is judged, as `policy/entropy`."""
     plugin: str = ""
     """Instead of `metric`: an entry point of the group `tether.gates`. It is a function of the stage's metrics and its
     artifact's folder that returns the number to judge."""
@@ -119,7 +120,7 @@ def gates_on_kl(kl: Mapping[str, Any]) -> dict[str, Threshold]:
 
 
 class GatesConfig(BaseModel):
-    """Thresholds as `{stage: {gate: number | [low, high] | null}}`; null is off, and so is a gate that is not named."""
+    """Thresholds as `{group: {gate: number | [low, high] | null}}`; null is off, and so is a gate that is not named."""
 
     model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
     __pydantic_extra__: dict[str, dict[str, Threshold]]
@@ -129,19 +130,19 @@ class GatesConfig(BaseModel):
 
     @model_validator(mode="after")
     def _names_gates_that_there_are(self) -> Self:
-        stages = sorted({gate.stage for gate in GATES.values()})
-        for stage, thresholds in self.__pydantic_extra__.items():
-            if stage not in stages:
-                raise ValueError(f"gates.{stage} is not a stage with gates{_nearest(stage, stages)}")
+        groups = sorted({gate.group for gate in GATES.values()})
+        for group, thresholds in self.__pydantic_extra__.items():
+            if group not in groups:
+                raise ValueError(f"gates.{group} is not a group of gates{_nearest(group, groups)}")
             for short, threshold in thresholds.items():
-                if (gate := GATES.get(f"{stage}.{short}")) is None:
-                    raise ValueError(f"gates.{stage}.{short} is not a gate{_nearest(f'{stage}.{short}', GATES)}")
+                if (gate := GATES.get(f"{group}.{short}")) is None:
+                    raise ValueError(f"gates.{group}.{short} is not a gate{_nearest(f'{group}.{short}', GATES)}")
                 _check_threshold(f"gates.{gate.name}", gate.op, threshold)
         for stage, gates in self.extra.items():
             for short, extra in gates.items():
-                key = f"gates.extra.{stage}.{short}"
-                if f"{stage}.{short}" in GATES:
-                    raise ValueError(f"{key} is a built-in gate's name: choose another, or set gates.{stage}.{short}")
+                key, name = f"gates.extra.{stage}.{short}", present_gate(f"{stage}.{short}")
+                if name in GATES:
+                    raise ValueError(f"{key} is a built-in gate's name: choose another, or set gates.{name}")
                 if not re.fullmatch(r"\w+", short):
                     raise ValueError(f"{key} is not a valid gate name: use letters, digits and _")
                 if extra is not None:
@@ -151,7 +152,7 @@ class GatesConfig(BaseModel):
     def rules(self, stage: str | None = None) -> list[tuple[Gate, Threshold]]:
         """Return each gate of a stage (None: of all) with its threshold (None: off); extra gates come last."""
         named = self.__pydantic_extra__
-        built_in = [(gate, named.get(gate.stage, {}).get(gate.short)) for gate in GATES.values()]
+        built_in = [(gate, named.get(gate.group, {}).get(gate.short)) for gate in GATES.values()]
         extra = [
             (added.rule(of, short), added.threshold)
             for of, gates in self.extra.items() for short, added in gates.items() if added is not None
@@ -174,7 +175,7 @@ class GatesConfig(BaseModel):
     @property
     def unnamed(self) -> list[str]:
         """Return the gates that are off because the config does not name them."""
-        return [gate.name for gate in GATES.values() if gate.short not in self.__pydantic_extra__.get(gate.stage, {})]
+        return [gate.name for gate in GATES.values() if gate.short not in self.__pydantic_extra__.get(gate.group, {})]
 
 
 def stage_metrics(final: Mapping[str, float], parts: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -4,12 +4,14 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from components.gates.built_in.human_eval_gates import HUMAN_EVAL_GATES
+from components.gates.built_in.policy_gates import POLICY_GATES
 from components.gates.built_in.ppo_gates import PPO_GATES
 from components.gates.built_in.reward_gates import REWARD_GATES
 from components.gates.built_in.sft_gates import SFT_GATES
 from components.gates.built_in.validate_gates import VALIDATE_GATES
 
-GATES = {gate.name: gate for gate in VALIDATE_GATES + SFT_GATES + REWARD_GATES + PPO_GATES + HUMAN_EVAL_GATES}
+_IN_ORDER = VALIDATE_GATES + SFT_GATES + REWARD_GATES + POLICY_GATES + PPO_GATES + HUMAN_EVAL_GATES
+GATES = {gate.name: gate for gate in _IN_ORDER}
 """Every gate by name, in the order in which they are shown."""
 
 
@@ -60,26 +62,28 @@ MAIN_METRICS: dict[str, tuple[MainMetric, ...]] = {
         MainMetric("reward/judge_ece", "the judge's expected calibration error, after temperature"),
     ),
     "ppo": (
-        MainMetric("ppo/proxy_reward", "reward model's scaled score of the policy", brief=True, card=False),
-        MainMetric("ppo/kl", "KL to the SFT model", "nats a response", brief=True),
-        MainMetric("ppo/kl_per_token", "KL to the SFT model", "nats a token", brief=True),
-        MainMetric("ppo/reward_gain", "reward model's score over the SFT model's", "in its standard deviations"),
-        MainMetric("ppo/worse_prompts", "share of prompts whose mean score is below the SFT model's"),
-        MainMetric("ppo/kl_beyond_ceiling", "share of responses whose KL is above ppo.kl.response_ceiling"),
-        MainMetric("ppo/reward_gain_ended", "the same where both responses ended", "in its standard deviations"),
+        MainMetric("policy/proxy_reward", "reward model's scaled score of the policy", brief=True, card=False),
+        MainMetric("policy/kl", "KL to the SFT model", "nats a response", brief=True),
+        MainMetric("policy/kl_per_token", "KL to the SFT model", "nats a token", brief=True),
+        MainMetric("policy/reward_gain", "reward model's score over the SFT model's", "in its standard deviations"),
+        MainMetric("policy/worse_prompts", "share of prompts whose mean score is below the SFT model's"),
+        MainMetric("policy/kl_beyond_ceiling", "share of responses whose KL is above ppo.kl.response_ceiling"),
+        MainMetric("policy/reward_gain_ended", "the same where both responses ended", "in its standard deviations"),
         MainMetric(
-            "ppo/judge_gain",
+            "policy/judge_gain",
             "score over the SFT model's by the strictest judge",
             "in its standard deviations",
             brief=True,
         ),
-        MainMetric("ppo/entropy", "entropy", "nats a token"),
-        MainMetric("ppo/response_tokens", "tokens", "a response"),
-        MainMetric("ppo/ended", "share of responses that end"),
-        MainMetric("ppo/gold", "simulated gold score", brief=True),
-        MainMetric("ppo/violations", "simulated policy violations", "a response", brief=True),
-        MainMetric("ppo/rule_violations", "violations of the team's rules", "a response", brief=True),
-        MainMetric("ppo/rule_violations_excess", "violations of the team's rules above the SFT model's", "a response"),
+        MainMetric("policy/entropy", "entropy", "nats a token"),
+        MainMetric("policy/response_tokens", "tokens", "a response"),
+        MainMetric("policy/ended", "share of responses that end"),
+        MainMetric("policy/gold", "simulated gold score", brief=True),
+        MainMetric("policy/violations", "simulated policy violations", "a response", brief=True),
+        MainMetric("policy/rule_violations", "violations of the team's rules", "a response", brief=True),
+        MainMetric(
+            "policy/rule_violations_excess", "violations of the team's rules above the SFT model's", "a response"
+        ),
     ),
     "human_eval": (
         MainMetric("human_eval/win_rate", "win rate against the SFT model, ties a half", brief=True),

@@ -42,8 +42,8 @@ class KLConfig(Settings):
     band: float | None = Field(None, gt=0)
     """Upper end of the KL of policies that may be published, in `unit`; about twice the target. A checkpoint whose KL
     (the upper end of its interval) is above it is published only if no evaluated one is inside. If the KL of two
-    batches in a row (the lower end of the interval) is above it, the run stops and fails. The gate on KL, `ppo.kl` or
-    `ppo.kl_per_token`, has it as its threshold unless `gates.ppo` sets a lower one. Null: no band."""
+    batches in a row (the lower end of the interval) is above it, the run stops and fails. The gate on KL, `policy.kl` or
+    `policy.kl_per_token`, has it as its threshold unless `gates.policy` sets a lower one. Null: no band."""
     ceiling: float | None = Field(None, gt=0)
     """Training stops and fails above this KL, in `unit`: once KL is above it in five batches in a row, or one batch's
     KL (the lower end of its 95 % interval) is above three times it; null for none. Set it to twice the target or more:
@@ -61,7 +61,7 @@ class KLConfig(Settings):
     at the target, and β starts at `coefficient` / exp(`proportional`), since KL starts at 0."""
     response_ceiling: float = Field(18.0, gt=0)
     """Nats. Responses whose KL to SFT (k1 summed over the tokens) is above this are counted in the final evaluation,
-    for the gate `ppo.kl_beyond_ceiling`: a mean hides a few prompts on which the policy is far from SFT. A single
+    for the gate `policy.kl_beyond_ceiling`: a mean hides a few prompts on which the policy is far from SFT. A single
     response swings more than a batch's mean, so set it to about six times the target."""
     refresh_every: int | None = Field(None, ge=1)
     """Number of updates after which the policy becomes the new reference; null keeps SFT. Only the penalty's reference
@@ -196,8 +196,8 @@ class MonitorConfig(Settings):
 
 
 class RepeatsConfig(Settings):
-    """Several responses of policy and SFT to a held-out prompt. The gate `ppo.worse_prompts` judges a prompt's mean
-    score, and `ppo.kl_beyond_ceiling` every response. All other gates judge the first response to each prompt."""
+    """Several responses of policy and SFT to a held-out prompt. The gate `policy.worse_prompts` judges a prompt's mean
+    score, and `policy.kl_beyond_ceiling` every response. All other gates judge the first response to each prompt."""
 
     prompts: int = Field(256, ge=2)
     """Number of prompts that are answered several times: the first ones of the final evaluation."""
@@ -274,7 +274,7 @@ class PpoConfig(OptimizerConfig):
     sum of their scores, each shifted and scaled to SFT responses and weighted. Null: the pipeline's own reward model
     alone."""
     rules: RulesConfig | None = None
-    """The team's own rules. Their violations in responses are counted, and the gate `ppo.rule_violations_excess`
+    """The team's own rules. Their violations in responses are counted, and the gate `policy.rule_violations_excess`
     compares the policy with SFT. They are not part of the reward. Null: none."""
     critic: CriticConfig = CriticConfig()
     """The value function."""
@@ -288,7 +288,7 @@ class PpoConfig(OptimizerConfig):
     trains whole models."""
     evaluate: int = Field(512, ge=2)
     """Number of held-out prompts in the final evaluation. Fewer than 256 are for trials only: intervals are wide, and
-    the gate `ppo.evaluated` fails."""
+    the gate `policy.evaluated` fails."""
     repeats: RepeatsConfig = RepeatsConfig()
     """Further responses in the final evaluation."""
     evaluate_every: int | None = Field(4, ge=1)

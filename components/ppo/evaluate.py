@@ -83,7 +83,8 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path, observe: Observ
     """Sample a response of each policy to held-out prompts, write `evaluation.jsonl`, and return the stage's metrics.
 
     If `evaluate_temperature` differs from the temperature of training, KL and entropy are measured on further
-    responses at that of training. `ppo/worse_prompts` and `ppo/kl_beyond_ceiling` take several to a prompt (`repeats`).
+    responses at that of training. `policy/worse_prompts` and `policy/kl_beyond_ceiling` take several to a prompt
+    (`repeats`).
     """
     prompts = [row["prompt"] for row in read_split(data / "prompts.test")[: job.ppo.evaluate]]
     asked = counted(len(prompts), "held-out prompt")
@@ -95,19 +96,19 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path, observe: Observ
     clusters = [str(p) for p in prompts]
     observe(0, {}, doing="measuring diversity and the perplexity of demonstrations")
     metrics = {
-        "ppo/evaluated": float(len(prompts)),
-        **_kl(drawn, clusters, "ppo/kl"),
+        "policy/evaluated": float(len(prompts)),
+        **_kl(drawn, clusters, "policy/kl"),
         **_judged(policy, sft, clusters),
         **_diversity(policy, sft, clusters),
         **_entropy(drawn, its_drawn, clusters),
         **_forgetting(models, job, data),
-        "ppo/kl_at_temperature_1": _mean(r.kl for r in drawn)
+        "policy/kl_at_temperature_1": _mean(r.kl for r in drawn)
         if job.generation.temperature == 1
         else kl_at_1(models, prompts, job, data, observe),
-        "ppo/proxy_reward": _mean(r.score for r in policy),
-        "ppo/rewarded_score": _mean(r.reward for r in policy),
-        "ppo/response_tokens": _mean(r.tokens for r in policy),
-        "ppo/sft_special_tokens": _mean(r.special_tokens > 0 for r in sft),
+        "policy/proxy_reward": _mean(r.score for r in policy),
+        "policy/rewarded_score": _mean(r.reward for r in policy),
+        "policy/response_tokens": _mean(r.tokens for r in policy),
+        "policy/sft_special_tokens": _mean(r.special_tokens > 0 for r in sft),
         **_by_source(models, policy, sft, clusters),
         **_by_prompt(models, job, data, out, prompts, policy, sft, drawn, observe),
     }
@@ -117,20 +118,19 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path, observe: Observ
         )
         mine, its = ({k: _mean(r.truth[k] for r in rows) for k in rows[0].truth} for rows in (policy, sft))
         metrics |= {
-            "ppo/gold": mine["gold"],
-            "ppo/sft_gold": its["gold"],
-            "ppo/gold_gain_low": gold.low,
-            "ppo/gold_gain_high": gold.high,
-            "ppo/violations": mine["violations"],
-            "ppo/sft_violations": its["violations"],
-            **violations.metrics("ppo/violations_excess"),
-            "ppo/echoes": mine["echoes"],
+            "policy/gold": mine["gold"],
+            "policy/sft_gold": its["gold"],
+            "policy/gold_gain_low": gold.low,
+            "policy/gold_gain_high": gold.high,
+            "policy/violations": mine["violations"],
+            "policy/sft_violations": its["violations"],
+            **violations.metrics("policy/violations_excess"),
+            "policy/echoes": mine["echoes"],
         }
     if policy[0].rules:
         of_policy, of_sft = ([row.rules for row in rows] for rows in (policy, sft))
-        metrics |= rule_metrics(of_policy)
-        metrics |= {name.replace("/", "/sft_", 1): value for name, value in rule_metrics(of_sft).items()}
-        metrics |= _above(of_policy, of_sft, clusters, "violations").metrics("ppo/rule_violations_excess")
+        metrics |= rule_metrics(of_policy, "policy/") | rule_metrics(of_sft, "policy/sft_")
+        metrics |= _above(of_policy, of_sft, clusters, "violations").metrics("policy/rule_violations_excess")
     return metrics | (best_of(models, prompts, job, data, job.ppo.best_of, observe) if job.ppo.best_of else {})
 
 
@@ -158,7 +158,7 @@ def _by_prompt(
     falls = _worst("fall", fmean, lambda r: r["sft"]["score"] - r["policy"]["score"], _rows(repeated, mine, its))
     nats = _worst("kl", max, lambda r: r["policy"]["kl"], _rows(asked, rows, [*sft, *more_sft]))
     write_rows(out / "artifact" / "worst.jsonl", [*falls, *nats])
-    beyond = _beyond_ceiling(rows, [str(p) for p in asked], "ppo/kl", job.ppo.kl.response_ceiling)
+    beyond = _beyond_ceiling(rows, [str(p) for p in asked], "policy/kl", job.ppo.kl.response_ceiling)
     return beyond | _worse_prompts(mine, its, [str(p) for p in repeated])
 
 
@@ -187,8 +187,8 @@ def evaluate_last(
 ) -> dict[str, float]:
     """Evaluate the last policy on the prompts of `evaluate`, if an earlier checkpoint is published.
 
-    Writes `last.jsonl`. The metrics are called `ppo/last_kl`, `ppo/last_proxy_reward` and so on; no gate judges them.
-    The only judge that is asked is the one that Tether trained, for `ppo/last_judge_gain`.
+    Writes `last.jsonl`. The metrics are called `policy/last_kl`, `policy/last_proxy_reward` and so on; no gate judges
+    them. The only judge that is asked is the one that Tether trained, for `policy/last_judge_gain`.
     """
     prompts = [row["prompt"] for row in read_split(data / "prompts.test")[: job.ppo.evaluate]]
     asked = counted(len(prompts), "held-out prompt")
@@ -196,18 +196,18 @@ def evaluate_last(
     rows, drawn = _answers(models, models.policy, prompts, job, data, told, judged=True)
     write_rows(out / "artifact" / "last.jsonl", ({"prompt": p} | r.row() for p, r in zip(prompts, rows, strict=True)))
     clusters = [str(p) for p in prompts]
-    found = _kl(drawn, clusters, "ppo/last_kl", job.ppo.kl.response_ceiling)
-    found |= {"ppo/last_entropy": _mean(r.entropy for r in drawn)}
+    found = _kl(drawn, clusters, "policy/last_kl", job.ppo.kl.response_ceiling)
+    found |= {"policy/last_entropy": _mean(r.entropy for r in drawn)}
     if models.judge is not None:
         told = partial(observe, doing=f"evaluating SFT on {asked}")
         sft, _ = _answers(models, models.sft, prompts, job, data, told, judged=True)
-        found |= judge_gain(rows, sft, clusters).metrics("ppo/last_judge_gain")
+        found |= judge_gain(rows, sft, clusters).metrics("policy/last_judge_gain")
     for name in ("repetition", "echo", "ended"):
-        found[f"ppo/last_{name}"] = _mean(getattr(r, name) for r in rows)
+        found[f"policy/last_{name}"] = _mean(getattr(r, name) for r in rows)
     return found | {
-        "ppo/last_proxy_reward": _mean(r.score for r in rows),
-        "ppo/last_response_tokens": _mean(r.tokens for r in rows),
-        **{f"ppo/last_{name}": _mean(r.truth[name] for r in rows) for name in rows[0].truth},
+        "policy/last_proxy_reward": _mean(r.score for r in rows),
+        "policy/last_response_tokens": _mean(r.tokens for r in rows),
+        **{f"policy/last_{name}": _mean(r.truth[name] for r in rows) for name in rows[0].truth},
     }
 
 
@@ -249,7 +249,7 @@ def _worse_prompts(policy: Sequence[Answered], sft: Sequence[Answered], clusters
     change = np.bincount(codes, [a.score - b.score for a, b in zip(policy, sft, strict=True)])
     share = clustered_proportion(change < 0, range(len(change)))
     excess = Interval(*(end / 2 for end in gain_in_shares(change < 0, change > 0, range(len(change)))))
-    return share.metrics("ppo/worse_prompts") | excess.metrics("ppo/worse_prompts_excess")
+    return share.metrics("policy/worse_prompts") | excess.metrics("policy/worse_prompts_excess")
 
 
 def _judged(policy: Sequence[Answered], sft: Sequence[Answered], clusters: Sequence[str]) -> dict[str, float]:
@@ -261,17 +261,17 @@ def _judged(policy: Sequence[Answered], sft: Sequence[Answered], clusters: Seque
     gain = [a.score - b.score for a, b in zip(policy, sft, strict=True)]
     both = [a.ended and b.ended for a, b in zip(policy, sft, strict=True)]
     metrics = {
-        **clustered_mean(gain, clusters).metrics("ppo/reward_gain"),
-        "ppo/both_ended": _mean(both),
-        **clustered_ratio([r.tokens for r in policy], [r.tokens for r in sft], clusters).metrics("ppo/length_ratio"),
-        **share(r.ended for r in policy).metrics("ppo/ended"),
-        **share(r.repetition for r in policy).metrics("ppo/repetition"),
-        **share(r.echo for r in policy).metrics("ppo/echo"),
-        **share(r.special_tokens > 0 for r in policy).metrics("ppo/special_tokens"),
+        **clustered_mean(gain, clusters).metrics("policy/reward_gain"),
+        "policy/both_ended": _mean(both),
+        **clustered_ratio([r.tokens for r in policy], [r.tokens for r in sft], clusters).metrics("policy/length_ratio"),
+        **share(r.ended for r in policy).metrics("policy/ended"),
+        **share(r.repetition for r in policy).metrics("policy/repetition"),
+        **share(r.echo for r in policy).metrics("policy/echo"),
+        **share(r.special_tokens > 0 for r in policy).metrics("policy/special_tokens"),
     }
     if any(both):
         ended = clustered_mean(list(compress(gain, both)), compress(clusters, both))
-        metrics |= ended.metrics("ppo/reward_gain_ended")
+        metrics |= ended.metrics("policy/reward_gain_ended")
     return metrics | _worse_prompts(policy, sft, clusters)
 
 
@@ -280,24 +280,26 @@ def _by_source(
 ) -> dict[str, float]:
     """Return each source's gain over SFT with its interval (in SDs of its SFT scores), and the sources' agreement.
 
-    `ppo/judge_gain` is that of the judge with the lowest lower end, so that its gate passes only if every judge finds
-    a gain.
+    `policy/judge_gain` is that of the judge with the lowest lower end, so that its gate passes only if every judge
+    finds a gain.
     """
     metrics: dict[str, float] = {}
     judged: list[Interval] = []
     for config in models.rewards.configs if models.rewards is not None else ():
         gain = [a.rewards[config.name] - b.rewards[config.name] for a, b in zip(policy, sft, strict=True)]
         what, gained = "judge" if config.judge else "reward", clustered_mean(gain, clusters)
-        metrics |= gained.metrics(f"ppo/{what}_{config.name}_gain")
+        metrics |= gained.metrics(f"policy/{what}_{config.name}_gain")
         judged += [gained] if config.judge else []
     if models.judge is not None:
         judged.append(judge_gain(policy, sft, clusters))
-        metrics |= judged[-1].metrics(f"ppo/judge_{TRAINED}_gain")
+        metrics |= judged[-1].metrics(f"policy/judge_{TRAINED}_gain")
     if judged:
-        metrics |= min(judged, key=lambda each: each.low).metrics("ppo/judge_gain")
+        metrics |= min(judged, key=lambda each: each.low).metrics("policy/judge_gain")
     if models.rewards is not None:
         names = [config.name for config in models.rewards.rewarding]
-        metrics |= source_metrics({name: torch.tensor([row.rewards[name] for row in policy]) for name in names})
+        metrics |= source_metrics(
+            {name: torch.tensor([row.rewards[name] for row in policy]) for name in names}, "policy"
+        )
     return metrics
 
 
@@ -319,20 +321,20 @@ def _diversity(policy: Sequence[Answered], sft: Sequence[Answered], prompts: Seq
         ("dissimilarity", "dissimilarity_ratio", dissimilarity),
     ):
         mine, its = (measure([r.response for r in rows], prompts) for rows in (policy, sft))
-        metrics |= {f"ppo/{name}": mine.value, f"ppo/sft_{name}": its.value}
-        metrics |= jackknifed_ratio(mine.value, its.value, mine.without, its.without).metrics(f"ppo/{ratio}")
+        metrics |= {f"policy/{name}": mine.value, f"policy/sft_{name}": its.value}
+        metrics |= jackknifed_ratio(mine.value, its.value, mine.without, its.without).metrics(f"policy/{ratio}")
     return {
         **metrics,
-        "ppo/distinct": len({r.response for r in policy}) / len(policy),
-        "ppo/sft_distinct": len({r.response for r in sft}) / len(sft),
+        "policy/distinct": len({r.response for r in policy}) / len(policy),
+        "policy/sft_distinct": len({r.response for r in sft}) / len(sft),
     }
 
 
 def _entropy(policy: Sequence[Answered], sft: Sequence[Answered], clusters: Sequence[str]) -> dict[str, float]:
     """Return the policy's mean entropy per token in nats, and relative to SFT's."""
     mine, its = ([r.entropy for r in rows] for rows in (policy, sft))
-    ratio = clustered_ratio(mine, its, clusters).metrics("ppo/entropy_ratio")
-    return {"ppo/entropy": _mean(mine), "ppo/sft_entropy": _mean(its), **ratio}
+    ratio = clustered_ratio(mine, its, clusters).metrics("policy/entropy_ratio")
+    return {"policy/entropy": _mean(mine), "policy/sft_entropy": _mean(its), **ratio}
 
 
 def kl_at_1(models: Models, prompts: Sequence[Any], job: PpoJob, data: Path, observe: Observe = unobserved) -> float:
@@ -358,11 +360,11 @@ def best_of(
     rows = respond(models, models.sft, [p for p in prompts for _ in range(n)], job, data, stream="best of n", told=told)
     best = [max(rows[i : i + n], key=lambda row: row.score) for i in range(0, len(rows), n)]
     metrics = {
-        "ppo/best_of_kl_bound": math.log(n) - (n - 1) / n,
-        "ppo/best_of_proxy_reward": _mean(r.score for r in best),
-        "ppo/best_of_response_tokens": _mean(r.tokens for r in best),
+        "policy/best_of_kl_bound": math.log(n) - (n - 1) / n,
+        "policy/best_of_proxy_reward": _mean(r.score for r in best),
+        "policy/best_of_response_tokens": _mean(r.tokens for r in best),
     }
-    return metrics | ({"ppo/best_of_gold": _mean(r.truth["gold"] for r in best)} if best[0].truth else {})
+    return metrics | ({"policy/best_of_gold": _mean(r.truth["gold"] for r in best)} if best[0].truth else {})
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -447,4 +449,4 @@ def _forgetting(models: Models, job: PpoJob, data: Path) -> dict[str, float]:
     examples = choose_demonstrations(models.tokenizer, rows, job.generation, "cut", job.ppo.evaluate).examples
     pad_id = models.tokenizer.pad_token_id
     mine, its = (response_losses(m, pad_id, examples, job.runtime) for m in (models.policy, models.sft))
-    return perplexity_ratio(mine, its, examples).metrics("ppo/demonstration_perplexity_ratio")
+    return perplexity_ratio(mine, its, examples).metrics("policy/demonstration_perplexity_ratio")

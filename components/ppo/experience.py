@@ -174,7 +174,7 @@ def gather_experience(
         rewards = moved_to_tokens(rewards, parts / models.scale.scale, mask)
     advantages, returns, unit = estimate_advantages(rewards, scores, passes.values, mask, config)
     metrics, importance = measure(models, samples, job, passes, judged, scores)
-    metrics |= source_metrics(by_source) | {"ppo/beta": beta}
+    metrics |= source_metrics(by_source, "ppo") | {"ppo/beta": beta}
     # Whitening divided the rewards, with the score in them, by the unit, so a KL loss is divided by it too.
     kl_weight = 0.0 if in_reward else beta / unit
     return Experience(samples, passes, scores, judged, advantages, returns, kl_weight, metrics, importance)
@@ -213,7 +213,7 @@ def measure(
     mask, config, old = samples.response_mask, job.ppo, passes.policy
     kl = kl_estimates(old, passes.sft, mask)
     # Unless T is 1 this is not a KL, since the tokens were drawn at T. The evaluation samples at 1 for
-    # `ppo/kl_at_temperature_1`.
+    # `policy/kl_at_temperature_1`.
     at_1 = (passes.policy_at_1 - passes.sft_at_1).masked_fill(~mask, 0)
     unread = {
         "scores are finite": torch.isfinite(judged).all(),

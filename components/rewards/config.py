@@ -19,7 +19,7 @@ class _SourceConfig(Settings):
     weight: float = 1.0
     """The weight in the sum of the sources' scaled scores; a negative weight makes it a cost."""
     judge: bool = False
-    """Only score the final evaluation (`ppo/judge_NAME_gain`), and never reward, whatever `weight` is."""
+    """Only score the final evaluation (`policy/judge_NAME_gain`), and never reward, whatever `weight` is."""
     shift: float | None = None
     """Subtracted from a raw score, in the source's unit; null: the mean over SFT responses."""
     scale: float | None = Field(None, gt=0)
@@ -35,7 +35,7 @@ class _SourceConfig(Settings):
     @model_validator(mode="after")
     def _no_metric_of_another(self) -> Self:
         if "gain" in self.name.split("_") or self.name == "rank_correlation":
-            raise ValueError(f"name = {self.name}: ppo/reward_{self.name} is another metric: choose another name")
+            raise ValueError(f"name = {self.name}: policy/reward_{self.name} is another metric: choose another name")
         return self
 
 

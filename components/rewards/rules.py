@@ -53,6 +53,7 @@ class Rules(ExitStack[None]):
         return [{"violations": total(count)} for count in counts]
 
 
-def rule_metrics(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return `ppo/rule_violations` and `ppo/rule_NAME`: means over the responses of what `Rules.count` returned."""
-    return {f"ppo/rule_{name}": sum(count[name] for count in counts) / len(counts) for name in counts[0]}
+def rule_metrics(counts: Sequence[Mapping[str, float]], prefix: str) -> dict[str, float]:
+    """Return `rule_violations` and `rule_NAME` after the prefix: means over the responses of what `Rules.count`
+    returned."""
+    return {f"{prefix}rule_{name}": sum(count[name] for count in counts) / len(counts) for name in counts[0]}

@@ -258,11 +258,11 @@ def agreement(scaled: Mapping[str, Tensor]) -> float | None:
     return float(np.min(correlations)) if correlations else None
 
 
-def source_metrics(scaled: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return `ppo/reward_NAME`, each source's mean scaled score over a batch, and `ppo/reward_rank_correlation`."""
+def source_metrics(scaled: Mapping[str, Tensor], group: str) -> dict[str, float]:
+    """Return `GROUP/reward_NAME`, each source's mean scaled score, and `GROUP/reward_rank_correlation`."""
     lowest = agreement(scaled)
-    means = {f"ppo/reward_{name}": float(scores.mean()) for name, scores in scaled.items()}
-    return means | ({} if lowest is None else {"ppo/reward_rank_correlation": lowest})
+    means = {f"{group}/reward_{name}": float(scores.mean()) for name, scores in scaled.items()}
+    return means | ({} if lowest is None else {f"{group}/reward_rank_correlation": lowest})
 
 
 def _opened(

@@ -9,14 +9,15 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, JsonValue, ValidationError, with_config
+from pydantic import AfterValidator, ConfigDict, Field, JsonValue, ValidationError, with_config
 from typing_extensions import TypedDict
 
 from components.base.errors import TetherError
 from components.base.hashing import digest_json
 from components.base.settings import Settings
+from components.gates.renamed import present_metrics
 from components.keys.changes import KeyParts
 from components.keys.code_version import CodeVersion
 
@@ -68,7 +69,7 @@ class Record(Settings):
     """The keyed config values."""
     parts: KeyParts = Field(default_factory=KeyParts)
     """Everything from which the key was computed, to explain a miss."""
-    metrics: dict[str, float] = Field(default_factory=dict)
+    metrics: Annotated[dict[str, float], AfterValidator(present_metrics)] = Field(default_factory=dict)
     environment: Environment = Field(default_factory=Environment)
     run: str = ""
     """Tether's id of the run that computed it."""

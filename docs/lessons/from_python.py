@@ -42,7 +42,7 @@ with quiet:
     second = rerun("ppo", first, {"ppo.kl.coefficient": 1.0}, until="ppo")
 print({stage.name: "reused" if stage.cached else stage.state for stage in second.status.stages})
 both = first.metrics().merge(second.metrics(), on=["stage", "metric"], suffixes=("_first", "_second"))
-print(both[both["metric"].isin(["ppo/kl", "ppo/reward_gain"])].round(3).to_string(index=False))
+print(both[both["metric"].isin(["policy/kl", "policy/reward_gain"])].round(3).to_string(index=False))
 
 # %% [markdown]
 # ## What it was made of

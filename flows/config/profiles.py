@@ -8,7 +8,7 @@ from typing import NamedTuple
 from pydantic import JsonValue
 
 from components.base.errors import UserError
-from components.base.nested import group
+from components.base.nested import group, merge, nested
 from components.base.paths import user_path
 from components.ppo.config import KL_LIMITS, OF_CRITIC_KIND, WITHOUT_CRITIC
 from flows.config import yaml as yaml_text
@@ -20,7 +20,7 @@ PROFILES = Path(__file__).parent / "profiles"
 # Laid below a profile that replaces the built-in task by its own data: turns off what needs the simulated truth.
 _WITHOUT_BUILT_IN_TASK: dict[str, JsonValue] = {
     "human_eval": {"judges": "people"},
-    "gates": {"validate": {"annotator_agreement": None}, "ppo": {"violations_excess": None}},
+    "gates": {"validate": {"annotator_agreement": None}, "policy": {"violations_excess": None}},
 }
 
 
@@ -83,15 +83,12 @@ def apply_overrides(values: dict[str, JsonValue], overrides: Iterable[Override])
     layer: dict[str, JsonValue] = {}
     for path, value in overrides:
         _refuse_reaching_into_values(lay(values, layer), path)
-        entry = {path[-1]: value}
-        for part in reversed(path[:-1]):
-            entry = {part: entry}
-        layer = merge(layer, entry)
+        layer = merge(layer, nested(path, value))
     return lay(values, renamed(layer, "--set"))
 
 
 def lay(below: dict[str, JsonValue], above: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """Return `above` merged over `below`.
+    """Return `above` merged over `below`, with renamed options under their present names.
 
     If `above` adds preferences and `below` generates them, the judges become people, and the gates that need simulated
     votes or the simulated policy are turned off, unless `above` sets them. If `above` chooses an advantage without a
@@ -111,15 +108,6 @@ def lay(below: dict[str, JsonValue], above: dict[str, JsonValue]) -> dict[str, J
         remaining = {name: value for name, value in kl.items() if name not in KL_LIMITS}
         below = below | {"ppo": dict(group(below, "ppo")) | {"kl": remaining}}
     return merge(below, above)
-
-
-def merge(below: dict[str, JsonValue], above: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """Return `above` merged over `below`: groups key by key; any other value is replaced."""
-    out = dict(below)
-    for key, value in above.items():
-        old = out.get(key)
-        out[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return out
 
 
 def _is_file_name(profile: str) -> bool:

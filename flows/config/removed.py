@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from pydantic import JsonValue
 
 from components.base.errors import UserError
+from components.gates.renamed import OPTIONS_RENAMED, present_options
 from flows.config.config_errors import show
 
 _EPSILON = "Leave it out: AdamW adds epsilon as torch does. A smaller `epsilon` or a longer `warmup` calms early steps."
@@ -36,33 +37,24 @@ REMOVED: dict[str, tuple[JsonValue, str]] = {
 """Maps an option to its last default, and to a sentence that says what to do without it."""
 
 
-RENAMED = {"ppo.kl.stop_above": "ppo.kl.ceiling", "ppo.watch.kl_high": "ppo.kl.band"}
-"""Maps an option's former name to its present one."""
 logger = logging.getLogger(__name__)
 
 
-def renamed(values: dict[str, JsonValue], source: str, is_stored: bool = False) -> dict[str, JsonValue]:
-    """Return a config's values with the present names of renamed options; a line about each goes to the log, unless
-    they were stored by an older version.
+def renamed(values: dict[str, JsonValue], source: str) -> dict[str, JsonValue]:
+    """Return a config's values with the present names of renamed options; a line about them goes to the log.
 
     Raises:
         UserError: both names of an option are set.
     """
-    for old, new in RENAMED.items():
-        if (entry := _without(values, old)) is None:
-            continue
+    former = {old: new for old, new in OPTIONS_RENAMED.items() if _without(values, old) is not None}
+    for old, new in former.items():
         if _without(values, new) is not None:
             raise UserError(f"{source}: {old} is called {new} now, and both are set. Leave {old} out.")
-        values, value = entry
-        place = values
-        *groups, name = new.split(".")
-        for part in groups:
-            inner = place.get(part)
-            place[part] = place = dict(inner) if isinstance(inner, dict) else {}
-        place[name] = value
-        if not is_stored:
-            logger.warning("%s: %s is called %s now. The old name still works.", source, old, new)
-    return values
+    if former:
+        names = ", ".join(f"{old} is called {new} now" for old, new in former.items())
+        still = "name still works" if len(former) == 1 else "names still work"
+        logger.warning("%s: %s. The old %s.", source, names, still)
+    return present_options(values)
 
 
 def without_removed(
@@ -77,7 +69,7 @@ def without_removed(
     Raises:
         UserError: a removed option has another value.
     """
-    remaining = renamed(dict(values), source, is_stored=True)
+    remaining = present_options(values)
     for option, (default, advice) in REMOVED.items():
         if (entry := _without(remaining, option)) is None:
             continue

@@ -114,7 +114,7 @@ class Options(Settings):
     human_eval: HumanEvalConfig = HumanEvalConfig()
     """The blind comparison with SFT."""
     gates: GatesConfig = GatesConfig()
-    """Thresholds by stage and gate; null, or no threshold, turns a gate off. `extra` adds gates on any metric."""
+    """Thresholds by group and gate; null, or no threshold, turns a gate off. `extra` adds gates on any metric."""
 
     @model_validator(mode="before")
     @classmethod
@@ -155,7 +155,7 @@ class Options(Settings):
     @property
     def effective_gates(self) -> GatesConfig:
         """Return the gates that judge a run: the gate on KL takes the band if it is not named."""
-        return self.gates.with_defaults("ppo", gates_on_kl(self.ppo.kl.model_dump()))
+        return self.gates.with_defaults("policy", gates_on_kl(self.ppo.kl.model_dump()))
 
     def job(self, kind: type[Job]) -> Job:
         """Return the part of this config that enters a stage's key: the groups that the stage's job class `kind`
@@ -270,7 +270,7 @@ def check_kl_limits(config: RunConfig, source: str, before: RunConfig | None = N
         UserError: two limits contradict each other; the message says which option to change.
     """
     kl, gates = config.ppo.kl, {gate.name: threshold for gate, threshold in config.effective_gates.rules("ppo")}
-    gate, other = f"ppo.{kl.measure}", {"ppo.kl", "ppo.kl_per_token"} - {f"ppo.{kl.measure}"}
+    gate, other = f"policy.{kl.measure}", {"policy.kl", "policy.kl_per_token"} - {f"policy.{kl.measure}"}
     if gates[gate] is None and (kl.unit == "token" or any(gates[name] is not None for name in other)):
         option = "ppo.kl.band" if gate in config.gates.unnamed else f"gates.{gate}"
         raise UserError(
@@ -331,9 +331,9 @@ def check_config(values: dict[str, JsonValue], source: str) -> RunConfig:
         for short, _ in _groups(extra)
         for field in ExtraGate.model_fields
     ]
-    for stage, thresholds in _groups(values.get("gates")):
+    for group, thresholds in _groups(values.get("gates")):
         for short, threshold in _groups(thresholds):
-            if stage != "extra" and (key := f"gates.{stage}.{short}") not in gates:
+            if group != "extra" and (key := f"gates.{group}.{short}") not in gates:
                 raise UserError(f"{source}: {unknown(key, threshold, gates)}")
     if has_credentials("\n".join(text for _, text in _texts(values))):
         for key, text in _texts(values):

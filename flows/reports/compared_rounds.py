@@ -7,7 +7,7 @@ from tasks.runs.status import RunStatus, load_status
 
 COLUMNS = {
     "judged before": "reward/judged_previous", "judged": "reward/judged", "own batch": "human_eval/reward_agreement",
-    "win rate": "human_eval/win_rate", "gold": "ppo/gold", "KL": "ppo/kl",
+    "win rate": "human_eval/win_rate", "gold": "policy/gold", "KL": "policy/kl",
 }  # fmt: skip
 """Maps the heading of a column to its metric. Both `judged` are shares of all pairs judged so far, on prompts that are
 never trained on, for which a reward model agrees with most raters: first the previous round's, then this round's."""

@@ -21,12 +21,12 @@ from components.data.inputs import NAMED, REFERENCE, label_of, of_kind, values_o
 from components.gates.gate_text import outcome, rule
 from components.gates.judging import Verdict
 from components.gates.margins import Margin, margin, tightness
+from components.gates.renamed import present_options
 from components.gates.table import GATES
 from components.human_eval.comparison.model_pairs import RESULT
 from components.keys.code_version import CodeVersion
 from components.store.store import ArtifactStore, Record
 from data_contracts.expectations.suites import first_rows
-from flows.config.removed import renamed
 from flows.config.run_config import default_values
 from flows.reports.compared_rounds import rounds_up_to
 from flows.reports.report_links import Link, links
@@ -419,7 +419,7 @@ def _on_the_sheet(human_eval: StageFacts) -> Collection[str]:
 
 def _policy(stage: StageFacts, config: Mapping[str, Any], hidden: Collection[str]) -> PolicyFacts:
     computed: Mapping[str, Any] = group(stage.record.job if stage.record is not None else {}, "ppo") or config
-    kl = group(renamed({"ppo": dict(computed)}, stage.name, is_stored=True), "ppo", "kl")
+    kl = group(present_options({"ppo": dict(computed)}), "ppo", "kl")
     tether = {"target": None, "unit": "response", "ceiling": None, **(kl or {"control": "unknown"})}
     rows = stage.rows("evaluation.jsonl")
     why = {"fall": "mean score falls by {:.3g} SFT deviations", "kl": "KL of {:.3g} nats"}

@@ -30,7 +30,7 @@ class ListedRun(NamedTuple):  # long: a row of a report
     """ISO 8601, UTC; for a damaged run the time at which its file was written."""
     seconds: float | None
     kl: float | None
-    """`ppo/kl`: nats a response."""
+    """`policy/kl`: nats a response."""
     win_rate: float | None
     """`human_eval/win_rate` against SFT."""
     tags: Mapping[str, str]
@@ -54,7 +54,7 @@ def listed(home: Path) -> list[ListedRun]:
     readable, damaged = load_readable(home)
     rows = [
         ListedRun(
-            run.run, run.name, run.profile, run.state, run.started, run.seconds, run.metrics.get("ppo/kl"),
+            run.run, run.name, run.profile, run.state, run.started, run.seconds, run.metrics.get("policy/kl"),
             run.metrics.get("human_eval/win_rate"), run.tags, run.cost, run.saved, run.currency,
             [gate.name for stage in run.stages for gate in stage.gates if gate.stops],
         )

@@ -103,7 +103,8 @@ def _after_gates(status: RunStatus, gates: Sequence[Verdict], options: Mapping[s
         sets = " ".join(f"--set {shlex.quote(setting.assignment)}" for setting in settings)
         steps.append(Step("Try it:", f"tether rerun {start} --from {status.run} {sets}"))
     waived = " ".join(f"--waive {shlex.quote(gate.name)}" for gate in gates)
-    waive = f"tether rerun {gates[0].name.partition('.')[0]} --from {status.run} {waived} --because TEXT"
+    stage = next(stage.name for stage in status.stages if gates[0] in stage.gates)
+    waive = f"tether rerun {stage} --from {status.run} {waived} --because TEXT"
     return [*steps, Step("Or accept it, with your name and reason on record:", waive)]
 
 

@@ -82,8 +82,8 @@ def _interval(axis: Any, computed: Computed, curve: Curve, name: str, colour: st
 def reward_and_kl(computed: Computed) -> Any:
     """Draw reward (and gold score, if known), KL to SFT with its target and ceiling, and β by PPO update."""
     config = computed.job.ppo.kl if isinstance(computed.job, PpoJob) else KLConfig(control="fixed")
-    name = f"ppo/{config.measure}"
-    rewards, kl, beta = computed.curve("ppo/proxy_reward"), computed.curve(name), computed.curve("ppo/beta")
+    name = config.measure
+    rewards, kl, beta = (computed.curve(f"ppo/{curve}") for curve in ("proxy_reward", name, "beta"))
     if not rewards or not kl:
         return None
     figure = new_figure(6.0)
@@ -94,8 +94,8 @@ def reward_and_kl(computed: Computed) -> Any:
         line(reward_axis, judge_gain, PURPLE, "gain by the independent judge", marker="o", markersize=3)
         _interval(reward_axis, computed, judge_gain, "ppo/watched_judge_gain", PURPLE)
     line(panel(kl_axis, f"KL to SFT, nats per {config.unit}", zero=True), kl, RED, "KL of the batch")
-    if math.isfinite(end := computed.metrics.get(name, math.nan)):
-        above = max(0.0, computed.metrics.get(f"{name}_high", end) - end)
+    if math.isfinite(end := computed.metrics.get(f"policy/{name}", math.nan)):
+        above = max(0.0, computed.metrics.get(f"policy/{name}_high", end) - end)
         label = "held-out, upper end" if above else "held-out prompts"
         kl_axis.errorbar(
             [computed.metrics.get("ppo/published_update", kl[-1][0])],
@@ -110,7 +110,7 @@ def reward_and_kl(computed: Computed) -> Any:
     if config.control == "adaptive":  # inside this band β hardly changes
         kl_axis.axhspan(0.8 * config.target, 1.2 * config.target, color=PURPLE, alpha=0.25, linewidth=0,
                         label=f"target {config.target:g} ± 20 %")  # fmt: skip
-    if watched := computed.curve(name.replace("ppo/", "ppo/watched_")):
+    if watched := computed.curve(f"ppo/watched_{name}"):
         line(kl_axis, watched, GREY, "watched prompts", style=":")
     if config.ceiling is not None:
         label = f"hard ceiling {config.ceiling:g}"
@@ -136,7 +136,7 @@ def frontier(computed: Computed) -> Any:
     axis = panel(figure.add_subplot(), "reward, score units")
     line(axis, proxy, BLUE, "proxy reward", linewidth=0.6, marker="o", markersize=3.5)
     line(axis, gold, ORANGE, "gold (simulated)", linewidth=0.6, marker="^", markersize=3.5)
-    kl, reward = (computed.metrics.get(name, math.nan) for name in ("ppo/kl", "ppo/proxy_reward"))
+    kl, reward = (computed.metrics.get(name, math.nan) for name in ("policy/kl", "policy/proxy_reward"))
     if math.isfinite(kl) and math.isfinite(reward):
         line(axis, [(math.sqrt(max(kl, 0.0)), reward)], GREY, "proxy, held-out", style="", marker="D")
     axis.set_xlabel("√KL, √nats")

@@ -12,6 +12,7 @@ from pydantic import JsonValue, TypeAdapter
 from components.base.errors import UserError
 from components.base.files import write_whole
 from components.base.paths import read_regular
+from components.gates.renamed import present_options
 
 CONFIG, PROFILE = "config.yaml", "profile.yaml"
 _OF_TAGS = (LookupError, AttributeError, TypeError)
@@ -31,14 +32,14 @@ def profile_values(home: Path, run: str) -> dict[str, JsonValue] | None:
 
 
 def run_values(home: Path, run: str, file: str = CONFIG) -> dict[str, JsonValue]:
-    """Return the resolved config that a run was started with, as plain values.
+    """Return the resolved config that a run was started with, as plain values under their present names.
 
     Raises:
         UserError: the file is missing, or its content is not what Tether writes.
     """
     path = home / "runs" / run / file
     try:
-        return _VALUES.validate_python(_parsed(read_regular(path).decode()))
+        return present_options(_VALUES.validate_python(_parsed(read_regular(path).decode())))
     except (OSError, ValueError, yaml.YAMLError, *_OF_TAGS, RecursionError) as error:
         raise UserError(
             f"{path} is damaged ({shorten(str(error), 300)}). Restore the file, or move the folder {path.parent} out "

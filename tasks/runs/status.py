@@ -22,6 +22,7 @@ from components.base.files import make_folder
 from components.base.paths import read_regular
 from components.base.process import Process, is_alive, this_process
 from components.gates.judging import Verdict, Waiver
+from components.gates.renamed import present_metrics
 from tasks.result import State
 from tasks.runs.explained import Explanation
 from tasks.runs.journal import Sent, current_user, write_model
@@ -87,7 +88,7 @@ class StageStatus(BaseModel):
     """The id of its MLflow run; None until MLflow has it."""
     prefect: str = ""
     """The address of its page on a Prefect server; empty if it has none."""
-    metrics: dict[str, float | None] = Field(default_factory=dict)
+    metrics: Annotated[dict[str, float | None], AfterValidator(present_metrics)] = Field(default_factory=dict)
     """None for a metric that is not finite."""
     gates: list[Verdict] = Field(default_factory=list)
     explained: dict[str, Explanation] = Field(default_factory=dict)

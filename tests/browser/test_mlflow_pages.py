@@ -27,7 +27,7 @@ def home(tether: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """After a tiny run with a waived gate, and one that asks only PPO for something else: the rest is cached."""
     home = tmp_path_factory.mktemp("pages") / "home"
     for version, changes in enumerate((
-        ("--set", "gates.ppo.kl=-1", "--waive", "ppo.kl", "--because", "to see the page"),
+        ("--set", "gates.policy.kl=-1", "--waive", "policy.kl", "--because", "to see the page"),
         ("--set", "ppo.clip_range=0.1"),
     ), start=1):  # fmt: skip
         done = tether("run", "tiny", *changes, home=home)

@@ -66,8 +66,8 @@ def test_a_wrong_value_is_refused_on_the_page_and_a_waiver_and_a_change_reach_th
     for name, text in (("name", "first"), ("note", "new data"), ("because", "a trial"), ("waived_by", "Ada")):
         field(page, name).locator("textarea").fill(text)
     field(page, "waive").locator(".p-select-button__icon").click()
-    page.get_by_placeholder("Search").fill("ppo.kl")
-    page.get_by_text("ppo.kl", exact=True).last.click()
+    page.get_by_placeholder("Search").fill("policy.kl")
+    page.get_by_text("policy.kl", exact=True).last.click()
     page.keyboard.press("Escape")
     field(page, "ppo").locator("textarea").fill('{"clip_range": -1}')
     page.get_by_role("button", name="Submit").click()
@@ -78,7 +78,7 @@ def test_a_wrong_value_is_refused_on_the_page_and_a_waiver_and_a_change_reach_th
     page.get_by_role("button", name="Submit").click()
     page.wait_for_url(re.compile("runs/flow-run/|deployments/deployment/[0-9a-f-]+(\\?.*)?$"))
     run = newest(server.api, form)["parameters"]
-    assert (run["waive"], run["because"], run["waived_by"]) == (["ppo.kl"], "a trial", "Ada")
+    assert (run["waive"], run["because"], run["waived_by"]) == (["policy.kl"], "a trial", "Ada")
     assert (run["name"], run["note"], run["changes"]["ppo"]) == ("first", "new data", {"updates": 7})
     assert run["config"]["ppo"]["updates"] > 7, "beside the deployed config, as it was"
 

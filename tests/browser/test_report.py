@@ -28,8 +28,9 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A passed run, one that a gate stopped, and one with a waiver and hits."""
     home = tmp_path_factory.mktemp("reports")
     passed = stored_run(home, changes=["ppo.kl.control=adaptive", "ppo.updates=90"], draw=True)
-    stopped = stored_run(home / "stopped", changes=["gates.ppo.kl=2.5"])
-    hits = stored_run(home, "20260102-000000-bbbb", changes=["gates.ppo.kl=2.5"], waive={"ppo.kl": HOSTILE}, by=passed)
+    stopped = stored_run(home / "stopped", changes=["gates.policy.kl=2.5"])
+    hits = stored_run(home, "20260102-000000-bbbb", changes=["gates.policy.kl=2.5"], waive={"policy.kl": HOSTILE},
+                      by=passed)  # fmt: skip
     runs = {"passed": (home, passed), "stopped": (home / "stopped", stopped), "waived": (home, hits)}
     return {name: write_page(*each) for name, each in runs.items()}
 

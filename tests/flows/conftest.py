@@ -26,9 +26,9 @@ METRICS: dict[str, dict[str, float]] = {
     "reward": {"reward/accuracy": 0.75, "reward/accuracy_low": 0.7, "reward/accuracy_high": 0.8, "reward/ece": 0.031,
                "reward/ece_null_95": 0.044, "reward/test_pairs": 300, "reward/invariance": 0, "reward/shift": 0.5,
                "reward/scale": 2.0, "reward/temperature": 1.5, "reward/position_invariance": 0},
-    "ppo": {"ppo/kl": 3.5, "ppo/kl_high": 3.8, "ppo/stopped": 0, "ppo/demonstration_perplexity_ratio": 1.1,
-            "ppo/demonstration_perplexity_ratio_high": 1.2, "ppo/length_ratio": 1.0, "ppo/length_ratio_low": 0.9,
-            "ppo/length_ratio_high": 1.1},
+    "ppo": {"policy/kl": 3.5, "policy/kl_high": 3.8, "ppo/stopped": 0, "policy/demonstration_perplexity_ratio": 1.1,
+            "policy/demonstration_perplexity_ratio_high": 1.2, "policy/length_ratio": 1.0,
+            "policy/length_ratio_low": 0.9, "policy/length_ratio_high": 1.1},
     "human_eval": {"human_eval/win_rate": 0.66, "human_eval/win_rate_low": 0.61, "human_eval/win_rate_high": 0.71,
                    "human_eval/items": 512, "human_eval/labels_complete": 1},
 }  # fmt: skip

@@ -22,10 +22,10 @@ def test_a_loaded_run_has_the_metrics_gates_curves_and_artifacts_that_the_comman
     assert (found.id, found.state, found.passed) == (name, "passed", True)
     shown = json.loads(CliRunner().invoke(app, ["status", name, "--json"]).stdout)
     metrics = found.metrics().set_index("metric")["value"]
-    assert metrics["ppo/kl"] == METRICS["ppo"]["ppo/kl"] and len(metrics) == sum(map(len, METRICS.values()))
+    assert metrics["policy/kl"] == METRICS["ppo"]["policy/kl"] and len(metrics) == sum(map(len, METRICS.values()))
     gates = found.gates()
     assert list(gates["gate"]) == [gate["name"] for stage in shown["stages"] for gate in stage["gates"]]
-    assert gates.set_index("gate").loc["ppo.kl", "value"] == METRICS["ppo"]["ppo/kl_high"]
+    assert gates.set_index("gate").loc["policy.kl", "value"] == METRICS["ppo"]["policy/kl_high"]
     curves = found.curves("ppo")
     assert curves.index.name == "step" and list(curves.index) == [1, 2, 3]
     np.testing.assert_array_equal(curves["ppo/beta"], CURVES["ppo"]["ppo/beta"])
@@ -38,15 +38,15 @@ def test_a_failed_gate_is_a_state_and_what_can_not_be_done_is_the_users_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TETHER_HOME", str(tmp_path))
-    failed = load_run(stored_run(tmp_path, changes=["gates.ppo.kl=0.001"]), home=tmp_path)
+    failed = load_run(stored_run(tmp_path, changes=["gates.policy.kl=0.001"]), home=tmp_path)
     assert failed.state == "gate_failed" and not failed.passed
-    assert not failed.gates().set_index("gate").loc["ppo.kl", "passed"]
+    assert not failed.gates().set_index("gate").loc["policy.kl", "passed"]
     for ask, match in [
         (lambda: load_run("20990101-000000-0000"), "there is no run 20990101-000000-0000"),
         (lambda: failed.artifact("human_eval"), "has published nothing: it is not_run"),
         (lambda: failed.curves("dpo"), "has no stage 'dpo'; its stages are validate, sft"),
         (lambda: run("tiny", {"ppo.kl.targt": 1}), r"did you mean ppo\.kl\.target"),
-        (lambda: run("tiny", waive=["ppo.kl"]), "waive ppo.kl: give the reason with because TEXT"),
+        (lambda: run("tiny", waive=["policy.kl"]), "waive policy.kl: give the reason with because TEXT"),
         (lambda: run("tiny", because="seen"), "because: name the waived gate with waive GATE"),
         (lambda: rerun("reward", "20990101-000000-0000"), "there is no run"),
     ]:

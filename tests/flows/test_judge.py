@@ -24,7 +24,7 @@ from tasks.runs.status import StageStatus, load_status
 from tasks.stages import OPTIONAL, STAGES
 
 SMALL = ["data.generator.demonstrations=150", "data.generator.pairs=200", "sft.epochs=1", "sft.evaluate=16",
-         "ppo.updates=1", "ppo.evaluate=16", "ppo.evaluate_every=1", "gates.ppo.evaluated=null",
+         "ppo.updates=1", "ppo.evaluate=16", "ppo.evaluate_every=1", "gates.policy.evaluated=null",
          "reward.scale_responses=16"]  # fmt: skip
 
 
@@ -112,8 +112,8 @@ def test_a_judge_is_validated_trained_gated_asked_and_rerun_on_its_own(tmp_path:
     assert gates["validate.judge_pairs"].value == read["data/judge_pairs"] > 60
     assert gates["validate.judge_contract"].passed
     assert first["reward"].metrics["reward/judge_left_out"] == 0 and first["reward"].metrics["reward/judge_pairs"]
-    gain = [first["ppo"].metrics[f"ppo/judge_gain{end}"] for end in ("_low", "", "_high")]
-    assert gain == [first["ppo"].metrics[f"ppo/judge_trained_gain{end}"] for end in ("_low", "", "_high")]
+    gain = [first["ppo"].metrics[f"policy/judge_gain{end}"] for end in ("_low", "", "_high")]
+    assert gain == [first["ppo"].metrics[f"policy/judge_trained_gain{end}"] for end in ("_low", "", "_high")]
     assert {*first["validate"].parts, *first["reward"].parts} == {*OPTIONAL}
 
     own = first["reward"].parts["reward.judge"]

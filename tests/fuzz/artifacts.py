@@ -27,7 +27,7 @@ from tests.fuzz.readers import Reader
 from tests.stored_run import stored_run, toy_run
 
 CONFIG = "seed: 0\ngates: {ppo: {kl: 8.0}}\n"
-KL = {"name": "ppo.kl", "metric": "ppo/kl_high", "value": 2.0, "op": "<=", "threshold": 8.0, "passed": True}
+KL = {"name": "policy.kl", "metric": "policy/kl_high", "value": 2.0, "op": "<=", "threshold": 8.0, "passed": True}
 RUNTIME = Runtime(device="cpu", dtype="float32", threads=1, instruction_set="default")
 FILES = {"record.json": "records/", "manifest.json": "objects/"}
 """The members of an export that are changed alone, by the file that is changed."""
@@ -35,7 +35,7 @@ FILES = {"record.json": "records/", "manifest.json": "objects/"}
 
 def home(folder: Path) -> Path:
     """A home with a run of two stages, r1; returns it."""
-    metrics = {"sft": {"sft/loss": 1.5}, "ppo": {"ppo/kl": 1.5, "ppo/kl_high": 2.0}}
+    metrics = {"sft": {"sft/loss": 1.5}, "ppo": {"policy/kl": 1.5, "policy/kl_high": 2.0}}
     ends: Any = {"sft": {"metrics": metrics["sft"]}, "ppo": {"metrics": metrics["ppo"], "gates": [KL]}}
     toy_run(folder / "other", config=CONFIG, ends=ends)
     return folder / "other"

@@ -100,10 +100,10 @@ ppo:
   kl: {target: 2.5}
   updates: 1e1
 gates:
-  ppo: {kl: null}
+  policy: {kl: null}
   extra:
     ppo:
-      floor: {metric: ppo/entropy, op: ">=", threshold: 0.2, description: "it still explores"}
+      floor: {metric: policy/entropy, op: ">=", threshold: 0.2, description: "it still explores"}
 """
 
 

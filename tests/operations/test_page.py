@@ -49,7 +49,7 @@ def test_a_schedule_fires_and_ppo_runs_on_the_other_worker_with_a_local_runs_dig
     tasks_of(client, run, *STAGES)
     found = client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run.id])))
     gates = {each.key: str(each.data) for each in found}
-    assert f"127.0.0.1:{stack.ports['5000']}/#/experiments" in gates["ppo-gates"] and "ppo.kl" in gates["ppo-gates"]
+    assert f"127.0.0.1:{stack.ports['5000']}/#/experiments" in gates["ppo-gates"] and "policy.kl" in gates["ppo-gates"]
     status = load_status(stack.home)
     assert run.name.startswith("tiny ") and run.name.split()[1] == status.run
     page = f"{stack.api.removesuffix('/api')}/runs"
@@ -116,7 +116,7 @@ def test_a_run_from_a_stage_on_takes_its_inputs_from_the_run_before(
 
 def test_a_failed_gate_is_called_so_on_task_and_pipeline(stack: Stack, client: SyncPrefectClient) -> None:
     config = client.read_deployment_by_name("rlhf/tiny").parameters["config"]
-    config["gates"]["ppo"]["kl"] = 0
+    config["gates"]["policy"]["kl"] = 0
     run = create(client, config)
     run = ended(client, run, "a run with a gate that can't hold ends")
     assert run.state_name == "GateFailed"

@@ -64,7 +64,7 @@ def run(job, inputs, out, observe):
 
 
 JUDGED = {
-    "reward": {"accuracy_low": 0.6}, "ppo": {"kl": 8.0, "reward_gain_low": 0.0}, "human_eval": {"win_rate_low": 0.5},
+    "reward": {"accuracy_low": 0.6}, "policy": {"kl": 8.0, "reward_gain_low": 0.0}, "human_eval": {"win_rate_low": 0.5},
 }  # fmt: skip
 """The thresholds that a candidate for promotion needs, as a run's config has them."""
 
@@ -158,7 +158,7 @@ def pipeline(start, kit, tmp_path):
             validated = run_stage(kit.toy("validate"), kit.ToyJob(steps=0), {"preferences": Input.of(data)}, ctx)
             sft_job = kit.ToyJob(value=base) if train else kit.ToyJob(sft={"train": False})
             sft = run_stage(kit.toy("sft"), sft_job, {"data": validated}, ctx)
-            numbers = {"ppo/kl_high": metrics, "ppo/kl": "5.5", "ppo/reward_gain_low": "1"} | (measured or {})
+            numbers = {"policy/kl_high": metrics, "ppo/kl": "5.5", "policy/reward_gain_low": "1"} | (measured or {})
             job = kit.ToyJob(metrics=numbers, steps=steps, pause=pause, value=value)
             ppo = run_stage(kit.toy("ppo"), job, {"data": validated, "sft": sft}, ctx)
             rates = {"win_rate": win, "win_rate_low": win - 0.05, "win_rate_high": win + 0.05}

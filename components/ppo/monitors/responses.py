@@ -63,7 +63,7 @@ class ResponseMetrics(Observer[PpoUpdate]):
         if update.metrics["ppo/kl"] >= LEAST_KL:
             metrics["ppo/reward_per_nat"] = update.metrics["ppo/proxy_reward"] / update.metrics["ppo/kl"]
         if self.rules is not None:
-            metrics |= rule_metrics(self.rules.count(update.prompts, update.texts))
+            metrics |= rule_metrics(self.rules.count(update.prompts, update.texts), "ppo/")
         return update.with_metrics(metrics)
 
 

@@ -52,7 +52,7 @@ def row(name: str, found: dict[str, Any]) -> list[str]:
         cells += [f"{mean.value:.2f}", f"{rise.value:+.2f} [{rise.low:+.2f}, {rise.high:+.2f}]"]
     score, kl = ([update[f"ppo/{metric}"] for update in late] for metric in ("proxy_reward", "kl"))
     rise = series_rise(score, covariate=[math.copysign(math.sqrt(abs(value)), value) for value in kl])
-    held_out = [found["metrics"][f"ppo/reward_gain{end}"] for end in ("", "_low", "_high")]
+    held_out = [found["metrics"][f"policy/reward_gain{end}"] for end in ("", "_low", "_high")]
     for value, low, high in ((rise.value, rise.low, rise.high), held_out):
         cells += [f"{value:+.2f} [{low:+.2f}, {high:+.2f}]"]
     last = late[-1]

@@ -37,11 +37,11 @@ VARIANTS = {
 SHOWN = (
     ("reward", "reward/accuracy_low", "RM acc. low"),
     ("reward", "reward/ece", "ECE"),
-    ("ppo", "ppo/kl_high", "KL high"),
-    ("ppo", "ppo/proxy_reward", "proxy"),
-    ("ppo", "ppo/gold", "gold"),
-    ("ppo", "ppo/sft_gold", "SFT gold"),
-    ("ppo", "ppo/violations_excess", "violations − SFT's"),
+    ("ppo", "policy/kl_high", "KL high"),
+    ("ppo", "policy/proxy_reward", "proxy"),
+    ("ppo", "policy/gold", "gold"),
+    ("ppo", "policy/sft_gold", "SFT gold"),
+    ("ppo", "policy/violations_excess", "violations − SFT's"),
     ("human_eval", "human_eval/win_rate_low", "win rate low"),
 )
 
@@ -87,10 +87,10 @@ def contrast(tethered: list[dict[str, Any]], other: list[dict[str, Any]]) -> str
         return f"{mean.value:+.2f} [{mean.low:+.2f}, {mean.high:+.2f}]"
 
     proxy = [
-        metric(b, "ppo", "ppo/proxy_reward") - metric(a, "ppo", "ppo/proxy_reward")
+        metric(b, "ppo", "policy/proxy_reward") - metric(a, "ppo", "policy/proxy_reward")
         for a, b in zip(tethered, other, strict=True)
     ]
-    gold = [metric(b, "ppo", "ppo/gold") - metric(b, "ppo", "ppo/sft_gold") for b in other]
+    gold = [metric(b, "ppo", "policy/gold") - metric(b, "ppo", "policy/sft_gold") for b in other]
     return f"proxy − tethered proxy {interval(proxy)}; gold − SFT gold {interval(gold)} ({len(other)} seeds)"
 
 

@@ -93,7 +93,7 @@ def table(runs: Sequence[Mapping[str, Any]]) -> str:
     for each in runs:
         history, found = each["history"], each["metrics"]
         it = held(history, each["target"])
-        gains = {"proxy": found["ppo/reward_gain"], "gold": found["ppo/gold"] - found["ppo/sft_gold"]}
+        gains = {"proxy": found["policy/reward_gain"], "gold": found["policy/gold"] - found["policy/sft_gold"]}
         faults = it.faults + [f"{name} is not above SFT's" for name, gain in gains.items() if gain <= 0]
         good += not faults
         steps.append(it.rise / it.updates)
@@ -101,7 +101,7 @@ def table(runs: Sequence[Mapping[str, Any]]) -> str:
             each["seed"], f"{it.mean:.2f}", f"{it.largest:.2f}", f"{it.earlier:.2f}",
             f"{history[-1]['ppo/beta']:.3f}", f"{math.exp(it.rise):.2f}",
             f"[{it.step.low:+.3f}, {it.step.high:+.3f}]", f"{gains['proxy']:.2f}",
-            f"{found['ppo/gold']:.2f}", f"{found['ppo/sft_gold']:.2f}", ", ".join(faults),
+            f"{found['policy/gold']:.2f}", f"{found['policy/sft_gold']:.2f}", ", ".join(faults),
         ])  # fmt: skip
     lines = [markdown(titles, rows), "", f"The tether holds in {rate(good, len(runs))} seeds."]
     if len(steps) > 1:

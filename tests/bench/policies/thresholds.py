@@ -32,7 +32,7 @@ def settings(until: str) -> list[str]:
     return [*off, f"{extra}.metric={MEASURED[until]}", f"{extra}.op=<=", f"{extra}.threshold=-1"]
 
 
-MEASURED = {"validate": "data/pairs", "sft": "sft/loss", "reward": "reward/test_pairs", "ppo": "ppo/evaluated"}
+MEASURED = {"validate": "data/pairs", "sft": "sft/loss", "reward": "reward/test_pairs", "ppo": "policy/evaluated"}
 """A metric of each stage that is never below 0."""
 
 

@@ -110,7 +110,7 @@ def test_external_rewards_on_ranks_give_one_process_policy_and_each_batch_is_sco
     assert found.metrics.keys() == alone.keys()
     for name, value in alone.items():
         assert found.metrics[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
-    assert {"ppo/reward_theirs_gain", "ppo/judge_topic_gain"} <= alone.keys()
+    assert {"policy/reward_theirs_gain", "policy/judge_topic_gain"} <= alone.keys()
     told = [json.loads((each / "artifact" / "rewards.json").read_text())["sources"] for each in (one, many)]
     for name, units in told[0].items():
         assert told[1][name] == pytest.approx(units, rel=1e-4), name

@@ -237,9 +237,9 @@ def compare_ppo(stages: Any, folder: Path, ranks: int, sharding: str, **options:
     found = on_ranks(stages, "ppo", two, ranks, sharding, **options)
     assert difference(one, two) < 1e-6  # 4e-8 measured
     compare_samples(one, two)
-    for name in ("ppo/kl", "ppo/proxy_reward", "ppo/approx_kl"):
+    for name in ("policy/kl", "policy/proxy_reward", "ppo/approx_kl"):
         assert found.metrics[name] == pytest.approx(alone[name], rel=1e-3, abs=1e-5), name
-    assert found.metrics["ppo/ended"] == alone["ppo/ended"]
+    assert found.metrics["policy/ended"] == alone["policy/ended"]
 
 
 @pytest.mark.ranks

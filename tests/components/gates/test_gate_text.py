@@ -7,7 +7,8 @@ from components.gates.judging import Verdict
 
 
 def verdict(**fields: object) -> Verdict:
-    given = {"name": "ppo.kl", "metric": "ppo/kl_high", "value": 9.0, "op": "<=", "threshold": 8.0, "passed": False}
+    given = {"name": "policy.kl", "metric": "policy/kl_high", "value": 9.0, "op": "<=", "threshold": 8.0,
+             "passed": False}  # fmt: skip
     return Verdict.model_validate(given | fields)
 
 
@@ -40,7 +41,7 @@ def test_a_rule_is_its_sign_and_threshold_or_both_ends_of_a_range() -> None:
 
 
 def test_a_rule_on_both_ends_of_an_interval_does_not_seem_to_hold_for_the_value_alone() -> None:
-    failed = verdict(name="ppo.length_ratio", op="between", threshold=(0.5, 1.5), value=1.45)
+    failed = verdict(name="policy.length_ratio", op="between", threshold=(0.5, 1.5), value=1.45)
     assert rule(failed) == "interval within 0.5 to 1.5"
 
 
@@ -55,7 +56,7 @@ def test_the_table_has_a_row_a_gate_and_says_who_waived_it_and_why() -> None:
     assert markdown([verdict(description="KL is held"), waived]).splitlines() == [
         "| gate | outcome | metric | value | rule | what it asks |",
         "|---|---|---|---|---|---|",
-        "| ppo.kl | FAIL | ppo/kl_high | 9 | <= 8 | KL is held |",
-        "| ppo.kl | WAIVED | ppo/kl_high | 9 | <= 8 | KL is held Waived by ada: a\\|b |",
+        "| policy.kl | FAIL | policy/kl_high | 9 | <= 8 | KL is held |",
+        "| policy.kl | WAIVED | policy/kl_high | 9 | <= 8 | KL is held Waived by ada: a\\|b |",
     ]
     assert markdown([]).endswith("|---|\n")

@@ -41,12 +41,13 @@ def extra(name, **fields):
 def all_off():
     off = {}
     for gate in GATES.values():
-        off.setdefault(gate.stage, {})[gate.short] = None
+        off.setdefault(gate.group, {})[gate.short] = None
     return off
 
 
-def judge(stage, metrics, thresholds, waivers=()):
-    return judge_by(stage, metrics, GatesConfig.model_validate({stage: thresholds}), waivers)
+def judge(group, metrics, thresholds, waivers=()):
+    stage = "ppo" if group == "policy" else group
+    return judge_by(stage, metrics, GatesConfig.model_validate({group: thresholds}), waivers)
 
 
 def verdict(name, metrics, thresholds=REWARD, waivers=()):
@@ -88,10 +89,10 @@ def test_the_gate_of_what_not_every_run_does_is_off_without_its_metric_and_fails
     ("gate", "threshold", "value"), [("judge_gain_low", 0.0, 3.0), ("rule_violations_excess", 0.05, -1.0)]
 )
 def test_an_estimate_without_an_interval_does_not_switch_its_gate_off(gate, threshold, value):
-    estimate = f"ppo/{gate.removesuffix('_low')}"
+    estimate = f"policy/{gate.removesuffix('_low')}"
     metrics = paired_gain([value, value], [0.0, 0.0], ["the only prompt"] * 2).metrics(estimate)
     assert metrics == {estimate: value}
-    found = next(v for v in judge("ppo", metrics, {gate: threshold}) if v.name == f"ppo.{gate}")
+    found = next(v for v in judge("policy", metrics, {gate: threshold}) if v.name == f"policy.{gate}")
     assert found.stops and f"{estimate} ({value:g}) has no interval" in found.text
 
 
@@ -202,7 +203,7 @@ def test_a_threshold_is_met_exactly_at_it():
     assert verdict("reward.invariance", {**GOOD, "reward/invariance": 1e-4}).passed
 
 
-@pytest.mark.parametrize("gate", ["ppo.reward_gain_low", "reward.length_gain_low", "reward.majority_gain_low"])
+@pytest.mark.parametrize("gate", ["policy.reward_gain_low", "reward.length_gain_low", "reward.majority_gain_low"])
 def test_a_gain_of_exactly_nothing_is_no_gain(gate):
     """A policy that did not move draws SFT's own responses: every difference is 0, and so is the interval's width."""
     stage, _, short = gate.partition(".")
@@ -231,8 +232,8 @@ def test_a_waiver_of_a_gate_that_passed_is_not_recorded_as_used():
 
 
 def test_a_gate_that_only_warns_never_stops():
-    thresholds = {**all_off()["ppo"], "kl_floor": 1.0}
-    found = {each.name: each for each in judge("ppo", {"ppo/kl_low": 0.01}, thresholds)}["ppo.kl_floor"]
+    thresholds = {**all_off()["policy"], "kl_floor": 1.0}
+    found = {each.name: each for each in judge("policy", {"policy/kl_low": 0.01}, thresholds)}["policy.kl_floor"]
     assert not found.passed
     assert not found.stops
 
@@ -242,10 +243,10 @@ def test_a_gate_that_only_warns_never_stops():
     [(0.5, 2.0, True), (0.49, 1.2, False), (0.8, 2.01, False), (None, 1.2, False), (0.8, math.nan, False)],
 )
 def test_a_ratio_between_two_bounds_is_judged_by_both_ends_of_its_interval(low, high, passes):
-    metrics = {"ppo/length_ratio": 1.0, "ppo/length_ratio_low": low, "ppo/length_ratio_high": high}
+    metrics = {"policy/length_ratio": 1.0, "policy/length_ratio_low": low, "policy/length_ratio_high": high}
     known = {name: value for name, value in metrics.items() if value is not None}
-    verdicts = judge("ppo", known, {**all_off()["ppo"], "length_ratio": [0.5, 2.0]})
-    found = next(each for each in verdicts if each.name == "ppo.length_ratio")
+    verdicts = judge("policy", known, {**all_off()["policy"], "length_ratio": [0.5, 2.0]})
+    found = next(each for each in verdicts if each.name == "policy.length_ratio")
     assert (found.passed, found.value) == (passes, 1.0)
     if low and math.isfinite(high):
         assert f"is 1 with an interval from {low} to {high:g}, must be between [0.5, 2]" in found.text
@@ -280,7 +281,7 @@ def test_thresholds_are_checked_against_the_registry():
         ({"reward": {**REWARD, "ece": math.nan}}, "finite"),
         ({"reward": {**REWARD, "ece": True}}, "valid"),
         ({"extra": extra("ece", threshold=1)}, "built-in gate's name"),
-        ({"pp": {}}, r"gates\.pp is not a stage with gates; did you mean ppo"),
+        ({"pp": {}}, r"gates\.pp is not a group of gates; did you mean ppo"),
         ({"extra": extra("my gate", threshold=1)}, "not a valid gate name"),
         ({"extra": extra("mine", threshold=(0, 1))}, r"gates\.extra\.reward\.mine\.threshold is .* one number"),
         ({"extra": extra("mine", op="between", threshold=(2, 1))}, "low is above high"),
@@ -295,21 +296,21 @@ def test_an_impossible_threshold_is_refused_by_name(change, message):
 
 
 def test_a_waiver_of_an_unknown_gate_names_the_nearest():
-    with pytest.raises(UserError, match=r"ppo\.kl"):
+    with pytest.raises(UserError, match=r"policy\.kl"):
         check_waivers([Waiver(gate="ppo.k", user="ada", reason="x")], GatesConfig())
 
 
 def test_an_extra_gate_is_judged_waived_and_counted_as_any_other():
-    entropy = {"metric": "ppo/entropy", "op": ">=", "threshold": 0.2, "description": "the policy still explores"}
-    gates = GatesConfig.model_validate({"ppo": {"kl": 8}, "extra": {"ppo": {"entropy_floor": entropy}}})
-    metrics = {"ppo/kl_high": 1.0, "ppo/entropy": 0.1}
+    entropy = {"metric": "policy/entropy", "op": ">=", "threshold": 0.2, "description": "the policy still explores"}
+    gates = GatesConfig.model_validate({"policy": {"kl": 8}, "extra": {"ppo": {"entropy_floor": entropy}}})
+    metrics = {"policy/kl_high": 1.0, "policy/entropy": 0.1}
     (found,) = [each for each in judge_by("ppo", metrics, gates) if each.stops]
     assert (found.name, found.metric, found.text) == (
-        "ppo.entropy_floor", "ppo/entropy", "ppo/entropy is 0.1, must be >= 0.2"
+        "ppo.entropy_floor", "policy/entropy", "policy/entropy is 0.1, must be >= 0.2"
     )  # fmt: skip
     assert "the policy still explores" in str(failure("ppo", [found]))
     assert all(each.name != "ppo.entropy_floor" for each in judge_by("sft", metrics, gates))
-    assert not failure("ppo", judge_by("ppo", {**metrics, "ppo/entropy": 0.2}, gates))
+    assert not failure("ppo", judge_by("ppo", {**metrics, "policy/entropy": 0.2}, gates))
 
     waiver = Waiver(gate="ppo.entropy_floor", user="ada", reason="a short run")
     check_waivers([waiver], gates)
@@ -319,35 +320,35 @@ def test_an_extra_gate_is_judged_waived_and_counted_as_any_other():
 
 
 def test_an_extra_gate_may_only_warn_and_may_be_off_or_dropped():
-    entropy = {"metric": "ppo/entropy", "op": "between", "threshold": [1, 2], "warn_only": True}
+    entropy = {"metric": "policy/entropy", "op": "between", "threshold": [1, 2], "warn_only": True}
     for change, words in (({}, "WARN"), ({"threshold": None}, "OFF")):
         gates = GatesConfig.model_validate({"extra": {"ppo": {"entropy": {**entropy, **change}}}})
-        (found,) = [each for each in judge_by("ppo", {"ppo/entropy": 3.0}, gates) if each.metric == "ppo/entropy"]
+        (found,) = [each for each in judge_by("ppo", {"policy/entropy": 3.0}, gates) if each.metric == "policy/entropy"]
         assert outcome(found) == words and not found.stops
     assert not any(
-        each.metric == "ppo/entropy"
+        each.metric == "policy/entropy"
         for each in judge_by("ppo", {}, GatesConfig.model_validate({"extra": {"ppo": {"entropy": None}}}))
     )
 
 
 def test_a_metric_that_is_not_recorded_fails_and_names_what_is():
     gates = GatesConfig.model_validate(
-        {"extra": {"ppo": {"floor": {"metric": "ppo/entropi", "op": ">=", "threshold": 0}}}}
+        {"extra": {"ppo": {"floor": {"metric": "policy/entropi", "op": ">=", "threshold": 0}}}}
     )
-    (found,) = [each for each in judge_by("ppo", {"ppo/entropy": 0.3, "sft/loss": 1.0}, gates) if each.stops]
-    assert found.text == "ppo/entropi is missing, must be >= 0; ppo recorded ppo/entropy"
+    (found,) = [each for each in judge_by("ppo", {"policy/entropy": 0.3, "sft/loss": 1.0}, gates) if each.stops]
+    assert found.text == "policy/entropi is missing, must be >= 0; ppo recorded policy/entropy"
 
 
 def test_gates_are_dumped_as_they_are_read():
     given = {
         "extra": {
             "ppo": {
-                "e": {"metric": "ppo/e", "op": "<=", "threshold": 1.0, "description": "", "warn_only": False,
+                "e": {"metric": "policy/e", "op": "<=", "threshold": 1.0, "description": "", "warn_only": False,
                       "plugin": "", "timeout": 600.0, "code": "auto"},
                 "f": None,
             }
         },
-        "ppo": {"kl": 8.0, "length_ratio": [0.5, 2.0]},
+        "policy": {"kl": 8.0, "length_ratio": [0.5, 2.0]},
     }  # fmt: skip
     gates = GatesConfig.model_validate(given)
     assert gates.model_dump(mode="json") == given

@@ -39,7 +39,7 @@ def test_what_a_remedy_sets_loads_as_a_config(profile: str) -> None:
 )
 def test_kl_above_its_bound_sets_what_holds_it(control: str, coefficient: float, assignment: str) -> None:
     values = {"ppo.kl.control": control, "ppo.kl.target": 3.0, "ppo.kl.coefficient": coefficient}
-    setting = GATES["ppo.kl"].setting(13.0, 6.5, values)
+    setting = GATES["policy.kl"].setting(13.0, 6.5, values)
     assert setting is not None and setting.assignment == assignment
 
 
@@ -57,18 +57,18 @@ def test_a_rerun_begins_at_the_first_stage_that_an_option_changes() -> None:
 @pytest.mark.parametrize(
     ("found", "slack", "text"),
     [
-        (verdict("ppo.kl", 9.3, 6.5), (6.5 - 9.3) / 9.3, "43 % above the bound"),
-        (verdict("ppo.kl", 160.0, 6.5), (6.5 - 160) / 160, "153.5 above the bound"),
-        (verdict("ppo.reward_gain_low", 0.3, 0.0, passed=True), 1.0, "0.3 above the bound"),
+        (verdict("policy.kl", 9.3, 6.5), (6.5 - 9.3) / 9.3, "43 % above the bound"),
+        (verdict("policy.kl", 160.0, 6.5), (6.5 - 160) / 160, "153.5 above the bound"),
+        (verdict("policy.reward_gain_low", 0.3, 0.0, passed=True), 1.0, "0.3 above the bound"),
         (verdict("reward.accuracy_low", 0.68, 0.7), -0.02 / 0.7, "3 % below the bound"),
         (verdict("reward.ece", 0.06, 0.05, within=0.08, passed=True), 0.25, "25 % below the bound"),
         (verdict("validate.contract", 1.0, 1.0, passed=True), 0.0, "at the bound"),
-        (verdict("ppo.kl", None, 6.5), None, "not measured"),
-        (verdict("ppo.length_ratio", 1.1, (0.5, 2.0)), -0.2, "outside the range by 20 % of its width"),
+        (verdict("policy.kl", None, 6.5), None, "not measured"),
+        (verdict("policy.length_ratio", 1.1, (0.5, 2.0)), -0.2, "outside the range by 20 % of its width"),
     ],
 )
 def test_a_margin_is_the_room_left_and_reads_as_that(found: Verdict, slack: float | None, text: str) -> None:
-    ends = {"ppo/length_ratio_low": 0.9, "ppo/length_ratio_high": 2.3}
+    ends = {"policy/length_ratio_low": 0.9, "policy/length_ratio_high": 2.3}
     made = margin(found, ends)
     assert made.text == text and made.slack == (None if slack is None else pytest.approx(slack))
 
@@ -77,10 +77,10 @@ def test_failed_gates_come_first_then_the_tightest_and_what_must_be_met_exactly_
     gates = [
         verdict("validate.contract", 1.0, 1.0, passed=True),
         verdict("sft.loss", 1.0, 2.0, passed=True),
-        verdict("ppo.kl", 6.0, 6.5, passed=True),
-        verdict("ppo.ended", 0.9, 0.95, waived=True, user="ada", reason="r"),
-        verdict("ppo.echo", 0.4, 0.1),
-        verdict("ppo.repetition", None, 0.1),
+        verdict("policy.kl", 6.0, 6.5, passed=True),
+        verdict("policy.ended", 0.9, 0.95, waived=True, user="ada", reason="r"),
+        verdict("policy.echo", 0.4, 0.1),
+        verdict("policy.repetition", None, 0.1),
     ]
     order = sorted(gates, key=lambda each: tightness(each, margin(each, {})))
     assert [each.name.partition(".")[2] for each in order] == ["repetition", "echo", "ended", "kl", "loss", "contract"]

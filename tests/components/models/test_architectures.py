@@ -165,7 +165,7 @@ def test_an_architecture_goes_through_sft_reward_and_ppo(
     base = base_of(*TABLE[name], tokenizer, tmp_path / name)
     found = whole_run(stages, base, kind == "lora", tmp_path)
     measured = {**found["sft"], **found["reward"], **found["ppo"]}
-    for metric in ("sft/loss", "reward/log_loss", "ppo/kl", "ppo/proxy_reward"):
+    for metric in ("sft/loss", "reward/log_loss", "policy/kl", "policy/proxy_reward"):
         assert math.isfinite(measured[metric]), metric
     assert measured["reward/invariance"] <= 1e-4
     assert measured["sft/perplexity"] < measured["sft/base_perplexity"], "SFT trains it"
@@ -183,7 +183,7 @@ def test_an_architecture_goes_through_sft_reward_and_ppo(
     assert measured["sft/loss"] == pytest.approx(loss, abs=1e-4)
     drawn, greedy = sampled[-4:-2]  # of the policy; those of SFT follow
     kl = [nats(sft, *text) - nats(policy, *text) for text in prompts_and_responses(drawn)]
-    assert measured["ppo/kl"] == pytest.approx(sum(kl) / len(kl), abs=1e-4)
+    assert measured["policy/kl"] == pytest.approx(sum(kl) / len(kl), abs=1e-4)
     for prompt, response in prompts_and_responses(greedy):
         out = policy.generate(
             torch.tensor([prompt]), do_sample=False, max_new_tokens=10, suppress_tokens=[tokenizer.pad_token_id]

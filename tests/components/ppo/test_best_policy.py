@@ -67,18 +67,18 @@ def test_the_highest_score_inside_the_band_is_published_and_the_last_policys_num
     best = max(inside, key=lambda look: look["score"])["update"]
     assert cut.metrics["ppo/published_update"] == cut.about["published_update"] == best < 8
     assert f"Update {best} is published" in cut.about["reason"] and "outside" in cut.about["reason"]
-    assert cut.metrics["ppo/last_kl"] > 2.5 > cut.metrics["ppo/kl"]
+    assert cut.metrics["policy/last_kl"] > 2.5 > cut.metrics["policy/kl"]
     last = read_rows(cut.artifact / "last.jsonl")
     for name, column in (("kl", "kl"), ("gold", "gold"), ("proxy_reward", "score"), ("response_tokens", "tokens")):
         mean = sum(row[column] for row in last) / len(last)
-        assert cut.metrics[f"ppo/last_{name}"] == pytest.approx(mean, rel=1e-9)
+        assert cut.metrics[f"policy/last_{name}"] == pytest.approx(mean, rel=1e-9)
 
 
 def test_a_broken_tether_fails_the_gate_though_the_published_policy_is_inside_the_band(cut: Ran) -> None:
     assert cut.metrics["ppo/stopped"] == 1 and cut.metrics["ppo/updates"] == 8, "stop_early is off"
-    gates = GatesConfig.model_validate({"ppo": {"kl": 1.0, "stopped": 0}})
-    verdicts = {each.name: each for each in judge("ppo", {**cut.metrics, "ppo/kl_high": 0.5}, gates, [])}
-    assert verdicts["ppo.kl"].passed and not verdicts["ppo.stopped"].passed and verdicts["ppo.stopped"].stops
+    gates = GatesConfig.model_validate({"policy": {"kl": 1.0}, "ppo": {"stopped": 0}})
+    verdicts = {each.name: each for each in judge("ppo", {**cut.metrics, "policy/kl_high": 0.5}, gates, [])}
+    assert verdicts["policy.kl"].passed and not verdicts["ppo.stopped"].passed and verdicts["ppo.stopped"].stops
 
 
 def check_weights(ran: Ran, stages: Any, artifact: Path, update: int) -> None:
@@ -112,7 +112,7 @@ def test_the_published_weights_are_those_that_were_evaluated_and_the_last_ones_a
 def test_with_an_average_it_is_the_average_that_is_evaluated(stages: Any, tmp_path: Path) -> None:
     ran = run(stages, tmp_path, updates=2, evaluate_every=1, ema=0.5)
     assert ran.about["published_update"] == 2, "an earlier checkpoint would hold what was evaluated, whatever it was"
-    assert ran.metrics["ppo/kl"] < read_rows(ran.artifact / "history.jsonl")[-1]["ppo/kl"], "they must differ"
+    assert ran.metrics["policy/kl"] < read_rows(ran.artifact / "history.jsonl")[-1]["ppo/kl"], "they must differ"
     check_published(ran, stages)
 
 
@@ -122,8 +122,8 @@ def test_evaluations_leave_no_trace_in_the_training_and_without_them_the_last_po
     plain = run(stages, tmp_path, evaluate_every=None)
     own = [{k: v for k, v in row.items() if "watched" not in k} for row in read_rows(cut.artifact / "history.jsonl")]
     assert own == read_rows(plain.artifact / "history.jsonl")
-    assert plain.about["published_update"] == 8 and not plain.samples and "ppo/last_kl" not in plain.metrics
-    assert plain.metrics["ppo/kl"] == pytest.approx(cut.metrics["ppo/last_kl"]), "the same last policy"
+    assert plain.about["published_update"] == 8 and not plain.samples and "policy/last_kl" not in plain.metrics
+    assert plain.metrics["policy/kl"] == pytest.approx(cut.metrics["policy/last_kl"]), "the same last policy"
 
 
 @pytest.mark.parametrize("at", [5, 8])
@@ -148,7 +148,7 @@ def test_no_prompt_that_a_gate_judges_takes_part_in_the_choice(stages: Any, cut:
     data = Path(shutil.copytree(stages.inputs["data"], tmp_path / "data"))
     write_split(data / "prompts.test", read_split(data / "prompts.test")[:3])
     other = run(type(stages)(stages.inputs | {"data": data}), tmp_path / "test")
-    assert other.about == cut.about and other.metrics["ppo/kl"] != cut.metrics["ppo/kl"]
+    assert other.about == cut.about and other.metrics["policy/kl"] != cut.metrics["policy/kl"]
     write_split(data / "prompts.calibration", read_split(data / "prompts.calibration")[16:])
     another = run(type(stages)(stages.inputs | {"data": data}), tmp_path / "calibration", updates=2)
     assert another.about["evaluations"][0]["score"] != cut.about["evaluations"][0]["score"]
@@ -289,7 +289,7 @@ def test_a_run_that_stops_ends_with_the_same_bytes_wherever_it_was_interrupted(
     if why == "alarm":
         best = max(whole.about["evaluations"][:-1], key=lambda look: look["score"])["update"]
         assert whole.about["evaluations"][-1]["score"] > whole.about["evaluations"][-2]["score"], "the last scores more"
-        assert whole.metrics["ppo/published_update"] == best < end and "ppo/last_kl" in whole.metrics
+        assert whole.metrics["ppo/published_update"] == best < end and "policy/last_kl" in whole.metrics
         assert f"before the alarm of update {end}" in whole.about["reason"]
     for at in (end - 1, end):
         with pytest.raises(KeyboardInterrupt):

@@ -160,21 +160,21 @@ def gated(rows: list[dict[str, Any]]) -> dict[str, float]:
     excess = [row["policy"]["violations"] - row["sft"]["violations"] for row in rows]
     ruled = [row["policy"]["rule_violations"] - row["sft"]["rule_violations"] for row in rows]
     return {
-        "ppo/evaluated": float(len(rows)),
-        "ppo/kl_low": ends(of("policy", "kl"), rows)[0],
-        "ppo/kl_high": ends(of("policy", "kl"), rows)[1],
-        "ppo/kl_per_token_high": ratio_high(of("policy", "kl"), of("policy", "tokens"), rows),
-        "ppo/reward_gain_low": ends(gain, rows)[0],
-        "ppo/repetition_high": wilson(of("policy", "repetition"), rows)[1],
-        "ppo/echo_high": wilson(of("policy", "echo"), rows)[1],
-        "ppo/distinct_ratio_low": jackknife_low(distinct_ratio, rows),
-        "ppo/dissimilarity_ratio_low": jackknife_low(dissimilarity_ratio, rows),
-        "ppo/entropy_ratio_low": ratio_ends(of("policy", "entropy"), of("sft", "entropy"), rows)[0],
-        "ppo/length_ratio": sum(of("policy", "tokens")) / sum(of("sft", "tokens")),
-        "ppo/ended_low": wilson(of("policy", "ended"), rows)[0],
-        "ppo/special_tokens_high": wilson([float(n > 0) for n in of("policy", "special_tokens")], rows)[1],
-        "ppo/violations_excess_high": ends(excess, rows)[1],
-        "ppo/rule_violations_excess_high": ends(ruled, rows)[1],
+        "policy/evaluated": float(len(rows)),
+        "policy/kl_low": ends(of("policy", "kl"), rows)[0],
+        "policy/kl_high": ends(of("policy", "kl"), rows)[1],
+        "policy/kl_per_token_high": ratio_high(of("policy", "kl"), of("policy", "tokens"), rows),
+        "policy/reward_gain_low": ends(gain, rows)[0],
+        "policy/repetition_high": wilson(of("policy", "repetition"), rows)[1],
+        "policy/echo_high": wilson(of("policy", "echo"), rows)[1],
+        "policy/distinct_ratio_low": jackknife_low(distinct_ratio, rows),
+        "policy/dissimilarity_ratio_low": jackknife_low(dissimilarity_ratio, rows),
+        "policy/entropy_ratio_low": ratio_ends(of("policy", "entropy"), of("sft", "entropy"), rows)[0],
+        "policy/length_ratio": sum(of("policy", "tokens")) / sum(of("sft", "tokens")),
+        "policy/ended_low": wilson(of("policy", "ended"), rows)[0],
+        "policy/special_tokens_high": wilson([float(n > 0) for n in of("policy", "special_tokens")], rows)[1],
+        "policy/violations_excess_high": ends(excess, rows)[1],
+        "policy/rule_violations_excess_high": ends(ruled, rows)[1],
     }
 
 
@@ -191,8 +191,8 @@ def hidden_by_means(rows: list[dict[str, Any]], further: list[dict[str, Any]], f
     beyond = [float(row["policy"]["kl"] > CEILING) for row in everyone]
     assert 0 < mean(beyond) < 1 and 0 < mean(falls) < 1, "else these shares tell nothing apart"
     return {
-        "ppo/worse_prompts_excess_high": max(ends(excess, prompts)[1], mean(excess) + widest),
-        "ppo/kl_beyond_ceiling_high": wilson(beyond, everyone)[1],
+        "policy/worse_prompts_excess_high": max(ends(excess, prompts)[1], mean(excess) + widest),
+        "policy/kl_beyond_ceiling_high": wilson(beyond, everyone)[1],
     }
 
 
@@ -202,8 +202,8 @@ def beside(rows: list[dict[str, Any]]) -> dict[str, float]:
     both = [row for row in rows if row["policy"]["ended"] and row["sft"]["ended"]]
     gain = mean(row["policy"]["score"] - row["sft"]["score"] for row in both)
     low, high = ratio_ends(*tokens, rows)
-    found = {"ppo/length_ratio_low": low, "ppo/length_ratio_high": high, "ppo/both_ended": len(both) / len(rows)}
-    return found | {"ppo/reward_gain_ended": gain}
+    ratio = {"policy/length_ratio_low": low, "policy/length_ratio_high": high}
+    return ratio | {"policy/both_ended": len(both) / len(rows), "policy/reward_gain_ended": gain}
 
 
 def test_the_rows_gated_numbers_are_those_of_the_policy_and_not_of_sft(ppo: Evaluated) -> None:
@@ -211,11 +211,11 @@ def test_the_rows_gated_numbers_are_those_of_the_policy_and_not_of_sft(ppo: Eval
     expected = gated(ppo.rows) | hidden_by_means(ppo.rows, ppo.further, 40)
     assert {name: ppo.metrics[name] for name in expected} == pytest.approx(expected, rel=1e-6)
     assert {name: ppo.metrics[name] for name in beside(ppo.rows)} == pytest.approx(beside(ppo.rows), rel=1e-9)
-    elsewhere = {"ppo/stopped", "ppo/demonstration_perplexity_ratio_high"}
+    elsewhere = {"ppo/stopped", "policy/demonstration_perplexity_ratio_high"}
     elsewhere |= {
         f"ppo/{name}" for name in ("ratio_max", "clip_fraction_max", "replaced_max", "score_spread_min")
     }  # these and the next in test_curves.py
-    elsewhere |= {"ppo/judge_gain_low"}  # test_judges.py
+    elsewhere |= {"policy/judge_gain_low"}  # test_judges.py
     elsewhere |= {f"ppo/{name}" for name in ("beta_drift_below_target", "proxy_rise_at_level_kl")}
     assert {gate.metric for gate in GATES.values() if gate.stage == "ppo"} == expected.keys() | elsewhere
 
@@ -263,7 +263,7 @@ def test_rows_in_which_every_number_differs_between_the_policies_are_judged_alik
         ]  # fmt: skip
 
     monkeypatch.setattr(evaluate, "respond", respond)
-    monkeypatch.setattr(evaluate, "_forgetting", lambda *_: {"ppo/demonstration_perplexity_ratio": 1.25})
+    monkeypatch.setattr(evaluate, "_forgetting", lambda *_: {"policy/demonstration_perplexity_ratio": 1.25})
     neither = Models(None, None, None, None, None, None)  # type: ignore[arg-type]
     kl = {"control": "fixed", "response_ceiling": CEILING}
     job = stages.job("ppo", evaluate=512, kl=kl, repeats={"prompts": 40})
@@ -271,7 +271,7 @@ def test_rows_in_which_every_number_differs_between_the_policies_are_judged_alik
     rows, further = (read_rows(tmp_path / "artifact" / f"evaluation{name}.jsonl") for name in ("", "_samples"))
     expected = gated(rows) | beside(rows) | hidden_by_means(rows, further, 40)
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-6)
-    assert metrics["ppo/demonstration_perplexity_ratio"] == 1.25
+    assert metrics["policy/demonstration_perplexity_ratio"] == 1.25
 
 
 @pytest.mark.parametrize("side", ["policy", "sft"])
@@ -298,7 +298,7 @@ def test_violations_of_rules_are_counted_in_every_batch_and_of_sft(ppo: Evaluate
     history = read_rows(ppo.artifact / "history.jsonl")
     assert all(row["ppo/rule_violations"] == pytest.approx(row["ppo/rule_letter"] + row["ppo/rule_digit"])
                for row in history)  # fmt: skip
-    for side, name in (("policy", "ppo/rule_violations"), ("sft", "ppo/sft_rule_violations")):
+    for side, name in (("policy", "policy/rule_violations"), ("sft", "policy/sft_rule_violations")):
         found = mean(row[side]["rule_violations"] for row in ppo.rows)
         assert ppo.metrics[name] == pytest.approx(found) and found > 0
 
@@ -360,7 +360,7 @@ def test_kl_at_temperature_1_is_of_responses_drawn_at_1_and_not_at_the_runs_temp
             nats.append(logits.log_softmax(-1).gather(2, drawn.unsqueeze(2)).squeeze(2).masked_fill(~mask, 0).sum(1))
         found[temperature] += (nats[0] - nats[1]).tolist()
     error = np.std(found[1.0]) / math.sqrt(len(ppo.rows))  # of the metric: a response to each prompt
-    assert ppo.metrics["ppo/kl_at_temperature_1"] == pytest.approx(mean(found[1.0]), abs=3 * error)
+    assert ppo.metrics["policy/kl_at_temperature_1"] == pytest.approx(mean(found[1.0]), abs=3 * error)
     assert abs(mean(found[TEMPERATURE]) - mean(found[1.0])) > 4 * error, "else this tells nothing apart"
 
 
@@ -378,8 +378,8 @@ def test_forgetting_is_the_perplexity_of_held_out_demonstrations_over_sfts(ppo: 
             nats[name].append(-float(logprobs(folder / "model", prompt, response, 1.0).sum()))
     excess = [mine - its for mine, its in zip(nats["policy"], nats["sft"], strict=True)]
     ratio, high = math.exp(sum(excess) / sum(tokens)), math.exp(ratio_ends(excess, tokens, rows)[1])
-    assert ppo.metrics["ppo/demonstration_perplexity_ratio"] == pytest.approx(ratio, rel=1e-4) and ratio > 1.001
-    assert ppo.metrics["ppo/demonstration_perplexity_ratio_high"] == pytest.approx(high, rel=1e-3)
+    assert ppo.metrics["policy/demonstration_perplexity_ratio"] == pytest.approx(ratio, rel=1e-4) and ratio > 1.001
+    assert ppo.metrics["policy/demonstration_perplexity_ratio_high"] == pytest.approx(high, rel=1e-3)
 
 def test_sft_answers_once_and_every_use_has_the_same_texts(stages: Any, tmp_path: Path) -> None:
     """What the reward stage stored is what SFT samples again; a policy that is still SFT gives the same answers; and a

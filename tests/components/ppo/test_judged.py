@@ -64,7 +64,7 @@ def evaluated(language: Any, runtime: Any, tmp_path: Path, monkeypatch: pytest.M
     seen: dict[str, list[int]] = {"policy": [], "sft": []}
     monkeypatch.setattr(experience, "rollout_engine", engine)
     monkeypatch.setattr(experience, "frozen_pass", frozen_pass)
-    monkeypatch.setattr(evaluate, "_forgetting", lambda *_: {"ppo/demonstration_perplexity_ratio_high": 1.0})
+    monkeypatch.setattr(evaluate, "_forgetting", lambda *_: {"policy/demonstration_perplexity_ratio_high": 1.0})
 
     def run(policy: Drawn, sft: Drawn) -> tuple[dict[str, float], list[dict[str, Any]]]:
         for name, (scaled, ended) in {"policy": policy, "sft": sft}.items():
@@ -87,8 +87,8 @@ def verdict(gate: str, metrics: dict[str, float], gates: GatesConfig) -> Verdict
 def test_a_policy_that_only_learnt_to_end_gains_nothing(evaluated: Evaluate, gain: float, passes: bool) -> None:
     rng = np.random.default_rng(3)
     metrics, rows = evaluated(draw(rng, gain, 0.86), draw(rng, 0.0, 0.36))
-    assert verdict("ppo.reward_gain_low", metrics, load_config("hh-smollm2").gates).passed is passes
-    assert metrics["ppo/reward_gain"] == pytest.approx(gain, abs=0.2)
+    assert verdict("policy.reward_gain_low", metrics, load_config("hh-smollm2").gates).passed is passes
+    assert metrics["policy/reward_gain"] == pytest.approx(gain, abs=0.2)
 
     def gained(score: str, rows: list[dict[str, Any]]) -> Any:
         prompts = [str(row["prompt"]) for row in rows]
@@ -96,13 +96,13 @@ def test_a_policy_that_only_learnt_to_end_gains_nothing(evaluated: Evaluate, gai
 
     assert gained("reward", rows).low > 0.1, "the score that training rewards says that each of them gained"
     assert gained("score", rows).metrics("g") == pytest.approx(
-        {end: metrics[f"ppo/reward_gain{end[1:]}"] for end in ("g", "g_low", "g_high")}
+        {end: metrics[f"policy/reward_gain{end[1:]}"] for end in ("g", "g_low", "g_high")}
     )
     both = [row for row in rows if row["policy"]["ended"] and row["sft"]["ended"]]
     among = gained("score", both)
-    found = [metrics[f"ppo/reward_gain_ended{end}"] for end in ("", "_low", "_high")]
-    assert found == pytest.approx(list(among)) and metrics["ppo/both_ended"] == len(both) / PROMPTS
-    assert metrics["ppo/proxy_reward"] - metrics["ppo/reward_gain"] == pytest.approx(
+    found = [metrics[f"policy/reward_gain_ended{end}"] for end in ("", "_low", "_high")]
+    assert found == pytest.approx(list(among)) and metrics["policy/both_ended"] == len(both) / PROMPTS
+    assert metrics["policy/proxy_reward"] - metrics["policy/reward_gain"] == pytest.approx(
         np.mean([row["sft"]["score"] for row in rows])
     ), "the proxy reward is the score that the gain is of"
 
@@ -110,7 +110,7 @@ def test_a_policy_that_only_learnt_to_end_gains_nothing(evaluated: Evaluate, gai
 def test_where_no_pair_ended_the_gain_among_ended_is_unknown_and_all_else_is_known(evaluated: Evaluate) -> None:
     rng = np.random.default_rng(4)
     metrics, _ = evaluated(draw(rng, 0.3, 1.0), draw(rng, 0.0, 0.0))
-    assert metrics["ppo/both_ended"] == 0 and "ppo/reward_gain_ended" not in metrics
+    assert metrics["policy/both_ended"] == 0 and "policy/reward_gain_ended" not in metrics
     assert np.isfinite(list(metrics.values())).all()
 
 
@@ -150,7 +150,7 @@ def test_equal_policies_pass_the_gate_on_violations_and_one_that_breaks_the_marg
             sides = iter((rows_of(rng, rate), rows_of(rng, 0.05)))
             monkeypatch.setattr(evaluate, "respond", lambda *_, sides=sides, **__: next(sides))
             metrics = evaluate.evaluate(Models(*[None] * 6), job, tmp_path, tmp_path)  # type: ignore[arg-type]
-            found.append(verdict("ppo.violations_excess", metrics, demo).passed)
+            found.append(verdict("policy.violations_excess", metrics, demo).passed)
         return float(np.mean(found))
 
     assert passes(0.05) >= 0.9, "equal policies"
@@ -160,13 +160,13 @@ def test_equal_policies_pass_the_gate_on_violations_and_one_that_breaks_the_marg
 @pytest.mark.parametrize(
     ("gate", "worse", "share", "bound"),
     [
-        ("ppo.ended", {"ended": False}, 0.045, 0.95),
-        ("ppo.repetition", {"repetition": 1.0}, 0.095, 0.1),
-        ("ppo.echo", {"echo": 1.0}, 0.095, 0.1),
-        ("ppo.special_tokens", {"special_tokens": 3}, 0.018, 0.02),
-        ("ppo.length_ratio", {"tokens": 6 * 21}, 0.048, 2),
-        ("ppo.entropy_ratio", {"entropy": 0.0}, 0.74, 0.25),
-        ("ppo.kl", {"kl": 56.0}, 0.097, 6.5),
+        ("policy.ended", {"ended": False}, 0.045, 0.95),
+        ("policy.repetition", {"repetition": 1.0}, 0.095, 0.1),
+        ("policy.echo", {"echo": 1.0}, 0.095, 0.1),
+        ("policy.special_tokens", {"special_tokens": 3}, 0.018, 0.02),
+        ("policy.length_ratio", {"tokens": 6 * 21}, 0.048, 2),
+        ("policy.entropy_ratio", {"entropy": 0.0}, 0.74, 0.25),
+        ("policy.kl", {"kl": 56.0}, 0.097, 6.5),
     ],
 )
 def test_a_point_estimate_within_its_threshold_fails_where_its_interval_crosses_it(
@@ -177,7 +177,7 @@ def test_a_point_estimate_within_its_threshold_fails_where_its_interval_crosses_
     for worse_share, passes in ((share / 3, True), (share, False)):
         policy = [row._replace(**worse) if i < worse_share * 512 else row for i, row in enumerate(sft)]
         metrics = evaluate._judged(policy, sft, prompts) | evaluate._diversity(policy, sft, prompts)
-        metrics |= evaluate._kl(policy, prompts, "ppo/kl") | evaluate._entropy(policy, sft, prompts)
+        metrics |= evaluate._kl(policy, prompts, "policy/kl") | evaluate._entropy(policy, sft, prompts)
         found = verdict(gate, metrics, gates)
         point = metrics[re.sub("_(low|high)$", "", found.metric)]
         assert point >= bound if found.op == ">=" else point <= bound
@@ -198,8 +198,8 @@ GATED = [load_config(name).gates for name in ("demo-long", "hh-smollm2", "gpu")]
 def failing(policy: list[evaluate.Answered], sft: list[evaluate.Answered], samples: int) -> list[set[str]]:
     """Which gates on single prompts and responses, and on the gain, fail in each profile."""
     prompts = [str(i // samples) for i in range(len(policy))]
-    metrics = evaluate._judged(policy, sft, prompts) | evaluate._kl(policy, prompts, "ppo/kl")
-    names = ("ppo.worse_prompts", "ppo.kl_beyond_ceiling", "ppo.reward_gain_low")
+    metrics = evaluate._judged(policy, sft, prompts) | evaluate._kl(policy, prompts, "policy/kl")
+    names = ("policy.worse_prompts", "policy.kl_beyond_ceiling", "policy.reward_gain_low")
     return [{name for name in names if not verdict(name, metrics, gates).passed} for gates in GATED]
 
 
@@ -212,7 +212,7 @@ def test_a_policy_that_abuses_a_few_prompts_fails(samples: int, share: float, na
     scores = rng.normal(1 + 13 * abused, 1, (prompts, samples))
     policy = responses(scores, np.where(abused, rng.normal(nats, 5, scores.shape), rng.normal(0.3, 0.5, scores.shape)))
     sft = responses(rng.normal(0, 1, scores.shape))
-    assert failing(policy, sft, samples) == [{"ppo.kl_beyond_ceiling"}] * 3
+    assert failing(policy, sft, samples) == [{"policy.kl_beyond_ceiling"}] * 3
 
 
 @pytest.mark.parametrize(("samples", "coupled"), [(1, True), (1, False), (4, False)])
@@ -223,7 +223,7 @@ def test_a_policy_that_harms_most_prompts_a_little_fails(samples: int, coupled: 
     base = rng.normal(0, 1, (512, samples))
     shift = np.where(np.arange(512) < share * 512, -0.5, 7.0)[:, None]
     policy = responses((base if coupled else rng.normal(0, 1, base.shape)) + shift, 3.0)
-    assert failing(policy, responses(base), samples) == [{"ppo.worse_prompts"}] * 3
+    assert failing(policy, responses(base), samples) == [{"policy.worse_prompts"}] * 3
 
 
 @pytest.mark.parametrize(("prompts", "samples", "gain"), [(512, 1, 1.0), (256, 4, 0.7)])
@@ -242,21 +242,21 @@ def test_chance_is_what_two_draws_of_sft_give_however_often_they_tie() -> None:
         draws = rng.exponential(1, (2, 256, 4))  # skewed, and a prompt in three has one response only
         draws[:, ::3] = 1.0
         metrics = evaluate._judged(*map(responses, draws), [str(i // 4) for i in range(1024)])
-        means.append(metrics["ppo/worse_prompts_excess"])
-        assert metrics["ppo/worse_prompts"] == pytest.approx(1 / 3, abs=0.12)
+        means.append(metrics["policy/worse_prompts_excess"])
+        assert metrics["policy/worse_prompts"] == pytest.approx(1 / 3, abs=0.12)
     assert np.mean(means) == pytest.approx(0, abs=3 * 0.5 * np.sqrt(2 / 3 / 256 / 40))
 
 
 def test_the_mean_of_a_prompts_samples_falls_and_not_each() -> None:
     policy, sft = responses([[0, 0, 0, 9], [1, 1, 1, -9]]), responses(np.zeros((2, 4)))
     metrics = evaluate._judged(policy, sft, list("aaaabbbb"))
-    assert (metrics["ppo/worse_prompts"], metrics["ppo/worse_prompts_excess"]) == (0.5, 0.0)
+    assert (metrics["policy/worse_prompts"], metrics["policy/worse_prompts_excess"]) == (0.5, 0.0)
 
 
 def test_a_policy_that_collapses_to_a_few_answers_fails_every_gate_on_diversity() -> None:
     rng, gates = np.random.default_rng(1), load_config("demo").gates
     sft, prompts = rows_of(rng, 0.0), [str(i) for i in range(512)]
-    names = ("ppo.distinct", "ppo.dissimilarity", "ppo.entropy_ratio")
+    names = ("policy.distinct", "policy.dissimilarity", "policy.entropy_ratio")
     for answers, passing in ((1, set()), (512, set(names))):
         policy = [sft[i % answers]._replace(entropy=1.0 if answers > 1 else 0.02) for i in range(512)]
         metrics = evaluate._diversity(policy, sft, prompts) | evaluate._entropy(policy, sft, prompts)
@@ -264,7 +264,8 @@ def test_a_policy_that_collapses_to_a_few_answers_fails_every_gate_on_diversity(
 
 
 @pytest.mark.parametrize(
-    ("profile", "failing"), [("demo", {"ppo.dissimilarity"}), ("hh-smollm2", {"ppo.distinct", "ppo.dissimilarity"})]
+    ("profile", "failing"),
+    [("demo", {"policy.dissimilarity"}), ("hh-smollm2", {"policy.distinct", "policy.dissimilarity"})],
 )
 def test_a_policy_that_fills_one_template_is_stopped_though_all_its_texts_differ(
     profile: str, failing: set[str]
@@ -273,6 +274,6 @@ def test_a_policy_that_fills_one_template_is_stopped_though_all_its_texts_differ
     template = "Thank you, customer {}, for your patience with our shop today."
     policy = [row._replace(response=template.format(i)) for i, row in enumerate(sft)]
     metrics = evaluate._diversity(policy, sft, prompts)
-    assert metrics["ppo/distinct"] == 1, "the share of distinct texts sees nothing"
-    names = ("ppo.distinct", "ppo.dissimilarity")
+    assert metrics["policy/distinct"] == 1, "the share of distinct texts sees nothing"
+    names = ("policy.distinct", "policy.dissimilarity")
     assert {name for name in names if verdict(name, metrics, load_config(profile).gates).stops} == failing

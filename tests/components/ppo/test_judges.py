@@ -31,17 +31,17 @@ def measured(*judges: str) -> dict[str, float]:
 
 def verdict(metrics: dict[str, float]) -> Verdict:
     return next(
-        each for each in judge("ppo", metrics, GatesConfig(ppo={"judge_gain_low": 0}))
-        if each.name == "ppo.judge_gain_low"
+        each for each in judge("ppo", metrics, GatesConfig(policy={"judge_gain_low": 0}))
+        if each.name == "policy.judge_gain_low"
     )  # fmt: skip
 
 
 def test_the_judge_with_the_lowest_lower_end_is_the_gated_one() -> None:
     metrics, strict = measured("kind", "strict"), clustered_mean(GAINS["strict"], PROMPTS)
     for end, expected in (("", strict.value), ("_low", strict.low), ("_high", strict.high)):
-        assert metrics[f"ppo/judge_gain{end}"] == pytest.approx(expected)
-        assert metrics[f"ppo/judge_strict_gain{end}"] == metrics[f"ppo/judge_gain{end}"]
-    assert metrics["ppo/reward_pipeline_gain"] == 2.0 and strict.low < 0 < metrics["ppo/judge_kind_gain_low"]
+        assert metrics[f"policy/judge_gain{end}"] == pytest.approx(expected)
+        assert metrics[f"policy/judge_strict_gain{end}"] == metrics[f"policy/judge_gain{end}"]
+    assert metrics["policy/reward_pipeline_gain"] == 2.0 and strict.low < 0 < metrics["policy/judge_kind_gain_low"]
     assert verdict(metrics).stops and not verdict(measured("kind")).stops
 
 

@@ -81,16 +81,18 @@ def test_each_source_is_logged_apart_and_the_reward_is_their_weighted_sum(undist
         row = each["policy"]
         summed = row["reward_pipeline"] + 0.5 * row["reward_brief"] - 0.25 * row["reward_http"]
         assert row["score"] == pytest.approx((summed - total["shift"]) / total["scale"], abs=1e-4)
-    assert metrics["ppo/reward_gain"] != metrics["ppo/reward_pipeline_gain"]
+    assert metrics["policy/reward_gain"] != metrics["policy/reward_pipeline_gain"]
 
 
 def test_a_judge_has_a_gain_with_an_interval_and_is_in_no_reward(undisturbed: Any) -> None:
     out, metrics = undisturbed
     rows = read_rows(out / "artifact" / "evaluation.jsonl")
     gain = [row["policy"]["reward_topic"] - row["sft"]["reward_topic"] for row in rows]
-    assert metrics["ppo/judge_topic_gain"] == pytest.approx(sum(gain) / len(gain))
+    assert metrics["policy/judge_topic_gain"] == pytest.approx(sum(gain) / len(gain))
     assert (
-        metrics["ppo/judge_topic_gain_low"] <= metrics["ppo/judge_topic_gain"] <= metrics["ppo/judge_topic_gain_high"]
+        metrics["policy/judge_topic_gain_low"]
+        <= metrics["policy/judge_topic_gain"]
+        <= metrics["policy/judge_topic_gain_high"]
     )
     assert "ppo/reward_topic" not in read_rows(out / "artifact" / "history.jsonl")[0]
 

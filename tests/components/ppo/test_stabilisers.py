@@ -301,9 +301,9 @@ def test_the_evaluation_may_have_a_temperature_of_its_own_and_kl_stays_that_of_t
         metrics[at] = evaluate(loaded, job, stages.inputs["data"], tmp_path / str(at))
         rows[at] = read_rows(tmp_path / str(at) / "artifact" / "evaluation.jsonl")
     for name in ("kl", "kl_low", "kl_per_token", "entropy", "sft_entropy", "entropy_ratio", "kl_at_temperature_1"):
-        assert metrics[temperature][f"ppo/{name}"] == metrics[None][f"ppo/{name}"], name
+        assert metrics[temperature][f"policy/{name}"] == metrics[None][f"policy/{name}"], name
     judged = [row["policy"] for row in rows[temperature]]
-    assert metrics[temperature]["ppo/proxy_reward"] == pytest.approx(np.mean([row["score"] for row in judged]))
+    assert metrics[temperature]["policy/proxy_reward"] == pytest.approx(np.mean([row["score"] for row in judged]))
     assert judged != [row["policy"] for row in rows[None]]
     if temperature == 0:  # the likeliest token at every step, by a plain loop
         ids = encode_prompt(loaded.tokenizer, rows[0.0][0]["prompt"], 64)

@@ -57,7 +57,7 @@ def test_the_artifact_holds_what_the_design_names(undisturbed: tuple[Path, dict[
     assert abs(history[0]["ppo/kl"]) < 1e-5 and any(row["ppo/kl"] != 0 for row in history[1:])
     assert {row["update"] for row in read_rows(artifact / "samples.jsonl")} == {0, 2, 4}
     evaluation = read_rows(artifact / "evaluation.jsonl")
-    assert len(evaluation) == metrics["ppo/evaluated"] == 8
+    assert len(evaluation) == metrics["policy/evaluated"] == 8
     assert evaluation[0].keys() == {"prompt", "policy", "sft"}
     again = read_rows(artifact / "evaluation_samples.jsonl")
     assert [row["prompt"] for row in again] == [row["prompt"] for row in evaluation for _ in range(3)]
@@ -65,9 +65,10 @@ def test_the_artifact_holds_what_the_design_names(undisturbed: tuple[Path, dict[
     names = (
         "kl kl_high kl_per_token proxy_reward reward_gain reward_gain_low demonstration_perplexity_ratio repetition "
         "rewarded_score both_ended distinct_ratio dissimilarity_ratio entropy_ratio special_tokens sft_special_tokens "
-        "distinct length_ratio ended echo gold violations violations_excess entropy response_tokens beta "
-        "clip_fraction approx_kl explained_variance ratio_max replaced_max score_spread_min"
+        "distinct length_ratio ended echo gold violations violations_excess entropy response_tokens"
     )
+    assert {f"policy/{name}" for name in names.split()} <= metrics.keys()
+    names = "beta clip_fraction approx_kl explained_variance ratio_max replaced_max score_spread_min"
     assert {f"ppo/{name}" for name in names.split()} <= metrics.keys()
     assert all(torch.isfinite(torch.tensor(v)) for v in metrics.values())
 
@@ -75,7 +76,7 @@ def test_the_artifact_holds_what_the_design_names(undisturbed: tuple[Path, dict[
 def test_one_sample_a_prompt_is_judged_without_further_ones(stages: Any, tmp_path: Path) -> None:
     metrics = stages.run("ppo", tmp_path, updates=1, repeats={"samples": 1})
     assert (tmp_path / "artifact" / "evaluation_samples.jsonl").read_bytes() == b""
-    assert {"ppo/worse_prompts_excess_high", "ppo/kl_beyond_ceiling_high"} <= metrics.keys()
+    assert {"policy/worse_prompts_excess_high", "policy/kl_beyond_ceiling_high"} <= metrics.keys()
 
 
 def test_the_proxy_reward_of_an_update_is_the_judged_score_and_samples_show_it_beside_the_rewarded_one(
@@ -95,11 +96,11 @@ def test_final_numbers_are_those_of_the_held_out_responses(undisturbed: tuple[Pa
     out, metrics = undisturbed
     rows = read_rows(out / "artifact" / "evaluation.jsonl")
     kl = [row["policy"]["kl"] for row in rows]
-    assert metrics["ppo/kl"] == pytest.approx(sum(kl) / len(kl)) and metrics["ppo/kl_high"] > metrics["ppo/kl"]
+    assert metrics["policy/kl"] == pytest.approx(sum(kl) / len(kl)) and metrics["policy/kl_high"] > metrics["policy/kl"]
     tokens = sum(row["policy"]["tokens"] for row in rows)
-    assert metrics["ppo/kl_per_token"] == pytest.approx(sum(kl) / tokens)
+    assert metrics["policy/kl_per_token"] == pytest.approx(sum(kl) / tokens)
     gain = [row["policy"]["score"] - row["sft"]["score"] for row in rows]
-    assert metrics["ppo/reward_gain"] == pytest.approx(sum(gain) / len(gain))
+    assert metrics["policy/reward_gain"] == pytest.approx(sum(gain) / len(gain))
     assert all(row["sft"]["kl"] == 0 for row in rows), "the SFT policy is the reference"
 
 
@@ -325,8 +326,8 @@ def test_people_s_data_have_no_gold_and_the_run_needs_none(stages: Any, tmp_path
     data = shutil.copytree(stages.inputs["data"], tmp_path / "data")
     (data / "task.json").write_text('{"name": "none"}')
     metrics = type(stages)(stages.inputs | {"data": data}).run("ppo", tmp_path / "out", updates=1, evaluate=512)
-    assert metrics["ppo/evaluated"] == 30, "all that there are, though 512 are asked for"
-    assert not {"ppo/gold", "ppo/violations"} & metrics.keys() and "ppo/reward_gain" in metrics
+    assert metrics["policy/evaluated"] == 30, "all that there are, though 512 are asked for"
+    assert not {"policy/gold", "policy/violations"} & metrics.keys() and "policy/reward_gain" in metrics
 
 
 def test_the_stage_is_given_seeds_of_its_own(stages: Any, tmp_path: Path, undisturbed: Any) -> None:

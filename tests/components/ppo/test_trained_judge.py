@@ -76,7 +76,7 @@ def test_the_gain_is_that_of_the_judges_own_scores_on_its_own_scale(runs: Any, j
         *([row[of]["judge"] for row in rows] for of in ("policy", "sft")), [str(r["prompt"]) for r in rows]
     )
     for end, value in (("", gain.value), ("_low", gain.low), ("_high", gain.high)):
-        assert metrics[f"ppo/judge_gain{end}"] == metrics[f"ppo/judge_trained_gain{end}"] == pytest.approx(value)
+        assert metrics[f"policy/judge_gain{end}"] == metrics[f"policy/judge_trained_gain{end}"] == pytest.approx(value)
     job = stages.job("ppo", **WATCHED)
     models = Models.load(job, {**stages.inputs, "judge": judge})
     model, tokenizer = load_scorer(judge, job.runtime)
@@ -126,8 +126,8 @@ def test_the_last_policys_gain_stands_beside_the_published_ones(stages: Any, jud
     prompts = [row["prompt"] for row in read_split(stages.inputs["data"] / "prompts.test")[:16]]
     its = [row.judge for row in respond(models, models.sft, prompts, job, stages.inputs["data"], judged=True)]
     gain = paired_gain(mine, its, map(str, prompts))
-    assert metrics["ppo/last_judge_gain"] == pytest.approx(gain.value) and gain.value != 0
-    assert metrics["ppo/last_judge_gain_high"] == pytest.approx(gain.high)
+    assert metrics["policy/last_judge_gain"] == pytest.approx(gain.value) and gain.value != 0
+    assert metrics["policy/last_judge_gain_high"] == pytest.approx(gain.high)
 
 
 def test_a_response_that_another_token_ended_is_scored_with_eos_by_reward_model_and_judge(

@@ -33,7 +33,7 @@ def test_every_variant_trains_and_resumes_to_the_same_bytes(
 ) -> None:
     options = {"updates": 3, "learning_rate": 1e-2} | options
     metrics = stages.run("ppo", tmp_path / "whole", **options)
-    assert abs(metrics["ppo/kl"]) > 1e-3, "the policy moved"  # of a few samples, so of either sign
+    assert abs(metrics["policy/kl"]) > 1e-3, "the policy moved"  # of a few samples, so of either sign
     with pytest.raises(KeyboardInterrupt):
         stages.run("ppo", tmp_path / "cut", interrupting(3), **options)
     assert stages.run("ppo", tmp_path / "cut", **options) == metrics
@@ -55,8 +55,8 @@ def test_a_refreshed_reference_is_the_policy_of_its_time_and_kl_to_sft_is_what_i
     assert [row["ppo/kl"] for row in held[:3]] == [row["ppo/kl"] for row in history[:3]]
     assert held[3]["ppo/kl"] != history[3]["ppo/kl"], "from there on it pulls elsewhere"
     rows = read_rows(tmp_path / "refreshed" / "artifact" / "evaluation.jsonl")
-    assert metrics["ppo/kl"] == pytest.approx(sum(row["policy"]["kl"] for row in rows) / len(rows))
-    assert all(row["sft"]["kl"] == 0 for row in rows) and metrics["ppo/kl"] > history[3]["ppo/kl_to_reference"]
+    assert metrics["policy/kl"] == pytest.approx(sum(row["policy"]["kl"] for row in rows) / len(rows))
+    assert all(row["sft"]["kl"] == 0 for row in rows) and metrics["policy/kl"] > history[3]["ppo/kl_to_reference"]
 
 
 def test_groups_are_responses_to_one_prompt(stages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,7 @@ def test_a_policy_is_rewarded_by_what_the_config_makes_of_several_reward_models(
     options = {"updates": 2, "score": {"ensemble": "lower", "missing_eos": "keep"}}
     lower = several.run("ppo", tmp_path / "lower", **options)
     options["score"] = {"missing_eos": "keep"}
-    assert lower["ppo/proxy_reward"] != several.run("ppo", tmp_path / "mean", **options)["ppo/proxy_reward"]
+    assert lower["policy/proxy_reward"] != several.run("ppo", tmp_path / "mean", **options)["policy/proxy_reward"]
     with pytest.raises(UserError, match=r"ensemble is minimum, and .* holds one reward model\. Set reward\.members"):
         stages.run("ppo", tmp_path / "one", score={"ensemble": "minimum"})
 
@@ -126,13 +126,13 @@ def test_best_of_n_is_chosen_by_the_judged_score_and_not_by_what_training_makes_
     fours = [drawn[i : i + 4] for i in range(0, len(drawn), 4)]
     judged = [max(rows, key=lambda row: row.score) for rows in fours]
     assert any(row.reward != max(each.reward for each in rows) for row, rows in zip(judged, fours, strict=True))
-    assert metrics["ppo/best_of_proxy_reward"] == pytest.approx(sum(row.score for row in judged) / len(judged))
-    assert metrics["ppo/best_of_response_tokens"] == pytest.approx(sum(row.tokens for row in judged) / len(judged))
+    assert metrics["policy/best_of_proxy_reward"] == pytest.approx(sum(row.score for row in judged) / len(judged))
+    assert metrics["policy/best_of_response_tokens"] == pytest.approx(sum(row.tokens for row in judged) / len(judged))
 
 
 def test_best_of_n_is_the_likeliest_to_please_of_n_sft_responses(stages: Any, tmp_path: Path) -> None:
     metrics = stages.run("ppo", tmp_path, updates=1, learning_rate=1e-9, best_of=4, score={"missing_eos": "keep"})
-    assert metrics["ppo/best_of_kl_bound"] == pytest.approx(0.6362943611)  # log 4 - 3/4
-    assert metrics["ppo/best_of_proxy_reward"] > metrics["ppo/proxy_reward"] + 0.3, "the policy is still SFT"
-    assert "ppo/best_of_gold" in metrics
+    assert metrics["policy/best_of_kl_bound"] == pytest.approx(0.6362943611)  # log 4 - 3/4
+    assert metrics["policy/best_of_proxy_reward"] > metrics["policy/proxy_reward"] + 0.3, "the policy is still SFT"
+    assert "policy/best_of_gold" in metrics
     assert not any("best_of" in name for name in stages.run("ppo", tmp_path / "without", updates=1))

@@ -55,7 +55,7 @@ def test_each_match_of_each_pattern_is_a_violation(data: Path) -> None:
         {"violations": 0, "promise": 0, "refund": 0},
         {"violations": 1, "promise": 1, "refund": 0},
     ]
-    assert rule_metrics(found) == pytest.approx(
+    assert rule_metrics(found, "ppo/") == pytest.approx(
         {"ppo/rule_violations": 4 / 3, "ppo/rule_promise": 1.0, "ppo/rule_refund": 1 / 3}
     )
 

@@ -215,8 +215,8 @@ def test_data_of_ones_own_turn_off_what_only_the_simulated_truth_can_answer() ->
     own = lay(demo, {"data": {"preferences": "mine.jsonl"}})
     assert own["human_eval"]["judges"] == "people"
     assert own["gates"]["validate"]["annotator_agreement"] is None
-    assert own["gates"]["ppo"]["violations_excess"] is None
-    assert own["gates"]["ppo"]["echo"] == demo["gates"]["ppo"]["echo"]
+    assert own["gates"]["policy"]["violations_excess"] is None
+    assert own["gates"]["policy"]["echo"] == demo["gates"]["policy"]["echo"]
 
 
 def test_gates_that_come_with_data_of_ones_own_stay_on() -> None:

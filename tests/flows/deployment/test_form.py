@@ -94,20 +94,21 @@ def test_changes_are_laid_over_the_deployed_config() -> None:
 
 def test_a_gate_that_is_misspelt_in_a_waiver_is_refused_when_the_run_is_created() -> None:
     """A worker said so, once one had begun the run."""
-    assert refused(waive=["ppo.kl"]) == []
+    assert refused(waive=["policy.kl"]) == []
     assert refused(waive=["ppo.kll"])[0].startswith("['waive', 0] 'ppo.kll' is not one of")
-    extra = parse_override("gates.extra.ppo.floor={metric: ppo/entropy, op: '>=', threshold: 0.2, description: x}")
+    extra = parse_override("gates.extra.ppo.floor={metric: policy/entropy, op: '>=', threshold: 0.2, description: x}")
     own = form.schema(flows.rlhf, load_config("tiny", [extra])).model_dump()
     assert validate({"waive": ["ppo.floor"]}, own, preprocess=True) == [], "a gate of the deployed config"
-    with pytest.raises(UserError, match=r"waive = ppo\.kll: there is no such gate.*ppo\.kl"):
+    with pytest.raises(UserError, match=r"waive = ppo\.kll: there is no such gate.*policy\.kl"):
         form.waivers(["ppo.kll"], "a trial", "Ada", DEPLOYED)
 
 
 def test_a_waiver_of_the_form_says_why_and_who() -> None:
     assert form.waivers([], "", None, DEPLOYED) == []
-    (waiver,) = form.waivers(["ppo.kl"], "a trial", "Ada", DEPLOYED)
-    assert (waiver.gate, waiver.reason, waiver.user) == ("ppo.kl", "a trial", "Ada")
-    for given in ((["ppo.kl"], "a trial", None), (["ppo.kl"], " ", "Ada"), ([], "a trial", None), ([], None, "Ada")):
+    (waiver,) = form.waivers(["policy.kl"], "a trial", "Ada", DEPLOYED)
+    assert (waiver.gate, waiver.reason, waiver.user) == ("policy.kl", "a trial", "Ada")
+    kl = ["policy.kl"]
+    for given in ((kl, "a trial", None), (kl, " ", "Ada"), ([], "a trial", None), ([], None, "Ada")):
         with pytest.raises(UserError, match=r"waived_by|because"):
             form.waivers(*given, DEPLOYED)
 

@@ -388,14 +388,14 @@ def test_a_learning_rate_that_is_null_is_chosen_once_kept_and_agreed_with(tmp_pa
 def test_an_older_runs_kl_in_a_unit_without_a_gate_is_read_and_refused_only_where_ppo_is_computed_again(
     tmp_path: Path,
 ) -> None:
-    token = ["ppo.kl.unit=token", "gates.ppo.kl_per_token=0.2"]
+    token = ["ppo.kl.unit=token", "gates.policy.kl_per_token=0.2"]
     launch = begin(tmp_path, *token)
     finish(launch)
     saved = launch.ctx.folder / "config.yaml"
     text = saved.read_text()
     assert "kl_per_token: 0.2" in text
     saved.write_text(text.replace("kl_per_token: 0.2", "kl_per_token: null"))
-    with pytest.raises(UserError, match=r"gates\.ppo\.kl_per_token: ppo\.kl\.unit is token.* --set gates\.ppo\.kl_per"):
+    with pytest.raises(UserError, match=r"gates\.policy\.kl_per_token: ppo\.kl\.unit is token.* --set gates\.policy"):
         rerun(tmp_path, "ppo")
     assert rerun(tmp_path, "ppo", overrides=settings(token[1])).ctx.run
     with pytest.raises(UserError, match="no gate would judge KL"):

@@ -43,9 +43,9 @@ def test_the_hubs_library_reads_the_metadata_and_finds_each_models_own_results(m
     accuracy = results["reward"]["reward/accuracy"]
     assert (accuracy.metric_value, accuracy.dataset_split) == (0.75, "test")
     assert accuracy.metric_args == {"measured_on": "300 pairs", "low_95": 0.7, "high_95": 0.8}
-    assert set(results["ppo"]) == {"ppo/kl", "human_eval/win_rate"}
+    assert set(results["ppo"]) == {"policy/kl", "human_eval/win_rate"}
     assert results["ppo"]["human_eval/win_rate"].metric_args["measured_on"] == "512 items"
-    assert results["ppo"]["ppo/kl"].metric_args == {"measured_on": "90 prompts", "high_95": 3.8}
+    assert results["ppo"]["policy/kl"].metric_args == {"measured_on": "90 prompts", "high_95": 3.8}
 
 
 def test_a_policys_card_says_all_that_is_known_of_it(make_home: Any) -> None:
@@ -59,10 +59,10 @@ def test_a_policys_card_says_all_that_is_known_of_it(make_home: Any) -> None:
     assert "| `ppo.clip_range` | 0.1 | 0.2 |" in text
     assert "held-out accuracy (`reward/accuracy`) | 0.75 | 0.7 to 0.8 | 300 pairs |" in text
     assert "(`reward/ece`) | 0.031 |  | 300 pairs |" in text and "would be below 0.044" in text
-    assert "(`ppo/kl`) | 3.5 | up to 3.8 | 90 prompts |" in text
+    assert "(`policy/kl`) | 3.5 | up to 3.8 | 90 prompts |" in text
     assert "(`human_eval/win_rate`) | 0.66 | 0.61 to 0.71 | 512 items |" in text
     assert "Judges of the win rate: simulated." in text
-    assert "| ppo.kl | PASS | `ppo/kl_high` | 3.8 | <= 5 |" in text
+    assert "| policy.kl | PASS | `policy/kl_high` | 3.8 | <= 5 |" in text
     assert "| reward.invariance | WAIVED |" in text and "waived by eve: rounding" in text
     commit = code_version()["commit"]
     assert commit is None or commit[:12] in text
@@ -171,7 +171,7 @@ def test_a_policy_that_nobody_rated_has_no_win_rate_and_says_so(make_home: Any) 
 
 
 def test_a_metric_that_is_no_number_is_left_out_and_the_card_still_reads(make_home: Any) -> None:
-    home = make_home(metrics={"ppo": {"ppo/entropy": float("nan"), "ppo/kl": float("inf")}})
+    home = make_home(metrics={"ppo": {"policy/entropy": float("nan"), "policy/kl": float("inf")}})
     read = ModelCard(of(home, "ppo"))
     assert {each.metric_type for each in read.data.eval_results} == {"human_eval/win_rate"}
 
@@ -213,7 +213,7 @@ def test_what_is_no_model_is_refused_with_what_there_is(make_home: Any) -> None:
 
 
 def test_cards_at_a_runs_end_are_of_what_its_gates_let_through_and_import_no_framework(make_home: Any) -> None:
-    home = make_home("gates.ppo.kl=1")
+    home = make_home("gates.policy.kl=1")
     found = [each.name for each in facts_of_run(home.path, RUN, home.records.values())]
     assert found == ["tether-sft", "tether-reward"]
     assert Graph(home.records.values()).node(home.records["ppo"].digest).records

@@ -192,7 +192,7 @@ def test_what_is_interrupted_or_damaged_leaves_nothing(
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        (("gates.ppo.kl=1",), "ppo.kl: ppo/kl_high is 3.8, must be <= 1"),
+        (("gates.policy.kl=1",), "policy.kl: policy/kl_high is 3.8, must be <= 1"),
         (
             ("gates.human_eval.win_rate_low=0.65",),
             "human_eval.win_rate_low: human_eval/win_rate_low is 0.61, must be >= 0.65",
@@ -220,9 +220,9 @@ def test_a_policy_that_was_stopped_is_one_that_failed_though_the_gate_is_off(mak
 
 
 def test_a_waived_gate_lets_it_out_and_stands_at_the_top(make_home: Any, tmp_path: Path) -> None:
-    waiver = Waiver(gate="ppo.kl", user="eve", reason="a demonstration")
-    home = make_home("gates.ppo.kl=1", waivers=[waiver])
+    waiver = Waiver(gate="policy.kl", user="eve", reason="a demonstration")
+    home = make_home("gates.policy.kl=1", waivers=[waiver])
     export(home.path, home.run, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "> Gate `ppo.kl` failed and was waived by eve: a demonstration" in card
+    assert "> Gate `policy.kl` failed and was waived by eve: a demonstration" in card
     assert json.loads((tmp_path / "out" / "lineage.json").read_text())["waivers"][0]["user"] == "eve"

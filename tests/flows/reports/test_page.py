@@ -63,7 +63,7 @@ def test_the_stored_numbers_are_on_the_page(tmp_path: Path) -> None:
     stored_run(tmp_path, changes=["ppo.updates=7"])
     text = shown_text(tmp_path)
     for words in (
-        "Profile tiny, project tether, seed 0; started 20", "PASS ppo. kl 2.789 ≤ 5 44 % below the bound",
+        "Profile tiny, project tether, seed 0; started 20", "PASS policy. kl 2.789 ≤ 5 44 % below the bound",
         "rows quarantined 2",
         "preferences: unique PASS 2 are quarantined The row repeats no other. 17, 230", "loss, nats per token 0.4321",
         "0.8123 (0.7712 to 0.8467), on 200 pairs", "100 0.85 0.8334 0.7512 0.8923", "2.345, upper end 2.789",
@@ -233,7 +233,7 @@ def test_what_holds_kl_and_what_judges_it_stand_beside_the_chart(tmp_path: Path)
     stored_run(tmp_path, changes=["ppo.kl.control=adaptive", "ppo.updates=90", "ppo.kl.ceiling=9",
                                    "gates.human_eval.win_rate_low=0.5"])  # fmt: skip
     text = shown_text(tmp_path)
-    assert "2.345, upper end 2.789; bound of the gate ppo.kl 5" in text
+    assert "2.345, upper end 2.789; bound of the gate policy.kl 5" in text
     assert "β adaptive, target 3 nats per response; hard ceiling 9 nats per response" in text
     assert "for the lower end: 0.5." in text
 
@@ -241,16 +241,16 @@ def test_what_holds_kl_and_what_judges_it_stand_beside_the_chart(tmp_path: Path)
 def test_kl_held_per_token_is_shown_in_nats_per_token_with_the_gate_that_judges_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of_tokens = {"ppo/kl_per_token": 0.0456, "ppo/kl_per_token_high": 0.0567}
+    of_tokens = {"policy/kl_per_token": 0.0456, "policy/kl_per_token_high": 0.0567}
     monkeypatch.setitem(METRICS, "ppo", METRICS["ppo"] | of_tokens)
-    stored_run(tmp_path, changes=["ppo.kl.unit=token", "ppo.kl.ceiling=0.2", "gates.ppo.kl=null",
-                                   "gates.ppo.kl_per_token=0.0678"])  # fmt: skip
+    stored_run(tmp_path, changes=["ppo.kl.unit=token", "ppo.kl.ceiling=0.2", "gates.policy.kl=null",
+                                   "gates.policy.kl_per_token=0.0678"])  # fmt: skip
     text = shown_text(tmp_path)
     judged = (
-        "KL to SFT, nats per token 0.0456, upper end 0.0567; bound of the gate ppo.kl_per_token 0.0678 KL control β"
+        "KL to SFT, nats per token 0.0456, upper end 0.0567; bound of the gate policy.kl_per_token 0.0678 KL control β"
     )
     assert judged in text and "hard ceiling 0.2 nats per token KL to SFT, nats per response 2.345" in text
-    assert "bound of the gate ppo.kl " not in text
+    assert "bound of the gate policy.kl " not in text
 
 
 def test_results_say_who_won_at_what_length_who_judged_how_and_whether_the_reward_model_can_be_believed(
@@ -297,12 +297,12 @@ def test_a_stopped_a_cached_and_a_waived_run_say_so(tmp_path: Path) -> None:
     stored_run(tmp_path / "a", "20260102-000000-bbbb", by=first)
     cached = shown_text(tmp_path / "a", "20260102-000000-bbbb")
     assert f"computed by {first} in 12 s" in cached and f"The policy was computed by run {first}" in cached
-    stored_run(tmp_path / "b", changes=["gates.ppo.kl=2.5"])
+    stored_run(tmp_path / "b", changes=["gates.policy.kl=2.5"])
     stopped = shown_text(tmp_path / "b")
-    assert "Stopped at ppo: the gate ppo.kl failed: ppo/kl_high is 2.789 and must be ≤ 2.5" in stopped
+    assert "Stopped at ppo: the gate policy.kl failed: policy/kl_high is 2.789 and must be ≤ 2.5" in stopped
     assert "There is no result: not run." in stopped
-    stored_run(tmp_path / "c", changes=["gates.ppo.kl=2.5"], waive={"ppo.kl": f"because {HOSTILE}"})
-    assert f"ppo.kl was waived by ada: “because {HOSTILE}”" in shown_text(tmp_path / "c")
+    stored_run(tmp_path / "c", changes=["gates.policy.kl=2.5"], waive={"policy.kl": f"because {HOSTILE}"})
+    assert f"policy.kl was waived by ada: “because {HOSTILE}”" in shown_text(tmp_path / "c")
 
 
 def test_what_is_lost_is_said_and_the_rest_is_there(tmp_path: Path) -> None:
@@ -318,7 +318,7 @@ def test_what_is_lost_is_said_and_the_rest_is_there(tmp_path: Path) -> None:
 
 
 def test_what_models_and_data_wrote_is_text_and_never_markup(tmp_path: Path) -> None:
-    stored_run(tmp_path, changes=["gates.ppo.kl=2.5", f"project={'p' * 20}"], waive={"ppo.kl": HOSTILE})
+    stored_run(tmp_path, changes=["gates.policy.kl=2.5", f"project={'p' * 20}"], waive={"policy.kl": HOSTILE})
     source = page(run_facts(tmp_path))
     found = Text(source)
     # The waiver, a response among the samples and the worst prompts, and two quarantined rows with a reason each.

@@ -28,7 +28,7 @@ def test_a_passed_runs_facts_are_the_stored_ones(tmp_path: Path) -> None:
     assert facts.stage("sft").curves["sft/train_loss"] == curve("sft/train_loss")
     assert facts.stage("ppo").curves["ppo/kl"] == curve("ppo/kl")
     assert facts.reward["bins"] == BINS
-    assert facts.stage("ppo").bound("ppo.kl") == 5.0 and facts.policy.tether["control"] == "fixed"
+    assert facts.stage("ppo").bound("policy.kl") == 5.0 and facts.policy.tether["control"] == "fixed"
     assert facts.comparison is not None and facts.comparison["win_rate"]["low"] == 0.5987
     assert (facts.data.quarantined, facts.data.checks[0]["row_numbers"]) == (2, [17, 230])
     changed = {each.name: (each.value, each.default) for each in facts.options if each.changed}
@@ -80,14 +80,15 @@ def test_a_response_with_a_line_separator_of_unicode_is_one_row(
 
 
 def test_a_stopped_run_says_which_gate_and_nothing_of_what_did_not_run(tmp_path: Path) -> None:
-    stored_run(tmp_path, changes=["gates.ppo.kl=2.5"])
+    stored_run(tmp_path, changes=["gates.policy.kl=2.5"])
     facts = run_facts(tmp_path)
     assert facts.status.state == "gate_failed"
     assert ending(facts) == []
     assert facts.verdict.sentence == (
-        "Stopped at ppo: the gate ppo.kl failed: ppo/kl_high is 2.789 and must be ≤ 2.5; it is 12 % above the bound."
+        "Stopped at ppo: the gate policy.kl failed: policy/kl_high is 2.789 and must be ≤ 2.5; it is 12 % above the "
+        "bound."
     )
-    assert facts.gates[0].verdict.name == "ppo.kl", "what failed comes first"
+    assert facts.gates[0].verdict.name == "policy.kl", "what failed comes first"
     assert facts.stages[4].status.state == "not_run" and facts.stages[4].by is None
     assert facts.comparison is None
     assert facts.stage("ppo").curves, "what PPO did is there all the same"
@@ -106,13 +107,13 @@ def test_a_hit_has_the_curves_of_the_run_that_computed_it_and_names_that_run(tmp
 
 
 def test_a_waiver_stands_with_who_and_why(tmp_path: Path) -> None:
-    stored_run(tmp_path, changes=["gates.ppo.kl=2.5"], waive={"ppo.kl": "known drift"})
+    stored_run(tmp_path, changes=["gates.policy.kl=2.5"], waive={"policy.kl": "known drift"})
     facts = run_facts(tmp_path)
-    gate = next(each for each in facts.gates if each.verdict.name == "ppo.kl")
+    gate = next(each for each in facts.gates if each.verdict.name == "policy.kl")
     assert (gate.outcome, gate.verdict.user, gate.verdict.reason) == ("WAIVED", "ada", "known drift")
     assert [each.verdict.user for each in facts.gates if each.outcome != "WAIVED"] == [None] * (len(facts.gates) - 1)
     assert facts.status.state == "waived"
-    assert "; waived: ppo.kl." in facts.verdict.sentence
+    assert "; waived: policy.kl." in facts.verdict.sentence
 
 
 @pytest.mark.parametrize("stage", ["sft", "ppo"])

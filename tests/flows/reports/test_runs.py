@@ -25,7 +25,7 @@ def begin(
 ) -> None:  # fmt: skip
     status = StatusFile.start(home / "runs" / run, run, profile, STAGES, label=label)
     for stage, state in states.items():
-        metrics = {"ppo": {"ppo/kl": 2.5, "ppo/kl_high": 9.0}, "human_eval": {"human_eval/win_rate": 0.625}}
+        metrics = {"ppo": {"policy/kl": 2.5, "policy/kl_high": 9.0}, "human_eval": {"human_eval/win_rate": 0.625}}
         status.update(stage, state=state, metrics=metrics.get(stage, {}), gates=list(gates))
     status.finish()
     path = home / "runs" / run / "run.json"
@@ -92,14 +92,14 @@ def test_a_run_that_gates_stopped_names_these_gates_and_none_that_is_waived_or_w
     tether: Any, tmp_path: Path
 ) -> None:
     def failed(name: str, **more: Any) -> Verdict:
-        return Verdict(name=name, metric="ppo/kl", value=9.0, op="<=", threshold=6.5, passed=False, **more)
+        return Verdict(name=name, metric="policy/kl", value=9.0, op="<=", threshold=6.5, passed=False, **more)
 
-    waived, warns = failed("ppo.length_ratio", waived=True), failed("ppo.ratio_max", warn_only=True)
-    gates = [failed("ppo.kl"), waived, warns, failed("ppo.repetition")]
+    waived, warns = failed("policy.length_ratio", waived=True), failed("ppo.ratio_max", warn_only=True)
+    gates = [failed("policy.kl"), waived, warns, failed("policy.repetition")]
     begin(tmp_path, "stopped", "2026-11-22T08:00:00.000000+00:00", gates=gates, ppo="gate_failed")
-    assert " ppo.kl, ppo.repetition 2.5 " in table(tmp_path, 100)[1]
+    assert " policy.kl, policy.repetition 2.5 " in table(tmp_path, 100)[1]
     (run,) = json.loads(tether("runs", "--json", home=tmp_path).stdout)
-    assert run["failed_gates"] == ["ppo.kl", "ppo.repetition"]
+    assert run["failed_gates"] == ["policy.kl", "policy.repetition"]
 
 
 def test_colours_are_for_terminals_alone(home: Path) -> None:

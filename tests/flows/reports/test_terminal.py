@@ -19,10 +19,10 @@ from tasks.execution.explanation import lines
 from tasks.runs.status import RunStatus, StageStatus
 from tasks.tracking.mlflow_notes import run_note
 
-GATE = Verdict(name="ppo.kl", metric="ppo/kl_high", value=9.5, op="<=", threshold=8.0, passed=False)
+GATE = Verdict(name="policy.kl", metric="policy/kl_high", value=9.5, op="<=", threshold=8.0, passed=False)
 PPO = StageStatus(
     name="ppo", state="gate_failed", seconds=60.0, key="k", digest="d" * 64,
-    metrics={"ppo/kl": 9.1, "ppo/gold": 0.25, "ppo/odd": None}, gates=[GATE],
+    metrics={"policy/kl": 9.1, "policy/gold": 0.25, "ppo/odd": None}, gates=[GATE],
 )  # fmt: skip
 STATUS = RunStatus(
     run="r1", profile="demo", state="gate_failed", started="2026-01-01T00:00:00+00:00", seconds=61.2, origin={},
@@ -38,8 +38,8 @@ def printed(simulated: str, status: RunStatus = STATUS, width: int = 120, watche
 
 def test_the_terminal_shows_stages_numbers_and_gates() -> None:
     text = printed("")
-    row = next(line for line in text.splitlines() if line.startswith("ppo.kl"))
-    assert row.split() == ["ppo.kl", "9.5", "<=", "8", "FAIL"]
+    row = next(line for line in text.splitlines() if line.startswith("policy.kl"))
+    assert row.split() == ["policy.kl", "9.5", "<=", "8", "FAIL"]
     assert "kl 9.1" in text and "gold 0.25" in text
     assert "human_eval" in text and "not_run" in text
     assert "run r1: gate_failed" in text
@@ -97,8 +97,8 @@ def test_no_value_or_outcome_is_cut_where_a_gate_has_a_long_rule_and_the_termina
         GATE.model_copy(update={"op": "in", "threshold": (0.8, 1.25), "within": (0.9323, 1.081), "value": 2.3842e-06}),
     ]
     text = printed("", STATUS.model_copy(update={"stages": [PPO.model_copy(update={"gates": gates})]}), width=80)
-    rows = [line.split() for line in text.splitlines() if line.startswith((name, "ppo.kl"))]
-    assert [(row[0], row[1], row[-1]) for row in rows] == [(name, "0.3012", "FAIL"), ("ppo.kl", "2.384e-06", "FAIL")]
+    rows = [line.split() for line in text.splitlines() if line.startswith((name, "policy.kl"))]
+    assert [(row[0], row[1], row[-1]) for row in rows] == [(name, "0.3012", "FAIL"), ("policy.kl", "2.384e-06", "FAIL")]
 
 
 def test_a_run_that_was_to_end_after_a_stage_says_which_did_not_run_everywhere() -> None:
@@ -114,7 +114,7 @@ def test_a_run_that_was_to_end_after_a_stage_says_which_did_not_run_everywhere()
 
 def test_the_page_holds_every_metric_and_gate() -> None:
     text = markdown(STATUS)
-    assert "| ppo.kl | FAIL | ppo/kl_high | 9.5 | <= 8 |" in text
+    assert "| policy.kl | FAIL | policy/kl_high | 9.5 | <= 8 |" in text
     for name in PPO.metrics:
         assert name in text
 

@@ -16,7 +16,8 @@ RUN = "20260101-000000-aaaa"
 
 
 JUDGED = [
-    "promote=true", "gates.reward.accuracy_low=0.7", "gates.ppo.reward_gain_low=0", "gates.human_eval.win_rate_low=0.5",
+    "promote=true", "gates.reward.accuracy_low=0.7", "gates.policy.reward_gain_low=0",
+    "gates.human_eval.win_rate_low=0.5",
 ]  # fmt: skip
 
 
@@ -29,33 +30,34 @@ def commands(found: RunVerdict) -> list[str]:
 
 
 def test_a_failed_gate_names_the_option_the_value_to_try_and_the_command(tmp_path: Path) -> None:
-    stored_run(tmp_path, changes=["gates.ppo.kl=2.5", "ppo.kl.control=adaptive", "ppo.updates=90", "ppo.kl.target=2"])
+    changes = ["gates.policy.kl=2.5", "ppo.kl.control=adaptive", "ppo.updates=90", "ppo.kl.target=2"]
+    stored_run(tmp_path, changes=changes)
     found = told(tmp_path)
-    assert "ppo/kl_high is 2.789 and must be ≤ 2.5; it is 12 % above the bound" in found.sentence
+    assert "policy/kl_high is 2.789 and must be ≤ 2.5; it is 12 % above the bound" in found.sentence
     assert "Here ppo.kl.target is 2; try 1.6." in found.steps[0].text  # 0.9 x 2 x 2.5 / 2.789 = 1.61
     assert commands(found) == [
         f"tether rerun ppo --from {RUN} --set ppo.kl.target=1.6",
-        f"tether rerun ppo --from {RUN} --waive ppo.kl --because TEXT",
+        f"tether rerun ppo --from {RUN} --waive policy.kl --because TEXT",
     ]
 
 
 def test_several_failed_gates_are_counted_and_one_command_tries_all_of_their_changes(tmp_path: Path) -> None:
-    stored_run(tmp_path, changes=["gates.ppo.kl=2.5", "gates.ppo.demonstration_perplexity_ratio=1.2"])
+    stored_run(tmp_path, changes=["gates.policy.kl=2.5", "gates.policy.demonstration_perplexity_ratio=1.2"])
     found = told(tmp_path)
-    assert found.sentence.startswith("Stopped at ppo: 2 gates failed. The first, ppo.kl: ")
+    assert found.sentence.startswith("Stopped at ppo: 2 gates failed. The first, policy.kl: ")
     again = f"tether rerun ppo --from {RUN} --set ppo.kl.coefficient=0.2 --set ppo.ptx.coefficient=0.5"
     assert commands(found)[0] == again
 
 
 def test_a_gate_that_no_option_helps_has_the_command_of_its_advice_for_this_run(tmp_path: Path) -> None:
-    stored_run(tmp_path, changes=["gates.ppo.length_ratio=null", "gates.human_eval.reward_agreement_low=0.6"])
+    stored_run(tmp_path, changes=["gates.policy.length_ratio=null", "gates.human_eval.reward_agreement_low=0.6"])
     assert any(RUN in command and "--waive" not in command for command in commands(told(tmp_path)))
 
 
 def test_a_passed_run_names_its_tightest_gate_and_what_follows(tmp_path: Path) -> None:
     stored_run(tmp_path)
     found = told(tmp_path)
-    tightest = "ppo.length_ratio, inside the range by 17 % of its width"  # (1.0 - 0.2) / (5 - 0.2)
+    tightest = "policy.length_ratio, inside the range by 17 % of its width"  # (1.0 - 0.2) / (5 - 0.2)
     off = "reward accuracy, gain in reward, win rate, 57 gates that are off"
     assert found.sentence == f"Passed: all 16 judged gates hold; not judged: {off}. The tightest is {tightest}."
     assert commands(found)[:2] == [
@@ -76,9 +78,10 @@ def test_gates_with_too_few_pairs_are_named_beside_those_that_are_off(tmp_path: 
 
 
 def test_a_waived_run_is_not_called_champion(tmp_path: Path) -> None:
-    stored_run(tmp_path, changes=[*JUDGED, "gates.ppo.kl=2.5", "human_eval.judges=people"], waive={"ppo.kl": "known"})
+    changes = [*JUDGED, "gates.policy.kl=2.5", "human_eval.judges=people"]
+    stored_run(tmp_path, changes=changes, waive={"policy.kl": "known"})
     found = told(tmp_path)
-    assert "; waived: ppo.kl." in found.sentence and "Passed" not in found.sentence
+    assert "; waived: policy.kl." in found.sentence and "Passed" not in found.sentence
     assert commands(found)[0] == "tether promote tether-policy/VERSION"
 
 

@@ -59,7 +59,7 @@ def foreign(name: str, module: str) -> Exception:
         (foreign("HTTPClientError", "botocore.exceptions"), True),
         (caused(TetherError("it failed"), foreign("TransportError", "httpx._exceptions")), True),
         (UserError("no such file"), False),
-        (GateFailed("ppo.kl"), False),
+        (GateFailed("policy.kl"), False),
         (CheckFailed("the loss is not finite"), False),
         (StageTimeout("too long"), False),
         (TetherError("cancelled"), False),

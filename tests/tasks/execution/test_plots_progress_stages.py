@@ -59,7 +59,7 @@ PPO = {
     "ppo/kl_per_token": [0.0, 0.04, 0.05], "ppo/beta": [0.2, 0.19, 0.17], "ppo/entropy": [0.5, 0.4, 0.3],
     "ppo/response_tokens": [10, 11, 12.5],
 }  # fmt: skip
-END = {"ppo/kl": 2.5, "ppo/kl_high": 3.0, "ppo/proxy_reward": 1.25, "ppo/kl_per_token": 0.06}
+END = {"policy/kl": 2.5, "policy/kl_high": 3.0, "policy/proxy_reward": 1.25, "policy/kl_per_token": 0.06}
 BINS = [{"confidence": 0.5 + i / 10, "accuracy": 0.5 + i / 12, "low": 0.45, "high": 1.0} for i in range(4)]
 SLICE = {
     "kind": "length",
@@ -174,8 +174,8 @@ def test_a_judges_gain_stands_beside_the_reward_with_its_interval(render, figure
 
 @pytest.mark.parametrize("high", [None, 0.08])
 def test_a_tether_in_nats_a_token_is_drawn_in_them(render, figures, high):
-    end = END if high is None else END | {"ppo/kl_per_token_high": high}
-    render("ppo", PPO, ["ppo.kl.unit=token", "gates.ppo.kl_per_token=0.2"], end)
+    end = END if high is None else END | {"policy/kl_per_token_high": high}
+    render("ppo", PPO, ["ppo.kl.unit=token", "gates.policy.kl_per_token=0.2"], end)
     _, kl, _ = figures["reward_and_kl.svg"].axes
     assert kl.get_ylabel() == "KL to SFT, nats per token"
     assert lines(kl)["KL of the batch"] == [(1, 0.0), (2, 0.04), (3, 0.05)]

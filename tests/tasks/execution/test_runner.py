@@ -128,11 +128,11 @@ def test_other_bytes_under_the_same_key_are_said(start, kit, said, home):
 
 def test_peek_finds_what_a_run_would_find_and_touches_nothing(start, kit, calls, home):
     stage = kit.toy("ppo")
-    job = kit.ToyJob(metrics={"ppo/kl_high": "9"})
+    job = kit.ToyJob(metrics={"policy/kl_high": "9"})
     with start() as ctx:
         assert peek(stage, job, {}, ctx) is None
         run_stage(stage, job, {}, ctx)
-    with start(kit.thresholds(ppo={"kl": 8.0})) as again:
+    with start(kit.thresholds(policy={"kl": 8.0})) as again:
         before = (home / "runs" / again.run / "run.json").read_text()
         found = peek(stage, job, {}, again)
         assert (home / "runs" / again.run / "run.json").read_text() == before
@@ -141,49 +141,49 @@ def test_peek_finds_what_a_run_would_find_and_touches_nothing(start, kit, calls,
     assert calls() == ["toy"]
 
 
-@pytest.mark.parametrize("metrics", [{"ppo/kl_high": "nan"}, {"ppo/kl": "3"}, {"ppo/kl_high": "9"}])
+@pytest.mark.parametrize("metrics", [{"policy/kl_high": "nan"}, {"policy/kl": "3"}, {"policy/kl_high": "9"}])
 def test_a_gate_fails_for_nan_missing_and_too_large_keeps_the_artifact_and_fails_again(
     start, kit, ppo, calls, home, metrics
 ):
     job = kit.ToyJob(metrics=metrics)
-    gates = kit.thresholds(ppo={"kl": 8.0})
+    gates = kit.thresholds(policy={"kl": 8.0})
     for _ in range(2):
-        with start(gates) as ctx, pytest.raises(GateFailed, match=r"ppo\.kl: ppo/kl_high .* must be <= 8") as error:
+        with start(gates) as ctx, pytest.raises(GateFailed, match=r"policy\.kl: policy/kl_h.* must be <= 8") as error:
             run_stage(ppo, job, {}, ctx)
         assert f"artifact is kept ({entry(home, 'ppo').digest[:12]});" in str(error.value)
         status = load_status(home)
         assert status.state == "gate_failed"
-        kl = next(gate for gate in entry(home, "ppo").gates if gate.name == "ppo.kl")
+        kl = next(gate for gate in entry(home, "ppo").gates if gate.name == "policy.kl")
         assert (kl.passed, kl.waived, kl.threshold) == (False, False, 8.0)
         assert isinstance(ctx.store.lookup(entry(home, "ppo").key), Record)
     assert calls() == ["toy"]
 
 
 def test_a_new_threshold_judges_again_without_computing(start, kit, ppo, calls, home):
-    job = kit.ToyJob(metrics={"ppo/kl_high": "6"})
-    with start(kit.thresholds(ppo={"kl": 8.0})) as ctx:
+    job = kit.ToyJob(metrics={"policy/kl_high": "6"})
+    with start(kit.thresholds(policy={"kl": 8.0})) as ctx:
         assert run_stage(ppo, job, {}, ctx).state == "passed"
-    with start(kit.thresholds(ppo={"kl": 5.0})) as ctx, pytest.raises(GateFailed):
+    with start(kit.thresholds(policy={"kl": 5.0})) as ctx, pytest.raises(GateFailed):
         run_stage(ppo, job, {}, ctx)
-    with start(kit.thresholds(ppo={"kl": 7.0})) as ctx:
+    with start(kit.thresholds(policy={"kl": 7.0})) as ctx:
         assert run_stage(ppo, job, {}, ctx).state == "cached"
     assert calls() == ["toy"]
 
 
 def test_a_waived_gate_lets_the_run_go_on_and_stands_in_the_status(start, kit, ppo, home, said):
-    job = kit.ToyJob(metrics={"ppo/kl_high": "9"})
-    waivers = [Waiver(gate="ppo.kl", user="ada", reason="known data shift")]
-    with start(kit.thresholds(ppo={"kl": 8.0}), waivers=waivers) as ctx:
+    job = kit.ToyJob(metrics={"policy/kl_high": "9"})
+    waivers = [Waiver(gate="policy.kl", user="ada", reason="known data shift")]
+    with start(kit.thresholds(policy={"kl": 8.0}), waivers=waivers) as ctx:
         assert run_stage(ppo, job, {}, ctx).state == "waived"
-    kl = next(gate for gate in entry(home, "ppo").gates if gate.name == "ppo.kl")
+    kl = next(gate for gate in entry(home, "ppo").gates if gate.name == "policy.kl")
     assert (kl.passed, kl.waived) == (False, True)
     assert entry(home, "ppo").state == "waived"
-    assert "WAIVED ppo.kl" in said(ctx)
+    assert "WAIVED policy.kl" in said(ctx)
     assert "ada: known data shift" in said(ctx)
 
 
 def test_a_waiver_of_an_unknown_gate_is_refused_before_anything_runs(start, home):
-    with pytest.raises(UserError, match=r"ppo\.kl"):
+    with pytest.raises(UserError, match=r"policy\.kl"):
         start(waivers=[Waiver(gate="ppo.kll", user="ada", reason="x")])
     assert not (home / "runs").exists()
 

@@ -64,12 +64,12 @@ def test_a_stage_that_waits_for_labels_is_not_shown_as_finished() -> None:
 
 
 def test_the_worst_that_gates_say_is_what_a_box_shows() -> None:
-    passed, failed = verdict("ppo.kl", True), verdict("ppo.stopped", False)
+    passed, failed = verdict("policy.kl", True), verdict("ppo.stopped", False)
     waived = verdict("ppo.ratio", False, waived=True, user="ada", reason="known")
     off = Verdict(name="ppo.off", metric="m/x", value=None, op="<=", threshold=None, passed=True)
     assert verdict_in_short([passed, failed, waived]) == ("failed: stopped", "failed")
     assert verdict_in_short([passed, waived, off]) == ("waived: ratio", "warned")
-    assert verdict_in_short([verdict("ppo.kl", False, warn_only=True)]) == ("warned: kl", "warned")
+    assert verdict_in_short([verdict("policy.kl", False, warn_only=True)]) == ("warned: kl", "warned")
     assert verdict_in_short([passed, passed, off]) == ("2 gates passed", "passed")
     assert verdict_in_short([verdict("a.x", False), verdict("a.y", False)]) == ("failed: x and 1 more", "failed")
     assert verdict_in_short([off]) == ("", "none")

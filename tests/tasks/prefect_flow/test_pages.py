@@ -185,7 +185,7 @@ def test_a_run_on_an_embedded_server_links_to_no_page_of_it(run_flow: Any) -> No
 
 
 def test_a_stages_page_says_what_came_of_it_then_its_numbers_then_the_gates_that_did_not_pass(tmp_path: Path) -> None:
-    run = stored_run(tmp_path, changes=["gates.ppo.kl=2.5"], waive={"ppo.kl": "known"})
+    run = stored_run(tmp_path, changes=["gates.policy.kl=2.5"], waive={"policy.kl": "known"})
     ppo = next(each for each in read_done(tmp_path / "runs" / run) if each.group == "ppo")
     result = StageResult(
         stage=STAGES["ppo"], digest=ppo.record.digest, path=ppo.path, state="waived", cached=False,
@@ -194,4 +194,4 @@ def test_a_stages_page_says_what_came_of_it_then_its_numbers_then_the_gates_that
     page = stage_page(result, "http://mlflow/stage", "http://mlflow/run")
     assert page.startswith("**Waived.** waived: kl. Artifact `")
     assert "MLflow run: [its page](http://mlflow/stage) · [the whole run](http://mlflow/run)\n" in page
-    assert page.index("| ppo/kl | 2.345 |") < page.index("### Gates") < page.index("WAIVED") < page.index("PASS")
+    assert page.index("| policy/kl | 2.345 |") < page.index("### Gates") < page.index("WAIVED") < page.index("PASS")

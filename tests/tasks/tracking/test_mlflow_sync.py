@@ -224,7 +224,7 @@ def test_a_failed_gate_ends_its_run_as_failed_and_registers_nothing(pipeline, cl
     assert len(outputs(mlflow, child.info.run_id)) == 1
     assert mlflow.search_registered_models("name='tether-policy'") == []
     verdicts = json.loads(mlflow_text(mlflow, child.info.run_id, "gates.json"))
-    assert [each["name"] for each in verdicts if not each["passed"]] == ["ppo.kl"]
+    assert [each["name"] for each in verdicts if not each["passed"]] == ["policy.kl"]
 
 
 def test_a_list_of_runs_names_the_failed_gates_and_no_longer_once_they_pass(start, kit, client, home, toy_source):
@@ -234,16 +234,16 @@ def test_a_list_of_runs_names_the_failed_gates_and_no_longer_once_they_pass(star
         tags = [stage.data.tags, mlflow.get_run(stage.data.tags["mlflow.parentRunId"]).data.tags]
         return [(each["tether.state"], each.get("tether.failed_gates")) for each in tags]
 
-    metrics = {"ppo/kl_high": "9", "ppo/repetition_high": "0.5"}
+    metrics = {"policy/kl_high": "9", "policy/repetition_high": "0.5"}
     bounds = {"kl": 8.0, "repetition": 0.1}
-    with pytest.raises(GateFailed), start(kit.thresholds(ppo=bounds), track=True, stages=("ppo",)) as ctx:
+    with pytest.raises(GateFailed), start(kit.thresholds(policy=bounds), track=True, stages=("ppo",)) as ctx:
         run_stage(kit.toy("ppo"), kit.ToyJob(metrics=metrics), {}, ctx)
-    assert judged(ctx) == [("gate_failed", "ppo.kl, ppo.repetition")] * 2
+    assert judged(ctx) == [("gate_failed", "policy.kl, policy.repetition")] * 2
     for bounds, error, named in (
-        ({"kl": 10.0, "repetition": 0.1}, GateFailed, ("gate_failed", "ppo.repetition")),
+        ({"kl": 10.0, "repetition": 0.1}, GateFailed, ("gate_failed", "policy.repetition")),
         ({"kl": 10.0, "repetition": 0.6}, None, ("cached", None)),
     ):
-        gates = kit.thresholds(ppo=bounds)
+        gates = kit.thresholds(policy=bounds)
         again = type(ctx).resume(home, ctx.run, gates, root=toy_source.parent, console=ctx.console)
         with pytest.raises(error) if error else nullcontext(), again:
             run_stage(kit.toy("ppo"), kit.ToyJob(metrics=metrics), {}, again)
@@ -257,18 +257,18 @@ def mlflow_text(mlflow, run, name):
 
 
 def test_a_waiver_is_recorded_with_user_and_reason_and_waived_labels_promote_nobody(pipeline, kit, client, home):
-    gates = kit.thresholds(ppo={"kl": 8.0}, human_eval={"items": 10.0})
+    gates = kit.thresholds(policy={"kl": 8.0}, human_eval={"items": 10.0})
     waivers = [
-        Waiver(gate="ppo.kl", user="ada", reason="why"),
+        Waiver(gate="policy.kl", user="ada", reason="why"),
         Waiver(gate="human_eval.items", user="bo", reason="few"),
     ]
     ctx, results = pipeline(gates, metrics="9", waivers=waivers)
     mlflow = client()
     tags = mlflow.get_run(children(home, ctx.run)["ppo"]).data.tags
-    assert json.loads(tags["tether.waivers"]) == {"ppo.kl": {"user": "ada", "reason": "why"}}
+    assert json.loads(tags["tether.waivers"]) == {"policy.kl": {"user": "ada", "reason": "why"}}
     version = mlflow.get_model_version_by_alias("tether-policy", "candidate")
     assert json.loads(version.tags["tether.waivers"]) == {
-        "ppo.kl": {"user": "ada", "reason": "why", "run": ctx.run},
+        "policy.kl": {"user": "ada", "reason": "why", "run": ctx.run},
         "human_eval.items": {"user": "bo", "reason": "few", "run": ctx.run},
     }
     assert json.loads(version.tags["tether.human_eval"])["state"] == "waived"

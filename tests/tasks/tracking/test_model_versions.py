@@ -94,8 +94,8 @@ def test_win_rates_against_other_sft_models_decide_nothing(pipeline, client):
     [
         ({"reward": {}}, "its run does not judge reward accuracy: set gates.reward.accuracy_low"),
         ({"reward": {"accuracy_low": 0.4}}, "does not judge reward accuracy"),  # below chance
-        ({"ppo": {"kl": None, "reward_gain_low": 0.0}}, "does not judge KL to SFT"),
-        ({"ppo": {"kl": 8.0}}, "does not judge gain in reward"),
+        ({"policy": {"kl": None, "reward_gain_low": 0.0}}, "does not judge KL to SFT"),
+        ({"policy": {"kl": 8.0}}, "does not judge gain in reward"),
         ({"human_eval": {"win_rate_low": 0.3}}, "does not judge win rate"),
     ],
 )
@@ -109,7 +109,7 @@ def test_a_policy_that_was_not_judged_gets_no_alias(pipeline, kit, client, home,
 
 
 def test_violations_that_are_measured_must_be_judged(pipeline, client):
-    ctx, _ = pipeline(measured={"ppo/rule_violations_excess": "0.2"})
+    ctx, _ = pipeline(measured={"policy/rule_violations_excess": "0.2"})
     assert aliases(client()) == {}
     assert "does not judge violations of ppo.rules" in Sent.load(ctx.folder).decision
 
@@ -149,10 +149,10 @@ def test_a_run_that_judges_less_takes_no_passed_evaluation_away(pipeline, kit, c
 
 
 def test_a_policy_whose_gate_was_waived_is_promoted_only_by_hand(pipeline, client, home):
-    waiver = Waiver(gate="ppo.kl", user="ada", reason="close enough")
+    waiver = Waiver(gate="policy.kl", user="ada", reason="close enough")
     ctx, results = pipeline(metrics="9", waivers=[waiver])
     assert results["ppo"].state == "waived" and aliases(client()) == {"candidate": 1}
-    assert "does not become champion: waived: ppo.kl." in Sent.load(ctx.folder).decision
+    assert "does not become champion: waived: policy.kl." in Sent.load(ctx.folder).decision
     assert promoted(home, f"{POLICY}/1", "bo", "we know") == "tether-policy/1 is champion now."
 
 
@@ -175,7 +175,7 @@ def test_a_champion_of_another_run_meanwhile_has_to_be_beaten_too(pipeline, clie
 
 
 def test_a_policy_on_a_skipped_sft_is_promoted_only_where_its_gates_are_waived(pipeline, kit, client, home, said):
-    gates = kit.thresholds(ppo={"kl": 8.0}, sft={"loss": 9.0, "ended": 0.1})
+    gates = kit.thresholds(policy={"kl": 8.0}, sft={"loss": 9.0, "ended": 0.1})
     ctx, results = pipeline(gates, train=False)
     assert results["sft"].state == "skipped" and load_status(home, ctx.run).state == "passed"
     assert "SKIPPED sft.loss: the stage sft was skipped, so its gates do not pass (sft/loss_high is missing" in said(
