@@ -42,8 +42,8 @@ class KLConfig(Settings):
     band: float | None = Field(None, gt=0)
     """Upper end of the KL of policies that may be published, in `unit`; about twice the target. A checkpoint whose KL
     (the upper end of its interval) is above it is published only if no evaluated one is inside. If the KL of two
-    batches in a row (the lower end of the interval) is above it, the run stops and fails. The gate on KL, `policy.kl` or
-    `policy.kl_per_token`, has it as its threshold unless `gates.policy` sets a lower one. Null: no band."""
+    batches in a row (the lower end of the interval) is above it, the run stops and fails. The gate `policy.kl` (or
+    `policy.kl_per_token`) has it as its threshold unless `gates.policy` sets a lower one. Null: no band."""
     ceiling: float | None = Field(None, gt=0)
     """Training stops and fails above this KL, in `unit`: once KL is above it in five batches in a row, or one batch's
     KL (the lower end of its 95 % interval) is above three times it; null for none. Set it to twice the target or more:

@@ -168,7 +168,7 @@ def test_kl_that_is_aimed_at_in_one_unit_is_not_judged_in_the_other_alone(
     if refused is None:
         load_config("tiny", map(parse_override, options))
     else:
-        with pytest.raises(UserError, match=r"gates\.policy\.kl\w*: ppo\.kl\.unit is .* no gate would judge KL") as error:
+        with pytest.raises(UserError, match=r"gates\.policy\.kl\w*: ppo\.kl\.unit .* no gate would judge KL") as error:
             load_config("tiny", map(parse_override, options))
         assert f"set {refused}, as in --set {refused}=" in str(error.value)
 
