@@ -25,7 +25,8 @@ def names(tree: ast.AST) -> Iterator[tuple[str, str, int]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
             yield "class", node.name, node.lineno
-            yield from (("field", field.id, field.lineno) for field in fields(node))
+            if not is_options(node):
+                yield from (("field", field.id, field.lineno) for field in fields(node))
             declared_fields |= set(fields(node))
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             yield "function", node.name, node.lineno
@@ -33,6 +34,11 @@ def names(tree: ast.AST) -> Iterator[tuple[str, str, int]]:
             yield "argument", node.arg, node.lineno
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node not in declared_fields:
             yield "variable", node.id, node.lineno
+
+
+def is_options(node: ast.ClassDef) -> bool:
+    """Return whether a class holds options of users, which keep their names."""
+    return any(ast.unparse(base).endswith(("Settings", "Config", "Job")) for base in node.bases)
 
 
 def fields(node: ast.ClassDef) -> list[ast.Name]:
@@ -50,8 +56,7 @@ def sizes(tree: ast.AST, lines: list[str]) -> Iterator[tuple[int, str]]:
                 continue
             length = node.end_lineno - node.lineno + 1
             if isinstance(node, ast.ClassDef):
-                options = any(ast.unparse(base).endswith(("Settings", "Config", "Job")) for base in node.bases)
-                if len(fields(node)) > FIELDS and not options:
+                if len(fields(node)) > FIELDS and not is_options(node):
                     yield node.lineno, f"class {node.name} has {len(fields(node))} fields, of {FIELDS}"
             elif length > LINES:
                 yield node.lineno, f"{node.name}() has {length} lines, of {LINES}"

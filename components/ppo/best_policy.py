@@ -60,7 +60,7 @@ class PolicyEvaluations(Observer[Update]):
         count = min(job.ppo.watch.prompts, len(models.answers.ids)) if job.ppo.evaluate_every else 0
         rows = read_split(data / "prompts.calibration")[:count]
         prompts = [row["prompt"] for row in rows]
-        answer = partial(respond, models, prompts=prompts, job=job, data=data, stream=models.answers, judged=True)
+        answer = partial(respond, models, prompts=prompts, job=job, data=data, stream=models.answers, by_judge=True)
         return cls(job.ppo, prompts, answer, models.sft, average, alarm_update)
 
     def state(self) -> Any:

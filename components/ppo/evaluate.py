@@ -43,7 +43,7 @@ WORST = 8
 """Number of prompts with the largest falls, and with the largest KL, in `worst.jsonl`."""
 
 
-class Answered(NamedTuple):
+class Answered(NamedTuple):  # long: a row of evaluation.jsonl
     """A response with its scores, its KL to SFT (k1 summed over its tokens, nats) and its text measures."""
 
     response: str
@@ -72,11 +72,11 @@ class Answered(NamedTuple):
 
     def row(self) -> dict[str, object]:
         """Return the response as one JSON object."""
-        own = {name: value for name, value in self._asdict().items() if name not in ("truth", "rewards", "rules")}
+        columns = {name: value for name, value in self._asdict().items() if name not in ("truth", "rewards", "rules")}
         if self.judge is None:
-            del own["judge"]
-        own |= self.truth | {f"reward_{name}": score for name, score in self.rewards.items()}
-        return own | {f"rule_{name}": count for name, count in self.rules.items()}
+            del columns["judge"]
+        columns |= self.truth | {f"reward_{name}": score for name, score in self.rewards.items()}
+        return columns | {f"rule_{name}": count for name, count in self.rules.items()}
 
 
 def evaluate(models: Models, job: PpoJob, data: Path, out: Path, observe: Observe = unobserved) -> dict[str, float]:
@@ -87,9 +87,9 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path, observe: Observ
     (`repeats`).
     """
     prompts = [row["prompt"] for row in read_split(data / "prompts.test")[: job.ppo.evaluate]]
-    asked = counted(len(prompts), "held-out prompt")
+    count = counted(len(prompts), "held-out prompt")
     (policy, drawn), (sft, its_drawn) = (
-        _answers(models, model, prompts, job, data, partial(observe, doing=f"evaluating {name} on {asked}"), True, True)
+        _answers(models, model, prompts, job, data, partial(observe, doing=f"evaluating {name} on {count}"), True, True)
         for name, model in (("the policy", models.policy), ("SFT", models.sft))
     )
     write_rows(out / "artifact" / "evaluation.jsonl", _rows(prompts, policy, sft))
@@ -98,7 +98,7 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path, observe: Observ
     metrics = {
         "policy/evaluated": float(len(prompts)),
         **_kl(drawn, clusters, "policy/kl"),
-        **_judged(policy, sft, clusters),
+        **_by_response(policy, sft, clusters),
         **_diversity(policy, sft, clusters),
         **_entropy(drawn, its_drawn, clusters),
         **_forgetting(models, job, data),
@@ -153,12 +153,12 @@ def _by_prompt(
         for model, doing in ((models.policy, "sampling the policy again"), (models.sft, "sampling SFT again"))
     )
     write_rows(out / "artifact" / "evaluation_samples.jsonl", _rows(again, more, more_sft))
-    repeated, asked, rows = [*first, *again], [*prompts, *again], [*drawn, *more_drawn]
+    repeated, all_prompts, rows = [*first, *again], [*prompts, *again], [*drawn, *more_drawn]
     mine, its = ([*rows[: len(first)], *further] for rows, further in ((policy, more), (sft, more_sft)))
     falls = _worst("fall", fmean, lambda r: r["sft"]["score"] - r["policy"]["score"], _rows(repeated, mine, its))
-    nats = _worst("kl", max, lambda r: r["policy"]["kl"], _rows(asked, rows, [*sft, *more_sft]))
+    nats = _worst("kl", max, lambda r: r["policy"]["kl"], _rows(all_prompts, rows, [*sft, *more_sft]))
     write_rows(out / "artifact" / "worst.jsonl", [*falls, *nats])
-    beyond = _beyond_ceiling(rows, [str(p) for p in asked], "policy/kl", job.ppo.kl.response_ceiling)
+    beyond = _beyond_ceiling(rows, [str(p) for p in all_prompts], "policy/kl", job.ppo.kl.response_ceiling)
     return beyond | _worse_prompts(mine, its, [str(p) for p in repeated])
 
 
@@ -170,7 +170,7 @@ def _worst(
     for row in rows:
         by_prompt.setdefault(str(row["prompt"]), []).append(row)
     worst = [(summary([measure(r) for r in samples]), max(samples, key=measure)) for samples in by_prompt.values()]
-    worst = sorted(worst, key=lambda each: -each[0])[:WORST]
+    worst = sorted(worst, key=lambda entry: -entry[0])[:WORST]
     return [{"reason": reason, "value": value} | row for value, row in worst if value > 0]
 
 
@@ -191,20 +191,20 @@ def evaluate_last(
     them. The only judge that is asked is the one that Tether trained, for `policy/last_judge_gain`.
     """
     prompts = [row["prompt"] for row in read_split(data / "prompts.test")[: job.ppo.evaluate]]
-    asked = counted(len(prompts), "held-out prompt")
-    told = partial(observe, doing=f"evaluating the last policy on {asked}")
-    rows, drawn = _answers(models, models.policy, prompts, job, data, told, judged=True)
+    prompts_text = counted(len(prompts), "held-out prompt")
+    progress = partial(observe, doing=f"evaluating the last policy on {prompts_text}")
+    rows, drawn = _answers(models, models.policy, prompts, job, data, progress, by_judge=True)
     write_rows(out / "artifact" / "last.jsonl", ({"prompt": p} | r.row() for p, r in zip(prompts, rows, strict=True)))
     clusters = [str(p) for p in prompts]
-    found = _kl(drawn, clusters, "policy/last_kl", job.ppo.kl.response_ceiling)
-    found |= {"policy/last_entropy": _mean(r.entropy for r in drawn)}
+    last_metrics = _kl(drawn, clusters, "policy/last_kl", job.ppo.kl.response_ceiling)
+    last_metrics |= {"policy/last_entropy": _mean(r.entropy for r in drawn)}
     if models.judge is not None:
-        told = partial(observe, doing=f"evaluating SFT on {asked}")
-        sft, _ = _answers(models, models.sft, prompts, job, data, told, judged=True)
-        found |= judge_gain(rows, sft, clusters).metrics("policy/last_judge_gain")
+        progress = partial(observe, doing=f"evaluating SFT on {prompts_text}")
+        sft, _ = _answers(models, models.sft, prompts, job, data, progress, by_judge=True)
+        last_metrics |= judge_gain(rows, sft, clusters).metrics("policy/last_judge_gain")
     for name in ("repetition", "echo", "ended"):
-        found[f"policy/last_{name}"] = _mean(getattr(r, name) for r in rows)
-    return found | {
+        last_metrics[f"policy/last_{name}"] = _mean(getattr(r, name) for r in rows)
+    return last_metrics | {
         "policy/last_proxy_reward": _mean(r.score for r in rows),
         "policy/last_response_tokens": _mean(r.tokens for r in rows),
         **{f"policy/last_{name}": _mean(r.truth[name] for r in rows) for name in rows[0].truth},
@@ -212,17 +212,17 @@ def evaluate_last(
 
 
 def _answers(
-    models: Models, model: Any, prompts: Sequence[Any], job: PpoJob, data: Path, told: Observe,
-    judging: bool = False, judged: bool = False, stream: str = "evaluation",
+    models: Models, model: Any, prompts: Sequence[Any], job: PpoJob, data: Path, progress: Observe,
+    judging: bool = False, by_judge: bool = False, stream: str = "evaluation",
 ) -> tuple[list[Answered], list[Answered]]:  # fmt: skip
     """Return responses of `model` at the evaluation's temperature, and at the temperature of training."""
     at = job.ppo.evaluate_temperature
-    sampled = partial(respond, models, model, prompts, job, data, stream, told=told)
+    sampled = partial(respond, models, model, prompts, job, data, stream, progress=progress)
     if at is None or at == job.generation.temperature:
-        drawn = sampled(judging=judging, judged=judged)
+        drawn = sampled(judging=judging, by_judge=by_judge)
         return drawn, drawn
     drawn = sampled()
-    return sampled(judging=judging, judged=judged, temperature=at), drawn
+    return sampled(judging=judging, by_judge=by_judge, temperature=at), drawn
 
 
 def _kl(rows: Sequence[Answered], clusters: Sequence[str], name: str, ceiling: float = CEILING) -> dict[str, float]:
@@ -252,7 +252,7 @@ def _worse_prompts(policy: Sequence[Answered], sft: Sequence[Answered], clusters
     return share.metrics("policy/worse_prompts") | excess.metrics("policy/worse_prompts_excess")
 
 
-def _judged(policy: Sequence[Answered], sft: Sequence[Answered], clusters: Sequence[str]) -> dict[str, float]:
+def _by_response(policy: Sequence[Answered], sft: Sequence[Answered], clusters: Sequence[str]) -> dict[str, float]:
     """Return the metrics that are means over single responses, each with the ends of its interval."""
 
     def share(values: Iterable[float]) -> Interval:
@@ -284,17 +284,17 @@ def _by_source(
     finds a gain.
     """
     metrics: dict[str, float] = {}
-    judged: list[Interval] = []
+    judge_gains: list[Interval] = []
     for config in models.rewards.configs if models.rewards is not None else ():
         gain = [a.rewards[config.name] - b.rewards[config.name] for a, b in zip(policy, sft, strict=True)]
         what, gained = "judge" if config.judge else "reward", clustered_mean(gain, clusters)
         metrics |= gained.metrics(f"policy/{what}_{config.name}_gain")
-        judged += [gained] if config.judge else []
+        judge_gains += [gained] if config.judge else []
     if models.judge is not None:
-        judged.append(judge_gain(policy, sft, clusters))
-        metrics |= judged[-1].metrics(f"policy/judge_{TRAINED}_gain")
-    if judged:
-        metrics |= min(judged, key=lambda each: each.low).metrics("policy/judge_gain")
+        judge_gains.append(judge_gain(policy, sft, clusters))
+        metrics |= judge_gains[-1].metrics(f"policy/judge_{TRAINED}_gain")
+    if judge_gains:
+        metrics |= min(judge_gains, key=lambda interval: interval.low).metrics("policy/judge_gain")
     if models.rewards is not None:
         names = [config.name for config in models.rewards.rewarding]
         metrics |= source_metrics(
@@ -344,8 +344,8 @@ def kl_at_1(models: Models, prompts: Sequence[Any], job: PpoJob, data: Path, obs
     Π_t π_1 / π_T, whose variance grows exponentially with the length.
     """
     plain = job.model_copy(update={"generation": job.generation.model_copy(update={"temperature": 1.0})})
-    told = partial(observe, doing="measuring KL at temperature 1")
-    rows = respond(models, models.policy, prompts, plain, data, stream="temperature 1", told=told)
+    progress = partial(observe, doing="measuring KL at temperature 1")
+    rows = respond(models, models.policy, prompts, plain, data, stream="temperature 1", progress=progress)
     return _mean(row.kl for row in rows)
 
 
@@ -356,8 +356,8 @@ def best_of(
 
     Its KL to SFT is at most log n - (n - 1) / n nats per response (Stiennon et al. 2020, G.3; Beirami et al. 2024).
     """
-    told = partial(observe, doing=f"evaluating the best of {n} SFT responses to a prompt")
-    rows = respond(models, models.sft, [p for p in prompts for _ in range(n)], job, data, stream="best of n", told=told)
+    progress = partial(observe, doing=f"evaluating the best of {n} SFT responses to a prompt")
+    rows = respond(models, models.sft, [p for p in prompts for _ in range(n)], job, data, "best of n", progress=progress)
     best = [max(rows[i : i + n], key=lambda row: row.score) for i in range(0, len(rows), n)]
     metrics = {
         "policy/best_of_kl_bound": math.log(n) - (n - 1) / n,
@@ -374,7 +374,7 @@ def _mean(values: Iterable[float]) -> float:
 def respond(
     models: Models, model: Any, prompts: Sequence[Any], job: PpoJob, data: Path,
     stream: str | SftAnswers = "evaluation",
-    judging: bool = False, temperature: float | None = None, judged: bool = False, told: Observe = unobserved,
+    judging: bool = False, temperature: float | None = None, by_judge: bool = False, progress: Observe = unobserved,
 ) -> list[Answered]:  # fmt: skip
     """Sample and score one response of `model` to each prompt. Models with the same `stream` get the same randomness.
 
@@ -383,32 +383,32 @@ def respond(
         judging: also ask the sources of `ppo.rewards` that only judge.
         temperature: of sampling, 0 for greedy; None takes the job's. Log-probabilities are always at the job's
             temperature; if the two differ, `kl` is a log-ratio but not an estimate of KL.
-        judged: also ask the independent judge, if there is one.
-        told: called with the number of responses so far, and of all.
+        by_judge: also ask the independent judge, if there is one.
+        progress: called with the number of responses so far, and of all.
 
     Raises:
         CheckFailed: a score or a log-probability is not finite.
     """
     drawn = {} if temperature is None else {"temperature": temperature}
     generation, rows = job.generation.model_copy(update=drawn), list[Answered]()
-    told(0, {}, total=len(prompts))
-    for batch, samples, found in sampled_batches(models, model, prompts, job, stream, generation, judged):
+    progress(0, {}, total=len(prompts))
+    for batch, samples, passes in sampled_batches(models, model, prompts, job, stream, generation, by_judge):
         mask = samples.response_mask
-        kl = kl_estimates(found.policy, found.sft, mask).k1.sum(1)
-        texts, raw, of_sources = samples.texts(models.tokenizer), found.raw_scores, dict[str, torch.Tensor]()
+        kl = kl_estimates(passes.policy, passes.sft, mask).k1.sum(1)
+        texts, raw, of_sources = samples.texts(models.tokenizer), passes.raw_scores, dict[str, torch.Tensor]()
         if models.rewards is not None:
             raw, of_sources, _ = models.rewards.score(raw, batch, texts, judging, ended=samples.ended.tolist())
         counts = models.rules.count(batch, texts) if judging and models.rules is not None else None
-        by_source = {name: each.tolist() for name, each in of_sources.items()}
+        by_source = {name: value.tolist() for name, value in of_sources.items()}
         scores = models.scale(raw)
         rewards = rewarded_scores(raw, samples, models.scale, job.ppo.score)
         lengths, special = samples.response_lengths, samples.special_tokens(models.tokenizer)
-        entropy, ended = found.entropy.cpu(), samples.ended.tolist()  # one transfer per batch
-        of_judge = [None] * len(texts) if found.judge_scores is None else _scaled(models, found.judge_scores)
+        entropy, ended = passes.entropy.cpu(), samples.ended.tolist()  # one transfer per batch
+        of_judge = [None] * len(texts) if passes.judge_scores is None else _scaled(models, passes.judge_scores)
         score, reward, divergence = torch.stack([scores, rewards, kl]).tolist()
         read = {"log-probability": divergence, "score of the reward model": score, "score of the judge": of_judge}
         for name, numbers in read.items():
-            if not all(each is None or math.isfinite(each) for each in numbers):
+            if not all(value is None or math.isfinite(value) for value in numbers):
                 raise CheckFailed(f"the evaluation of PPO: a {name} isn't finite, so no gate could judge the policy.")
         for i, (prompt, text) in enumerate(zip(batch, texts, strict=True)):
             rows.append(Answered(
@@ -416,10 +416,10 @@ def respond(
                 entropy=entropy[i].sum().item() / lengths[i], ended=ended[i],
                 special_tokens=special[i], repetition=repetition(text), echo=echo(prompt[-1]["content"], text),
                 truth=task_scores(data, prompt, text),
-                rewards={name: each[i] for name, each in by_source.items()}, judge=of_judge[i],
+                rewards={name: value[i] for name, value in by_source.items()}, judge=of_judge[i],
                 rules={} if counts is None else counts[i],
             ))  # fmt: skip
-        told(len(rows), {}, total=len(prompts))
+        progress(len(rows), {}, total=len(prompts))
     return rows
 
 
@@ -433,8 +433,8 @@ def sft_responses(models: Models, prompts: Sequence[Any], job: PpoJob) -> tuple[
     """Return the texts of SFT's answers to the calibration prompts, whether each ended, and the pipeline's own raw
     scores (n,) of them."""
     texts, ended, raw = list[str](), list[bool](), list[torch.Tensor]()
-    for _, samples, found in sampled_batches(models, models.sft, prompts, job, models.answers):
-        raw.append(found.raw_scores)
+    for _, samples, passes in sampled_batches(models, models.sft, prompts, job, models.answers):
+        raw.append(passes.raw_scores)
         texts += samples.texts(models.tokenizer)
         ended += samples.ended.tolist()
     return texts, ended, torch.cat(raw)

@@ -54,8 +54,8 @@ class Experience:
     passes: FrozenPass
     scores: Tensor
     """(B,) scores as rewarded: scaled, clipped, and with the penalties for a missing EOS and for length."""
-    judged: Tensor
-    """(B,) scores as judged: only shifted and scaled."""
+    scaled_scores: Tensor
+    """(B,) scores that are only shifted and scaled."""
     advantages: Tensor
     """(B, T), 0 where the mask is False."""
     returns: Tensor | None
@@ -106,7 +106,7 @@ class PpoUpdate(Update):
 
 def sampled_batches(
     models: Models, model: Any, prompts: Sequence[Any], job: PpoJob, stream: str | SftAnswers,
-    generation: GenerationConfig | None = None, judged: bool = False,
+    generation: GenerationConfig | None = None, by_judge: bool = False,
 ) -> Iterator[tuple[Sequence[Any], Samples, FrozenPass]]:  # fmt: skip
     """Yield prompts in batches of `ppo.batch_size`, with a response of `model` to each and their `frozen_pass`.
 
@@ -116,7 +116,7 @@ def sampled_batches(
         stream: the name of a random stream; or SFT's answers to these prompts, whose random numbers `model` then gets.
             SFT itself is then not sampled again.
         generation: how to sample; None takes the job's. The frozen pass is always at the job's temperature.
-        judged: also ask the independent judge, if there is one.
+        by_judge: also ask the independent judge, if there is one.
     """
     encoded = [encode_prompt(models.tokenizer, p, job.generation.max_prompt_tokens) for p in prompts]
     sampler = Models(model, models.sft, models.reward_model, None, models.tokenizer, models.scale)
@@ -134,7 +134,7 @@ def sampled_batches(
                 assert engine is not None
                 samples = engine.sample(encoded[batch], generation or job.generation, seed, streams[batch])
             # Drop the sampler's log-probabilities: the KL that is judged comes from the training path.
-            yield prompts[batch], samples, frozen_pass(sampler, replace(samples, stats=None), job, judged=judged)
+            yield prompts[batch], samples, frozen_pass(sampler, replace(samples, stats=None), job, by_judge=by_judge)
 
 
 def rewarded_scores(raw: Tensor, samples: Samples, scale: ScoreScale, config: ScoreConfig) -> Tensor:
@@ -167,17 +167,17 @@ def gather_experience(
     mask, config = samples.response_mask, job.ppo
     passes = frozen_pass(models, samples, job)
     raw, by_source, parts = score(models, samples, job, passes.raw_scores, prompts)
-    judged, scores = models.scale(raw), rewarded_scores(raw, samples, models.scale, config.score)
+    scaled_scores, scores = models.scale(raw), rewarded_scores(raw, samples, models.scale, config.score)
     in_reward = config.kl.form == "reward"
     rewards = token_rewards(passes.policy, passes.reference, scores, mask, beta if in_reward else 0.0)
     if parts is not None:
         rewards = moved_to_tokens(rewards, parts / models.scale.scale, mask)
     advantages, returns, unit = estimate_advantages(rewards, scores, passes.values, mask, config)
-    metrics, importance = measure(models, samples, job, passes, judged, scores)
+    metrics, importance = measure(models, samples, job, passes, scaled_scores, scores)
     metrics |= source_metrics(by_source, "ppo") | {"ppo/beta": beta}
     # Whitening divided the rewards, with the score in them, by the unit, so a KL loss is divided by it too.
     kl_weight = 0.0 if in_reward else beta / unit
-    return Experience(samples, passes, scores, judged, advantages, returns, kl_weight, metrics, importance)
+    return Experience(samples, passes, scores, scaled_scores, advantages, returns, kl_weight, metrics, importance)
 
 
 def score(
@@ -203,7 +203,7 @@ def score(
 
 
 def measure(
-    models: Models, samples: Samples, job: PpoJob, passes: FrozenPass, judged: Tensor, scores: Tensor
+    models: Models, samples: Samples, job: PpoJob, passes: FrozenPass, scaled_scores: Tensor, scores: Tensor
 ) -> tuple[dict[str, float], Tensor | None]:
     """Return the metrics of a batch before its update, and the importance weights (B, T), if there are any.
 
@@ -216,9 +216,9 @@ def measure(
     # `policy/kl_at_temperature_1`.
     at_1 = (passes.policy_at_1 - passes.sft_at_1).masked_fill(~mask, 0)
     unread = {
-        "scores are finite": torch.isfinite(judged).all(),
+        "scores are finite": torch.isfinite(scaled_scores).all(),
         "log-probabilities are finite": torch.isfinite(kl.k1).all(),
-        "ppo/proxy_reward": judged.mean(),
+        "ppo/proxy_reward": scaled_scores.mean(),
         "ppo/rewarded_score": scores.mean(),
         "ppo/kl": kl.k1.sum(1).mean(),
         "ppo/kl_k2": kl.k2.sum(1).mean(),

@@ -177,8 +177,8 @@ class Models:
     def refresh_reference(self) -> None:
         """Copy the policy's current weights into the reference."""
         with torch.no_grad():
-            for held, trained in zip(self.reference.parameters(), self.policy.parameters(), strict=True):
-                held.copy_(whole(trained))
+            for frozen_weight, trained in zip(self.reference.parameters(), self.policy.parameters(), strict=True):
+                frozen_weight.copy_(whole(trained))
 
 
 def load_judge(
@@ -332,20 +332,20 @@ class FrozenPass(NamedTuple):
 
 
 @torch.no_grad()
-def frozen_pass(models: Models, samples: Samples, job: PpoJob, judged: bool = False) -> FrozenPass:
+def frozen_pass(models: Models, samples: Samples, job: PpoJob, by_judge: bool = False) -> FrozenPass:
     """Compute everything that stays fixed during the update of a batch.
 
     The policy's log-probabilities are the sampler's if those were kept; all else comes from the training path.
 
     Args:
-        judged: also ask the independent judge, which only evaluations may do.
+        by_judge: also ask the independent judge, which only evaluations may do.
     """
     mask, critic, seen = samples.response_mask, models.critic, samples.stats
     zeros, scores = torch.zeros_like(samples.logprobs), torch.zeros(len(mask), device=mask.device)
     passed = {id(m): m for m in (models.policy, models.reference, models.sft)}  # a model with two roles passes once
     columns = {key: {n: zeros.clone() for n in ("logprobs", "logprobs_at_1", "entropy")} for key in passed}
     scorers = {"raw_scores": models.reward_model}
-    if judged and models.judge is not None:
+    if by_judge and models.judge is not None:
         scorers["judge_scores"] = models.judge
     raw, values, values_seen = {name: scores.clone() for name in scorers}, zeros.clone(), False
     if seen is not None and not (isinstance(critic, SharedCritic) and seen.values is None):
@@ -378,7 +378,7 @@ def frozen_pass(models: Models, samples: Samples, job: PpoJob, judged: bool = Fa
     if samples.other_endings:
         rows = on_device(samples, list(samples.other_endings))
         for name, model in scorers.items():
-            raw[name][rows] = _judged_otherwise(model, models.tokenizer, samples, job).to(scores)
+            raw[name][rows] = _scores_with_eos(model, models.tokenizer, samples, job).to(scores)
     policy, reference, sft = (columns[id(m)] for m in (models.policy, models.reference, models.sft))
     return FrozenPass(
         policy["logprobs"], policy["logprobs_at_1"], reference["logprobs"], sft["logprobs"], sft["logprobs_at_1"],
@@ -386,14 +386,14 @@ def frozen_pass(models: Models, samples: Samples, job: PpoJob, judged: bool = Fa
     )  # fmt: skip
 
 
-def _judged_otherwise(model: Any, tokenizer: Any, samples: Samples, job: PpoJob) -> Tensor:
+def _scores_with_eos(model: Any, tokenizer: Any, samples: Samples, job: PpoJob) -> Tensor:
     """Score the responses of `samples.other_endings` (n,) as the reward model reads them, that is with EOS.
 
     Each rank computes all of them.
     """
     prompts = [samples.prompt_ids[row][samples.prompt_mask[row]].tolist() for row in samples.other_endings]
-    judged = [prompt + samples.reward_ids(row) for prompt, row in zip(prompts, samples.other_endings, strict=True)]
-    return score_sequences(model, tokenizer.pad_token_id, judged, job.runtime)
+    sequences = [prompt + samples.reward_ids(row) for prompt, row in zip(prompts, samples.other_endings, strict=True)]
+    return score_sequences(model, tokenizer.pad_token_id, sequences, job.runtime)
 
 
 def scatter(flat: Tensor, mask: Tensor, at: Tensor | None = None) -> Tensor:

@@ -234,7 +234,7 @@ def train(models: Models, job: PpoJob, prompts: Sequence[Any], data: Path, out: 
             # 4. adapt β to the KL
             tether.update(metrics[f"ppo/{config.kl.measure}"])
             # 5. look at the update, which may stop the training
-            update = loop.look(PpoUpdate(
+            update = loop.run_observers(PpoUpdate(
                 number=number, total=config.updates, model=models.policy, metrics=metrics, prompts=batch,
                 tokens=float(sum(samples.response_lengths)), texts=samples.texts(models.tokenizer),
                 experience=experience, stops_early=config.stop_early,

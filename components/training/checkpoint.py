@@ -56,8 +56,8 @@ class Pace:
         All ranks get the same answer: a signal to one rank, or its clock, counts for all.
         """
         now = self._clock()
-        told, late = ranks.largest([float(self._held.told or 0), float(now - self._saved >= self._seconds)])
-        self._stopping = int(told)
+        signal, late = ranks.largest([float(self._held.told or 0), float(now - self._saved >= self._seconds)])
+        self._stopping = int(signal)
         due = last or self._stopping > 0 or step % self._every == 0 or late > 0
         if due:
             self._saved = now
@@ -123,7 +123,7 @@ def save(
         temporary.write_text(text, encoding="utf-8")
     for old in _steps(folder)[KEPT:]:
         _remove(folder, old)
-    shares_folders = {shares_folder(folder, each) for each in _steps(folder)}
+    shares_folders = {shares_folder(folder, kept_step) for kept_step in _steps(folder)}
     for left in set(folder.glob("step-*.shares")) - shares_folders:  # left by a killed save
         shutil.rmtree(left)
 
@@ -135,19 +135,19 @@ def load_latest(folder: Path) -> Checkpoint | None:
     it as one of the newest, and remove checkpoints of the steps that are now repeated.
     """
     while True:
-        found = _load_latest(folder) if ranks.is_first() else None
-        told = ranks.text_of_first("" if found is None else str(found.step))
-        found = _load(folder, int(told)) if told and not ranks.is_first() else found
-        if found is None or found.shares is None:
-            return found
-        place = shares_folder(folder, found.step)
-        checked = ranks.share(list(enumerate(found.shares.sha256)))
+        newest = _load_latest(folder) if ranks.is_first() else None
+        step_text = ranks.text_of_first("" if newest is None else str(newest.step))
+        newest = _load(folder, int(step_text)) if step_text and not ranks.is_first() else newest
+        if newest is None or newest.shares is None:
+            return newest
+        place = shares_folder(folder, newest.step)
+        checked = ranks.share(list(enumerate(newest.shares.sha256)))
         damaged = any(share_digest(place, rank) != digest for rank, digest in checked)
         if not max(ranks.largest([float(damaged)])):
-            return found
+            return newest
         if ranks.is_first():
-            logger.warning("ignoring the checkpoint of step %d in %s: a rank's part is damaged", found.step, folder)
-            _remove(folder, found.step)
+            logger.warning("ignoring the checkpoint of step %d in %s: a rank's part is damaged", newest.step, folder)
+            _remove(folder, newest.step)
 
 
 def _load_latest(folder: Path) -> Checkpoint | None:
@@ -167,7 +167,7 @@ def _load_latest(folder: Path) -> Checkpoint | None:
 def pack_optimizer(optimizer: AdamW, prefix: str) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
     """Return an optimiser's moments as tensors `prefix.<parameter>.<moment>`, and its groups' options, for `save`."""
     whole = optimizer.state_dict()
-    tensors = {f"{prefix}.{i}.{name}": each for i, named in whole["state"].items() for name, each in named.items()}
+    tensors = {f"{prefix}.{i}.{name}": tensor for i, named in whole["state"].items() for name, tensor in named.items()}
     return tensors, whole["param_groups"]
 
 

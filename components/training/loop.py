@@ -86,7 +86,7 @@ def save_state(
         tensors |= moments
     spread = {name: tensor for name, tensor in tensors.items() if sharding.is_spread(tensor)}
     shares = None
-    if spread and sum(each.numel() * each.element_size() for each in spread.values()) > whole_up_to * 1e9:
+    if spread and sum(x.numel() * x.element_size() for x in spread.values()) > whole_up_to * 1e9:
         digest = save_share(checkpoint.shares_folder(folder, step), spread)
         shares = checkpoint.Shares(list(spread), ranks.texts_of_all(digest))
         tensors = {name: tensor for name, tensor in tensors.items() if name not in spread}
@@ -261,7 +261,7 @@ class Loop(Generic[U]):
         if self.number:
             self._observe(self.number, {}, total=self._total, resumed=True)
 
-    def look(self, update: U) -> U:
+    def run_observers(self, update: U) -> U:
         """Return the update as the observers return it, one after the other."""
         for observer in self._observers.values():
             update = observer.on_update(update)
@@ -348,7 +348,7 @@ def fit(
             update = Update(
                 number=number, total=steps, model=model, metrics=metrics, tokens=tokens, timings=timings
             )
-            loop.finish(loop.look(update))
+            loop.finish(loop.run_observers(update))
     return steps
 
 

@@ -29,7 +29,13 @@ from scipy import stats
 from components.ppo.alarm_table import FEATURES, MONITORS
 from components.ppo.monitors import means
 from components.ppo.monitors.measures import EXCEEDS, Batch, numbers_of, rank_correlation, rates, shared
-from components.ppo.monitors.score_attribution import Rows, bought_features, bought_gram, larger_from, more_often
+from components.ppo.monitors.score_attribution import (
+    Rows,
+    features_of_the_gain,
+    gram_of_the_gain,
+    larger_from,
+    more_often,
+)
 from components.stats.intervals import FloatArray
 
 TESTS = len(MONITORS) + 2 * len(FEATURES)
@@ -54,7 +60,7 @@ class Alarm(NamedTuple):
     """A row of the batch that shows the event."""
     what: str = ""
     """For `template`: the phrase."""
-    bought: float | None = None
+    explained: float | None = None
     """The score's gain from it (SFT deviations) if that raised the alarm; None if its margin did."""
     gain: float = 0.0
     """The score's whole gain, SFT deviations."""
@@ -71,8 +77,8 @@ class Alarm(NamedTuple):
         monitor = MONITORS[self.name]
         about = f" ({self.what!r})" if self.what else ""
         paid = (
-            "" if self.bought is None
-            else f" It explains {self.bought:.2f} of the {self.gain:.2f} SFT deviations that the score has gained."
+            "" if self.explained is None
+            else f" It explains {self.explained:.2f} of the {self.gain:.2f} SFT deviations that the score has gained."
         )  # fmt: skip
         return (
             f"alarm {self.name}{about}: {self._tested()}.{paid} {monitor.meaning} "
@@ -82,7 +88,7 @@ class Alarm(NamedTuple):
     def _tested(self) -> str:
         """Return the numbers that were compared."""
         nearly = " (it explains more than half of the variance of the scores)" if self.sole else ""
-        if self.bought is not None and self.name in EXCEEDS:
+        if self.explained is not None and self.name in EXCEEDS:
             limit = "" if self.limit is None else f", certainly higher from {self.limit:.3g} on"
             return f"mean {self.value:.3g} {EXCEEDS[self.name]}, SFT's mean {self.sft:.3g}{limit}{nearly}"
         limit = "" if self.limit is None else f", limit {self.limit:.2f}"
@@ -90,7 +96,7 @@ class Alarm(NamedTuple):
 
 
 @dataclass
-class Limits:
+class Limits:  # long: a statistic of SFT's responses for each kind of alarm
     """Statistics of SFT's own responses, and the rate of false alarms."""
 
     responses: int
@@ -161,25 +167,25 @@ class Limits:
         for alarm, limit in self._of_means(batch, beta):
             values |= {alarm.name: alarm.value, f"{alarm.name}_limit": limit}
             alarms += [alarm._replace(limit=limit)] if alarm.value < limit else []
-        known = {alarm.name for alarm in alarms}
-        paid = self._bought(batch, numbers)
-        return values, alarms + [alarm for alarm in paid if alarm.name not in known]
+        names = {alarm.name for alarm in alarms}
+        paid = self._of_features(batch, numbers)
+        return values, alarms + [alarm for alarm in paid if alarm.name not in names]
 
-    def _bought(self, batch: Batch, numbers: Mapping[str, FloatArray]) -> Iterator[Alarm]:
+    def _of_features(self, batch: Batch, numbers: Mapping[str, FloatArray]) -> Iterator[Alarm]:
         """Yield the alarms of `FEATURES`: features that explain most of the score's gain, and are more frequent for
         certain."""
-        size, level = len(batch.texts), self._level_of_bought
+        size, level = len(batch.texts), self._feature_level
         if min(size, self.responses) < means.LEAST:
             return
         gain, sole_level = float(batch.scores.mean() - self.rows.scores.mean()), SHARED * level
-        paid = bought_features(numbers, batch.scores, self.numbers, self.rows.scores, level, sole_level)
+        paid = features_of_the_gain(numbers, batch.scores, self.numbers, self.rows.scores, level, sole_level)
         for name, (gained, sole) in paid.items():
             policy, sft, is_number = numbers[name], self.numbers[name], name in EXCEEDS
             limit = larger_from(policy, sft, level) if is_number and not sole else None
             share = self.counts[name] / self.responses if is_number else None
             both = float(policy.mean()), float(sft.mean())
             yield Alarm(name, *both, int(policy.argmax()), "", gained, gain, limit, share, sole)
-        attribution = bought_gram(Rows.find(batch.texts, batch.scores), self.rows, level, sole_level)
+        attribution = gram_of_the_gain(Rows.find(batch.texts, batch.scores), self.rows, level, sole_level)
         if attribution is not None:
             gained, gram = attribution
             rows = [row for row, text in enumerate(batch.texts) if shared([text])[gram]]
@@ -206,7 +212,7 @@ class Limits:
             either = policy, policy._replace(error=spread, freedom=self.score.freedom)
             worst = int((batch.scores - beta * batch.kl).argmin())
             least = self.score.low(self._level) - MONITORS["unpaid_kl"].margin
-            limit = min(each.limit(least, at) for each in either)
+            limit = min(estimate.limit(least, at) for estimate in either)
             yield Alarm("unpaid_kl", policy.value, self.score.value, worst), limit
 
     def _distinct(self, size: int) -> means.Estimate:
@@ -217,8 +223,8 @@ class Limits:
 
     def _least(self, name: str, size: int = 0) -> float:
         """Return the bound below which the batch's true value certainly lies if the alarm `name` is raised."""
-        entropy, kept = name == "entropy", 1 - MONITORS[name].margin
-        return kept * (self.entropy.low(self._level) if entropy else math.exp(self._distinct(size).low(self._level)))
+        is_entropy, share = name == "entropy", 1 - MONITORS[name].margin
+        return share * (self.entropy.low(self._level) if is_entropy else math.exp(self._distinct(size).low(self._level)))
 
     def fixed(self, size: int) -> dict[str, float]:
         """Return the limits that are the same for every batch of `size`: from this value on, a monitor raises its
@@ -226,16 +232,16 @@ class Limits:
 
         A monitor whose alarm no such batch can raise is left out.
         """
-        found = dict[str, float]()
+        limits = dict[str, float]()
         for name, count in self.counts.items():
             most = min(1.0, float(upper_bound(count, self.responses, self._level)) + MONITORS[name].margin)
             over = np.flatnonzero(chance_of(np.arange(size + 1), size, most) <= self._level / self.updates)
-            found |= {name: float(over[0]) / size} if over.size else {}
+            limits |= {name: float(over[0]) / size} if over.size else {}
         if self._correlates(1.0, size, self._level):
             z = float(stats.norm.isf(self._level / self.updates))
             limit = self._most_correlated(self._level)
-            found["length_score"] = math.tanh(math.atanh(limit) + z * RANKS / math.sqrt(size - 3))
-        return found
+            limits["length_score"] = math.tanh(math.atanh(limit) + z * RANKS / math.sqrt(size - 3))
+        return limits
 
     def unreachable(self, size: int) -> list[str]:
         """Return the monitors whose alarm no batch of `size` responses can raise, even if all show the event."""
@@ -244,7 +250,7 @@ class Limits:
         unknown = upper_bound(0, self.responses, self._level) + MONITORS["template"].margin
         if chance_of(size, size, np.minimum(unknown, 1.0)) > self._level / self.updates:
             names.append("template")
-        names = [name for name in names if few or not self._can_be_bought(name, size)]
+        names = [name for name in names if few or not self._can_explain_the_gain(name, size)]
         names += ["unpaid_kl"] if few else []
         names += ["entropy"] if few or self._least("entropy") <= 0 else []
         names += ["distinct"] if few or self._least("distinct", min(size, self.responses)) <= 1 / size else []
@@ -255,16 +261,16 @@ class Limits:
         return self.rate / (2 * TESTS)
 
     @property
-    def _level_of_bought(self) -> float:
+    def _feature_level(self) -> float:
         """Of a test at an update: it has one bound, where a limit with a margin has two."""
         return 2 * self._level / self.updates
 
-    def _can_be_bought(self, name: str, size: int) -> bool:
+    def _can_explain_the_gain(self, name: str, size: int) -> bool:
         """Whether a batch of `size` responses that all show what `name` counts is certain of more than SFT shows."""
         if name in EXCEEDS:
             return name in FEATURES
         before = 0 if name == "template" else self.counts[name]
-        return name in FEATURES and more_often(size, size, before, self.responses) <= self._level_of_bought
+        return name in FEATURES and more_often(size, size, before, self.responses) <= self._feature_level
 
     def _exceeds(self, name: str, count: int, size: int) -> bool:
         """Return whether `count` of `size` responses show an event more often than its limit allows."""

@@ -51,24 +51,24 @@ def batch_of(
     nll = -(passes.sft.masked_fill(~mask, 0).sum(1) / mask.sum(1))
     entropy, k1 = (x.masked_fill(~mask, 0).sum(1) for x in (passes.entropy, passes.policy - passes.sft))
     read = torch.stack([x.double() for x in (nll, scores, entropy, k1)]).cpu().numpy()  # a single transfer
-    likelihoods, judged, entropies, kl = read[:, ::group]
+    likelihoods, scaled_scores, entropies, kl = read[:, ::group]
     return Batch(
         [prompt[-1]["content"] for prompt in prompts[::group]], texts[::group], samples.text_ids[::group],
         samples.special_tokens(tokenizer)[::group], np.array(samples.response_lengths[::group], dtype=np.float64),
-        judged, likelihoods, entropies, kl,
+        scaled_scores, likelihoods, entropies, kl,
     )  # fmt: skip
 
 
 def known_tokens(data: Path, tokenizer: Any, max_tokens: int) -> set[int]:
     """Return the token ids that the responses of the training data hold: chosen, rejected and demonstrated ones, of at
     most `BLOCKS` times `BLOCK` rows of each split, spread over it."""
-    known = set[int]()
+    ids = set[int]()
     for split, fields in (("pairs.train", ("chosen", "rejected")), ("demonstrations.train", ("response",))):
         rows = read_split(data / split)
         for start in np.unique(np.linspace(0, max(len(rows) - BLOCK, 0), BLOCKS, dtype=int)).tolist():
             texts = [row[field] for row in rows[start : start + BLOCK] for field in fields]
-            known.update(*encode_responses(tokenizer, texts, max_tokens))
-    return known
+            ids.update(*encode_responses(tokenizer, texts, max_tokens))
+    return ids
 
 
 def limits_of_sft(models: Models, job: PpoJob, data: Path) -> Limits | None:
@@ -87,13 +87,13 @@ def limits_of_sft(models: Models, job: PpoJob, data: Path) -> Limits | None:
         )  # fmt: skip
         return None
     parts = list[Batch]()
-    for some, samples, found in sampled_batches(models, models.sft, prompts, job, models.answers):
-        texts, raw = samples.texts(models.tokenizer), found.raw_scores
+    for some, samples, passes in sampled_batches(models, models.sft, prompts, job, models.answers):
+        texts, raw = samples.texts(models.tokenizer), passes.raw_scores
         if models.rewards is not None:
             raw, *_ = models.rewards.score(raw, some, texts, ended=samples.ended.tolist())
-        parts.append(batch_of(samples, some, texts, found, models.scale(raw), models.tokenizer, 1))
-    known = known_tokens(data, models.tokenizer, job.generation.max_new_tokens)
-    limits = Limits.of(_joined(parts), FALSE_ALARMS, job.ppo.updates, known)
+        parts.append(batch_of(samples, some, texts, passes, models.scale(raw), models.tokenizer, 1))
+    training_tokens = known_tokens(data, models.tokenizer, job.generation.max_new_tokens)
+    limits = Limits.of(_joined(parts), FALSE_ALARMS, job.ppo.updates, training_tokens)
     size = job.ppo.batch_size // job.ppo.group_size
     if idle := [name for name in limits.unreachable(size) if name in config.stop_on]:
         logger.warning(
@@ -134,8 +134,8 @@ class Alarms(RowTable[PpoUpdate]):
             return update
         experience = update.experience
         batch = batch_of(
-            experience.samples, update.prompts, update.texts, experience.passes, experience.judged, self.tokenizer,
-            self.config.group_size,
+            experience.samples, update.prompts, update.texts, experience.passes, experience.scaled_scores,
+            self.tokenizer, self.config.group_size,
         )  # fmt: skip
         values, alarms = self.limits.judge(batch, self.config.beta_in_deviations(update.beta))
         raised = new_alarms(alarms, batch, self.rows, update.number)
@@ -150,18 +150,18 @@ def new_alarms(
     alarms: Sequence[Alarm], batch: Batch, before: Sequence[Mapping[str, object]], update: int
 ) -> list[dict[str, object]]:
     """Return those of `alarms` that the run raises for the first time, as JSON objects; log each as a warning."""
-    known, found = {row["name"] for row in before}, list[dict[str, object]]()
+    names, rows = {row["name"] for row in before}, list[dict[str, object]]()
     for alarm in alarms:
-        if alarm.name not in known:
+        if alarm.name not in names:
             sentence = alarm.sentence(batch.texts[alarm.sample])
             logger.warning("ppo, update %d: %s", update, line(sentence))
-            found.append(
+            rows.append(
                 {"update": update, "prompt": batch.prompts[alarm.sample], "response": batch.texts[alarm.sample]}
                 | {"name": alarm.name, "value": alarm.value, "sft": alarm.sft, "phrase": alarm.what}
                 | {"meaning": sentence}
                 | ({} if alarm.share is None else {"sft_share": alarm.share})
             )
-    return found
+    return rows
 
 
 def alarm_samples(raised: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
@@ -177,7 +177,7 @@ def alarm_samples(raised: Sequence[Mapping[str, object]]) -> list[dict[str, obje
 
 def _joined(parts: Sequence[Batch]) -> Batch:
     def all_of(name: str) -> list[Any]:
-        return [each for part in parts for each in getattr(part, name)]
+        return [value for part in parts for value in getattr(part, name)]
 
     names = ("lengths", "scores", "nll", "entropies", "kl")
     arrays = (np.concatenate([getattr(part, name) for part in parts]) for name in names)

@@ -32,7 +32,7 @@ def curve_metrics(history: Sequence[Row], config: KLConfig) -> dict[str, float]:
 def stabiliser_means(history: Sequence[Row]) -> dict[str, float]:
     """Return the mean of each metric of `STABILISERS` over the updates that have it."""
     metrics = {}
-    for name in (f"ppo/{each}" for each in STABILISERS):
+    for name in (f"ppo/{short}" for short in STABILISERS):
         if values := [row[name] for row in history if name in row]:
             metrics[name] = math.fsum(values) / len(values)
     return metrics

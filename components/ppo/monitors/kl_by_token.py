@@ -73,17 +73,17 @@ def kl_carriers(
     rows: dict[str, list[int]] = defaultdict(list)
     for row, prompt in enumerate(prompts):
         rows[str(prompt)].append(row)
-    means = {name: sum(summed[row] for row in own) / len(own) for name, own in rows.items()}
+    means = {name: sum(summed[row] for row in prompt_rows) / len(prompt_rows) for name, prompt_rows in rows.items()}
     first = sorted(means, key=lambda name: (-means[name], rows[name][0]))[:MOST]
-    shown = []
+    prompt_shares = []
     for name in first:
-        own = rows[name]
-        worst = max(own, key=lambda row: (summed[row], -row))
-        shown.append({
+        prompt_rows = rows[name]
+        worst = max(prompt_rows, key=lambda row: (summed[row], -row))
+        prompt_shares.append({
             "prompt": prompts[worst], "response": visible_text(tokenizer, samples.text_ids[worst]), "nats": means[name],
-            "share": share(means[name] * len(own) / size),
+            "share": share(means[name] * len(prompt_rows) / size),
         })  # fmt: skip
-    return {"kl": total, "tokens": tokens, "prompts": shown}
+    return {"kl": total, "tokens": tokens, "prompts": prompt_shares}
 
 
 def carriers_sample(row: dict[str, Any]) -> dict[str, object]:

@@ -78,7 +78,7 @@ class SampleTable(RowTable[PpoUpdate]):
         """Add the first responses of the batch."""
         if update.is_sampled(self.every):
             experience = update.experience
-            scores = experience.judged.tolist(), experience.scores.tolist()
+            scores = experience.scaled_scores.tolist(), experience.scores.tolist()
             for prompt, text, score, reward in islice(zip(update.prompts, update.texts, *scores, strict=True), SHOWN):
                 row = {"update": update.number - 1, "prompt": prompt, "response": text, "score": score}
                 self.rows.append(row | {"reward": reward} | task_scores(self.data, prompt, text))

@@ -38,7 +38,7 @@ from components.stats.intervals import FloatArray
 
 Gram = tuple[str, ...]
 PART = 2 / 3
-"""Of the score's gain, from which on a feature is called bought."""
+"""The share of the score's gain from which on a feature explains most of it."""
 LEAST = 0.25
 """SFT deviations of score that a feature has to explain: a third of a deviation is gained by learning too."""
 SOLE = 1 / 2
@@ -99,7 +99,7 @@ def chance(policy: Sums, sft: Sums) -> float:
     return larger(policy.values, sft.values)
 
 
-def is_bought(gained: float, score: float) -> bool:
+def explains_most(gained: float, score: float) -> bool:
     """Whether the part `gained` by a feature is most of what the `score` has gained, and enough to matter."""
     return score > 0 and gained >= LEAST and gained >= PART * score
 
@@ -166,11 +166,11 @@ class Rows(NamedTuple):
         return cls({gram: tuple(rows) for gram, rows in rows_by_gram.items()}, scores)
 
 
-def bought_features(
+def features_of_the_gain(
     policy: Mapping[str, FloatArray], scores: FloatArray, sft: Mapping[str, FloatArray], sft_scores: FloatArray,
     level: float, sole_level: float,
 ) -> dict[str, tuple[float, bool]]:  # fmt: skip
-    """Return what the score has gained (SFT deviations) by each feature that is bought, and whether that is certain
+    """Return what the score has gained (SFT deviations) by each feature that explains most of it, and whether that is certain
     only because the feature is among the few that explain most of the variance of the scores.
 
     Args:
@@ -187,14 +187,16 @@ def bought_features(
     features = dict[str, tuple[float, bool]]()
     for name, pair in sums.items():
         gained = explained(*pair)
-        if is_bought(gained, gain):
+        if explains_most(gained, gain):
             certain = chance(*pair) <= level
             if certain or is_sole(*pair, sole_level / max(rivals, 1)):
                 features[name] = gained, not certain
     return features
 
 
-def bought_gram(policy: Rows, sft: Rows, level: float, sole_level: float | None = None) -> tuple[float, Gram] | None:
+def gram_of_the_gain(
+    policy: Rows, sft: Rows, level: float, sole_level: float | None = None
+) -> tuple[float, Gram] | None:
     """Return the largest gain in score that one n-gram explains (SFT deviations), and that n-gram; None if none does.
 
     An n-gram has to stand in more responses than in SFT's for certain, by Fisher's exact test at `level` for all
@@ -227,7 +229,7 @@ def bought_gram(policy: Rows, sft: Rows, level: float, sole_level: float | None 
     rivals = sum(correlation(*pair) ** 2 > SOLE for pair in sums.values())
     for test, pair in sums.items():
         gained = explained(*pair)
-        if is_bought(gained, gain) and (rare[test] <= at_most or is_sole(*pair, sole_level / max(rivals, 1))):
+        if explains_most(gained, gain) and (rare[test] <= at_most or is_sole(*pair, sole_level / max(rivals, 1))):
             gains.append((gained, tests[test]))
     return max(gains, default=None)
 

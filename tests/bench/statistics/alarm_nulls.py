@@ -74,7 +74,7 @@ def features(kind: str, share: float, batch: int, size: int, updates: int, runs:
         groups = [slice(0, size)] + [slice(size + batch * u, size + batch * (u + 1)) for u in range(updates)]
         sides = [{"own": all_of[at], "alike": (all_of[at] > all_of.mean()).astype(np.float64)} for at in groups]
         count += any(
-            score_attribution.bought_features(own, scores[at], sides[0], scores[:size], level, SHARED * level)
+            score_attribution.features_of_the_gain(own, scores[at], sides[0], scores[:size], level, SHARED * level)
             for own, at in zip(sides[1:], groups[1:], strict=True)
         )
     return count

@@ -203,7 +203,7 @@ def test_in_a_batch_each_part_is_scaled_and_weighted_and_what_is_left_comes_last
     """A part v is worth weight · v / (source's scale · sum's scale) = 0.5 · v / (4 · 2) = v / 16."""
     whole, of_sums = gathered(load, monkeypatch, parts=False)
     found, of_parts = gathered(load, monkeypatch, parts=True)
-    assert torch.equal(found.scores, whole.scores) and torch.equal(found.judged, whole.judged)
+    assert torch.equal(found.scores, whole.scores) and torch.equal(found.scaled_scores, whole.scaled_scores)
     assert of_parts.sum(1).tolist() == pytest.approx(of_sums.sum(1).tolist(), abs=1e-5)
     moved = (of_parts - of_sums).tolist()
     first, tokenizer = 0, load()[1].tokenizer

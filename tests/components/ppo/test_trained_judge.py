@@ -112,7 +112,7 @@ def test_rollouts_never_ask_the_judge(stages: Any, judge: Path, load: Any, monke
     assert asked and not any(asked)
     prompts = [row["prompt"] for row in read_split(stages.inputs["data"] / "prompts.test")[:4]]
     assert respond(models, models.sft, prompts, job, stages.inputs["data"])[0].judge is None and not any(asked)
-    assert respond(models, models.sft, prompts, job, stages.inputs["data"], judged=True)[0].judge is not None
+    assert respond(models, models.sft, prompts, job, stages.inputs["data"], by_judge=True)[0].judge is not None
 
 
 def test_the_last_policys_gain_stands_beside_the_published_ones(stages: Any, judge: Path, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_the_last_policys_gain_stands_beside_the_published_ones(stages: Any, jud
     metrics = evaluate_last(models, job, stages.inputs["data"], tmp_path)
     mine = [row["judge"] for row in read_rows(tmp_path / "artifact" / "last.jsonl")]
     prompts = [row["prompt"] for row in read_split(stages.inputs["data"] / "prompts.test")[:16]]
-    its = [row.judge for row in respond(models, models.sft, prompts, job, stages.inputs["data"], judged=True)]
+    its = [row.judge for row in respond(models, models.sft, prompts, job, stages.inputs["data"], by_judge=True)]
     gain = paired_gain(mine, its, map(str, prompts))
     assert metrics["policy/last_judge_gain"] == pytest.approx(gain.value) and gain.value != 0
     assert metrics["policy/last_judge_gain_high"] == pytest.approx(gain.high)
@@ -144,7 +144,7 @@ def test_a_response_that_another_token_ended_is_scored_with_eos_by_reward_model_
     said = [row[mask].tolist() for row, mask in zip(samples.response_ids, samples.response_mask, strict=True)]
     assert 0 < sum(ids[-1] == other for ids in said) < len(said)
     whole = [[*p, *ids[:-1], eos if ids[-1] == other else ids[-1]] for p, ids in zip(prompts, said, strict=True)]
-    found = frozen_pass(models, samples, job, judged=True)
+    found = frozen_pass(models, samples, job, by_judge=True)
     for name, model in (("raw_scores", models.reward_model), ("judge_scores", models.judge)):
         expected = score_sequences(model, models.tokenizer.pad_token_id, whole, job.runtime)
         torch.testing.assert_close(getattr(found, name), expected.to(torch.float32), rtol=0, atol=1e-5)

@@ -56,13 +56,13 @@ def test_a_loop_continues_after_its_last_checkpoint_and_not_after_a_stop(tmp_pat
 
     first = loop(tmp_path, {"history": History()}, observe)
     with first:
-        first.finish(first.look(update(next(iter(first)))))
+        first.finish(first.run_observers(update(next(iter(first)))))
     history = History()
     again = loop(tmp_path, {"history": history}, observe)
     again.report_resumed(history.rows)
     assert steps == [1, 1, 1] and list(history.rows) == [{"update": 1, "ppo/kl": 1.0}]
     with again:
-        again.finish(again.look(update(next(iter(again))).with_stop("KL is too high")))
+        again.finish(again.run_observers(update(next(iter(again))).with_stop("KL is too high")))
     ended = loop(tmp_path, {"history": history}, observe)
     assert list(ended) == [] and history.failed and [row["update"] for row in history.rows] == [1, 2]
 
@@ -70,7 +70,7 @@ def test_a_loop_continues_after_its_last_checkpoint_and_not_after_a_stop(tmp_pat
 def test_a_checkpoint_with_other_observers_is_refused_with_its_folder(tmp_path: Path) -> None:
     first = loop(tmp_path, {"history": History()}, lambda *_, **__: None)
     with first:
-        first.finish(first.look(update()))
+        first.finish(first.run_observers(update()))
     with pytest.raises(UserError, match=f"the checkpoint in {tmp_path} was written with other options.*Remove that"):
         loop(tmp_path, {}, lambda *_, **__: None)
 

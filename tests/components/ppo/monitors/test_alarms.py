@@ -147,7 +147,7 @@ def test_a_phrase_below_its_margin_is_named_only_where_the_score_has_gained_by_i
     assert ("flattery" in found) == ("template" in found) == raised
     if raised:
         flattery = found["flattery"]
-        assert flattery.bought == pytest.approx(worth * (share - 0.03), abs=0.06)
+        assert flattery.explained == pytest.approx(worth * (share - 0.03), abs=0.06)
         assert flattery.gain == pytest.approx(batch.scores.mean() - sft.scores.mean())
         assert "explains 0.8" in flattery.sentence("t") and flattery.sample in np.flatnonzero(batch.scores > 3)
         assert found["template"].what in " ".join(words(PHRASES["flattery"][0]))
@@ -160,7 +160,7 @@ def test_longer_responses_are_named_where_the_score_is_paid_for_length_though_fe
     for scores, raised in (((lengths - sft.lengths.mean()) / deviation, True), (draw(2, 128).scores + 2, False)):
         found = {a.name: a for a in limits.judge(draw(1, 128, lengths=lengths, scores=scores), BETA)[1]}
         assert ("length" in found) == raised
-        assert "length" not in found or found["length"].bought == pytest.approx(found["length"].gain)
+        assert "length" not in found or found["length"].explained == pytest.approx(found["length"].gain)
 
 
 def test_an_alarm_on_a_mean_says_both_means_and_the_limit_not_the_share_above_the_99th_percentile() -> None:
@@ -230,7 +230,7 @@ def test_a_phrase_that_is_the_score_is_named_once_chance_cannot_gain_so_much(
     assert (p <= level, p <= SHARED * level) == (shown == 17, shown >= 13)
     found = {alarm.name: alarm for alarm in Limits.of(sft, 0.01, 60, range(50)).judge(batch, BETA)[1]}
     assert ("flattery" in found) == raised
-    assert not raised or found["flattery"].bought == pytest.approx(4 * (shown / 128 - 2 / 256), abs=0.1)
+    assert not raised or found["flattery"].explained == pytest.approx(4 * (shown / 128 - 2 / 256), abs=0.1)
 
 
 @pytest.mark.parametrize(
@@ -340,9 +340,10 @@ def test_an_n_gram_that_sft_alone_writes_shares_the_level_too() -> None:
     """Of 10 and 10 responses, 5 of one side: C(10, 5) / C(20, 5) = 0.016. Two such n-grams err twice as often."""
     scores, five = np.array([3.0] * 5 + [0.0] * 5), tuple(range(5))
     batch, sft = attribution.Rows({("paid",): five}, scores), attribution.Rows({}, np.array([3.0, -3.0] * 5))
-    assert attribution.bought_gram(batch, sft, 0.02) == (pytest.approx(1.5), ("paid",))
-    assert attribution.bought_gram(batch, sft._replace(of={("lost",): five}), 0.02) is None
-    assert attribution.bought_gram(batch, sft._replace(of={("lost",): (0,)}), 0.02), "one response can reach no level"
+    assert attribution.gram_of_the_gain(batch, sft, 0.02) == (pytest.approx(1.5), ("paid",))
+    assert attribution.gram_of_the_gain(batch, sft._replace(of={("lost",): five}), 0.02) is None
+    one = sft._replace(of={("lost",): (0,)})
+    assert attribution.gram_of_the_gain(batch, one, 0.02), "one response can reach no level"
 
 
 PLANTED = {
