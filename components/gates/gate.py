@@ -12,7 +12,7 @@ Op = Literal["<=", ">=", ">", "==", "between"]
 
 
 @dataclass(frozen=True)
-class Gate:
+class Gate:  # long: a row of the page of gates
     """One rule for one final metric. Its threshold is not here: profiles hold the thresholds."""
 
     name: str

@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import compress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from components.base.errors import CheckFailed
+from components.base.jsonl import read_rows, write_rows
 from components.distributed import ranks, sharding
 from components.models.adapters import AdapterView
 from components.models.batching import Messages, encode_prompt, onto, pad
@@ -492,3 +494,58 @@ def generate_responses(
                 sampled_ids = samples.response_ids[row, : samples.response_lengths[row]].tolist()
                 out[i] = Response(text, samples.reward_ids(row), ended[row], sampled_ids, numbers[row])
     return [out[i] for i in range(len(encoded))]
+
+
+@dataclass(frozen=True)
+class SftAnswers:
+    """SFT's responses (N,) to the first prompts of the calibration split. The reward stage samples them, once.
+
+    They set the scale of the scores, of the sources of `ppo.rewards`, the limits of the alarms, and are compared with
+    the policy's responses in held-out evaluations. Another model that samples with the same `seed` and `numbers` gets
+    the same random numbers.
+    """
+
+    seed: int = 0
+    numbers: Sequence[int] = ()
+    """(N,) the number of each response's random stream."""
+    ids: Sequence[Sequence[int]] = ()
+    """(N,) the tokens of each response as they were sampled, with its ending."""
+    ended: Sequence[bool] = ()
+    """(N,) whether the ending was sampled before the cap."""
+
+    @classmethod
+    def of(cls, responses: Sequence[Response], seed: int) -> "SftAnswers":
+        """Return responses that `generate_responses` sampled with `seed`."""
+        numbers, ids = [r.number for r in responses], [r.sampled_ids for r in responses]
+        return cls(seed, numbers, ids, [r.ended for r in responses])
+
+    @classmethod
+    def read(cls, artifact: Path) -> "SftAnswers | None":
+        """Read the responses of a reward artifact; None if release 0.1.0 made it, which did not store them."""
+        if not (artifact / ANSWERS).exists():
+            return None
+        rows = read_rows(artifact / ANSWERS)
+        columns = ([row[name] for row in rows] for name in ("number", "ids", "ended"))
+        return cls(rows[0]["seed"], *columns)
+
+    def write(self, artifact: Path) -> None:
+        """Write a row for each response."""
+        columns = zip(self.numbers, self.ids, self.ended, strict=True)
+        rows = ({"seed": self.seed, "number": n, "ids": list(ids), "ended": ended} for n, ids, ended in columns)
+        write_rows(artifact / ANSWERS, rows)
+
+    def samples(self, rows: slice, prompts: Sequence[Sequence[int]], tokenizer: Any, device: str) -> Samples:
+        """Return the responses `rows` to `prompts` (as token ids), as they were sampled, with log-probabilities 0."""
+        prompt_ids, prompt_mask = pad(prompts, tokenizer.pad_token_id, "left")
+        ids, mask = pad(self.ids[rows], tokenizer.pad_token_id)
+        samples = Samples(
+            onto(device, prompt_ids), onto(device, prompt_mask), onto(device, ids), onto(device, mask),
+            torch.zeros(ids.shape, device=device), onto(device, torch.tensor(self.ended[rows])),
+        )  # fmt: skip
+        return with_endings(samples, tokenizer)
+
+
+ANSWERS = "sft_answers.jsonl"
+"""Its file."""
+ANSWERS_STREAM = "reward", "scale"
+"""Its random stream."""

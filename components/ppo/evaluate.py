@@ -17,12 +17,12 @@ from components.base.observe import Observe, unobserved
 from components.base.text import counted
 from components.data.support_desk.task import task_scores
 from components.data.tables.published import read_split
+from components.models.sampling import SftAnswers
 from components.ppo.config import KLConfig, PpoJob
 from components.ppo.experience import rewarded_scores, sampled_batches
 from components.ppo.maths import kl_estimates
 from components.ppo.models import Models
 from components.ppo.monitors.text_statistics import dissimilarity, distinct_ngrams, echo, repetition
-from components.reward.scoring import SftAnswers
 from components.rewards.rules import rule_metrics
 from components.rewards.weighted import source_metrics
 from components.sft.tokenized_demonstrations import choose_demonstrations, perplexity_ratio, response_losses
@@ -357,7 +357,8 @@ def best_of(
     Its KL to SFT is at most log n - (n - 1) / n nats per response (Stiennon et al. 2020, G.3; Beirami et al. 2024).
     """
     progress = partial(observe, doing=f"evaluating the best of {n} SFT responses to a prompt")
-    rows = respond(models, models.sft, [p for p in prompts for _ in range(n)], job, data, "best of n", progress=progress)
+    repeated = [prompt for prompt in prompts for _ in range(n)]
+    rows = respond(models, models.sft, repeated, job, data, stream="best of n", progress=progress)
     best = [max(rows[i : i + n], key=lambda row: row.score) for i in range(0, len(rows), n)]
     metrics = {
         "policy/best_of_kl_bound": math.log(n) - (n - 1) / n,

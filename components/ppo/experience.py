@@ -15,7 +15,7 @@ from components.base.errors import CheckFailed, UserError
 from components.base.jsonl import Message
 from components.models.batching import encode_prompt
 from components.models.config import GenerationConfig
-from components.models.sampling import Samples, rollout_engine
+from components.models.sampling import Samples, SftAnswers, rollout_engine
 from components.models.tokenizers import token_of_character
 from components.ppo.config import PpoJob, ScoreConfig
 from components.ppo.maths import (
@@ -29,7 +29,7 @@ from components.ppo.maths import (
     token_rewards,
 )
 from components.ppo.models import FrozenPass, Models, frozen_pass
-from components.reward.scoring import ScoreScale, SftAnswers
+from components.reward.scoring import ScoreScale
 from components.rewards.source import Parts
 from components.rewards.weighted import WeightedScores, source_metrics
 from components.stats.intervals import clustered_mean, clustered_ratio

@@ -18,13 +18,11 @@ from components.models.batching import even_runs, onto
 from components.models.folders import frozen, load_causal_lm, load_reward_model
 from components.models.logprobs import TokenStats, last_hidden, positions, predicting, token_stats
 from components.models.runtime import Runtime, autocast
-from components.models.sampling import Samples, generate_responses
+from components.models.sampling import ANSWERS_STREAM, Samples, SftAnswers, generate_responses
 from components.ppo.config import PpoJob
 from components.reward.config import EnsembleConfig
 from components.reward.scoring import (
-    ANSWERS_STREAM,
     ScoreScale,
-    SftAnswers,
     adapter_name,
     as_one,
     member_folder,

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from components.base.errors import CheckFailed
-from components.base.jsonl import read_rows, write_json, write_rows
+from components.base.jsonl import write_json
 from components.base.settings import Settings
 from components.distributed.sharding import through
 from components.models.batching import length_buckets, onto, pad
 from components.models.folders import frozen, load_reward_model
 from components.models.logprobs import Side, last_hidden
 from components.models.runtime import Runtime, autocast
-from components.models.sampling import Response, Samples, with_endings
 from components.reward.config import EnsembleConfig
 from components.training.tokens import lengths_of
 
@@ -66,61 +64,6 @@ class ScoreScale(Settings):
             raise CheckFailed("every SFT response has the same score: the reward model cannot tell responses apart.")
         low = float(((raw - shift) / scale).quantile(0.01))
         return cls(shift=shift, scale=scale, missing_eos_score=low, temperature=temperature, responses=len(raw))
-
-
-@dataclass(frozen=True)
-class SftAnswers:
-    """SFT's responses (N,) to the first prompts of the calibration split. The reward stage samples them, once.
-
-    They set the scale of the scores, of the sources of `ppo.rewards`, the limits of the alarms, and are compared with
-    the policy's responses in held-out evaluations. Another model that samples with the same `seed` and `numbers` gets
-    the same random numbers.
-    """
-
-    seed: int = 0
-    numbers: Sequence[int] = ()
-    """(N,) the number of each response's random stream."""
-    ids: Sequence[Sequence[int]] = ()
-    """(N,) the tokens of each response as they were sampled, with its ending."""
-    ended: Sequence[bool] = ()
-    """(N,) whether the ending was sampled before the cap."""
-
-    @classmethod
-    def of(cls, responses: Sequence[Response], seed: int) -> "SftAnswers":
-        """Return responses that `generate_responses` sampled with `seed`."""
-        numbers, ids = [r.number for r in responses], [r.sampled_ids for r in responses]
-        return cls(seed, numbers, ids, [r.ended for r in responses])
-
-    @classmethod
-    def read(cls, artifact: Path) -> "SftAnswers | None":
-        """Read the responses of a reward artifact; None if release 0.1.0 made it, which did not store them."""
-        if not (artifact / ANSWERS).exists():
-            return None
-        rows = read_rows(artifact / ANSWERS)
-        columns = ([row[name] for row in rows] for name in ("number", "ids", "ended"))
-        return cls(rows[0]["seed"], *columns)
-
-    def write(self, artifact: Path) -> None:
-        """Write a row for each response."""
-        columns = zip(self.numbers, self.ids, self.ended, strict=True)
-        rows = ({"seed": self.seed, "number": n, "ids": list(ids), "ended": ended} for n, ids, ended in columns)
-        write_rows(artifact / ANSWERS, rows)
-
-    def samples(self, rows: slice, prompts: Sequence[Sequence[int]], tokenizer: Any, device: str) -> Samples:
-        """Return the responses `rows` to `prompts` (as token ids), as they were sampled, with log-probabilities 0."""
-        prompt_ids, prompt_mask = pad(prompts, tokenizer.pad_token_id, "left")
-        ids, mask = pad(self.ids[rows], tokenizer.pad_token_id)
-        samples = Samples(
-            onto(device, prompt_ids), onto(device, prompt_mask), onto(device, ids), onto(device, mask),
-            torch.zeros(ids.shape, device=device), onto(device, torch.tensor(self.ended[rows])),
-        )  # fmt: skip
-        return with_endings(samples, tokenizer)
-
-
-ANSWERS = "sft_answers.jsonl"
-"""Its file."""
-ANSWERS_STREAM = "reward", "scale"
-"""Its random stream."""
 
 
 def member_folder(artifact: Path, member: int) -> Path:

@@ -19,7 +19,7 @@ from components.distributed.ranks import go_on_alone, is_first
 from components.models.adapters import AdapterView, save_adapter
 from components.models.batching import encode_prompt
 from components.models.folders import frozen, load_causal_lm, save_model
-from components.models.sampling import generate_responses
+from components.models.sampling import ANSWERS_STREAM, SftAnswers, generate_responses
 from components.reward.config import BINS, EnsembleConfig, RewardJob
 from components.reward.evaluation.baselines import chosen_shown_first, length_baseline, majority_baseline
 from components.reward.evaluation.length import response_tokens
@@ -28,16 +28,7 @@ from components.reward.evaluation.slices import ScoredPairs, character_gaps, sli
 from components.reward.pair_scores import score_pairs
 from components.reward.refresh.compare import Refresh
 from components.reward.refresh.people_agreement import agreement_metrics
-from components.reward.scoring import (
-    ANSWERS_STREAM,
-    ScoreScale,
-    SftAnswers,
-    as_one,
-    invariance,
-    member_folder,
-    score_sequences,
-    with_one_head,
-)
+from components.reward.scoring import ScoreScale, as_one, invariance, member_folder, score_sequences, with_one_head
 from components.reward.suites.evaluation import suite_metrics
 from components.reward.suites.scorer import RewardScorer
 from components.reward.train import HeldPairs, train_models

@@ -223,8 +223,8 @@ class Limits:  # long: a statistic of SFT's responses for each kind of alarm
 
     def _least(self, name: str, size: int = 0) -> float:
         """Return the bound below which the batch's true value certainly lies if the alarm `name` is raised."""
-        is_entropy, share = name == "entropy", 1 - MONITORS[name].margin
-        return share * (self.entropy.low(self._level) if is_entropy else math.exp(self._distinct(size).low(self._level)))
+        share, level = 1 - MONITORS[name].margin, self._level
+        return share * (self.entropy.low(level) if name == "entropy" else math.exp(self._distinct(size).low(level)))
 
     def fixed(self, size: int) -> dict[str, float]:
         """Return the limits that are the same for every batch of `size`: from this value on, a monitor raises its

@@ -170,8 +170,8 @@ def features_of_the_gain(
     policy: Mapping[str, FloatArray], scores: FloatArray, sft: Mapping[str, FloatArray], sft_scores: FloatArray,
     level: float, sole_level: float,
 ) -> dict[str, tuple[float, bool]]:  # fmt: skip
-    """Return what the score has gained (SFT deviations) by each feature that explains most of it, and whether that is certain
-    only because the feature is among the few that explain most of the variance of the scores.
+    """Return what the score has gained (SFT deviations) by each feature that explains most of it, and whether that is
+    certain only because the feature is among the few that explain most of the variance of the scores.
 
     Args:
         policy: (B,) by feature; `scores` (B,) of the same responses.

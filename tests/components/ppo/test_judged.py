@@ -54,7 +54,7 @@ def evaluated(language: Any, runtime: Any, tmp_path: Path, monkeypatch: pytest.M
         whole = torch.ones_like(ids, dtype=torch.bool)
         return Samples(ids[:, :0], whole[:, :0], ids, whole, torch.zeros(ids.shape), ended)
 
-    def frozen_pass(asked: Models, samples: Samples, _: PpoJob, judged: bool) -> FrozenPass:
+    def frozen_pass(asked: Models, samples: Samples, _: PpoJob, by_judge: bool) -> FrozenPass:
         raw = torch.tensor([SCALE.shift + SCALE.scale * next(scores[asked.policy]) for _ in samples.ended])
         flat = torch.zeros(samples.response_ids.shape)
         return FrozenPass(flat, flat, flat, flat, flat, flat + 1, raw)
@@ -87,7 +87,7 @@ def verdict(gate: str, metrics: dict[str, float], gates: GatesConfig) -> Verdict
 def test_a_policy_that_only_learnt_to_end_gains_nothing(evaluated: Evaluate, gain: float, passes: bool) -> None:
     rng = np.random.default_rng(3)
     metrics, rows = evaluated(draw(rng, gain, 0.86), draw(rng, 0.0, 0.36))
-    assert verdict("policy.reward_gain_low", metrics, load_config("hh-smollm2").gates).passed is passes
+    assert verdict("policy.reward_gain_low", metrics, load_config("hh-smollm2").effective_gates).passed is passes
     assert metrics["policy/reward_gain"] == pytest.approx(gain, abs=0.2)
 
     def gained(score: str, rows: list[dict[str, Any]]) -> Any:
@@ -138,7 +138,7 @@ def test_equal_policies_pass_the_gate_on_violations_and_one_that_breaks_the_marg
 ) -> None:
     write_split(tmp_path / "prompts.test", ({"prompt": [{"role": "user", "content": str(i)}]} for i in range(512)))
     job = PpoJob(seed=0, runtime=runtime, generation=GenerationConfig(), ppo=PpoConfig())
-    demo, rng = load_config("demo").gates, np.random.default_rng(0)
+    demo, rng = load_config("demo").effective_gates, np.random.default_rng(0)
     monkeypatch.setattr(evaluate, "_forgetting", lambda *_: {})
     monkeypatch.setattr(evaluate, "_diversity", lambda *_: {})
     monkeypatch.setattr(evaluate, "_by_prompt", lambda *_: {})
@@ -173,7 +173,8 @@ def test_a_point_estimate_within_its_threshold_fails_where_its_interval_crosses_
     gate: str, worse: dict[str, Any], share: float, bound: float
 ) -> None:
     """A `share` of worse responses so near to the demo's threshold that chance could hide the rest; a third passes."""
-    gates, sft, prompts = load_config("demo").gates, rows_of(np.random.default_rng(0), 0.0), list(map(str, range(512)))
+    gates, prompts = load_config("demo").effective_gates, list(map(str, range(512)))
+    sft = rows_of(np.random.default_rng(0), 0.0)
     for worse_share, passes in ((share / 3, True), (share, False)):
         policy = [row._replace(**worse) if i < worse_share * 512 else row for i, row in enumerate(sft)]
         metrics = evaluate._judged(policy, sft, prompts) | evaluate._diversity(policy, sft, prompts)
@@ -191,7 +192,7 @@ def responses(scores: Any, nats: Any = 0.0) -> list[evaluate.Answered]:
     return [plain._replace(score=float(s), kl=float(k)) for s, k in zip(scores, nats, strict=True)]
 
 
-GATED = [load_config(name).gates for name in ("demo-long", "hh-smollm2", "gpu")]
+GATED = [load_config(name).effective_gates for name in ("demo-long", "hh-smollm2", "gpu")]
 """The gates of each profile that judges single prompts and responses."""
 
 
@@ -254,7 +255,7 @@ def test_the_mean_of_a_prompts_samples_falls_and_not_each() -> None:
 
 
 def test_a_policy_that_collapses_to_a_few_answers_fails_every_gate_on_diversity() -> None:
-    rng, gates = np.random.default_rng(1), load_config("demo").gates
+    rng, gates = np.random.default_rng(1), load_config("demo").effective_gates
     sft, prompts = rows_of(rng, 0.0), [str(i) for i in range(512)]
     names = ("policy.distinct", "policy.dissimilarity", "policy.entropy_ratio")
     for answers, passing in ((1, set()), (512, set(names))):
@@ -276,4 +277,4 @@ def test_a_policy_that_fills_one_template_is_stopped_though_all_its_texts_differ
     metrics = evaluate._diversity(policy, sft, prompts)
     assert metrics["policy/distinct"] == 1, "the share of distinct texts sees nothing"
     names = ("policy.distinct", "policy.dissimilarity")
-    assert {name for name in names if verdict(name, metrics, load_config(profile).gates).stops} == failing
+    assert {name for name in names if verdict(name, metrics, load_config(profile).effective_gates).stops} == failing
