@@ -115,11 +115,11 @@ def _defaults(home: Path) -> dict[str, str]:
 
 def package_folders() -> dict[str, Path | None]:
     """Return the folder that each of Tether's packages would be imported from; None if it is not found."""
-    found: dict[str, Path | None] = {}
+    folders: dict[str, Path | None] = {}
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
-        found[name] = Path(spec.origin).resolve().parent if spec is not None and spec.origin else None
-    return found
+        folders[name] = Path(spec.origin).resolve().parent if spec is not None and spec.origin else None
+    return folders
 
 
 def check_packages() -> None:
