@@ -101,6 +101,7 @@ check: $(INSTALLED)
 	$(BIN)/lint-imports
 	$(BIN)/codespell $(shell git ls-files README.md CONTRIBUTING.md docs components flows tasks data_contracts tests infra)
 	$(BIN)/python -m tests.prose
+	$(BIN)/python -m tests.names
 	$(BIN)/python -m tests.reference --check
 
 # docs/reference/ from the code: commands, options, gates, metrics. `make check` fails where it is stale.

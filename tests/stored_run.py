@@ -13,7 +13,7 @@ from components.store.store import ArtifactStore, Record
 from flows.config.profiles import parse_override
 from flows.config.run_config import RunConfig, load_config, to_values
 from tasks.execution import plots
-from tasks.execution.context import RunContext
+from tasks.execution.context import Reporting, RunContext
 from tasks.runs.journal import Done, write_done
 from tasks.runs.points import Spool, points_file
 from tasks.runs.status import StatusFile
@@ -233,8 +233,8 @@ def stored_run(
     """
     config = load_config("tiny", [parse_override(text) for text in changes]).resolved()
     waivers = [Waiver(gate=gate, user="ada", reason=reason) for gate, reason in (waive or {}).items()]
-    gates, values = config.effective_gates, to_values(config)
-    ctx = RunContext.start(home, "tiny", gates, config=values, run=run, waivers=waivers, track=False)
+    gates, values, untracked = config.effective_gates, to_values(config), Reporting(track=False)
+    ctx = RunContext.start(home, "tiny", gates, config=values, run=run, waivers=waivers, reporting=untracked)
     with ctx:
         for stage in PIPELINE[: PIPELINE.index(upto) + 1]:
             verdicts = judge(stage, METRICS[stage], gates, waivers)

@@ -58,7 +58,7 @@ class Place(NamedTuple):
         """Run `validate` without Prefect, and return the run's id."""
         launch = new_run(self.home, "tiny", _config(*changes), request=Request(until="validate"))
         with launch.ctx:
-            pipeline(launch.config, launch.sources, partial(run_stage, ctx=launch.ctx), launch.ctx.until)
+            pipeline(launch.config, launch.sources, partial(run_stage, ctx=launch.ctx), "validate")
         return launch.ctx.run
 
     def key(self, *changes: str) -> str:

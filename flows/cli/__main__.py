@@ -370,7 +370,7 @@ def _go(launch: "Launch") -> None:
         failed = error
     document = load_status(ctx.home, ctx.run)
     # With JSON log lines the console is the log, but the result still belongs on standard output.
-    console = Output() if as_json() else ctx.console
+    console = Output() if as_json() else ctx.reporting.console
     with unread_is_fine():
         print_run(console, document, what_is_simulated(ctx.home, ctx.run), what_ppo_watched(ctx.home, document))
         echo(f"report: {ctx.folder / REPORT}")

@@ -5,6 +5,7 @@ Prefect retries a flow run, it continues the run that it began.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
@@ -184,7 +185,7 @@ def _run(begin: Callable[[Path], Launch]) -> State[Any]:
 
     def go(home: Path, console: Console) -> tuple[str, str | None]:
         begun = begin(home)
-        begun.ctx.console = console
+        begun.ctx.reporting = replace(begun.ctx.reporting, console=console)
         say(console, f"run {begun.ctx.run} in {home}")
         try:
             result = compute_in_flow(begun, str(runtime.flow_run.id))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from components.base.errors import UserError
 from components.base.text import counted
@@ -27,9 +27,8 @@ from flows.people.rater_sheets import with_guidelines
 from flows.sources import Sources, find_sources, kept_sft
 from tasks.allowed import refuse_outside
 from tasks.execution.attempts import Attempts
-from tasks.execution.context import RunContext, refreshed
+from tasks.execution.context import NO_PINS, Execution, Reporting, Reuse, RunContext, refreshed
 from tasks.runs.config import profile_values
-from tasks.runs.journal import current_user
 from tasks.runs.status import load_status, run_of_flow
 from tasks.stages import OPTIONAL, PIPELINE, STAGES, reaches
 from tasks.tracking.mlflow_client import check_access
@@ -173,7 +172,7 @@ def _prepare(
     origin |= ends | resolved_reference(config, sources.data)
     always = ("ppo",) if with_ppo and has_unversioned(config) else ()
     computed = [*([stage] if stage else []), *request.refresh, *always]
-    ctx = begin_run(home, profile, config, origin, request, like, refresh=refreshed(computed), pinned=pinned, **ends)
+    ctx = begin_run(home, profile, config, origin, request, like, Reuse(refreshed(computed), pinned))
     return Launch(ctx, config, sources, [*notes, *choices, *off_gates(config)])
 
 
@@ -192,7 +191,7 @@ def round_of(config: RunConfig) -> dict[str, str]:
 
 def begin_run(
     home: Path, profile: str, config: RunConfig, origin: Mapping[str, str], request: Request, like: str | None,
-    **options: Any,
+    reuse: Reuse = NO_PINS,
 ) -> RunContext:  # fmt: skip
     """Begin a run, or continue the one that the same flow run began before a retry.
 
@@ -201,16 +200,17 @@ def begin_run(
         like: an earlier run whose profile this run has.
     """
     check_access(home)
-    options |= {"project": config.project, "at_end": write_reports, **execution_of(config)}
-    options |= {"waivers": request.waivers, "user": request.user or current_user()}
-    gates = config.effective_gates
+    gates, execution = config.effective_gates, execution_of(config)
+    reporting = Reporting(config.project, at_end=write_reports)
     tried = run_of_flow(home, origin["flow_run"]) if "flow_run" in origin else None
     if tried is not None:
-        return RunContext.resume(home, tried, gates, profile=profile_name(profile), **options)
-    options["profile_values"] = file_values(profile) if like is None else profile_values(home, like)
+        return RunContext.resume(home, tried, gates, request.waivers, request.user, reuse, execution, reporting)
     return RunContext.start(
-        home, profile_name(profile), gates, config=to_values(config), origin=origin, label=request.label, **options
-    )
+        home, profile_name(profile), gates, config=to_values(config),
+        profile_values=file_values(profile) if like is None else profile_values(home, like),
+        waivers=request.waivers, origin=origin, label=request.label, user=request.user,
+        reuse=reuse, execution=execution, reporting=reporting,
+    )  # fmt: skip
 
 
 def _check_end(until: str | None, computed: Sequence[str]) -> None:
@@ -226,11 +226,10 @@ def _check_end(until: str | None, computed: Sequence[str]) -> None:
             )
 
 
-def execution_of(config: RunConfig) -> dict[str, Any]:
-    """Return how stages are executed, from the config: pools, time limits, retries and prices, for a run's context."""
+def execution_of(config: RunConfig) -> Execution:
+    """Return how stages are computed under a config: pools, retries, time limits and prices."""
     attempts = Attempts(config.retries, config.retry_seconds)
-    return {"pools": config.pools, "timeouts": config.timeouts, "attempts": attempts,
-            "prices": config.hourly_prices, "currency": config.prices.currency}  # fmt: skip
+    return Execution(config.pools, attempts, config.timeouts, config.hourly_prices, config.prices.currency)
 
 
 def off_gates(config: RunConfig) -> list[str]:

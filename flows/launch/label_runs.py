@@ -15,10 +15,9 @@ from flows.launch.reports import write_reports
 from flows.launch.request import DEFAULTS, Request
 from flows.people.rater_sheets import joined
 from flows.sources import compared_sources, find_sources
-from tasks.execution.context import RunContext
+from tasks.execution.context import Reporting, Reuse, RunContext
 from tasks.result import Input
 from tasks.runs.config import run_values
-from tasks.runs.journal import current_user
 from tasks.runs.status import load_status
 from tasks.stages import PIPELINE
 from tasks.tracking.mlflow_client import check_access
@@ -101,15 +100,7 @@ def scoring(
     else:
         sources = find_sources(config, home, sheet, taken=records)
     ctx = RunContext.resume(
-        home,
-        status.run,
-        config.effective_gates,
-        waivers=[*status.waivers, *request.waivers],
-        profile=status.profile,
-        project=config.project,
-        pinned=records,
-        at_end=write_reports,
-        user=request.user or current_user(),
-        **execution_of(config),
-    )
+        home, status.run, config.effective_gates, [*status.waivers, *request.waivers], request.user,
+        Reuse(pinned=records), execution_of(config), Reporting(config.project, at_end=write_reports),
+    )  # fmt: skip
     return Launch(ctx, config, sources, off_gates(config))

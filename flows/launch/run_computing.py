@@ -36,7 +36,7 @@ def compute(launch: Launch) -> StageResult | None:
             compute a stage. Errors of a stage are passed on unchanged.
     """
     ctx, config, sources, _ = launch
-    run_pipeline = partial(pipeline, config, sources, until=ctx.until)
+    run_pipeline = partial(pipeline, config, sources, until=ctx.status.document.until)
     first = first_to_compute(config, sources, ctx)
     if first is None:
         return _go(launch, lambda: run_pipeline(partial(run_stage, ctx=ctx)))
@@ -46,8 +46,8 @@ def compute(launch: Launch) -> StageResult | None:
     end_orphans(ctx.home / "prefect" / "embedded")
     try:
         _check_machine(launch, first)
-        pools = {stage: pool for stage, pool in config.pools.items() if reaches(stage, ctx.until)}
-        check_server(needed_for={stage: pool for stage, pool in pools.items() if stage not in ctx.pinned})
+        pools = {stage: pool for stage, pool in config.pools.items() if reaches(stage, ctx.status.document.until)}
+        check_server(needed_for={stage: pool for stage, pool in pools.items() if stage not in ctx.reuse.pinned})
     except TetherError:
         ctx.discard()
         raise
@@ -63,7 +63,7 @@ def compute_in_flow(launch: Launch, flow_run: str) -> StageResult | None:
 
     def work() -> StageResult | None:
         _check_machine(launch, first_to_compute(config, sources, ctx))
-        return pipeline(config, sources, prefect_runner(ctx), ctx.until)
+        return pipeline(config, sources, prefect_runner(ctx), ctx.status.document.until)
 
     return _go(launch, work)
 
@@ -87,7 +87,7 @@ def _go(launch: Launch, work: Callable[[], StageResult | None]) -> StageResult |
             begin_waiting(ctx.home, ctx.run, ctx.say)
         return result
     finally:
-        if ctx.flow_run:
+        if ctx.reporting.flow_run:
             from tasks.prefect_flow.stage_tasks import show_report
 
             show_report(ctx)
@@ -110,10 +110,11 @@ def _check_machine(launch: Launch, first: str | None) -> None:
     stages = (COMPARED if sources.compared else STAGES).values()
     for stage in dropwhile(lambda stage: stage.name != first, stages):
         configured = stage.name not in OPTIONAL or config.data.has_judge
+        here = stage.name not in ctx.reuse.pinned and stage.group not in config.pools
         runtime = getattr(config.stage_job(stage), "runtime", None) if "torch" in stage.libraries else None
-        if runtime is not None and configured and stage.name not in ctx.pinned and stage.group not in config.pools:
+        if runtime is not None and configured and here:
             check_machine(runtime)
-        if stage.name == ctx.until:
+        if stage.name == ctx.status.document.until:
             return
 
 
@@ -131,7 +132,7 @@ def first_to_compute(config: RunConfig, sources: Sources, ctx: RunContext) -> st
         return result
 
     try:
-        pipeline(config, sources, stored, ctx.until)
+        pipeline(config, sources, stored, ctx.status.document.until)
     except _Enough as enough:
         return enough.args[0]
     return None

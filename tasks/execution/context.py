@@ -4,7 +4,7 @@ import secrets
 import shutil
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,54 @@ from tasks.stages import PIPELINE, STAGES
 from tasks.tracking.mlflow_sync import Tracker
 
 
+@dataclass(frozen=True)
+class Execution:
+    """Where and how stages are computed. The maps are by shown stage."""
+
+    pools: Mapping[str, str] = field(default_factory=dict)
+    """The work pools that compute stages; the run's process computes the others."""
+    attempts: Attempts = field(default_factory=Attempts)
+    """How often a stage is retried after a breakdown."""
+    timeouts: Mapping[str, float] = field(default_factory=dict)
+    """The seconds that one attempt may take; other stages have no limit."""
+    prices: Mapping[str, float] = field(default_factory=dict)
+    """The prices per hour; other stages have no price."""
+    currency: str = ""
+    """Currency of `prices`."""
+    root: Path = ROOT
+    """The folder that holds Tether's packages."""
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """Which stored results a run may use."""
+
+    refresh: frozenset[str] = frozenset()
+    """Stages (or sub-stages) to recompute even if the store has a result."""
+    pinned: Mapping[str, Record] = field(default_factory=dict)
+    """Records to reuse for (sub-)stages whose inputs are unchanged, even if code or machine have changed."""
+
+
+@dataclass(frozen=True)
+class Reporting:
+    """Where a run is shown: in MLflow, on the console, and on the pages of a Prefect flow run."""
+
+    project: str = "tether"
+    track: bool = True
+    console: Console = field(default_factory=stage_progress.output)
+    at_end: "Callable[[RunContext], None] | None" = None
+    """Called once, after the run's end is recorded and before MLflow gets it."""
+    log: Callable[[str], None] | None = None
+    """Gets every line that the console gets."""
+    show_samples: Callable[[str, Mapping[str, Any]], None] | None = None
+    """Gets a stage and a point of it that has samples, while the stage computes."""
+    flow_run: str = ""
+    """The id of the Prefect flow run with the run's pages; empty on an embedded server, which ends with the run."""
+
+
+IN_PROCESS, NO_PINS = Execution(), Reuse()
+
+
 @dataclass
 class RunContext:
     """One pipeline run in this process. Use it as a context manager, so that its end is always recorded."""
@@ -39,62 +87,27 @@ class RunContext:
     gates: GatesConfig
     status: StatusFile
     store: ArtifactStore
-    profile: str = ""
-    project: str = "tether"
-    waivers: Sequence[Waiver] = ()
-    refresh: frozenset[str] = frozenset()
-    """Stages (or sub-stages) to recompute even if the store has a result."""
-    pinned: Mapping[str, Record] = field(default_factory=dict)
-    """Records to reuse for (sub-)stages whose inputs are unchanged, even if code or machine have changed."""
-    until: str = ""
-    """The pipeline's last stage to run; empty to run all."""
-    pools: Mapping[str, str] = field(default_factory=dict)
-    """Maps a shown stage to the work pool that computes it; this process computes the others."""
-    attempts: Attempts = field(default_factory=Attempts)
-    """How often a stage is retried after a breakdown."""
-    timeouts: Mapping[str, float] = field(default_factory=dict)
-    """Maps a shown stage to the seconds that one attempt may take; others have no limit."""
-    prices: Mapping[str, float] = field(default_factory=dict)
-    """Maps a shown stage to its price per hour; others have no price."""
-    currency: str = ""
-    """Currency of `prices`."""
-    root: Path = ROOT
-    """The folder that holds Tether's packages."""
-    track: bool = True
-    console: Console = field(default_factory=stage_progress.output)
+    waivers: Sequence[Waiver]
+    user: str
+    """The user who has these stages computed or scored, for the record."""
+    reuse: Reuse
+    execution: Execution
+    reporting: Reporting
     results: dict[str, StageResult] = field(default_factory=dict)
     """The result of each (sub-)stage so far, including those that a gate stopped."""
-    at_end: "Callable[[RunContext], None] | None" = None
-    """Called once, after the run's end is recorded and before MLflow gets it."""
-    log: Callable[[str], None] | None = None
-    """Gets every line that the console gets."""
-    show_samples: Callable[[str, Mapping[str, Any]], None] | None = None
-    """Gets a stage and a point of it that has samples, while the stage computes."""
-    user: str = field(default_factory=current_user)
-    """The user who has these stages computed or scored, for the record."""
-    flow_run: str = ""
-    """The id of the Prefect flow run with the run's pages; empty on an embedded server, which ends with the run."""
     _tracker: Tracker | None = None
 
     def __post_init__(self) -> None:
-        logs.bind(run=self.run, flow_run=self.flow_run or None)
+        logs.bind(run=self.run, flow_run=None)
 
     @classmethod
     def start(
-        cls,
-        home: Path,
-        profile: str,
-        gates: GatesConfig,
-        *,
-        config: Mapping[str, JsonValue] | None = None,
-        profile_values: Mapping[str, JsonValue] | None = None,
-        waivers: Sequence[Waiver] = (),
-        stages: Sequence[str] = PIPELINE,
-        run: str | None = None,
-        origin: Mapping[str, str] | None = None,
-        label: Label = UNNAMED,
-        **options: Any,
-    ) -> "RunContext":
+        cls, home: Path, profile: str, gates: GatesConfig, *, config: Mapping[str, JsonValue] | None = None,
+        profile_values: Mapping[str, JsonValue] | None = None, waivers: Sequence[Waiver] = (),
+        stages: Sequence[str] = PIPELINE, run: str | None = None, origin: Mapping[str, str] | None = None,
+        label: Label = UNNAMED, user: str | None = None,
+        reuse: Reuse = NO_PINS, execution: Execution = IN_PROCESS, reporting: Reporting | None = None,
+    ) -> "RunContext":  # fmt: skip
         """Begin a run: create its folder, config and status file. MLflow is not used yet.
 
         Args:
@@ -103,7 +116,8 @@ class RunContext:
             stages: the stages in the status, in order.
             run: the run's id; None makes one that sorts by time.
             origin: what began the run, for the status file.
-            options: further fields of this class.
+            user: None is the user of this process.
+            reporting: None is a console and MLflow.
 
         Raises:
             UserError: a waiver names an unknown gate.
@@ -121,18 +135,20 @@ class RunContext:
         write_values(folder, config or {})
         if profile_values is not None:
             write_values(folder, profile_values, PROFILE)
-        about = {name: options[name] for name in ("currency", "user") if name in options}
-        status = StatusFile.start(folder, run, profile, stages, origin, label, **about)
-        return cls(home, run, gates, status, store, profile, waivers=waivers, **options)
+        user = user or current_user()
+        status = StatusFile.start(folder, run, profile, stages, origin, label, execution.currency, user)
+        return cls(home, run, gates, status, store, waivers, user, reuse, execution, reporting or Reporting())
 
     @classmethod
     def resume(
-        cls, home: Path, run: str, gates: GatesConfig, *, waivers: Sequence[Waiver] = (), **options: Any
-    ) -> "RunContext":
+        cls, home: Path, run: str, gates: GatesConfig, waivers: Sequence[Waiver] = (), user: str | None = None,
+        reuse: Reuse = NO_PINS, execution: Execution = IN_PROCESS, reporting: Reporting | None = None,
+    ) -> "RunContext":  # fmt: skip
         """Continue a run that has ended, under its id. Raises UserError if there is none or a waiver names no gate."""
         check_waivers(waivers, gates)
-        status = StatusFile.resume(run_folder(home, run))
-        return cls(home, run, gates, status, ArtifactStore(home), waivers=waivers, **options)
+        status, user = StatusFile.resume(run_folder(home, run)), user or current_user()
+        reporting = reporting or Reporting()
+        return cls(home, run, gates, status, ArtifactStore(home), waivers, user, reuse, execution, reporting)
 
     def __enter__(self) -> "RunContext":
         return self
@@ -148,14 +164,14 @@ class RunContext:
         return self.home / "runs" / self.run
 
     def say(self, text: str) -> None:
-        stage_progress.say(self.console, text)
-        if self.log is not None:
-            self.log(text)
+        stage_progress.say(self.reporting.console, text)
+        if self.reporting.log is not None:
+            self.reporting.log(text)
 
     def tracker(self) -> Tracker | None:
         """Return what sends this run to MLflow, created on the first call; None if tracking is off."""
-        if self.track and self._tracker is None:
-            self._tracker = Tracker(self.home, self.run, self.project)
+        if self.reporting.track and self._tracker is None:
+            self._tracker = Tracker(self.home, self.run, self.reporting.project)
         return self._tracker
 
     def begin_stage(self, stage: str) -> None:
@@ -164,9 +180,10 @@ class RunContext:
         Raises:
             Interrupted: the run's output can no longer be written.
         """
-        if lost := getattr(self.console, "lost", ""):
+        if lost := getattr(self.reporting.console, "lost", ""):
             raise Interrupted(signal.SIGPIPE, f"what it prints can't be written ({lost})")
-        self.status.begin(stage, self.pools.get(stage, ""), self.prices.get(stage), self.user)
+        pool, price = self.execution.pools.get(stage, ""), self.execution.prices.get(stage)
+        self.status.begin(stage, pool, price, self.user)
         if tracker := self.tracker():
             tracker.notify()
 
@@ -187,14 +204,15 @@ class RunContext:
         `stopped` is the state of the next stage if the run was stopped between two stages.
         """
         self.status.finish(stopped)
-        at_end, self.at_end = self.at_end, None
+        at_end = self.reporting.at_end
+        self.reporting = replace(self.reporting, track=False, at_end=None)
         if self._tracker is not None:  # the report links to its pages
             self._tracker.settle(self.status.begun)
         try:
             if at_end is not None:
                 at_end(self)
         finally:
-            tracker, self._tracker, self.track = self._tracker, None, False
+            tracker, self._tracker = self._tracker, None
             if tracker is not None and not tracker.close():
                 self.say("MLflow does not have all of this run yet. The next run or `tether sync` sends the rest.")
 

@@ -42,19 +42,19 @@ def run_stage(stage: Stage, job: Settings, sources: Given, ctx: RunContext) -> S
         UserError: an option or input is wrong.
     """
     with logs.of_stage(stage.group):
-        inputs = as_inputs(sources)
+        inputs, attempts = as_inputs(sources), ctx.execution.attempts
         began = time.time()
         spent = ctx.status.stage(stage.group).seconds
         try:
             ctx.begin_stage(stage.group)
-            result = through_breakdowns(lambda: _obtain(stage, job, inputs, ctx), ctx.attempts, stage.name, ctx.say)
+            result = through_breakdowns(lambda: _obtain(stage, job, inputs, ctx), attempts, stage.name, ctx.say)
             ctx.results[stage.name] = result
             _record(result, ctx)
         except BaseException as error:
             # An error that is not an Exception came from outside: Ctrl-C, or Prefect's signal to stop.
             state: State = "failed" if isinstance(error, Exception) else "interrupted"
             seconds = time.time() - began
-            if stage.group not in ctx.pools:  # a pool's worker measures its own time (`dispatch`)
+            if stage.group not in ctx.execution.pools:  # a pool's worker measures its own time (`dispatch`)
                 ctx.status.add_computed(stage.group, stage.name, seconds)
             ctx.end_stage(stage.group, state, seconds=spent + seconds)
             raise
@@ -74,16 +74,16 @@ def peek(stage: Stage, job: Settings, sources: Given, ctx: RunContext) -> StageR
     """
     inputs, started = as_inputs(sources), time.monotonic()
     key, _, pinned = _key(stage, job, inputs, ctx)
-    record = look_up(ctx.store, key, stage.name in ctx.refresh, ctx.run, pinned)
+    record = look_up(ctx.store, key, stage.name in ctx.reuse.refresh, ctx.run, pinned)
     return _result(stage, record, inputs, ctx, True, started) if isinstance(record, Record) else None
 
 
 def _key(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> tuple[str, KeyParts, Record | None]:
     """Return the stage's key, its parts and, when continuing an earlier run, the only record that may be used."""
-    pinned = ctx.pinned.get(stage.name)
+    pinned = ctx.reuse.pinned.get(stage.name)
     if pinned is not None and pinned.inputs == {name: source.digest for name, source in inputs.items()}:
         return pinned.key, pinned.parts, pinned
-    return *key_of(stage, job, inputs, ctx.root), None
+    return *key_of(stage, job, inputs, ctx.execution.root), None
 
 
 def _obtain(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> StageResult:
@@ -91,7 +91,7 @@ def _obtain(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> Sta
     key, parts, pinned = _key(stage, job, inputs, ctx)
     # Before the look-up, so that garbage collection keeps what this run needs.
     ctx.status.update(stage.group, key=key, parts=_parts(stage, ctx, key, None))
-    refresh = stage.name in ctx.refresh
+    refresh = stage.name in ctx.reuse.refresh
     stored = look_up(ctx.store, key, refresh, ctx.run, pinned)
     if isinstance(stored, Record):
         _explain(stage, ctx, Hit(run=stored.run, pinned=pinned is not None))
@@ -104,9 +104,9 @@ def _obtain(stage: Stage, job: Settings, inputs: Inputs, ctx: RunContext) -> Sta
         )
     why = explanation.miss(ctx.store, stage.name, key, parts, stored, ctx.run)
     _explain(stage, ctx, why)
-    limit = ctx.timeouts.get(stage.group)
+    limit = ctx.execution.timeouts.get(stage.group)
     work = Work(stage, job, inputs, key, parts, ctx.run, explanation.in_a_line(why), limit)
-    pool = ctx.pools.get(stage.group)
+    pool = ctx.execution.pools.get(stage.group)
 
     with _recording(stage, ctx) as show:
         if pool is None:
@@ -147,13 +147,13 @@ def _explain(stage: Stage, ctx: RunContext, why: Explanation) -> None:
 def _recording(stage: Stage, ctx: RunContext) -> Iterator[Show]:
     path = points_file(ctx.folder, stage.group)
     samples = SamplesFile(samples_file(ctx.folder, stage.group))
-    with closing(Spool(path)) as spool, closing(samples), StageProgress(ctx.console, stage.name) as progress:
+    with closing(Spool(path)) as spool, closing(samples), StageProgress(ctx.reporting.console, stage.name) as progress:
 
         def show(point: Point) -> None:
             spool.add(point)
             progress.show(point)
-            if samples.add(point) and ctx.show_samples is not None:
-                ctx.show_samples(stage.group, point)
+            if samples.add(point) and ctx.reporting.show_samples is not None:
+                ctx.reporting.show_samples(stage.group, point)
 
         yield show
 
@@ -195,7 +195,7 @@ def _record(result: StageResult, ctx: RunContext) -> None:
 def _count(result: StageResult, ctx: RunContext, seconds: float) -> None:
     """Record how much of the `seconds` was spent computing a (sub-)stage, or the time that its reuse saved."""
     stage, record = result.stage, result.record
-    entry, pool = ctx.status.stage(stage.group), stage.group in ctx.pools
+    entry, pool = ctx.status.stage(stage.group), stage.group in ctx.execution.pools
     if record.run != ctx.run:
         ctx.status.update(stage.group, reused={**entry.reused, stage.name: record.seconds})
     elif not pool and not result.cached:

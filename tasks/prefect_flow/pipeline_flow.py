@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from threading import Thread
 from typing import Any
@@ -53,13 +54,13 @@ def call_in_flow(
     """
     outcome: Outcome[StageResult | None] = Outcome()
     flow_run_ids: list[str] = []
-    label = ctx.status.label
-    title = f"{label.name} ({ctx.profile} {ctx.run})" if label.name else f"{ctx.profile} {ctx.run}"
+    label, profile = ctx.status.document.label, ctx.status.document.profile
+    title = f"{label.name} ({profile} {ctx.run})" if label.name else f"{profile} {ctx.run}"
 
     @flow(name="rlhf", flow_run_name=lambda: title, retries=0, persist_result=False)
     def rlhf_flow(run: str, profile: str) -> State[Any]:
         flow_run_ids.append(flow_run.id)
-        ctx.log = flow_run_log(flow_run.id)
+        ctx.reporting = replace(ctx.reporting, log=flow_run_log(flow_run.id))
         if imports is None:
             show_in(ctx, flow_run.id)
         else:
@@ -73,8 +74,8 @@ def call_in_flow(
 
     settings = {PREFECT_API_URL: os.environ["PREFECT_API_URL"]} | (_SHARED_SERVER if imports is None else _OWN_SERVER)
     with temporary_settings(settings), tags(TAG, *label.written):
-        state = unless_gone(lambda: rlhf_flow(run=ctx.run, profile=ctx.profile, return_state=True))
+        state = unless_gone(lambda: rlhf_flow(run=ctx.run, profile=profile, return_state=True))
         for flow_run_id in flow_run_ids:
             unless_gone(partial(wait_until_told, flow_run_id))
-    ctx.log = None
+    ctx.reporting = replace(ctx.reporting, log=None)
     return outcome.get(state)

@@ -8,6 +8,7 @@ import logging
 import platform
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 from uuid import UUID
@@ -88,7 +89,7 @@ class Outcome(Generic[T]):
 
 def show_in(ctx: RunContext, flow_run_id: str) -> None:
     """Show a run's stages and report on the pages of a flow run, on a server that outlives the run."""
-    ctx.flow_run = flow_run_id
+    ctx.reporting = replace(ctx.reporting, flow_run=flow_run_id)
     logs.bind(flow_run=flow_run_id)
     ctx.status.name_page(_page("flow-run", flow_run_id))
 
@@ -100,6 +101,7 @@ def _page(kind: str, id_: object) -> str:
 def prefect_runner(ctx: RunContext) -> Callable[..., StageResult]:
     """Return a function that runs a stage as a task of the surrounding flow run, or without Prefect if it is away."""
     ended: dict[str, State[Any]] = {}
+    ctx.reporting = replace(ctx.reporting, show_samples=show_samples)
 
     def run(stage: Stage, job: Settings, inputs: Given) -> StageResult:
         if not is_answering():
@@ -110,9 +112,8 @@ def prefect_runner(ctx: RunContext) -> Callable[..., StageResult]:
         # Inputs and results stay in this process: Prefect would traverse them and does not need them.
         @task(name=stage.name, task_run_name=stage.name, cache_policy=NO_CACHE, retries=0, persist_result=False)
         def run_one_stage() -> State[Any]:
-            if ctx.flow_run:
+            if ctx.reporting.flow_run:
                 ctx.status.update(stage.group, prefect=_page("task-run", runtime.task_run.id))
-            ctx.show_samples = show_samples
             state = outcome.capture(
                 lambda: run_stage(stage, job, inputs, ctx), lambda r: _NAMES.get(r.state, "Completed")
             )
@@ -222,7 +223,7 @@ def show_report(ctx: RunContext) -> None:
     Does nothing if the run has no flow run with pages or no report, or if the server is away.
     """
     path = ctx.folder / "report.md"
-    if not ctx.flow_run or not path.is_file():
+    if not ctx.reporting.flow_run or not path.is_file():
         return
     pages = {
         "Open the report with its charts": mlflow_page(ctx.home, ctx.run, file=REPORT),
@@ -237,7 +238,7 @@ def show_report(ctx: RunContext) -> None:
         type="markdown",
         description=f"Report of run {ctx.run}",
         data=f"{' · '.join([*links, where])}\n\n{path.read_text(encoding='utf-8')}\n\n## Lineage\n\n{lineage}\n",
-        flow_run_id=UUID(ctx.flow_run),
+        flow_run_id=UUID(ctx.reporting.flow_run),
     )
     try:
         tell_prefect(lambda client: client.create_artifact(artifact))

@@ -62,6 +62,7 @@ class Part(BaseModel):
 class StageStatus(BaseModel):
     """One stage of a run."""
 
+    # long: record on disk, one field for each entry of a stage in run.json
     model_config = ConfigDict(extra="allow", validate_assignment=True)
 
     name: str
@@ -133,6 +134,7 @@ class StageStatus(BaseModel):
 class RunFile(BaseModel):
     """The content of run.json."""
 
+    # long: record on disk, one field for each entry of run.json
     model_config = ConfigDict(extra="allow")  # fields of a later version survive reading and writing
 
     run: str
@@ -170,6 +172,11 @@ class RunFile(BaseModel):
         return Label(self.name, self.tags)
 
     @property
+    def until(self) -> str:
+        """Return the last stage that the run was asked to compute; empty if it was to compute all."""
+        return self.origin.get("until", "")
+
+    @property
     def cost(self) -> float | None:
         """Return the cost of its stages so far, in `currency`; None if no stage has a price."""
         return _sum(stage.cost for stage in self.stages)
@@ -197,11 +204,6 @@ class RunStatus(RunFile):
 
     state: State
     seconds: float
-
-    @property
-    def until(self) -> str:
-        """Return the last stage that the run was asked to compute; empty if it was to compute all."""
-        return self.origin.get("until", "")
 
     @property
     def metrics(self) -> dict[str, float | None]:
@@ -253,8 +255,7 @@ class StatusFile:
     """The run.json of the run that this process computes."""
 
     def __init__(self, folder: Path, document: RunFile) -> None:
-        self.folder = folder
-        self._document = document
+        self.folder, self.document = folder, document
         self._lock = threading.Lock()
         make_folder(folder)
         self._write()
@@ -291,23 +292,19 @@ class StatusFile:
 
     @property
     def state(self) -> State:
-        return worst(stage.state for stage in self._document.stages)
+        return worst(stage.state for stage in self.document.stages)
 
     @property
     def begun(self) -> list[str]:
-        return [stage.name for stage in self._document.stages if stage.started is not None]
-
-    @property
-    def label(self) -> Label:
-        return self._document.label
+        return [stage.name for stage in self.document.stages if stage.started is not None]
 
     def stage(self, name: str) -> StageStatus:
-        return self._document.stage(name).model_copy()
+        return self.document.stage(name).model_copy()
 
     def update(self, name: str, **fields: Any) -> None:
         """Change fields of one stage's entry, and replace the file."""
         with self._lock:
-            entry = self._document.stage(name)
+            entry = self.document.stage(name)
             for field, value in fields.items():
                 setattr(entry, field, value)
             self._write()
@@ -315,7 +312,7 @@ class StatusFile:
     def name_page(self, address: str) -> None:
         """Record the address of the run's page on a Prefect server."""
         with self._lock:
-            self._document.prefect = address
+            self.document.prefect = address
             self._write()
 
     def begin(self, name: str, pool: str = "", price: float | None = None, user: str = "") -> None:
@@ -332,14 +329,14 @@ class StatusFile:
         """End the run and return its state. `stopped` is the state of the next stage if it was stopped between
         stages."""
         with self._lock:
-            _interrupt(self._document.stages, stopped)
-            self._document.finished = _now()
+            _interrupt(self.document.stages, stopped)
+            self.document.finished = _now()
             self._write()
         return self.state
 
     def _write(self) -> None:
-        self._document.updated = _now()
-        write_model(self.folder / RUN_FILE, self._document)
+        self.document.updated = _now()
+        write_model(self.folder / RUN_FILE, self.document)
 
 
 def load_status(home: Path, run_id: str | None = None) -> RunStatus:

@@ -17,6 +17,7 @@ from flows.launch.begin import Launch, new_run, rerun
 from flows.launch.request import Request
 from flows.rlhf import pipeline
 from flows.sources import find_sources
+from tasks.execution.context import Reporting
 from tasks.execution.keying import key_of
 from tasks.execution.runner import run_stage
 from tasks.result import Input
@@ -92,9 +93,9 @@ def test_a_rerun_of_a_judge_that_the_run_has_not_says_what_to_set(tmp_path: Path
 
 def compute(launch: Launch) -> dict[str, StageStatus]:
     """Run it in this process, without Prefect and MLflow; its stages by name."""
-    launch.ctx.track, launch.ctx.at_end = False, None
+    launch.ctx.reporting = Reporting(track=False)
     with launch.ctx as ctx:
-        pipeline(launch.config, launch.sources, partial(run_stage, ctx=ctx), ctx.until)
+        pipeline(launch.config, launch.sources, partial(run_stage, ctx=ctx), ctx.status.document.until)
     return {stage.name: stage for stage in load_status(ctx.home, ctx.run).stages}
 
 

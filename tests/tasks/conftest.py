@@ -15,7 +15,7 @@ from rich.console import Console
 
 from components.base.settings import Settings, unkeyed
 from components.gates.judging import GatesConfig
-from tasks.execution.context import RunContext
+from tasks.execution.context import Execution, Reporting, Reuse, RunContext
 from tasks.execution.runner import run_stage
 from tasks.result import Input
 from tasks.stages import Stage
@@ -124,7 +124,10 @@ def start(home, toy_source, monkeypatch, request) -> Callable[..., RunContext]:
         if options["track"] and not (home / "mlflow.db").exists():
             home.mkdir(exist_ok=True)
             shutil.copy(request.getfixturevalue("empty_mlflow"), home)
-        return RunContext.start(home, "test", gates or thresholds(), root=toy_source.parent, **options)
+        options["root"] = toy_source.parent
+        for name, record in (("execution", Execution), ("reuse", Reuse), ("reporting", Reporting)):
+            options[name] = record(**{key: options.pop(key) for key in vars(record()) if key in options})
+        return RunContext.start(home, "test", gates or thresholds(), **options)
 
     return begin
 
@@ -172,7 +175,7 @@ def pipeline(start, kit, tmp_path):
 @pytest.fixture
 def said() -> Callable[[RunContext], str]:
     """What a run printed."""
-    return lambda ctx: ctx.console.file.getvalue()
+    return lambda ctx: ctx.reporting.console.file.getvalue()
 
 
 @pytest.fixture

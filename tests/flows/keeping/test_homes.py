@@ -16,6 +16,7 @@ from flows.launch.begin import rerun
 from flows.launch.request import Request
 from flows.reports.diff import diff
 from flows.rlhf import pipeline
+from tasks.execution.context import Reporting
 from tasks.execution.runner import run_stage
 from tasks.runs.config import run_values
 from tasks.runs.status import load_status
@@ -63,7 +64,7 @@ def test_a_releases_home_is_read_and_says_the_same_after_an_upgrade(tether_here:
 def test_a_stage_is_rerun_from_a_releases_home(home: Path) -> None:
     upgrade(home)
     launch = rerun(home, "human_eval")
-    launch.ctx.track, launch.ctx.at_end = False, None
+    launch.ctx.reporting = Reporting(track=False)
     with launch.ctx as ctx:
         result = pipeline(launch.config, launch.sources, partial(run_stage, ctx=ctx))
     assert result is not None and result.state == "passed" and not result.cached

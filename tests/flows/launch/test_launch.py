@@ -133,7 +133,7 @@ def test_a_run_until_a_stage_looks_no_further_and_says_where_it_ends(tmp_path: P
     again = begun("reward")
     assert first_to_compute(again.config, again.sources, again.ctx) is None
     whole = begun("human_eval")
-    assert first_to_compute(whole.config, whole.sources, whole.ctx) is not None and whole.ctx.until == ""
+    assert first_to_compute(whole.config, whole.sources, whole.ctx) is not None and not whole.ctx.status.document.until
     status = load_status(tmp_path, again.ctx.run)
     assert (status.until, status.as_json()["until"]) == ("reward", "reward")
     assert "until" not in load_status(tmp_path, whole.ctx.run).as_json()
@@ -147,7 +147,7 @@ def test_a_run_until_a_stage_looks_no_further_and_says_where_it_ends(tmp_path: P
 def test_a_rerun_until_a_stage_ends_there_and_not_before_what_it_computes(tmp_path: Path) -> None:
     finish(begin(tmp_path))
     again = rerun(tmp_path, "sft", request=Request(until="reward"))
-    assert (again.ctx.until, load_status(tmp_path, again.ctx.run).until) == ("reward", "reward")
+    assert (again.ctx.status.document.until, load_status(tmp_path, again.ctx.run).until) == ("reward", "reward")
     assert finish(again, upto="reward") and load_status(tmp_path, again.ctx.run).state == "passed"
     with pytest.raises(UserError, match="--until sft: the run would end before ppo"):
         rerun(tmp_path, "ppo", request=Request(until="sft"))
@@ -158,9 +158,9 @@ def test_a_rerun_has_the_newest_runs_config_with_changes_on_top(tmp_path: Path) 
     newest = finish(begin(tmp_path, "seed=2", "sft.epochs=1"))
     again = rerun(tmp_path, "reward", overrides=settings("reward.epochs=2"))
     assert (again.config.seed, again.config.sft.epochs, again.config.reward.epochs) == (2, 1, 2)
-    assert again.ctx.refresh == frozenset({"reward", "reward.judge"})
+    assert again.ctx.reuse.refresh == frozenset({"reward", "reward.judge"})
     assert again.ctx.run != newest
-    assert again.ctx.profile == "tiny"
+    assert again.ctx.status.document.profile == "tiny"
 
 
 def test_a_rerun_takes_the_newest_run_whose_inputs_stand_and_says_which(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_a_rerun_takes_the_runs_own_artifact_not_what_its_key_gave_since(tmp_pat
     finish(begin(tmp_path))  # writes other bytes under the same key
     assert load_status(tmp_path).stages[0].digest != own
     again = rerun(tmp_path, "reward", first)
-    assert again.ctx.pinned["validate"].digest == own
+    assert again.ctx.reuse.pinned["validate"].digest == own
     assert stored_stages(again)[:2] == ["validate", "sft"]
 
 
@@ -364,7 +364,7 @@ def test_a_form_takes_the_newest_run_that_agrees_with_it_on_what_comes_before(tm
     form = load_config("tiny", settings("ppo.kl.coefficient=0.3"))
     again = rerun(tmp_path, "ppo", config=form, profile="mine")
     assert again.notes[0] == f"ppo again from run {fits} (not {other}: it has a different sft.epochs)"
-    assert (again.config.ppo.kl.coefficient, again.ctx.profile) == (0.3, "mine")
+    assert (again.config.ppo.kl.coefficient, again.ctx.status.document.profile) == (0.3, "mine")
     with pytest.raises(UserError, match=rf"{other}: it has a different sft\.epochs"):
         rerun(tmp_path, "ppo", other, config=form)
 
@@ -446,7 +446,7 @@ def test_a_flow_run_that_is_tried_again_takes_up_its_run_and_its_choice(tmp_path
 
 def test_rerunning_human_eval_samples_again(tmp_path: Path) -> None:
     finish(begin(tmp_path))
-    assert rerun(tmp_path, "human_eval").ctx.refresh == {"human_eval.sample", "human_eval.reward", "human_eval"}
+    assert rerun(tmp_path, "human_eval").ctx.reuse.refresh == {"human_eval.sample", "human_eval.reward", "human_eval"}
 
 
 def test_a_rerun_of_no_stage_is_refused_and_leaves_no_run(tmp_path: Path) -> None:
@@ -488,7 +488,7 @@ def test_scoring_again_takes_the_sample_that_people_were_shown(tmp_path: Path) -
     (tmp_path / "mended.csv").write_text("item\n1\n")
     finish(begin(tmp_path, "human_eval.judges=people"))
     finish(scoring(tmp_path, None, tmp_path / "sheet.csv"))
-    pinned = scoring(tmp_path, None, tmp_path / "mended.csv").ctx.pinned
+    pinned = scoring(tmp_path, None, tmp_path / "mended.csv").ctx.reuse.pinned
     assert pinned["human_eval.sample"].digest == pinned["human_eval"].inputs["sample"]
 
 

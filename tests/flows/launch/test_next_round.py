@@ -16,7 +16,7 @@ from flows.config.run_config import load_config, to_values
 from flows.launch.begin import new_run, rerun
 from flows.launch.next_round import held, next_round
 from flows.reports.compared_rounds import rounds_up_to
-from tasks.execution.context import RunContext
+from tasks.execution.context import Reporting, RunContext
 from tasks.retention.run_archive import export_run, import_results
 from tasks.runs.status import load_status
 from tests.stored_run import publish, stored_run
@@ -47,7 +47,8 @@ def judged(home: Path, run: str = FIRST, state: str = "passed", **origin: str) -
     """A run whose policy people judged."""
     config = load_config("tiny", [parse_override(f"gates.{gate.name}=null") for gate in GATES.values()]).resolved()
     values = to_values(config)
-    ctx = RunContext.start(home, "tiny", config.effective_gates, config=values, run=run, origin=origin, track=False)
+    gates, untracked = config.effective_gates, Reporting(track=False)
+    ctx = RunContext.start(home, "tiny", gates, config=values, run=run, origin=origin, reporting=untracked)
     with ctx:
         for stage in ("validate", "sft", "reward", "human_eval"):
             row, more = (json.dumps(each) + "\n" for each in (ROW, {"stage": stage}))
@@ -66,7 +67,7 @@ def test_a_round_takes_votes_reward_model_and_sft_from_the_run_that_people_judge
     assert launch.sources.data["votes/1"].digest == status.stage("human_eval").digest, "the edge from batch to data"
     assert launch.sources.previous["previous_reward"].digest == status.stage("reward").digest
     assert launch.sources.taught is not None and launch.sources.taught.digest == status.stage("validate").digest
-    assert launch.ctx.pinned["sft"] == store.lookup(status.stage("sft").key or "", status.stage("sft").digest)
+    assert launch.ctx.reuse.pinned["sft"] == store.lookup(status.stage("sft").key or "", status.stage("sft").digest)
     config = launch.config
     assert (config.data.votes, config.sft.keep, config.ppo.updates) == ((FIRST,), FIRST, 2)
     assert config.reward.refresh is not None and config.reward.refresh.from_run == FIRST

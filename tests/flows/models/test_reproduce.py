@@ -24,7 +24,7 @@ from flows.models import reproduce as module
 from flows.models.reproduce import Comparison, Reproduction, differences, reproduce
 from flows.models.reproduce_text import text
 from tasks.execution import computing
-from tasks.execution.context import RunContext
+from tasks.execution.context import Execution, Reporting, RunContext
 from tasks.execution.runner import run_stage
 from tasks.result import Input
 from tasks.stages import STAGES, Stage
@@ -71,11 +71,13 @@ class Toy:
                        for name in ("sft", "ppo")}  # fmt: skip
         self.said = io.StringIO()
 
+    def start(self, run: str) -> RunContext:
+        records = {"execution": Execution(root=self.source), "reporting": Reporting(track=False, console=self.console)}
+        return RunContext.start(self.home, "tiny", GatesConfig(), stages=tuple(self.stages), run=run, **records)
+
     def compute(self, sheet_from_sft: bool = False) -> None:
         """The run."""
-        options = {"stages": tuple(self.stages), "track": False, "root": self.source, "run": RUN}
-        ctx = RunContext.start(self.home, "tiny", GatesConfig(), console=self.console, **options)
-        with ctx:
+        with self.start(RUN) as ctx:
             job = self.stages["sft"].load_job()(value=7)
             sft = run_stage(self.stages["sft"], job, {"preferences": Input.of(self.data)}, ctx)
             given: dict[str, Any] = {"sft": sft}
@@ -247,8 +249,7 @@ def test_of_two_inputs_of_one_name_the_content_says_which_is_meant(toy: Toy, tmp
     """A run with a reference rests on the reference's own preferences too, which no `--data` could name."""
     toy.compute()
     (earlier := tmp_path / "earlier.jsonl").write_text("earlier pairs")
-    options = {"stages": tuple(toy.stages), "track": False, "root": toy.source, "run": "r2"}
-    with RunContext.start(toy.home, "tiny", GatesConfig(), console=toy.console, **options) as ctx:
+    with toy.start("r2") as ctx:
         job = toy.stages["sft"].load_job()()
         reference = run_stage(toy.stages["sft"], job, {"preferences": Input.of(earlier)}, ctx)
         given = {"preferences": Input.of(toy.data), "reference": Input(digest=reference.digest, path=reference.path)}

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from tasks.execution import explanation
+from tasks.execution.context import Reuse
 from tasks.execution.runner import run_stage
 from tasks.result import Input
 from tasks.runs.status import load_status
@@ -92,7 +93,7 @@ def test_a_run_taken_up_again_does_not_refresh_twice_and_keeps_why_it_computed(s
     with start(refresh=refresh) as ctx:
         run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
     again = type(ctx).resume(
-        home, ctx.run, ctx.gates, refresh=refresh, track=False, console=ctx.console, root=ctx.root
+        home, ctx.run, ctx.gates, reuse=Reuse(refresh), execution=ctx.execution, reporting=ctx.reporting
     )  # fmt: skip
     with again:
         assert run_stage(kit.toy("sft"), kit.ToyJob(), {}, again).cached

@@ -19,7 +19,7 @@ from components.store import leases
 from components.store import store as artifacts
 from components.store.store import ArtifactStore, Record
 from tasks.execution import computing
-from tasks.execution.context import RunContext
+from tasks.execution.context import Reuse, RunContext
 from tasks.execution.runner import peek, run_stage
 from tasks.result import Input
 from tasks.runs.journal import read_done, recorded_inputs
@@ -432,13 +432,13 @@ def test_a_sample_that_was_computed_again_is_not_shown_as_cached(start, kit, hom
     assert (entry(home, "human_eval").state, entry(home, "human_eval").cached) == ("passed", False)
 
 
-def test_a_run_awaits_labels_and_is_finished_later_under_its_id(start, kit, home, toy_source):
+def test_a_run_awaits_labels_and_is_finished_later_under_its_id(start, kit, home):
     sample, score = kit.toy("human_eval.sample"), kit.toy("human_eval")
     with start() as ctx:
         run_stage(sample, kit.ToyJob(), {}, ctx)
         ctx.end_stage("human_eval", "awaiting_labels")
     assert load_status(home).state == "awaiting_labels"
-    later = type(ctx).resume(home, ctx.run, kit.thresholds(), track=False, root=toy_source.parent, console=ctx.console)
+    later = type(ctx).resume(home, ctx.run, kit.thresholds(), execution=ctx.execution, reporting=ctx.reporting)
     with later:
         sampled = peek(sample, kit.ToyJob(), {}, later)
         run_stage(score, kit.ToyJob(value=2), {"sample": sampled}, later)
@@ -561,8 +561,8 @@ def test_who_takes_a_run_up_is_on_record_for_the_stages_that_this_computes(start
     """Whose run it is stays; who scores people's labels in it may be another person, and promotes by that."""
     with start(user="ada", run="one") as ctx:
         run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
-    options = {"root": ctx.root, "track": False, "user": "eve"}
-    with RunContext.resume(home, "one", kit.thresholds(), **options) as again:
+    records = {"execution": ctx.execution, "reporting": ctx.reporting}
+    with RunContext.resume(home, "one", kit.thresholds(), user="eve", **records) as again:
         run_stage(kit.toy("human_eval"), kit.ToyJob(value=2), {}, again)
     assert load_status(home, "one").user == "ada"
     assert (entry(home, "sft").user, entry(home, "human_eval").user) == ("ada", "eve")
@@ -592,7 +592,8 @@ def test_a_run_whose_process_is_killed_has_cost_what_it_computed_and_goes_on_cou
     points_file(home / "runs" / "killed", "sft").write_text(json.dumps(point) + "\n")
     assert load_status(home, "killed").state == "interrupted"
     assert load_status(home, "killed").cost == pytest.approx(5, abs=0.01)
-    with RunContext.resume(home, "killed", kit.thresholds(), root=ctx.root, track=False, **prices) as again:
+    records = {"execution": ctx.execution, "reporting": ctx.reporting}
+    with RunContext.resume(home, "killed", kit.thresholds(), **records) as again:
         run_stage(kit.toy("sft"), kit.ToyJob(steps=1, pause=0.3), {}, again)
     assert 5.3 <= load_status(home, "killed").cost < 9 and entry(home, "sft", "killed").seconds > 5.3
 
@@ -615,7 +616,7 @@ def test_a_stage_on_a_pool_costs_what_its_worker_computed_and_not_what_it_waited
 
     with start(**options, run="waits") as ctx:
         monkeypatch.setattr("tasks.execution.dispatch.dispatch", for_another)
-        ctx.refresh = frozenset(["sft"])
+        ctx.reuse = Reuse(frozenset(["sft"]))
         result = run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
     status = load_status(home, "waits")
     assert (status.cost, status.saved) == (0, pytest.approx(result.record.seconds)), "whoever ordered it pays"

@@ -3,6 +3,7 @@
 import json
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def run_flow(server: str, start: Any, kit: Any) -> Any:
         @flow(name="toys", persist_result=False)
         def toys() -> Any:
             ids.append(runtime.flow_run.id)
-            ctx.log = flow_run_log(runtime.flow_run.id)
+            ctx.reporting = replace(ctx.reporting, log=flow_run_log(runtime.flow_run.id))
             if shown:
                 show_in(ctx, runtime.flow_run.id)
             return outcome.capture(stages, lambda result: "Completed")

@@ -72,5 +72,5 @@ def test_a_run_of_before_there_were_names_still_reads_and_goes_on(start, home) -
     path.write_text(json.dumps({name: v for name, v in document.items() if name not in ("name", "tags", "user")}))
     status = load_status(home, ctx.run)
     assert (status.name, status.tags, status.user) == ("", {}, "")
-    with type(ctx).resume(home, ctx.run, ctx.gates, track=False) as again:
-        assert again.status.label == Label()
+    with type(ctx).resume(home, ctx.run, ctx.gates, reporting=ctx.reporting) as again:
+        assert again.status.document.label == Label()

@@ -124,7 +124,7 @@ def test_a_process_that_dies_is_reported_once_and_its_run_goes_on_and_the_next_o
     said = [each.message for each in caplog.records if each.levelname == "WARNING"]
     assert len(said) == 1 and "exit code -9" in said[0]
     assert load_status(home, ctx.run).state == "passed"
-    assert "MLflow does not have all of this run yet" in ctx.console.file.getvalue()
+    assert "MLflow does not have all of this run yet" in ctx.reporting.console.file.getvalue()
     with start(track=True, stages=("sft",)) as again:
         run_stage(kit.toy("sft"), kit.ToyJob(), {}, again)
     assert mlflow_sync.left_behind(home) == []

@@ -227,7 +227,7 @@ def test_a_failed_gate_ends_its_run_as_failed_and_registers_nothing(pipeline, cl
     assert [each["name"] for each in verdicts if not each["passed"]] == ["policy.kl"]
 
 
-def test_a_list_of_runs_names_the_failed_gates_and_no_longer_once_they_pass(start, kit, client, home, toy_source):
+def test_a_list_of_runs_names_the_failed_gates_and_no_longer_once_they_pass(start, kit, client, home):
     def judged(ctx):
         mlflow = client()
         stage = mlflow.get_run(children(home, ctx.run)["ppo"])
@@ -244,7 +244,7 @@ def test_a_list_of_runs_names_the_failed_gates_and_no_longer_once_they_pass(star
         ({"kl": 10.0, "repetition": 0.6}, None, ("cached", None)),
     ):
         gates = kit.thresholds(policy=bounds)
-        again = type(ctx).resume(home, ctx.run, gates, root=toy_source.parent, console=ctx.console)
+        again = type(ctx).resume(home, ctx.run, gates, execution=ctx.execution)
         with pytest.raises(error) if error else nullcontext(), again:
             run_stage(kit.toy("ppo"), kit.ToyJob(metrics=metrics), {}, again)
         assert judged(ctx) == [named] * 2
@@ -294,11 +294,11 @@ def _raise(*args, **kwargs):
 
 
 def test_what_a_run_that_is_taken_up_computed_itself_is_no_hit_and_its_numbers_are_there_once(
-    start, kit, client, home, toy_source
+    start, kit, client, home
 ):
     with start(track=True) as ctx:
         run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
-    later = type(ctx).resume(home, ctx.run, kit.thresholds(), root=toy_source.parent, console=ctx.console)
+    later = type(ctx).resume(home, ctx.run, kit.thresholds(), execution=ctx.execution)
     with later:
         run_stage(kit.toy("sft"), kit.ToyJob(), {}, later)
     child, mlflow = children(home, ctx.run)["sft"], client()
@@ -308,7 +308,7 @@ def test_what_a_run_that_is_taken_up_computed_itself_is_no_hit_and_its_numbers_a
     assert [each.step for each in mlflow.get_metric_history(child, "toy/loss")] == [4]
 
 
-def test_a_scored_sheet_takes_up_the_same_mlflow_runs(start, kit, client, home, toy_source):
+def test_a_scored_sheet_takes_up_the_same_mlflow_runs(start, kit, client, home):
     sample, score = kit.toy("human_eval.sample"), kit.toy("human_eval")
     with start(track=True) as ctx:
         sampled = run_stage(sample, kit.ToyJob(), {}, ctx)
@@ -316,7 +316,7 @@ def test_a_scored_sheet_takes_up_the_same_mlflow_runs(start, kit, client, home, 
     child = children(home, ctx.run)["human_eval"]
     mlflow = client()
     assert mlflow.get_run(child).data.tags["tether.state"] == "awaiting_labels"
-    later = type(ctx).resume(home, ctx.run, kit.thresholds(), root=toy_source.parent, console=ctx.console)
+    later = type(ctx).resume(home, ctx.run, kit.thresholds(), execution=ctx.execution)
     with later:
         run_stage(score, kit.ToyJob(value=2), {"sample": sampled}, later)
     assert children(home, ctx.run)["human_eval"] == child
