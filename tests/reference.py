@@ -21,7 +21,7 @@ from typer.main import get_command
 from components.gates.gate import Gate
 from components.gates.remedies import Formula, OptionChange
 from components.gates.table import GATES, MAIN_METRICS
-from components.ppo.alarm_table import MONITORS
+from components.ppo.alarm_table import MONITORS, Monitor
 from flows.cli.__main__ import app
 from flows.config.run_config import RunConfig
 
@@ -233,9 +233,14 @@ def failed_gates(of: str, gates: Iterable[Gate]) -> str:
     ]
     for gate in gates:
         text.append(f"## {gate.name}\n\n{_sentence(gate.description)} It holds where {_rule(gate)}.\n")
-        attempts = [_attempt(change) for change in gate.changes] + ([f"`{gate.command}`"] if gate.command else [])
-        text.append(f"- Means: {gate.cause}\n- Change: {gate.remedy}\n- Try: {'; or '.join(attempts)}\n")
+        text.append(f"- Means: {gate.cause}\n- Change: {gate.remedy}\n- Try: {_attempts(gate)}\n")
     return "\n".join(text)
+
+
+def _attempts(advised: Gate | Monitor) -> str:
+    """The options that a gate or an alarm advises to change, and its command."""
+    attempts = [_attempt(change) for change in advised.changes] + ([f"`{advised.command}`"] if advised.command else [])
+    return "; or ".join(attempts)
 
 
 def _attempt(change: OptionChange) -> str:
@@ -295,7 +300,7 @@ def alarms() -> str:
     for name, monitor in MONITORS.items():
         none = ", or none where it explains most of the score's gain" if monitor.is_feature else ""
         text.append(f"## {name}\n\nIt counts {monitor.counts}. Margin: {monitor.margin:g}{none}.\n")
-        text.append(f"- Means: {monitor.meaning}\n- Change: {monitor.remedy}.\n- Try: `{monitor.command}`\n")
+        text.append(f"- Means: {monitor.meaning}\n- Change: {monitor.remedy}.\n- Try: {_attempts(monitor)}\n")
     return "\n".join(text)
 
 

@@ -30,6 +30,7 @@ LEFT_OUT = {
     "components.base.observe": "It is the type of a callback, and one that ignores all: nothing is computed with it.",
     "components.base.process": "It names temporary files, and tells whether the process that left one still runs.",
     "components.base.redaction": "It changes messages alone.",
+    "components.gates.remedies": "It is advice on gates and alarms.",
     "components.training.stopping": "A loop that a signal stops continues from its checkpoint to the same bytes.",
 }
 """Maps a module that is in no key, because it cannot change an artifact's bytes, to the reason."""

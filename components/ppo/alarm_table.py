@@ -1,6 +1,9 @@
 """The table of the alarms: a record for each, with the margin, what an alarm means and what to change."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from components.gates.remedies import ONE_LESS, SEVERAL_MODELS, TIGHTER_TETHER, OptionChange, times
 
 
 class Monitor(NamedTuple):
@@ -15,17 +18,18 @@ class Monitor(NamedTuple):
     """What an alarm usually means."""
     remedy: str
     """What to change."""
-    command: str
+    changes: Sequence[OptionChange] = ()
+    """Options whose new values are computed from a run's."""
+    command: str = ""
     """A command to try. A name in capitals, such as FILE, stands for the reader's own."""
     is_feature: bool = True
     """Whether it is a feature of a response, which the score may pay for. Its alarm needs no margin where it explains
     the score's gain."""
 
 
-_TIGHTER = "tether rerun ppo --set ppo.kl.target=2"
-_SEVERAL = "tether rerun reward --set reward.members=3 --set ppo.score.ensemble=minimum"
-_LENGTH_PENALTY = "tether rerun ppo --set ppo.score.length_penalty=0.01"
-_ENTROPY_BONUS = "tether rerun ppo --set ppo.entropy_coefficient=0.01"
+_SEVERAL = (*SEVERAL_MODELS, OptionChange("ppo.score.ensemble", "minimum"))
+_LENGTH_PENALTY = (OptionChange("ppo.score.length_penalty", times(2), if_zero=0.01),)
+_ENTROPY_BONUS = (OptionChange("ppo.entropy_coefficient", times(2), if_zero=0.01),)
 
 MONITORS: dict[str, Monitor] = {
     "length": Monitor(
@@ -38,31 +42,31 @@ MONITORS: dict[str, Monitor] = {
         "responses whose tokens SFT finds less likely than in 99 % of its own", 0.6,
         "SFT finds the responses very unlikely: the policy leaves the texts that the reward model was trained on.",
         "ppo.kl.target or ppo.kl.coefficient",
-        _TIGHTER, is_feature=False,
+        TIGHTER_TETHER, is_feature=False,
     ),
     "repetition": Monitor(
         "responses that repeat more 4-grams than 99 % of SFT's", 0.2,
         "Responses repeat themselves: the score rises with each repetition, or the policy has collapsed.",
         "ppo.kl.target, and pairs in which repetition loses",
-        _TIGHTER,
+        TIGHTER_TETHER,
     ),
     "echo": Monitor(
         "responses that repeat more of the prompt than 99 % of SFT's", 0.15,
         "Responses repeat the prompt back: the annotators' taste for it, or the reward model's, is exploited.",
         "pairs in which echoing loses, or ppo.kl.target",
-        _TIGHTER,
+        TIGHTER_TETHER,
     ),
     "special_token": Monitor(
         "responses with a special token before their end", 0.05,
         "Responses hold role or other special tokens, which chat templates act on, and are scored high for them.",
         "the reward model's data; ppo.kl.target",
-        _TIGHTER,
+        TIGHTER_TETHER,
     ),
     "rare_token": Monitor(
         "responses with a token that no response of the training data holds", 0.2,
         "Responses hold tokens that the training data lacks: untrained embeddings are exploited.",
         "ppo.kl.target",
-        _TIGHTER,
+        TIGHTER_TETHER,
     ),
     "flattery": Monitor(
         "responses with a flattering phrase", 0.3,
@@ -104,7 +108,7 @@ MONITORS: dict[str, Monitor] = {
         "responses that write `user:` and the like", 0.05,
         "Responses write the marks of a conversation's roles, and so speak for the user.",
         "sft's demonstrations and stop tokens; ppo.score.missing_eos",
-        "tether data check FILE --set data.checks.no_markers.severity=error",
+        command="tether data check FILE --set data.checks.no_markers.severity=error",
     ),
     "template": Monitor(
         "responses with one 4-gram that SFT seldom writes", 0.5,
@@ -122,7 +126,7 @@ MONITORS: dict[str, Monitor] = {
         "no responses: it is raised where the batch's entropy a token is below SFT's by more than this part of it", 0.7,
         "The policy has become certain of nearly every token: it no longer explores, and learns little more.",
         "ppo.clip_range_high, ppo.entropy_coefficient, ppo.epochs, ppo.kl.target",
-        "tether rerun ppo --set ppo.clip_range_high=0.28", is_feature=False,
+        _ENTROPY_BONUS, is_feature=False,
     ),
     "distinct": Monitor(
         "no responses: it is raised where the distinct 4-grams of the batch, over all its 4-grams, are below those "
@@ -136,7 +140,7 @@ MONITORS: dict[str, Monitor] = {
         "this, in SFT deviations. The curve `ppo/reward_per_nat` shows what a nat of KL gains", 0.25,
         "KL costs more than the score gains for it: by what PPO maximises, SFT itself is better.",
         "ppo.learning_rate and ppo.epochs, which may be too high, and ppo.kl.horizon, if β swings",
-        "tether rerun ppo --set ppo.epochs=1", is_feature=False,
+        (OptionChange("ppo.epochs", ONE_LESS), OptionChange("ppo.learning_rate", times(0.5))), is_feature=False,
     ),
 }  # fmt: skip
 """Maps the name of an alarm to its monitor."""

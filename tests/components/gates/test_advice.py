@@ -4,20 +4,21 @@ import re
 
 import pytest
 
+from components.gates.gate import Gate
 from components.gates.remedies import Formula
 from components.gates.table import GATES
-from components.ppo.alarm_table import MONITORS
+from components.ppo.alarm_table import MONITORS, Monitor
 from tests.documented import Typed, check_settings, parse
 from tests.reference import option_names
 
-COMMANDS = {name: gate.command for name, gate in GATES.items() if gate.command}
-COMMANDS |= {name: monitor.command for name, monitor in MONITORS.items()}
+ADVISED: dict[str, Gate | Monitor] = {**GATES, **MONITORS}
+COMMANDS = {name: record.command for name, record in ADVISED.items() if record.command}
 
 
 def test_a_gate_or_an_alarm_without_advice_fails() -> None:
     assert [gate.name for gate in GATES.values() if not (gate.cause and gate.remedy)] == []
-    assert [gate.name for gate in GATES.values() if not (gate.changes or gate.command)] == []
-    assert [name for name, monitor in MONITORS.items() if not all(monitor[:5])] == []
+    assert [name for name, monitor in MONITORS.items() if not all(monitor[:4])] == []
+    assert [name for name, record in ADVISED.items() if not (record.changes or record.command)] == []
 
 
 def test_advice_names_options_and_gates_that_there_are() -> None:
@@ -25,15 +26,15 @@ def test_advice_names_options_and_gates_that_there_are() -> None:
     texts = {name: f"{gate.cause} {gate.remedy}" for name, gate in GATES.items()}
     named = {(of, name) for of, text in texts.items() for name in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)[`=]", text)}
     named |= {(of, name) for of, each in MONITORS.items() for name in re.findall(r"\b\w+\.[\w.]*\w", each.remedy)}
-    named |= {(name, change.option) for name, gate in GATES.items() for change in gate.changes}
+    named |= {(name, change.option) for name, record in ADVISED.items() for change in record.changes}
     assert len(named) > 150
     assert [each for each in sorted(named) if each[1] not in known and not each[1].endswith((".jsonl", ".json"))] == []
 
 
-def test_a_number_that_a_gate_advises_is_computed_from_the_runs() -> None:
-    changes = [change for gate in GATES.values() for change in gate.changes]
+def test_a_number_that_is_advised_is_computed_from_the_runs() -> None:
+    changes = [change for record in ADVISED.values() for change in record.changes]
     assert [change for change in changes if not isinstance(change.value, (Formula, str, bool))] == []
-    assert [gate.name for gate in GATES.values() if re.search(r"--set \S+=[\d.]", gate.command)] == []
+    assert [name for name, command in COMMANDS.items() if re.search(r"--set \S+=[\d.]", command)] == []
 
 
 @pytest.mark.parametrize("name", COMMANDS)
