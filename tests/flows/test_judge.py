@@ -134,7 +134,7 @@ def test_a_judge_is_validated_trained_gated_asked_and_rerun_on_its_own(tmp_path:
             "validate.judge",
             None,
             given(f"data.judge_preferences={tmp_path / 'b.jsonl'}", "gates.extra.reward.judge_pairs_left=null"),
-            until="reward",
+            request=Request(until="reward"),
         )
     )
     assert other["validate"].digest == first["validate"].digest and other["reward"].digest == first["reward"].digest

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
     shutil.which("g++") is None, reason="compiles a device guard for torch with g++ (apt-get install g++)"
 )
 
-A_TOKEN = {"components/models/sampling.py sample": 0.35}
+A_TOKEN = {"components/models/sampling.py sample": 0.35, "components/models/sampling.py _responses": 0.1}
 """Waits a sampled token, by function: a look at who has ended, every eight tokens, and the end of each batch."""
 A_STEP = {
     "components/training/loop.py read": 2.6,
