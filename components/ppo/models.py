@@ -107,7 +107,7 @@ class Models:
         return models
 
     def _sampled_answers(self, job: PpoJob, data: Path) -> SftAnswers:
-        """Sample what the reward stage of release 0.1.0 sampled but did not store."""
+        """Sample what the reward stage of release 0.1.0 sampled but did not store, with this run's seed."""
         prompts = [row["prompt"] for row in read_split(data / "prompts.calibration")[: self.scale.responses]]
         seed = torch_seed(job.seed, *ANSWERS_STREAM)
         responses = generate_responses(self.sft, self.tokenizer, prompts, job.generation, seed, job.runtime)

@@ -230,12 +230,12 @@ class Loop(Generic[U]):
         """The updates so far, and whether no further one is made."""
         if resumed := restore_state(folder, self._modules, optimizers):
             self.number, state = resumed
-            self.ended = state["ended"] or self.number >= total
-            if state["parts"].keys() != self._parts.keys():
+            if "parts" not in state or state["parts"].keys() != self._parts.keys():
                 raise UserError(
                     f"the checkpoint in {folder} was written with other options or by another version of Tether, so "
                     "the training can't continue from it. Remove that folder, and run again."
                 )
+            self.ended = state["ended"] or self.number >= total
             for name, part in self._parts.items():
                 part.restore(state["parts"][name])
 

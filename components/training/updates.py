@@ -69,9 +69,9 @@ class Update:
         return replace(self, examples=[*self.examples, *rows])
 
     def with_stop(self, reason: str, fails: bool = True) -> Self:
-        """Return the update as one after which the training should end. The first reason stays."""
-        before = self.stop or Stop(reason, False)
-        return replace(self, stop=before._replace(fails=before.fails or fails))
+        """Return the update as one after which the training should end. The first failure's reason stays."""
+        is_first = self.stop is None or (fails and not self.stop.fails)
+        return replace(self, stop=Stop(reason, fails)) if is_first else self
 
 
 U = TypeVar("U", bound=Update)

@@ -278,16 +278,23 @@ def check_kl_limits(config: RunConfig, source: str, before: RunConfig | None = N
             f"so no gate would judge KL against its target: set {option}, as in --set {option}={2 * kl.target:g} for "
             f"twice ppo.kl.target, both in nats per {kl.unit}."
         )
-    if before is not None and (kl, config.gates) == (before.ppo.kl, before.gates):
+    limits = _kl_limits(config)
+    if before is not None and limits == _kl_limits(before):
         return
-    limits = {f"gates.{gate}": gates[gate], "ppo.kl.band": kl.band, "ppo.kl.ceiling": kl.ceiling}
     numbers = [(option, limit) for option, limit in limits.items() if isinstance(limit, float)]
     for (lower, low), (upper, high) in pairwise(numbers):
         if low > high:
             raise UserError(
-                f"{source}: {lower} ({low:g}) is above {upper} ({high:g}), so training ends before KL gets there: "
+                f"{source}: {lower} ({low:g}) is above {upper} ({high:g}), so the run fails before KL gets there: "
                 f"raise {upper}, as in --set {upper}={low:g}, or lower {lower}."
             )
+
+
+def _kl_limits(config: RunConfig) -> dict[str, object]:
+    """Return the limits on KL by option, the lowest first."""
+    kl, gate = config.ppo.kl, f"policy.{config.ppo.kl.measure}"
+    thresholds = {rule.name: threshold for rule, threshold in config.effective_gates.rules("ppo")}
+    return {f"gates.{gate}": thresholds[gate], "ppo.kl.band": kl.band, "ppo.kl.ceiling": kl.ceiling}
 
 
 def check_critic_is_used(config: RunConfig, source: str, before: RunConfig | None = None) -> None:

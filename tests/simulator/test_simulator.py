@@ -27,6 +27,7 @@ A_STEP = {
     "components/models/logprobs.py last_hidden": 5.0,
     "components/models/adapters.py base_model": 5.0,
     "components/ppo/experience.py gather_experience": 1.0,
+    "components/ppo/experience.py returns_deviation": 0.2,
     "components/ppo/experience.py lower_ends": 1.0,
     "components/ppo/learner.py update": 0.5,
     "components/ppo/maths.py gae": 0.5,

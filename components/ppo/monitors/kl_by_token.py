@@ -32,14 +32,14 @@ class KLShares(RowTable[PpoUpdate]):
         if not evaluated and not update.is_sampled(self.every):
             return update
         experience = update.experience
-        shares = kl_carriers(
+        shares = kl_shares(
             experience.samples, experience.logprobs, experience.passes.sft, update.prompts, self.tokenizer
         )
         self.rows.append({"update": update.number} | shares)
-        return update.with_examples([carriers_sample(shares)]) if evaluated else update
+        return update.with_examples([shares_sample(shares)]) if evaluated else update
 
 
-def kl_carriers(
+def kl_shares(
     samples: Samples, policy: Tensor, sft: Tensor, prompts: Sequence[Any], tokenizer: Any
 ) -> dict[str, Any]:
     """Return the tokens and prompts that contribute most to the KL of `samples` to SFT, as a JSON object.
@@ -86,8 +86,8 @@ def kl_carriers(
     return {"kl": total, "tokens": tokens, "prompts": prompt_shares}
 
 
-def carriers_sample(row: dict[str, Any]) -> dict[str, object]:
-    """Return what `kl_carriers` found as a sample for people to read while the policy trains."""
+def shares_sample(row: dict[str, Any]) -> dict[str, object]:
+    """Return what `kl_shares` found as a sample for people to read while the policy trains."""
     tokens = (f"{line(part['token'])!r} {_part(part)}, {part['count']} times" for part in row["tokens"])
     prompts = (f"{line(part['prompt'][-1]['content'])} ({_part(part)})" for part in row["prompts"])
     return {

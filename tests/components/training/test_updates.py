@@ -14,7 +14,7 @@ from components.base.jsonl import read_rows
 from components.keys import plugins
 from components.ppo.config import PpoConfig
 from components.training.checkpoint import Pace
-from components.training.loop import Loop
+from components.training.loop import Loop, save_state
 from components.training.optim import ObserverPlugin
 from components.training.updates import History, Observer, PluggedObserver, Stop, Update
 
@@ -37,9 +37,9 @@ def test_an_update_with_more_leaves_the_one_before_as_it_was() -> None:
     assert first.metrics == {"ppo/kl": 1.0} and not first.examples and not first.timings
 
 
-def test_the_first_reason_to_stop_stays_and_one_failure_fails() -> None:
+def test_the_reason_to_stop_is_the_first_failures() -> None:
     stopped = update().with_stop("no progress", fails=False).with_stop("KL is too high")
-    assert stopped.stop == Stop("no progress", fails=True) and stopped.last
+    assert stopped.stop == Stop("KL is too high", fails=True) and stopped.last
     assert not update().last and update(3).last
     assert not update(stops_early=False).with_stop("KL is too high").last, "every stop is off"
 
@@ -72,6 +72,12 @@ def test_a_checkpoint_with_other_observers_is_refused_with_its_folder(tmp_path: 
     with first:
         first.finish(first.run_observers(update()))
     with pytest.raises(UserError, match=f"the checkpoint in {tmp_path} was written with other options.*Remove that"):
+        loop(tmp_path, {}, lambda *_, **__: None)
+
+
+def test_a_checkpoint_of_an_older_ppo_is_refused_with_its_folder(tmp_path: Path) -> None:
+    save_state(tmp_path, 1, {}, {}, {"state": {"number": 1}, "tether": 0.1})
+    with pytest.raises(UserError, match=f"the checkpoint in {tmp_path} was written .* by another version of Tether"):
         loop(tmp_path, {}, lambda *_, **__: None)
 
 

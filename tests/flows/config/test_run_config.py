@@ -20,7 +20,7 @@ from flows.config import yaml as yaml_text
 from flows.config.config_errors import nearest, valid_keys
 from flows.config.profiles import Override, apply_overrides, parse_override, profile_names
 from flows.config.removed import REMOVED, without_removed
-from flows.config.run_config import RunConfig, check_config, load_config, to_values
+from flows.config.run_config import RunConfig, check_config, check_kl_limits, load_config, to_values
 from tasks.stages import PIPELINE, STAGES
 
 BOOLEANS = {
@@ -254,6 +254,17 @@ def test_the_gate_on_kl_takes_the_band_unless_it_is_set(options: list[str], limi
 def test_limits_of_kl_that_contradict_each_other_are_refused(options: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         load_config("demo", map(parse_override, options))
+
+
+def test_a_stored_runs_limits_are_compared_only_where_a_rerun_changes_one() -> None:
+    """An earlier release ran `--set gates.ppo.kl=8` under a band of 6.5."""
+    values = apply_overrides(to_values(load_config("demo")), [parse_override("gates.policy.kl=8")])
+    stored = check_config(values, "run r1")
+    for option in ("ppo.kl.coefficient=0.2", "gates.policy.ended=0.5", "ppo.kl.target=2.5"):
+        check_kl_limits(check_config(apply_overrides(values, [parse_override(option)]), "--set"), "run r1", stored)
+    changed = check_config(apply_overrides(values, [parse_override("ppo.kl.band=7")]), "--set")
+    with pytest.raises(UserError, match=r"run r1: gates\.policy\.kl \(8\) is above ppo\.kl\.band \(7\)"):
+        check_kl_limits(changed, "run r1", stored)
 
 
 def test_former_names_of_options_keep_working(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

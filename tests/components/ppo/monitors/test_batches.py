@@ -16,7 +16,7 @@ from components.ppo.alarm_table import MONITORS
 from components.ppo.monitors import batches
 from components.ppo.monitors.alarms import Alarm, Limits
 from components.ppo.monitors.batches import batch_of, limits_of_sft
-from components.ppo.monitors.kl_by_token import carriers_sample, kl_carriers
+from components.ppo.monitors.kl_by_token import kl_shares, shares_sample
 from tasks.runs.samples import block
 from tests.splits import write_split
 
@@ -133,7 +133,7 @@ def test_what_carries_kl_is_a_plain_sum_over_tokens_and_prompts(language: Any) -
     samples = Samples(ids[:, :1], mask[:, :1], ids, mask, torch.zeros(3, 3), torch.tensor([True] * 3))
     policy = torch.tensor([[1.0, 0.5, 0.0], [2.0, 1.0, 0.5], [-1.0, 0.5, 99.0]])
     prompts = [[{"role": "user", "content": text}] for text in ("p", "p", "q")]
-    found = kl_carriers(samples, policy, torch.zeros(3, 3), prompts, tokenizer)
+    found = kl_shares(samples, policy, torch.zeros(3, 3), prompts, tokenizer)
     assert found["kl"] == pytest.approx((1.5 + 3.5 - 0.5) / 3)
     assert [each["count"] for each in found["tokens"]] == [3, 3, 2]
     assert [each["nats"] for each in found["tokens"]] == pytest.approx([4 / 3, 1 / 3, -0.5 / 3])
@@ -146,9 +146,9 @@ def test_what_carries_kl_is_a_plain_sum_over_tokens_and_prompts(language: Any) -
         and first["share"] == pytest.approx(5 / 4.5)
     )
     assert first["response"] == samples.texts(tokenizer)[1] and second["nats"] == pytest.approx(-0.5)
-    sample = carriers_sample(found)
+    sample = shares_sample(found)
     assert "1.33 nats, 89%, 3 times" in str(sample["response"]) and "p (2.50 nats, 111%)" in str(sample["response"])
-    assert kl_carriers(samples, -policy, torch.zeros(3, 3), prompts, tokenizer)["tokens"][0]["share"] is None
+    assert kl_shares(samples, -policy, torch.zeros(3, 3), prompts, tokenizer)["tokens"][0]["share"] is None
 
 
 def test_what_carries_kl_is_kept_at_each_evaluation_and_shown_with_its_samples(stages: Any, tmp_path: Path) -> None:
