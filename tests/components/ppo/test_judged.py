@@ -177,7 +177,7 @@ def test_a_point_estimate_within_its_threshold_fails_where_its_interval_crosses_
     sft = rows_of(np.random.default_rng(0), 0.0)
     for worse_share, passes in ((share / 3, True), (share, False)):
         policy = [row._replace(**worse) if i < worse_share * 512 else row for i, row in enumerate(sft)]
-        metrics = evaluate._judged(policy, sft, prompts) | evaluate._diversity(policy, sft, prompts)
+        metrics = evaluate._by_response(policy, sft, prompts) | evaluate._diversity(policy, sft, prompts)
         metrics |= evaluate._kl(policy, prompts, "policy/kl") | evaluate._entropy(policy, sft, prompts)
         found = verdict(gate, metrics, gates)
         point = metrics[re.sub("_(low|high)$", "", found.metric)]
@@ -199,7 +199,7 @@ GATED = [load_config(name).effective_gates for name in ("demo-long", "hh-smollm2
 def failing(policy: list[evaluate.Answered], sft: list[evaluate.Answered], samples: int) -> list[set[str]]:
     """Which gates on single prompts and responses, and on the gain, fail in each profile."""
     prompts = [str(i // samples) for i in range(len(policy))]
-    metrics = evaluate._judged(policy, sft, prompts) | evaluate._kl(policy, prompts, "policy/kl")
+    metrics = evaluate._by_response(policy, sft, prompts) | evaluate._kl(policy, prompts, "policy/kl")
     names = ("policy.worse_prompts", "policy.kl_beyond_ceiling", "policy.reward_gain_low")
     return [{name for name in names if not verdict(name, metrics, gates).passed} for gates in GATED]
 
@@ -242,7 +242,7 @@ def test_chance_is_what_two_draws_of_sft_give_however_often_they_tie() -> None:
     for _ in range(40):
         draws = rng.exponential(1, (2, 256, 4))  # skewed, and a prompt in three has one response only
         draws[:, ::3] = 1.0
-        metrics = evaluate._judged(*map(responses, draws), [str(i // 4) for i in range(1024)])
+        metrics = evaluate._by_response(*map(responses, draws), [str(i // 4) for i in range(1024)])
         means.append(metrics["policy/worse_prompts_excess"])
         assert metrics["policy/worse_prompts"] == pytest.approx(1 / 3, abs=0.12)
     assert np.mean(means) == pytest.approx(0, abs=3 * 0.5 * np.sqrt(2 / 3 / 256 / 40))
@@ -250,7 +250,7 @@ def test_chance_is_what_two_draws_of_sft_give_however_often_they_tie() -> None:
 
 def test_the_mean_of_a_prompts_samples_falls_and_not_each() -> None:
     policy, sft = responses([[0, 0, 0, 9], [1, 1, 1, -9]]), responses(np.zeros((2, 4)))
-    metrics = evaluate._judged(policy, sft, list("aaaabbbb"))
+    metrics = evaluate._by_response(policy, sft, list("aaaabbbb"))
     assert (metrics["policy/worse_prompts"], metrics["policy/worse_prompts_excess"]) == (0.5, 0.0)
 
 
