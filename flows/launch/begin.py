@@ -67,6 +67,7 @@ def new_run(
     check_stages("--refresh", request.refresh)
     _check_end(request.until, request.refresh)
     refuse_outside(config, home)
+    check_kl_limits(config, profile, before=config)  # whoever made the config has compared its limits
     _check_judge("--refresh", request.refresh, config)
     return _prepare(home, profile, config, request, like=like)
 
