@@ -91,7 +91,7 @@ class ReadRows:
     """The fitted annotator model; None unless `data.labels` takes labels from it."""
 
     def nothing_valid(self) -> UserError | None:
-        """Return the error that every row is quarantined; None if one is not."""
+        """Return an error if every row is quarantined; otherwise None."""
         if self.ledger.good().any():
             return None
         files = self.sources[0]._replace(title=_title(self.sources))
@@ -134,7 +134,7 @@ class Examination:
     context: Any
     """Great Expectations' context, which holds all suites and results."""
     apart: bool
-    """Whether other processes compute some things: there may be several, and the rows are many."""
+    """Whether some calls run in other processes: several are allowed, and there are many rows."""
     label_noise_call: BackgroundCall[LabelNoise | float | None] | None
     language_drift_call: BackgroundCall[drift.DriftMeasure | None] | None
 
@@ -372,7 +372,7 @@ def _judge(plan: _Plan, kind: str, ledger: Ledger, is_first: bool) -> RowJudge:
 
 
 def _counting_on(progress: Progress, before: int, total: int | None = None) -> Callable[[int], None]:
-    """Return what is called with a number of rows, and adds the number `before` them."""
+    """Return a function that reports a number of rows plus `before`."""
     return lambda rows: progress(before + rows, total)
 
 
@@ -427,7 +427,7 @@ def _read_all_texts(plan: _Plan, read: Mapping[str, ReadRows], tokenizer: Any) -
 
 
 def _begin_calls(job: ValidateJob, texts: RowTexts, apart: bool) -> tuple[BackgroundCall[Any], BackgroundCall[Any]]:
-    """Begin what depends on the sampled texts of the pairs alone, while this process continues to judge."""
+    """Begin the calls that need only the sampled texts of the pairs, while this process continues to judge."""
     sampled = [item for split in ALL_SPLITS for item in texts.samples.get(split, [])]
     sides = [[row[side] for row in sampled] for side in ("chosen", "rejected")]
     prompts = [prompt_key(row["prompt"]) for row in sampled]

@@ -135,7 +135,7 @@ def _sizes(data: Examination, pairs: _Published, demonstrations: _Published, pro
 
 
 def weights_of_rankings(examined: Examined) -> dict[int, float]:
-    """Map the index of each kept pair of a ranking that lost some pairs to its weight; the remaining pairs count as
+    """Map the index of each selected pair of a ranking that lost some pairs to its weight; the remaining pairs count as
     one."""
     rows, selected = examined.ledger.facts["row"], np.flatnonzero(examined.selected)
     numbers, made = np.unique(rows, return_counts=True)

@@ -246,6 +246,7 @@ def _attempts(advised: Gate | Monitor) -> str:
 def _attempt(change: OptionChange) -> str:
     """The option and its value, in words where it is computed from the run's own."""
     value = change.value.words if isinstance(change.value, Formula) else f"`{str(change.value).lower()}`"
+    value += "" if change.if_zero is None else f", or {change.if_zero:g} if it is 0"
     condition = "" if change.when is None else f" (where `{change.when[0]}` is {change.when[1] or 'not set'})"
     return f"`{change.option}`: {value}{condition}"
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from components.base.nested import group
-from components.gates.judging import gates_on_kl
+from components.gates.judging import with_kl_gates
 from components.gates.table import GATES
 
 
@@ -37,12 +37,11 @@ def unjudged(values: Mapping[str, Any], metrics: Collection[str]) -> list[Requir
         values: the run's config, nested.
         metrics: names of the final metrics of its stages so far.
     """
-    thresholds = values.get("gates") or {}
-    thresholds = {**thresholds, "policy": gates_on_kl(group(values, "ppo", "kl")) | (thresholds.get("policy") or {})}
+    thresholds = with_kl_gates(values.get("gates") or {}, group(values, "ppo", "kl"))
 
     def judges(requirement: Requirement, gate: str) -> bool:
-        group, _, short = gate.partition(".")
-        threshold = (thresholds.get(group) or {}).get(short)
+        gate_group, _, short = gate.partition(".")
+        threshold = (thresholds.get(gate_group) or {}).get(short)
         return threshold is not None and (requirement.chance is None or threshold >= requirement.chance)
 
     return [

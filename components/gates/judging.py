@@ -112,11 +112,13 @@ def plugged_metric(stage: str, short: str) -> str:
     return f"{stage}/plugin/{short}"
 
 
-def gates_on_kl(kl: Mapping[str, Any]) -> dict[str, Threshold]:
-    """Return the thresholds of both gates on KL where the config names neither: the one in the unit of the options
-    `ppo.kl` has the band. Without a band there are none."""
-    band, short = kl.get("band"), "kl_per_token" if kl.get("unit") == "token" else "kl"
-    return {} if band is None else {"kl": None, "kl_per_token": None, short: band}
+def with_kl_gates(thresholds: Mapping[str, Any], kl: Mapping[str, Any]) -> dict[str, Any]:
+    """Return thresholds by group. Of the gates on KL that they do not name, the one in `ppo.kl.unit` takes the band."""
+    if (band := kl.get("band")) is None:
+        return dict(thresholds)
+    short = "kl_per_token" if kl.get("unit") == "token" else "kl"
+    defaults = {"kl": None, "kl_per_token": None, short: band}
+    return {**thresholds, "policy": defaults | (thresholds.get("policy") or {})}
 
 
 class GatesConfig(BaseModel):
@@ -158,11 +160,6 @@ class GatesConfig(BaseModel):
             for of, gates in self.extra.items() for short, added in gates.items() if added is not None
         ]  # fmt: skip
         return [(gate, threshold) for gate, threshold in built_in + extra if stage in (None, gate.stage)]
-
-    def with_defaults(self, stage: str, thresholds: Mapping[str, Threshold]) -> "GatesConfig":
-        """Return these gates, with `thresholds` for those of the stage that are not named."""
-        named = self.__pydantic_extra__
-        return GatesConfig(extra=self.extra, **{**named, stage: {**thresholds, **named.get(stage, {})}})
 
     def plugged(self, stage: str) -> dict[str, ExtraGate]:
         """Return the judged gates of a stage whose number a plug-in measures, by the name of that number."""

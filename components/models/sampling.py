@@ -500,9 +500,9 @@ def generate_responses(
 class SftAnswers:
     """SFT's responses (N,) to the first prompts of the calibration split. The reward stage samples them, once.
 
-    They set the scale of the scores, of the sources of `ppo.rewards`, the limits of the alarms, and are compared with
-    the policy's responses in held-out evaluations. Another model that samples with the same `seed` and `numbers` gets
-    the same random numbers.
+    The scale of the scores, the scales of the sources of `ppo.rewards` and the limits of the alarms are computed from
+    them. Held-out evaluations compare the policy's responses with them. Another model that samples with the same `seed`
+    and `numbers` gets the same random numbers.
     """
 
     seed: int = 0
@@ -546,6 +546,6 @@ class SftAnswers:
 
 
 ANSWERS = "sft_answers.jsonl"
-"""Its file."""
+"""Name of the file of SFT's responses in a reward artifact."""
 ANSWERS_STREAM = "reward", "scale"
-"""Its random stream."""
+"""Name of the random stream of these responses, for `torch_seed`."""

@@ -47,7 +47,7 @@ class PolicyEvaluations(Observer[Update]):
     """The independent judge's scores of the same SFT responses; empty without one."""
     reached: float = 0.0
     """The highest KL of a batch, in `kl.unit`, after which the policy was evaluated."""
-    memory = ("sft_scores", "sft_judge", "reached")
+    memory = ("sft_scores", "sft_judge", "reached", "checkpoints")
 
     def __post_init__(self) -> None:
         self.checkpoints = BestCheckpoint("update", lambda row, best: row["score"] > best["score"], self.is_eligible)
@@ -62,15 +62,6 @@ class PolicyEvaluations(Observer[Update]):
         prompts = [row["prompt"] for row in rows]
         answer = partial(respond, models, prompts=prompts, job=job, data=data, stream=models.answers, by_judge=True)
         return cls(job.ppo, prompts, answer, models.sft, average, alarm_update)
-
-    def state(self) -> Any:
-        """Return SFT's scores, the results and the best weights."""
-        return super().state() | {"checkpoints": self.checkpoints.state()}
-
-    def restore(self, state: Any) -> None:
-        """Restore them."""
-        self.checkpoints.restore(state["checkpoints"])
-        super().restore({name: state[name] for name in self.memory})
 
     def on_update(self, update: Update) -> Update:
         """Evaluate the policy if it is due, keep its weights if it is the best, and stop without further progress."""

@@ -81,7 +81,7 @@ class KLLimits(Observer[Update]):
         if self.is_above_ceiling(kl, low):
             update = update.with_stop(f"KL ({kl:.3g}) is above ppo.kl.ceiling ({self.config.kl.ceiling:g})")
         if self.is_above_band(low):
-            update = update.with_stop(f"KL (from {low:.3g}) is above ppo.kl.band ({self.config.kl.band:g})")
+            update = update.with_stop(f"KL (at least {low:.3g}) is above ppo.kl.band ({self.config.kl.band:g})")
         return update
 
     def is_above_ceiling(self, kl: float, low: float) -> bool:
@@ -111,6 +111,7 @@ class KLLimits(Observer[Update]):
         band = self.config.kl.band
         self.outside = self.outside + 1 if band is not None and low > band else 0
         return self.outside >= OUTSIDE
+
 
 class ReferenceRefresh(Observer[Update]):
     """Replaces the reference of the KL penalty by the policy, every `every` updates."""

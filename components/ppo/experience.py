@@ -115,24 +115,26 @@ def sampled_batches(
     Args:
         stream: the name of a random stream; or SFT's answers to these prompts, whose random numbers `model` then gets.
             SFT itself is then not sampled again.
-        generation: how to sample; None takes the job's. The frozen pass is always at the job's temperature.
+        generation: how to sample; None takes the job's. Stored answers ignore it. The frozen pass is always at the
+            job's temperature.
         by_judge: also ask the independent judge, if there is one.
     """
     encoded = [encode_prompt(models.tokenizer, p, job.generation.max_prompt_tokens) for p in prompts]
     sampler = Models(model, models.sft, models.reward_model, None, models.tokenizer, models.scale)
     sampler.judge = models.judge
-    answers = stream if isinstance(stream, SftAnswers) else None
-    seed = torch_seed(job.seed, "ppo", stream) if answers is None else answers.seed
-    streams = range(len(prompts)) if answers is None else answers.numbers
-    stored, size = answers if model is models.sft else None, job.ppo.batch_size
-    with nullcontext() if stored else rollout_engine(model, models.tokenizer, job.runtime) as engine:
+    answers, size = stream, job.ppo.batch_size
+    if isinstance(answers, str):
+        answers = SftAnswers(torch_seed(job.seed, "ppo", answers), range(len(prompts)))
+    is_stored = model is models.sft and bool(answers.ids)
+    with nullcontext() if is_stored else rollout_engine(model, models.tokenizer, job.runtime) as engine:
         for start in range(0, len(prompts), size):
             batch = slice(start, min(start + size, len(prompts)))
-            if stored:
-                samples = stored.samples(batch, encoded[batch], models.tokenizer, job.runtime.device)
+            if is_stored:
+                samples = answers.samples(batch, encoded[batch], models.tokenizer, job.runtime.device)
             else:
                 assert engine is not None
-                samples = engine.sample(encoded[batch], generation or job.generation, seed, streams[batch])
+                numbers = answers.numbers[batch]
+                samples = engine.sample(encoded[batch], generation or job.generation, answers.seed, numbers)
             # Drop the sampler's log-probabilities: the KL that is judged comes from the training path.
             yield prompts[batch], samples, frozen_pass(sampler, replace(samples, stats=None), job, by_judge=by_judge)
 

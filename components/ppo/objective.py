@@ -65,7 +65,7 @@ def policy_term(forward: Forward) -> Term:
 
 
 def entropy_term(forward: Forward) -> Term:
-    """Return the entropy, which is to rise. (`ppo/entropy` is a metric of the batch already.)"""
+    """Return the entropy bonus: entropy with a negative coefficient. (`ppo/entropy` is already a metric.)"""
     assert forward.entropy is not None
     return forward.term("ppo/entropy", forward.entropy, -forward.job.ppo.entropy_coefficient, is_metric=False)
 

@@ -66,10 +66,10 @@ def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
         raise UserError("ppo: the data hold no training prompt. Raise data.split.train.")
     models = Models.load(job, inputs)
     with with_rules(models, job, data), with_sources(models, job, inputs, out):
-        return _trained_and_judged(models, job, prompts, data, out, observe)
+        return _trained_and_evaluated(models, job, prompts, data, out, observe)
 
 
-def _trained_and_judged(
+def _trained_and_evaluated(
     models: Models, job: PpoJob, prompts: Sequence[Any], data: Path, out: Path, observe: Observe
 ) -> dict[str, float]:
     """Train, check that the frozen models are unchanged, write the artifact, and return the final metrics."""
@@ -164,7 +164,7 @@ def _frozen(models: Models) -> dict[str, nn.Module]:
 
 @dataclass(frozen=True)
 class Observers:
-    """What looks at each update."""
+    """The observers of a training."""
 
     alarms: Alarms
     evaluations: PolicyEvaluations
@@ -173,7 +173,7 @@ class Observers:
     shares: KLShares
     average: WeightAverage | None
     in_order: dict[str, Observer[Any]]
-    """All of them, and further ones, by name, in the order in which they look at an update."""
+    """All of them, and further ones, by name, in the order in which they are called."""
 
     @classmethod
     def start(cls, models: Models, job: PpoJob, data: Path) -> "Observers":

@@ -107,6 +107,7 @@ class LossEvaluations(Observer[Update]):
     heldout: HeldOut
     published: dict[str, float] = field(default_factory=dict)
     """The final metrics; empty before `publish`."""
+    memory = ("checkpoints",)
 
     def __post_init__(self) -> None:
         self.checkpoints = BestCheckpoint("step", lambda row, best: row["loss"] < best["loss"])
@@ -143,14 +144,6 @@ class LossEvaluations(Observer[Update]):
         if self.checkpoints.is_stale(self.config.watch.patience):
             update = update.with_stop("the held-out loss has not fallen for watch.patience evaluations", fails=False)
         return update.with_timings({f"{self.group}/watched_seconds": time.perf_counter() - began})
-
-    def state(self) -> Any:
-        """Return the results and the best weights."""
-        return self.checkpoints.state()
-
-    def restore(self, state: Any) -> None:
-        """Restore them."""
-        self.checkpoints.restore(state)
 
     def choose(self) -> tuple[int, str]:
         """Return the step to publish, and the reason as a sentence.

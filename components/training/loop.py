@@ -107,6 +107,8 @@ def restore_state(
     tensors = saved.tensors
     if saved.shares is not None:
         tensors = tensors | _load_shares(folder, saved, modules, optimizers)
+    if {f"{name}|{key}" for name, module in modules.items() for key, _ in kept_parameters(module)} - tensors.keys():
+        raise _refused(folder)
     with torch.no_grad():
         for name, module in modules.items():
             for key, parameter in kept_parameters(module):
@@ -115,6 +117,13 @@ def restore_state(
         groups = saved.state["optimizers"][name]
         checkpoint.unpack_optimizer(optimizer, f"{name}.optimizer", tensors, groups)
     return saved.step, _with_tensors(saved.state["state"], saved.tensors)
+
+
+def _refused(folder: Path) -> UserError:
+    return UserError(
+        f"the checkpoint in {folder} was written with other options or by another version of Tether, so the training "
+        "can't continue from it. Remove that folder, and run again."
+    )
 
 
 TENSOR = "tensor|"
@@ -227,14 +236,11 @@ class Loop(Generic[U]):
         for observer in observers.values():
             self._modules |= observer.modules
         self.number, self.ended = 0, total == 0
-        """The updates so far, and whether no further one is made."""
+        """Number of updates made, and whether the training has ended."""
         if resumed := restore_state(folder, self._modules, optimizers):
             self.number, state = resumed
             if "parts" not in state or state["parts"].keys() != self._parts.keys():
-                raise UserError(
-                    f"the checkpoint in {folder} was written with other options or by another version of Tether, so "
-                    "the training can't continue from it. Remove that folder, and run again."
-                )
+                raise _refused(folder)
             self.ended = state["ended"] or self.number >= total
             for name, part in self._parts.items():
                 part.restore(state["parts"][name])
@@ -349,7 +355,7 @@ def fit(
                 number=number, total=steps, model=model, metrics=metrics, tokens=tokens, timings=timings
             )
             loop.finish(loop.run_observers(update))
-    return steps
+    return loop.number
 
 
 def _backward(
@@ -370,7 +376,7 @@ def _backward(
     norm = clip_gradient(model, config.max_grad_norm)
     *numbers, norm_read = read([*chain.from_iterable(unread.values()), norm])  # one transfer per step
     columns = {name: [numbers.pop(0) for _ in values] for name, values in unread.items()}
-    broken = next((number for number in columns.pop("loss") if not math.isfinite(number)), None)
+    broken = next((loss for loss in columns.pop("loss") if not math.isfinite(loss)), None)
     if broken is not None:
         raise CheckFailed(f"{group}: the loss is {broken} at step {number}. Lower {group}.learning_rate.")
     metrics = {name: sum(v * s for v, s in zip(values, shares, strict=True)) for name, values in columns.items()}

@@ -1,9 +1,9 @@
-"""An update of a training as a value, and the observers that look at it: the trainings themselves know none by name."""
+"""An update of a training as a value, and the observers that read it. The training loops name no observer."""
 
 import json
 import logging
-import math
 import re
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class Stop(NamedTuple):
-    """That a training should end."""
+    """A request to end the training."""
 
     reason: str
     fails: bool
@@ -85,15 +85,23 @@ class Stateful:
 
     def state(self) -> Any:
         """Return its state for a checkpoint: JSON, with tensors that are whole and on the CPU."""
-        return {name: getattr(self, name) for name in self.memory}
+        parts = {name: getattr(self, name) for name in self.memory}
+        return {name: part.state() if isinstance(part, Stateful) else part for name, part in parts.items()}
 
     def restore(self, state: Any) -> None:
         """Restore the state from a checkpoint."""
-        vars(self).update(state)
+        for name, value in state.items():
+            if isinstance(part := getattr(self, name), Stateful):
+                part.restore(value)
+            else:
+                setattr(self, name, value)
 
 
 class Observer(Stateful, Generic[U]):
-    """Looks at each update. Checkpoints store `modules` and the state. All ranks call it, unless it is a plug-in."""
+    """Reads each update, and may add to it or stop the training.
+
+    Checkpoints store `modules` and the state. All ranks call it, unless it is a plug-in.
+    """
 
     modules: Mapping[str, nn.Module] = MappingProxyType({})
     """Modules that checkpoints store and load in place, by name."""
@@ -174,7 +182,7 @@ class PluggedObserver(Observer[U]):
         plugin = find_plugin("tether.observers", config.plugin, where, config.code)
         self._where = f"{where}: the plug-in {plugin.name} ({plugin.label})"
         make = plugin.load(where)
-        self._observer = self._call(lambda: make()) if ranks.is_first() else None
+        self._observer = self._call(make) if ranks.is_first() else None
 
     def on_update(self, update: U) -> U:
         """Add the plug-in's new metrics, examples and stop."""
@@ -190,7 +198,8 @@ class PluggedObserver(Observer[U]):
             for name, value in metrics.items():
                 if not re.fullmatch(r"\w+/[\w/]+", name, re.ASCII):
                     raise UserError(f"{self._where}: the metric {name!r:.80} must be called GROUP/NAME. Rename it.")
-                if not isinstance(value, int | float) or not math.isfinite(value):
+                is_number = isinstance(value, int | float) and not isinstance(value, bool)
+                if not is_number or not abs(value) <= sys.float_info.max:
                     raise UserError(f"{self._where}: the metric {name} is {value!r:.80}. Make it a finite number.")
             parts = metrics, list(after.examples[len(update.examples) :]), after.stop
             text = self._call(lambda: json.dumps(parts))

@@ -89,8 +89,8 @@ class JudgedCheck(TypedDict):
 
 
 def pair_checks(checks: ChecksConfig, frame: "pd.DataFrame") -> list[Check]:
-    """Return the checks on the kept pairs after splitting. Checks of a mean are left out if `frame` has no values for
-    it."""
+    """Return the checks on the selected pairs after splitting. Checks of a mean are left out if `frame` has no values
+    for it."""
     checks_of_pairs = [
         _check(checks, "no_leak", "splits_of_prompt", passing=1),
         _check(checks, "no_near_duplicate", "near_training", passing=0.0),

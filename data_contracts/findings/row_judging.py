@@ -53,7 +53,7 @@ class RowJudge:
     def __init__(
         self, context: Any, kind: str, ledger: Ledger, checks: Sequence[Check], whole: Sequence[Check]
     ) -> None:
-        """Take the checks of single rows (`checks`), and a user's expectations on all kept rows (`whole`)."""
+        """Take the checks of single rows (`checks`), and a user's expectations on all selected rows (`whole`)."""
         self.context, self.kind, self.ledger, self.checks, self.whole = context, kind, ledger, checks, whole
         self._succeeded: dict[str, bool] = {}
         self.unjudged: list[str] = []
@@ -169,7 +169,7 @@ class RowJudge:
         return out
 
     def judge_whole(self, selected: NDArray[np.bool_]) -> list[JudgedCheck]:
-        """Return the results of the user's dataset-level expectations on the kept rows."""
+        """Return the results of the user's dataset-level expectations on the selected rows."""
         if not self.whole:
             return []
         columns = dict.fromkeys(column for check in self.whole for column in check.columns)

@@ -125,8 +125,8 @@ def mark_near_duplicates(ledger: Ledger, texts: RowTexts, near: NearDuplicateCon
 def near_training(
     ledger: Ledger, selected: NDArray[np.bool_], texts: RowTexts, near: NearDuplicateConfig
 ) -> NDArray[Any]:
-    """Return for each kept pair (k,): 1 if it is held out and its prompt nearly repeats a training prompt, 0 if held
-    out and it does not, NaN for training pairs."""
+    """Return for each selected pair (k,): 1 if it is held out and its prompt nearly repeats a training prompt, 0 if
+    held out and it does not, NaN for training pairs."""
     facts, places = ledger.facts[selected], np.searchsorted(texts.index, np.flatnonzero(selected))
     train, heldout = np.flatnonzero(facts["split"] == TRAIN), np.flatnonzero(facts["split"] != TRAIN)
     out = np.full(len(facts), np.nan)
@@ -140,7 +140,7 @@ def near_training(
 
 
 def selected_by_rank(ledger: Ledger, most: int | None, of_files: Mapping[str, int]) -> NDArray[np.bool_]:
-    """Return which good rows are kept (n,): those of lowest rank, whatever their positions.
+    """Return which good rows are selected (n,): those of lowest rank, whatever their positions.
 
     Args:
         most: the largest number of rows in all; None keeps all.

@@ -160,7 +160,7 @@ def row_frame(ledger: Ledger, columns: Iterable[str], rows: slice = _ALL) -> pd.
 
 
 def selected_frame(ledger: Ledger, selected: NDArray[np.bool_], columns: Iterable[str]) -> pd.DataFrame:
-    """Return the same frame for the kept rows. Values in other rows do not affect whether a column is numeric."""
+    """Return the same frame for the selected rows. Values in other rows do not affect whether a column is numeric."""
     frame = row_frame(ledger, ())[selected].reset_index(drop=True)
     for name in columns:
         if name in COLUMNS:

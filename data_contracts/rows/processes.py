@@ -143,7 +143,7 @@ class BackgroundCall(Generic[R]):
     """One call of a function, computed by a process of its own while this one continues."""
 
     def __init__(self, apart: bool, compute: Callable[..., R], *arguments: Any) -> None:
-        """Begin to compute `compute(*given)`.
+        """Begin to compute `compute(*arguments)`.
 
         Args:
             apart: whether to start a process; otherwise `result` calls the function in this one.

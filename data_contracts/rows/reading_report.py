@@ -31,7 +31,8 @@ _RESPONSES = set("response responses answer completion output reply generation c
 _WORSE = set("rejected worse worst bad loser lose dispreferred negative neg reject incorrect wrong".split())
 _SIDES = _WORSE | set("a b w l j k 0 1 2 first second left right one two chosen better best good winner win preferred "
                       "accepted positive pos accept correct".split())  # fmt: skip
-"""Words that name one of two responses; `_WORSE` do so beside a name without such a word (`answer`, `bad_answer`)."""
+"""Words that name one of two responses. Those of `_WORSE` count even if the other column has none: `answer`,
+`bad_answer`."""
 _PREFERENCES = (
     "Preferences have `prompt`, `chosen` and `rejected`, or `prompt`, `a`, `b`, `label` and `annotator`, or `prompt`, "
     "`responses` and `scores` or `ranks`."

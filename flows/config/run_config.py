@@ -13,7 +13,7 @@ from components.base.errors import UserError, refuse_credentials
 from components.base.redaction import has_credentials
 from components.base.settings import Settings
 from components.data.config import DataConfig
-from components.gates.judging import ExtraGate, GatesConfig, gates_on_kl
+from components.gates.judging import ExtraGate, GatesConfig, with_kl_gates
 from components.gates.table import GATES
 from components.human_eval.config import HumanEvalConfig
 from components.models.config import GenerationConfig
@@ -155,7 +155,7 @@ class Options(Settings):
     @property
     def effective_gates(self) -> GatesConfig:
         """Return the gates that judge a run: the gate on KL takes the band if it is not named."""
-        return self.gates.with_defaults("policy", gates_on_kl(self.ppo.kl.model_dump()))
+        return GatesConfig(**with_kl_gates(self.gates.model_dump(), self.ppo.kl.model_dump()))
 
     def job(self, kind: type[Job]) -> Job:
         """Return the part of this config that enters a stage's key: the groups that the stage's job class `kind`
@@ -270,23 +270,24 @@ def check_kl_limits(config: RunConfig, source: str, before: RunConfig | None = N
         UserError: two limits contradict each other; the message says which option to change.
     """
     kl, gates = config.ppo.kl, {gate.name: threshold for gate, threshold in config.effective_gates.rules("ppo")}
-    gate, other = f"policy.{kl.measure}", {"policy.kl", "policy.kl_per_token"} - {f"policy.{kl.measure}"}
-    if gates[gate] is None and (kl.unit == "token" or any(gates[name] is not None for name in other)):
+    gate, both = f"policy.{kl.measure}", ("policy.kl", "policy.kl_per_token")
+    if gates[gate] is None and (kl.unit == "token" or any(gates[name] is not None for name in both)):
         option = "ppo.kl.band" if gate in config.gates.unnamed else f"gates.{gate}"
         raise UserError(
             f"{source}: gates.{gate}: ppo.kl.unit is {kl.unit}, and the gate on nats per {kl.unit} has no threshold, "
             f"so no gate would judge KL against its target: set {option}, as in --set {option}={2 * kl.target:g} for "
-            f"twice ppo.kl.target, both in nats per {kl.unit}."
+            f"twice ppo.kl.target. Check that the target ({kl.target:g}) is in nats per {kl.unit} too."
         )
     limits = _kl_limits(config)
     if before is not None and limits == _kl_limits(before):
         return
     numbers = [(option, limit) for option, limit in limits.items() if isinstance(limit, float)]
-    for (lower, low), (upper, high) in pairwise(numbers):
+    for place, ((lower, low), (upper, high)) in enumerate(pairwise(numbers), 1):
         if low > high:
+            settings = " ".join(f"--set {option}={low:g}" for option, limit in numbers[place:] if limit < low)
             raise UserError(
                 f"{source}: {lower} ({low:g}) is above {upper} ({high:g}), so the run fails before KL gets there: "
-                f"raise {upper}, as in --set {upper}={low:g}, or lower {lower}."
+                f"raise {upper}, as in {settings}, or lower {lower}."
             )
 
 
@@ -369,7 +370,9 @@ def default_values(home: Path, run: str, profile: str) -> tuple[str, dict[str, J
     if (stored := profile_values(home, run)) is not None:
         return f"the profile {profile}", stored
     if profile in profile_names():
-        return f"the profile {profile}", to_values(load_config(profile))
+        config = load_config(profile)
+        # Runs of an earlier version name the gate on KL, which now takes the band.
+        return f"the profile {profile}", to_values(config.model_copy(update={"gates": config.effective_gates}))
     plain = RunConfig(gates=load_config("demo").effective_gates)
     return "the classes' defaults and the demo's thresholds", to_values(plain)
 

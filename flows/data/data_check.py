@@ -286,7 +286,7 @@ def print_check(report: "FileReport", out: Path | None) -> None:
         say(line(reason.rstrip(".") + "."))
     failed = ", ".join(check["name"] for check in errors)
     if not failed:
-        failed = "for the reason above" if report.get("reasons") else "no row was read that a run could train on"
+        failed = "the reason is given above" if report.get("reasons") else "no row was read that a run could train on"
     say("The contract holds." if report["passed"] else f"The contract fails: {line(failed)}.")
     if any(check["rows"] for check in errors):
         say(

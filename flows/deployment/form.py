@@ -17,7 +17,7 @@ from components.base.errors import UserError, refuse_credentials
 from components.gates.judging import Waiver, check_waivers
 from flows.config.profiles import lay
 from flows.config.removed import renamed
-from flows.config.run_config import RunConfig, check_config, check_critic_is_used, to_values
+from flows.config.run_config import RunConfig, check_config, check_critic_is_used, check_kl_limits, to_values
 from flows.launch.request import asked_waivers
 from tasks.runs.run_label import LONGEST_NAME, Label, one_line
 
@@ -44,6 +44,9 @@ def schema(flow: Flow[..., Any], config: RunConfig) -> ParameterSchema:
     for field in fields.values():
         _without_null(field)
     fields["waive"]["items"]["enum"] = [gate.name for gate, _ in config.gates.rules()]
+    # Scripts may still use these former names; `changed` reads them under the present ones.
+    kl = definitions["KLConfig"]["properties"]
+    definitions["WatchConfig"]["properties"]["kl_high"], kl["stop_above"] = kl["band"], kl["ceiling"]
     fields["changes"] |= {"properties": _groups(definitions["RunConfig"]["properties"]), "additionalProperties": False}
     return _Schema(**{**form, "required": [], "if": {"type": "object"}, "then": {"properties": {"config": whole}}})
 
@@ -76,12 +79,13 @@ def changed(config: RunConfig, changes: Mapping[str, JsonValue]) -> RunConfig:
     """Return `config` with the form's changes applied.
 
     Raises:
-        UserError: as `check_config` and `check_critic_is_used`.
+        UserError: as `check_config`, `check_kl_limits` and `check_critic_is_used`.
     """
     made = renamed({name: value for name, value in changes.items() if value != {}}, "changes")
     if not made:
         return config
     changed_config = check_config(lay(to_values(config), made), source="changes")
+    check_kl_limits(changed_config, "changes", config)
     check_critic_is_used(changed_config, "changes", config)
     return changed_config
 

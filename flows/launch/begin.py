@@ -67,7 +67,8 @@ def new_run(
     check_stages("--refresh", request.refresh)
     _check_end(request.until, request.refresh)
     refuse_outside(config, home)
-    check_kl_limits(config, profile, before=config)  # whoever made the config has compared its limits
+    # Its limits were compared where it was made: in `load_config`, `form.changed` or `next_round`.
+    check_kl_limits(config, profile, before=config)
     _check_judge("--refresh", request.refresh, config)
     return _prepare(home, profile, config, request, like=like)
 
@@ -173,7 +174,8 @@ def _prepare(
     always = ("ppo",) if with_ppo and has_unversioned(config) else ()
     computed = [*([stage] if stage else []), *request.refresh, *always]
     ctx = begin_run(home, profile, config, origin, request, like, Reuse(refreshed(computed), pinned))
-    return Launch(ctx, config, sources, [*notes, *choices, *off_gates(config)])
+    cut = cut_sizes(config) if with_ppo else []
+    return Launch(ctx, config, sources, [*notes, *choices, *off_gates(config), *cut])
 
 
 def _settled(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]]:
@@ -233,10 +235,16 @@ def execution_of(config: RunConfig) -> Execution:
 
 
 def off_gates(config: RunConfig) -> list[str]:
-    """Return lines about gates that are off though nobody turned them off: those that the config does not name, and
-    `ppo.stopped` if nothing can fail it."""
+    """Return lines about gates that are off though nobody turned them off: those that the config does not name, those
+    on KL without a band, and `ppo.stopped` if nothing can fail it."""
     notes = []
-    if off := config.effective_gates.unnamed:
+    unnamed, on_kl = config.effective_gates.unnamed, {"policy.kl", "policy.kl_per_token"}
+    if on_kl <= {*unnamed}:
+        notes.append(
+            "no gate judges KL, because ppo.kl.band is null and gates.policy names no gate on KL. Set ppo.kl.band to "
+            "about twice ppo.kl.target, or gates.policy.kl=null to leave this line out"
+        )
+    if off := [name for name in unnamed if name not in on_kl]:
         more = f" and {len(off) - MOST} more" if len(off) > MOST else ""
         gates = f"{counted(len(off), 'gate is', 'gates are')} off because the profile does not name"
         notes.append(f"{gates} {'it' if len(off) == 1 else 'them'}: {', '.join(off[:MOST])}{more}")
@@ -248,6 +256,18 @@ def off_gates(config: RunConfig) -> list[str]:
             "ppo.kl.ceiling to twice ppo.kl.target or more, or gates.ppo.stopped=null to leave this line out"
         )
     return notes
+
+
+def cut_sizes(config: RunConfig) -> list[str]:
+    """Return a line about each number of SFT's answers that is set to more than the reward stage samples."""
+    most, ppo = config.reward.scale_responses, config.ppo
+    sizes = ("ppo.watch.prompts", ppo.watch, "prompts"), ("ppo.monitors.responses", ppo.monitors, "responses")
+    return [
+        f"{option} is {size}, but reward.scale_responses is {most}, so only {most} are used. Raise "
+        f"reward.scale_responses, or lower {option}"
+        for option, group, name in sizes
+        if (size := getattr(group, name) or 0) > most and size != type(group).model_fields[name].default
+    ]
 
 
 def _check_judge(what: str, stages: Iterable[str], config: RunConfig) -> None:

@@ -1,4 +1,4 @@
-"""What a run is asked for, by a command, the Python API or a deployment."""
+"""The options of a requested run, from a command, the Python API or a deployment."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

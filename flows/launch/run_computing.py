@@ -69,7 +69,7 @@ def compute_in_flow(launch: Launch, flow_run: str) -> StageResult | None:
 
 
 def _go(launch: Launch, work: Callable[[], StageResult | None]) -> StageResult | None:
-    """Call `work` as the run that `launch` has begun, and write what people read of its end."""
+    """Call `work` as the run that `launch` has begun, and show its report."""
     ctx = launch.ctx
     try:
         with ctx:
@@ -119,7 +119,7 @@ def _check_machine(launch: Launch, first: str | None) -> None:
 
 
 class _Enough(Exception):
-    """Ends the look into the store. The argument is the stage to compute, None if everything needed is stored."""
+    """Ends the search in the store. The argument is the stage to compute, None if everything needed is stored."""
 
 
 def first_to_compute(config: RunConfig, sources: Sources, ctx: RunContext) -> str | None:

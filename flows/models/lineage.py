@@ -196,7 +196,7 @@ def lineage(home: Path, spelling: str, downstream: bool = False) -> LineageGraph
 
 
 def find_subject(home: Path, name: str, graph: Graph) -> Subject:
-    """Return what `name` names. Raises UserError if nothing with that name is known."""
+    """Return the run, model, artifact or file called `name`. Raises UserError if nothing with that name is known."""
     if has_run(home, name):
         digests = tuple(stage.digest for stage in load_status(home, name).stages if stage.digest)
         return Subject("run", name, digests, name)

@@ -105,7 +105,7 @@ class ModelFacts(NamedTuple):
         stopped = gates.get("ppo.stopped")
         if self.record.metrics.get("ppo/stopped") and (stopped is None or outcome(stopped) == "OFF"):
             failures.append(
-                "the tether broke: KL left ppo.kl.band or reached ppo.kl.ceiling, or an alarm of "
+                "the tether broke: KL left ppo.kl.band or reached ppo.kl.ceiling, an alarm of "
                 "ppo.monitors.stop_on was raised, or an observer of ppo.observers stopped it"
             )
         return failures

@@ -1,6 +1,6 @@
 """Print what a batch's page knows, in the terminal, and a lower bound on a run's win rate before all answers are in.
 
-The bound opens the key: the page never imports this module.
+Computing the bound opens the key to the blinded sheet, so the page never imports this module.
 """
 
 import math

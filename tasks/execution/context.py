@@ -32,7 +32,7 @@ from tasks.tracking.mlflow_sync import Tracker
 
 @dataclass(frozen=True)
 class Execution:
-    """Where and how stages are computed. The maps are by shown stage."""
+    """Where and how stages are computed. The maps' keys are the pipeline's stages."""
 
     pools: Mapping[str, str] = field(default_factory=dict)
     """The work pools that compute stages; the run's process computes the others."""

@@ -10,8 +10,7 @@ from contextlib import closing, contextmanager
 from components.base.errors import GateFailed, UserError
 from components.base.settings import Settings
 from components.base.text import line
-from components.gates import gate_text as gate_text
-from components.gates import judging
+from components.gates import gate_text, judging
 from components.gates.plugged import plugged_metrics
 from components.keys.changes import KeyParts
 from components.store.store import Record

@@ -50,7 +50,8 @@ def call_in_flow(
     """Call `pipeline` in a flow run on the server of `PREFECT_API_URL`, each stage as a task, and return its result.
 
     Args:
-        imports: loads libraries, and is waited for; None if the server is not this process's own.
+        imports: the thread that loads libraries, joined before the first stage; None if another process runs the
+            server.
     """
     outcome: Outcome[StageResult | None] = Outcome()
     flow_run_ids: list[str] = []

@@ -28,7 +28,7 @@ from components.base.errors import TetherError
 from components.base.redaction import redacted
 from components.base.settings import Settings
 from components.base.text import markdown, markdown_code
-from components.gates import gate_text as gate_text
+from components.gates import gate_text
 from components.gates.table import brief_metrics
 from tasks.execution import logs
 from tasks.execution.away import is_away

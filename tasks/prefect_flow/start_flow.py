@@ -16,7 +16,7 @@ from tasks.stages import STAGES
 
 
 def run_as_flow(ctx: RunContext, pipeline: Callable[[StageRunner], StageResult | None]) -> StageResult | None:
-    """Call `pipeline` with what runs a stage as a task of a Prefect flow, and return its result.
+    """Call `pipeline` with a runner that makes each stage a task of a Prefect flow, and return its result.
 
     If this process's own server does not start, the stages run without Prefect. Errors of `pipeline` are passed on.
     """

@@ -198,9 +198,9 @@ def in_short(error: Exception) -> str:
 def experiment(client: Any, home: Path, name: str) -> str:
     """Return the id of the experiment `name`, created if it is new. Artifacts are in `home` unless a server has
     them."""
-    experiment_found = client.get_experiment_by_name(name)
-    if experiment_found is not None:
-        return experiment_found.experiment_id
+    existing = client.get_experiment_by_name(name)
+    if existing is not None:
+        return existing.experiment_id
     local = tracking_uri(home).startswith("sqlite:")
     location = (home / "mlartifacts").resolve().as_uri() if local else None
     return client.create_experiment(name, artifact_location=location)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from components.base.text import markdown as words
 from components.base.text import markdown_code as span
-from components.gates import gate_text as gate_text
+from components.gates import gate_text
 from components.gates.table import GATES, brief_metrics
 from components.keys.code_version import CodeVersion
 from components.store.records import Environment

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from components.base.nested import flatten
-from components.gates import gate_text as gate_text
+from components.gates import gate_text
 from components.gates.candidacy import why_no_alias
 from tasks.lineage.of_run import graph_of
 from tasks.lineage.picture import draw

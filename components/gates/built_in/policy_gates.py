@@ -14,7 +14,7 @@ from components.gates.remedies import (
 )
 
 PolicyGate = partial(Gate, stage="ppo")
-"""A gate whose metrics the stage that trains the policy records."""
+"""A gate on metrics that the stage `ppo` records."""
 
 POLICY_GATES = (
     PolicyGate(

@@ -1,4 +1,4 @@
-"""What an update's responses tell: warnings on their scores, metrics of the texts, and a table of samples."""
+"""Observers of an update's responses: warnings on their scores, metrics of the texts, and a table of samples."""
 
 import logging
 from collections.abc import Mapping

@@ -18,6 +18,7 @@ from torch import Tensor
 from components.base.errors import CheckFailed, UserError
 from components.base.jsonl import read_rows
 from components.data.tables.published import read_split
+from components.gates.renamed import METRICS_OF_TRAINING
 from components.ppo import experience, stage
 from components.ppo.config import PpoConfig
 from components.ppo.learner import Learner
@@ -77,6 +78,8 @@ def test_one_sample_a_prompt_is_judged_without_further_ones(stages: Any, tmp_pat
     metrics = stages.run("ppo", tmp_path, updates=1, repeats={"samples": 1})
     assert (tmp_path / "artifact" / "evaluation_samples.jsonl").read_bytes() == b""
     assert {"policy/worse_prompts_excess_high", "policy/kl_beyond_ceiling_high"} <= metrics.keys()
+    # A final metric of the training is named in the list, or an earlier release's name for it would be rewritten.
+    assert {name[4:] for name in metrics if name.startswith("ppo/")} <= {*METRICS_OF_TRAINING}
 
 
 def test_the_proxy_reward_of_an_update_is_the_judged_score_and_samples_show_it_beside_the_rewarded_one(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from torch import nn
 
 from components.base.errors import UserError
 from components.base.jsonl import read_rows
@@ -77,8 +78,11 @@ def test_a_checkpoint_with_other_observers_is_refused_with_its_folder(tmp_path: 
 
 def test_a_checkpoint_of_an_older_ppo_is_refused_with_its_folder(tmp_path: Path) -> None:
     save_state(tmp_path, 1, {}, {}, {"state": {"number": 1}, "tether": 0.1})
-    with pytest.raises(UserError, match=f"the checkpoint in {tmp_path} was written .* by another version of Tether"):
-        loop(tmp_path, {}, lambda *_, **__: None)
+    average = Observer[Update]()
+    average.modules = {"average": nn.Linear(1, 1)}
+    for observers in ({}, {"average": average}):
+        with pytest.raises(UserError, match=f"the checkpoint in {tmp_path} was written .* by another version"):
+            loop(tmp_path, observers, lambda *_, **__: None)
 
 
 @pytest.fixture
@@ -127,6 +131,8 @@ def test_an_installed_observer_stops_a_run_which_fails(site: Path, stages: Any, 
     [
         ("return None", "on_update returned None, which is not an update"),
         ("return update.with_metrics({'ppo/x': float('nan')})", "the metric ppo/x is nan. Make it a finite number"),
+        ("return update.with_metrics({'ppo/x': 10**400})", "Make it a finite number"),
+        ("return update.with_metrics({'ppo/x': True})", "the metric ppo/x is True. Make it a finite number"),
         ("return update.with_metrics({'x y': 1.0})", "the metric 'x y' must be called GROUP/NAME"),
         ("return update.with_examples([{'prompt': object()}])", "raises TypeError: Object of type object"),
         ("raise SystemExit(3)", "raises SystemExit: 3. Correct it"),

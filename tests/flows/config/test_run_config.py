@@ -247,6 +247,7 @@ def test_the_gate_on_kl_takes_the_band_unless_it_is_set(options: list[str], limi
         (["gates.policy.kl=8"], r"gates\.policy\.kl \(8\) is above ppo\.kl\.band \(6\.5\).* --set ppo\.kl\.band=8,"),
         (["ppo.kl.band=12"], r"ppo\.kl\.band \(12\) is above ppo\.kl\.ceiling \(9\).* --set ppo\.kl\.ceiling=12,"),
         (["ppo.kl.band=null", "gates.policy.kl=12"], r"gates\.policy\.kl \(12\) is above ppo\.kl\.ceiling \(9\)"),
+        (["gates.policy.kl=10"], r"\(10\) is above ppo\.kl\.band .* --set ppo\.kl\.band=10 --set ppo\.kl\.ceiling=10,"),
         (["ppo.kl.band=3"], r"band \(3\) must be greater than target \(3\)"),
         (["ppo.kl.stop_above=7", "ppo.kl.ceiling=8"], "ppo.kl.stop_above is called ppo.kl.ceiling now, and both"),
     ],

@@ -78,6 +78,14 @@ def test_a_group_is_checked_when_a_run_is_created_whole_and_by_its_changes(
     assert "ppq" in refused(changes={"ppq": {}})[0]
 
 
+def test_former_names_of_limits_on_kl_are_accepted_and_limits_are_compared() -> None:
+    changes = {"ppo": {"kl": {"stop_above": 30}, "watch": {"kl_high": 4}}}
+    assert refused(changes=changes) == []
+    assert (form.changed(DEPLOYED, changes).ppo.kl.ceiling, form.changed(DEPLOYED, changes).ppo.kl.band) == (30, 4)
+    with pytest.raises(UserError, match=r"changes: ppo\.kl\.band \(40\) is above ppo\.kl\.ceiling \(20\)"):
+        form.changed(DEPLOYED, {"ppo": {"kl": {"band": 40}}})
+
+
 def test_changes_are_laid_over_the_deployed_config() -> None:
     changed = form.changed(DEPLOYED, {"ppo": {"kl": {"target": 4.5}}, "seed": 3, "sft": {}})
     expected = deepcopy(CONFIG)

@@ -85,6 +85,14 @@ def stored_stages(launch: Launch) -> list[str]:
     return found
 
 
+def test_a_run_says_that_no_gate_judges_kl_and_that_a_size_is_cut(tmp_path: Path) -> None:
+    (note,) = begin(tmp_path, "ppo.kl.band=null").notes
+    assert note.startswith("no gate judges KL, because ppo.kl.band is null") and "Set ppo.kl.band" in note
+    (note,) = begin(tmp_path, "ppo.monitors.responses=100").notes
+    assert note.startswith("ppo.monitors.responses is 100, but reward.scale_responses is 32, so only 32 are used.")
+    assert not begin(tmp_path).notes
+
+
 def settings(*texts: str) -> list:
     return [parse_override(text) for text in texts]
 
