@@ -91,7 +91,7 @@ def test_the_pages_commands_deploy_a_run_that_prefect_mlflow_and_s3_have(
     services: Services, client: dict[str, str]
 ) -> None:
     said = (services.folder / "said").read_text()
-    assert "accepts the credentials" in said and "human_eval" in said and "format" in said
+    assert "accepts the credentials" in said and "human_eval" in said and "is up to date" in said
     flows = ask(client, "api/flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}})
     [flow] = [each for each in flows if each["deployment_id"]]
     assert flow["state_name"] == "Completed" and flow["run_count"] == 1
