@@ -144,7 +144,7 @@ class Services:
             for need, how in service.get("depends_on", {}).items():
                 self.up(need)
                 if how["condition"] == "service_healthy":
-                    self._until_healthy(need)
+                    self.until_healthy(need)
             if service.get("restart") == "on-failure":  # it makes something, and ends
                 done = self.run(name)
                 assert done.returncode == 0, done.stdout + done.stderr
@@ -168,7 +168,9 @@ class Services:
             cluster.make_databases(port, self.secrets)
         return cluster.server(port, *service["command"][1:], log=log)
 
-    def _until_healthy(self, name: str) -> None:
+    def until_healthy(self, name: str) -> None:
+        """Wait until a service is healthy; fail with its log at once if its process ends."""
+
         def ended() -> str:
             return (self.folder / "logs" / f"{name}.log").read_text()[-4000:] if _has_ended(self.pids()[name]) else ""
 

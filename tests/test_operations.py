@@ -222,7 +222,7 @@ def test_after_a_loss_a_restore_gives_the_same_and_a_rerun_hits(services: Servic
     services.home.rmdir()
     shutil.move(services.folder / "volumes/other", services.home)
     services.up("prefect", "mlflow", "tls")
-    until("MLflow answers", lambda: services.is_healthy("mlflow"), 240)
+    services.until_healthy("mlflow")
     assert told(services) == before
     rerun = services.run("tether", "run", "tiny", "--set", "runners.ppo=local")
     assert rerun.returncode == 0 and "Nothing was computed: every stage was found in the store." in rerun.stdout
