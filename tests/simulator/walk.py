@@ -23,8 +23,6 @@ from unittest.mock import patch
 
 import torch
 
-from components.base.jsonl import write_json
-from components.data.support_desk.desk import SupportDeskConfig, generate
 from components.models import cache, sampling
 from components.models import runtime as machine
 from components.models.config import GenerationConfig, ScratchModel
@@ -32,23 +30,10 @@ from components.models.runtime import Runtime, activate
 from components.ppo.config import PpoConfig, PpoJob
 from components.reward.config import RewardConfig, RewardJob
 from components.sft.config import SftConfig, SftJob
-from tests.splits import published, write_split
+from tests.support_desk_data import make_data
 
 SHOWN = 12
 """Lines that wait most, of each case."""
-
-
-def make_data(folder: Path) -> Path:
-    """A small validate artifact of the built-in task."""
-    folder.mkdir(parents=True)
-    demonstrations, pairs = generate(0, SupportDeskConfig(demonstrations=110, pairs=90))
-    write_split(folder / "demonstrations.train", demonstrations[:96])
-    write_split(folder / "demonstrations.heldout", demonstrations[96:])
-    for split, rows in (("train", pairs[:48]), ("calibration", pairs[48:64]), ("test", pairs[64:])):
-        write_split(folder / f"pairs.{split}", published(rows))
-        write_split(folder / f"prompts.{split}", ({k: row[k] for k in ("prompt", "category")} for row in rows))
-    write_json(folder / "task.json", {"name": "support-desk"})
-    return folder
 
 
 def make_job(case: dict[str, Any]) -> Any:

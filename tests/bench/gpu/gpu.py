@@ -1,308 +1,414 @@
-"""Every measurement that needs a GPU, in one command; each step keeps its log.
+"""Every measurement that needs a GPU, as one program that ends within ten minutes and needs no network.
 
-    make bench-gpu                                        # half an hour on one GPU, then 100 updates on real pairs
-    make bench-gpu ARGS="--device cpu --quick"            # the same steps at tiny sizes, to see that they run
-    make bench-gpu ARGS=--dry-run                         # without a GPU: does each step's program start?
+    python -m tests.bench.gpu.gpu                            # on a host with one GPU
+    python -m tests.bench.gpu.gpu --device cpu --quick       # the same steps at tiny sizes, to see that they run
 
-Each step prints a line of the table that goes into docs/benchmarks/throughput.md. A step that fails does not end the
-others; the exit code is 1 then. A step's commands and their output are in DIR/STEP.log (DIR is --out,
-.tether/bench/gpu).
-
-machine       what `tether doctor` finds, and the driver's own list
-tests         the tests of the learning on this host's torch (they compute on the CPU)
-repeat        tiny in two homes, float32: sft, reward and ppo end in the same digests
-resume        the same, killed after PPO's first checkpoint and started again: the same digests
-losses        sft's and reward's losses, step by step, within 1e-4 of the CPU's in float32
-throughput    PPO's update at 135 M and 1 B in bfloat16: rollout against the bandwidth limit, training against the peak
-lora          peak memory of PPO's four models on one backbone against one model's LoRA training
-gpu profile   the stages of the profile `gpu`
-real pairs    100 updates of SmolLM2 on real pairs (TETHER_DATA, `tether fetch smollm2`): reward up at level KL
+Needs torch and transformers, and the wheels that `--wheels` lists (18 MB), which a host without network is brought.
+The steps run in their order, most important first, each in a process of its own with a limit in seconds. Each appends a
+JSON line to OUT/gpu.jsonl: what it measured or how it failed, beside what was expected. A step that fails does not end
+the others; the exit code is 1 then.
 """
 
+import contextlib
+import itertools
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from components.base.jsonl import read_rows
-from components.models.runtime import usable_gpus
-from tests.bench.tools import ROOT, argument_parser, tether
+from tests.bench.tools import argument_parser
 
-TRAINED = ("sft", "reward", "ppo")
-SAME_LOSS = 1e-4
-"""Largest relative difference of a loss on two devices, float32."""
-BANDWIDTHS = {"H100 80GB HBM3": 3.35e12, "H200": 4.8e12}
-"""Memory bandwidth in bytes/s by a part of a GPU's name, from NVIDIA's data sheets (SXM). Both multiply bfloat16 at 989
-TFLOP/s, which is `throughput.py`'s default."""
-Found = str
-"""What a step measured, in a few words."""
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
-
-class Failed(Exception):
-    """A step found something wrong."""
+WHEELS = (
+    "pydantic==2.14.3", "pydantic_core==2.50.4", "annotated-types==0.8.0", "typing-inspection==0.4.5",
+    "transformers==5.23.0", "datasets==5.2.0", "dill==0.4.1", "multiprocess==0.70.19", "liger-kernel==0.8.5",
+)  # fmt: skip
+"""What a host with torch alone is brought, of the lock where it has it."""
+TINY = ("ppo.checkpoint_every=1", "ppo.updates=6")
+"""Options of the profile tiny."""
+Lines = Iterable[dict[str, Any]]
 
 
-class Started(Exception):
-    """In a dry run: a step's program starts, takes its options, and would go on from here."""
+class Host(NamedTuple):
+    """Where a step runs."""
+
+    device: str
+    quick: bool
+    folder: Path
+    """For what steps write."""
+    real: Path | None = None
+    """A folder with `data`, the validate artifact of hh-smollm2, and `base`, SmolLM2, if it is at hand."""
+    graphs: bool = True
+    """Whether the step `real` decodes with graphs."""
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The models' sizes (`gpu_speed.SHAPES`)."""
+        return ("tiny",) if self.quick else ("135m", "1.2b")
+
+    @property
+    def bandwidth(self) -> float:
+        """Of the memory, bytes/s."""
+        import torch
+
+        from tests.bench.gpu.gpu_speed import BANDWIDTHS
+
+        name = torch.cuda.get_device_name() if self.device == "cuda" else "H200"
+        return next((value for part, value in BANDWIDTHS.items() if part in name), BANDWIDTHS["H200"])
 
 
-class Bench:
-    """The steps' options, homes and logs."""
+def machine(host: Host) -> Lines:
+    """Versions, and the two ceilings."""
+    import torch
+    import transformers
 
-    def __init__(self, device: str, quick: bool, out: Path, dry: bool = False) -> None:
-        self.device, self.quick, self.out, self.dry = device, quick, out.resolve(), dry
-        self.log = self.out / "none.log"
-        self.out.mkdir(parents=True, exist_ok=True)
+    yield {"python": sys.version.split()[0], "torch": torch.__version__, "transformers": transformers.__version__}
+    if host.device == "cuda":
+        gpu = ["--query-gpu=name,driver_version,memory.total,memory.used", "--format=csv,noheader"]
+        yield {"nvidia-smi": subprocess.run(["nvidia-smi", *gpu], capture_output=True, text=True).stdout.strip()}
+    from tests.bench.gpu.gpu_speed import now
 
-    def run(self, *command: str, **environment: str) -> str:
-        """Run a command with its output in the step's log; returns its standard output.
+    width, repeats = (256, 2) if host.quick else (8192, 10)
+    block = torch.randn(width * width * (1 if host.quick else 32), device=host.device)
+    matrix, target = torch.randn(width, width, device=host.device, dtype=torch.bfloat16), torch.empty_like(block)
+    for name, work, amount in (
+        ("copy, TB/s", lambda: target.copy_(block), 8 * block.numel()),
+        ("product, TFLOP/s", lambda: matrix @ matrix, 2 * width**3),
+    ):
+        work()
+        began = now(host.device)
+        for _ in range(repeats):
+            work()
+        yield {name: round(amount * repeats / (now(host.device) - began) / 1e12, 2)}
 
-        Raises:
-            Failed: it ended with an exit code other than 0, or is not installed. Started: in a dry run.
-        """
-        if self.dry:
-            raise Started(self.started(command))
-        if shutil.which(command[0]) is None:
-            raise Failed(f"{command[0]} is not installed here")
-        return self._ran(command, environment)
 
-    def started(self, command: Sequence[str]) -> str:
-        """Start what a command starts, with its options, so that it ends before it computes; returns what was seen.
+def graphs(host: Host) -> Lines:
+    """Whether decoding with graphs gives what decoding without them gives."""
+    module = [sys.executable, "-m", "tests.bench.gpu.graphs_right", "--device", host.device]
+    done = subprocess.run([*module, *["tiny"] * host.quick], stdout=subprocess.PIPE, text=True)
+    yield from map(json.loads, done.stdout.splitlines())
+    if done.returncode:
+        raise SystemExit(f"graphs_right ended with exit code {done.returncode}")
 
-        Raises:
-            Failed: it doesn't start, or has no such profile, option or test.
-        """
-        _, *rest = command
-        if rest[:3] == ["-m", "flows.cli", "run"]:
-            options = [part for at, part in enumerate(rest) if part == "--set" or rest[at - 1] == "--set"]
-            self._ran([*command[:3], "show-config", rest[3], *options], {})
-            return f"tether run {rest[3]} has its profile and options"
-        if rest[:2] == ["-m", "pytest"]:
-            return self._ran([*command, "--collect-only"], {}).strip().splitlines()[-1]
-        told = self._ran([*command, "--help"], {})
-        if lacking := [part for part in rest if part.startswith("--") and part not in told]:
-            raise Failed(f"{rest[1]} has no option {', '.join(lacking)}")
-        return f"{rest[1]} starts and has its options"
 
-    def _ran(self, command: Sequence[str], environment: Mapping[str, str]) -> str:
-        with self.log.open("a", encoding="utf-8") as log:
-            log.write(f"$ {shlex.join(command)}\n")
-            log.flush()
-            done = subprocess.run(
-                command, cwd=ROOT, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=log, text=True
+def sampling(host: Host) -> Lines:
+    """Decoding with and without graphs."""
+    from tests.bench.gpu import gpu_speed
+
+    for size in host.sizes:
+        model = gpu_speed.random_llama(size, host.device)
+        for rows in (4,) if host.quick else (8, 128, 512):
+            for on in (False, True):
+                new = (8,) if host.quick else ((64, 256) if on else (64,))
+                runtime = gpu_speed.runtime_on(host.device, graphs=on)
+                yield gpu_speed.sample(size, model, rows, new, runtime, host.bandwidth)
+
+
+def profile(host: Host) -> Lines:
+    """What is launched for a token."""
+    from tests.bench.gpu import gpu_speed
+
+    for size in host.sizes[:1]:
+        model = gpu_speed.random_llama(size, host.device)
+        for on in (False, True):
+            runtime = gpu_speed.runtime_on(host.device, graphs=on)
+            yield gpu_speed.launches(size, model, 4 if host.quick else 128, runtime)
+
+
+def memory(host: Host) -> Lines:
+    """What many batches with graphs leave reserved."""
+    import torch
+
+    from components.models.config import GenerationConfig
+    from components.models.sampling import rollout_engine
+    from tests.bench.gpu import gpu_speed
+
+    runtime, model = gpu_speed.runtime_on(host.device, graphs=True), gpu_speed.random_llama(host.sizes[0], host.device)
+    tokenizer, reserved, seconds = gpu_speed.numbers_tokenizer(gpu_speed.SHAPES[host.sizes[0]].vocabulary), [], []
+    generation = GenerationConfig(max_prompt_tokens=64, max_new_tokens=32)
+    for batch in range(3 if host.quick else 20):
+        began = gpu_speed.now(host.device)
+        with rollout_engine(model, tokenizer, runtime) as engine:
+            engine.sample(gpu_speed.prompts_of(32 + 8 * (batch % 3)), generation, batch)
+        seconds.append(round(gpu_speed.now(host.device) - began, 3))
+        reserved.append(round(torch.cuda.memory_reserved() / 1e6) if host.device == "cuda" else 0)
+    yield {"reserved MB": reserved, "seconds": seconds}
+
+
+def training(host: Host) -> Lines:
+    """Training as it is, with Liger's fused kernels, and with blocks compiled."""
+    import torch
+
+    from tests.bench.gpu import gpu_speed
+
+    for size in host.sizes:
+        for kind in ("plain", "liger", "compiled"):
+            if host.device == "cpu" and kind != "plain":
+                continue  # both compile for CUDA
+            model = gpu_speed.random_llama(size, host.device)
+            if kind == "liger":
+                from liger_kernel.transformers import apply_liger_kernel_to_llama
+
+                apply_liger_kernel_to_llama(model=model, cross_entropy=False, fused_linear_cross_entropy=False)
+            if kind == "compiled":
+                for layer in model.model.layers:
+                    layer.compile(dynamic=False)
+            for rows in (4,) if host.quick else ((32, 256), (32,))[kind == "compiled"]:
+                yield gpu_speed.train(size, model, rows, gpu_speed.runtime_on(host.device), kernels=kind)
+            del model
+            if host.device == "cuda":
+                torch.cuda.empty_cache()
+
+
+def stages(
+    home: Path, device: str, *, on: bool, until: str = "ppo", options: Iterable[str] = (), profile: str = "tiny"
+) -> dict[str, Any]:
+    """Run the stages of a profile that are missing in `home`; returns the digests, and a time and the metrics of each
+    update of PPO. What the home holds as `data` and `base` are their inputs."""
+    from components.base.hashing import digest_file, digest_json
+    from components.models.runtime import activate
+    from flows.config.profiles import parse_override
+    from flows.config.run_config import load_config
+    from tasks.stages import STAGES
+    from tests.support_desk_data import make_data
+
+    given = [f"runtime.device={device}", "runtime.dtype=bfloat16", f"runtime.cuda_graphs={on}", *options]
+    config = load_config(profile, map(parse_override, given))
+    if not (home / "data").exists():
+        make_data(home / "data", times=4)
+    inputs = {name: home / name for name in ("data", "base") if (home / name).exists()}
+    times, digests = [], {}
+    for name in ("sft", "reward", "ppo"):
+        stage, out, began = STAGES[name], home / name, time.perf_counter()
+        job = config.stage_job(stage)
+        job = job.model_copy(update={"runtime": job.runtime.resolve()})
+        activate(job.runtime)
+
+        def observe(number: int, metrics: Any, *_: Any, name: str = name, **__: Any) -> None:
+            if metrics and name == "ppo":
+                times.append((time.perf_counter(), dict(metrics)))
+                numbers = {metric: metrics.get(f"ppo/{metric}") for metric in ("kl", "proxy_reward", "beta")}
+                print(f"update {number}: {numbers}", file=sys.stderr, flush=True)
+
+        if not (out / "done").exists():
+            stage.load_run()(job, inputs, out, observe)
+            (out / "done").touch()
+        print(f"{name}: {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
+        inputs[name] = out / "artifact"
+        files = sorted(each for each in inputs[name].rglob("*") if each.is_file())
+        digests[name] = digest_json([(each.relative_to(out).as_posix(), digest_file(each)) for each in files])[:12]
+        if name == until:
+            break
+    return {"digests": digests, "times": times}
+
+
+def repeated(host: Host) -> Lines:
+    """PPO of tiny twice, and killed by SIGKILL after update 3 and started again: equal digests."""
+    started = stages(host.folder / "reward", host.device, on=True, until="reward", options=TINY)["digests"]
+    digests = {}
+    for name in ("once", "again", "killed"):
+        home = shutil.copytree(host.folder / "reward", host.folder / name)
+        command = [sys.executable, "-m", "tests.bench.gpu.gpu", "--device", host.device, "--stages", str(home)]
+        if name == "killed":
+            with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as going:
+                assert going.stderr is not None
+                if not any(line.startswith("update 3:") for line in going.stderr):
+                    raise SystemExit(f"PPO ended with exit code {going.wait()} before update 3")
+                going.send_signal(signal.SIGKILL)
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        digests[name] = json.loads(done.stdout.splitlines()[-1])["ppo"]
+    yield {**started, **digests}
+    if len(set(digests.values())) > 1:
+        raise SystemExit("the digests differ")
+
+
+def updates(host: Host) -> Lines:
+    """Seconds of PPO's updates, of which sampling."""
+    from unittest.mock import patch
+
+    from components.models.sampling import LocalEngine
+    from tests.bench.gpu.gpu_speed import now
+
+    options = [
+        "ppo.updates=6", "generation.max_new_tokens=64", "sft.epochs=1", "ppo.batch_size=64", "ppo.minibatch_size=32",
+        "ppo.micro_batch_size=32", "ppo.evaluate=64", "ppo.evaluate_every=null",
+    ]  # fmt: skip
+    if not host.quick:
+        options.append("sft.scratch={hidden_size: 576, layers: 30, heads: 9, vocabulary: 49152}")
+    for on in (False, True):
+        spent, sample = [0.0], LocalEngine.sample
+
+        def timed(*given: Any, spent: list[float] = spent, sample: Any = sample, **more: Any) -> Any:
+            began = now(host.device)
+            samples = sample(*given, **more)
+            spent[0] += now(host.device) - began
+            return samples
+
+        home = host.folder / f"graphs-{on}"
+        with patch.object(LocalEngine, "sample", timed):
+            found = stages(home, host.device, on=on, options=options)["times"]
+        clock = [at for at, _ in found]
+        seconds = [round(b - a, 3) for a, b in itertools.pairwise(clock)]
+        last = {name: found[-1][1][name] for name in ("ppo/kl", "ppo/proxy_reward", "ppo/response_tokens")}
+        yield {"graphs": on, "seconds an update": seconds, "sampling in all stages": round(spent[0], 2), **last}
+
+
+def real(host: Host) -> Lines:
+    """The classic exercise's tethered run, where its folder is at hand: the raw score up at level KL."""
+    from components.stats.series import series_mean, series_rise
+    from tests.bench.policies.classic import LATE, PROFILE, SIZES
+
+    if host.real is None:
+        return
+    options = [*SIZES, "data.preferences=[]", "ppo.updates=100", "ppo.checkpoint_every=50"]
+    times = stages(host.real, host.device, on=host.graphs, options=options, profile=PROFILE)["times"]
+    for count in (LATE, 75):
+        late = [row for _, row in times][-count:]
+        for metric in ("ppo/kl", "ppo/proxy_reward"):
+            values = [row[metric] for row in late]
+            yield {"last": count, metric: series_mean(values)._asdict(), "rise": series_rise(values)._asdict()}
+    clock = [at for at, _ in times]
+    yield {"updates": len(times), "seconds": round(clock[-1] - clock[0], 1)}
+
+
+def sanitized(host: Host) -> Lines:
+    """NVIDIA's memory checker on the smallest case with graphs."""
+    command = ["compute-sanitizer", "--tool", "memcheck"] if host.device == "cuda" else []
+    case = [sys.executable, "-m", "tests.bench.gpu.graphs_right", "tiny", "--device", host.device]
+    done = subprocess.run([*command, *case], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    yield {"exit code": done.returncode, "said": [line for line in done.stdout.splitlines() if "ERROR SUMMARY" in line]}
+
+
+def yardstick(host: Host) -> Lines:
+    """Decoding by transformers' own continuous batching."""
+    import torch
+    from transformers import GenerationConfig
+    from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+    from tests.bench.gpu import gpu_speed
+
+    for size in host.sizes:
+        model = gpu_speed.random_llama(size, host.device).to(torch.bfloat16)
+        for rows in (4,) if host.quick else (128, 512):
+            generation = GenerationConfig(max_new_tokens=64, do_sample=True, eos_token_id=1, pad_token_id=0)
+            batching = ContinuousBatchingConfig(
+                use_cuda_graph=host.device == "cuda", return_logprobs=True, num_blocks=1024, max_batch_tokens=4096
             )
-            log.write(done.stdout)
-        if done.returncode:
-            raise Failed(f"{command[0]} ended with exit code {done.returncode}; see {self.log}")
-        return done.stdout
-
-    def python(self, *arguments: str) -> str:
-        """Run this Python."""
-        return self.run(sys.executable, *arguments, OMP_WAIT_POLICY="PASSIVE")
-
-    def tiny(self, name: str, device: str) -> Path:
-        """A new home in which the profile tiny has trained on `device` in float32, up to PPO."""
-        home = self.home(name)
-        self.run(*self.tiny_command(device), TETHER_HOME=str(home))
-        return home
-
-    def home(self, name: str) -> Path:
-        """The path of a home that does not exist yet."""
-        home = self.out / "homes" / name
-        shutil.rmtree(home, ignore_errors=True)
-        return home
-
-    def tiny_command(self, device: str) -> list[str]:
-        """`tether run tiny`, checkpointed often."""
-        given = [f"runtime.device={device}", "runtime.dtype=float32", "ppo.checkpoint_every=1"]
-        options = [part for each in given for part in ("--set", each)]
-        return [sys.executable, "-m", "flows.cli", "run", "tiny", "--until", "ppo", *options]
+            for _ in range(2):
+                began = gpu_speed.now(host.device)
+                answers = model.generate_batch(
+                    gpu_speed.prompts_of(rows), generation_config=generation, continuous_batching_config=batching,
+                    progress_bar=False,
+                )  # fmt: skip
+                seconds = gpu_speed.now(host.device) - began
+            tokens = sum(len(each.generated_tokens) for each in answers.values())
+            yield {"size": size, "rows": rows, "tokens/s": round(tokens / seconds), "seconds": round(seconds, 2)}
 
 
-def stages(home: Path) -> dict[str, dict[str, Any]]:
-    """The stages of a home's newest run, by name."""
-    return {each["name"]: each for each in json.loads(tether(home, "status", "--json").stdout)["stages"]}
+class Step(NamedTuple):
+    """One measurement."""
+
+    limit: int
+    """Seconds after which it is ended."""
+    run: Callable[[Host], Lines]
+    expected: str
 
 
-def digests(home: Path) -> dict[str, str]:
-    """Digest of each artifact that training made, by stage."""
-    found = stages(home)
-    return {name: found[name]["digest"] for name in TRAINED}
+STEPS = {
+    "machine": Step(40, machine, "copy 3.0 (H100) or 4.3 TB/s (H200), product 770 to 800 TFLOP/s"),
+    "graphs": Step(60, graphs, "tokens equal in float32; log-probabilities within 1e-3 on average in bfloat16"),
+    "sampling": Step(
+        90, sampling, "135m: 42 ms a token; with graphs 6 to 12 (64 new), 3 to 4 (256). 1.2b: 30; 4 to 8; 2 to 3"
+    ),
+    "profile": Step(40, profile, "no sort a token; with graphs at most 60 launches a token in place of 1,150"),
+    "memory": Step(30, memory, "reserved memory stays within 64 MB from the third batch on"),
+    "training": Step(
+        100, training, "135m: 131 ms plain at 32 rows; 1.2b: 124 ms plain, and Liger from 28 to 33-38 % of the peak"
+    ),
+    "repeated": Step(60, repeated, "three equal digests of PPO"),
+    "updates": Step(70, updates, "an update takes half the time with graphs"),
+    "sanitized": Step(50, sanitized, "0 errors"),
+    "real": Step(420, real, "over the last 50 updates KL level near 3 and the raw score's rise above 0, as on CPUs"),
+    "yardstick": Step(60, yardstick, "slower than graphs at 64 tokens without flash-attn"),
+}
 
 
-def unlike(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    """The stages whose digests differ."""
-    return [name for name in TRAINED if one[name] != other[name]]
+def run(name: str, host: Host, limit: float) -> dict[str, Any]:
+    """Run a step in a process of its own and end all it started; returns its line."""
+    command = [sys.executable, "-m", "tests.bench.gpu.gpu", "--device", host.device, "--step", name]
+    command += ["--out", str(host.folder), *([] if host.real is None else ["--real", str(host.real)])]
+    command += ["--quick"] * host.quick + ["--no-graphs"] * (not host.graphs)
+    began, error = time.perf_counter(), ""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
+        child = subprocess.Popen(command, stdout=out, stderr=errors, start_new_session=True)
+        try:
+            code = child.wait(limit)
+            error = f"exit code {code}" if code else ""
+        except subprocess.TimeoutExpired:
+            error = f"ended after {limit:.0f} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        out.seek(0)
+        errors.seek(0)
+        lines = [json.loads(line) for line in out if line.startswith("{")]
+        tail = errors.read()[-20_000:] if error else ""
+    line: dict[str, Any] = {"step": name, "seconds": round(time.perf_counter() - began, 1), "found": lines}
+    return line | {"expected": STEPS[name].expected} | ({"error": error, "tail": tail} if error else {})
 
 
-def losses(home: Path, stage: str) -> list[float]:
-    """The training loss of each step of a home's only run."""
-    (file,) = home.glob(f"runs/*/metrics/{stage}.jsonl")
-    metric = f"{stage}/train_loss"
-    return [row["metrics"][metric] for row in read_rows(file) if metric in row["metrics"]]
-
-
-def largest_difference(one: list[float], other: list[float]) -> float:
-    """The largest relative difference of two curves.
-
-    Raises:
-        Failed: they have not the same number of steps, or none.
-    """
-    if len(one) != len(other) or not one:
-        raise Failed(f"curves of {len(one)} and {len(other)} steps can't be compared")
-    return max(abs(a - b) / abs(b) for a, b in zip(one, other, strict=True))
-
-
-def machine(bench: Bench) -> Found:
-    """See the module's docstring; so do the functions below."""
-    doctor = [sys.executable, "-m", "flows.cli", "doctor"]
-    if bench.dry:
-        bench.run(*doctor)
-    if bench.device == "cuda":
-        bench.run("nvidia-smi")
-    said = bench.run(*doctor, TETHER_HOME=str(bench.home("doctor")))
-    return " ".join(next(line for line in said.splitlines() if "runtime" in line).split())
-
-
-def suite(bench: Bench) -> Found:
-    """The tests of the learning."""
-    which = ["models/test_runtime.py", "models/test_sampling.py"] if bench.quick else ["models", "training", "ppo"]
-    where = [str(ROOT / "tests" / "components" / each) for each in which]
-    return bench.python("-m", "pytest", "-q", "-p", "no:cacheprovider", *where).strip().splitlines()[-1]
-
-
-def repeat(bench: Bench) -> Found:
-    """Two homes, the same digests."""
-    one, other = digests(bench.tiny("one", bench.device)), digests(bench.tiny("two", bench.device))
-    if different := unlike(one, other):
-        raise Failed(f"another digest in {', '.join(different)}")
-    return "the same digests: " + ", ".join(f"{name} {digest[:12]}" for name, digest in one.items())
-
-
-def resume(bench: Bench) -> Found:
-    """Killed and started again."""
-    home = bench.home("killed")
-    command, environment = bench.tiny_command(bench.device), os.environ | {"TETHER_HOME": str(home)}
-    if bench.dry:
-        bench.run(*command)
-    with bench.log.open("a", encoding="utf-8") as log:
-        going = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        while going.poll() is None and not list(home.glob("work/**/checkpoint/ppo/step-*.json")):
-            time.sleep(0.02)
-        if going.poll() is not None:
-            raise Failed("the run ended before PPO's first checkpoint")
-        os.killpg(going.pid, signal.SIGKILL)
-        going.wait()
-    bench.run(*command, TETHER_HOME=str(home))
-    if different := unlike(digests(bench.out / "homes" / "one"), digests(home)):
-        raise Failed(f"another digest in {', '.join(different)}")
-    return "the same digests after SIGKILL in PPO"
-
-
-def equal_losses(bench: Bench) -> Found:
-    """This device against the CPU."""
-    there = bench.tiny("cpu", "cpu")
-    found = {}
-    for stage in ("sft", "reward"):
-        found[stage] = largest_difference(losses(bench.out / "homes" / "one", stage), losses(there, stage))
-    if max(found.values()) > SAME_LOSS:
-        raise Failed(f"losses differ by {found}")
-    return ", ".join(f"{stage} within {value:.1e}" for stage, value in found.items())
-
-
-def throughput(bench: Bench) -> Found:
-    """Ours alone, against the device's limits."""
-    sizes = ["1m"] if bench.quick else ["135m", "1b"]
-    name = usable_gpus().name
-    known = next((each for part, each in BANDWIDTHS.items() if part in name), None)
-    limits = [] if known is None else ["--bandwidth", f"{known:g}"]
-    given = ["--alone", "--device", bench.device, "--dtype", "bfloat16", "--updates", "1", *limits, "--sizes", *sizes]
-    said = bench.python("-m", "tests.bench.trl.throughput", *given)
-    shown = [line for line in said.splitlines() if "samples/s" in line or "left out" in line]
-    if known is None and bench.device == "cuda":
-        shown.append(f"the limits are an H200's: those of {name} are not known here (BANDWIDTHS)")
-    return "; ".join(shown)
-
-
-def lora(bench: Bench) -> Found:
-    """Peak memory of LoRA's four models."""
-    model = os.environ.get("TETHER_HOME", ".tether") + "/models/smollm2"
-    if not bench.dry and not (ROOT / model).is_dir():
-        raise Failed(f"no model in {model}: `tether fetch smollm2`")
-    small = ["--batch", "2", "--micro-batch", "2", "--prompt", "8", "--response", "8"] if bench.quick else []
-    lora_memory = ("-m", "tests.bench.gpu.lora_memory")
-    return bench.python(*lora_memory, "--device", bench.device, "--model", model, *small).strip().splitlines()[-1]
-
-
-def gpu_profile(bench: Bench) -> Found:
-    """The stages of the profile `gpu`."""
-    home, profile = bench.home("profile"), "tiny" if bench.quick else "gpu"
-    given = ["--set", f"runtime.device={bench.device}"]
-    bench.run(sys.executable, "-m", "flows.cli", "run", profile, *given, TETHER_HOME=str(home))
-    return ", ".join(f"{name} {each['seconds']:.0f} s" for name, each in stages(home).items())
-
-
-def real_pairs(bench: Bench) -> Found:
-    """100 updates of SmolLM2."""
-    data = Path(os.environ.get("TETHER_DATA", ROOT / ".." / "shared" / "data")).resolve() / "hh-rlhf"
-    if not bench.dry and (bench.quick or not data.is_dir()):
-        return "not run" if bench.quick else f"not run: no real pairs in {data}"
-    files = ", ".join(str(data / f"{kind}-base-test.jsonl.gz") for kind in ("helpful", "harmless"))
-    given = (f"data.preferences=[{files}]", f"runtime.device={bench.device}")
-    home = str(bench.out / "homes" / "real")
-    said = bench.python("-m", "tests.bench.policies.classic", "--home", home, *(x for g in given for x in ("--set", g)))
-    return said.strip().splitlines()[-1]
-
-
-STEPS: dict[str, Callable[[Bench], Found]] = {
-    "machine": machine, "tests": suite, "repeat": repeat, "resume": resume, "losses": equal_losses,
-    "throughput": throughput, "lora": lora, "gpu profile": gpu_profile, "real pairs": real_pairs,
-}  # fmt: skip
-
-
-def main() -> None:
-    """Run the steps and print a Markdown table as they end."""
+def main() -> int:
+    """Run the steps, print a line of each as it ends, and return the exit code."""
     options = argument_parser(__doc__)
     options.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     options.add_argument("--quick", action="store_true", help="tiny sizes: shows that the steps run, measures nothing")
-    options.add_argument("--dry-run", action="store_true", help="only see that the steps' programs start; needs no GPU")
-    options.add_argument("--steps", nargs="+", choices=STEPS, default=list(STEPS), help="losses and resume need repeat")
-    options.add_argument("--out", type=Path, default=ROOT / ".tether" / "bench" / "gpu")
+    options.add_argument("--steps", nargs="+", choices=STEPS, default=list(STEPS))
+    options.add_argument("--seconds", type=float, default=560, help="no step goes on beyond")
+    options.add_argument("--out", type=Path, default=Path(".tether/bench/gpu"))
+    options.add_argument("--real", type=Path, help="a folder for the step real")
+    options.add_argument("--no-graphs", action="store_true", help="the step real decodes without graphs")
+    options.add_argument("--wheels", action="store_true", help="print what the host needs beside torch")
+    options.add_argument("--step", choices=STEPS, help="the program itself uses it")
+    options.add_argument("--stages", type=Path, help="the program itself uses it")
     asked = options.parse_args()
-    bench, failed = Bench(asked.device, asked.quick, asked.out, asked.dry_run), False
-    found = usable_gpus()
-    lacking = "" if found.gpus or asked.device == "cpu" else f"No GPU: {found.why}."
-    if lacking and not asked.dry_run:
-        print(
-            f"{lacking} Nothing was measured. --dry-run checks that the steps start, --device cpu --quick runs them "
-            "at tiny sizes.", file=sys.stderr,
-        )  # fmt: skip
-        sys.exit(2)
-    if lacking:
-        print(f"{lacking} Nothing is measured.\n")
-    print("| step | seconds | found |\n|---|---|---|", flush=True)
-    for name in asked.steps:
-        bench.log = bench.out / f"{name.replace(' ', '-')}.log"
-        bench.log.unlink(missing_ok=True)
-        began = time.perf_counter()
-        try:
-            said = STEPS[name](bench)
-        except Started as started:
-            said = f"not measured: {started}"
-        except Failed as error:
-            failed, said = True, f"**failed**: {error}"
-        print(f"| {name} | {time.perf_counter() - began:.0f} | {said} |", flush=True)
-    sys.exit(1 if failed else 0)
+    if asked.wheels:
+        print(*WHEELS)
+        return 0
+    if asked.stages:
+        print(json.dumps(stages(asked.stages, asked.device, on=True, options=TINY)["digests"]))
+        return 0
+    host = Host(asked.device, asked.quick, asked.out.resolve(), asked.real, not asked.no_graphs)
+    ends = time.monotonic() + asked.seconds
+    if asked.step:
+        for line in STEPS[asked.step].run(host):
+            print(json.dumps(line), flush=True)
+        return 0
+    host.folder.mkdir(parents=True, exist_ok=True)
+    failed = False
+    with (host.folder / "gpu.jsonl").open("w", encoding="utf-8") as file:
+        for name in asked.steps:
+            with tempfile.TemporaryDirectory() as folder:
+                left = ends - time.monotonic()
+                line = (
+                    run(name, host._replace(folder=Path(folder)), min(left, STEPS[name].limit))
+                    if left > 10 else {"step": name, "error": "no time was left"}
+                )  # fmt: skip
+            failed |= "error" in line
+            print(json.dumps(line), file=file, flush=True)
+            print(f"{name}: {line.get('seconds', 0)} s; expected: {STEPS[name].expected}", flush=True)
+            for found in filter(None, [*line.get("found", []), line.get("error"), line.get("tail", "")[-1500:]]):
+                print(f"  {found}", flush=True)
+    return int(failed)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,21 +1,14 @@
-"""Speed of sampling and of training on one GPU, against its limits. Needs nothing but the learning's own packages.
-
-    python -m tests.bench.gpu.gpu_speed [135m 1.2b]     # half a minute on an H200
-    python -m tests.bench.gpu.gpu_speed tiny --device cpu   # shows that it runs
-    python -m tests.bench.gpu.gpu_speed --no-cuda-graphs    # launches each kernel of a decoding step
+"""Speed of sampling and of training on one device, against its limits.
 
 Llamas of the shapes of SmolLM2-135M and Llama-3.2-1B with random weights, in bfloat16. Sampling: prompts of 16 to 64
-tokens, 64 new tokens; its limit is one reading of the weights (2 bytes each) a step. Training: rows of 128 tokens whose
-last 64 are predicted; 6 operations a parameter and token, those of the output layer for predicted tokens alone, without
-attention. A profile of 9 sampled tokens follows at the smallest number of rows.
+tokens. A step of decoding reads the weights (2 bytes each) and the keys and values of all rows once, and writes the
+logits (4 bytes each) once: its limit is these bytes over the bandwidth. Training: rows of 128 tokens whose last 64 are
+predicted; 6 operations a parameter and token, those of the output layer for predicted tokens alone, without attention.
 """
 
-import argparse
-import os
 import time
+from collections import Counter
 from typing import Any
-
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -28,7 +21,6 @@ from components.models.sampling import rollout_engine
 from components.planning.shape import KNOWN, ModelShape
 from components.training.loop import clip_gradient, step_and_clear
 from components.training.optim import FitConfig, build_optimizer
-from tests.bench.tools import argument_parser
 from tests.bench.trl.workload import numbers_tokenizer
 
 SHAPES = {
@@ -38,10 +30,18 @@ SHAPES = {
     "135m": KNOWN["smollm2-135m"],
     "1.2b": KNOWN["llama-3.2-1b"],
 }
-SAMPLED = {"tiny": [4], "135m": [8, 128, 512], "1.2b": [8, 128, 512]}
-TRAINED = {"tiny": [4], "135m": [32, 256], "1.2b": [32, 64]}
-"""Rows by size."""
-NEW, LENGTH, STEPS = 64, 128, 4
+LENGTH, STEPS = 128, 4
+PEAK = 989e12
+"""Peak of an H100 and an H200 (SXM) in bfloat16, FLOP/s, from NVIDIA's data sheets."""
+BANDWIDTHS = {"H100": 3.35e12, "H200": 4.8e12}
+"""Memory bandwidth in bytes/s by a part of a GPU's name, from the same."""
+
+
+def runtime_on(device: str, graphs: bool = False, dtype: str = "bfloat16") -> Runtime:
+    """The resolved runtime, with torch set up for it."""
+    runtime = Runtime(device=device, dtype=dtype, cuda_graphs=graphs).resolve()
+    activate(runtime)
+    return runtime
 
 
 def llama(shape: ModelShape) -> LlamaConfig:
@@ -53,84 +53,100 @@ def llama(shape: ModelShape) -> LlamaConfig:
     )  # fmt: skip
 
 
-def wait(device: str) -> float:
+def random_llama(size: str, device: str) -> Any:
+    """A Llama with random weights, in evaluation mode."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        return LlamaForCausalLM(llama(SHAPES[size])).eval()
+
+
+def prompts_of(rows: int) -> list[list[int]]:
+    """Prompts of 16 to 64 tokens."""
+    draw = torch.Generator().manual_seed(1)
+    lengths = torch.randint(16, 65, (rows,), generator=draw).tolist()
+    return [torch.randint(2, 900, (n,), generator=draw).tolist() for n in lengths]
+
+
+def now(device: str) -> float:
     """The time once the device has done its work."""
     if device == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
-def sample(size: str, model: Any, rows: int, runtime: Runtime, bandwidth: float, profiled: bool) -> None:
-    """Measure and print sampling."""
-    draw = torch.Generator().manual_seed(1)
-    lengths = torch.randint(16, 65, (rows,), generator=draw).tolist()
-    prompts = [torch.randint(2, 900, (n,), generator=draw).tolist() for n in lengths]
-    short, long = (GenerationConfig(max_prompt_tokens=64, max_new_tokens=new) for new in (9, NEW))
-    with rollout_engine(model, numbers_tokenizer(SHAPES[size].vocabulary), runtime) as engine:
-        engine.sample(prompts, short, 0)
-        began = wait(runtime.device)
-        samples = engine.sample(prompts, long, 1)
-        seconds = wait(runtime.device) - began
-        if profiled:
-            kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if runtime.device == "cuda" else [])]
-            with profile(activities=kinds) as found:
-                engine.sample(prompts, short, 2)
-                wait(runtime.device)
-            print(found.key_averages().table(sort_by="self_cpu_time_total", row_limit=12))
-    limit = bandwidth / (2 * sum(each.numel() for each in model.parameters()))
-    print(
-        f"{size}, sampling, {rows} rows: {1000 * seconds / NEW:.1f} ms a step, "
-        f"{sum(samples.response_lengths) / seconds:.0f} tokens/s, {NEW / seconds / limit:.1%} of the limit"
-    )
+def sampling_limit(size: str, rows: int, new: int, bandwidth: float) -> float:
+    """Seconds that a step of decoding takes at least, on average over `new` tokens."""
+    shape, context = SHAPES[size], 40 + new / 2
+    states = 2 * 2 * shape.layers * shape.kv_heads * shape.head_size * context * rows
+    return (2 * SHAPES[size].parameters + states + 4 * rows * shape.vocabulary) / bandwidth
 
 
-def train(size: str, model: Any, rows: int, runtime: Runtime, peak: float) -> None:
-    """Measure and print training."""
+def sample(size: str, model: Any, rows: int, new: tuple[int, ...], runtime: Runtime, bandwidth: float) -> Any:
+    """Time of batches with each number of `new` tokens, in a new engine for each as after an update, after one that
+    loads the kernels. `ms`: milliseconds a token; `limit`: share of the bandwidth's limit."""
+    prompts, tokenizer = prompts_of(rows), numbers_tokenizer(SHAPES[size].vocabulary)
+    measured: dict[str, Any] = {"size": size, "rows": rows, "graphs": runtime.cuda_graphs}
+    first = [(True, 9), *((True, each) for each in new if runtime.cuda_graphs)]
+    for warm, count in [*first, *((False, each) for each in new)]:
+        generation = GenerationConfig(max_prompt_tokens=64, max_new_tokens=count)
+        with rollout_engine(model, tokenizer, runtime) as engine:
+            began = now(runtime.device)
+            samples = engine.sample(prompts, generation, count)
+            seconds = now(runtime.device) - began
+        if not warm:
+            measured[f"ms at {count}"] = round(1000 * seconds / count, 3)
+            measured[f"tokens/s at {count}"] = round(sum(samples.response_lengths) / seconds)
+            measured[f"limit at {count}"] = round(sampling_limit(size, rows, count, bandwidth) * count / seconds, 4)
+        elif count == new[0]:
+            measured["first"] = round(seconds, 3)
+    return measured
+
+
+def launches(size: str, model: Any, rows: int, runtime: Runtime) -> Any:
+    """A profile of 32 tokens more of the same batch: what is launched for each token, and how idle the device is."""
+    prompts, tokenizer, counts = prompts_of(rows), numbers_tokenizer(SHAPES[size].vocabulary), []
+    kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if runtime.device == "cuda" else [])]
+    for new in (16, 48):
+        generation = GenerationConfig(max_prompt_tokens=64, max_new_tokens=new)
+        with rollout_engine(model, tokenizer, runtime) as engine:
+            engine.sample(prompts, generation, 1)
+            with profile(activities=kinds) as profiler:
+                began = now(runtime.device)
+                engine.sample(prompts, generation, 1)
+                seconds = now(runtime.device) - began
+        count: Counter[str] = Counter()
+        for event in profiler.events():
+            on_device = event.device_type == torch.autograd.DeviceType.CUDA
+            count["launches"] += event.name.startswith(("cudaLaunchKernel", "cuLaunchKernel"))
+            count["graphs"] += event.name.startswith("cudaGraphLaunch")
+            count["copies"] += event.name.startswith("cudaMemcpyAsync")
+            count["kernels"] += on_device
+            count["sorts"] += on_device and "Sort" in event.name
+            count["busy us"] += round(event.device_time) if on_device else 0
+        counts.append((count, seconds))
+    (short, early), (long, late) = counts
+    per_token: dict[str, Any] = {name: round((long[name] - short[name]) / 32, 2) for name in long}
+    return {"size": size, "rows": rows, "graphs": runtime.cuda_graphs, "ms": round(1000 * (late - early) / 32, 3)} | {
+        f"{name} a token": value for name, value in per_token.items()
+    }
+
+
+def train(size: str, model: Any, rows: int, runtime: Runtime, **given: Any) -> Any:
+    """Time of a training step, share of the peak, and peak memory."""
     optimizer = build_optimizer(model.train(), FitConfig(learning_rate=1e-5))
     ids = torch.randint(2, 900, (rows, LENGTH), device=runtime.device)
     mask = torch.ones_like(ids, dtype=torch.bool)
     counts = mask.clone()
     counts[:, : LENGTH // 2] = False
     began = 0.0
-    for step in range(STEPS + 1):  # the first warms up
-        began = wait(runtime.device) if step == 1 else began
+    for step in range(STEPS + 2):  # the first two warm up
+        began = now(runtime.device) if step == 2 else began
         (-token_stats(model, ids, mask, counts, runtime).logprobs.mean()).backward()
         clip_gradient(model, 1.0)
         step_and_clear(optimizer)
-    seconds = (wait(runtime.device) - began) / STEPS
+    seconds = (now(runtime.device) - began) / STEPS
     output = SHAPES[size].hidden_size * SHAPES[size].vocabulary
-    body = sum(each.numel() for each in model.parameters()) - output
-    operations = 6 * rows * (body * LENGTH + output * LENGTH / 2)
+    operations = 6 * rows * ((SHAPES[size].parameters - output) * LENGTH + output * LENGTH / 2)
     memory = torch.cuda.max_memory_allocated() / 1e9 if runtime.device == "cuda" else 0.0
-    print(f"{size}, training, {rows} rows: {1000 * seconds:.1f} ms a step, {rows * LENGTH / seconds:.0f} tokens/s, "
-          f"{operations / seconds / peak:.1%} of the peak, {memory:.1f} GB at most so far")  # fmt: skip
-
-
-def main() -> None:
-    """Measure size after size and print as they come."""
-    parser = argument_parser(__doc__)
-    parser.add_argument("sizes", nargs="*", default=["135m", "1.2b"])
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    # NVIDIA's data sheet of the H200 SXM, as in throughput.py.
-    parser.add_argument("--bandwidth", type=float, default=4.8e12, help="the device's memory bandwidth, bytes/s")
-    parser.add_argument("--peak-flops", type=float, default=989e12, help="the device's peak in bfloat16, FLOP/s")
-    parser.add_argument(
-        "--cuda-graphs", action=argparse.BooleanOptionalAction, default=True, help="runtime.cuda_graphs"
-    )
-    options = parser.parse_args()
-    runtime = Runtime(device=options.device, dtype="bfloat16", cuda_graphs=options.cuda_graphs).resolve()
-    activate(runtime)
-    for size in options.sizes:
-        torch.manual_seed(0)
-        with torch.device(runtime.device):
-            config = llama(SHAPES[size])
-            model = LlamaForCausalLM(config).eval()
-        for rows in SAMPLED[size]:
-            sample(size, model, rows, runtime, options.bandwidth, profiled=rows == SAMPLED[size][0])
-        for rows in TRAINED[size]:
-            train(size, model, rows, runtime, options.peak_flops)
-        del model
-
-
-if __name__ == "__main__":
-    main()
+    numbers = {"ms": round(1000 * seconds, 2), "peak": round(operations / seconds / PEAK, 4), "GB": round(memory, 1)}
+    return {"size": size, "rows": rows, **given, **numbers}
