@@ -150,10 +150,8 @@ bench-raters: $(INSTALLED)
 bench-noise: $(INSTALLED)
 	$(BIN)/python -m tests.bench.statistics.noise $(ARGS)
 
-# Every measurement that needs a GPU, with a log of each step; ARGS="--device cpu --quick" only shows that the steps run,
-# ARGS=--dry-run that their programs start.
+# Every measurement that needs a GPU, in ten minutes; ARGS="--device cpu --quick" only shows that the steps run.
 bench-gpu: $(INSTALLED)
-	$(BIN)/tether fetch smollm2
 	$(BIN)/python -m tests.bench.gpu.gpu $(ARGS)
 
 # Fifty people who judge at once on the review page, with SQLite and PostgreSQL. Two minutes.

@@ -2,10 +2,14 @@
 
 import importlib
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from components.base.jsonl import read_rows
+from tests.bench.gpu.gpu import STEPS
 from tests.bench.operations.orchestration import WRAPPED
 from tests.bench.tools import ROOT
 
@@ -58,19 +62,21 @@ def test_what_orchestration_times_exists(where: str, name: str) -> None:
     [
         ("tests.bench.statistics.raters", ["--simulations", "1", "--part", "checks"]),
         ("tests.bench.statistics.alarm_simulation", ["--seeds", "0", "--planted", "1"]),
-        ("tests.bench.gpu.gpu", ["--dry-run", "--steps", "throughput", "lora"]),
     ],
 )
 def test_a_bench_prints_its_lines(
-    bench: str, options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    bench: str, options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", [bench, *options, *(["--out", str(tmp_path)] if ".gpu" in bench else [])])
+    monkeypatch.setattr("sys.argv", [bench, *options])
     monkeypatch.chdir(ROOT)
-    main = importlib.import_module(bench).main
-    if ".gpu" in bench:
-        with pytest.raises(SystemExit) as end:
-            main()
-        assert end.value.code == 0
-    else:
-        main()
+    importlib.import_module(bench).main()
     assert len(capsys.readouterr().out.splitlines()) >= 2
+
+
+@pytest.mark.whole
+def test_each_step_on_a_gpu_starts_on_a_cpu(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.bench.gpu.gpu", "--device", "cpu", "--quick", "--out", str(tmp_path)]
+    ended = subprocess.run(command, cwd=ROOT, check=False)
+    rows = read_rows(tmp_path / "gpu.jsonl")
+    assert ended.returncode == 0 and {row["step"] for row in rows} == STEPS.keys()
+    assert all(row["found"] for row in rows if row["step"] != "real")
