@@ -268,7 +268,7 @@ def real(host: Host) -> Lines:
 
     if host.real is None:
         return
-    options = [*SIZES, "data.preferences=[]", "ppo.updates=100", "ppo.checkpoint_every=50"]
+    options = [*SIZES, "ppo.updates=100", "ppo.checkpoint_every=50"]
     times = stages(host.real, host.device, on=host.graphs, options=options, profile=PROFILE)["times"]
     for count in (LATE, 75):
         late = [row for _, row in times][-count:]
