@@ -141,7 +141,7 @@ class PreallocatedContext:
 
     def _parts(self) -> Iterator[tuple[slice, int]]:
         """Yield runs of rows (sorted by length, see `open_context`), each with the first slot that has a token."""
-        size = -(-len(self.padding) // PREFILL_PARTS)
+        size = -(-len(self.padding) // PREFILL_PARTS[self.prompt_ids.device.type])
         for first in range(0, len(self.padding), size):
             rows = slice(first, min(first + size, len(self.padding)))
             yield rows, min(self.padding[rows])

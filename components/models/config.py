@@ -6,8 +6,9 @@ from pydantic import Field, model_validator
 
 from components.base.settings import Settings
 
-PREFILL_PARTS = 8
-"""Prompts are processed in this many parts, sorted by length, each padded to its own longest prompt."""
+PREFILL_PARTS = {"cpu": 8, "cuda": 1}
+"""Prompts are processed in this many parts by device type, sorted by length, each padded to its own longest prompt. To
+launch a pass takes a GPU's host longer than padding takes the GPU."""
 LOGITS_AT_ONCE = 2**26
 """Largest number of float32 logits in memory at a time (256 MiB); more tokens are processed in chunks."""
 

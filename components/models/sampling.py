@@ -4,6 +4,7 @@ Legend: B responses, P prompt tokens (padded on the left), T response tokens (pa
 """
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -206,62 +207,87 @@ def sample(
     pad_id, endings = tokenizer.pad_token_id, endings_of(tokenizer)
     prompt_ids, prompt_mask = (onto(device, x) for x in pad(prompts, pad_id, side="left"))
     batch, cap = len(prompts), generation.max_new_tokens
-    response = torch.full((batch, cap), pad_id, dtype=torch.long, device=device)
-    stops = _StopStrings(tokenizer, response) if endings.strings else None
-    statistics: dict[str, Tensor] = {}
-    uniforms = onto(device, response_uniforms(seed, range(batch) if numbers is None else numbers, cap))
-    by_length = sorted(range(batch), key=lambda row: len(prompts[row]))
-    rows = onto(device, torch.tensor(by_length))
-    going, sound = torch.ones_like(rows, dtype=torch.bool), torch.ones(1, dtype=torch.bool, device=device)
-    end_ids = torch.tensor(endings.ids, device=device)
-    context = open_context(model, prompt_ids[rows], [len(prompts[row]) for row in by_length], cap, graphs)
-    hidden = context.read_prompts()
+    order = sorted(range(batch), key=lambda row: len(prompts[row]))  # the rows of the context
+    drawn = response_uniforms(seed, order if numbers is None else [numbers[row] for row in order], cap)
+    uniforms = onto(device, drawn.T.double().contiguous())
+    index, end_ids = onto(device, torch.tensor(order)), onto(device, torch.tensor(endings.ids))
+    going = torch.ones_like(index, dtype=torch.bool)
+    stops = _StopStrings(tokenizer, batch) if endings.strings else None
+    results = {"tokens": torch.full((batch, cap), pad_id, dtype=torch.long, device=device)}
+    columns = defaultdict[str, list[Tensor]](list)  # of `results`, by name, in the context's order, until rows leave it
+    context = open_context(model, prompt_ids[index], [len(prompts[row]) for row in order], cap, graphs)
+    hidden, checked = context.read_prompts(), 0
     for t in range(cap):
-        tokens, facts = _draw(model, hidden, generation.temperature, uniforms[rows, t], value_head)
-        response[rows, t] = tokens
-        for name, value in facts.items():
-            statistics.setdefault(name, torch.zeros(batch, cap, device=device))[rows, t] = value
-        going &= ~torch.isin(tokens, end_ids)
-        sound &= (facts["logprobs"] + facts["entropy"]).isfinite().all()
+        for name, column in _draw(model, hidden, generation.temperature, uniforms[t], value_head).items():
+            columns[name].append(column)
+        tokens = columns["tokens"][-1]
         if t % LEAVE_EVERY[torch.device(device).type] == 0 or t + 1 == cap:
-            *still, fine = torch.cat([going, sound]).tolist()  # the only wait for a GPU
-            if not fine:
-                raise _no_distribution(model, t + 1)
+            recent = {name: torch.stack(column[checked - t - 1 :], 1) for name, column in columns.items()}
+            still, checked = _still_going(recent, going, end_ids), t + 1
+            if not still:
+                raise _no_distribution(model, checked)
             if stops is not None:
-                still = stops.without_complete(rows.tolist(), still, t + 1)
+                still = stops.without_complete(order, still, recent["tokens"].tolist())
             remaining = _closed_up(still)
-            if t + 1 == cap or not remaining:
-                break
-            if len(remaining) < len(still) and context.shrinks(len(remaining)):
+            finished = checked == cap or not remaining
+            if finished or (len(remaining) < len(still) and context.shrinks(len(remaining))):
+                _put_back(columns, order, checked, results)
+                if finished:
+                    break
                 context.keep(remaining)
+                order = [order[i] for i in remaining]
                 index = onto(device, torch.tensor(remaining))
-                rows, tokens, going = rows[index], tokens[index], going[index]
+                tokens, going, uniforms = tokens[index], going[index], uniforms[:, index]
         hidden = context.append(tokens)
+    response = results.pop("tokens")
     ended, mask = _responses(response, end_ids, {} if stops is None else stops.lengths)
     response = response[:, : mask.shape[1]].masked_fill(~mask, pad_id)
-    statistics = {name: value[:, : mask.shape[1]].masked_fill(~mask, 0) for name, value in statistics.items()}
+    statistics = {name: value[:, : mask.shape[1]].masked_fill(~mask, 0) for name, value in results.items()}
     stats = SampledStats(statistics["logprobs_at_1"], statistics["entropy"], statistics.get("values"))
     return Samples(prompt_ids, prompt_mask, response, mask, statistics["logprobs"], ended, stats)
 
 
-class _StopStrings:
-    """Finds complete stop strings in responses (B, cap) that are being sampled."""
+def _still_going(recent: Mapping[str, Tensor], going: Tensor, end_ids: Tensor) -> list[bool]:
+    """Update `going` (n,), which rows have not ended, by `recent` (n, tokens) and return it; an empty list if a
+    distribution was not finite. The host waits for the GPU once."""
+    going &= ~torch.isin(recent["tokens"], end_ids).any(1)
+    sound = (recent["logprobs"] + recent["entropy"]).isfinite().all().unsqueeze(0)
+    *still, finite = torch.cat([going, sound]).tolist()
+    return still if finite else []
 
-    def __init__(self, tokenizer: Any, response: Tensor) -> None:
-        self._finder, self._response = StopFinder(tokenizer), response
-        self._over, self._done = set[int](), 0
+
+def _put_back(columns: dict[str, list[Tensor]], order: Sequence[int], end: int, results: dict[str, Tensor]) -> None:
+    """Move `columns` (n,), of the tokens up to `end`, to the rows `order` (n,) of `results` (B, cap)."""
+    response = results["tokens"]
+    index = onto(response.device, torch.tensor(order))
+    for name, values in columns.items():
+        if name not in results:
+            results[name] = values[0].new_zeros(response.shape)
+        # Once for many tokens: under deterministic algorithms CUDA sorts the indices.
+        results[name][index, end - len(values) : end] = torch.stack(values, 1)
+    columns.clear()
+
+
+class _StopStrings:
+    """Finds complete stop strings in `batch` responses that are being sampled."""
+
+    def __init__(self, tokenizer: Any, batch: int) -> None:
+        self._finder, self._over = StopFinder(tokenizer), set[int]()
+        self._ids: list[list[int]] = [[] for _ in range(batch)]
         self.lengths: dict[int, int] = {}
         """Maps a row with a complete stop string to its number of tokens up to that."""
 
-    def without_complete(self, rows: list[int], going: list[bool], done: int) -> list[bool]:
-        """Return `going`, which of `rows` go on after `done` tokens, without those with a complete stop string."""
-        start = max(0, self._done - self._finder.window)
-        recent = self._response[:, start:done].tolist()  # waits for the GPU: strings are decoded on the host
+    def without_complete(self, rows: list[int], going: list[bool], recent: list[list[int]]) -> list[bool]:
+        """Return `going`, which of `rows` go on after their `recent` tokens, without those with a complete stop
+        string."""
         # Also in rows that reached EOS since the last check: a stop string may precede it.
-        for row in rows:
-            if row not in self._over and (end := self._finder.first(recent[row], self._done - start)) is not None:
+        for row, tokens in zip(rows, recent, strict=True):
+            ids, done = self._ids[row], len(self._ids[row])
+            ids += tokens
+            start = max(0, done - self._finder.window)
+            if row not in self._over and (end := self._finder.first(ids[start:], done - start)) is not None:
                 self.lengths[row] = start + end
-        self._done, still = done, [on and row not in self.lengths for on, row in zip(going, rows, strict=True)]
+        still = [on and row not in self.lengths for on, row in zip(going, rows, strict=True)]
         self._over.update(row for on, row in zip(still, rows, strict=True) if not on)
         return still
 
@@ -321,7 +347,7 @@ def response_uniforms(seed: int, numbers: Sequence[int], cap: int) -> Tensor:
 
 def _draw(
     model: Any, hidden: Tensor, temperature: float, uniforms: Tensor, value_head: Callable[[Tensor], Tensor] | None
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> dict[str, Tensor]:
     """Return tokens (n,) drawn after the last hidden states (n, D), and by name their log-probability, entropy,
     log-probability at temperature 1 and, with a value head, value (n,)."""
     logits = vocabulary_logits(model, hidden)
@@ -333,7 +359,7 @@ def _draw(
     at_1 = logprobs if scaled is logits else -functional.cross_entropy(logits, tokens, reduction="none")
     entropy = log_partition - torch.linalg.vecdot(probabilities, scaled)
     values = {} if value_head is None else {"values": value_head(hidden.float())}
-    return tokens, {"logprobs": logprobs, "entropy": entropy, "logprobs_at_1": at_1, **values}
+    return {"tokens": tokens, "logprobs": logprobs, "entropy": entropy, "logprobs_at_1": at_1, **values}
 
 
 def _no_distribution(model: Any, token: int) -> CheckFailed:
@@ -354,41 +380,34 @@ def _closed_up(going: Sequence[bool]) -> list[int]:
     return [row if going[row] else next(movers) for row in range(count)]
 
 
-def _choose(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """Choose a token per row (n, V) by inverting the cumulative distribution at `uniform` (n,)."""
-    index = _inverse_cdf(probabilities, uniform)
-    return index.clamp(max=probabilities.shape[1] - 1)  # rows with NaN find no index; `sample` raises for them
-
-
-def _inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
+def _choose(weights: Tensor, uniform: Tensor) -> Tensor:
     """Return the first index of each row (n, V) at which the cumulative weight exceeds `uniform` (n,) of the total.
 
     Weights in [0, 1] are counted in units of 2^-`WEIGHT_BITS`. Integer sums are exact in any order, so every device
     finds the same index, and never one of weight 0. (CUDA's cumulative sums of floats are not deterministic.) Long rows
-    are searched first by sums of blocks and then within a block, which is cheaper and gives the same result.
+    are searched first by sums of blocks and then within a block, which is cheaper and gives the same result. A row with
+    NaN gets any index.
     """
-    units = (weights * 2**WEIGHT_BITS).round_()
-    blocked = units.shape[1] > LONGEST_BLOCK
-    if blocked:
-        if lacking := -units.shape[1] % BLOCK:
-            units = functional.pad(units, (0, lacking))
-        blocks = units.unflatten(1, (-1, BLOCK))
-        units = blocks.sum(2, dtype=torch.float64)  # exact too: a float64 represents every integer below 2^53
-    units = units.long()
-    cumulative = units.cumsum(1)
-    threshold = (uniform.double() * cumulative[:, -1]).long()
-    index = _first_above(cumulative, threshold)
-    if not blocked:
-        return index
-    before = (cumulative - units).gather(1, index.unsqueeze(1)).squeeze(1)
-    block = blocks.take_along_dim(index[:, None, None], 1).squeeze(1)
-    return index * BLOCK + _first_above(block.long().cumsum(1), threshold - before)
+    units, vocabulary = (weights * 2**WEIGHT_BITS).round_(), weights.shape[1]
+    if vocabulary <= LONGEST_BLOCK:
+        cumulative = units.cumsum(1, dtype=torch.long)
+        threshold = (uniform * cumulative[:, -1]).long().unsqueeze(1)
+        return torch.searchsorted(cumulative, threshold, right=True).squeeze(1).clamp(max=vocabulary - 1)
+    lacking = -vocabulary % BLOCK
+    blocks = (functional.pad(units, (0, lacking)) if lacking else units).unflatten(1, (-1, BLOCK))
+    units = blocks.sum(2, dtype=torch.float64)  # exact too: a float64 represents every integer below 2^53
+    cumulative = units.cumsum(1, dtype=torch.long)
+    threshold = uniform * cumulative[:, -1]
+    index = _first_above(cumulative, threshold).unsqueeze(1)
+    before = (cumulative - units).gather(1, index).squeeze(1)
+    block = blocks.gather(1, index.unsqueeze(2).expand(-1, 1, BLOCK)).squeeze(1).cumsum(1, dtype=torch.long)
+    token = torch.add(_first_above(block, threshold - before), index.squeeze(1), alpha=BLOCK)
+    return token.clamp(max=vocabulary - 1) if lacking else token
 
 
 def _first_above(cumulative: Tensor, threshold: Tensor) -> Tensor:
     """Return the first index (n,) at which increasing rows (n, K) exceed `threshold` (n,); the last if none does."""
-    index = torch.searchsorted(cumulative, threshold.unsqueeze(1), right=True).squeeze(1)
-    return index.clamp(max=cumulative.shape[1] - 1)  # sums with NaN exceed nothing
+    return (cumulative[:, :-1] <= threshold.unsqueeze(1)).sum(1)
 
 
 @dataclass(frozen=True)

@@ -295,7 +295,7 @@ class _Planner:
         if not quantized:
             copy += 2 * shape.parameters if self.run.dtype == "bfloat16" else 0
             copy += self.width * (shape.matrices + shape.embedding) if self.device == "cpu" else 0
-        prompts = self._forward(-(-rows // PREFILL_PARTS) * self.run.generation.max_prompt_tokens)
+        prompts = self._forward(-(-rows // PREFILL_PARTS[self.device]) * self.run.generation.max_prompt_tokens)
         heads = 2 * self.width * rows * self.length * shape.head_size  # bytes of keys and values a head
         expanded = heads * shape.heads if shape.kv_heads < shape.heads else 0
         return self._phase(stage, name, resident | {

@@ -105,15 +105,15 @@ READS = {
 }
 """Operations whose result the host has to wait for, and what for."""
 
-NOT_DETERMINISTIC: dict[Any, Callable[[Any], bool]] = {
-    aten.cumsum.default: lambda given: given[0].is_floating_point(),
-    aten.cumsum_.default: lambda given: given[0].is_floating_point(),
-    aten.bincount.default: lambda given: len(given) > 1 and given[1] is not None,
-    aten.put_.default: lambda given: True,
-    aten.histc.default: lambda given: True,
-    aten.kthvalue.default: lambda given: True,
-    aten.median.dim: lambda given: True,
-    aten.nll_loss2d_forward.default: lambda given: True,
+NOT_DETERMINISTIC: dict[Any, Callable[..., bool]] = {
+    aten.cumsum.default: lambda x, *_, dtype=None: (dtype or x.dtype).is_floating_point,  # it casts to dtype first
+    aten.cumsum_.default: lambda x, *_: x.is_floating_point(),
+    aten.bincount.default: lambda x, weights=None, *_: weights is not None,
+    aten.put_.default: lambda *_: True,
+    aten.histc.default: lambda *_: True,
+    aten.kthvalue.default: lambda *_: True,
+    aten.median.dim: lambda *_, **__: True,
+    aten.nll_loss2d_forward.default: lambda *_: True,
 }
 """Those of torch's list (`torch.use_deterministic_algorithms`) that a language model may meet, and when they refuse."""
 
@@ -273,7 +273,7 @@ class Gpu(TorchDispatchMode):
     def _judge(self, func: Any, args: Any, kwargs: dict[str, Any], given: list[torch.Tensor], to_gpu: bool) -> None:
         if func in READS:
             self.wait(READS[func])
-        if func in NOT_DETERMINISTIC and NOT_DETERMINISTIC[func](args):
+        if func in NOT_DETERMINISTIC and NOT_DETERMINISTIC[func](*args, **kwargs):
             self.alerts[f"{func} at {where()}"] += 1
         if func in (aten._to_copy.default, aten.copy_.default):
             self._judge_copy(func, args, kwargs, to_gpu)

@@ -20,7 +20,7 @@ from components.models.config import GenerationConfig
 from components.models.folders import frozen
 from components.models.logprobs import token_stats
 from components.models.runtime import Runtime
-from components.models.sampling import Samples, _closed_up, _inverse_cdf, sample, with_endings
+from components.models.sampling import Samples, _choose, _closed_up, sample, with_endings
 from components.ppo.models import Packed, scatter
 
 NEW = 6
@@ -187,7 +187,7 @@ def test_the_token_drawn_is_that_of_whole_numbers_and_so_the_same_on_every_devic
     for row, u in zip(weights.tolist(), uniform.tolist(), strict=True):
         sums = list(accumulate(round(weight * 2**40) for weight in row))
         expected.append(bisect_right(sums, int(u * sums[-1])))
-    found = _inverse_cdf(weights, uniform)
+    found = _choose(weights, uniform.double())
     assert found.tolist() == expected and (weights.gather(1, found.unsqueeze(1)) > 0).all()
     order = torch.randperm(vocabulary, generator=generator)
     total = (weights * 2**40).round().long()

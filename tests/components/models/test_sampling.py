@@ -11,10 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from components.base.errors import CheckFailed
 from components.models import sampling
 from components.models.batching import PADDING
+from components.models.cache import PreallocatedContext
 from components.models.config import GenerationConfig
 from components.models.logprobs import token_stats
 from components.models.matrices.kernels import by_onednn
@@ -168,6 +171,40 @@ def test_what_the_sampler_saw_is_what_the_training_path_computes(
     rounded = runtime.model_copy(update={"dtype": "bfloat16"})
     with rollout_engine(language.model, language.tokenizer, rounded) as engine:
         assert engine.sample(language.prompts, generation, 0).stats is None
+
+
+def test_a_token_takes_25_operations_outside_the_model_and_no_sort(
+    language: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's host launches each; under deterministic algorithms `index_put_` sorts there. (Views cost nothing.)"""
+    monkeypatch.setitem(sampling.LEAVE_EVERY, "cpu", 8)
+    names: list[str] = []
+    tokens: list[list[str]] = []
+
+    class Operations(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if not func.is_view:
+                names.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    def append(*inputs: Any, model: Any = PreallocatedContext.append) -> torch.Tensor:
+        tokens.append(names.copy())
+        hidden = model(*inputs)
+        names.clear()
+        return hidden  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(PreallocatedContext, "append", append)
+    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=49_152, **shape, pad_token_id=0, eos_token_id=1)).eval()
+    prompts = [prompt[-9:] for prompt in language.prompts]
+    with Operations():
+        sample(model, language.tokenizer, prompts, GenerationConfig(max_new_tokens=25), 0)
+    assert len(tokens) == 24
+    by_token = tokens[1:]  # between its own forward pass and the next
+    assert [len(made) for t, made in enumerate(by_token, 1) if t % 8] == [25] * 21
+    assert max(map(len, by_token)) <= 40, "every eighth token the sampler checks which rows have ended"
+    refused = ("sort", "index_put", "zeros", "_local_scalar_dense", "is_nonzero")
+    assert not [name for made in by_token for name in made if any(word in name for word in refused)]
 
 
 def test_packing_moves_tokens_and_changes_none(language: Any) -> None:
