@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,7 +30,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 WHEELS = (
     "pydantic==2.14.3", "pydantic_core==2.50.4", "annotated-types==0.8.0", "typing-inspection==0.4.5",
-    "transformers==5.23.0", "datasets==5.2.0", "dill==0.4.1", "multiprocess==0.70.19", "liger-kernel==0.8.5",
+    "transformers==5.23.0", "datasets==5.2.0", "dill==0.4.1", "multiprocess==0.70.19",
 )  # fmt: skip
 """What a host with torch alone is brought, of the lock where it has it."""
 TINY = ("ppo.checkpoint_every=1", "ppo.updates=6")
@@ -144,28 +145,13 @@ def memory(host: Host) -> Lines:
 
 
 def training(host: Host) -> Lines:
-    """Training as it is, with Liger's fused kernels, and with blocks compiled."""
-    import torch
-
+    """Training steps."""
     from tests.bench.gpu import gpu_speed
 
     for size in host.sizes:
-        for kind in ("plain", "liger", "compiled"):
-            if host.device == "cpu" and kind != "plain":
-                continue  # both compile for CUDA
-            model = gpu_speed.random_llama(size, host.device)
-            if kind == "liger":
-                from liger_kernel.transformers import apply_liger_kernel_to_llama
-
-                apply_liger_kernel_to_llama(model=model, cross_entropy=False, fused_linear_cross_entropy=False)
-            if kind == "compiled":
-                for layer in model.model.layers:
-                    layer.compile(dynamic=False)
-            for rows in (4,) if host.quick else ((32, 256), (32,))[kind == "compiled"]:
-                yield gpu_speed.train(size, model, rows, gpu_speed.runtime_on(host.device), kernels=kind)
-            del model
-            if host.device == "cuda":
-                torch.cuda.empty_cache()
+        model = gpu_speed.random_llama(size, host.device)
+        for rows in (4,) if host.quick else (32, 64, 256):
+            yield gpu_speed.train(size, model, rows, gpu_speed.runtime_on(host.device))
 
 
 def stages(
@@ -213,7 +199,7 @@ def stages(
 def repeated(host: Host) -> Lines:
     """PPO of tiny twice, and killed by SIGKILL after update 3 and started again: equal digests."""
     started = stages(host.folder / "reward", host.device, on=True, until="reward", options=TINY)["digests"]
-    digests = {}
+    digests, children = {}, {}
     for name in ("once", "again", "killed"):
         home = shutil.copytree(host.folder / "reward", host.folder / name)
         command = [sys.executable, "-m", "tests.bench.gpu.gpu", "--device", host.device, "--stages", str(home)]
@@ -223,42 +209,59 @@ def repeated(host: Host) -> Lines:
                 if not any(line.startswith("update 3:") for line in going.stderr):
                     raise SystemExit(f"PPO ended with exit code {going.wait()} before update 3")
                 going.send_signal(signal.SIGKILL)
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        digests[name] = json.loads(done.stdout.splitlines()[-1])["ppo"]
+        children[name] = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    for name, child in children.items():
+        said, _ = child.communicate()
+        if child.returncode:
+            raise SystemExit(f"PPO, {name}, ended with exit code {child.returncode}")
+        digests[name] = json.loads(said.splitlines()[-1])["ppo"]
     yield {**started, **digests}
     if len(set(digests.values())) > 1:
         raise SystemExit("the digests differ")
 
 
+def timed(function: Callable[..., Any], seconds: list[float], device: str) -> Callable[..., Any]:
+    """The function, which also appends how long it took to `seconds`."""
+    from tests.bench.gpu.gpu_speed import now
+
+    def run(*arguments: Any, **options: Any) -> Any:
+        began = now(device)
+        result = function(*arguments, **options)
+        seconds.append(now(device) - began)
+        return result
+
+    return run
+
+
 def updates(host: Host) -> Lines:
-    """Seconds of PPO's updates, of which sampling."""
+    """Seconds of PPO's updates, by phase."""
     from unittest.mock import patch
 
-    from components.models.sampling import LocalEngine
-    from tests.bench.gpu.gpu_speed import now
+    from components.ppo import stage
+    from components.ppo.learner import Learner
+    from components.training.loop import Loop
 
     options = [
         "ppo.updates=6", "generation.max_new_tokens=64", "sft.epochs=1", "ppo.batch_size=64", "ppo.minibatch_size=32",
-        "ppo.micro_batch_size=32", "ppo.evaluate=64", "ppo.evaluate_every=null",
+        "ppo.micro_batch_size=32", "ppo.evaluate=64", "ppo.evaluate_every=null", "ppo.checkpoint_every=6",
     ]  # fmt: skip
     if not host.quick:
         options.append("sft.scratch={hidden_size: 576, layers: 30, heads: 9, vocabulary: 49152}")
+    phases = [(stage, "sample"), (stage, "gather_experience"), (Learner, "update"), (Loop, "run_observers")]
+    stages(host.folder / "False", host.device, on=False, until="reward", options=options)
+    shutil.copytree(host.folder / "False", host.folder / "True")
     for on in (False, True):
-        spent, sample = [0.0], LocalEngine.sample
-
-        def timed(*given: Any, spent: list[float] = spent, sample: Any = sample, **more: Any) -> Any:
-            began = now(host.device)
-            samples = sample(*given, **more)
-            spent[0] += now(host.device) - began
-            return samples
-
-        home = host.folder / f"graphs-{on}"
-        with patch.object(LocalEngine, "sample", timed):
-            found = stages(home, host.device, on=on, options=options)["times"]
-        clock = [at for at, _ in found]
-        seconds = [round(b - a, 3) for a, b in itertools.pairwise(clock)]
-        last = {name: found[-1][1][name] for name in ("ppo/kl", "ppo/proxy_reward", "ppo/response_tokens")}
-        yield {"graphs": on, "seconds an update": seconds, "sampling in all stages": round(spent[0], 2), **last}
+        spent: dict[str, list[float]] = {name: [] for _, name in phases}
+        with contextlib.ExitStack() as patches:
+            for owner, name in phases:
+                wrapped = timed(getattr(owner, name), spent[name], host.device)
+                patches.enter_context(patch.object(owner, name, wrapped))
+            times = stages(host.folder / str(on), host.device, on=on, options=options)["times"]
+        seconds = [b - a for a, b in itertools.pairwise(at for at, _ in times)]
+        last = {name: times[-1][1][name] for name in ("ppo/kl", "ppo/proxy_reward", "ppo/response_tokens")}
+        yield {"graphs": on, "seconds an update": round(statistics.median(seconds), 3), **last} | {
+            name: round(statistics.median(values[1:]), 3) for name, values in spent.items()
+        }
 
 
 def real(host: Host) -> Lines:
@@ -328,12 +331,10 @@ STEPS = {
     "sampling": Step(
         90, sampling, "135m: 42 ms a token; with graphs 6 to 12 (64 new), 3 to 4 (256). 1.2b: 30; 4 to 8; 2 to 3"
     ),
-    "profile": Step(40, profile, "no sort a token; with graphs at most 60 launches a token in place of 1,150"),
+    "profile": Step(60, profile, "no sort a token; with graphs at most 60 launches a token in place of 1,150"),
     "memory": Step(30, memory, "reserved memory stays within 64 MB from the third batch on"),
-    "training": Step(
-        100, training, "135m: 131 ms plain at 32 rows; 1.2b: 124 ms plain, and Liger from 28 to 33-38 % of the peak"
-    ),
-    "repeated": Step(60, repeated, "three equal digests of PPO"),
+    "training": Step(60, training, "135m: 140, 150 and 202 ms at 32, 64 and 256 rows; 1.2b: 106, 175 and 564 ms"),
+    "repeated": Step(90, repeated, "three equal digests of PPO"),
     "updates": Step(70, updates, "an update takes half the time with graphs"),
     "sanitized": Step(50, sanitized, "0 errors"),
     "real": Step(420, real, "over the last 50 updates KL level near 3 and the raw score's rise above 0, as on CPUs"),

@@ -103,35 +103,31 @@ def sample(size: str, model: Any, rows: int, new: tuple[int, ...], runtime: Runt
 
 
 def launches(size: str, model: Any, rows: int, runtime: Runtime) -> Any:
-    """A profile of 32 tokens more of the same batch: what is launched for each token, and how idle the device is."""
+    """What is launched for each token, by a profile of 16 tokens less one of 8, and how long the device is busy."""
     prompts, tokenizer, counts = prompts_of(rows), numbers_tokenizer(SHAPES[size].vocabulary), []
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if runtime.device == "cuda" else [])]
-    for new in (16, 48):
+    for new in (8, 16):
         generation = GenerationConfig(max_prompt_tokens=64, max_new_tokens=new)
         with rollout_engine(model, tokenizer, runtime) as engine:
             engine.sample(prompts, generation, 1)
             with profile(activities=kinds) as profiler:
-                began = now(runtime.device)
                 engine.sample(prompts, generation, 1)
-                seconds = now(runtime.device) - began
+                now(runtime.device)
         count: Counter[str] = Counter()
-        for event in profiler.events():
-            on_device = event.device_type == torch.autograd.DeviceType.CUDA
-            count["launches"] += event.name.startswith(("cudaLaunchKernel", "cuLaunchKernel"))
-            count["graphs"] += event.name.startswith("cudaGraphLaunch")
-            count["copies"] += event.name.startswith("cudaMemcpyAsync")
+        for event in profiler.profiler.kineto_results.events() if profiler.profiler is not None else []:
+            name, on_device = event.name(), event.device_type() == torch.autograd.DeviceType.CUDA
+            count["launches"] += name.startswith(("cudaLaunchKernel", "cuLaunchKernel"))
+            count["graph launches"] += name.startswith("cudaGraphLaunch")
+            count["copies"] += name.startswith("cudaMemcpyAsync")
             count["kernels"] += on_device
-            count["sorts"] += on_device and "Sort" in event.name
-            count["busy us"] += round(event.device_time) if on_device else 0
-        counts.append((count, seconds))
-    (short, early), (long, late) = counts
-    per_token: dict[str, Any] = {name: round((long[name] - short[name]) / 32, 2) for name in long}
-    return {"size": size, "rows": rows, "graphs": runtime.cuda_graphs, "ms": round(1000 * (late - early) / 32, 3)} | {
-        f"{name} a token": value for name, value in per_token.items()
-    }
+            count["sorts"] += on_device and "Sort" in name
+            count["busy ms"] += event.duration_ns() / 1e6 if on_device else 0
+        counts.append(count)
+    per_token = {f"{name} a token": round((counts[1][name] - counts[0][name]) / 8, 3) for name in counts[1]}
+    return {"size": size, "rows": rows, "graphs": runtime.cuda_graphs} | per_token
 
 
-def train(size: str, model: Any, rows: int, runtime: Runtime, **given: Any) -> Any:
+def train(size: str, model: Any, rows: int, runtime: Runtime) -> Any:
     """Time of a training step, share of the peak, and peak memory."""
     optimizer = build_optimizer(model.train(), FitConfig(learning_rate=1e-5))
     ids = torch.randint(2, 900, (rows, LENGTH), device=runtime.device)
@@ -149,4 +145,4 @@ def train(size: str, model: Any, rows: int, runtime: Runtime, **given: Any) -> A
     operations = 6 * rows * ((SHAPES[size].parameters - output) * LENGTH + output * LENGTH / 2)
     memory = torch.cuda.max_memory_allocated() / 1e9 if runtime.device == "cuda" else 0.0
     numbers = {"ms": round(1000 * seconds, 2), "peak": round(operations / seconds / PEAK, 4), "GB": round(memory, 1)}
-    return {"size": size, "rows": rows, **given, **numbers}
+    return {"size": size, "rows": rows, **numbers}
