@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -171,7 +171,7 @@ def stages(
     if not (home / "data").exists():
         make_data(home / "data", times=4)
     inputs = {name: home / name for name in ("data", "base") if (home / name).exists()}
-    times, digests = [], {}
+    times, digests, start = [], {}, time.perf_counter()
     for name in ("sft", "reward", "ppo"):
         stage, out, began = STAGES[name], home / name, time.perf_counter()
         job = config.stage_job(stage)
@@ -181,8 +181,8 @@ def stages(
         def observe(number: int, metrics: Any, *_: Any, name: str = name, **__: Any) -> None:
             if metrics and name == "ppo":
                 times.append((time.perf_counter(), dict(metrics)))
-                numbers = {metric: metrics.get(f"ppo/{metric}") for metric in ("kl", "proxy_reward", "beta")}
-                print(f"update {number}: {numbers}", file=sys.stderr, flush=True)
+                numbers = ", ".join(f"{metrics[f'ppo/{metric}']:.4g}" for metric in ("kl", "proxy_reward", "beta"))
+                print(f"update {number}: {numbers} {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
 
         if not (out / "done").exists():
             stage.load_run()(job, inputs, out, observe)
@@ -220,48 +220,56 @@ def repeated(host: Host) -> Lines:
         raise SystemExit("the digests differ")
 
 
-def timed(function: Callable[..., Any], seconds: list[float], device: str) -> Callable[..., Any]:
-    """The function, which also appends how long it took to `seconds`."""
-    from tests.bench.gpu.gpu_speed import now
-
-    def run(*arguments: Any, **options: Any) -> Any:
-        began = now(device)
-        result = function(*arguments, **options)
-        seconds.append(now(device) - began)
-        return result
-
-    return run
-
-
-def updates(host: Host) -> Lines:
-    """Seconds of PPO's updates, by phase."""
+@contextlib.contextmanager
+def phases(device: str) -> Iterator[dict[str, list[float]]]:
+    """Yield the seconds of each phase of each update of PPO."""
     from unittest.mock import patch
 
     from components.ppo import stage
     from components.ppo.learner import Learner
     from components.training.loop import Loop
+    from tests.bench.gpu.gpu_speed import now
 
+    def timed(function: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
+        def run(*arguments: Any, **options: Any) -> Any:
+            began = now(device)
+            result = function(*arguments, **options)
+            seconds.append(now(device) - began)
+            return result
+
+        return run
+
+    places = (
+        (stage, "sample"), (stage, "gather_experience"), (Learner, "update"), (Loop, "run_observers"), (Loop, "finish")
+    )  # fmt: skip
+    seconds: dict[str, list[float]] = {name: [] for _, name in places}
+    with contextlib.ExitStack() as patches:
+        for owner, name in places:
+            patches.enter_context(patch.object(owner, name, timed(getattr(owner, name), seconds[name])))
+        yield seconds
+
+
+def times_of(updates: Sequence[tuple[float, Any]], seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Median seconds of an update and of each of its phases, without the first two."""
+    whole = [b - a for a, b in itertools.pairwise(at for at, _ in updates)]
+    return {name: round(statistics.median(s[2:]), 3) for name, s in {"an update": whole, **seconds}.items() if s[2:]}
+
+
+def updates(host: Host) -> Lines:
+    """Seconds of PPO's updates, by phase."""
     options = [
         "ppo.updates=6", "generation.max_new_tokens=64", "sft.epochs=1", "ppo.batch_size=64", "ppo.minibatch_size=32",
         "ppo.micro_batch_size=32", "ppo.evaluate=64", "ppo.evaluate_every=null", "ppo.checkpoint_every=6",
     ]  # fmt: skip
     if not host.quick:
         options.append("sft.scratch={hidden_size: 576, layers: 30, heads: 9, vocabulary: 49152}")
-    phases = [(stage, "sample"), (stage, "gather_experience"), (Learner, "update"), (Loop, "run_observers")]
     stages(host.folder / "False", host.device, on=False, until="reward", options=options)
     shutil.copytree(host.folder / "False", host.folder / "True")
     for on in (False, True):
-        spent: dict[str, list[float]] = {name: [] for _, name in phases}
-        with contextlib.ExitStack() as patches:
-            for owner, name in phases:
-                wrapped = timed(getattr(owner, name), spent[name], host.device)
-                patches.enter_context(patch.object(owner, name, wrapped))
-            times = stages(host.folder / str(on), host.device, on=on, options=options)["times"]
-        seconds = [b - a for a, b in itertools.pairwise(at for at, _ in times)]
-        last = {name: times[-1][1][name] for name in ("ppo/kl", "ppo/proxy_reward", "ppo/response_tokens")}
-        yield {"graphs": on, "seconds an update": round(statistics.median(seconds), 3), **last} | {
-            name: round(statistics.median(values[1:]), 3) for name, values in spent.items()
-        }
+        with phases(host.device) as seconds:
+            updates = stages(host.folder / str(on), host.device, on=on, options=options)["times"]
+        last = {name: updates[-1][1][name] for name in ("ppo/kl", "ppo/proxy_reward", "ppo/response_tokens")}
+        yield {"graphs": on, **times_of(updates, seconds), **last}
 
 
 def real(host: Host) -> Lines:
@@ -272,14 +280,13 @@ def real(host: Host) -> Lines:
     if host.real is None:
         return
     options = [*SIZES, "ppo.updates=100", "ppo.checkpoint_every=50"]
-    times = stages(host.real, host.device, on=host.graphs, options=options, profile=PROFILE)["times"]
+    with phases(host.device) as seconds:
+        times = stages(host.real, host.device, on=host.graphs, options=options, profile=PROFILE)["times"]
+    yield {"updates": len(times), **times_of(times, seconds)}
     for count in (LATE, 75):
-        late = [row for _, row in times][-count:]
         for metric in ("ppo/kl", "ppo/proxy_reward"):
-            values = [row[metric] for row in late]
+            values = [row[metric] for _, row in times[-count:]]
             yield {"last": count, metric: series_mean(values)._asdict(), "rise": series_rise(values)._asdict()}
-    clock = [at for at, _ in times]
-    yield {"updates": len(times), "seconds": round(clock[-1] - clock[0], 1)}
 
 
 def sanitized(host: Host) -> Lines:
