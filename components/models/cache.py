@@ -4,7 +4,7 @@ Legend: B responses, P prompt tokens (padded on the left), n rows of the batch t
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -15,21 +15,24 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, Dynam
 from components.base.errors import UserError
 from components.models.adapters import AdapterView
 from components.models.batching import onto, position_ids
-from components.models.config import PREFILL_PARTS
+from components.models.config import CAPTURED_TOKENS, PREFILL_PARTS
 from components.models.matrices.quantized import is_four_bit
 
 ALIGNED = {"cpu": 1, "cuda": 8}
 """Number of slots by which a mask's rows and its first column are aligned, by device type. CUDA's memory-efficient
 attention reads 16 bytes of a mask at a time. torch copies a mask whose rows are not aligned, in every layer, and does
 not check where it begins: the kernel then fails with a misaligned address."""
-CAPTURED_TOKENS = 128
-"""Number of tokens for which a captured step is replayed. Its attention always reads room for that many."""
 CAPTURED_TYPES = ("llama", "qwen2", "qwen3", "gpt2", "gemma", "phi", "phi3", "smollm3")
 """Types of models whose decoding step was found to make the host wait for nothing, as a capture requires. (transformers
 says of its classes whether they can be compiled, which does not suffice: Falcon copies numbers to the GPU.)"""
-FEWEST_ROWS, FEWEST_TOKENS = 8, 32
-"""A step is captured again for fewer rows if more than the first number were captured and the second number of tokens
-is left. The time of a step with few rows does not depend on them, and a capture takes as long as many replays."""
+FEWEST_ROWS = 8
+"""A step is replayed for half of the rows if more than this number are left. The time of a step with few rows does not
+depend on them."""
+
+
+Draw = Callable[[Any, Tensor, Tensor], dict[str, Tensor]]
+"""Draws tokens (n,) and computes further tensors (n,), by name, of a model, hidden states (n, D) and uniforms (n,). Two
+that are equal compute the same."""
 
 
 @dataclass
@@ -87,11 +90,24 @@ class PreallocatedLayer(CacheLayerMixin):
             states[holes, :, filled] = states[movers, :, filled]
 
 
-class PreallocatedContext:
-    """The state of a batch of sequences: first the prompts are read, then one token per row at a time.
+class Context:
+    """The state of a batch of sequences: first the prompts are read, then one token per row at a time."""
 
-    For models with full attention in every layer. No tensor grows, and no mask is built after the prompts. A row that
-    ends is overwritten by the last row, so that it costs a copy of one row and not of the batch.
+    model: Any
+    append: Callable[[Tensor], Tensor]
+    """Appends `tokens` (n,), one to each row; returns the last hidden states (n, D)."""
+
+    def step(self, tokens: Tensor, uniforms: Tensor, draw: Draw) -> tuple[Tensor, dict[str, Tensor]]:
+        """Append `tokens` (n,); return the last hidden states (n, D) and what `draw` draws of them."""
+        hidden = self.append(tokens)
+        return hidden, draw(self.model, hidden, uniforms)
+
+
+class PreallocatedContext(Context):
+    """For models with full attention in every layer.
+
+    No tensor grows, and no mask is built after the prompts. A row that ends is overwritten by the last row, so that it
+    costs a copy of one row and not of the batch.
     """
 
     def __init__(self, model: Any, prompt_ids: Tensor, lengths: Sequence[int], new_tokens: int, layers: int) -> None:
@@ -147,19 +163,15 @@ class PreallocatedContext:
             yield rows, min(self.padding[rows])
 
     def append(self, tokens: Tensor) -> Tensor:
-        """Append `tokens` (n,), one to each row; return the last hidden states (n, D)."""
         seen = self.bias[..., self.window.start : self.window.end + 1]
         hidden = _last_hidden(self.model, tokens.unsqueeze(1), seen, self.positions, self.cache)
         self.window.end += 1
         self.positions += 1
         return hidden
 
-    def shrinks(self, count: int) -> bool:
-        """Return whether a step costs less with `count` rows than now, so that the others should be dropped."""
-        return True
-
-    def keep(self, order: Sequence[int]) -> None:
-        """Replace row i by row `order[i]`, for `order` (n,) with order[i] ≥ i; drop the other rows."""
+    def keep(self, order: Sequence[int]) -> bool:
+        """Replace row i by row `order[i]`, for `order` (n,) with order[i] ≥ i, and drop the other rows. Return whether
+        that was done: not if a step would cost as much."""
         device = self.prompt_ids.device
         moved = [i for i, row in enumerate(order) if row != i]
         index, holes = (onto(device, torch.tensor(places, dtype=torch.long)) for places in (order, moved))
@@ -167,8 +179,11 @@ class PreallocatedContext:
         for layer in self.cache.layers:
             layer.keep(holes, movers)
         self.padding = [self.padding[row] for row in order]
-        self.bias, self.positions = self.bias[index], self.positions[index]
-        self.window.rows, self.window.start = slice(0, len(order)), self._first_slot()
+        rows = self.window.rows = slice(0, len(order))
+        self.window.start = self._first_slot()
+        self.bias[rows], self.positions[rows] = self.bias[index], self.positions[index]
+        self.bias, self.positions = self.bias[rows], self.positions[rows]
+        return True
 
     def _first_slot(self) -> int:
         """Return the first slot with a token of any row, or an aligned one before it: the mask hides what is
@@ -176,24 +191,42 @@ class PreallocatedContext:
         return min(self.padding) // self.aligned * self.aligned
 
 
-class StackedLayer(PreallocatedLayer):
-    """A layer whose states are parts of two tensors for all layers, (layers, B, heads, slots, width), so that one
-    operation copies a token's."""
+class Graphs:
+    """CUDA graphs of one model's decoding steps, and all tensors that they read and write.
 
-    def __init__(self, window: Window, batch: int, slots: int, number: int, layers: int, stacks: list[Tensor]) -> None:
-        super().__init__(window, batch, slots)
-        self.number, self.layers, self.stacks = number, layers, stacks
+    A graph repeats kernels with their addresses. So the tensors keep theirs, and everything is freed when the model's
+    weights have moved or a batch needs larger tensors. Every step's numbers come from a replay, so results do not
+    depend on what was captured before.
+    """
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate the tensors for all layers by the states of the first one, whose shape all must have."""
-        states = (key_states, value_states)
-        if not self.stacks:
-            self.stacks += [x.new_zeros(self.layers, self.batch, x.shape[1], self.slots, x.shape[3]) for x in states]
-        assert all(x.shape[1::2] == stack.shape[2::2] for x, stack in zip(states, self.stacks, strict=True)), (
-            "layers differ in heads or widths"
-        )
-        self.keys, self.values = (stack[self.number] for stack in self.stacks)
-        self.is_initialized = True
+    def __init__(self) -> None:
+        self.model: Any = None
+        """The model's copy in bfloat16, which each engine refreshes in place; None if the model itself is sampled."""
+        self.rows, self.slots, self.addresses = 0, 0, list[int]()
+        self._free()
+
+    def _free(self) -> None:
+        self.replays: dict[Hashable, Callable[[], None]] = {}  # freed before their pool
+        self.captures = Captures()  # torch refuses captures into a pool whose graphs were all freed
+        self.stacks: list[Tensor] = []
+        """Keys and values (layers, rows, heads, slots, width)."""
+        self.inputs: dict[str, Tensor] = {}
+        self.outputs: dict[str, Tensor] = {}
+
+    def reserve(self, model: Any, rows: int, slots: int) -> None:
+        """Prepare for a batch of `model`. The tensors' strides depend on `slots` alone, which is the config's."""
+        whole = model.backbone.model if isinstance(model, AdapterView) else model
+        addresses = [x.data_ptr() for x in (*whole.parameters(), *whole.buffers())]
+        if rows > self.rows or (slots, addresses) != (self.slots, self.addresses):
+            self._free()
+            self.rows, self.slots, self.addresses = max(rows, self.rows), slots, addresses
+
+    def put(self, tensors: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
+        """Copy `x` (n, ...) to the first rows of `tensors[name]`, of `inputs` or `outputs`; return these rows."""
+        if name not in tensors:
+            tensors[name] = x.new_zeros(self.rows, *x.shape[1:])
+        tensors[name][: len(x)] = x
+        return tensors[name][: len(x)]
 
 
 class Captures:
@@ -243,83 +276,91 @@ def _capture_stream() -> torch.cuda.Stream:
     return torch.cuda.Stream()
 
 
+class StackedLayer(PreallocatedLayer):
+    """A layer whose states are parts of two tensors for all layers, `Graphs.stacks`, so that one operation copies a
+    token's."""
+
+    def __init__(self, window: Window, graphs: Graphs, number: int, layers: int) -> None:
+        super().__init__(window, graphs.rows, graphs.slots)
+        self.number, self.layers, self.stacks = number, layers, graphs.stacks
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocate the tensors for all layers by the states of the first one, whose shape all must have."""
+        states = (key_states, value_states)
+        if not self.stacks:
+            self.stacks += [x.new_zeros(self.layers, self.batch, x.shape[1], self.slots, x.shape[3]) for x in states]
+        assert all(x.shape[1::2] == stack.shape[2::2] for x, stack in zip(states, self.stacks, strict=True)), (
+            "layers differ in heads or widths"
+        )
+        self.keys, self.values = (stack[self.number] for stack in self.stacks)
+        self.is_initialized = True
+
+
 class GraphedContext(PreallocatedContext):
-    """The same by CUDA graphs: a step is captured and then replayed for each token.
+    """The same by CUDA graphs: a step and its draw are captured and then replayed for each token.
 
     The host launches a step's kernels more slowly than a GPU computes them; it launches a graph at once. A graph's
     addresses and shapes are fixed, so a step attends to a window of slots with a fixed end. The new token's states are
-    written to the window's last slot and then copied to their own; the mask hides the slots between. A step is captured
-    anew when the window is full, and when at most half of the rows are left: only then are rows dropped. The context is
-    made for one batch, and the model's weights must not change or move meanwhile. So what was captured before, by this
-    process or by one that was killed, changes no result.
+    written to the window's last slot and then copied to their own; the mask hides the slots between. There is a graph
+    for each window and number of rows. The batch halves its rows, and rows are dropped only then.
     """
 
-    def __init__(self, model: Any, prompt_ids: Tensor, lengths: Sequence[int], new_tokens: int, layers: int) -> None:
+    def __init__(
+        self, model: Any, prompt_ids: Tensor, lengths: Sequence[int], new_tokens: int, layers: int, graphs: Graphs
+    ) -> None:
         super().__init__(model, prompt_ids, lengths, new_tokens, layers)
-        batch = len(prompt_ids)
-        self.stacks: list[Tensor] = []
-        self.cache = Cache(
-            layers=[StackedLayer(self.window, batch, self.slots, i, layers, self.stacks) for i in range(layers)]
-        )
-        self.tokens = prompt_ids.new_zeros(batch)
-        self.last = -1
-        """Last slot of the window."""
-        self.replay: Callable[[], None] | None = None
-        self.captures = Captures()
+        self.slots = -(-self.slots // CAPTURED_TOKENS) * CAPTURED_TOKENS
+        self.graphs = graphs
+        graphs.reserve(model, len(prompt_ids), self.slots)
+        self.cache = Cache(layers=[StackedLayer(self.window, graphs, i, layers) for i in range(layers)])
 
     def read_prompts(self) -> Tensor:
-        """As `PreallocatedContext`. The result holds until the next `append`, as do those of `append`."""
-        self.hidden = super().read_prompts()
+        hidden = super().read_prompts()
         self.bias[..., self.window.end :] = -torch.inf
-        return self.hidden
+        self.bias = self.graphs.put(self.graphs.inputs, "bias", self.bias)
+        self.positions = self.graphs.put(self.graphs.inputs, "positions", self.positions)
+        return hidden
 
-    def append(self, tokens: Tensor) -> Tensor:
-        """As `PreallocatedContext`; with fewer `tokens` (n,) than rows, to the first n rows."""
-        rows, end = self.window.rows, self.window.end
-        self.tokens[: len(tokens)] = tokens
-        if end > self.last:
-            filled = -(-(end + CAPTURED_TOKENS) // self.aligned) * self.aligned
-            self.last, self.replay = min(filled, self.slots) - 1, None
-            self.bias[..., self.last] = 0
-        if self.replay is None:
-            self._step()  # also loads the kernels, which a capture could not
-            self.replay = self.captures(self._step)
-        else:
-            self.replay()
-        if end < self.last:
-            for stack in self.stacks:
-                stack[:, rows, :, end] = stack[:, rows, :, self.last]
+    def step(self, tokens: Tensor, uniforms: Tensor, draw: Draw) -> tuple[Tensor, dict[str, Tensor]]:
+        """As `Context`, with tokens and uniforms of the first n rows. The hidden states hold until the next step."""
+        graphs, rows, end = self.graphs, self.window.rows, self.window.end
+        last = (end // CAPTURED_TOKENS + 1) * CAPTURED_TOKENS - 1
+        graphs.put(graphs.inputs, "tokens", tokens)
+        graphs.put(graphs.inputs, "uniforms", uniforms)
+        self.bias[..., last] = 0
+        key, step = (rows.stop, last, draw), functools.partial(self._step, rows, last, draw)
+        if key not in graphs.replays:
+            step()  # loads the kernels and allocates `graphs.outputs`, which a capture could not
+            graphs.replays[key] = graphs.captures(step)
+        graphs.replays[key]()
+        if end < last:
+            for stack in graphs.stacks:
+                stack[:, rows, :, end] = stack[:, rows, :, last]
         self.bias[..., end] = 0
         self.window.end += 1
         self.positions += 1
-        return self.hidden[: len(tokens)]
+        drawn = {name: column[: len(tokens)].clone() for name, column in graphs.outputs.items()}
+        return drawn.pop("hidden"), drawn
 
-    def _step(self) -> None:
-        """Compute `hidden` of `tokens`, at fixed addresses; write the states to the window's last slot."""
-        rows, end = self.window.rows, self.window.end
-        self.window.start, self.window.end = 0, self.last
-        ids, mask = self.tokens[rows].unsqueeze(1), self.bias[..., : self.last + 1]
-        self.hidden[rows] = _last_hidden(self.model, ids, mask, self.positions, self.cache)
+    def _step(self, rows: slice, last: int, draw: Draw) -> None:
+        """Compute `graphs.outputs` of `graphs.inputs`; write the tokens' states to the slot `last`."""
+        inputs, end = self.graphs.inputs, self.window.end
+        self.window.rows, self.window.start, self.window.end = rows, 0, last
+        ids, mask = inputs["tokens"][rows].unsqueeze(1), inputs["bias"][rows, ..., : last + 1]
+        hidden = _last_hidden(self.model, ids, mask, inputs["positions"][rows], self.cache)
         self.window.end = end
+        for name, column in {"hidden": hidden, **draw(self.model, hidden, inputs["uniforms"][rows])}.items():
+            self.graphs.put(self.graphs.outputs, name, column)
 
-    def shrinks(self, count: int) -> bool:
-        return self._rows_for(count) < self.window.rows.stop and self.slots - self.window.end >= FEWEST_TOKENS
-
-    def keep(self, order: Sequence[int]) -> None:
-        """As `PreallocatedContext`. Up to the number of rows of a captured step, rows beyond `order` stay as they
-        are."""
-        super().keep([*order, *range(len(order), self._rows_for(len(order)))])
-        self.replay = None
-
-    def _rows_for(self, count: int) -> int:
-        """Return the number of rows with which a step for `count` rows is captured: the batch, halved some times."""
+    def keep(self, order: Sequence[int]) -> bool:
+        """As `PreallocatedContext`. The batch is halved some times; rows beyond `order` stay as they are."""
         rows = self.window.rows.stop
-        while rows > FEWEST_ROWS and count <= -(-rows // 2):
+        while rows > FEWEST_ROWS and len(order) <= -(-rows // 2):
             rows = -(-rows // 2)
-        return rows
+        return rows < self.window.rows.stop and super().keep([*order, *range(len(order), rows)])
 
 
-class DynamicContext:
+class DynamicContext(Context):
     """The same for all other models (sliding windows, recurrent states), with transformers' own cache and masks."""
 
     def __init__(self, model: Any, prompt_ids: Tensor, lengths: Sequence[int], cache: Cache) -> None:
@@ -339,29 +380,27 @@ class DynamicContext:
         self.positions = self.positions + 1
         return _last_hidden(self.model, tokens.unsqueeze(1), self.mask, self.positions, self.cache)
 
-    def shrinks(self, count: int) -> bool:
-        return True
-
-    def keep(self, order: Sequence[int]) -> None:
+    def keep(self, order: Sequence[int]) -> bool:
         index = onto(self.mask.device, torch.tensor(order, dtype=torch.long))
         self.cache.reorder_cache(index)
         self.mask, self.positions = self.mask[index], self.positions[index]
+        return True
 
 
 def open_context(
-    model: Any, prompt_ids: Tensor, lengths: Sequence[int], new_tokens: int, graphs: bool = False
+    model: Any, prompt_ids: Tensor, lengths: Sequence[int], new_tokens: int, graphs: Graphs | None = None
 ) -> PreallocatedContext | DynamicContext:
     """Open the context of a batch of prompts (B, P), padded on the left, with room for `new_tokens` more in each row.
 
     Args:
         lengths: (B,) the prompts' lengths. Sorting the prompts by length saves padding.
-        graphs: decode by CUDA graphs if the model allows it.
+        graphs: decode by these CUDA graphs; None decodes without. For a model that `can_be_captured`.
     """
     dynamic = DynamicCache(config=model.config)
     full = bool(dynamic.layers) and all(type(layer) is DynamicLayer for layer in dynamic.layers)
     if full and model.config._attn_implementation in ("sdpa", "eager"):
-        kind = GraphedContext if graphs and can_be_captured(model) else PreallocatedContext
-        return kind(model, prompt_ids, lengths, new_tokens, len(dynamic.layers))
+        given = model, prompt_ids, lengths, new_tokens, len(dynamic.layers)
+        return PreallocatedContext(*given) if graphs is None else GraphedContext(*given, graphs)
     return DynamicContext(model, prompt_ids, lengths, dynamic)
 
 

@@ -9,6 +9,9 @@ from components.base.settings import Settings
 PREFILL_PARTS = {"cpu": 8, "cuda": 1}
 """Prompts are processed in this many parts by device type, sorted by length, each padded to its own longest prompt. To
 launch a pass takes a GPU's host longer than padding takes the GPU."""
+CAPTURED_TOKENS = 128
+"""Number of slots by which the window of a captured decoding step grows. A step is replayed until its window is
+full."""
 LOGITS_AT_ONCE = 2**26
 """Largest number of float32 logits in memory at a time (256 MiB); more tokens are processed in chunks."""
 

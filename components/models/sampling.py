@@ -12,6 +12,7 @@ from functools import cached_property
 from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from components.base.jsonl import read_rows, write_rows
 from components.distributed import ranks, sharding
 from components.models.adapters import AdapterView
 from components.models.batching import Messages, encode_prompt, onto, pad
-from components.models.cache import open_context
+from components.models.cache import Graphs, can_be_captured, open_context
 from components.models.chat.endings import before_stop, endings_of, special_tokens
 from components.models.config import GenerationConfig
 from components.models.logprobs import vocabulary_logits
@@ -156,37 +157,46 @@ class Response:
 
 
 @contextmanager
-def sampling_copy(model: Any, runtime: Runtime) -> Iterator[Any]:
+def sampling_copy(model: Any, runtime: Runtime, graphs: Graphs | None = None) -> Iterator[Any]:
     """Yield the model to sample from: in float32 the model itself, else a bfloat16 copy (cast once, not per token).
 
-    A 4-bit backbone is not copied, since the copy would take four times its memory.
+    A 4-bit backbone is not copied, since the copy would take four times its memory. The copy of `graphs` is kept.
     """
     gathered = sharding.gathered(model)
     if runtime.dtype == "float32" or (isinstance(gathered, AdapterView) and is_four_bit(gathered.backbone.model)):
         whole, read = gathered, gathered.backbone.model if isinstance(gathered, AdapterView) else gathered
     else:
-        whole = read = _in_bfloat16(gathered)
+        whole = read = _in_bfloat16(gathered, None if graphs is None else graphs.model)
+        if graphs is not None:
+            graphs.model = whole
         sharding.release(model)
     with packed_weights(read, FEW_ROWS):
         yield whole
     sharding.release(model)
 
 
-def _in_bfloat16(model: Any) -> Any:
+def _in_bfloat16(model: Any, earlier: Any = None) -> Any:
     """Return a copy with every parameter in bfloat16, cast one by one, so that there is no copy in float32.
 
     Buffers are not cast: with rotary frequencies rounded to bfloat16 the 500th position is off by up to 0.2 radians.
+
+    Args:
+        earlier: a copy with earlier weights, to which the weights are copied in place; None makes a new one.
     """
     whole = model.merged(torch.bfloat16) if isinstance(model, AdapterView) else model
-    cast = {id(p): nn.Parameter(p.detach().to(torch.bfloat16), requires_grad=False) for p in whole.parameters()}
-    return copy.deepcopy(whole, cast)
+    if earlier is None:
+        cast = {id(p): nn.Parameter(p.detach().to(torch.bfloat16), requires_grad=False) for p in whole.parameters()}
+        return copy.deepcopy(whole, cast)
+    for parameter, current in zip(earlier.parameters(), whole.parameters(), strict=True):
+        parameter.data.copy_(current.data)
+    return earlier
 
 
 @torch.no_grad()
 def sample(
     model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], generation: GenerationConfig, seed: int,
     numbers: Sequence[int] | None = None, device: str = "cpu", value_head: Callable[[Tensor], Tensor] | None = None,
-    graphs: bool = False,
+    graphs: Graphs | None = None,
 ) -> Samples:  # fmt: skip
     """Sample one response per prompt from the full softmax at `generation.temperature`, until an ending or the cap.
 
@@ -199,7 +209,7 @@ def sample(
         numbers: each prompt's number, from 0, among all prompts of `seed`; None numbers them in order. A response's
             randomness depends only on the seed and its number (`response_uniforms`).
         value_head: computes values (n,) from last hidden states (n, D).
-        graphs: decode by CUDA graphs if the model allows it (`Runtime.cuda_graphs`).
+        graphs: decode by these CUDA graphs; None decodes without.
 
     Raises:
         CheckFailed: a logit is NaN or infinite, so that there is no distribution to sample from.
@@ -207,38 +217,47 @@ def sample(
     pad_id, endings = tokenizer.pad_token_id, endings_of(tokenizer)
     prompt_ids, prompt_mask = (onto(device, x) for x in pad(prompts, pad_id, side="left"))
     batch, cap = len(prompts), generation.max_new_tokens
-    order = sorted(range(batch), key=lambda row: len(prompts[row]))  # the rows of the context
-    drawn = response_uniforms(seed, order if numbers is None else [numbers[row] for row in order], cap)
-    uniforms = onto(device, drawn.T.double().contiguous())
+    order = sorted(range(batch), key=lambda row: len(prompts[row]))  # of rows: first those of the context
+    by_row = response_uniforms(seed, order if numbers is None else [numbers[row] for row in order], cap)
+    uniforms = onto(device, by_row.T.double().contiguous())
     index, end_ids = onto(device, torch.tensor(order)), onto(device, torch.tensor(endings.ids))
     going = torch.ones_like(index, dtype=torch.bool)
     stops = _StopStrings(tokenizer, batch) if endings.strings else None
-    results = {"tokens": torch.full((batch, cap), pad_id, dtype=torch.long, device=device)}
-    columns = defaultdict[str, list[Tensor]](list)  # of `results`, by name, in the context's order, until rows leave it
-    context = open_context(model, prompt_ids[index], [len(prompts[row]) for row in order], cap, graphs)
-    hidden, checked = context.read_prompts(), 0
+    results: dict[str, Tensor] = defaultdict(lambda: torch.zeros(batch, cap, device=device))
+    results["tokens"] = torch.full((batch, cap), pad_id, dtype=torch.long, device=device)
+    columns = defaultdict[str, list[Tensor]](list)  # of `results`, since rows were last checked
+    room = cap if graphs is None else cap + max(0, generation.max_prompt_tokens - prompt_ids.shape[1])
+    context = open_context(model, prompt_ids[index], [len(prompts[row]) for row in order], room, graphs)
+    draw, hidden, checked = _Draw(generation.temperature), context.read_prompts(), 0
+    drawn = draw(model, hidden, uniforms[0])
     for t in range(cap):
-        for name, column in _draw(model, hidden, generation.temperature, uniforms[t], value_head).items():
+        if value_head is not None:
+            drawn["values"] = value_head(hidden.float())
+        for name, column in drawn.items():
             columns[name].append(column)
-        tokens = columns["tokens"][-1]
+        tokens = drawn["tokens"]
         if t % LEAVE_EVERY[torch.device(device).type] == 0 or t + 1 == cap:
-            recent = {name: torch.stack(column[checked - t - 1 :], 1) for name, column in columns.items()}
+            recent = {name: torch.stack(column, 1) for name, column in columns.items()}
+            columns.clear()
+            for name, values in recent.items():
+                results[name][: len(values), checked : t + 1] = values
             still, checked = _still_going(recent, going, end_ids), t + 1
             if not still:
                 raise _no_distribution(model, checked)
             if stops is not None:
-                still = stops.without_complete(order, still, recent["tokens"].tolist())
+                still = stops.without_complete(order[: len(still)], still, recent["tokens"].tolist())
             remaining = _closed_up(still)
-            finished = checked == cap or not remaining
-            if finished or (len(remaining) < len(still) and context.shrinks(len(remaining))):
-                _put_back(columns, order, checked, results)
-                if finished:
-                    break
-                context.keep(remaining)
-                order = [order[i] for i in remaining]
-                index = onto(device, torch.tensor(remaining))
-                tokens, going, uniforms = tokens[index], going[index], uniforms[:, index]
-        hidden = context.append(tokens)
+            if checked == cap or not remaining:
+                break
+            if len(remaining) < len(still) and context.keep(remaining):
+                moved = [*remaining, *sorted({*range(batch)} - {*remaining})]
+                order, index = [order[i] for i in moved], onto(device, torch.tensor(moved))
+                # A gather: `index_put_` sorts on CUDA under deterministic algorithms.
+                results, rows = {name: values[index] for name, values in results.items()}, index[: len(remaining)]
+                tokens, going, uniforms = tokens[rows], going[rows], uniforms[:, rows]
+        hidden, drawn = context.step(tokens, uniforms[t + 1], draw)
+    by_prompt = onto(device, torch.tensor(sorted(range(batch), key=order.__getitem__)))
+    results = {name: values[by_prompt] for name, values in results.items()}
     response = results.pop("tokens")
     ended, mask = _responses(response, end_ids, {} if stops is None else stops.lengths)
     response = response[:, : mask.shape[1]].masked_fill(~mask, pad_id)
@@ -254,18 +273,6 @@ def _still_going(recent: Mapping[str, Tensor], going: Tensor, end_ids: Tensor) -
     sound = (recent["logprobs"] + recent["entropy"]).isfinite().all().unsqueeze(0)
     *still, finite = torch.cat([going, sound]).tolist()
     return still if finite else []
-
-
-def _put_back(columns: dict[str, list[Tensor]], order: Sequence[int], end: int, results: dict[str, Tensor]) -> None:
-    """Move `columns` (n,), of the tokens up to `end`, to the rows `order` (n,) of `results` (B, cap)."""
-    response = results["tokens"]
-    index = onto(response.device, torch.tensor(order))
-    for name, values in columns.items():
-        if name not in results:
-            results[name] = values[0].new_zeros(response.shape)
-        # Once for many tokens: under deterministic algorithms CUDA sorts the indices.
-        results[name][index, end - len(values) : end] = torch.stack(values, 1)
-    columns.clear()
 
 
 class _StopStrings:
@@ -345,21 +352,23 @@ def response_uniforms(seed: int, numbers: Sequence[int], cap: int) -> Tensor:
     return drawn[list(numbers)]
 
 
-def _draw(
-    model: Any, hidden: Tensor, temperature: float, uniforms: Tensor, value_head: Callable[[Tensor], Tensor] | None
-) -> dict[str, Tensor]:
-    """Return tokens (n,) drawn after the last hidden states (n, D), and by name their log-probability, entropy,
-    log-probability at temperature 1 and, with a value head, value (n,)."""
-    logits = vocabulary_logits(model, hidden)
-    scaled = logits if temperature in (0.0, 1.0) else logits / temperature
-    probabilities = torch.softmax(scaled, -1)
-    tokens = logits.argmax(-1) if temperature == 0 else _choose(probabilities, uniforms)
-    logprobs = probabilities.gather(1, tokens.unsqueeze(1)).squeeze(1).log()
-    log_partition = scaled.gather(1, tokens.unsqueeze(1)).squeeze(1) - logprobs
-    at_1 = logprobs if scaled is logits else -functional.cross_entropy(logits, tokens, reduction="none")
-    entropy = log_partition - torch.linalg.vecdot(probabilities, scaled)
-    values = {} if value_head is None else {"values": value_head(hidden.float())}
-    return {"tokens": tokens, "logprobs": logprobs, "entropy": entropy, "logprobs_at_1": at_1, **values}
+@dataclass(frozen=True)
+class _Draw:
+    """Draws tokens (n,) after the last hidden states (n, D) of a model, and returns by name also their log-probability,
+    the entropy and the log-probability at temperature 1 (n,)."""
+
+    temperature: float
+
+    def __call__(self, model: Any, hidden: Tensor, uniforms: Tensor) -> dict[str, Tensor]:
+        logits = vocabulary_logits(model, hidden)
+        scaled = logits if self.temperature in (0.0, 1.0) else logits / self.temperature
+        probabilities = torch.softmax(scaled, -1)
+        tokens = logits.argmax(-1) if self.temperature == 0 else _choose(probabilities, uniforms)
+        logprobs = probabilities.gather(1, tokens.unsqueeze(1)).squeeze(1).log()
+        log_partition = scaled.gather(1, tokens.unsqueeze(1)).squeeze(1) - logprobs
+        at_1 = logprobs if scaled is logits else -functional.cross_entropy(logits, tokens, reduction="none")
+        entropy = log_partition - torch.linalg.vecdot(probabilities, scaled)
+        return {"tokens": tokens, "logprobs": logprobs, "entropy": entropy, "logprobs_at_1": at_1}
 
 
 def _no_distribution(model: Any, token: int) -> CheckFailed:
@@ -418,6 +427,7 @@ class LocalEngine:
     tokenizer: Any
     runtime: Runtime
     value_head: Callable[[Tensor], Tensor] | None
+    graphs: Graphs | None = None
 
     def sample(
         self,
@@ -435,12 +445,11 @@ class LocalEngine:
         numbered = list(range(len(prompts)) if numbers is None else numbers)
         rows = ranks.share(range(len(prompts)))
         sampled = rows or [0]  # a rank without a share samples a row that is not used
-        graphs = device == "cuda" and self.runtime.cuda_graphs
         uncopied = isinstance(self.model, AdapterView) and not exact  # only its matrix products are in bfloat16
         with autocast(self.runtime) if uncopied else nullcontext():
             samples = sample(
                 self.model, self.tokenizer, [prompts[row] for row in sampled], generation, seed,
-                [numbered[row] for row in sampled], device, self.value_head, graphs,
+                [numbered[row] for row in sampled], device, self.value_head, self.graphs,
             )  # fmt: skip
         if ranks.size() > 1:
             samples = _together(samples, rows, prompts, self.tokenizer.pad_token_id, generation.max_new_tokens)
@@ -482,8 +491,23 @@ def rollout_engine(
     model: Any, tokenizer: Any, runtime: Runtime, value_head: Callable[[Tensor], Tensor] | None = None
 ) -> Iterator[LocalEngine]:
     """Open an engine that samples from the current weights of `model`, which must not be trained meanwhile."""
-    with sampling_copy(model, runtime) as sampler:
-        yield LocalEngine(sampler, tokenizer, runtime, value_head)
+    graphs = _kept_graphs(model, runtime)
+    with sampling_copy(model, runtime, graphs) as sampler:
+        yield LocalEngine(sampler, tokenizer, runtime, value_head, graphs)
+
+
+_GRAPHS = WeakKeyDictionary[Any, Graphs]()
+"""The CUDA graphs of the model that was sampled from last, for as long as it exists."""
+
+
+def _kept_graphs(model: Any, runtime: Runtime) -> Graphs | None:
+    """Return the graphs of `model`, and free those of another one; None if it is not sampled from by graphs."""
+    if runtime.device != "cuda" or not runtime.cuda_graphs or not can_be_captured(model):
+        return None
+    if model not in _GRAPHS:
+        _GRAPHS.clear()
+        _GRAPHS[model] = Graphs()
+    return _GRAPHS[model]
 
 
 def generate_responses(

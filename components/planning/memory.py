@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from components.models.config import LOGITS_AT_ONCE, PREFILL_PARTS, AdapterConfig, GenerationConfig
+from components.models.config import CAPTURED_TOKENS, LOGITS_AT_ONCE, PREFILL_PARTS, AdapterConfig, GenerationConfig
 from components.planning.shape import ModelShape
 from components.ppo.config import PpoConfig
 from components.reward.config import RewardConfig
@@ -79,6 +79,8 @@ class PlannedRun(NamedTuple):
     """Those of these models whose size is not known here."""
     judge: bool = False
     """Whether an independent judge is in memory with PPO's models."""
+    graphs: bool = False
+    """Whether a GPU decodes by CUDA graphs."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,8 @@ class _Planner:
         }  # fmt: skip
         if not config.rollout.by_server:
             yield self._sampling("ppo", "sampling", still, machine.rows(config.batch_size), lora, gathered=True)
+            graphs = self._graphs(machine.rows(config.batch_size), lora)
+            frozen, resident, still = frozen | graphs, resident | graphs, still | graphs
         size, tokens = config.micro_batch
         rows = min(size if tokens is None else max(1, tokens // self.length), machine.rows(config.minibatch_size))
         work, predicted = rows * self.length, rows * self.run.generation.max_new_tokens
@@ -290,18 +294,31 @@ class _Planner:
         Args:
             gathered: whether the policy may be in shares, which are gathered before they are copied.
         """
-        shape, quantized = self.shape, lora is not None and lora.quantize is not None
+        shape, quantized, graphs = self.shape, lora is not None and lora.quantize is not None, self._graphs(rows, lora)
         copy = FLOAT * shape.parameters if gathered and self.machine.sharded and lora is None else 0.0
-        if not quantized:
+        if not quantized and not (graphs and lora is None):  # of adapters, the merged model is copied to the kept one
             copy += 2 * shape.parameters if self.run.dtype == "bfloat16" else 0
             copy += self.width * (shape.matrices + shape.embedding) if self.device == "cpu" else 0
         prompts = self._forward(-(-rows // PREFILL_PARTS[self.device]) * self.run.generation.max_prompt_tokens)
         heads = 2 * self.width * rows * self.length * shape.head_size  # bytes of keys and values a head
         expanded = heads * shape.heads if shape.kv_heads < shape.heads else 0
-        return self._phase(stage, name, resident | {
+        parts = {
             "sampling copy": copy, "key-value cache": shape.layers * heads * shape.kv_heads,
             "activations": max(prompts, expanded), "logits": FLOAT * 4 * rows * shape.vocabulary,
-        })  # fmt: skip
+        }  # fmt: skip
+        if graphs:
+            del parts["key-value cache"], parts["logits"]
+        return self._phase(stage, name, graphs | resident | parts)
+
+    def _graphs(self, rows: int, lora: AdapterConfig | None) -> Parts:
+        """Return what CUDA graphs for `rows` responses keep after sampling: the policy's copy in bfloat16, keys and
+        values, and a step's logits. A backbone of 4 bits is sampled from without graphs."""
+        if not self.run.graphs or (lora is not None and lora.quantize is not None):
+            return {}
+        shape, slots = self.shape, -(-self.length // CAPTURED_TOKENS) * CAPTURED_TOKENS
+        states = 2 * self.width * rows * slots * shape.head_size * shape.kv_heads * shape.layers
+        copy = 2 * shape.parameters if self.run.dtype == "bfloat16" else 0
+        return {"CUDA graphs": copy + states + FLOAT * 4 * rows * shape.vocabulary}
 
     def _saving(self, stage: str, resident: Parts, trained: Trained, whole_up_to: float, copied: float = 0) -> Phase:
         """Return what is held while a checkpoint is written; on a GPU the host gets a copy of it.

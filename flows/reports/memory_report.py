@@ -31,8 +31,9 @@ def planned_run(config: RunConfig, shape: ModelShape, gpu: bool = False) -> Plan
         dtype = "bfloat16" if gpu else config.runtime.resolve().dtype
     assert dtype != "auto"
     judges, uncounted = judges_of(config)
+    graphs = gpu and config.runtime.cuda_graphs
     stages = config.generation, config.sft, config.reward, config.ppo
-    return PlannedRun(shape, dtype, *stages, judges, uncounted, config.data.has_judge)
+    return PlannedRun(shape, dtype, *stages, judges, uncounted, config.data.has_judge, graphs)
 
 
 def judges_of(config: RunConfig) -> tuple[int, tuple[str, ...]]:

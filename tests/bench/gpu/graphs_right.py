@@ -64,18 +64,18 @@ def change(model: Any, step: int) -> None:
         parameter.data.add_(noise, alpha=0.1 * parameter.shape[-1] ** -0.5)
 
 
-def compare(plain: Samples, graphs: Samples, again: Samples, exact: bool) -> dict[str, Any]:
+def compare(plain: Samples, captured: Samples, again: Samples, exact: bool) -> dict[str, Any]:
     """Return what differs, and whether that is little enough."""
-    width = min(plain.response_ids.shape[1], graphs.response_ids.shape[1])
-    ids = [samples.response_ids[:, :width] for samples in (plain, graphs)]
+    width = min(plain.response_ids.shape[1], captured.response_ids.shape[1])
+    ids = [samples.response_ids[:, :width] for samples in (plain, captured)]
     equal = (ids[0] == ids[1]).long().cumprod(1).bool() & plain.response_mask[:, :width]
-    difference = (plain.logprobs[:, :width] - graphs.logprobs[:, :width]).abs()[equal]
-    same = sum(map(torch.equal, *(_responses(samples) for samples in (plain, graphs)))) / ROWS
+    difference = (plain.logprobs[:, :width] - captured.logprobs[:, :width]).abs()[equal]
+    same = sum(map(torch.equal, *(_responses(samples) for samples in (plain, captured)))) / ROWS
     mean, most = float(difference.mean()), float(difference.max())
-    twice = all(map(torch.equal, _tensors(graphs), _tensors(again)))
+    twice = all(map(torch.equal, _tensors(captured), _tensors(again)))
     close = (same == 1 and most <= 1e-4) if exact else mean <= 0.005
     lengths = sorted(plain.response_lengths)
-    spread = lengths[ROWS // 2] + cache.FEWEST_TOKENS < lengths[-1]  # so that rows were dropped
+    spread = lengths[ROWS // 2] + 16 < lengths[-1]  # so that rows were dropped
     share = float(equal.sum() / plain.response_mask.sum())
     return {"ok": close and twice and spread, "same_responses": same, "same_tokens": share, "mean": mean, "max": most,
             "twice": twice, "lengths": lengths[:: ROWS // 4]}  # fmt: skip
@@ -108,17 +108,21 @@ def run(size: str, name: str, runtime: Runtime) -> dict[str, Any]:
     generation = GenerationConfig(max_prompt_tokens=64, max_new_tokens=CAP[size])
     found: dict[str, Any] = {"ok": True}
     for engine_number in range(3 if name in ("three engines", "LoRA") else 1):
-        samples, seconds = [], []
+        samples, seconds, replayed = [], [], []
         for graphs in (False, True, True):
             began = time.perf_counter()
             with rollout_engine(model, tokenizer, runtime.model_copy(update={"cuda_graphs": graphs}), head) as engine:
                 samples.append(engine.sample(prompts, generation, engine_number))
             float(samples[-1].logprobs.sum())  # waits
             seconds.append(round(time.perf_counter() - began, 2))
+            replayed.append(len(engine.graphs.replays) if engine.graphs else 0)
         compared = compare(*samples, exact=runtime.dtype == "float32")
         if name == "stop string":
             compared["ok"] &= len(samples[1].other_endings) > 3
-        found = compared | {"ok": compared["ok"] and found["ok"], "seconds": seconds}
+        used = replayed[0] == 0 < replayed[1] == replayed[2]
+        reserved = torch.cuda.memory_reserved() / 1e9 if runtime.device == "cuda" else 0.0
+        compared |= {"graphs": replayed, "seconds": seconds, "reserved_gb": round(reserved, 2)}
+        found = compared | {"ok": compared["ok"] and found["ok"] and used}
         change(model, engine_number)
     return found
 
@@ -128,20 +132,16 @@ def emulation() -> Iterator[None]:
     """Decode by the emulated graphs of the tests on a CPU."""
     from tests.components.models.test_captured import Recorded
 
-    sample, engine = sampling.sample, sampling.LocalEngine.sample
-    runtimes: list[Runtime] = []
+    kept_graphs = sampling._kept_graphs
 
-    def sampled(*options: Any) -> Samples:
-        return sample(*options[:-1], runtimes[-1].cuda_graphs)
-
-    def of_engine(self: Any, *options: Any) -> Samples:
-        runtimes.append(self.runtime)
-        return engine(self, *options)
+    def on_gpu(model: Any, runtime: Runtime) -> Any:
+        return kept_graphs(model, runtime.model_copy(update={"device": "cuda"}))
 
     with (
         patch.object(cache, "Captures", lambda: lambda step: Recorded(step).replay),
-        patch.object(sampling, "sample", sampled), patch.object(sampling.LocalEngine, "sample", of_engine),
-    ):  # fmt: skip
+        patch.object(sampling, "_kept_graphs", on_gpu),
+        patch.object(sampling, "packed_weights", lambda *_: contextlib.nullcontext()),  # only a CPU packs them
+    ):
         yield
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -18,12 +19,12 @@ from components.base.errors import UserError
 from components.models import cache, sampling
 from components.models.adapters import Backbone
 from components.models.batching import pad
-from components.models.cache import GraphedContext, PreallocatedContext, can_be_captured, open_context
+from components.models.cache import GraphedContext, Graphs, can_be_captured, open_context
 from components.models.chat.endings import set_endings
 from components.models.config import AdapterConfig, GenerationConfig
 from components.models.folders import frozen
 from components.models.runtime import Runtime
-from components.models.sampling import Samples, rollout_engine, sample
+from components.models.sampling import LocalEngine, Samples, _kept_graphs, sample, sampling_copy
 from components.models.tokenizers import visible_text
 from tests.components.models.test_architectures import TABLE
 
@@ -31,7 +32,7 @@ aten = torch.ops.aten
 CAPTURES = cache.Captures
 MODELS = {config.model_type: (config, shape) for config, shape in TABLE.values()}
 """Shapes by type, of which `CAPTURED_TYPES` are captured."""
-CAP, WINDOW = 40, 7
+CAP, WINDOW, ALIGNMENT = 40, 7, cache.CAPTURED_TOKENS
 HOST = (aten._local_scalar_dense.default, aten.is_nonzero.default, aten.equal.default, aten.nonzero.default)
 """Operations whose result the host reads: CUDA refuses them in a capture."""
 
@@ -71,7 +72,6 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "Captures", lambda: lambda step: Recorded(step).replay)
     monkeypatch.setattr(cache, "CAPTURED_TOKENS", WINDOW)
     monkeypatch.setattr(cache, "FEWEST_ROWS", 2)
-    monkeypatch.setattr(cache, "FEWEST_TOKENS", 5)
 
 
 def make(name: str, language: Any, ending: float = 2.5) -> Any:
@@ -90,9 +90,9 @@ def make(name: str, language: Any, ending: float = 2.5) -> Any:
     return frozen(model)
 
 
-def draw(model: Any, language: Any, graphs: bool, **options: Any) -> Samples:
-    generation = GenerationConfig(**{"max_new_tokens": CAP} | options)
-    return sample(model, language.tokenizer, language.prompts, generation, 4, graphs=graphs)
+def draw(model: Any, language: Any, graphs: Graphs | None = None, seed: int = 4, **options: Any) -> Samples:
+    generation = GenerationConfig(**{"max_new_tokens": CAP, "max_prompt_tokens": 9} | options)
+    return sample(model, language.tokenizer, language.prompts, generation, seed, graphs=graphs)
 
 
 def same(one: Samples, two: Samples) -> None:
@@ -103,48 +103,39 @@ def same(one: Samples, two: Samples) -> None:
     torch.testing.assert_close(one.stats.entropy, two.stats.entropy, atol=1e-6, rtol=2e-6)
 
 
-def test_every_type_that_is_captured_is_tested_here() -> None:
+def equal(one: Samples, two: Samples) -> bool:
+    pairs = ((one.response_ids, two.response_ids), (one.logprobs, two.logprobs), (one.ended, two.ended))
+    return all(torch.equal(*pair) for pair in pairs)
+
+
+def test_every_type_that_is_captured_is_tested_and_masks_are_aligned() -> None:
     assert MODELS.keys() >= set(cache.CAPTURED_TYPES)
+    assert ALIGNMENT % cache.ALIGNED["cuda"] == 0
 
 
 @pytest.mark.parametrize(("name", "every"), [("llama", 1), *((name, 8) for name in cache.CAPTURED_TYPES)])
 def test_tokens_and_log_probabilities_are_those_of_the_ordinary_step(
     name: str, every: int, language: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over prompts of different lengths, rows that end at different times, several windows and numbers of rows."""
+    """Over prompts of different lengths, rows that end at different times, several windows and numbers of rows; also by
+    graphs that an earlier batch captured, and after the weights changed in place."""
     monkeypatch.setitem(sampling.LEAVE_EVERY, "cpu", every)
-    model = make(name, language)
+    model, kept = make(name, language), Graphs()
     assert can_be_captured(model)
-    plain = draw(model, language, graphs=False)
-    assert Recorded.captured == 0
-    captured = draw(model, language, graphs=True)
+    plain, captured = draw(model, language), draw(model, language, kept)
     same(plain, captured)
     lengths = sorted(plain.response_lengths)
     assert len({len(p) for p in language.prompts}) > 3 and len(set(lengths)) > 5 and lengths[-1] > 2 * WINDOW
-    assert math.ceil((lengths[-1] - 1) / WINDOW) < Recorded.captured <= math.ceil(CAP / WINDOW) + 3
-
-
-def test_with_the_masks_alignment_of_a_gpu_too(language: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "ALIGNED", {"cpu": cache.ALIGNED["cuda"]})
-    attend, masks = torch.nn.functional.scaled_dot_product_attention, list[Tensor]()
-
-    def spied(*given: Any, **options: Any) -> Tensor:
-        masks.append(options["attn_mask"])
-        return attend(*given, **options)
-
-    model = make("llama", language)
-    plain = draw(model, language, graphs=False)
-    step = GraphedContext._step
-
-    def watched(context: Any) -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(torch.nn.functional, "scaled_dot_product_attention", spied)
-            step(context)
-
-    monkeypatch.setattr(GraphedContext, "_step", watched)
-    same(plain, draw(model, language, graphs=True))
-    assert len(masks) > 6
-    assert all(x.storage_offset() == 0 and x.stride(0) % 8 == 0 and x.shape[-1] % 8 == 0 for x in masks)
+    first = Recorded.captured
+    assert math.ceil((lengths[-1] - 1) / WINDOW) < first <= math.ceil(CAP / WINDOW) + 4
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05
+    changed = draw(model, language, kept, seed=5)
+    same(draw(model, language, seed=5), changed)
+    second = Recorded.captured
+    assert equal(changed, draw(model, language, Graphs(), seed=5)), "new graphs give the same bytes"
+    assert second - first < Recorded.captured - second
 
 
 def test_a_captured_step_computes_with_the_adapter_of_its_model(language: Any) -> None:
@@ -154,86 +145,85 @@ def test_a_captured_step_computes_with_the_adapter_of_its_model(language: Any) -
     for weight in backbone.adapter_weights("policy").values():
         weight.data = torch.randn(weight.shape, generator=generator) * 0.2
     assert can_be_captured(view)
-    adapted = draw(view, language, graphs=True)
-    same(draw(view, language, graphs=False), adapted)
-    reference = plain(backbone)
-    same(draw(reference, language, graphs=False), draw(reference, language, graphs=True))
-    assert not torch.equal(draw(reference, language, graphs=True).response_ids, adapted.response_ids)
+    adapted, reference = draw(view, language, Graphs()), plain(backbone)
+    same(draw(view, language), adapted)
+    alone = draw(reference, language, Graphs())
+    same(draw(reference, language), alone)
+    assert not torch.equal(alone.response_ids, adapted.response_ids)
 
 
-def test_a_response_that_ended_at_a_stop_string_and_stays_in_the_batch_ends_at_its_first(
+def test_a_response_that_ended_at_a_stop_string_and_stays_ends_at_its_first(
     language: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A captured step drops no row until half have ended, so that a string may occur again."""
     model = make("llama", language, ending=0.0)
     monkeypatch.setattr(cache, "FEWEST_ROWS", 100)
-    free = draw(model, language, graphs=False).response_ids.tolist()
+    free = draw(model, language).response_ids.tolist()
     tokenizer = copy.deepcopy(language.tokenizer)
     texts = [visible_text(tokenizer, ids) for ids in free]
     string = max("etaoinsr", key=lambda letter: sum(text.count(letter) > 1 for text in texts))
     set_endings(tokenizer, strings=(string,))
     stopping = type(language)(language.model, tokenizer, language.prompts)
-    plain, captured = (draw(model, stopping, graphs=graphs) for graphs in (False, True))
+    plain, captured = draw(model, stopping), draw(model, stopping, Graphs())
     same(plain, captured)
     again = [texts[i].count(string) > 1 and bool(ended) for i, ended in enumerate(captured.ended)]
     assert sum(again) > 3 and len(set(captured.response_lengths)) > 1
 
 
-def test_values_of_a_shared_trunk_and_cooler_sampling_too(language: Any) -> None:
-    model = make("llama", language)
-    head = torch.nn.Linear(16, 1).requires_grad_(False)
+def test_values_of_a_shared_trunk_and_cooler_sampling_by_the_same_graphs(language: Any) -> None:
+    model, kept, head = make("llama", language), Graphs(), torch.nn.Linear(16, 1).requires_grad_(False)
+    draw(model, language, kept)
     cooler, found = GenerationConfig(max_new_tokens=CAP, temperature=0.7), []
-    for graphs in (False, True):
+    for used in (None, kept):
         drawn = sample(
-            model, language.tokenizer, language.prompts, cooler, 5, graphs=graphs,
+            model, language.tokenizer, language.prompts, cooler, 5, graphs=used,
             value_head=lambda hidden: head(hidden).squeeze(-1),
         )  # fmt: skip
         found.append(drawn)
     same(*found)
-    assert Recorded.captured > 2
     values = [samples.stats.values for samples in found if samples.stats is not None]
     torch.testing.assert_close(*values, atol=1e-6, rtol=0)
     assert values[0] is not None and values[0].any()
 
 
-def test_a_cpu_decodes_without_graphs_whatever_a_runtime_says_and_a_gpu_as_it_says(
-    language: Any, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bfloat16_copy_is_refreshed_and_its_graphs_are_used_again(language: Any, runtime: Runtime) -> None:
+    backbone = Backbone(make("llama", language))
+    rounded = runtime.model_copy(update={"dtype": "bfloat16"})
+    generation = GenerationConfig(max_new_tokens=CAP)
+    for model in (make("llama", language), backbone.add("policy", AdapterConfig(rank=2), seed=1)):
+        kept, captured = Graphs(), list[int]()
+        for step in range(3):
+            drawn = []
+            for used in (None, kept, Graphs()):
+                Recorded.captured = 0
+                with sampling_copy(model, rounded, used) as sampler:
+                    engine = LocalEngine(sampler, language.tokenizer, rounded, None, used)
+                    drawn.append(engine.sample(language.prompts, generation, 4))
+                captured.append(Recorded.captured)
+            torch.testing.assert_close(drawn[0].logprobs[:, 0], drawn[1].logprobs[:, 0], atol=0, rtol=0)
+            assert equal(drawn[1], drawn[2]), f"graphs that were kept give other bytes in step {step}"
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter += 0.05
+        assert captured[1] == captured[2] and captured[4] + captured[7] < captured[1]
+
+
+def test_graphs_are_kept_for_the_model_sampled_last_on_a_gpu(language: Any, runtime: Runtime) -> None:
     """A record of a version without the option is read with it on, also one of a CPU."""
-    said: list[bool] = []
-
-    def sampled(*given: Any) -> Any:
-        said.append(given[-1])
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(sampling, "sample", sampled)
-    for device, graphs in (("cpu", True), ("cuda", True), ("cuda", False)):
-        here = runtime.model_copy(update={"device": device, "cuda_graphs": graphs})
-        with pytest.raises(KeyboardInterrupt), rollout_engine(language.model, language.tokenizer, here) as engine:
-            engine.sample(language.prompts, GenerationConfig(), 0)
-    assert said == [False, True, False]
-
-
-@torch.no_grad()
-def test_a_captured_step_keeps_its_addresses_and_nothing_is_allocated_per_token(language: Any) -> None:
-    model = make("llama", language)
-    ids, mask = pad(sorted(language.prompts, key=len), language.tokenizer.pad_token_id, side="left")
-    context = open_context(model, ids, mask.sum(1).tolist(), CAP, graphs=True)
-    assert isinstance(context, GraphedContext)
-    context.read_prompts()
-
-    def addresses() -> list[int]:
-        used = (context.tokens, context.hidden, context.bias, context.positions, *context.stacks)
-        return [x.data_ptr() for x in used]
-
-    tokens = torch.full((len(ids),), 5)
-    context.append(tokens)
-    before, replay = addresses(), context.replay
-    for _ in range(WINDOW - 1):
-        context.append(tokens)
-    assert addresses() == before and context.replay is replay and Recorded.captured == 1
-    context.append(tokens)
-    assert addresses() == before and context.replay is not replay and Recorded.captured == 2
+    assert not _kept_graphs(language.model, runtime.model_copy(update={"cuda_graphs": True}))
+    on_gpu = runtime.model_copy(update={"device": "cuda", "cuda_graphs": True})
+    assert not _kept_graphs(language.model, on_gpu.model_copy(update={"cuda_graphs": False}))
+    one, two = make("llama", language), make("llama", language)
+    first = _kept_graphs(one, on_gpu)
+    assert first is not None and _kept_graphs(one, on_gpu) is first
+    weak = weakref.ref(first)
+    del first
+    assert weak() is not None
+    second = _kept_graphs(two, on_gpu)
+    assert weak() is None and second is not None
+    weak = weakref.ref(second)
+    del second, two
+    assert weak() is None
 
 
 @torch.no_grad()
@@ -244,32 +234,23 @@ def test_rows_are_dropped_when_half_are_left_and_each_keeps_its_own_states(
     prompts = sorted(language.prompts, key=len)
     ids, mask = pad(prompts, language.tokenizer.pad_token_id, side="left")
     lengths = mask.sum(1).tolist()
-    ours, plain = (open_context(model, ids, lengths, CAP, graphs=graphs) for graphs in (True, False))
+    ours, plain = (open_context(model, ids, lengths, CAP, used) for used in (Graphs(), None))
     torch.testing.assert_close(ours.read_prompts(), plain.read_prompts(), atol=1e-5, rtol=0)
-    assert [ours.shrinks(count) for count in (11, 7, 6, 3, 1)] == [False, False, True, True, True]
-    with monkeypatch.context() as patch:
-        patch.setattr(cache, "FEWEST_TOKENS", CAP + 1)
-        assert not ours.shrinks(1), "a capture would not pay"
-    assert plain.shrinks(11)
+    assert not ours.keep(range(11)) and not ours.keep(range(7)), "more than half are left"
     rows = torch.arange(len(prompts))
     for t, kept in enumerate((None, [0, 11, 2, 10, 4], None, [0, 4, 2], None, [1], None)):
-        tokens = 2 + (rows * 7 + t) % 50
-        torch.testing.assert_close(ours.append(tokens), plain.append(tokens), atol=1e-5, rtol=0)
+        given = 2 + (rows * 7 + t) % 50, torch.zeros(len(rows)), lambda *_: {}
+        torch.testing.assert_close(ours.step(*given)[0], plain.step(*given)[0], atol=1e-5, rtol=0)
         if kept:
             rows = rows[kept]
-            ours.keep(kept)
-            plain.keep(kept)
+            assert ours.keep(kept) and plain.keep(kept)
     assert isinstance(ours, GraphedContext) and ours.window.rows.stop == 2
 
 
 def test_models_whose_step_the_host_steers_are_not_captured(language: Any) -> None:
-    ids = torch.ones(2, 3, dtype=torch.long)
     for changed in ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, {}):
-        torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(LlamaConfig(vocab_size=9, **MODELS["llama"][1], **changed))
         assert can_be_captured(model) == (not changed)
-        assert isinstance(open_context(model, ids, [3, 3], 4, graphs=True), GraphedContext) == (not changed)
-        assert type(open_context(model, ids, [3, 3], 4)) is PreallocatedContext
     falcon = FalconConfig(vocab_size=9, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
     assert not can_be_captured(AutoModelForCausalLM.from_config(falcon))
 

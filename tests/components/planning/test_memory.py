@@ -89,6 +89,16 @@ def test_models_beside_ppos_own_are_held_through_all_of_ppo() -> None:
             assert phase.bytes - plain[stage, name].bytes == pytest.approx(expected, abs=2), name
 
 
+def test_cuda_graphs_keep_copy_states_and_logits_through_all_of_ppo() -> None:
+    plain, graphs = planned(run()), planned(run()._replace(graphs=True))
+    shape = KNOWN["llama-3.2-1b"]
+    kept = 2 * shape.parameters + 2 * 2 * 8 * 128 * 64 * 8 * 16 + 4 * 4 * 8 * shape.vocabulary
+    assert {phase.parts["CUDA graphs"] for (stage, _), phase in graphs.items() if stage == "ppo"} == {kept}
+    assert all(graphs[key].bytes == pytest.approx(plain[key].bytes) for key in plain if key[1] == "sampling")
+    update = "ppo", "policy update"
+    assert graphs[update].bytes == pytest.approx(plain[update].bytes + kept * (1 + memory.ALLOCATOR["cuda"]))
+
+
 def test_an_average_of_weights_is_held_and_the_policy_set_aside() -> None:
     options = {"watch": {"prompts": 4}, "evaluate_every": 2}
     plain, averaged = (planned(run(ppo=options | more)) for more in ({}, {"ema": 0.9}))
