@@ -407,7 +407,7 @@ def main() -> int:
             with tempfile.TemporaryDirectory() as folder:
                 left = ends - time.monotonic()
                 line = (
-                    run(name, host._replace(folder=Path(folder)), min(left, STEPS[name].limit))
+                    run(name, host._replace(folder=Path(folder)), min(left, STEPS[name].limit * (1 if host.device == "cuda" else 4)))
                     if left > 10 else {"step": name, "error": "no time was left"}
                 )  # fmt: skip
             failed |= "error" in line
