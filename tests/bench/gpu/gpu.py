@@ -258,8 +258,9 @@ def times_of(updates: Sequence[tuple[float, Any]], seconds: Mapping[str, Sequenc
 def updates(host: Host) -> Lines:
     """Seconds of PPO's updates, by phase."""
     options = [
-        "ppo.updates=6", "generation.max_new_tokens=64", "sft.epochs=1", "ppo.batch_size=64", "ppo.minibatch_size=32",
-        "ppo.micro_batch_size=32", "ppo.evaluate=64", "ppo.evaluate_every=null", "ppo.checkpoint_every=6",
+        "ppo.updates=6", "generation.max_new_tokens=64", "sft.epochs=1", "sft.max_demonstrations=64",
+        "reward.max_pairs=32", "reward.scale_responses=16", "ppo.evaluate_every=null", "ppo.batch_size=64", "ppo.minibatch_size=32",
+        "ppo.micro_batch_size=32", "ppo.evaluate=64", "ppo.checkpoint_every=6",
     ]  # fmt: skip
     if not host.quick:
         options.append("sft.scratch={hidden_size: 576, layers: 30, heads: 9, vocabulary: 49152}")
@@ -406,10 +407,10 @@ def main() -> int:
         for name in asked.steps:
             with tempfile.TemporaryDirectory() as folder:
                 left = ends - time.monotonic()
-                line = (
-                    run(name, host._replace(folder=Path(folder)), min(left, STEPS[name].limit * (1 if host.device == "cuda" else 4)))
-                    if left > 10 else {"step": name, "error": "no time was left"}
-                )  # fmt: skip
+                limit = STEPS[name].limit * (1 if host.device == "cuda" else 4)
+                line: dict[str, Any] = {"step": name, "error": "no time was left"}
+                if left > 10:
+                    line = run(name, host._replace(folder=Path(folder)), min(left, limit))
             failed |= "error" in line
             print(json.dumps(line), file=file, flush=True)
             print(f"{name}: {line.get('seconds', 0)} s; expected: {STEPS[name].expected}", flush=True)
