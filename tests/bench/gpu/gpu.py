@@ -259,8 +259,8 @@ def updates(host: Host) -> Lines:
     """Seconds of PPO's updates, by phase."""
     options = [
         "ppo.updates=6", "generation.max_new_tokens=64", "sft.epochs=1", "sft.max_demonstrations=64",
-        "reward.max_pairs=32", "reward.scale_responses=16", "ppo.evaluate_every=null", "ppo.batch_size=64", "ppo.minibatch_size=32",
-        "ppo.micro_batch_size=32", "ppo.evaluate=64", "ppo.checkpoint_every=6",
+        "reward.max_pairs=32", "reward.scale_responses=16", "ppo.evaluate_every=null", "ppo.batch_size=64",
+        "ppo.minibatch_size=32", "ppo.micro_batch_size=32", "ppo.evaluate=64", "ppo.checkpoint_every=6",
     ]  # fmt: skip
     if not host.quick:
         options.append("sft.scratch={hidden_size: 576, layers: 30, heads: 9, vocabulary: 49152}")
