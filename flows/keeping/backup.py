@@ -44,7 +44,6 @@ Say = Callable[[str], object]
 LEFT_OUT = {
     "work": "stages at work and their checkpoints",
     "store/views": "made again from the store",
-    "prefect/embedded": "notes of servers that ran here",
     "logs": "of servers and workers",
 }
 """The folders of a home that no backup has, and what they hold."""

@@ -19,11 +19,11 @@ CODE = "import sys; sys.path[:] = {path!r}; from tasks.tracking.mlflow_sync impo
 
 logger = logging.getLogger(__name__)
 
-_early: "Sender | None" = None
+_early: "MlflowThread | None" = None
 """One that was started before its run was known."""
 
 
-class Sender(threading.Thread):
+class MlflowThread(threading.Thread):
     """Sends a run's folder (`mlflow_sync.send`): in this process if MLflow is imported here, otherwise in another one.
 
     That process does not get the run's Ctrl-C, and what it logs is logged here.
@@ -76,17 +76,17 @@ class Sender(threading.Thread):
 
 
 def begin_early(home: Path) -> None:
-    """Start a sender, whose process imports MLflow, and opens its database if there is one, while a run is prepared.
+    """Start a thread whose process imports MLflow, and opens its database if there is one, while a run is prepared.
 
     Not if this process has imported MLflow or is about to, because it checks its access to a server.
     """
     global _early
     if _early is None and "mlflow" not in sys.modules and not os.environ.get(VARIABLE, "").startswith("http"):
-        _early = Sender(home)
+        _early = MlflowThread(home)
 
 
-def sender_of(home: Path) -> Sender:
-    """Return the sender that `begin_early` started for `home`, or a new one."""
+def thread_of(home: Path) -> MlflowThread:
+    """Return the thread that `begin_early` started for `home`, or a new one."""
     global _early
-    sender, _early = _early, None
-    return sender if sender is not None and sender.home == home else Sender(home)
+    early, _early = _early, None
+    return early if early is not None and early.home == home else MlflowThread(home)

@@ -1,8 +1,8 @@
 """Send the contents of runs' folders to MLflow. Nothing waits for it: a run only writes to its own folder.
 
-A sender reads a pipe: first a run's id, then a line whenever the run's folder has something new. When the pipe ends,
-the run has ended or died, and the sender sends the rest. What MLflow can't accept stays on disk, and the next run, or
-`tether sync`, first sends what earlier runs left.
+A process or thread reads a pipe: first a run's id, then a line whenever the run's folder has something new. When the
+pipe ends, the run has ended or died, and the rest is sent. What MLflow can't accept stays on disk, and the next run,
+or `tether sync`, first sends what earlier runs left.
 """
 
 import gc
@@ -23,7 +23,7 @@ from tasks.runs.journal import SENT, Sent, code_tags, held
 from tasks.runs.status import RUN_FILE, read_file
 from tasks.tracking.address import has_pages
 from tasks.tracking.mlflow_client import database_file, in_short, load_mlflow
-from tasks.tracking.mlflow_process import sender_of
+from tasks.tracking.mlflow_process import thread_of
 from tasks.tracking.recorder import Recorder
 
 logger = logging.getLogger(__name__)
@@ -45,34 +45,34 @@ class Tracker:
         self._folder = home / "runs" / run
         if not (self._folder / SENT).is_file():
             Sent(project=project, code=code_tags(code_version())).save(self._folder)
-        self._sender = sender_of(home)
-        self._sender.tell(run)
+        self._thread = thread_of(home)
+        self._thread.tell(run)
         self._patient = has_pages(home)
 
     def notify(self) -> None:
         """Say that the folder has something new."""
-        self._sender.tell("")
+        self._thread.tell("")
 
     def close(self) -> bool:
         """Stop recording, and return whether MLflow has all of the run."""
-        self._sender.end()
+        self._thread.end()
         before: Sent | None = None
-        while self._sender.is_alive() and (now := Sent.load(self._folder)) != before:
+        while self._thread.is_alive() and (now := Sent.load(self._folder)) != before:
             before = now
-            self._sender.join(CLOSE_SECONDS)
+            self._thread.join(CLOSE_SECONDS)
         return not is_left(self._folder)
 
     def settle(self, stages: Collection[str]) -> None:
-        """Wait a few seconds until `stages` have their pages in MLflow, unless an earlier wait was in vain."""
+        """Wait a few seconds until `stages` have their pages in MLflow, unless MLflow had no answer before."""
         self.notify()
         deadline = time.monotonic() + SETTLE_SECONDS
         while self._patient and not set(stages) <= Sent.load(self._folder).stages.keys():
-            self._patient = self._sender.is_alive() and time.monotonic() < deadline
+            self._patient = self._thread.is_alive() and time.monotonic() < deadline
             time.sleep(0.05)
 
 
 def serve() -> NoReturn:
-    """Be the process of a `Sender`."""
+    """Be the process of an `MlflowThread`."""
     gc.disable()  # imports make many objects and no garbage
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the run still has to tell MLflow how it ended
         signal.signal(number, signal.SIG_IGN)

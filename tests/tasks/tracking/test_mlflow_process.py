@@ -51,7 +51,7 @@ def test_a_process_that_is_started_early_sends_the_run_and_only_one_is_started(a
     assert mlflow_process._early is waiting
     with start(track=True, stages=("sft",)) as ctx:
         run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
-        assert ctx.tracker()._sender is waiting
+        assert ctx.tracker()._thread is waiting
     assert mlflow_process._early is None and not waiting.is_alive()
     assert mlflow_sync.left_behind(ctx.home) == []
 
@@ -149,15 +149,15 @@ RUN = """
 import sys, time
 from pathlib import Path
 sys.path.append({root!r})
-from tasks.tracking.mlflow_process import Sender
-sender = Sender(Path({home!r}))
+from tasks.tracking.mlflow_process import MlflowThread
+thread = MlflowThread(Path({home!r}))
 {begin}
 print("begun", flush=True)
 time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("begin", ["", 'sender.tell("r")', 'sender.tell("r"); sender.end()'])
+@pytest.mark.parametrize("begin", ["", 'thread.tell("r")', 'thread.tell("r"); thread.end()'])
 def test_a_killed_run_leaves_no_process(tmp_path, begin):
     """It dies while it imports MLflow, while it waits for more, and at the run's end."""
     (folder := tmp_path / "home" / "runs" / "r").mkdir(parents=True)
