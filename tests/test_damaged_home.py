@@ -38,7 +38,7 @@ KINDS = {
     "first record": "store/records/*/1.validate.json",
     "store lock": "store/.lock",
     "view lock": "store/.views.lock",
-    "lease": "work/*/000000001.free",
+    "key lock": "work/*.lock",
     "form": "home.json",
     "database": "mlflow.db",
     "database lock": "mlflow.lock",

@@ -4,7 +4,7 @@ store/objects/<sha256>              file contents (read-only), manifests among t
 store/records/<key>/<attempt>.<stage>.json  what a key was computed to; writing it is the commit
 store/pins/<run>.json               what a pinned run needs
 store/views/<digest>/               an artifact as a folder of links to objects, made on request
-work/<key>/, work/<key>.leases/     where a stage computes, and the lock of who computes it
+work/<key>/, work/<key>.lock        where a stage computes, and the lock of who computes it
 
 If `TETHER_STORE` names another folder or a URL, objects, records and pins are there. store/objects then holds copies of
 what was published or read here, each verified on arrival.
@@ -25,7 +25,7 @@ from components.base.files import make_folder
 from components.base.hashing import digest_file, digest_json
 from components.base.paths import files_read, user_path
 from components.store.folder import FolderPlace
-from components.store.leases import Lease, holder, leased
+from components.store.leases import Lease, is_held, leased
 from components.store.objects import Objects
 from components.store.place import VARIABLE, Place
 from components.store.records import ATTEMPT, Miss, Record, attempts_of, number_of, parse_record, record_text
@@ -60,7 +60,7 @@ class ArtifactStore:
 
         `on_wait` is called once if another process holds it. The lock of a dead process is freed; see `leases`.
         """
-        return leased(self.work / f"{key}.leases", on_wait)
+        return leased(self.work / f"{key}.lock", on_wait)
 
     @contextlib.contextmanager
     def if_free(self, key: str) -> Iterator[bool]:
@@ -77,7 +77,7 @@ class ArtifactStore:
 
     def held_keys(self) -> set[str]:
         """Return the keys that some process is computing."""
-        return {path.stem for path in self.work.glob("*.leases") if holder(path) is not None}
+        return {path.stem for path in self.work.glob("*.lock") if is_held(path)}
 
     def publish(
         self,
