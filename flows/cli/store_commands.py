@@ -72,7 +72,7 @@ def verify(as_json: Json = False) -> None:
                 "removes artifacts that no run needs."
             )
         elif report.orphaned:
-            echo("Orphans are harmless; `tether store gc` removes them when they are an hour old.")
+            echo("Orphans are harmless; `tether store gc` removes them when they are an hour old, in a bucket a day.")
     if report.damaged or report.missing:
         raise typer.Exit(DAMAGED)
 
