@@ -38,7 +38,7 @@ from tasks.lineage.of_run import graph_of, verdict_in_short
 from tasks.lineage.picture import in_markdown
 from tasks.prefect_flow.server import is_answering
 from tasks.result import Given, StageResult
-from tasks.runs.journal import REPORT, readable_done
+from tasks.runs.journal import REPORT, REPORT_TEXT, readable_done
 from tasks.stages import Stage
 from tasks.tracking.address import mlflow_file, mlflow_page
 
@@ -208,7 +208,7 @@ def show_report(ctx: RunContext) -> None:
 
     Does nothing if the run has no flow run with pages or no report, or if the server is away.
     """
-    path = ctx.folder / "report.md"
+    path = ctx.folder / REPORT_TEXT
     if not ctx.reporting.flow_run or not path.is_file():
         return
     pages = {

@@ -33,7 +33,7 @@ from tasks.stages import ends_group, group_of
 
 logger = logging.getLogger(__name__)
 
-REPORT = "report.html"
+REPORT, REPORT_TEXT = "report.html", "report.md"
 SENT = "mlflow.json"
 
 
