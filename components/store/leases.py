@@ -80,6 +80,24 @@ def leased(path: Path, on_wait: Callable[[], None] | None = None) -> Iterator[Le
         yield Lease(path, number)
 
 
+@contextlib.contextmanager
+def if_free(path: Path) -> Iterator[bool]:
+    """Hold the lock of the file `path` if no other process does; yields whether this one holds it."""
+
+    def give_up() -> None:
+        raise _InUse
+
+    try:
+        with leased(path, give_up):
+            yield True
+    except _InUse:
+        yield False
+
+
+class _InUse(Exception):
+    """Another process holds the lock."""
+
+
 def is_held(path: Path) -> bool:
     """Return whether a process holds the lock of the file `path`."""
     with _opened(path, os.O_RDONLY) as file:

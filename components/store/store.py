@@ -25,7 +25,7 @@ from components.base.files import make_folder
 from components.base.hashing import digest_file, digest_json
 from components.base.paths import files_read, user_path
 from components.store.folder import FolderPlace
-from components.store.leases import Lease, is_held, leased
+from components.store.leases import Lease, if_free, is_held, leased
 from components.store.objects import Objects
 from components.store.place import VARIABLE, Place
 from components.store.records import ATTEMPT, Miss, Record, attempts_of, number_of, parse_record, record_text
@@ -62,18 +62,9 @@ class ArtifactStore:
         """
         return leased(self.work / f"{key}.lock", on_wait)
 
-    @contextlib.contextmanager
-    def if_free(self, key: str) -> Iterator[bool]:
+    def if_free(self, key: str) -> contextlib.AbstractContextManager[bool]:
         """Lock `key` if no other process holds it; yields whether it is locked."""
-
-        def give_up() -> None:
-            raise _Held
-
-        try:
-            with self.lock(key, on_wait=give_up):
-                yield True
-        except _Held:
-            yield False
+        return if_free(self.work / f"{key}.lock")
 
     def held_keys(self) -> set[str]:
         """Return the keys that some process is computing."""
@@ -237,10 +228,6 @@ class ArtifactStore:
     def _warn_of_lost_attachments(self, record: Record) -> None:
         if lost := [name for name, sha in record.attachments.items() if self.contents.problem(sha)]:
             logger.warning("%s: attachments are missing or damaged (the artifact is whole): %s", record.stage, lost)
-
-
-class _Held(Exception):
-    """Another process holds the key."""
 
 
 def digest_folder(folder: Path) -> str:

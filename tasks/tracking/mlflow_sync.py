@@ -19,7 +19,8 @@ from typing import NoReturn
 
 from components.base.errors import UserError
 from components.keys.code_version import code_version
-from tasks.runs.journal import SENT, Sent, code_tags, held
+from components.store.leases import if_free, leased
+from tasks.runs.journal import SENDING_LOCK, SENT, Sent, code_tags
 from tasks.runs.status import RUN_FILE, read_file
 from tasks.tracking.address import has_pages
 from tasks.tracking.mlflow_client import database_file, in_short, load_mlflow
@@ -95,7 +96,7 @@ def send(home: Path, messages: int, recorder: Recorder | None = None) -> None:
         if not (run := pipe.readline().decode().strip()):  # it ended before it had begun
             return
         folder = home / "runs" / run
-        with held(folder, wait=True):
+        with leased(folder / SENDING_LOCK):
             while True:
                 try:
                     recorder = recorder or Recorder(home)
@@ -127,7 +128,7 @@ def send_rest(recorder: Recorder, folder: Path) -> Exception | None:
     Raises:
         Exception: MLflow does not answer.
     """
-    with held(folder, wait=False) as mine:
+    with if_free(folder / SENDING_LOCK) as mine:
         if not mine:
             return None
         try:
