@@ -38,8 +38,7 @@ KINDS = {
     "first record": "store/records/*/1.validate.json",
     "store lock": "store/.lock",
     "view lock": "store/.views.lock",
-    "lease": "work/*/000000001.free",
-    "server note": "prefect/embedded/1.json",
+    "key lock": "work/*.lock",
     "form": "home.json",
     "database": "mlflow.db",
     "database lock": "mlflow.lock",
@@ -78,8 +77,6 @@ def two_runs(tether_here: Tether, whole: tuple[Home, list[Moment]], tmp_path_fac
     for command in (("run", "tiny"), ("store", "pin", run)):
         assert tether_here(*command, home=path).returncode == 0
     (other,) = {each.name for each in (path / "runs").iterdir()} - {run}
-    (path / "prefect" / "embedded").mkdir(parents=True)
-    (path / "prefect" / "embedded" / "1.json").write_text('{"owner": {"host": "gone"}, "servers": []}')
     return Whole(path, run, other)
 
 

@@ -45,23 +45,8 @@ def is_alive(process: Process) -> bool:
         return False  # this machine was rebooted since
     if process.get("pid_namespace", _place()["pid_namespace"]) != _place()["pid_namespace"]:
         return True
-    return _runs(process)
-
-
-def is_dead(process: Process) -> bool:
-    """Return whether the process certainly no longer runs: it ran in this boot and this container, and is gone.
-
-    Unlike `is_alive`, this ignores host names, since two machines or containers may have the same one.
-    """
-    if any(process.get(name) != value or not value for name, value in _place().items()):
-        return False
-    return not _runs(process)
-
-
-def _runs(process: Process) -> bool:
-    """Return whether a process here has that id and start time. False if a damaged file lacks either."""
     started = _start_time(process.get("pid", 0))
-    return started is not None and started == process.get("started")
+    return started is not None and started == process.get("started")  # a damaged file lacks either
 
 
 def process_mark() -> str:

@@ -26,7 +26,7 @@ class FolderPlace:
     root may write into all of them.
     """
 
-    exclusive = True
+    exclusive = has_locks = True
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -30,6 +30,8 @@ class Place(Protocol):
     """For people: the folder, or the URL."""
     exclusive: bool
     """Whether `create` fails if another computer created the file first. If not, callers must choose unique names."""
+    has_locks: bool
+    """Whether `using` and `collecting` exclude each other. If not, what was written lately must not be collected."""
 
     def entries(self, folder: str) -> list[Entry]:
         """Return every file below `folder`, at any depth."""
@@ -60,4 +62,4 @@ class Place(Protocol):
         """Prevent garbage collection while files are needed that no record or run names yet."""
 
     def collecting(self) -> contextlib.AbstractContextManager[float]:
-        """Keep all users out while garbage is collected. Yields the time by the place's own clock."""
+        """Keep all users out while garbage is collected. Yields the time by the place's own clock, roughly."""

@@ -1,6 +1,6 @@
 """Garbage collection: keep the records that runs, pins and models need, with everything upstream; remove the rest.
 
-While a place is collected nobody publishes or looks up there (`Place.collecting`), and what is needed is determined
+While a folder is collected nobody publishes or looks up there (`Place.collecting`), and what is needed is determined
 within that time. A run writes the key that it wants into its status before it looks the key up. So it either finds the
 record before the collection, which then sees that the run needs it, or looks afterwards and computes.
 """
@@ -25,6 +25,9 @@ from components.store.views import alone
 YOUNG_SECONDS = 3600.0
 """Objects without a record, and partial files, are kept this long: a publisher that our lock does not reach may be
 using them."""
+UNLOCKED_SECONDS = 24 * 3600.0
+"""Where there are no locks, all objects are kept this long after they were written: a publisher may be about to name
+them in its record. If one is removed all the same, the look-up of that record says so, and it is computed again."""
 WORK_SECONDS = 24 * 3600.0
 """A work folder that no kept run needs is kept this long after its last change."""
 
@@ -151,7 +154,7 @@ def collect(
         dry_run: remove nothing.
 
     Raises:
-        UserError: what is needed is unknown, or somebody is publishing. Nothing was removed.
+        UserError: what is needed is unknown. Nothing was removed.
     """
     with contextlib.ExitStack() as stack:
         swept: list[Place] = [store.local, *([store.shared] if shared and store.shared is not None else [])]
@@ -165,8 +168,9 @@ def collect(
         # Records first: a kill midway then leaves objects without a record, but no record without its objects.
         gone = [Gone("record", r.path, r.size, p.where) for p in swept for r in needless if r.place is p]
         for place in swept:
-            gone += _objects_that_go(place, _objects(remaining), _objects(needless), now[place.where] - YOUNG_SECONDS)
-            gone += _temporaries(place, now[place.where] - YOUNG_SECONDS)
+            freed, young = (_objects(needless), YOUNG_SECONDS) if place.has_locks else (set[str](), UNLOCKED_SECONDS)
+            gone += _objects_that_go(place, _objects(remaining), freed, now[place.where] - young)
+            gone += _temporaries(place, now[place.where] - young)
         if not dry_run:
             sweep(store.home / "store")
             by_name = {place.where: place for place in swept}

@@ -4,7 +4,7 @@ store/objects/<sha256>              file contents (read-only), manifests among t
 store/records/<key>/<attempt>.<stage>.json  what a key was computed to; writing it is the commit
 store/pins/<run>.json               what a pinned run needs
 store/views/<digest>/               an artifact as a folder of links to objects, made on request
-work/<key>/, work/<key>.leases/     where a stage computes, and the lock of who computes it
+work/<key>/, work/<key>.lock        where a stage computes, and the lock of who computes it
 
 If `TETHER_STORE` names another folder or a URL, objects, records and pins are there. store/objects then holds copies of
 what was published or read here, each verified on arrival.
@@ -25,7 +25,7 @@ from components.base.files import make_folder
 from components.base.hashing import digest_file, digest_json
 from components.base.paths import files_read, user_path
 from components.store.folder import FolderPlace
-from components.store.leases import Lease, holder, leased
+from components.store.leases import Lease, if_free, is_held, leased
 from components.store.objects import Objects
 from components.store.place import VARIABLE, Place
 from components.store.records import ATTEMPT, Miss, Record, attempts_of, number_of, parse_record, record_text
@@ -60,24 +60,15 @@ class ArtifactStore:
 
         `on_wait` is called once if another process holds it. The lock of a dead process is freed; see `leases`.
         """
-        return leased(self.work / f"{key}.leases", on_wait)
+        return leased(self.work / f"{key}.lock", on_wait)
 
-    @contextlib.contextmanager
-    def if_free(self, key: str) -> Iterator[bool]:
+    def if_free(self, key: str) -> contextlib.AbstractContextManager[bool]:
         """Lock `key` if no other process holds it; yields whether it is locked."""
-
-        def give_up() -> None:
-            raise _Held
-
-        try:
-            with self.lock(key, on_wait=give_up):
-                yield True
-        except _Held:
-            yield False
+        return if_free(self.work / f"{key}.lock")
 
     def held_keys(self) -> set[str]:
         """Return the keys that some process is computing."""
-        return {path.stem for path in self.work.glob("*.leases") if holder(path) is not None}
+        return {path.stem for path in self.work.glob("*.lock") if is_held(path)}
 
     def publish(
         self,
@@ -237,10 +228,6 @@ class ArtifactStore:
     def _warn_of_lost_attachments(self, record: Record) -> None:
         if lost := [name for name, sha in record.attachments.items() if self.contents.problem(sha)]:
             logger.warning("%s: attachments are missing or damaged (the artifact is whole): %s", record.stage, lost)
-
-
-class _Held(Exception):
-    """Another process holds the key."""
 
 
 def digest_folder(folder: Path) -> str:

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import functools
 import time
-import uuid
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -16,18 +15,14 @@ from components.store.place import LARGEST_READ, VARIABLE, Entry
 
 _CHUNK = 1 << 20
 
-PUBLISHING, COLLECTING = "locks/publishing-", "locks/collecting-"
-LIFE_SECONDS = 6 * 3600.0
-"""Seconds after which a mark counts as left by a dead process."""
-PATIENCE_SECONDS = 600.0
-POLL_SECONDS = 1.0
-
 _REFUSES_TWICE = ("s3", "s3a")
 """Protocols that can write a file only if it does not exist (S3: If-None-Match)."""
 
 
 class UrlPlace:
-    """A `Place` below an fsspec URL. Object stores have no locks, so publishers and collectors leave mark files."""
+    """A `Place` below an fsspec URL. Object stores have no locks."""
+
+    has_locks = False
 
     def __init__(self, url: str, variable: str = VARIABLE, **options: Any) -> None:
         self._variable, self._options = variable, options
@@ -104,55 +99,12 @@ class UrlPlace:
         with contextlib.suppress(FileNotFoundError), self._asking("write", FileNotFoundError):
             self._fs.rm_file(name)
 
-    @contextlib.contextmanager
-    def using(self) -> Iterator[None]:
-        """Hold a mark, once nobody collects. S3 lists every file that was written before the listing began, so of two
-        processes that write their marks and then look, at least one sees the other."""
-        until = time.monotonic() + PATIENCE_SECONDS
-        while True:
-            with self._marked(PUBLISHING) as mark:
-                others, _ = self._others(COLLECTING, mark)
-                if not others:
-                    yield
-                    return
-            if time.monotonic() > until:
-                raise TetherError(
-                    f"{VARIABLE}={self.where}: `tether store gc` is running there ({others[0]}). Run the same "
-                    f"command again when it is done; if it died, remove that file."
-                )
-            time.sleep(POLL_SECONDS)
+    def using(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
-    @contextlib.contextmanager
-    def collecting(self) -> Iterator[float]:
-        """Hold a mark.
-
-        Raises:
-            UserError: somebody is publishing.
-        """
-        with self._marked(COLLECTING) as mark:
-            others, now = self._others(PUBLISHING, mark)
-            if others:
-                raise UserError(
-                    f"{VARIABLE}={self.where}: a stage is publishing there ({others[0]}); nothing was removed. Try "
-                    f"again when it is done. A mark left by a process that died counts for {LIFE_SECONDS / 3600:g} h."
-                )
-            yield now
-
-    @contextlib.contextmanager
-    def _marked(self, kind: str) -> Iterator[str]:
-        mark = f"{kind}{uuid.uuid4().hex}"
-        self.create(mark, b"")
-        try:
-            yield mark
-        finally:
-            self.remove(mark)
-
-    def _others(self, kind: str, mark: str) -> tuple[list[str], float]:
-        """Return the unexpired marks of `kind`, and when our own `mark` was made, by the clock that stamped it."""
-        marks = {f"locks/{entry.name}": entry.modified for entry in self.entries("locks")}
-        now = marks[mark]
-        others = (name for name in marks if name.startswith(kind))
-        return [name for name in others if now - marks[name] < LIFE_SECONDS], now
+    def collecting(self) -> contextlib.AbstractContextManager[float]:
+        """Yield this machine's time, which may differ from the object store's by minutes."""
+        return contextlib.nullcontext(time.time())
 
     @functools.cached_property
     def _fs(self) -> Any:

@@ -1,14 +1,14 @@
 """Show an artifact as a folder of links to objects, made on request and repaired if it was changed."""
 
 import contextlib
-import fcntl
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from components.base.files import make_folder, sync
+from components.store.leases import leased
 
 
 def view(folder: Path, files: Mapping[str, str], objects: Path) -> list[str]:
@@ -35,13 +35,10 @@ def _links(folder: Path) -> dict[str, str | None]:
         return {}
 
 
-@contextlib.contextmanager
-def alone(views: Path) -> Iterator[None]:
+def alone(views: Path) -> contextlib.AbstractContextManager[object]:
     """Prevent others from making or removing views within the block."""
     make_folder(views)
-    with (views.parent / ".views.lock").open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    return leased(views.parent / ".views.lock")
 
 
 def _link(folder: Path, wanted: Mapping[str, str]) -> None:

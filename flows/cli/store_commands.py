@@ -38,11 +38,13 @@ def list_(as_json: Json = False) -> None:
     here = _store()
     rows = artifacts(here)
     if as_json:
-        echo(json.dumps({"store": here.place.where, "artifacts": [row._asdict() for row in rows]}))
+        echo(json.dumps({"store": here.place.where, "artifacts": [row.as_json() for row in rows]}))
         return
     for row in rows:
-        origin = f"{line(row.run)}  key {row.key[:12]}{', imported' if row.imported else ''}"
-        echo(f"{line(row.stage):<18}{row.digest[:12]}  {_size(row.size):>9}  {line(row.time[:16])}  {origin}")
+        record = row.record
+        origin = f"{line(record.run)}  key {record.key[:12]}{', imported' if record.imported else ''}"
+        stage, time = line(record.stage), line(record.started[:16])
+        echo(f"{stage:<18}{record.digest[:12]}  {_size(row.size):>9}  {time}  {origin}")
         keepers = "(unknown, because a file is damaged)" if row.kept_by is None else ", ".join(row.kept_by)
         echo(f"    kept by {keepers or 'nothing'}")
     echo(f"{counted(len(rows), 'artifact')} in {here.place.where}. Sizes count shared files once for each artifact.")
@@ -72,7 +74,7 @@ def verify(as_json: Json = False) -> None:
                 "removes artifacts that no run needs."
             )
         elif report.orphaned:
-            echo("Orphans are harmless; `tether store gc` removes them when they are an hour old.")
+            echo("Orphans are harmless; `tether store gc` removes them when they are an hour old, in a bucket a day.")
     if report.damaged or report.missing:
         raise typer.Exit(DAMAGED)
 

@@ -35,7 +35,7 @@ from components.store.store import ArtifactStore, shared_place
 from flows.keeping.copying import Copier, Steps, copy_store, files_below
 from flows.keeping.manifest import Manifest, write_manifest
 from flows.keeping.server_backup import Servers, copy_artifacts, dump, named_servers
-from tasks.runs.journal import SENT, Sent
+from tasks.runs.journal import SENDING_LOCK, SENT, Sent
 from tasks.runs.schema import HOME_FILE, home_schema
 from tasks.runs.status import RUN_FILE
 
@@ -44,11 +44,10 @@ Say = Callable[[str], object]
 LEFT_OUT = {
     "work": "stages at work and their checkpoints",
     "store/views": "made again from the store",
-    "prefect/embedded": "notes of servers that ran here",
     "logs": "of servers and workers",
 }
 """The folders of a home that no backup has, and what they hold."""
-_NOT_COPIED = {SENT, "mlflow.lock"}
+_NOT_COPIED = {SENT, SENDING_LOCK}
 """Files in a run's folder that are copied separately, or not at all."""
 
 

@@ -4,10 +4,10 @@ A later format of the home gets a step here, which can be repeated after any int
 time, and changes the home's number last.
 """
 
-import fcntl
 from pathlib import Path
 
 from components.base.errors import UserError
+from components.store.leases import leased
 from tasks.runs.schema import check_home, home_schema
 from tasks.runs.status import load_readable
 from tasks.tracking.database import is_outdated, upgrade_database
@@ -38,7 +38,6 @@ def upgrade(home: Path) -> list[str]:
         return lines
     if running := [status.run for status in load_readable(home)[0] if status.state == "running"]:
         raise UserError(f"upgrade: run {running[0]} is running in {home}. Upgrade when it has ended, or interrupt it.")
-    with (home / "mlflow.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with leased(home / "mlflow.lock"):
         upgrade_database(home / "mlflow.db")
     return lines

@@ -11,7 +11,7 @@ from components.base.files import write_whole
 from components.base.text import line
 from tasks.execution.context import RunContext
 from tasks.runs.config import run_values
-from tasks.runs.journal import REPORT
+from tasks.runs.journal import REPORT, REPORT_TEXT
 from tasks.runs.status import RunStatus, load_status
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ def write_reports(ctx: RunContext) -> None:
 
     status = load_status(ctx.home, ctx.run)
     text = markdown(status, what_is_simulated(ctx.home, ctx.run), links(ctx.home, status))
-    write_whole(ctx.folder / "report.md", text)
+    write_whole(ctx.folder / REPORT_TEXT, text)
     for name, write, again in (
         ("cards", lambda: write_cards(ctx), f"`tether export {ctx.run} --card` makes one again"),
         (REPORT, lambda: write_page(ctx.home, ctx.run), f"`tether status {ctx.run} --html` writes it again"),

@@ -40,10 +40,9 @@ def compute(launch: Launch) -> StageResult | None:
     first = first_to_compute(config, sources, ctx)
     if first is None:
         return _go(launch, lambda: run_pipeline(partial(run_stage, ctx=ctx)))
-    from tasks.prefect_flow.server import check_server, end_orphans
+    from tasks.prefect_flow.server import check_server
     from tasks.prefect_flow.start_flow import run_as_flow
 
-    end_orphans(ctx.home / "prefect" / "embedded")
     try:
         _check_machine(launch, first)
         pools = {stage: pool for stage, pool in config.pools.items() if reaches(stage, ctx.status.document.until)}

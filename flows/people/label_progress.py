@@ -72,39 +72,27 @@ def labels_progress(
 
 
 def show_progress(home: Path, run: str, progress: LabelProgress, say: Callable[[str], None] = logger.warning) -> None:
-    """Show the progress of a run's labels in its folder, on its Prefect page and in MLflow.
+    """Show the progress of a run's labels in its folder and on its Prefect page.
 
-    An address from an earlier call stays. If a server is away, `say` reports it and the next call catches up.
-
-    Args:
-        say: gets a line for each server that did not receive the progress.
+    An address from an earlier call stays. If the server is away, `say` reports it and the next call catches up.
     """
     folder = home / "runs" / run
     before = read_progress(folder)
     if before is not None and not progress.address:
         progress = replace(progress, address=before.address)
     write_progress(folder, progress)
+    page = load_status(home, run).prefect
+    if not page or not os.environ.get("PREFECT_API_URL"):
+        return
+    from tasks.prefect_flow import prefect_labels
+    from tasks.prefect_flow.server import is_answering
 
-    def on_prefect() -> None:
-        page = load_status(home, run).prefect
-        if page and os.environ.get("PREFECT_API_URL"):
-            from tasks.prefect_flow import prefect_labels
-            from tasks.prefect_flow.server import is_answering
-
-            if not is_answering():  # its client would retry for minutes
-                raise TetherError("its server does not answer")
-            prefect_labels.show_progress(page, run, progress)
-
-    def in_mlflow() -> None:
-        from tasks.tracking.mlflow_labels import log_progress
-
-        log_progress(home, run, progress)
-
-    for where, tell in (("Prefect", on_prefect), ("MLflow", in_mlflow)):
-        try:
-            tell()
-        except Exception as error:  # labelling must continue even if a page is out of date
-            say(f"{where} did not receive the progress of run {run}'s labels ({type(error).__name__}: {error})")
+    try:
+        if not is_answering():  # its client would retry for minutes
+            raise TetherError("its server does not answer")
+        prefect_labels.show_progress(page, run, progress)
+    except Exception as error:  # labelling must continue even if a page is out of date
+        say(f"Prefect did not receive the progress of run {run}'s labels ({type(error).__name__}: {error})")
 
 
 def begin_waiting(home: Path, run: str, say: Callable[[str], None]) -> None:

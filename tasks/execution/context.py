@@ -69,8 +69,6 @@ class Reporting:
     """Called once, after the run's end is recorded and before MLflow gets it."""
     log: Callable[[str], None] | None = None
     """Gets every line that the console gets."""
-    show_samples: Callable[[str, Mapping[str, Any]], None] | None = None
-    """Gets a stage and a point of it that has samples, while the stage computes."""
     flow_run: str = ""
     """The id of the Prefect flow run with the run's pages; empty on an embedded server, which ends with the run."""
 

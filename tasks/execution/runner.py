@@ -151,8 +151,7 @@ def _recording(stage: Stage, ctx: RunContext) -> Iterator[Show]:
         def show(point: Point) -> None:
             spool.add(point)
             progress.show(point)
-            if samples.add(point) and ctx.reporting.show_samples is not None:
-                ctx.reporting.show_samples(stage.group, point)
+            samples.add(point)
 
         yield show
 

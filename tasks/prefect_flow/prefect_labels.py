@@ -5,14 +5,15 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, ArtifactFilterKey
 from prefect.exceptions import ObjectNotFound
 from prefect.utilities.urls import url_for
 
 from components.base.hashing import digest_json
 from components.base.redaction import redacted
 from components.base.text import markdown, markdown_code
-from tasks.prefect_flow.artifacts import put_artifact
 from tasks.runs.awaited_labels import LabelProgress
 
 SHARE, ABOUT = "labels-answered", "labels"
@@ -37,8 +38,23 @@ def show_progress(page: str, run: str, progress: LabelProgress) -> None:
     if not progress.address:
         lines += ["", f"`tether people status {run}` counts the answers in the raters' files."]
     with get_client(sync_client=True) as client:
-        put_artifact(client, flow_run, SHARE, "progress", 100 * progress.share, f"Labels of run {run}")
-        put_artifact(client, flow_run, ABOUT, "markdown", "\n".join(lines), f"Labels of run {run}")
+        _put_artifact(client, flow_run, SHARE, "progress", 100 * progress.share, f"Labels of run {run}")
+        _put_artifact(client, flow_run, ABOUT, "markdown", "\n".join(lines), f"Labels of run {run}")
+
+
+def _put_artifact(
+    client: SyncPrefectClient, flow_run: UUID, key: str, kind: str, data: float | str, about: str
+) -> None:
+    """Create an artifact of a flow run, or replace its content."""
+    existing = client.read_artifacts(
+        artifact_filter=ArtifactFilter(
+            key=ArtifactFilterKey(any_=[key]), flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run])
+        )
+    )
+    if existing:
+        client.update_artifact(existing[0].id, ArtifactUpdate(data=data, description=about))
+    else:
+        client.create_artifact(ArtifactCreate(key=key, type=kind, data=data, description=about, flow_run_id=flow_run))
 
 
 def order_scoring(run: str, sheets: Path) -> str | None:

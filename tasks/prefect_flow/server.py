@@ -1,28 +1,19 @@
-"""The run's own Prefect server. If it outlives a killed run, the next start finds it and ends it by its process id."""
+"""Prefect's server: whether it answers, and the one that a run starts for itself, which ends when the run does."""
 
 import contextlib
-import logging
 import os
-import signal
 import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any
-
-from pydantic import BaseModel
+from typing import IO, Any
 
 from components.base.errors import TetherError, UserError
-from components.base.paths import read_regular
-from components.base.process import Process, describe_process, is_alive, this_process
 from components.base.redaction import redacted
 from components.rollouts.asking import HttpClient
-from tasks.runs.journal import write_model
-
-logger = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 5
 """How long the last events may take to reach a server that is about to be stopped."""
@@ -172,94 +163,66 @@ def is_answering(patience: float = BUSY_SECONDS) -> bool:
         time.sleep(0.5)
 
 
-class _Note(BaseModel):
-    """A file with a run's process and the servers that it has started."""
-
-    owner: Process
-    servers: list[Process]
-
-
 class NoServer(Exception):
     """This process's own Prefect server did not start; the message says why."""
 
 
+_SERVE = """
+import os, sys, threading, uvicorn
+threading.Thread(target=lambda: (sys.stdin.read(), os.kill(os.getpid(), 15)), daemon=True).start()
+uvicorn.main(sys.argv[1:])
+"""
+"""Runs a server until its standard input ends, as it does when the run is killed."""
+
+
 @contextlib.contextmanager
-def own_server(home: Path, seconds: float = START_SECONDS) -> Iterator[str]:
+def own_server(seconds: float = START_SECONDS) -> Iterator[str]:
     """Start a Prefect server for this process on loopback, and set `PREFECT_API_URL` to it until it is stopped.
 
-    The server gets its own session, so that Ctrl-C or a closed terminal ends the run before the server. A file notes
-    its process, so that `end_orphans` can end it if this process is killed.
-
-    Its database is in the home's `prefect/`. Yields the URL of its API.
+    The server gets its own session, so that Ctrl-C or a closed terminal ends the run before the server. Its database is
+    in `PREFECT_HOME`. Yields the URL of its API.
 
     Raises:
         NoServer: it ended, or did not answer within `seconds`.
     """
-    folder = home / "prefect" / "embedded"
-    folder.mkdir(parents=True, exist_ok=True)
-    note, log = folder / f"{os.getpid()}.json", folder / f"{os.getpid()}.log"
-    with socket.socket() as listening:
+    with socket.socket() as listening, tempfile.TemporaryFile() as log:
         listening.bind(("127.0.0.1", 0))  # handed over to the server, so that nobody else can take the port
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/api"
         command = [
-            sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app", "--lifespan", "on",
+            sys.executable, "-c", _SERVE, "--factory", "prefect.server.api.server:create_app", "--lifespan", "on",
             "--log-level", "error", "--fd", str(listening.fileno()),
         ]  # fmt: skip
         settings = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                command, env={**os.environ, **settings}, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-                pass_fds=[listening.fileno()], start_new_session=True,
-            )  # fmt: skip
-    try:
-        write_model(note, _Note(owner=this_process(), servers=[describe_process(process.pid)]))
-        _wait_for(process, url, log, seconds)
-        os.environ["PREFECT_API_URL"] = url
-        yield url
-    finally:
-        # Prefect has one events worker per process, bound to its first server. Draining it gives a later run a new one.
-        if worker := sys.modules.get("prefect.events.worker"):
-            worker.EventsWorker.drain_all(timeout=DRAIN_SECONDS)
-        os.environ.pop("PREFECT_API_URL", None)
-        process.terminate()
-        try:
-            process.wait(5)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        note.unlink(missing_ok=True)
-        log.unlink(missing_ok=True)
+        process = subprocess.Popen(
+            command, env={**os.environ, **settings}, stdin=subprocess.PIPE, stdout=log, stderr=log,
+            pass_fds=[listening.fileno()], start_new_session=True,
+        )  # fmt: skip
+        listening.close()
+        with process:
+            try:
+                _wait_for(process, url, log, seconds)
+                os.environ["PREFECT_API_URL"] = url
+                yield url
+            finally:
+                # Prefect has one events worker per process, bound to its first server. Draining it gives a later run a
+                # new one.
+                if worker := sys.modules.get("prefect.events.worker"):
+                    worker.EventsWorker.drain_all(timeout=DRAIN_SECONDS)
+                os.environ.pop("PREFECT_API_URL", None)
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(5)
+                process.kill()
 
 
-def _wait_for(process: subprocess.Popen[Any], url: str, log: Path, seconds: float) -> None:
+def _wait_for(process: subprocess.Popen[Any], url: str, log: IO[bytes], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while no_answer(f"{url}/health"):
         if process.poll() is not None:
-            output = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-            raise NoServer(
-                redacted(output[-1].strip())[:300] if output else f"it ended with exit code {process.returncode}"
-            )
+            log.seek(0)
+            lines = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+            why = redacted(lines[-1].strip())[:300] if lines else f"it ended with exit code {process.returncode}"
+            raise NoServer(why)
         if time.monotonic() > deadline:
             raise NoServer(f"no answer within {seconds:.0f} s")
         time.sleep(0.1)
-
-
-def end_orphans(folder: Path) -> list[int]:
-    """End servers whose run's process is gone, and return their process ids."""
-    ended = []
-    for path in sorted(folder.glob("*.json")):
-        try:
-            note = _Note.model_validate_json(read_regular(path))
-        except (OSError, ValueError):
-            logger.warning("%s is damaged and was removed; a Prefect server that it named may still run", path)
-        else:
-            if is_alive(note.owner):
-                continue
-            for server in note.servers:
-                if is_alive(server) and server.get("host") == this_process()["host"]:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(int(server["pid"]), signal.SIGTERM)
-                    ended.append(int(server["pid"]))
-        path.unlink(missing_ok=True)
-        path.with_suffix(".log").unlink(missing_ok=True)
-    return ended

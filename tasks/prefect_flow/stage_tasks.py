@@ -7,7 +7,7 @@ error, and the error is raised again outside the task.
 import logging
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
@@ -36,11 +36,9 @@ from tasks.execution.context import RunContext
 from tasks.execution.runner import run_stage
 from tasks.lineage.of_run import graph_of, verdict_in_short
 from tasks.lineage.picture import in_markdown
-from tasks.prefect_flow.artifacts import put_artifact
 from tasks.prefect_flow.server import is_answering
 from tasks.result import Given, StageResult
-from tasks.runs.journal import REPORT, readable_done
-from tasks.runs.samples import as_markdown
+from tasks.runs.journal import REPORT, REPORT_TEXT, readable_done
 from tasks.stages import Stage
 from tasks.tracking.address import mlflow_file, mlflow_page
 
@@ -101,8 +99,6 @@ def _page(kind: str, id_: object) -> str:
 def prefect_runner(ctx: RunContext) -> Callable[..., StageResult]:
     """Return a function that runs a stage as a task of the surrounding flow run, or without Prefect if it is away."""
     ended: dict[str, State[Any]] = {}
-    ctx.reporting = replace(ctx.reporting, show_samples=show_samples)
-
     def run(stage: Stage, job: Settings, inputs: Given) -> StageResult:
         if not is_answering():
             ctx.say(f"{stage.name}: Prefect's server does not answer; its pages will miss this stage")
@@ -207,22 +203,12 @@ def stage_page(result: StageResult, link: str | None, whole: str | None) -> str:
     return "\n".join([*lines, "### Gates", "", gate_text.markdown(verdicts)])
 
 
-def show_samples(stage: str, point: Mapping[str, Any]) -> None:
-    """Show a computing stage's newest samples on the page of the current flow run, in place of its earlier ones.
-
-    One artifact per evaluation would crowd the run's graph. Earlier samples are in the run's folder and in MLflow.
-    """
-    key, about = f"{stage.replace('_', '-')}-samples", f"The newest samples of {stage}"
-    flow_run = UUID(runtime.flow_run.id)
-    tell_prefect(lambda client: put_artifact(client, flow_run, key, "markdown", as_markdown(point), about))
-
-
 def show_report(ctx: RunContext) -> None:
     """Add the report of an ended run to its flow run as an artifact: its text, and links to the full report.
 
     Does nothing if the run has no flow run with pages or no report, or if the server is away.
     """
-    path = ctx.folder / "report.md"
+    path = ctx.folder / REPORT_TEXT
     if not ctx.reporting.flow_run or not path.is_file():
         return
     pages = {

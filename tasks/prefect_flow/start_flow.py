@@ -26,7 +26,7 @@ def run_as_flow(ctx: RunContext, pipeline: Callable[[StageRunner], StageResult |
             imports = Thread(target=_load_ahead, args=(ctx,), daemon=True)
             imports.start()  # the server takes about 10 s to start; the imports use that time
             try:
-                stack.enter_context(own_server(ctx.home))
+                stack.enter_context(own_server())
             except NoServer as error:
                 ctx.say(f"Prefect's server did not start ({error}); the run continues without Prefect's pages")
                 imports.join()

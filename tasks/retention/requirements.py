@@ -68,20 +68,17 @@ def registered(home: Path) -> dict[str, list[str]]:
 class StoredArtifact(NamedTuple):
     """A record, and what protects it from garbage collection."""
 
-    stage: str
-    key: str
-    digest: str
-    attempt: int
+    record: Record
     size: int
     """In bytes, including attachments and manifest."""
-    run: str
-    """The run that computed it."""
-    time: str
-    """UTC, ISO 8601."""
     kept_by: list[str] | None
     """None if it is unknown, because a file is damaged."""
-    imported: str
-    """When it was imported (UTC, ISO 8601); empty if it was computed here."""
+
+    def as_json(self) -> dict[str, object]:
+        """Return it as `tether store ls --json` prints it."""
+        fields = ("stage", "key", "digest", "attempt", "run", "imported")
+        values = {name: getattr(self.record, name) for name in fields}
+        return {**values, "time": self.record.started, "size": self.size, "kept_by": self.kept_by}
 
 
 def artifacts(store: ArtifactStore) -> list[StoredArtifact]:
@@ -95,17 +92,11 @@ def artifacts(store: ArtifactStore) -> list[StoredArtifact]:
         logger.warning("Tether does not know which artifacts are needed: %s", error)
     rows = [
         StoredArtifact(
-            stage=artifact.record.stage,
-            key=artifact.record.key,
-            digest=artifact.record.digest,
-            attempt=artifact.record.attempt,
-            size=sum(sizes.get(sha, 0) for sha in set(artifact.record.objects.values())),
-            run=artifact.record.run,
-            time=artifact.record.started,
-            kept_by=None if keepers is None else sorted(keepers.get(artifact.identity, ())),
-            imported=artifact.record.imported,
+            artifact.record,
+            sum(sizes.get(sha, 0) for sha in set(artifact.record.objects.values())),
+            None if keepers is None else sorted(keepers.get(artifact.identity, ())),
         )
         for artifact in records
         if isinstance(artifact.record, Record)
     ]
-    return sorted(rows, key=lambda row: row.time, reverse=True)
+    return sorted(rows, key=lambda row: row.record.started, reverse=True)

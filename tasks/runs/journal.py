@@ -4,13 +4,12 @@ runs/<run>/done/<stage>.json   the result of a (sub-)stage, with this run's verd
 runs/<run>/mlflow.json         what MLflow has of the run, and its ids there; replaced in one step
 """
 
-import fcntl
 import getpass
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -33,8 +32,10 @@ from tasks.stages import ends_group, group_of
 
 logger = logging.getLogger(__name__)
 
-REPORT = "report.html"
+REPORT, REPORT_TEXT = "report.html", "report.md"
 SENT = "mlflow.json"
+SENDING_LOCK = "mlflow.lock"
+"""The file that is locked while a run's folder is sent to MLflow (`components.store.leases`)."""
 
 
 class Done(BaseModel):
@@ -227,21 +228,6 @@ class Sent(BaseModel):
 
     def save(self, folder: Path) -> None:
         write_model(folder / SENT, self)
-
-
-@contextmanager
-def held(folder: Path, wait: bool) -> Iterator[bool]:
-    """While the block runs, lock a run's folder for sending to MLflow. Yields whether this process has the lock.
-
-    With `wait` it waits for another process that has the lock; otherwise it yields False.
-    """
-    with (folder / "mlflow.lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-            return
-        yield True
 
 
 def write_model(path: Path, model: BaseModel) -> None:

@@ -1,4 +1,4 @@
-"""Responses that a stage shows while it computes, as text in the run's folder and as Markdown.
+"""Responses that a stage shows while it computes, as text in the run's folder and as a table.
 
 samples/<stage>.txt   one block per step, newest last
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from components.base.errors import naming
-from components.base.text import line, markdown, plain
+from components.base.text import line, plain
 from tasks.runs.points import Point
 
 Sample = Mapping[str, Any]
@@ -28,11 +28,11 @@ class SamplesFile:
         there = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         self._steps = {int(text.split()[2]) for text in there if text.startswith("== step ") and text.endswith(" ==")}
 
-    def add(self, point: Point) -> bool:
-        """Write the samples of a point, and return whether it has new ones."""
+    def add(self, point: Point) -> None:
+        """Write the samples of a point."""
         samples, step = point.get("samples"), point["step"]
         if not samples or step in self._steps:
-            return False
+            return
         self._steps.add(step)
         with naming(self._path):
             if self._file is None:
@@ -40,7 +40,6 @@ class SamplesFile:
                 self._file = self._path.open("a", encoding="utf-8")
             self._file.write(block(step, samples))
             self._file.flush()
-        return True
 
     def close(self) -> None:
         if self._file is not None:
@@ -52,15 +51,6 @@ def block(step: int, samples: Sequence[Sample]) -> str:
     for sample in samples:
         parts.append(f"[{_numbers(sample)}]\n> {line(_prompt(sample))}\n{_quoted(str(sample.get('response', '')))}\n\n")
     return "".join(parts)
-
-
-def as_markdown(point: Mapping[str, Any]) -> str:
-    """Return the samples of a point as a Markdown table."""
-    rows = [
-        f"| {markdown(_prompt(sample))} | {markdown(str(sample.get('response', '')))} | {markdown(_numbers(sample))} |"
-        for sample in point["samples"]
-    ]
-    return "\n".join([f"Step {point['step']}", "", "| prompt | response | |", "|---|---|---|", *rows])
 
 
 def as_table(points: Iterable[Point]) -> str:

@@ -1,6 +1,5 @@
 """Open MLflow: quietly, and safely if several processes are the first at once. Imports mlflow when called."""
 
-import fcntl
 import logging
 import os
 import sqlite3
@@ -13,6 +12,7 @@ from urllib.parse import quote
 from components.base.errors import UserError, disk_error
 from components.base.files import replacing, sweep_drafts
 from components.base.redaction import redacted
+from components.store.leases import leased
 
 logger = logging.getLogger(__name__)
 
@@ -84,8 +84,7 @@ def connect(home: Path) -> Any:
     if named is None:  # MLflow sets the variable too, and `tracking_uri` would then use it for any home
         os.environ.pop(VARIABLE, None)
     # If several processes migrate the same fresh SQLite file, they crash and leave it broken.
-    with (home / "mlflow.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with leased(home / "mlflow.lock"):
         if named is None:
             _make_database(home / "mlflow.db")
         client = mlflow.MlflowClient(tracking_uri=uri)

@@ -1,18 +1,17 @@
 """Write the notes on MLflow's pages, in Markdown, from the facts of a run."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from components.base.text import markdown as words
 from components.base.text import markdown_code as span
 from components.gates import gate_text
+from components.gates.judging import Verdict
 from components.gates.table import GATES, brief_metrics
 from components.keys.code_version import CodeVersion
 from components.store.records import Environment
-from tasks.lineage.of_run import verdict_in_short
 from tasks.runs.journal import Done
-from tasks.runs.status import RunStatus
 
 
 class NoteRow(NamedTuple):
@@ -100,45 +99,19 @@ def _keeping_out(done: Done) -> list[dict[str, Any]]:
     return [check for check in checks if check["rows"] and check["severity"] in ("error", "quarantine")]
 
 
-def run_note(
-    status: RunStatus, done: Sequence[Done], stages: Mapping[str, str], links: Mapping[str, str], shown_by: str
-) -> str:
+def run_note(state: str, verdicts: Iterable[Verdict], links: Mapping[str, str], shown_by: str, report: str) -> str:
     """Return the note of a whole run.
 
     Args:
-        stages: the stages' pages in MLflow, by stage.
+        verdicts: those of its gates.
         links: further pages, as texts with addresses; empty addresses are left out.
         shown_by: the MLflow run with the picture of the run's lineage.
+        report: the text of the run's report.
     """
-    metrics = {name: value for result in done for name, value in result.record.metrics.items()}
-    lines = [f"**{status.state.replace('_', ' ').capitalize()}.** {_about(status)}", ""]
-    lines += link_line(links)
-    lines += [f"The run was asked to end after {words(status.until)}.", ""] if status.until else []
-    verdicts = [verdict for result in done for verdict in result.verdicts if verdict.threshold is not None]
-    if open_ := [verdict for verdict in verdicts if not verdict.passed]:
+    lines = [f"**{state.replace('_', ' ').capitalize()}.**", "", *link_line(links)]
+    if open_ := [verdict for verdict in verdicts if verdict.threshold is not None and not verdict.passed]:
         lines += ["**Gates that did not pass**", "", gate_text.markdown(open_)]
         gates = [GATES[verdict.name] for verdict in open_ if verdict.stops and verdict.name in GATES]
         lines += [f"- **{words(gate.name)}** {gate.cause} {gate.remedy}" for gate in gates]
         lines += ["", "The report has the command that tries this.", ""] if gates else []
-    lines += ["**Lineage**", "", picture(shown_by), ""]
-    lines += ["**Stages**", "", "| stage | state | numbers | gates | artifact |", "|---|---|---|---|---|"]
-    for stage in status.stages:
-        name = f"[{words(stage.name)}]({stages[stage.name]})" if stage.name in stages else words(stage.name)
-        name += f" ([Prefect]({stage.prefect}))" if stage.prefect else ""
-        brief = brief_metrics(stage.name, metrics)
-        numbers = [f"{metric.partition('/')[2]} {gate_text.number(metrics[metric])}" for metric in brief]
-        verdicts_of = [verdict for result in done if result.group == stage.name for verdict in result.verdicts]
-        in_short, _ = verdict_in_short(verdicts_of)
-        digest = span(stage.digest[:16]) if stage.digest else ""
-        cells = (name, stage.state.replace("_", " "), words(", ".join(numbers)), words(in_short), digest)
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines).strip()
-
-
-def _about(status: RunStatus) -> str:
-    name = f"{words(status.name)}: " if status.name else ""
-    by = f", started by {words(status.user)}" if status.user else ""
-    minutes, seconds = divmod(round(status.seconds), 60)
-    took = f"{minutes:,} min {seconds} s" if minutes else f"{seconds} s"
-    began = words(status.started[:19].replace("T", " "))
-    return f"{name}Profile {words(status.profile)}{by}, begun {began} UTC, took {took}."
+    return "\n".join([*lines, "**Lineage**", "", picture(shown_by), "", report]).strip()

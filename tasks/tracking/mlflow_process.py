@@ -1,11 +1,8 @@
-"""A process that sends a run's folder to MLflow, seen from the run, which then need not import MLflow (2 to 5 s).
+"""A thread that has a run's folder sent to MLflow, usually by a process, as importing MLflow takes 2 to 5 s.
 
-The run writes lines to its standard input: first whose folder to send, then `more` or `end`. It answers with lines of
-JSON on a pipe of their own: its log records, when MLflow is imported, and whether MLflow accepts data. Its standard
-output is not read, because anything can print there. It ends when its input ends, and so does not outlive the run.
+This module imports little, so that the process can start while a command still imports what it needs.
 """
 
-import json
 import logging
 import os
 import subprocess
@@ -22,121 +19,74 @@ CODE = "import sys; sys.path[:] = {path!r}; from tasks.tracking.mlflow_sync impo
 
 logger = logging.getLogger(__name__)
 
-_waiting: "MlflowProcess | None" = None
+_early: "MlflowThread | None" = None
 """One that was started before its run was known."""
 
 
-class MlflowProcess:
-    """A process with MLflow, which sends the folder of one run."""
+class MlflowThread(threading.Thread):
+    """Sends a run's folder (`mlflow_sync.send`): in this process if MLflow is imported here, otherwise in another one.
+
+    That process does not get the run's Ctrl-C, and what it logs is logged here.
+    """
 
     def __init__(self, home: Path) -> None:
-        self.home = home
-        self.answers = True
-        """Whether MLflow accepted the last data sent."""
-        self.imported = threading.Event()
-        """Set once MLflow is imported, or the process has ended."""
-        # The run's own path, because a script can have added folders; "" would be the folder of the user.
-        path = [folder for folder in sys.path if folder and isinstance(folder, str)]
-        code = CODE.format(path=[*path, str(ROOT)])
-        reading, writing = os.pipe()
-        self._answers = os.fdopen(reading, "rb")
-        try:
-            self._process = subprocess.Popen(
-                # -P: the user's folder can have a package `tasks` too.
-                [sys.executable, "-P", "-c", code, str(home.absolute()), str(writing)], pass_fds=[writing],
-                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C goes to the run only
-            )  # fmt: skip
-        except OSError:
-            self._answers.close()
-            raise
-        finally:
-            os.close(writing)
-        self._reader = threading.Thread(target=self._read, name="tracking", daemon=True)
-        self._ending = False
+        super().__init__(name="tracking", daemon=True)
+        self.home, self._here = home, "mlflow" in sys.modules
+        self._reading, self._writing = os.pipe()
+        self.start()
 
-    def begin(self, run: str) -> None:
-        """Send the folder of `run`, from now on."""
-        level = logging.getLogger("tasks.tracking").getEffectiveLevel()
-        self._tell(json.dumps({"run": run, "level": level}))
-        try:
-            self._reader.start()
-        except RuntimeError:  # the system starts no further thread
-            self._process.kill()
-            self._process.wait()
-            self._close()
-            raise
-
-    def more(self) -> None:
-        """Say that the folder has something new."""
-        self._tell("more")
+    def tell(self, text: str) -> None:
+        """Write a line to it: first the run's id, then anything whenever the folder has something new."""
+        with suppress(BrokenPipeError):  # it has ended, which was logged
+            os.write(self._writing, f"{text}\n".encode())
 
     def end(self) -> None:
-        """Say that the run has ended: the process sends the folder once more, and ends."""
-        self._ending = True
-        self._tell("end")
+        """Say that the run has ended: the folder is sent once more, and the thread ends."""
+        os.close(self._writing)
 
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
+    def run(self) -> None:
+        if self._here:
+            from tasks.tracking.mlflow_sync import send
 
-    def join(self, seconds: float) -> None:
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(seconds)
-
-    def kill(self) -> None:
-        """End the process now, if it still runs. What it said before is printed."""
-        self._ending = True
-        self._process.kill()
-        self._reader.join()
-        self._close()
-
-    def _close(self) -> None:
-        self._answers.close()
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.close()
-
-    def _tell(self, text: str) -> None:
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended, which `_read` reports
-            self._process.stdin.write(text.encode() + b"\n")
-            self._process.stdin.flush()
-
-    def _read(self) -> None:
-        for line in self._answers:
-            if not line.endswith(b"\n"):
-                break  # it was killed while it wrote
-            message = json.loads(line)
-            if "imported" in message:
-                self.imported.set()
-            elif "answers" in message:
-                self.answers = message["answers"]
-            else:
-                source = logging.getLogger(message["name"])
-                if source.isEnabledFor(message["levelno"]):
-                    source.handle(logging.makeLogRecord(message))
-        self.imported.set()
-        code = self._process.wait()
-        if not self._ending:
-            logger.warning(
-                "the process that sends this run to MLflow ended (exit code %d). The next run or `tether sync` sends "
-                "the rest.", code,
+            send(self.home, self._reading)
+            return
+        # The run's own path, because a script can have added folders; "" would be the folder of the user, who can have
+        # a package `tasks` too, as would be without -P.
+        code = CODE.format(path=[*filter(None, sys.path), str(ROOT)])
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-c", code, str(self.home.absolute())],
+                stdin=self._reading, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
+                start_new_session=True,
             )  # fmt: skip
+        except OSError as error:
+            self._warn(str(error))
+            return
+        finally:
+            os.close(self._reading)
+        with process:
+            for line in process.stderr or ():
+                logger.warning("%s", line.rstrip())
+        if process.returncode:
+            self._warn(f"exit code {process.returncode}")
+
+    def _warn(self, why: str) -> None:
+        rest = "The next run or `tether sync` sends the rest."
+        logger.warning("the process that sends this run to MLflow ended (%s). %s", why, rest)
 
 
 def begin_early(home: Path) -> None:
-    """Start a process that imports MLflow, and opens its database if there is one, while a run is being prepared.
+    """Start a thread whose process imports MLflow, and opens its database if there is one, while a run is prepared.
 
     Not if this process has imported MLflow or is about to, because it checks its access to a server.
     """
-    global _waiting
-    if _waiting is None and "mlflow" not in sys.modules and not os.environ.get(VARIABLE, "").startswith("http"):
-        with suppress(OSError):  # the run tries again
-            _waiting = MlflowProcess(home)
+    global _early
+    if _early is None and "mlflow" not in sys.modules and not os.environ.get(VARIABLE, "").startswith("http"):
+        _early = MlflowThread(home)
 
 
-def take(home: Path) -> MlflowProcess | None:
-    """Return the process that `begin_early` started for `home`; None if there is none."""
-    global _waiting
-    process, _waiting = _waiting, None
-    return process if process is not None and process.home == home and process.is_alive() else None
+def thread_of(home: Path) -> MlflowThread:
+    """Return the thread that `begin_early` started for `home`, or a new one."""
+    global _early
+    early, _early = _early, None
+    return early if early is not None and early.home == home else MlflowThread(home)

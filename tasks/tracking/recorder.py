@@ -22,7 +22,7 @@ from tasks.lineage.of_run import graph_of
 from tasks.lineage.picture import draw
 from tasks.runs.awaited_labels import read_progress
 from tasks.runs.config import run_values
-from tasks.runs.journal import REPORT, Done, Sent, read_done
+from tasks.runs.journal import REPORT, REPORT_TEXT, Done, Sent, read_done
 from tasks.runs.points import points_after, points_file, read_points
 from tasks.runs.samples import as_table
 from tasks.runs.status import RunStatus, StageStatus, load_status
@@ -180,9 +180,11 @@ class Recorder:
 
     def _close(self, folder: Path, status: RunStatus, done: Sequence[Done], sent: Sent) -> None:
         assert sent.parent is not None and sent.experiment is not None
-        stages = {stage: run_link(sent.experiment, id_) for stage, id_ in sent.stages.items()}
         log_picture(self._client, sent.parent, sent, done)
-        note = mlflow_notes.run_note(status, done, stages, self._links(folder, status, done, sent), sent.parent)
+        verdicts = [verdict for stage in status.stages for verdict in stage.gates]
+        report = path.read_text(encoding="utf-8") if (path := folder / REPORT_TEXT).is_file() else ""
+        links = self._links(folder, status, done, sent)
+        note = mlflow_notes.run_note(status.state, verdicts, links, sent.parent, report)
         self._client.set_tag(sent.parent, "mlflow.note.content", note)
         for stage, card in _cards(folder, sent).items():
             self._client.log_text(sent.stages[stage], card.read_text(encoding="utf-8"), CARD)

@@ -13,14 +13,12 @@ import importlib.metadata
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import unquote, urlparse
 
 from components.base.errors import TetherError, UserError
-from components.base.files import whole_folder, write_whole
 from components.store.records import Record
 from components.store.store import ArtifactStore, Miss
 from tasks.model_folder import SCALE, copy_model, place_of
@@ -75,10 +73,7 @@ class Weights:
         if "config.json" not in map(place_of, record.files):
             return "the artifact holds no model of transformers"
         try:
-            if urlparse(logged.artifact_location).scheme in ("", "file"):
-                self._copy(logged, store.path(record), record)
-            else:
-                self._upload(logged, store.path(record), record)
+            self._upload(logged, store.path(record), record)
         except TetherError as error:
             return str(error)
         if _EXTERNAL in logged.tags:
@@ -86,16 +81,8 @@ class Weights:
         self._client.set_logged_model_tags(model, {TAG: digest})
         return ""
 
-    def _copy(self, model: Any, artifact: Path, record: Record) -> None:
-        """Copy into a folder on this machine. Each part gets its name once it is complete."""
-        address = model.artifact_location
-        root = Path(unquote(urlparse(address).path) if address.startswith("file:") else address)
-        _fill(root / _MODEL, lambda out: copy_model(artifact, record, out))
-        _fill(root / "components", lambda out: _copy_tokenizer(root / _MODEL, out / _TOKENIZER))
-        write_whole(root / "MLmodel", _mlmodel(model, record, root / _MODEL))
-
     def _upload(self, model: Any, artifact: Path, record: Record) -> None:
-        """Copy through a server or into a bucket, without a second copy of the weights here."""
+        """Copy with MLflow's client, without a further copy of the weights here."""
         with tempfile.TemporaryDirectory() as folder, _patient():
             parts = Path(folder) / "parts"
             (parts / _MODEL).mkdir(parents=True)
@@ -105,18 +92,6 @@ class Weights:
             last = Path(folder) / "MLmodel"
             last.write_text(_mlmodel(model, record, parts / _MODEL), encoding="utf-8")
             self._client.log_model_artifact(model.model_id, str(last))
-
-
-def _fill(path: Path, fill: Callable[[Path], object]) -> None:
-    """Create a folder as `whole_folder` does, unless it is there or another process creates it first."""
-    if path.is_dir():
-        return
-    try:
-        with whole_folder(path) as out:
-            fill(out)
-    except OSError:
-        if not path.is_dir() or not any(path.iterdir()):
-            raise
 
 
 def _copy_tokenizer(model: Path, out: Path) -> None:

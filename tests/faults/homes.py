@@ -29,7 +29,7 @@ RULES = [
         rf"store/objects/{HASH}",
         rf"store/records/{HASH}/\d+\.[a-z_.]+\.json",
         r"store/\.(views\.)?lock",
-        rf"work/{HASH}\.leases/\d{{9}}\.free",
+        rf"work/{HASH}\.lock",
         r"runs/[\w-]+/(run\.json|config\.yaml|report\.(md|html)|cards/[\w-]+\.md|mlflow\.(json|lock)|metrics/\w+\.jsonl"
         r"|samples/\w+\.txt|done/[\w.]+\.json)",
     )

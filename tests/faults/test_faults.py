@@ -156,8 +156,7 @@ def prefect_dies(stage: str, phase: str, delay: float) -> Case:
     def case(whole: Home, folder: Path) -> Outcome:
         home = whole.before(stage, folder)
         del home.environment["PREFECT_API_URL"]
-        notes = str(folder / "prefect" / "embedded" / "*.json")
-        fault = {"stage": stage, "phase": phase, "nth": 1, "fault": "kill", "processes": notes, "delay": delay}
+        fault = {"stage": stage, "phase": phase, "nth": 1, "fault": "kill", "processes": "create_app", "delay": delay}
         return finish(home, whole, f"{stage}, {phase}", home.tether(plan=fault))
 
     return case

@@ -1,6 +1,5 @@
 """What a killed writer, a full disk or a user's own change leaves in a store is no result, and bars none."""
 
-import json
 import os
 import time
 from pathlib import Path
@@ -10,13 +9,10 @@ import pytest
 from components.base.errors import TetherError
 from components.base.files import temporary_beside
 from components.base.hashing import canonical_json
-from components.base.process import this_process
-from components.store.leases import holder, leased
 from components.store.place import LARGEST_READ
 from components.store.retention import YOUNG_SECONDS, collect, read_pins, remove_finished_work, write_pin
 from components.store.store import ArtifactStore, Miss, Record
 from components.store.verify import verify
-from tests.waiting import PATIENCE
 
 KEY = "a" * 64
 
@@ -65,20 +61,6 @@ def test_a_record_too_large_to_be_one_is_not_read(store: ArtifactStore) -> None:
     path.chmod(0o644)
     os.truncate(path, LARGEST_READ + 1)
     assert isinstance(store.lookup(KEY), Miss)
-
-
-@pytest.mark.timeout(PATIENCE * 20)
-@pytest.mark.parametrize("holder_says", ["", "[]", "[" * 100_000, "{}", "no pid"])
-def test_a_lease_that_says_nothing_of_its_holder_is_taken_over_like_one_whose_heart_stands_still(
-    tmp_path: Path, holder_says: str
-) -> None:
-    held = tmp_path / "k.leases" / "000000001.held"
-    held.parent.mkdir()
-    here = {name: value for name, value in this_process().items() if name != "pid"}
-    held.write_text(json.dumps(here) if holder_says == "no pid" else holder_says)
-    assert holder(held.parent) is not None
-    with leased(held.parent, ttl=0.2, beat=0.1, poll=0.02) as lease:
-        assert lease.number == 2 and not lease.is_lost()
 
 
 def test_what_killed_writers_left_in_a_store_is_no_record_and_goes_when_it_is_old(

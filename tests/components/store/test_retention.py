@@ -130,7 +130,7 @@ def test_a_work_folder_stays_while_it_is_young_held_or_wanted(store):
         assert store.held_keys() == {A}
         gone = collect(store, lambda: {B: {"run r"}})
     assert [(each.kind, each.name, each.size) for each in gone] == [("work", C, 10)]
-    assert sorted(path.name for path in store.work.iterdir() if path.suffix != ".leases") == [A, B]
+    assert sorted(path.name for path in store.work.iterdir() if path.suffix != ".lock") == [A, B]
     publish(store, B, "1")
     gone = collect(store, lambda: {A: {"run r"}, B: {"run r"}})
     assert [each.name for each in gone if each.kind == "work"] == [B]
@@ -227,7 +227,7 @@ def test_what_a_process_that_was_killed_after_its_record_left_behind_goes_and_wh
         remove_finished_work(store)
     assert (store.work / A / "points.jsonl").exists(), "somebody has it"
     remove_finished_work(store)
-    assert sorted(path.name for path in store.work.iterdir() if path.suffix != ".leases") == [B, C]
+    assert sorted(path.name for path in store.work.iterdir() if path.suffix != ".lock") == [B, C]
 
 
 def test_a_work_folder_that_ends_just_as_it_is_looked_at_stops_nobody(store, monkeypatch):
@@ -258,7 +258,7 @@ def test_what_is_no_work_folder_is_left_where_it_is(store):
         publish(store, name, "1")
     (store.work / C).mkdir()
     remove_finished_work(store)
-    assert sorted(path.name for path in store.work.iterdir() if not path.name.endswith(".leases")) == [
+    assert sorted(path.name for path in store.work.iterdir() if not path.name.endswith(".lock")) == [
         A,
         B,
         "notes.txt",

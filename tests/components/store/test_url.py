@@ -13,7 +13,7 @@ from components.base.errors import Unreachable, UserError
 from components.base.hashing import digest_file
 from components.store.retention import collect
 from components.store.store import ArtifactStore, Miss, Record
-from components.store.url import COLLECTING, PUBLISHING, UrlPlace
+from components.store.url import UrlPlace
 from components.store.verify import verify
 from tests.waiting import PATIENCE
 
@@ -188,7 +188,7 @@ def test_a_record_is_written_after_every_object_it_names(shared, tmp_path, monke
     assert seen == [set(record.objects.values())]
 
 
-def test_collecting_here_leaves_the_shared_store_alone_and_collecting_there_empties_it(shared, tmp_path):
+def test_collecting_here_leaves_the_shared_store_alone_and_collecting_there_empties_it(shared, tmp_path, monkeypatch):
     publish(tmp_path / "one")
     store = ArtifactStore(tmp_path / "one")
     assert {each.kind for each in collect(store, dict)} == {"object"}  # the copies here
@@ -197,39 +197,12 @@ def test_collecting_here_leaves_the_shared_store_alone_and_collecting_there_empt
     assert [each for each in gone if each.where == store.shared.where] == []
     assert isinstance(store.lookup(KEY), Record)
     collect(store, dict, shared=True)
-    assert store.shared.entries("objects") == store.shared.entries("records") == []
+    assert store.shared.entries("records") == []
+    assert (store.shared.entries("objects") == []) == store.shared.has_locks, "a publisher may be about to name them"
+    monkeypatch.setattr("components.store.retention.UNLOCKED_SECONDS", -60.0)
+    collect(store, dict, shared=True)
+    assert store.shared.entries("objects") == []
     assert store.lookup(KEY) == Miss("no record")
-
-
-def test_over_s3_publishing_waits_for_the_collector_and_the_collector_refuses_while_one_publishes(bucket):
-    place = UrlPlace(bucket)
-    with place.using(), pytest.raises(UserError, match="publishing there"), place.collecting():
-        pytest.fail("collected while somebody publishes")
-    began, done = threading.Event(), threading.Event()
-
-    def use() -> None:
-        began.set()
-        with UrlPlace(bucket).using():
-            done.set()
-
-    thread = threading.Thread(target=use)
-    with place.collecting():
-        thread.start()
-        began.wait()
-        assert not done.wait(1.5)
-    thread.join()
-    assert done.is_set() and place.entries("locks") == []
-
-
-def test_a_mark_left_by_a_dead_process_counts_for_hours_only(bucket, monkeypatch):
-    place = UrlPlace(bucket)
-    place.create(f"{PUBLISHING}dead", b"")
-    with pytest.raises(UserError, match="dead"), place.collecting():
-        pass
-    monkeypatch.setattr("components.store.url.LIFE_SECONDS", -1.0)
-    with place.collecting() as now:
-        assert isinstance(now, float)
-    assert not [entry for entry in place.entries("locks") if entry.name.startswith(COLLECTING.partition("/")[2])]
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_candidates_of_a_folder_and_of_a_runs_model_are_written_whole(made, desk
     assert sorted(contents(desk / "out")) == [
         "candidates.json", "candidates.jsonl", "key.jsonl", "pairs.csv", "pairs.jsonl", "quarantine.jsonl",
     ]  # fmt: skip
-    assert not [path for path in (desk / "home" / "work").iterdir() if path.suffix != ".leases"]
+    assert not [path for path in (desk / "home" / "work").iterdir() if path.suffix != ".lock"]
 
 
 def test_a_second_call_computes_nothing_and_another_one_overwrites_nothing(tether, made, desk: Path) -> None:

@@ -209,13 +209,11 @@ def test_a_store_whose_file_is_another_than_its_record_says_gives_mlflow_nothing
     assert there.weights() == []
 
 
-def test_where_mlflow_keeps_artifacts_elsewhere_they_are_uploaded_with_the_description_last(
+def test_mlflows_client_copies_weights_with_the_description_last(
     registry: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """MLflow's own client uploads; only the address of the model says that no folder of ours may be written."""
     there, sent = registry(), []
     real_many, real_one = there.client.log_model_artifacts, there.client.log_model_artifact
-    monkeypatch.setattr(registered_weights, "urlparse", lambda _: type("Elsewhere", (), {"scheme": "mlflow-artifacts"}))
     monkeypatch.setattr(there.client, "log_model_artifacts", lambda *args: (sent.append("parts"), real_many(*args))[1])
     monkeypatch.setattr(there.client, "log_model_artifact", lambda *args: (sent.append("last"), real_one(*args))[1])
     there.promote(2)

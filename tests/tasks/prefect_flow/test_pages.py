@@ -34,7 +34,6 @@ from tasks.prefect_flow.stage_tasks import (
     prefect_runner,
     show_in,
     show_report,
-    show_samples,
     stage_page,
 )
 from tasks.result import StageResult
@@ -159,23 +158,6 @@ def test_each_stage_has_its_page_and_the_report_is_an_artifact_that_opens_in_a_b
     assert "http://mlflow/get-artifact?path=report.html&run_uuid=abc" in str(found.data)
     assert "[the run in MLflow](http://mlflow/#/experiments/7/runs/abc?" in str(found.data)
     assert "](data:image/svg+xml;base64," in str(found.data), "the lineage as a picture"
-
-
-def test_samples_of_later_updates_take_the_place_of_earlier_ones_on_the_page(server: str) -> None:
-    """One artifact an evaluation filled the run's graph."""
-    ids: list[Any] = []
-
-    @flow(name="shows", persist_result=False)
-    def shows() -> None:
-        ids.append(runtime.flow_run.id)
-        for update in (2, 4, 6):
-            show_samples("ppo", {"step": update, "samples": [{"prompt": f"p{update}", "response": "r"}]})
-
-    shows()
-    mine = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=ids))
-    with get_client(sync_client=True) as client:
-        (found,) = client.read_artifacts(artifact_filter=mine)
-    assert found.key == "ppo-samples" and "p6" in str(found.data) and "p2" not in str(found.data)
 
 
 def test_a_run_on_an_embedded_server_links_to_no_page_of_it(run_flow: Any) -> None:

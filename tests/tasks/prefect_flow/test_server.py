@@ -1,63 +1,67 @@
 """A run's own Prefect server: started, ended, and done without where it can't start."""
 
 import http.server
-import json
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import PIPE
 
+import psutil
 import pytest
 
-from tasks.prefect_flow.server import NoServer, end_orphans, is_answering, no_answer, own_server
+from tasks.prefect_flow.server import NoServer, is_answering, no_answer, own_server
+from tests.waiting import until
 
 pytest.importorskip("prefect")
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     return tmp_path
 
 
+def servers(process: psutil.Process) -> list[psutil.Process]:
+    return [child for child in process.children() if "create_app" in str(child.cmdline())]
+
+
 @pytest.mark.whole
-def test_it_answers_in_a_session_of_its_own_and_is_gone_afterwards(home: Path) -> None:
-    with own_server(home) as url:
+def test_it_answers_in_a_session_of_its_own_and_is_gone_afterwards() -> None:
+    with own_server() as url:
         assert os.environ["PREFECT_API_URL"] == url and no_answer(f"{url}/health") is None
-        [note, _] = sorted((home / "prefect" / "embedded").iterdir())
-        assert note.name == f"{os.getpid()}.json"
-        [pid] = [each["pid"] for each in json.loads(note.read_text())["servers"]]
-        assert os.getsid(pid) == pid != os.getsid(0)
-        assert end_orphans(home / "prefect" / "embedded") == [], "its owner is alive"
+        [server] = servers(psutil.Process())
+        assert os.getsid(server.pid) == server.pid != os.getsid(0)
     assert no_answer(f"{url}/health") and "PREFECT_API_URL" not in os.environ
-    assert list((home / "prefect" / "embedded").iterdir()) == [] and not Path(f"/proc/{pid}").exists()
+    assert not server.is_running()
 
 
 @pytest.mark.whole
-def test_one_that_cannot_start_is_said_with_its_reason_and_leaves_nothing(home: Path) -> None:
+def test_it_ends_when_its_run_is_killed() -> None:
+    code = "from tasks.prefect_flow.server import own_server\nwith own_server():\n print('begun', flush=True); input()"
+    root = Path(__file__).resolve().parents[3]
+    with subprocess.Popen([sys.executable, "-c", code], cwd=root, stdin=PIPE, stdout=PIPE, text=True) as run:
+        assert run.stdout is not None and run.stdout.readline() == "begun\n"
+        [server] = servers(psutil.Process(run.pid))
+        run.kill()
+        until("the server ends", lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE)
+
+
+@pytest.mark.whole
+def test_one_that_cannot_start_is_said_with_its_reason(home: Path) -> None:
     (home / "prefect").mkdir()
     (home / "prefect" / "prefect.db").write_bytes(b"no database" * 1000)
-    with pytest.raises(NoServer, match=r"\S"), own_server(home):
-        pytest.fail("it started")
-    assert list((home / "prefect" / "embedded").iterdir()) == []
-
-
-def test_one_that_is_slow_is_waited_for_no_longer_than_asked(home: Path) -> None:
-    with pytest.raises(NoServer, match=r"no answer within 0 s"), own_server(home, seconds=0.2):
+    with pytest.raises(NoServer, match="startup failed"), own_server():
         pytest.fail("it started")
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"owner": 5, "servers": 5}', b"\xff"])
-def test_a_damaged_note_stops_no_run_and_is_removed(
-    home: Path, damage: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = home / "prefect" / "embedded"
-    folder.mkdir(parents=True)
-    (folder / "77.json").write_bytes(damage)
-    assert end_orphans(folder) == []
-    assert not (folder / "77.json").exists() and "77.json is damaged" in caplog.text
+def test_one_that_is_slow_is_waited_for_no_longer_than_asked() -> None:
+    with pytest.raises(NoServer, match=r"no answer within 0 s"), own_server(seconds=0.2):
+        pytest.fail("it started")
 
 
 @contextmanager

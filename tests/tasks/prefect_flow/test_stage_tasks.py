@@ -1,23 +1,18 @@
 """Around Prefect: errors come through as they were, and a server whose run was killed is ended."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx
 import pytest
 
 from components.base.errors import GateFailed, TetherError, UserError
-from components.base.process import describe_process, this_process
-from tasks.prefect_flow.server import check_server, end_orphans
+from tasks.prefect_flow.server import check_server
 
 pytest.importorskip("prefect")
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled
 
 from tasks.prefect_flow.stage_tasks import Outcome, prefect_runner, unless_gone
-from tests.waiting import PATIENCE
 
 
 @pytest.mark.parametrize("error", [GateFailed("kl"), UserError("the data are empty")])
@@ -101,36 +96,6 @@ def test_a_server_that_is_back_by_the_time_it_is_asked_was_away_all_the_same(mon
         raise httpx.ConnectError("refused")
 
     assert unless_gone(call) is None
-
-
-@pytest.fixture
-def sleeper():
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    yield process
-    process.kill()
-    process.wait()
-
-
-@pytest.mark.parametrize(
-    ("owner", "server", "ended"),
-    [
-        pytest.param({"started": "1"}, {}, True, id="of a dead run"),
-        pytest.param({}, {}, False, id="of a live run"),
-        pytest.param({"started": "1"}, {"started": "2"}, False, id="another process with its number"),
-    ],
-)
-def test_only_the_server_of_a_dead_run_is_ended(
-    tmp_path: Path, sleeper: subprocess.Popen[bytes], owner: dict[str, str], server: dict[str, str], ended: bool
-) -> None:
-    path = tmp_path / "1.json"
-    named = {"owner": this_process() | owner, "servers": [describe_process(sleeper.pid) | server]}
-    path.write_text(json.dumps(named))
-    assert end_orphans(tmp_path) == ([sleeper.pid] if ended else [])
-    assert path.exists() == (not owner)
-    if ended:
-        assert sleeper.wait(PATIENCE * 10) != 0
-    else:
-        assert sleeper.poll() is None
 
 
 def test_a_prefect_server_that_is_named_but_silent_is_the_users_to_mend(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tasks.runs.points import Spool, read_points
-from tasks.runs.samples import SamplesFile, as_markdown, as_table, choice_of
+from tasks.runs.samples import SamplesFile, as_table, choice_of
 
 HOSTILE = "fine\n== step 9 ==\n\x1b[31m| **x** |"
 
@@ -22,17 +22,16 @@ def test_each_step_is_written_once_and_a_response_cannot_forge_a_step_or_command
     path = tmp_path / "samples" / "ppo.txt"
     for _ in range(2):  # the second time as after a resumption
         shown = SamplesFile(path)
-        new = [shown.add(point(step, text)) for step, text in ((4, "We will trace it."), (8, HOSTILE))]
-        assert not shown.add({"step": 5, "metrics": {}, "time": 1}) and not shown.add({"step": 6, "samples": []})
+        for new in (point(4, "We will trace it."), point(8, HOSTILE), {"step": 5}, {"step": 6, "samples": []}):
+            shown.add(new)
         shown.close()
-    assert new == [False, False]
     text = path.read_text()
     assert text.count("== step 4 ==") == 1 and "> Policy. Late?\n  We will trace it.\n" in text
     assert [each for each in text.splitlines() if each.startswith("==")] == ["== step 4 ==", "== step 8 =="]
     assert "score 1.25, kl 3" in text and "\x1b" not in text
 
 
-def test_points_keep_samples_and_the_table_and_the_markdown_show_them(tmp_path: Path) -> None:
+def test_points_keep_samples_and_the_table_shows_them(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "ppo.jsonl")
     spool.append(4, {"ppo/kl": 1.0}, samples=point(4, "a")["samples"])
     spool.append(5, {"ppo/kl": 1.5}, samples=None)
@@ -43,8 +42,6 @@ def test_points_keep_samples_and_the_table_and_the_markdown_show_them(tmp_path: 
     table = json.loads(as_table(points))
     assert table["columns"] == ["step", "prompt", "response", "score", "kl"]
     assert [row[0] for row in table["data"]] == [4, 8] and table["data"][0][1] == "Policy.\nLate?"
-    shown = as_markdown(points[-1])
-    assert shown.startswith("Step 8") and "\\*\\*x\\*\\*" in shown and len(shown.splitlines()) == 5
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 99999, '{"reason": "Update 8 is published."}'])

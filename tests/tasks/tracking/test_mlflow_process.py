@@ -5,14 +5,13 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tasks.execution.runner import run_stage
-from tasks.runs.journal import Sent, held
+from tasks.runs.journal import Sent
 from tasks.runs.points import points_file, read_points
 from tasks.runs.status import load_status
 from tasks.tracking import mlflow_process, mlflow_sync
@@ -27,9 +26,10 @@ def apart(monkeypatch, empty_mlflow):
     monkeypatch.delitem(sys.modules, "mlflow", raising=False)
 
 
-def of(ctx):
-    """The process of a run's sender."""
-    return ctx.tracker()._process._process
+def process_of_sender():
+    """The process that sends this process's run."""
+    (process,) = (child for child in psutil.Process().children() if "serve()" in " ".join(child.cmdline()))
+    return process
 
 
 def test_a_run_that_has_not_imported_mlflow_is_recorded_whole_and_does_not_import_it(apart, pipeline, client, home):
@@ -46,27 +46,27 @@ def test_a_run_that_has_not_imported_mlflow_is_recorded_whole_and_does_not_impor
 def test_a_process_that_is_started_early_sends_the_run_and_only_one_is_started(apart, home, start, kit, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     mlflow_process.begin_early(home)
-    waiting = mlflow_process._waiting
+    waiting = mlflow_process._early
     mlflow_process.begin_early(home)
-    assert mlflow_process._waiting is waiting
+    assert mlflow_process._early is waiting
     with start(track=True, stages=("sft",)) as ctx:
         run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
-        assert ctx.tracker()._process is waiting
-    assert mlflow_process._waiting is None and not waiting.is_alive()
+        assert ctx.tracker()._thread is waiting
+    assert mlflow_process._early is None and not waiting.is_alive()
     assert mlflow_sync.left_behind(ctx.home) == []
 
 
-def test_where_the_system_starts_no_further_process_a_thread_sends_the_run(apart, start, kit, monkeypatch):
+def test_a_run_goes_on_where_no_process_can_be_started(apart, start, kit, monkeypatch, caplog):
     def none(*args, **kwargs):
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     with start(track=True, stages=("sft",)) as ctx, monkeypatch.context() as patch:
         patch.setattr(subprocess, "Popen", none)
         ctx.tracker()
+        until("it says so", lambda: "Resource temporarily unavailable" in caplog.text)
         patch.undo()
         run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
-    assert mlflow_sync.left_behind(ctx.home) == []
-    assert Sent.load(ctx.folder).whole
+    assert mlflow_sync.left_behind(ctx.home) == [ctx.folder]
 
 
 def test_the_process_finds_libraries_in_folders_that_a_script_added_itself(apart, start, kit, monkeypatch):
@@ -95,7 +95,7 @@ def test_no_process_is_started_early_where_the_run_imports_mlflow_itself(apart, 
     else:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", named)
     mlflow_process.begin_early(home)
-    assert mlflow_process._waiting is None
+    assert mlflow_process._early is None
 
 
 def test_signals_for_the_run_do_not_end_its_process_which_still_has_to_tell_how_the_run_ended(
@@ -105,7 +105,7 @@ def test_signals_for_the_run_do_not_end_its_process_which_still_has_to_tell_how_
         ctx.begin_stage("sft")
         until("the process has begun", lambda: "sft" in Sent.load(ctx.folder).stages)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            of(ctx).send_signal(number)
+            process_of_sender().send_signal(number)
         raise KeyboardInterrupt
     sent = Sent.load(ctx.folder)
     assert client().get_run(sent.stages["sft"]).info.status == "KILLED"
@@ -118,7 +118,7 @@ def test_a_process_that_dies_is_reported_once_and_its_run_goes_on_and_the_next_o
     with start(track=True, stages=("sft",)) as ctx:
         ctx.begin_stage("sft")
         until("the process has begun", lambda: "sft" in Sent.load(ctx.folder).stages)
-        of(ctx).kill()
+        process_of_sender().kill()
         until("its end is noticed", lambda: "ended" in caplog.text)
         run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
     said = [each.message for each in caplog.records if each.levelname == "WARNING"]
@@ -140,36 +140,46 @@ def test_what_mlflow_refuses_is_said_once_whatever_is_printed(apart, start, kit,
     with start(track=True, stages=("sft",)) as ctx:
         (ctx.home / "mlflow.db").write_text("no database")
         run_stage(kit.toy("sft"), kit.ToyJob(), {}, ctx)
-        until("the process has asked", lambda: not ctx.tracker()._process.answers, seconds=15)
+        until("it says so", lambda: "file is not a database" in caplog.text, seconds=15)
     said = [each for each in caplog.records if "file is not a database" in each.message]
-    assert [(each.name, each.levelname) for each in said] == [("tasks.tracking.mlflow_sync", "WARNING")]
+    assert [(each.name, each.levelname) for each in said] == [("tasks.tracking.mlflow_process", "WARNING")]
 
 
 RUN = """
 import sys, time
 from pathlib import Path
 sys.path.append({root!r})
-from tasks.runs.journal import Sent
-from tasks.tracking.mlflow_process import MlflowProcess
-home = Path({home!r})
-sender = MlflowProcess(home)
+from tasks.tracking.mlflow_process import MlflowThread
+thread = MlflowThread(Path({home!r}))
 {begin}
-print(sender._process.pid, flush=True)
+print("begun", flush=True)
 time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("begin", ["", 'sender.begin("r")', 'sender.begin("r"); sender.end()'])
+@pytest.mark.parametrize("begin", ["", 'thread.tell("r")', 'thread.tell("r"); thread.end()'])
 def test_a_killed_run_leaves_no_process(tmp_path, begin):
-    """It dies while it imports MLflow, while it waits for more, and while it waits for the folder's lock."""
+    """It dies while it imports MLflow, while it waits for more, and at the run's end."""
     (folder := tmp_path / "home" / "runs" / "r").mkdir(parents=True)
     code = RUN.format(root=str(ROOT), home=str(tmp_path / "home"), begin=begin)
-    with (
-        held(folder, wait=True) if "end" in begin else nullcontext(),
-        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as run,
-    ):
-        child = psutil.Process(int(run.stdout.readline()))
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as run:
+        run.stdout.readline()
+        until("its process has begun", lambda: psutil.Process(run.pid).children())
+        (child,) = psutil.Process(run.pid).children()
         if begin:
-            until("it waits", (folder / "mlflow.lock").exists)
+            until("it sends", (folder / "mlflow.lock").exists)
         run.kill()
         until("the process ends", lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_mlflow_hears_from_the_process_of_a_killed_run_that_it_was_interrupted(apart, start, client, monkeypatch):
+    """The process reads the end of its pipe, whatever ended the run."""
+    with start(track=True, stages=("sft",)) as ctx:
+        ctx.begin_stage("sft")
+        until("the process has begun", lambda: "sft" in Sent.load(ctx.folder).stages)
+        document = ctx.status.document
+        document.process = {**document.process, "pid": 2**22 + 1}
+        ctx.status.update("sft", seconds=1.0)
+        assert ctx.tracker().close()
+        assert client().get_run(Sent.load(ctx.folder).stages["sft"]).info.status == "KILLED"
+        ctx._tracker = None
