@@ -50,7 +50,7 @@ def run(job: ValidateJudgeJob, inputs: Mapping[str, Path], out: Path, observe: O
         observe(step, judge_metrics(metrics), total, **progress)
 
     try:
-        metrics = publish(job.as_validation(), named, out, observe_judge, _sources)
+        metrics = publish(job, named, out, observe_judge, _sources)
     except UserError as error:
         raise UserError(of_judge(error)) from error
     attachments = out / "attachments"

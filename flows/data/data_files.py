@@ -30,7 +30,7 @@ def find_files(kind: str, config: RunConfig, home: Path) -> dict[str, Input]:
                 refuse_ratings(path, f"data.{kind}", config.data)
                 if kind == JUDGE:
                     try:
-                        look_at("preferences", path, JudgeData.of(config.data).as_preferences())
+                        look_at("preferences", path, JudgeData.model_validate(config.data))
                     except UserError as error:
                         raise UserError(of_judge(error)) from error
                 else:
