@@ -31,7 +31,7 @@ from data_contracts.expectations.pages import write_data_docs
 from data_contracts.expectations.suites import JudgedCheck, first_rows
 from data_contracts.findings.noise import LabelNoise
 from data_contracts.findings.whole import TRAIN
-from data_contracts.published_splits import writing_splits
+from data_contracts.published_splits import write_splits
 
 logger = logging.getLogger(__name__)
 
@@ -69,12 +69,12 @@ def publish(
         data = examine(job, inputs, scratch, progress, sources=sources)
         _refuse_nothing(data)
         shutil.rmtree(out / "artifact", ignore_errors=True)
+        (out / "artifact").mkdir(parents=True)
         observe(0, {}, doing="judging all rows and writing the splits")
-        with writing_splits(data, out / "artifact") as sizes:
-            checks, expectations = contract_result(data)
-            quarantined = write_quarantine(data, out / "artifact")
-            counts, reasons = source_counts(data), quarantine_reasons(data)
-            final = metrics(data, checks, quarantined) | sizes
+        checks, expectations = contract_result(data)
+        quarantined = write_quarantine(data, out / "artifact")
+        counts, reasons = source_counts(data), quarantine_reasons(data)
+        final = metrics(data, checks, quarantined) | write_splits(data, out / "artifact")
     write_json(out / "artifact" / "report.json", checks)
     write_json(out / "artifact" / SUITE_JSON, as_document(expectations))
     files = of_kind(inputs, "preferences")

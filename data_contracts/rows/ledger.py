@@ -76,47 +76,6 @@ def count_reason(reasons: dict[str, Reason], number: int, problem: Problem) -> N
         reasons[problem.check] = reason._replace(rows=reason.rows + 1, last=number)
 
 
-class RowLines(NamedTuple):
-    """The lines of a ledger's rows. Another process can read them, too."""
-
-    shards: Shards
-    file_of: Sequence[int]
-    """For each shard, the index of its file."""
-    noted: NDArray[np.bool_]
-    """Each row's fact of that name (n,)."""
-
-    def items(self, wanted: NDArray[np.bool_], mixed: bool = False) -> Iterator[tuple[int, CanonicalRow]]:
-        """Yield index and canonical form of the good rows `wanted` (n,).
-
-        Args:
-            mixed: interleave the files evenly, so that the first rows hold each file in its share of the total: row i
-                of a file with n rows is placed at (i + 1/2) / n. By default rows are in order.
-        """
-        several = mixed and len(set(self.file_of)) > 1
-        for index, line in self._mixed(wanted) if several else self._some(wanted, range(len(self.shards))):
-            yield index, item_in(line, self.noted[index])
-
-    def _some(self, wanted: NDArray[np.bool_], shards: Iterable[int]) -> Iterator[tuple[int, bytes]]:
-        for number in shards:
-            start, shard = self.shards.starts[number], self.shards[number]
-            here = np.flatnonzero(wanted[start : start + shard.rows])
-            yield from zip((here + start).tolist(), shard.texts("line", here), strict=True)
-
-    def _mixed(self, wanted: NDArray[np.bool_]) -> Iterator[tuple[int, bytes]]:
-        files: dict[int, list[int]] = {}
-        for number, file in enumerate(self.file_of):
-            files.setdefault(file, []).append(number)
-
-        def spread(file: int) -> Iterator[tuple[float, int, int, bytes]]:
-            first = self.shards.starts[files[file][0]]
-            count = sum(self.shards[number].rows for number in files[file])
-            for index, line in self._some(wanted, files[file]):
-                yield (index - first + 0.5) / count, file, index, line
-
-        for _, _, index, line in heapq.merge(*map(spread, files)):
-            yield index, line
-
-
 class Ledger:
     """The rows of one kind of data, from one file or several."""
 
@@ -358,14 +317,33 @@ class Ledger:
         named = self.named_by.get(check)
         return np.ones(len(self.facts), bool) if named is None else ~named
 
-    @property
-    def lines(self) -> RowLines:
-        """Return the lines of all rows."""
-        return RowLines(self.shards, self._file_of, self.facts["noted"])
-
     def items(self, wanted: NDArray[np.bool_], mixed: bool = False) -> Iterator[tuple[int, CanonicalRow]]:
-        """Yield index and canonical form of the good rows `wanted` (n,), as `RowLines.items`."""
-        return self.lines.items(wanted, mixed)
+        """Yield index and canonical form of the good rows `wanted` (n,).
+
+        Args:
+            mixed: interleave the files evenly, so that the first rows hold each file in its share of the total: row i
+                of a file with n rows is placed at (i + 1/2) / n. By default rows are in order.
+        """
+        several, noted = mixed and len(self.files) > 1, self.facts["noted"]
+        for index, line in self._mixed(wanted) if several else self._lines(wanted, range(len(self.shards))):
+            yield index, item_in(line, noted[index])
+
+    def _lines(self, wanted: NDArray[np.bool_], shards: Iterable[int]) -> Iterator[tuple[int, bytes]]:
+        for number in shards:
+            start, shard = self.shards.starts[number], self.shards[number]
+            here = np.flatnonzero(wanted[start : start + shard.rows])
+            yield from zip((here + start).tolist(), shard.texts("line", here), strict=True)
+
+    def _mixed(self, wanted: NDArray[np.bool_]) -> Iterator[tuple[int, bytes]]:
+        def spread(shards: list[int]) -> Iterator[tuple[float, int, int, bytes]]:
+            first = self.shards.starts[shards[0]]
+            count = sum(self.shards[number].rows for number in shards)
+            for index, line in self._lines(wanted, shards):
+                yield (index - first + 0.5) / count, shards[0], index, line
+
+        files = [list(shards) for _, shards in groupby(range(len(self.shards)), self._file_of.__getitem__)]
+        for _, _, index, line in heapq.merge(*map(spread, files)):
+            yield index, line
 
     def quarantined(self) -> Iterator[tuple[int, bytes]]:
         """Yield index and quarantine record (one line) of each quarantined row."""
