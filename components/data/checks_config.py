@@ -15,6 +15,15 @@ UNUSABLE = (
     "votes_valid", "decided", "desirable", "template_takes",
 )  # fmt: skip
 """Row checks that a row must pass to be usable as a pair."""
+STOPPED = {
+    "readable": "unreadable",
+    "fields_present": "fields_missing",
+    "turns_valid": "turns_broken",
+    "prompts_agree": "prompts_differ",
+    "votes_valid": "votes_broken",
+    "votes_once": "second_vote",
+}
+"""Maps the check at which reading a row stopped to the value of the column `reading`."""
 OF_THE_WHOLE = (
     "every_split", "enough_pairs", "enough_test_pairs", "length_drift", "language_drift", "prompts_alike",
     "known_tokens", "deployment_length", "deployment_language", "deployment_category", "deployment_words",

@@ -16,9 +16,10 @@ from components.data.rows import shown
 from data_contracts.expectations import suites
 from data_contracts.expectations.row_expectations import row_checks
 from data_contracts.findings.row_judging import RowJudge
-from data_contracts.rows.columns import COLUMNS, column_of
+from data_contracts.rows.columns import column_of
 from data_contracts.rows.gather import RowSource, judged_rows, not_one_valid
 from data_contracts.rows.ledger import Ledger
+from data_contracts.rows.measuring import COLUMNS
 from data_contracts.rows.reading_report import reading_of
 
 MOST_VALUES = 20

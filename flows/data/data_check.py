@@ -110,7 +110,7 @@ def _add_reading(
 ) -> None:
     """Add to a report how `file` was read from `path`, without the columns that rewards or the team's suite use."""
     from data_contracts.expectations.own import load_suite
-    from data_contracts.rows.columns import COLUMNS
+    from data_contracts.rows.measuring import COLUMNS
 
     used = {*config.data.reward_columns, *(load_suite(suite).columns - COLUMNS.keys() if suite else ())}
     reading = reading._replace(ignored=[column for column in reading.ignored if column not in used])

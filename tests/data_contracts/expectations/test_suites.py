@@ -37,7 +37,8 @@ def facts(of=100):
     """Clean pairs that were read to their end."""
     out = np.zeros(of, FACTS)
     out["row"] = range(1, of + 1)
-    out["made"], out["lead"], out["deciding"], out["turns"] = True, 1.0, 5, 1
+    out["made"], out["lead"], out["deciding_votes"], out["turns"] = True, 1.0, 5, 1
+    out["distinct_responses"] = 2
     return out
 
 
