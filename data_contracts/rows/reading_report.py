@@ -17,8 +17,8 @@ from components.base.text import counted
 from components.data.config import DataConfig
 from components.data.formats import demonstrations, pairs
 from components.data.formats.labels import KTO
-from components.data.formats.public import Shape, shape_of
-from components.data.formats.public_fields import TEXTS, ReadingOptions
+from components.data.formats.public import shape_of
+from components.data.formats.public_fields import TEXTS, ReadingOptions, Shape
 from components.data.formats.public_votes import argilla_votes
 from components.data.formats.unread import used_by
 from components.data.readers import read_source

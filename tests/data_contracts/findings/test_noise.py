@@ -47,7 +47,8 @@ def test_the_fit_is_that_of_a_free_search_and_its_interval_holds_the_planted_sha
 def test_too_few_pairs_and_scores_that_say_nothing_give_no_estimate():
     rng = np.random.default_rng(0)
     texts = [" ".join(rng.choice(["one", "two", "three", "four"], 6)) for _ in range(2 * LEAST_PAIRS)]
-    assert label_noise(texts[: LEAST_PAIRS - 1], texts[LEAST_PAIRS : 2 * LEAST_PAIRS - 1], 0, range(LEAST_PAIRS - 1)) is None
+    few = range(LEAST_PAIRS - 1)
+    assert label_noise(texts[: len(few)], texts[LEAST_PAIRS : LEAST_PAIRS + len(few)], 0, few) is None
     accuracy = label_noise(texts[:LEAST_PAIRS], texts[LEAST_PAIRS:], 0, range(LEAST_PAIRS))
     assert isinstance(accuracy, float) and 0.4 < accuracy < 0.6
 
