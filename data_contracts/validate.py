@@ -45,7 +45,9 @@ FOR_PEOPLE = ("quarantine.jsonl", "review.jsonl", ANNOTATORS, SOURCES, SUITE_JSO
 """Files of the artifact that people read, in addition to Data Docs; they are also logged to MLflow."""
 
 
-def run(job: ValidateJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
+def run(
+    job: ValidateJob, inputs: Mapping[str, Path], out: Path, observe: Observe, sources: Sources = sources_of
+) -> dict[str, float]:
     """Validate the data of `job`.
 
     Args:
@@ -53,17 +55,11 @@ def run(job: ValidateJob, inputs: Mapping[str, Path], out: Path, observe: Observ
             saved folder, and `base`, a pretrained model's folder, where `job` names one.
         out: gets `artifact/` (pairs, demonstrations and prompts by split, quarantine, report, and `sources.json` if
             there are several preference files) and `attachments/`.
+        sources: returns the sources of each kind of data.
 
     Raises:
         UserError: a source can't be read, or has no valid row. No artifact is written then.
     """
-    return publish(job, inputs, out, observe)
-
-
-def publish(
-    job: ValidateJob, inputs: Mapping[str, Path], out: Path, observe: Observe, sources: Sources = sources_of
-) -> dict[str, float]:
-    """Judge the data of `sources`, write the output of `run`, and return the metrics."""
     with _work(out / "checkpoint" / "rows") as scratch:
         progress: Progress = lambda read, total: observe(read, {"data/read": float(read)}, total=total)  # noqa: E731
         data = examine(job, inputs, scratch, progress, sources=sources)

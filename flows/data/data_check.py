@@ -54,7 +54,7 @@ def check_file(
     from rich.console import Console
 
     from components.base.files import whole_folder
-    from data_contracts.check import NothingValid, check
+    from data_contracts.check import check
     from data_contracts.rows.reading_report import reading_of
     from data_contracts.sheets import check_sheet
     from tasks.execution.stage_progress import StageProgress
@@ -85,14 +85,11 @@ def check_file(
         inputs["base"] = find_base(config.sft.base, home)
     temporary = tempfile.TemporaryDirectory(prefix="tether-check-")
     with temporary as scratch, StageProgress(Console(stderr=True), "check") as progress, written as folder:
-        try:
-            report = check(
-                job, inputs, Path(scratch), folder,
-                lambda rows, total: progress.show({"step": rows, "metrics": {}, "total": total}),
-                tokenized=profile is not None,
-            )  # fmt: skip
-        except NothingValid as error:  # data that fail the contract are a result, not an error in the call
-            report = error.report
+        report = check(
+            job, inputs, Path(scratch), folder,
+            lambda rows, total: progress.show({"step": rows, "metrics": {}, "total": total}),
+            tokenized=profile is not None,
+        )  # fmt: skip
     _add_reading(report, reading, file, path, config, inputs.get(SUITE))
     return report
 
