@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from components.data.splits import SPLITS
 from data_contracts.rows.ledger import Ledger
-from data_contracts.rows.measuring import COLUMNS, READINGS, kind_of, places
+from data_contracts.rows.measuring import COLUMNS, READINGS, places
 
 LINE = "line"
 """The column with a row's position in its ledger."""
@@ -28,18 +28,33 @@ def column_of(ledger: Ledger, name: str, rows: slice = _ALL) -> Any:
         rows: the consecutive rows to return.
     """
     if name not in COLUMNS:
+        if name not in ledger.extra_kinds:
+            ledger.extra_kinds[name] = kind_of(ledger.further(name))
         return further(ledger.further(name, rows), ledger.extra_kinds[name])
     if name in _NAMES:
         codes = np.where((values := ledger.facts[rows])["made"] | (name == "reading"), values[name], -1)
         return pd.Categorical.from_codes(codes.astype(np.int64), pd.Index(list(_NAMES[name] or ledger.roles)))
     if COLUMNS[name].phase == "read":
         return ledger.facts[rows][name]
-    measured = ledger.measured.get(name)
-    return ledger.text_measure(name, rows) if measured is None else measured[rows].astype(np.float32)
+    named = name == "language"
+    measured = ledger.measured.get(name, np.full(len(ledger.facts), None if named else np.nan))[rows]
+    return measured if named else measured.astype(np.float32)
 
 
 _NAMES: dict[str, Sequence[str]] = {"reading": READINGS, "split": SPLITS, "roles": ()}
 """Maps a column of names to what its codes mean; the roles are those of the ledger. A missing name has the code -1."""
+
+
+def kind_of(values: list[Any]) -> list[bool]:
+    """Return whether any value of a column is known, whether all known ones are booleans, and whether all can be read
+    as numbers."""
+    present = [value for value in values if value is not None]
+    try:
+        pd.to_numeric(pd.Series(values, dtype=object), errors="raise").astype(float)
+        numbers = True
+    except (TypeError, ValueError, OverflowError):
+        numbers = False
+    return [bool(present), all(isinstance(value, bool) for value in present), numbers]
 
 
 def further(values: list[Any], kind: list[bool]) -> Any:
@@ -47,7 +62,7 @@ def further(values: list[Any], kind: list[bool]) -> Any:
     categories.
 
     Args:
-        kind: as `ShardNotes.kinds`, over all rows of the column.
+        kind: as `kind_of`, over all rows of the column.
     """
     any_present, booleans, numbers = kind
     if any_present and booleans:

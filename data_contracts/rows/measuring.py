@@ -36,7 +36,7 @@ _EVERY = (PAIRS, DEMONSTRATIONS, PROMPTS)
 
 class Column(NamedTuple):
     """A measured column. Those of the phase `read` are facts of that name; the others come from comparing rows or from
-    texts (`Ledger.measured`, `Ledger.text_measure`)."""
+    texts (`Ledger.measured`)."""
 
     phase: str
     meaning: str
@@ -185,9 +185,6 @@ class ShardNotes(NamedTuple):
     """Number of votes of each model, by annotator name."""
     first: dict[str, tuple[int, str]]
     """Maps a check to the row index and text of its first note."""
-    kinds: dict[str, list[bool]]
-    """For each extra column: whether any value is known, whether all known values are booleans, and whether all can be
-    read as numbers."""
 
 
 VOTES, GATHERED, COMPARED = ("votes", np.int32, 3), ("gathered", np.int64, 2), ("compared", np.int32, 3)
@@ -234,8 +231,7 @@ def write_rows(path: Path, rows: Iterable[Row], file: int, how: Measuring) -> No
     columns: dict[str, Any] = {name: table[name] for name in FACTS.names or ()} | {"line": lines}
     if how.extra:
         columns["extra"] = [json.dumps(values).encode() for values in extra]
-    kinds = {name: kind_of([values[place] for values in extra]) for place, name in enumerate(how.extra)}
-    notes = ShardNotes(source, list(roles), list(annotators), list(models), model_votes, first, kinds)
+    notes = ShardNotes(source, list(roles), list(annotators), list(models), model_votes, first)
     arrays = {
         name: np.array(entries, dtype).reshape(-1, width)
         for (name, dtype, width), entries in ((VOTES, votes), (GATHERED, gathered), (COMPARED, compared))
@@ -265,19 +261,6 @@ def _further(value: Any) -> Any:
     if isinstance(value, Decimal | np.number):
         return float(value)
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
-
-
-def kind_of(values: list[Any]) -> list[bool]:
-    """Return the entry of `ShardNotes.kinds` for values of an extra column."""
-    import pandas as pd  # imported here because every run's start imports this module
-
-    present = [value for value in values if value is not None]
-    try:
-        pd.to_numeric(pd.Series(values, dtype=object), errors="raise").astype(float)
-        numbers = True
-    except (TypeError, ValueError, OverflowError):
-        numbers = False
-    return [bool(present), all(isinstance(value, bool) for value in present), numbers]
 
 
 def _facts(row: Row, noted: bool, file: int, how: Measuring, roles_of: _Codes) -> tuple[Any, ...]:

@@ -26,7 +26,7 @@ from data_contracts.findings import near, row_judging, whole
 from data_contracts.rows import ledger, shards
 from data_contracts.rows.measuring import FACTS
 from data_contracts.rows.processes import ALONE, in_order, return_freed
-from data_contracts.rows.shards import FactColumns, Shard, Shards, write_shard
+from data_contracts.rows.shards import FactColumns, Shard, write_shard
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -169,7 +169,7 @@ def test_facts_in_shards_are_those_of_a_structured_array(tmp_path):
     for path, rows in zip(paths, (table[:10], table[10:11], table[11:]), strict=True):
         write_shard(path, {name: rows[name] for name in FACTS.names}, {})
     codes = {"roles": [np.arange(3)] * 3}
-    facts = FactColumns(Shards([Shard(path) for path in paths]), FACTS, ("split", "made"), codes)
+    facts = FactColumns(tmp_path / "facts", [Shard(path) for path in paths], FACTS, ("split", "made"), codes)
     which = table["made"]
     for name in FACTS.names:
         assert facts[name].dtype == table[name].dtype
