@@ -175,12 +175,13 @@ def _statistics(report: "FileReport") -> Iterator[str]:
         )
         yield f"{counted(len(pairs), 'pair')} of annotators. Those that agree least: {listed}."
     if models := report.get("models"):
-        strongest = models[:MOST_MODELS]
-        ranked = "; ".join(f"{row['model']} {row['strength']:+.2f}{_interval(row['interval'])}" for row in strongest)
         if why := report.get("inseparable"):
             yield f"{len(models)} models are compared; their strengths cannot be estimated: {why}."
         else:
-            more = _more(len(models) - MOST_MODELS)
+            strongest, more = models[:MOST_MODELS], _more(len(models) - MOST_MODELS)
+            ranked = "; ".join(
+                f"{row['model']} {row['strength']:+.2f}{_interval(row['interval'])}" for row in strongest
+            )
             yield f"Bradley-Terry strengths (logit) of {len(models)} models: {ranked}{more}."
     if languages := report.get("languages"):
         shares = [f"{name} {share:.1%}" for name, share in languages.items()]

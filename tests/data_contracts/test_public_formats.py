@@ -137,6 +137,17 @@ def test_a_model_that_won_everything_has_no_strength_and_the_reason_is_said(job:
     assert "one side won every comparison" in report["inseparable"] and "strong" in report["inseparable"]
 
 
+def test_votes_of_argilla_that_are_no_lists_keep_their_row_out(job: Any, tmp_path: Path) -> None:
+    whole = {".responses": ["response_a"], ".responses.users": ["ann"], ".responses.status": ["submitted"]}
+    rows = [
+        {"prompt": f"q {i}", "response_a": f"x {i}", "response_b": f"y {i}"}
+        | {f"preference{name}": 5 if i == 3 else value for name, value in whole.items()}
+        for i in range(20)
+    ]
+    _, checks, report = judged(job, tmp_path, rows)
+    assert (checks["votes_valid"]["row_numbers"], report["pairs"]) == ([4], 19)
+
+
 def test_the_languages_of_a_file_are_shown(job: Any, tmp_path: Path) -> None:
     english = "The parcel that you ordered last week is late, and we are sorry for the delay."
     german = "Das Paket, das Sie letzte Woche bestellt haben, kommt leider erst am Dienstag bei Ihnen an."

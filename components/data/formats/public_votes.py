@@ -99,8 +99,8 @@ def argilla_votes(data: Data, drafts: bool = False) -> list[dict[str, Any]] | No
             votes = [(value.get("value"), value.get("user_id"), value.get("status")) for value in values]
         elif name in questions:
             columns = [data.get(f"{name}{part}") or [] for part in ("", ".users", ".status")]
-            if len({len(column) for column in columns}) > 1:
-                raise BadRow("votes_valid", f"`{name}`, its users and its status are not of one length")
+            if not all(isinstance(column, list) for column in columns) or len({*map(len, columns)}) > 1:
+                raise BadRow("votes_valid", f"`{name}`, its users and its status are not lists of one length")
             votes = list(zip(*columns, strict=True))
     if votes is None:
         return None

@@ -185,6 +185,14 @@ def test_a_profile_brings_its_tokenizer_and_lengths(tether_here, tmp_path: Path)
     assert found["differ_truncated"]["row_numbers"] == [41], "tiny cuts responses to 10 tokens"
 
 
+def test_models_without_a_strength_are_named_with_the_reason(tether_here, tmp_path: Path) -> None:
+    sides = {"label": "a", "model_a": "m", "model_b": "n"}
+    votes = [{"prompt": f"q {i}", "a": f"x {i}", "b": f"y {i}", **sides} for i in range(30)]
+    write_rows(tmp_path / "votes.jsonl", votes)
+    said = " ".join(check(tether_here, tmp_path, "votes.jsonl").stdout.split())
+    assert "2 models are compared; their strengths cannot be estimated: one side won every comparison" in said
+
+
 def test_demonstrations_alone_are_judged_as_such(tether_here, tmp_path: Path) -> None:
     write_rows(tmp_path / "taught.jsonl", [{"prompt": f"q {i}", "response": "r" * (i != 3)} for i in range(9)])
     report = json.loads(check(tether_here, tmp_path, "taught.jsonl", "--json").stdout)
