@@ -8,7 +8,6 @@ from typing import NotRequired, TypedDict
 
 import numpy as np
 
-from components.base.errors import UserError
 from data_contracts.config import ValidateJob
 from data_contracts.contract import contract_result
 from data_contracts.examine import Examination, Progress, examine
@@ -77,14 +76,6 @@ class FileReport(AgreementReport):
     """Share of each language (ISO 639-1) in a sample of the kept responses, or of prompts, the most frequent first."""
 
 
-class NothingValid(UserError):
-    """A source has no valid row. `report` still has every finding and is written."""
-
-    def __init__(self, text: str, report: FileReport) -> None:
-        super().__init__(text)
-        self.report = report
-
-
 def check(
     job: ValidateJob,
     inputs: Mapping[str, Path],
@@ -102,7 +93,6 @@ def check(
 
     Raises:
         UserError: a file can't be read.
-        NothingValid: a file has no valid row.
     """
     data = examine(job, inputs, scratch, progress, alone=True, tokenized=tokenized)
     checks = contract_result(data).checks
@@ -117,8 +107,6 @@ def check(
         counts = {"pairs kept": str(report["pairs"]), "rows quarantined": str(quarantined)}
         summary = {name: str(path) for name, path in inputs.items()} | counts
         write_data_docs(data.context, out / "data_docs", checks, summary)
-    if data.invalid:
-        raise NothingValid(" ".join(data.invalid.values()), report)
     return report
 
 

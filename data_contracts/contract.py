@@ -97,8 +97,7 @@ def _measures(data: Examination) -> dict[str, DriftMeasure | None]:
         measures |= {name: DriftMeasure(float(count), 0) for name, count in counts.items()}
         if data.tokenizer is not None:
             measures["length_drift"] = length_drift(pairs.token_lengths(TRAIN), pairs.token_lengths(TRAIN, True))
-        assert data.language_drift_call is not None
-        measures["language_drift"] = data.language_drift_call.result()
+        measures["language_drift"] = data.language_drift
         if (prompts := data.kinds.get("prompts")) is not None:
             measures["prompts_alike"] = told_apart(
                 prompt_texts(rows), prompt_texts(sample(data.job, prompts.texts)), seed

@@ -64,7 +64,7 @@ from data_contracts.findings.whole import (
 from data_contracts.rows.gather import DETECT_ON, FileRows, RowSource, bytes_of, judged_rows, not_one_valid
 from data_contracts.rows.ledger import Ledger, combined, first_of_each
 from data_contracts.rows.measuring import FACTS, longer_wins
-from data_contracts.rows.processes import ALONE, BackgroundCall, count_of, prepare
+from data_contracts.rows.processes import count_of, prepare
 from data_contracts.rows.working import begin, read_sources
 
 logger = logging.getLogger(__name__)
@@ -133,10 +133,6 @@ class Examination:
     tokenizer: Any
     context: Any
     """Great Expectations' context, which holds all suites and results."""
-    apart: bool
-    """Whether some calls run in other processes: several are allowed, and there are many rows."""
-    label_noise_call: BackgroundCall[LabelNoise | float | None] | None
-    language_drift_call: BackgroundCall[drift.DriftMeasure | None] | None
 
     @property
     def rows_read(self) -> int:
@@ -173,7 +169,20 @@ class Examination:
     def label_noise(self) -> LabelNoise | float | None:
         """Return the estimated share of flipped labels (`noise.label_noise`), from a sample of the pairs of all
         splits."""
-        return None if self.label_noise_call is None else self.label_noise_call.result()
+        if "preferences" not in self.kinds:
+            return None
+        rows = [row for split in ALL_SPLITS for row in self.pairs.texts.samples.get(split, [])]
+        chosen, rejected = ([row[side] for row in rows] for side in ("chosen", "rejected"))
+        return label_noise(chosen, rejected, self.job.seed, [prompt_key(row["prompt"]) for row in rows])
+
+    @property
+    def language_drift(self) -> drift.DriftMeasure | None:
+        """Return how far the languages of training and held-out pairs differ, in samples of both."""
+        train, held_out = (
+            [f"{row['chosen']} {row['rejected']}" for row in one_a_prompt(sample(self.job, self.pairs.texts, splits))]
+            for splits in ((TRAIN,), [split for split in ALL_SPLITS if split != TRAIN])
+        )
+        return drift.language_drift(train, held_out, self.job.seed)
 
     @cached_property
     def languages(self) -> dict[str, float]:
@@ -299,14 +308,12 @@ def examine(
     valid = all(rows.ledger.good().any() for rows in read.values())
     tokenizer = _tokenizer(job, inputs, read) if tokenized and valid else None
     texts = _read_all_texts(plan, read, tokenizer)
-    apart = processes > 1 and any(len(rows.ledger.shards) > ALONE for rows in read.values())
-    calls = _begin_calls(job, texts["preferences"], apart) if "preferences" in texts else (None, None)
     kinds = {kind: _selected(plan, kind, rows, texts[kind], forbidden) for kind, rows in read.items()}
     errors = {kind: error for kind, examined in kinds.items() if (error := examined.nothing_valid())}
     for error in errors.values() if not alone else ():
         raise error
     invalid = {kind: str(error) for kind, error in errors.items()}
-    return Examination(job, inputs, kinds, invalid, tokenizer, plan.context, apart, *calls)
+    return Examination(job, inputs, kinds, invalid, tokenizer, plan.context)
 
 
 def _forbidden(plan: _Plan) -> list[Forbidden]:
@@ -424,19 +431,6 @@ def _read_all_texts(plan: _Plan, read: Mapping[str, ReadRows], tokenizer: Any) -
         how = TextReading(tokenizer, plan.job.generation, plan.job.data.near_duplicate, rows.judge.asks("language"))
         texts[kind] = read_texts(rows.ledger, how, _counting_on(plan.progress, before, total), plan.processes)
     return texts
-
-
-def _begin_calls(job: ValidateJob, texts: RowTexts, apart: bool) -> tuple[BackgroundCall[Any], BackgroundCall[Any]]:
-    """Begin the calls that need only the sampled texts of the pairs, while this process continues to judge."""
-    sampled = [item for split in ALL_SPLITS for item in texts.samples.get(split, [])]
-    sides = [[row[side] for row in sampled] for side in ("chosen", "rejected")]
-    prompts = [prompt_key(row["prompt"]) for row in sampled]
-    answers = [
-        [f"{row['chosen']} {row['rejected']}" for row in one_a_prompt(sample(job, texts, splits))]
-        for splits in ((TRAIN,), [split for split in ALL_SPLITS if split != TRAIN])
-    ]
-    noise = BackgroundCall(apart, label_noise, *sides, job.seed, prompts)
-    return noise, BackgroundCall(apart, drift.language_drift, *answers, job.seed)
 
 
 def sample(job: ValidateJob, texts: RowTexts, splits: Iterable[int] = ALL_SPLITS) -> list[CanonicalRow]:

@@ -13,10 +13,10 @@ from components.base.errors import UserError
 from components.base.observe import Observe
 from components.data.inputs import JUDGE, kind_of
 from components.data.support_desk.desk import generate_careful
+from data_contracts import validate
 from data_contracts.config import ValidateJob, ValidateJudgeJob, of_judge
 from data_contracts.examine import generated, source_files
 from data_contracts.rows.gather import RowSource
-from data_contracts.validate import publish
 
 
 def _sources(job: ValidateJob, inputs: Mapping[str, Path], alone: bool) -> dict[str, list[RowSource]]:
@@ -50,7 +50,7 @@ def run(job: ValidateJudgeJob, inputs: Mapping[str, Path], out: Path, observe: O
         observe(step, judge_metrics(metrics), total, **progress)
 
     try:
-        metrics = publish(job.as_validation(), named, out, observe_judge, _sources)
+        metrics = validate.run(job, named, out, observe_judge, _sources)
     except UserError as error:
         raise UserError(of_judge(error)) from error
     attachments = out / "attachments"

@@ -1,9 +1,8 @@
-"""Write the splits that validation publishes, in processes of their own if there may be several."""
+"""Write the splits that validation publishes."""
 
 import math
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,35 +17,20 @@ from components.data.tables.published import SplitWriter
 from data_contracts.examine import Examination, Examined
 from data_contracts.findings.texts import overlong
 from data_contracts.findings.whole import TRAIN
-from data_contracts.rows.ledger import RowLines, combined, first_of_each
+from data_contracts.rows.ledger import Ledger, combined, first_of_each
 from data_contracts.rows.measuring import places
-from data_contracts.rows.processes import BackgroundCall
 
 
-@contextmanager
-def writing_splits(data: Examination, artifact: Path) -> Iterator[dict[str, float]]:
-    """Write pairs, demonstrations and prompts of each split into the new folder `artifact`.
+def write_splits(data: Examination, artifact: Path) -> dict[str, float]:
+    """Write pairs, demonstrations and prompts of each split into the folder `artifact`.
 
-    If `data` may use several processes, they write while the block runs; otherwise this one writes after it. The
-    splits are complete when the context ends. After an error, in the block or in writing, there is no `artifact`.
-
-    Yields:
+    Returns:
         The numbers of published rows, and the shares that exceed the token limit, as metrics.
     """
-    artifact.mkdir(parents=True)
-    pairs, demonstrations, prompts = _published(data)
-    halves = [pairs], [demonstrations, prompts]  # pairs take as long as the others together
-    writing = [BackgroundCall(data.apart, _write, artifact, kinds) for kinds in halves]
-    try:
-        yield _sizes(data, pairs, demonstrations, prompts)
-        for half in writing:
-            half.result()
-    except BaseException as error:
-        for half in writing:
-            half.end()
-        if isinstance(error, Exception):
-            shutil.rmtree(artifact, ignore_errors=True)
-        raise
+    published = _published(data)
+    for rows in published:
+        _write(artifact, rows)
+    return _sizes(data, *published)
 
 
 class _Published(NamedTuple):
@@ -54,7 +38,7 @@ class _Published(NamedTuple):
 
     kind: str
     """`pairs`, `demonstrations` or `prompts`."""
-    lines: RowLines
+    ledger: Ledger
     wanted: NDArray[np.bool_]
     """Which rows (n,)."""
     split: NDArray[np.int8]
@@ -72,7 +56,7 @@ def _published(data: Examination) -> tuple[_Published, _Published, _Published]:
     texts = demonstrations.ledger.facts
 
     def rows(kind: str, of: Examined, wanted: NDArray[np.bool_], *more: Any) -> _Published:
-        return _Published(kind, of.ledger.lines, wanted, of.ledger.facts["split"], *more)
+        return _Published(kind, of.ledger, wanted, of.ledger.facts["split"], *more)
 
     source_weights: NDArray[np.float64] | None = None
     if weights := weights_of_sources(data):
@@ -91,18 +75,17 @@ def _overlong(data: Examination, of: Examined) -> NDArray[np.bool_]:
     return overlong(of.texts, len(of.ledger.facts), data.job.generation.max_new_tokens)
 
 
-def _write(artifact: Path, kinds: Sequence[_Published]) -> None:
-    for rows in kinds:
-        of_pairs = rows.kind != "demonstrations"
-        names = [name if of_pairs or split == TRAIN else "heldout" for split, name in enumerate(SPLITS)]
-        weighted = rows.source_weights is not None
-        with naming(artifact), ExitStack() as splits:
-            writers = {
-                name: splits.enter_context(SplitWriter(artifact / f"{rows.kind}.{name}", weighted))
-                for name in dict.fromkeys(names)
-            }
-            for index, item in rows.lines.items(rows.wanted, mixed=True):
-                writers[names[rows.split[index]]].write(_row(rows, index, item))
+def _write(artifact: Path, rows: _Published) -> None:
+    of_pairs = rows.kind != "demonstrations"
+    names = [name if of_pairs or split == TRAIN else "heldout" for split, name in enumerate(SPLITS)]
+    weighted = rows.source_weights is not None
+    with naming(artifact), ExitStack() as splits:
+        writers = {
+            name: splits.enter_context(SplitWriter(artifact / f"{rows.kind}.{name}", weighted))
+            for name in dict.fromkeys(names)
+        }
+        for index, item in rows.ledger.items(rows.wanted, mixed=True):
+            writers[names[rows.split[index]]].write(_row(rows, index, item))
 
 
 def _row(rows: _Published, index: int, item: CanonicalRow) -> dict[str, Any]:

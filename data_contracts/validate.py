@@ -31,7 +31,7 @@ from data_contracts.expectations.pages import write_data_docs
 from data_contracts.expectations.suites import JudgedCheck, first_rows
 from data_contracts.findings.noise import LabelNoise
 from data_contracts.findings.whole import TRAIN
-from data_contracts.published_splits import writing_splits
+from data_contracts.published_splits import write_splits
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,9 @@ FOR_PEOPLE = ("quarantine.jsonl", "review.jsonl", ANNOTATORS, SOURCES, SUITE_JSO
 """Files of the artifact that people read, in addition to Data Docs; they are also logged to MLflow."""
 
 
-def run(job: ValidateJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
+def run(
+    job: ValidateJob, inputs: Mapping[str, Path], out: Path, observe: Observe, sources: Sources = sources_of
+) -> dict[str, float]:
     """Validate the data of `job`.
 
     Args:
@@ -53,28 +55,22 @@ def run(job: ValidateJob, inputs: Mapping[str, Path], out: Path, observe: Observ
             saved folder, and `base`, a pretrained model's folder, where `job` names one.
         out: gets `artifact/` (pairs, demonstrations and prompts by split, quarantine, report, and `sources.json` if
             there are several preference files) and `attachments/`.
+        sources: returns the sources of each kind of data.
 
     Raises:
         UserError: a source can't be read, or has no valid row. No artifact is written then.
     """
-    return publish(job, inputs, out, observe)
-
-
-def publish(
-    job: ValidateJob, inputs: Mapping[str, Path], out: Path, observe: Observe, sources: Sources = sources_of
-) -> dict[str, float]:
-    """Judge the data of `sources`, write the output of `run`, and return the metrics."""
     with _work(out / "checkpoint" / "rows") as scratch:
         progress: Progress = lambda read, total: observe(read, {"data/read": float(read)}, total=total)  # noqa: E731
         data = examine(job, inputs, scratch, progress, sources=sources)
         _refuse_nothing(data)
         shutil.rmtree(out / "artifact", ignore_errors=True)
+        (out / "artifact").mkdir(parents=True)
         observe(0, {}, doing="judging all rows and writing the splits")
-        with writing_splits(data, out / "artifact") as sizes:
-            checks, expectations = contract_result(data)
-            quarantined = write_quarantine(data, out / "artifact")
-            counts, reasons = source_counts(data), quarantine_reasons(data)
-            final = metrics(data, checks, quarantined) | sizes
+        checks, expectations = contract_result(data)
+        quarantined = write_quarantine(data, out / "artifact")
+        counts, reasons = source_counts(data), quarantine_reasons(data)
+        final = metrics(data, checks, quarantined) | write_splits(data, out / "artifact")
     write_json(out / "artifact" / "report.json", checks)
     write_json(out / "artifact" / SUITE_JSON, as_document(expectations))
     files = of_kind(inputs, "preferences")

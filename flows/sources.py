@@ -27,7 +27,7 @@ from components.store.store import ArtifactStore, Record
 from flows.config.run_config import RunConfig
 from flows.data.data_files import find_files
 from flows.data.pretrained import check_template, find_base
-from flows.data.reference import find_reference
+from flows.data.reference import find_reference, stored_input
 from flows.data.reward_sources import model_sources, reward_model
 from tasks.result import Input
 from tasks.runs.journal import recorded_inputs
@@ -115,9 +115,8 @@ def compared_sources(
     Raises:
         UserError: the sheet can't be read.
     """
-    sheet_input = None if sheet is None else Input.of(sheet)
     blinding = _blinding(config, home, taken or {}, "human_eval.compare")
-    return Sources(sheet=sheet_input, blinding=blinding, compared=compared)
+    return Sources(sheet=None if sheet is None else Input.of(sheet), blinding=blinding, compared=compared)
 
 
 def _read_now(config: RunConfig, home: Path, again: str | None) -> dict[str, Input]:
@@ -151,10 +150,9 @@ def _rewards(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dict
     models = {}
     for name, model in model_sources(config).items():
         recorded = taken["ppo"].inputs.get(f"rewards/{name}") if "ppo" in taken else None
-        if recorded is not None:
-            models[f"rewards/{name}"] = Input(digest=recorded, path=Path(model.source.removeprefix("model:")))
-        else:
-            models[f"rewards/{name}"] = Input.of(reward_model(model, home)[1])
+        path = Path(model.source.removeprefix("model:"))
+        reused = None if recorded is None else Input(digest=recorded, path=path)
+        models[f"rewards/{name}"] = reused or Input.of(reward_model(model, home)[1])
     return models
 
 
@@ -185,8 +183,7 @@ def _votes(config: RunConfig, home: Path) -> dict[str, Input]:
                 f"data.votes: people have not judged the policy of run {run} (human_eval: {stage.state}). Score it "
                 f"with `tether people score`, or name another run."
             )
-        imported = Graph.of(store).rests_on_import([stage.digest])
-        votes[f"{VOTES}/{number}"] = Input(digest=stage.digest, path=path, stored=True, imported=imported)
+        votes[f"{VOTES}/{number}"] = stored_input(store, stage.digest, path)
     return votes
 
 
@@ -274,29 +271,25 @@ def _blinding(
 
 
 def _previous(config: RunConfig, home: Path, taken: Mapping[str, Record]) -> dict[str, Input]:
+    """Return the reward model that `reward.refresh.from_run` names, and the data it was trained on."""
     if config.reward.refresh is None:
         return {}
-    if "reward" in taken:
-        digests = {name: taken["reward"].inputs[name] for name in PREVIOUS if name in taken["reward"].inputs}
-        imported = Graph.of(ArtifactStore(home)).rests_on_import(digests.values())
-        return {
-            name: Input(digest=digest, path=Path(name), stored=True, imported=imported)
-            for name, digest in digests.items()
-        }
-    return _previous_of(config.reward.refresh.from_run, home)
-
-
-def _previous_of(run: str, home: Path) -> dict[str, Input]:
-    """Return the reward model that `reward.refresh.from_run` names, and the data it was trained on."""
-    status, store = _status(run, home, "reward.refresh.from_run"), ArtifactStore(home)
-    reward, data = (status.stage(name).digest for name in ("reward", "validate"))
-    if reward is None or data is None:
-        raise UserError(
-            f"reward.refresh.from_run = {run}: that run has no reward model, because its reward stage has no result. "
-            f"Name a run that got past reward (`tether status RUN` shows how far a run got)."
-        )
-    imported = Graph.of(store).rests_on_import([reward, data])
+    store, run = ArtifactStore(home), config.reward.refresh.from_run
+    if reused := taken.get("reward"):
+        paths = {digest: Path(name) for name, digest in reused.inputs.items() if name in PREVIOUS}
+        digests = {name: reused.inputs[name] for name in PREVIOUS if name in reused.inputs}
+    else:
+        status = _status(run, home, "reward.refresh.from_run")
+        reward, data = (status.stage(name).digest for name in ("reward", "validate"))
+        if reward is None or data is None:
+            raise UserError(
+                f"reward.refresh.from_run = {run}: that run has no reward model, because its reward stage has no "
+                "result. Name a run that got past reward (`tether status RUN` shows how far a run got)."
+            )
+        digests = dict(zip(PREVIOUS, (reward, data), strict=True))
+        paths = {digest: store.path(digest) for digest in digests.values()}
+    imported = Graph.of(store).rests_on_import(digests.values())
     return {
-        name: Input(digest=digest, path=store.path(digest), stored=True, imported=imported)
-        for name, digest in zip(PREVIOUS, (reward, data), strict=True)
+        name: Input(digest=digest, path=paths[digest], stored=True, imported=imported)
+        for name, digest in digests.items()
     }

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from components.data.tables.published import SplitWriter, read_split
-from data_contracts.examine import Examination
-from data_contracts.published_splits import writing_splits
 
 OF_SINGLE_QUESTIONS = ("votes_helpful", "votes_compliant")
 
@@ -18,12 +16,6 @@ def published(pairs: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Pairs of the support desk's generator without the votes on single questions, which a split has no columns for."""
     for pair in pairs:
         yield {name: value for name, value in pair.items() if name not in OF_SINGLE_QUESTIONS}
-
-
-def write_splits(data: Examination, artifact: Path) -> dict[str, float]:
-    """Write the splits as `writing_splits` and return its metrics."""
-    with writing_splits(data, artifact) as sizes:
-        return sizes
 
 
 def write_split(folder: Path, rows: Iterable[Mapping[str, Any]], weighted: bool = False) -> None:

@@ -3,16 +3,13 @@
 import hashlib
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
-from typing import TypeVar
 
 from components.base.hashing import canonical_json
 from components.data.config import SplitConfig
 from components.data.rows import Message
 from components.data.words import folded, seen
-
-T = TypeVar("T")
 
 SPLITS = ("train", "calibration", "test")
 
@@ -51,11 +48,3 @@ def loose_key(prompt: Sequence[Message]) -> str:
     texts = [folded(m["content"]) for m in prompt]
     words = "\n".join(" ".join((_ASCII_WORD if text.isascii() else _word()).findall(text)) for text in texts)
     return words if words.strip() else "\n".join(" ".join(text.split()) for text in texts)
-
-
-def choose(items: Sequence[T], key: Callable[[T], str], most: int | None, seed: int) -> list[T]:
-    """Return at most `most` of `items`, in order: those with the lowest hashes of `key`, whatever their positions."""
-    if most is None or len(items) <= most:
-        return list(items)
-    rank = sorted(range(len(items)), key=lambda i: hashlib.sha256(f"{seed} {key(items[i])}".encode()).digest())
-    return [items[i] for i in sorted(rank[:most])]

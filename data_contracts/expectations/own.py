@@ -1,6 +1,5 @@
 """Suites in Great Expectations' JSON format: read a user's suite with precise errors, and write the suite of a run."""
 
-import ast
 import difflib
 import json
 import warnings
@@ -155,16 +154,11 @@ def _made(kind: str, options: Mapping[str, Any], refuse: Any) -> tuple[str, bool
         (name for name, value in options.items() if isinstance(value, dict) and "$PARAMETER" in value), None
     ):
         refuse(f"kwargs.{name} is a suite parameter, and a run has no values for these. Write the value itself.")
-    condition = options.get("row_condition")
-    if isinstance(condition, str):
-        try:
-            valid = _is_condition(ast.parse(condition, mode="eval").body)
-        except SyntaxError:
-            valid = False
-        if not valid:
-            refuse(f"kwargs.row_condition is {condition!r}, not a comparison that pandas can read. Write 'turns > 1'.")
-        if options.get("condition_parser") != "pandas":
-            refuse('kwargs.condition_parser must be "pandas" where row_condition is a text.')
+    if isinstance(condition := options.get("row_condition"), str):
+        refuse(
+            f"kwargs.row_condition is the text {condition!r}, which Great Expectations has deprecated. Write it as an "
+            'object, such as {"type": "comparison", "column": {"name": "turns"}, "operator": ">", "parameter": 1}.'
+        )
     made = getattr(gx.expectations, classes[kind])
     try:
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
@@ -177,17 +171,6 @@ def _made(kind: str, options: Mapping[str, Any], refuse: Any) -> tuple[str, bool
         refuse(f"kwargs: {str(error).splitlines()[0]}.")
     maps = (base.ColumnMapExpectation, base.ColumnPairMapExpectation, base.MulticolumnMapExpectation)
     return classes[kind], issubclass(made, maps)
-
-
-def _is_condition(node: ast.expr) -> bool:
-    """Return whether an expression compares, joins comparisons, or calls a method such as `isin`."""
-    if isinstance(node, ast.UnaryOp):
-        return isinstance(node.op, ast.Not | ast.Invert) and _is_condition(node.operand)
-    if isinstance(node, ast.BinOp):
-        return isinstance(node.op, ast.BitAnd | ast.BitOr) and _is_condition(node.left) and _is_condition(node.right)
-    if isinstance(node, ast.BoolOp):
-        return all(map(_is_condition, node.values))
-    return isinstance(node, ast.Compare | ast.Call)
 
 
 def _severity(entry: Mapping[str, Any], meta: Mapping[str, Any], of_rows: bool, refuse: Any) -> Severity:

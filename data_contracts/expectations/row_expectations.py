@@ -7,6 +7,7 @@ severity and threshold; other limits come from other options.
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from components.data.checks_config import STOPPED
 from components.data.config import OWN_MINIMUM, DataConfig
 from components.data.inputs import DECONTAMINATE, REFERENCE
 from components.models.config import GenerationConfig
@@ -44,13 +45,7 @@ def row_checks(
 def _table(
     data: DataConfig, generation: GenerationConfig | None, comparisons: Collection[str]
 ) -> Iterator[tuple[str, str, Any]]:
-    yield from (
-        (name, *_not("reading", reading))
-        for name, reading in (
-            ("readable", "unreadable"), ("fields_present", "fields_missing"), ("turns_valid", "turns_broken"),
-            ("prompts_agree", "prompts_differ"), ("votes_valid", "votes_broken"), ("votes_once", "second_vote"),
-        )
-    )  # fmt: skip
+    yield from ((name, *_not("reading", reading)) for name, reading in STOPPED.items())
     yield "roles_alternate", "ExpectColumnValuesToMatchRegex", {"column": "roles", "regex": ROLES}
     yield "texts_filled", *_at_most("empty_texts", 0)
     yield "responses_differ", *_at_least("distinct_responses", 2)

@@ -4,7 +4,6 @@ Great Expectations takes seconds to import, so it is imported only where it is u
 before the import.
 """
 
-import ast
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict
 
 from components.base.errors import CheckFailed, UserError
-from components.data.checks_config import OF_THE_WHOLE, CheckConfig, ChecksConfig, RangeConfig, Severity, SheetChecks
+from components.data.checks_config import OF_THE_WHOLE, CheckConfig, ChecksConfig, RangeConfig, Severity
 from components.data.rows import listed
 
 if TYPE_CHECKING:
@@ -57,9 +56,7 @@ class Check:
 
 
 def _names(condition: object) -> list[str]:
-    """Return the column names in a row condition: a Great Expectations object or a pandas expression."""
-    if isinstance(condition, str):
-        return [node.id for node in ast.walk(ast.parse(condition, mode="eval")) if isinstance(node, ast.Name)]
+    """Return the column names in a row condition."""
     if isinstance(condition, Mapping):
         column = condition.get("column")
         column_name = [str(column["name"])] if isinstance(column, Mapping) and "name" in column else []
@@ -98,11 +95,6 @@ def pair_checks(checks: ChecksConfig, frame: "pd.DataFrame") -> list[Check]:
         _check(checks, "label_position", "first_wins"),
     ]
     return [check for check in checks_of_pairs if frame[str(check.options["column"])].notna().any()]
-
-
-def sheet_checks(checks: ChecksConfig) -> list[Check]:
-    """Return the checks of a rating sheet."""
-    return [_check(checks, name) for name in SheetChecks.model_fields]
 
 
 _AT_LEAST = ("every_split", "enough_pairs", "enough_test_pairs")
@@ -213,7 +205,6 @@ def validate(made: Any, suite: Suite, naming: Sequence[str]) -> list[Expectation
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # from pandas, about comparisons in Great Expectations
         warnings.simplefilter("ignore", UserWarning)  # about groups in a user's regular expression
-        warnings.simplefilter("ignore", DeprecationWarning)  # a user's row condition may be a pandas expression
         try:
             outcome = definition.run(batch_parameters={"dataframe": suite.frame}, result_format=details)
         except Exception as error:  # of which Great Expectations makes no result

@@ -11,14 +11,14 @@ import pandas as pd
 from components.base.errors import UserError
 from components.base.text import counted
 from components.data.config import DataConfig, SplitConfig
-from components.data.inputs import KINDS
 from components.data.rows import shown
 from data_contracts.expectations import suites
 from data_contracts.expectations.row_expectations import row_checks
 from data_contracts.findings.row_judging import RowJudge
-from data_contracts.rows.columns import COLUMNS, column_of
+from data_contracts.rows.columns import column_of
 from data_contracts.rows.gather import RowSource, judged_rows, not_one_valid
 from data_contracts.rows.ledger import Ledger
+from data_contracts.rows.measuring import COLUMNS
 from data_contracts.rows.reading_report import reading_of
 
 MOST_VALUES = 20
@@ -44,8 +44,6 @@ def draft(path: Path, data: DataConfig, scratch: Path) -> dict[str, Any]:
         UserError: the file can't be read, is a rating sheet, or has no valid row.
     """
     reading = reading_of(path, data)
-    if reading.kind not in KINDS:
-        raise UserError(f"{path} is a rating sheet. Give pairs, demonstrations or prompts.")
     source = RowSource.named(reading.kind, path, data)._replace(extra=tuple(reading.ignored))
     ledger = Ledger(scratch / "draft", SplitConfig(), seed=0)
     ledger.fill(judged_rows(source, data.max_characters), lambda seen: None, source.extra)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +16,6 @@ _FOUND = 0.95
 
 AT_ONCE = 16_384
 """Number of texts whose signatures are in memory at once."""
-_DENSE = 4
-"""If requested places are on average closer than one in this many, the whole span between them is read at once."""
 
 Signatures = NDArray[np.uint32]
 """(n, PERMUTATIONS)"""
@@ -64,18 +61,8 @@ class Sketches:
         """Return the signatures at these places (m,), as (m, PERMUTATIONS)."""
         if not len(places):
             return np.empty((0, PERMUTATIONS), np.uint32)
-        low, high = int(places.min()), int(places.max()) + 1
-        if high - low <= _DENSE * len(places):
-            wanted, back = np.arange(low, high), places - low
-        else:
-            wanted, back = np.unique(places, return_inverse=True)
-        runs = np.split(wanted, np.flatnonzero(np.diff(wanted) > 1) + 1)
-        with naming(self.path), self.path.open("rb", buffering=0) as file:
-            return np.concatenate([self._run(file, int(run[0]), len(run)) for run in runs])[back]
-
-    def _run(self, file: IO[bytes], start: int, count: int) -> Signatures:
-        file.seek(start * PERMUTATIONS * 4)
-        return np.fromfile(file, np.uint32, count * PERMUTATIONS).reshape(-1, PERMUTATIONS)
+        with naming(self.path):  # mapped for this read only: mapped pages count as a process's memory
+            return np.memmap(self.path, np.uint32, "r", shape=(self._texts, PERMUTATIONS))[places]
 
 
 def band_rows(jaccard: float) -> int:

@@ -50,18 +50,18 @@ class LabelNoise(NamedTuple):
 
 
 def label_noise(
-    chosen: Sequence[str], rejected: Sequence[str], seed: int, prompts: Sequence[Hashable] | None = None
+    chosen: Sequence[str], rejected: Sequence[str], seed: int, prompts: Sequence[Hashable]
 ) -> LabelNoise | float | None:
     """Estimate the share of flipped labels of pairs of texts (n,).
 
     Args:
-        prompts: (n,) whose pairs are one group; without them, pairs that share a response are.
+        prompts: (n,) whose pairs are one group.
 
     Returns:
         The estimate; only the model's accuracy if that is too low for an estimate; None if there are too few pairs or
         groups.
     """
-    groups = _by_response(chosen, rejected) if prompts is None else cluster_codes(prompts)
+    groups = cluster_codes(prompts)
     if len(chosen) < LEAST_PAIRS or groups.max() < LEAST_GROUPS - 1:
         return None
     scores = cross_validated_scores(chosen, rejected, groups, seed)
@@ -70,17 +70,6 @@ def label_noise(
         return accuracy
     value, low, high = flip_rate(scores, groups)
     return LabelNoise(value, low, high, accuracy, len(chosen))
-
-
-def _by_response(chosen: Sequence[str], rejected: Sequence[str]) -> NDArray[np.int64]:
-    """Return the group (n,) of each pair: pairs that share a response, directly or through others, are one group."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    texts = cluster_codes([*chosen, *rejected])
-    ends, size = np.split(texts, 2), int(texts.max(initial=-1)) + 1
-    groups = connected_components(coo_array((np.ones(len(chosen)), tuple(ends)), shape=(size, size)), directed=False)[1]
-    return np.asarray(groups[ends[0]], np.int64)
 
 
 def cross_validated_scores(

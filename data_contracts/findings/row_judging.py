@@ -21,9 +21,9 @@ from data_contracts.expectations.suites import (
     judged_check,
     validate,
 )
-from data_contracts.rows.columns import COLUMNS, LINE, PHASES, column_of, numbers_of, row_frame, selected_frame
+from data_contracts.rows.columns import LINE, column_of, numbers_of, row_frame, selected_frame
 from data_contracts.rows.ledger import Ledger
-from data_contracts.rows.measuring import VOTES_ONCE
+from data_contracts.rows.measuring import COLUMNS, PHASES, VOTES_ONCE
 
 _ORDER = {name: place for place, name in enumerate(RowChecks.model_fields)}
 _AS_NUMBER, _AS_TEXT = "{} as a number, else {}", "{} as text"

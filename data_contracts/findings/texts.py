@@ -7,7 +7,7 @@ the rows.
 import random
 import re
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -28,7 +28,7 @@ from data_contracts.findings.near import PERMUTATIONS, Sketches, runs_of_words, 
 from data_contracts.rows.ledger import Ledger
 from data_contracts.rows.measuring import RESPONSES, Side, item_in
 from data_contracts.rows.processes import in_order
-from data_contracts.rows.shards import Shard, Shards, is_whole, write_shard
+from data_contracts.rows.shards import Shard, is_whole, write_shard
 
 _CHUNK = 500
 """Number of rows whose tokens are in memory at once."""
@@ -36,6 +36,8 @@ _RENDERED = 50
 """Number of rows that are rendered together; if the template refuses one, they are rendered one by one."""
 TEMPLATE_READINGS = ("agrees", "refused", "changed")
 """Results of a chat template for a row: it renders the row unchanged, refuses its prompt, or changes the text."""
+_OF_ALL = frozenset(("tokens", "sketch", "prompt_sketch"))
+"""The measures of a shard that are no columns of the contract."""
 SAMPLE = 2_000
 """Number of texts of each split (or source) for language detection and the classifier test."""
 
@@ -46,7 +48,7 @@ class RowTexts:
 
     wanted: NDArray[np.bool_]
     """Which rows are good (n,)."""
-    shards: Shards
+    shards: Sequence[Shard]
     sketch: Sketches
     """Signatures of prompt and responses together."""
     prompt_sketch: Sketches
@@ -103,23 +105,27 @@ def read_texts(ledger: Ledger, how: TextReading, progress: Callable[[int], None]
     folder.mkdir(parents=True, exist_ok=True)
     parts = [
         _Part(shard.path, folder / shard.path.name, wanted[start : start + shard.rows])
-        for start, shard in zip(ledger.shards.starts, ledger.shards, strict=False)
+        for start, shard in zip(ledger.starts, ledger.shards, strict=True)
     ]
     seen = 0
     for rows in in_order(_read_part, how, parts, processes):
         seen += rows
         progress(seen)
-    measures = Shards([Shard(part.texts) for part in parts])
+    measures = [Shard(part.texts) for part in parts]
     sketched, of_prompts = (Sketches(folder / name) for name in ("sketches", "prompt-sketches"))
     counts = np.zeros(2)  # unknown tokens, tokens
-    for start, shard in zip(ledger.shards.starts, measures, strict=False):
+    for start, part, shard in zip(ledger.starts, parts, measures, strict=True):
         sketched.append(shard.column("sketch"))
         of_prompts.append(shard.column("prompt_sketch"))
         notes = shard.notes()
         counts += notes["counts"]
         for place, check, text in notes["late"]:
             ledger.note(start + place, Problem(check, text))
-    ledger.texts = measures
+        here = start + np.flatnonzero(part.wanted)
+        for column in shard.names - _OF_ALL:
+            ledger.measure(column, here, shard.column(column))
+        if how.languages:
+            ledger.measure("language", here, np.array(notes["languages"], object))
     chosen = _sampled(ledger, wanted)
     samples: dict[int, list[CanonicalRow]] = {}
     for index, item in ledger.items(chosen):
@@ -163,7 +169,7 @@ def _read_part(how: TextReading, part: _Part) -> int:
     write_shard(
         part.texts,
         {
-            "place": here.astype(np.int32), "tokens": np.concatenate(lengths), "sketch": np.concatenate(sketches),
+            "tokens": np.concatenate(lengths), "sketch": np.concatenate(sketches),
             "prompt_sketch": np.concatenate(of_prompts), **columns,
         },
         {

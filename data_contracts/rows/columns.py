@@ -5,8 +5,8 @@ first phase kept against all other rows. `texts` measures rows that are still ke
 If a row was not measured, its value is missing, and expectations ignore it.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,110 +14,10 @@ from numpy.typing import NDArray
 
 from components.data.splits import SPLITS
 from data_contracts.rows.ledger import Ledger
-from data_contracts.rows.measuring import READINGS, kind_of, places
+from data_contracts.rows.measuring import COLUMNS, READINGS, places
 
 LINE = "line"
 """The column with a row's position in its ledger."""
-PHASES = ("read", "compared", "texts")
-"""The phases, in order."""
-PAIRS, DEMONSTRATIONS, PROMPTS = "preferences", "demonstrations", "prompts"
-_EVERY = (PAIRS, DEMONSTRATIONS, PROMPTS)
-
-
-class Column(NamedTuple):
-    """A measured column."""
-
-    phase: str
-    meaning: str
-    kinds: tuple[str, ...] = _EVERY
-    """The kinds of data that have it."""
-    tokens: bool = False
-    """Whether it needs a run's tokenizer."""
-    make: "Callable[[_Some], Any] | None" = None
-    """Computes the column from the facts; None if it comes from comparing rows or from texts (`Ledger.measured`,
-    `Ledger.text_measure`)."""
-    category: bool = False
-
-
-def _fact(name: str) -> "Callable[[_Some], Any]":
-    """Return a column with a count that every readable row has."""
-    return lambda ledger: _where(ledger.facts[name], ledger.facts["made"])
-
-
-def _where(values: NDArray[Any], present: NDArray[np.bool_]) -> NDArray[np.float32]:
-    return np.where(present, values, np.nan).astype(np.float32)
-
-
-def _words(side: int) -> "Callable[[_Some], Any]":
-    return lambda ledger: _where(ledger.facts["words"][:, side], ledger.facts["words"][:, side] >= 0)
-
-
-def _named(codes: NDArray[Any], names: Iterable[str]) -> Any:
-    """Return a categorical column of `names` from codes (n,); -1 means missing."""
-    return pd.Categorical.from_codes(codes.astype(np.int64), pd.Index(list(names)))
-
-
-COLUMNS: dict[str, Column] = {
-    "reading": Column("read", f"how far the row was read: {', '.join(READINGS)}", category=True,
-                      make=lambda ledger: _named(ledger.facts["reading"], READINGS)),
-    "roles": Column("read", "roles of the prompt's turns, a letter each (sua: system, user, assistant)", category=True,
-                    make=lambda ledger: _named(ledger.facts["roles"], ledger.roles)),
-    "turns": Column("read", "turns of the prompt, a system message among them", make=_fact("turns")),
-    "characters": Column("read", "characters of the prompt and of the longer response", make=_fact("characters")),
-    "empty_texts": Column("read", "turns and responses in which a reader sees nothing", make=_fact("empty")),
-    "unclean_texts": Column("read", "texts with a control or replacement character", make=_fact("unclean")),
-    "marked_texts": Column("read", "turns and responses with a marker of a chat template", make=_fact("marked")),
-    "placeholder_responses": Column("read", "responses that are a missing value or an error written as text",
-                                    (PAIRS, DEMONSTRATIONS), make=_fact("placeholders")),
-    "distinct_responses": Column("read", "distinct responses, 1 or 2", (PAIRS,),
-                                 make=lambda ledger: _where(2 - ledger.facts["same"], ledger.facts["made"])),
-    "chosen_words": Column("read", "words of the chosen response (characters of scripts without spaces)", (PAIRS,),
-                           make=_words(0)),
-    "rejected_words": Column("read", "words of the rejected response", (PAIRS,), make=_words(1)),
-    "votes": Column("read", "votes on the pair", (PAIRS,),
-                    make=lambda ledger: _where(ledger.facts["ballot"].sum(1), ledger.facts["voted"])),
-    "votes_for_neither": Column("read", "votes that say neither response is better", (PAIRS,),
-                                make=lambda ledger: _where(ledger.facts["ballot"][:, 2], ledger.facts["voted"])),
-    "lead": Column("read", "lead of the most frequent answer over the next, a share of the votes; 0 is a tie",
-                   (PAIRS,), make=lambda ledger: ledger.facts["lead"]),
-    "deciding_votes": Column("read", "votes that decide the pair; missing where experts or data.labels decide",
-                             (PAIRS,),
-                             make=lambda ledger: _where(ledger.facts["deciding"], ledger.facts["deciding"] >= 0)),
-    "given_out": Column("read", "1 where Tether gave the pair out to label", (PAIRS,), make=_fact("given_out")),
-    "repeated_votes": Column("read", "1 where an annotator voted twice on the pair", (PAIRS,), make=_fact("repeated")),
-    "margin": Column("read", "how much better the chosen response is, in the source's units", (PAIRS,),
-                     make=lambda ledger: ledger.facts["margin"]),
-    "desirable": Column("read", "0 where a label says that the response is undesirable", (DEMONSTRATIONS,),
-                        make=lambda ledger: _where(1 - ledger.facts["undesirable"], ledger.facts["made"])),
-    "split": Column("read", f"{', '.join(SPLITS)}: by the prompt's own words", category=True,
-                    make=lambda ledger: _named(np.where(ledger.facts["made"], ledger.facts["split"], -1), SPLITS)),
-    "copies_before": Column("compared", "1 where an earlier row has the same prompt and responses"),
-    "contradictions": Column("compared", "1 where another row prefers the same responses the other way", (PAIRS,)),
-    "near_copies_before": Column("texts", "1 where an earlier row is nearly the same (data.near_duplicate)"),
-    "contaminated": Column("texts", "1 where the prompt nearly repeats one of data.decontaminate"),
-    "held_out_before": Column("texts", "1 where a row for training nearly repeats a held-out prompt of data.reference"),
-    "language": Column("texts", "likeliest language of the responses (ISO 639-1)", category=True),
-    "special_texts": Column("texts", "turns and responses with a special token of the tokenizer", tokens=True),
-    "template": Column("texts", "0: the chat template renders the row unchanged, 1: it refuses it, 2: it changes it",
-                       tokens=True),
-    "distinct_cut_responses": Column("texts", "distinct responses once cut to generation.max_new_tokens", (PAIRS,),
-                                     tokens=True),
-    "prompt_tokens": Column("texts", "tokens of the prompt in the chat template", tokens=True),
-    "response_tokens": Column("texts", "tokens of the longer response, EOS included", (PAIRS, DEMONSTRATIONS),
-                              tokens=True),
-    "chosen_tokens": Column("texts", "tokens of the chosen response", (PAIRS,), tokens=True),
-    "rejected_tokens": Column("texts", "tokens of the rejected response", (PAIRS,), tokens=True),
-}  # fmt: skip
-"""Every measured column, by name."""
-
-
-class _Some(NamedTuple):
-    """Some rows of a ledger, from which columns are computed."""
-
-    facts: Any
-    roles: dict[str, int]
-
-
 _ALL = slice(None)
 
 
@@ -128,12 +28,33 @@ def column_of(ledger: Ledger, name: str, rows: slice = _ALL) -> Any:
         rows: the consecutive rows to return.
     """
     if name not in COLUMNS:
+        if name not in ledger.extra_kinds:
+            ledger.extra_kinds[name] = kind_of(ledger.further(name))
         return further(ledger.further(name, rows), ledger.extra_kinds[name])
-    column = COLUMNS[name]
-    if column.make is not None:
-        return column.make(_Some(ledger.facts[rows], ledger.roles))
-    values = ledger.measured.get(name)
-    return ledger.text_measure(name, rows) if values is None else values[rows].astype(np.float32)
+    if name in _NAMES:
+        codes = np.where((values := ledger.facts[rows])["made"] | (name == "reading"), values[name], -1)
+        return pd.Categorical.from_codes(codes.astype(np.int64), pd.Index(list(_NAMES[name] or ledger.roles)))
+    if COLUMNS[name].phase == "read":
+        return ledger.facts[rows][name]
+    named = name == "language"
+    measured = ledger.measured.get(name, np.full(len(ledger.facts), None if named else np.nan))[rows]
+    return measured if named else measured.astype(np.float32)
+
+
+_NAMES: dict[str, Sequence[str]] = {"reading": READINGS, "split": SPLITS, "roles": ()}
+"""Maps a column of names to what its codes mean; the roles are those of the ledger. A missing name has the code -1."""
+
+
+def kind_of(values: list[Any]) -> list[bool]:
+    """Return whether any value of a column is known, whether all known ones are booleans, and whether all can be read
+    as numbers."""
+    present = [value for value in values if value is not None]
+    try:
+        pd.to_numeric(pd.Series(values, dtype=object), errors="raise").astype(float)
+        numbers = True
+    except (TypeError, ValueError, OverflowError):
+        numbers = False
+    return [bool(present), all(isinstance(value, bool) for value in present), numbers]
 
 
 def further(values: list[Any], kind: list[bool]) -> Any:
@@ -141,7 +62,7 @@ def further(values: list[Any], kind: list[bool]) -> Any:
     categories.
 
     Args:
-        kind: as `ShardNotes.kinds`, over all rows of the column.
+        kind: as `kind_of`, over all rows of the column.
     """
     any_present, booleans, numbers = kind
     if any_present and booleans:

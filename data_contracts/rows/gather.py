@@ -17,11 +17,11 @@ from components.base.text import counted
 from components.data.checks_config import UNUSABLE
 from components.data.config import DataConfig, DecisionConfig, ReaderPlugin
 from components.data.formats import demonstrations, pairs
+from components.data.formats.gathered_rows import gather_votes
 from components.data.formats.prompts import parse_prompt
 from components.data.formats.public import shape_of, standard_rows
 from components.data.formats.public_fields import ReadingOptions, votes_of_columns
 from components.data.formats.public_scores import narrow
-from components.data.formats.single_votes import gather_votes
 from components.data.formats.unread import unread, used_by
 from components.data.readers import is_gzipped, read_source
 from components.data.rows import Problem, RawRow, Row, listed

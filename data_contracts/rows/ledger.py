@@ -3,7 +3,7 @@
 Analyses of all rows (duplicates, leaks, agreement) use a few numeric columns: counts, flags, and 64-bit hashes of
 texts.
 In a set of 1.6 million rows, two different texts have the same hash with a probability of 1 in 10 million. About 20
-bytes a row stay in memory.
+bytes a row stay in memory, and 28 more once texts are read with a tokenizer.
 
 The ledger does not judge rows. It stores the reasons; which rows are quarantined is decided by Great Expectations
 (`Ledger.name`), on columns made from these numbers (`data_contracts.rows.columns`).
@@ -13,7 +13,7 @@ import heapq
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ from data_contracts.rows.measuring import (
     places,
     write_rows,
 )
-from data_contracts.rows.shards import FactColumns, Shard, Shards
+from data_contracts.rows.shards import FactColumns, Shard
 
 SHARD_ROWS = 10_000
 """Largest number of source rows in a shard."""
@@ -76,47 +76,6 @@ def count_reason(reasons: dict[str, Reason], number: int, problem: Problem) -> N
         reasons[problem.check] = reason._replace(rows=reason.rows + 1, last=number)
 
 
-class RowLines(NamedTuple):
-    """The lines of a ledger's rows. Another process can read them, too."""
-
-    shards: Shards
-    file_of: Sequence[int]
-    """For each shard, the index of its file."""
-    noted: NDArray[np.bool_]
-    """Each row's fact of that name (n,)."""
-
-    def items(self, wanted: NDArray[np.bool_], mixed: bool = False) -> Iterator[tuple[int, CanonicalRow]]:
-        """Yield index and canonical form of the good rows `wanted` (n,).
-
-        Args:
-            mixed: interleave the files evenly, so that the first rows hold each file in its share of the total: row i
-                of a file with n rows is placed at (i + 1/2) / n. By default rows are in order.
-        """
-        several = mixed and len(set(self.file_of)) > 1
-        for index, line in self._mixed(wanted) if several else self._some(wanted, range(len(self.shards))):
-            yield index, item_in(line, self.noted[index])
-
-    def _some(self, wanted: NDArray[np.bool_], shards: Iterable[int]) -> Iterator[tuple[int, bytes]]:
-        for number in shards:
-            start, shard = self.shards.starts[number], self.shards[number]
-            here = np.flatnonzero(wanted[start : start + shard.rows])
-            yield from zip((here + start).tolist(), shard.texts("line", here), strict=True)
-
-    def _mixed(self, wanted: NDArray[np.bool_]) -> Iterator[tuple[int, bytes]]:
-        files: dict[int, list[int]] = {}
-        for number, file in enumerate(self.file_of):
-            files.setdefault(file, []).append(number)
-
-        def spread(file: int) -> Iterator[tuple[float, int, int, bytes]]:
-            first = self.shards.starts[files[file][0]]
-            count = sum(self.shards[number].rows for number in files[file])
-            for index, line in self._some(wanted, files[file]):
-                yield (index - first + 0.5) / count, file, index, line
-
-        for _, _, index, line in heapq.merge(*map(spread, files)):
-            yield index, line
-
-
 class Ledger:
     """The rows of one kind of data, from one file or several."""
 
@@ -127,11 +86,10 @@ class Ledger:
             ranked: whether rows will be chosen by `rank`.
         """
         self.path, self.split, self.seed, self.ranked = path, split, seed, ranked
-        self.shards = Shards([])
+        self.shards: list[Shard] = []
         """Shards of the rows, in order; the rows of a file are consecutive."""
-        self.texts = Shards([])
-        """Measures of the texts: one shard for each of `shards`, once texts are read
-        (`data_contracts.findings.texts`)."""
+        self.starts: list[int] = []
+        """The index of each shard's first row."""
         self.facts: Any = np.empty(0, FACTS)
         """Facts of all rows (n,): `FactColumns`, or a structured array."""
         self.out: NDArray[np.bool_] = np.empty(0, bool)
@@ -139,13 +97,13 @@ class Ledger:
         self.named_by: dict[str, NDArray[np.bool_]] = {}
         """Maps a check to its failing rows (n,); a check without failing rows has no entry."""
         self.measured: dict[str, NDArray[Any]] = {}
-        """Columns (n,) that come from comparing all rows; NaN for rows that were not compared."""
+        """Columns (n,) that come from comparing all rows or from texts; NaN for rows that were not measured."""
         self.roles: dict[str, int] = {}
         """Maps the roles of a prompt's messages, a letter each, to their code."""
         self.extra: tuple[str, ...] = ()
         """Other columns of the source that a user's suite uses."""
         self.extra_kinds: dict[str, list[bool]] = {}
-        """For each of them, as `ShardNotes.kinds`."""
+        """For each of them, as `columns.kind_of`, once it is asked for."""
         self.annotators: dict[str, int] = {}
         self.model_votes: Counter[str] = Counter()
         """Number of votes of each model, by annotator name, in completely read rows."""
@@ -197,8 +155,7 @@ class Ledger:
         """Load the shards of all rows, in order."""
         roles: list[NDArray[np.int32]] = []
         self.extra = tuple(extra)
-        self.extra_kinds = {name: [False, True, True] for name in extra}
-        shards, start = [], 0
+        start = 0
         for path in paths:
             shard = Shard(path)
             notes = ShardNotes(**shard.notes())
@@ -210,13 +167,11 @@ class Ledger:
             self.model_votes.update(notes.model_votes)
             for check, (place, text) in notes.first.items():
                 self._first_notes.setdefault((notes.file, check), (start + place, text))
-            for name, (any_present, booleans, numbers) in notes.kinds.items():
-                so_far = self.extra_kinds[name]
-                self.extra_kinds[name] = [so_far[0] or any_present, so_far[1] and booleans, so_far[2] and numbers]
-            shards.append(shard)
+            self.shards.append(shard)
+            self.starts.append(start)
             start += shard.rows
-        self.shards = Shards(shards)
-        self.facts = FactColumns(self.shards, FACTS, _IN_MEMORY, {"roles": roles})
+        facts = self.path.with_name(f"{self.path.name}-facts")
+        self.facts = FactColumns(facts, self.shards, FACTS, _IN_MEMORY, {"roles": roles})
         self.out = np.zeros(start, bool)
         self._gathered = self._joined(GATHERED)
 
@@ -224,7 +179,7 @@ class Ledger:
         """Return an additional array over all shards; its first column is the row's index."""
         name, dtype, width = what
         parts = [np.empty((0, width), dtype)]
-        for start, shard, (annotators, models) in zip(self.shards.starts, self.shards, self._places, strict=False):
+        for start, shard, (annotators, models) in zip(self.starts, self.shards, self._places, strict=False):
             part = shard.array(name, dtype, width).copy()
             part[:, 0] += start
             if what is VOTES and len(part):
@@ -249,12 +204,8 @@ class Ledger:
     def further(self, name: str, rows: slice = slice(None)) -> list[Any]:
         """Return the values of one of the source's own columns, for all rows or some consecutive ones."""
         place = self.extra.index(name)
-        start, stop, _ = rows.indices(len(self.facts))
-        return [
-            json.loads(values)[place]
-            for _, shard, here in self.shards.over(start, stop)
-            for values in shard.texts("extra", np.arange(here.start, here.stop))
-        ]
+        lines = chain.from_iterable(shard.texts("extra") for shard in self.shards)
+        return [json.loads(values)[place] for values in islice(lines, rows.start, rows.stop)]
 
     def place(self, code: int) -> tuple[str, int]:
         """Return a row's file and its number there, from the facts' field `row`."""
@@ -277,24 +228,9 @@ class Ledger:
     def measure(self, column: str, index: NDArray[np.int64], values: Any) -> None:
         """Set `values` (m,) of a column at the rows `index` (m,)."""
         values = np.asarray(values)
-        kind = np.float16 if values.dtype == np.bool_ else np.float32
-        self.measured.setdefault(column, np.full(len(self.facts), np.nan, kind))[index] = values
-
-    def text_measure(self, column: str, rows: slice) -> Any:
-        """Return a text measure of some consecutive rows; values of rows that were not read are missing."""
-        start, stop, _ = rows.indices(len(self.facts))
-        named = column == "language"
-        measures = np.full(stop - start, None if named else np.nan, object if named else np.float32)
-        for number, _, here in self.shards.over(start, stop) if len(self.texts) else ():
-            texts = self.texts[number]
-            if named or column in texts.names:
-                places_ = texts.column("place")
-                inside = (places_ >= here.start) & (places_ < here.stop)
-                at = self.shards.starts[number] - start + places_[inside]
-                values = np.array(texts.notes()["languages"], object) if named else texts.column(column)
-                if len(values):
-                    measures[at] = values[inside]
-        return measures
+        missing, kind = (None, object) if values.dtype == object else (np.nan, np.float32)
+        kind = np.float16 if values.dtype == np.bool_ else kind
+        self.measured.setdefault(column, np.full(len(self.facts), missing, kind))[index] = values
 
     def name(self, check: str, lines: NDArray[np.int64], keeps_out: bool, generic: Callable[[int], str]) -> None:
         """Record that the rows `lines` (indices) fail `check`.
@@ -358,18 +294,37 @@ class Ledger:
         named = self.named_by.get(check)
         return np.ones(len(self.facts), bool) if named is None else ~named
 
-    @property
-    def lines(self) -> RowLines:
-        """Return the lines of all rows."""
-        return RowLines(self.shards, self._file_of, self.facts["noted"])
-
     def items(self, wanted: NDArray[np.bool_], mixed: bool = False) -> Iterator[tuple[int, CanonicalRow]]:
-        """Yield index and canonical form of the good rows `wanted` (n,), as `RowLines.items`."""
-        return self.lines.items(wanted, mixed)
+        """Yield index and canonical form of the good rows `wanted` (n,).
+
+        Args:
+            mixed: interleave the files evenly, so that the first rows hold each file in its share of the total: row i
+                of a file with n rows is placed at (i + 1/2) / n. By default rows are in order.
+        """
+        several, noted = mixed and len(self.files) > 1, self.facts["noted"]
+        for index, line in self._mixed(wanted) if several else self._lines(wanted, range(len(self.shards))):
+            yield index, item_in(line, noted[index])
+
+    def _lines(self, wanted: NDArray[np.bool_], shards: Iterable[int]) -> Iterator[tuple[int, bytes]]:
+        for number in shards:
+            start, shard = self.starts[number], self.shards[number]
+            here = np.flatnonzero(wanted[start : start + shard.rows])
+            yield from zip((here + start).tolist(), shard.texts("line", here), strict=True)
+
+    def _mixed(self, wanted: NDArray[np.bool_]) -> Iterator[tuple[int, bytes]]:
+        def spread(shards: list[int]) -> Iterator[tuple[float, int, int, bytes]]:
+            first = self.starts[shards[0]]
+            count = sum(self.shards[number].rows for number in shards)
+            for index, line in self._lines(wanted, shards):
+                yield (index - first + 0.5) / count, shards[0], index, line
+
+        files = [list(shards) for _, shards in groupby(range(len(self.shards)), self._file_of.__getitem__)]
+        for _, _, index, line in heapq.merge(*map(spread, files)):
+            yield index, line
 
     def quarantined(self) -> Iterator[tuple[int, bytes]]:
         """Yield index and quarantine record (one line) of each quarantined row."""
-        for start, shard in zip(self.shards.starts, self.shards, strict=False):
+        for start, shard in zip(self.starts, self.shards, strict=False):
             here = np.flatnonzero(self.out[start : start + shard.rows])
             codes = shard.column("row")[here].tolist() if len(here) else []
             for place, code, line in zip(here.tolist(), codes, shard.texts("line", here), strict=True):

@@ -13,6 +13,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from components.data.checks_config import STOPPED
 from components.data.config import SplitConfig
 from components.data.rows import Ballot, CanonicalRow, Row, is_model
 from components.data.splits import SPLITS, loose_key, prompt_key, split_of
@@ -24,39 +25,76 @@ VOTES_ONCE = "votes_once"
 """The check whose failing rows are kept; only their repeated votes are ignored."""
 WHOLE = "whole"
 """The value of the column `reading` for a completely read row."""
-STOPPED = {
-    "readable": "unreadable",
-    "fields_present": "fields_missing",
-    "turns_valid": "turns_broken",
-    "prompts_agree": "prompts_differ",
-    "votes_valid": "votes_broken",
-    "votes_once": "second_vote",
-}
-"""Maps the check at which reading a row stopped to the value of the column `reading`."""
 READINGS = (WHOLE, *STOPPED.values(), "undecided")
 """Every value of the column `reading`. An undecided row has no chosen and rejected response."""
 
+PHASES = ("read", "compared", "texts")
+"""The phases, in order."""
+PAIRS, DEMONSTRATIONS, PROMPTS = "preferences", "demonstrations", "prompts"
+_EVERY = (PAIRS, DEMONSTRATIONS, PROMPTS)
+
+
+class Column(NamedTuple):
+    """A measured column. Those of the phase `read` are facts of that name; the others come from comparing rows or from
+    texts (`Ledger.measured`)."""
+
+    phase: str
+    meaning: str
+    kinds: tuple[str, ...] = _EVERY
+    """The kinds of data that have it."""
+    tokens: bool = False
+    """Whether it needs a run's tokenizer."""
+    dtype: str = "f4"
+    """The type of the fact: a code of a name, if it is an integer."""
+
+
+COLUMNS: dict[str, Column] = {
+    "reading": Column("read", f"how far the row was read: {', '.join(READINGS)}", dtype="i1"),
+    "roles": Column("read", "roles of the prompt's turns, a letter each (sua: system, user, assistant)", dtype="i4"),
+    "turns": Column("read", "turns of the prompt, a system message among them"),
+    "characters": Column("read", "characters of the prompt and of the longer response"),
+    "empty_texts": Column("read", "turns and responses in which a reader sees nothing"),
+    "unclean_texts": Column("read", "texts with a control or replacement character"),
+    "marked_texts": Column("read", "turns and responses with a marker of a chat template"),
+    "placeholder_responses": Column("read", "responses that are a missing value or an error written as text",
+                                    (PAIRS, DEMONSTRATIONS)),
+    "distinct_responses": Column("read", "distinct responses, 1 or 2", (PAIRS,)),
+    "chosen_words": Column("read", "words of the chosen response (characters of scripts without spaces)", (PAIRS,)),
+    "rejected_words": Column("read", "words of the rejected response", (PAIRS,)),
+    "votes": Column("read", "votes on the pair", (PAIRS,)),
+    "votes_for_neither": Column("read", "votes that say neither response is better", (PAIRS,)),
+    "lead": Column("read", "lead of the most frequent answer over the next, a share of the votes; 0 is a tie",
+                   (PAIRS,), dtype="f8"),
+    "deciding_votes": Column("read", "votes that decide the pair; missing where experts or data.labels decide",
+                             (PAIRS,)),
+    "given_out": Column("read", "1 where Tether gave the pair out to label", (PAIRS,)),
+    "repeated_votes": Column("read", "1 where an annotator voted twice on the pair", (PAIRS,)),
+    "margin": Column("read", "how much better the chosen response is, in the source's units", (PAIRS,), dtype="f8"),
+    "desirable": Column("read", "0 where a label says that the response is undesirable", (DEMONSTRATIONS,)),
+    "split": Column("read", f"{', '.join(SPLITS)}: by the prompt's own words", dtype="i1"),
+    "copies_before": Column("compared", "1 where an earlier row has the same prompt and responses"),
+    "contradictions": Column("compared", "1 where another row prefers the same responses the other way", (PAIRS,)),
+    "near_copies_before": Column("texts", "1 where an earlier row is nearly the same (data.near_duplicate)"),
+    "contaminated": Column("texts", "1 where the prompt nearly repeats one of data.decontaminate"),
+    "held_out_before": Column("texts", "1 where a row for training nearly repeats a held-out prompt of data.reference"),
+    "language": Column("texts", "likeliest language of the responses (ISO 639-1)"),
+    "special_texts": Column("texts", "turns and responses with a special token of the tokenizer", tokens=True),
+    "template": Column("texts", "0: the chat template renders the row unchanged, 1: it refuses it, 2: it changes it",
+                       tokens=True),
+    "distinct_cut_responses": Column("texts", "distinct responses once cut to generation.max_new_tokens", (PAIRS,),
+                                     tokens=True),
+    "prompt_tokens": Column("texts", "tokens of the prompt in the chat template", tokens=True),
+    "response_tokens": Column("texts", "tokens of the longer response, EOS included", (PAIRS, DEMONSTRATIONS),
+                              tokens=True),
+    "chosen_tokens": Column("texts", "tokens of the chosen response", (PAIRS,), tokens=True),
+    "rejected_tokens": Column("texts", "tokens of the rejected response", (PAIRS,), tokens=True),
+}  # fmt: skip
+"""Every measured column, by name. A number is NaN where a row lacks it."""
 FACTS = np.dtype(
     [
         ("row", "i8"),  # code of its file and its number there (`Ledger.place`)
         ("noted", "?"),  # its line is a record of item, source fields and notes; otherwise only the item (`item_in`)
         ("made", "?"),  # it has a canonical form
-        ("reading", "i1"),  # place in READINGS
-        ("roles", "i4"),  # index in `Ledger.roles`; -1 if the row could not be read, as below
-        ("turns", "i4"),  # messages of the prompt
-        ("characters", "i4"),  # of the prompt and the longer response
-        ("empty", "i2"),  # number of texts without a visible character
-        ("unclean", "i2"),  # number of texts with a control or replacement character
-        ("marked", "i2"),  # number of texts with a marker of a chat template
-        ("placeholders", "i2"),  # number of responses that are a placeholder
-        ("same", "i1"),  # the two responses are equal
-        ("lead", "f8"),  # lead of the top answer over the next, as a share of votes; 0 for a tie, NaN without
-        ("deciding", "i4"),  # number of votes that decide the pair; -1 if experts or a model of the annotators decide
-        ("given_out", "?"),  # Tether gave out the pair for labelling
-        ("margin", "f8"),  # score difference; NaN without scores
-        ("repeated", "i1"),  # an annotator voted on it twice
-        ("undesirable", "i1"),  # a demonstration labelled as undesirable
-        ("split", "i1"),  # place in SPLITS
         ("prompt", "u8"),  # 0 if the row could not be read
         ("loose", "u8"),  # hash of the prompt, ignoring case, punctuation and white space
         ("half", "i1"),  # 1: a prompt judged in a batch, may train; 0: likewise, only evaluates; -1: others
@@ -68,10 +106,14 @@ FACTS = np.dtype(
         ("ballot", "i4", (3,)),  # votes for the first, the second, neither
         ("voted", "?"),
         ("of_models", "i4"),  # votes that models cast
+        *((name, column.dtype) for name, column in COLUMNS.items() if column.phase == "read"),
     ]
 )
-_COUNTED = {"texts_filled": "empty", "text_clean": "unclean", "no_markers": "marked", "no_placeholder": "placeholders"}
-"""Checks whose notes are counted, one for each text, and the fact with the count."""
+_COUNTED = {
+    "empty_texts": "texts_filled", "unclean_texts": "text_clean", "marked_texts": "no_markers",
+    "placeholder_responses": "no_placeholder", "repeated_votes": VOTES_ONCE,
+}  # fmt: skip
+"""Maps columns to the check whose notes they count."""
 Side = Literal["chosen", "rejected", "response"]
 RESPONSES: tuple[Side, ...] = ("chosen", "rejected", "response")
 _FILE = 40
@@ -143,9 +185,6 @@ class ShardNotes(NamedTuple):
     """Number of votes of each model, by annotator name."""
     first: dict[str, tuple[int, str]]
     """Maps a check to the row index and text of its first note."""
-    kinds: dict[str, list[bool]]
-    """For each extra column: whether any value is known, whether all known values are booleans, and whether all can be
-    read as numbers."""
 
 
 VOTES, GATHERED, COMPARED = ("votes", np.int32, 3), ("gathered", np.int64, 2), ("compared", np.int32, 3)
@@ -192,8 +231,7 @@ def write_rows(path: Path, rows: Iterable[Row], file: int, how: Measuring) -> No
     columns: dict[str, Any] = {name: table[name] for name in FACTS.names or ()} | {"line": lines}
     if how.extra:
         columns["extra"] = [json.dumps(values).encode() for values in extra]
-    kinds = {name: kind_of([values[place] for values in extra]) for place, name in enumerate(how.extra)}
-    notes = ShardNotes(source, list(roles), list(annotators), list(models), model_votes, first, kinds)
+    notes = ShardNotes(source, list(roles), list(annotators), list(models), model_votes, first)
     arrays = {
         name: np.array(entries, dtype).reshape(-1, width)
         for (name, dtype, width), entries in ((VOTES, votes), (GATHERED, gathered), (COMPARED, compared))
@@ -225,57 +263,55 @@ def _further(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def kind_of(values: list[Any]) -> list[bool]:
-    """Return the entry of `ShardNotes.kinds` for values of an extra column."""
-    import pandas as pd  # imported here because every run's start imports this module
-
-    present = [value for value in values if value is not None]
-    try:
-        pd.to_numeric(pd.Series(values, dtype=object), errors="raise").astype(float)
-        numbers = True
-    except (TypeError, ValueError, OverflowError):
-        numbers = False
-    return [bool(present), all(isinstance(value, bool) for value in present), numbers]
-
-
 def _facts(row: Row, noted: bool, file: int, how: Measuring, roles_of: _Codes) -> tuple[Any, ...]:
-    item = row.item
-    notes = Counter(problem.check for problem in row.problems)
-    stops = (check for check in notes if check in STOPPED and (item is None or check != VOTES_ONCE))
-    stop = STOPPED.get(next(stops, ""), WHOLE)
-    if item is None and stop == WHOLE:
-        stop = READINGS[-1]
-    hashes: tuple[int, ...] = (0,) * 5  # of prompt, loose, chosen, rejected, rank
-    split, words, half, turns, characters, roles = 0, (-1, -1), -1, -1, -1, -1
-    if item is not None:
-        hashes, split = _hashes(item, how)
-        half = int(may_train(item["prompt"])) if "judged_in" in item else -1
-        named = "".join(message["role"][0] for message in item["prompt"])
-        turns, roles = len(named), roles_of[named]
-        responses = [len(text) for side in RESPONSES if (text := item.get(side)) is not None]
-        characters = sum(len(message["content"]) for message in item["prompt"]) + max(responses, default=0)
-    if item is not None and "chosen" in item:
-        words = len(words_of(item["chosen"])), len(words_of(item["rejected"]))
-    margin = None if item is None else item.get("margin")
-    first_wins = -1 if row.first_wins is None else int(row.first_wins)
-    ballot, voted = tuple(row.ballot or (0, 0, 0)), row.ballot is not None
-    return (
-        code_of(file, row.number), noted, item is not None, READINGS.index(stop), roles,
-        turns, characters, *(notes[check] for check in _COUNTED), notes["responses_differ"], _lead(row),
-        -1 if row.ballot is None or row.decided_otherwise else sum(row.ballot), row.given_out,
-         np.nan if margin is None else margin, notes[VOTES_ONCE], notes["desirable"],
-        split, *hashes[:2], half, *hashes[2:], words, first_wins, ballot, voted,
-        sum(is_model(name) for name, _ in row.cast),
-    )  # fmt: skip
+    """Return the facts of a row, in the order of `FACTS`."""
+    notes, ballot = Counter(problem.check for problem in row.problems), row.ballot
+    facts = {
+        "row": code_of(file, row.number), "noted": noted, "made": row.item is not None, "half": -1, "words": (-1, -1),
+        "reading": READINGS.index(_reading(row, notes)), "roles": -1, "lead": _lead(row),
+        "first_wins": -1 if row.first_wins is None else int(row.first_wins),
+        "ballot": tuple(ballot or (0, 0, 0)), "voted": ballot is not None,
+        "of_models": sum(is_model(name) for name, _ in row.cast),
+    }  # fmt: skip
+    if ballot is not None:
+        facts |= {"votes": sum(ballot), "votes_for_neither": ballot.equal}
+        facts |= {} if row.decided_otherwise else {"deciding_votes": sum(ballot)}
+    if row.item is not None:
+        facts |= {column: notes[check] for column, check in _COUNTED.items()}
+        facts |= {"distinct_responses": 2 - notes["responses_differ"], "desirable": 1 - notes["desirable"]}
+        facts |= {"given_out": row.given_out, **_of_item(row.item, how, roles_of)}
+    return tuple(facts.get(name, missing) for name, missing in _MISSING.items())
 
 
-def _hashes(item: CanonicalRow, how: Measuring) -> tuple[tuple[int, ...], int]:
-    key = prompt_key(item["prompt"])
+_MISSING = {name: np.nan if FACTS[name].kind == "f" else 0 for name in FACTS.names or ()}
+
+
+def _reading(row: Row, notes: Iterable[str]) -> str:
+    """Return how far a row was read, a value of the column `reading`."""
+    stops = (check for check in notes if check in STOPPED and (row.item is None or check != VOTES_ONCE))
+    return STOPPED.get(next(stops, ""), WHOLE if row.item is not None else READINGS[-1])
+
+
+def _of_item(item: CanonicalRow, how: Measuring, roles_of: _Codes) -> dict[str, Any]:
+    key, roles = prompt_key(item["prompt"]), "".join(message["role"][0] for message in item["prompt"])
+    longest = max((len(text) for side in RESPONSES if (text := item.get(side)) is not None), default=0)
     chosen = seen(item.get("chosen") or item.get("response") or "")
     rejected = seen(item.get("rejected") or "")
-    rank = hash64(f"{how.seed} {key} {chosen} {rejected}") if how.ranked else 0
-    hashes = hash64(key), hash64(loose_key(item["prompt"])), hash64(chosen), hash64(rejected), rank
-    return hashes, SPLITS.index(split_of(key, how.split))
+    facts: dict[str, Any] = {
+        "prompt": hash64(key), "loose": hash64(loose_key(item["prompt"])),
+        "split": SPLITS.index(split_of(key, how.split)),
+        "chosen": hash64(chosen), "rejected": hash64(rejected), "turns": len(roles), "roles": roles_of[roles],
+        "rank": hash64(f"{how.seed} {key} {chosen} {rejected}") if how.ranked else 0,
+        "characters": sum(len(message["content"]) for message in item["prompt"]) + longest,
+    }  # fmt: skip
+    if "judged_in" in item:
+        facts["half"] = int(may_train(item["prompt"]))
+    if (margin := item.get("margin")) is not None:
+        facts["margin"] = margin
+    if "chosen" in item:
+        facts["words"] = words = len(words_of(item["chosen"])), len(words_of(item["rejected"]))
+        facts["chosen_words"], facts["rejected_words"] = words
+    return facts
 
 
 def code_of(file: int, number: int) -> int:

@@ -1,7 +1,4 @@
-"""Run functions in other processes: over independent tasks, or one beside what this process does.
-
-The output is the same for any number of processes.
-"""
+"""Run a function over independent tasks in other processes. The output is the same for any number of processes."""
 
 import ctypes
 import logging
@@ -9,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -17,7 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from itertools import chain, islice
 from multiprocessing import connection, context, forkserver, popen_forkserver, spawn
 from types import FunctionType, SimpleNamespace
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from components.base.errors import TetherError
 
@@ -26,9 +22,8 @@ R = TypeVar("R")
 
 AUTO = "auto"
 _PRELOADED = (
-    "data_contracts.rows.working", "data_contracts.findings.texts", "data_contracts.published_splits", "transformers",
-    "sklearn.feature_extraction.text", "sklearn.linear_model", "sklearn.model_selection",
-)  # fmt: skip
+    "data_contracts.rows.working", "data_contracts.findings.texts", "transformers",
+)
 """Modules that the fork server imports once, for all worker processes."""
 ALONE = 2
 """Number of tasks for which no process is started, because this one completes them in the time that starting takes."""
@@ -137,64 +132,6 @@ def return_freed() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-class BackgroundCall(Generic[R]):
-    """One call of a function, computed by a process of its own while this one continues."""
-
-    def __init__(self, apart: bool, compute: Callable[..., R], *arguments: Any) -> None:
-        """Begin to compute `compute(*arguments)`.
-
-        Args:
-            apart: whether to start a process; otherwise `result` calls the function in this one.
-            compute: a module-level function.
-        """
-        self._compute, self._given = compute, arguments
-        self._process: Any = None
-        if apart:
-            started = _context()
-            self._answer, theirs = started.Pipe(duplex=False)
-            # A daemon ends with this process, so nobody waits for a result that is no longer needed.
-            self._process = started.Process(target=_answer, args=(theirs, compute, arguments), daemon=True)
-            self._process.start()
-            theirs.close()
-            self._given = ()
-
-    def result(self) -> R:
-        """Wait for the result and return it. Call this once.
-
-        Raises:
-            TetherError: the process died.
-            Exception: whatever the function raised.
-        """
-        if self._process is None:
-            return self._compute(*self._given)
-        try:
-            value, error = self._answer.recv()
-        except EOFError as gone:
-            raise TetherError(_KILLED) from gone
-        finally:
-            self.end()
-        if error is not None:
-            raise error
-        answer: R = value
-        return answer
-
-    def end(self) -> None:
-        """End the process; its result is lost unless `result` returned it."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.join()
-
-
-def _answer(to: connection.Connection, compute: Callable[..., R], arguments: tuple[Any, ...]) -> None:
-    _begin(None)
-    try:
-        answer: tuple[R | None, Exception | None] = compute(*arguments), None
-    except Exception as error:
-        error.add_note(f"In a process beside this one:\n{traceback.format_exc()}")
-        answer = None, error
-    to.send(answer)
 
 
 def _compute(compute: Callable[[Any, T], R], task: T) -> R:

@@ -17,8 +17,8 @@ from components.base.text import counted
 from components.data.config import DataConfig
 from components.data.formats import demonstrations, pairs
 from components.data.formats.labels import KTO
-from components.data.formats.public import Shape, shape_of
-from components.data.formats.public_fields import TEXTS, ReadingOptions
+from components.data.formats.public import shape_of
+from components.data.formats.public_fields import TEXTS, ReadingOptions, Shape
 from components.data.formats.public_votes import argilla_votes
 from components.data.formats.unread import used_by
 from components.data.readers import read_source
@@ -79,7 +79,6 @@ class FileReading(NamedTuple):
         )
 
 
-_SHEET = FileReading("sheet", "rating sheet", [])
 _DOUBLED = (
     "Both responses begin with the text of the prompt, which then appears twice in what is learned: leave it out of "
     "the responses."
@@ -88,20 +87,13 @@ _KTO = "Rows that are labelled undesirable are kept out (check `desirable`): SFT
 
 
 def reading_of(path: Path, data: DataConfig) -> FileReading:
-    """Return the kind of a file from the columns of its first rows: `preferences`, `demonstrations`, `prompts` or a
-    rating `sheet`.
-
-    The first three are looked up by the column names in `data`, then by the standard ones.
+    """Return the kind of a file from the columns of its first rows, looked up by the column names in `data`, then by
+    the standard ones: `preferences`, `demonstrations` or `prompts`.
 
     Raises:
-        UserError: it can't be read, is none of these, or reveals who wrote which response.
+        UserError: it can't be read, is none of these, or is a rating sheet.
     """
-    if looks_like_sheet(path):  # a rater's sheet has instructions above the table
-        return _SHEET
-    first = list(islice(read_source(path, data.hub.split, data.readers), DETECT_ON))
-    refuse_unblinded(first, path)
-    if is_sheet(first):
-        return _SHEET
+    first = refuse_ratings(path, data)
 
     def readings(name: str) -> Iterator[list[RawRow]]:
         with suppress(UserError):  # the file lacks a column that the config names for another file
@@ -123,39 +115,27 @@ def reading_of(path: Path, data: DataConfig) -> FileReading:
     raise AssertionError("unreachable: no format was found")
 
 
-def is_sheet(rows: Iterable[RawRow]) -> bool:
-    """Return whether rows have the columns of a rating sheet."""
-    return any({"item", "response_a", "response_b"} <= row.data.keys() for row in rows)
-
-
-def refuse_ratings(path: Path, field: str, data: DataConfig) -> None:
-    """Raise an error if `field`, which expects training data, is given a rating sheet, blind or not.
+def refuse_ratings(path: Path, data: DataConfig) -> list[RawRow]:
+    """Return the first rows of a file, which must not be a rating sheet, blind or not.
 
     Raises:
         UserError: the file is a rating sheet, or can't be read.
     """
     first = list(islice(read_source(path, data.hub.split, data.readers), DETECT_ON))
-    refuse_unblinded(first, path)
-    if is_sheet(first) or looks_like_sheet(path):
+    # A rater's sheet has instructions above the table.
+    if looks_like_sheet(path) or any({"item", "response_a", "response_b"} <= row.data.keys() for row in first):
         raise UserError(
-            f"{field}: {path} is a rating sheet, not training data. Score it when it is filled in, with "
-            f"`tether people score {path} --run RUN`; `tether data check {path}` checks it before."
+            f"{path} is a rating sheet, not training data. When it is filled in, "
+            f"`tether people score {path} --run RUN` checks and scores it."
         )
-
-
-def refuse_unblinded(rows: Iterable[RawRow], path: Path) -> None:
-    """Raise an error if rows are a human_eval file that names the authors of responses.
-
-    Raises:
-        UserError: the rows name them.
-    """
-    if any({"item", "sft", "policy"} <= row.data.keys() for row in rows):
+    if any({"item", "sft", "policy"} <= row.data.keys() for row in first):
         raise UserError(
             f"{path} is the unblinded result of a rating, as human_eval writes it: it says which model wrote what, and "
             "is neither a sheet nor data to learn from. The file preferences.jsonl beside it has the same votes as "
             "data: name that as data.preferences. `tether status RUN --html` shows the result; a filled sheet is "
             "scored with `tether people score SHEET --run RUN`."
         )
+    return first
 
 
 def _readable(rows: Iterable[RawRow]) -> list[Row]:

@@ -12,7 +12,7 @@ class SourceReading(TypedDict):
     """How a file was read, in the output of `tether data check --json`."""
 
     source: str
-    """`preferences`, `demonstrations`, `prompts` or `sheet`."""
+    """`preferences`, `demonstrations` or `prompts`."""
     file: str
     format: str
     ignored: list[str]

@@ -6,7 +6,6 @@ column of all rows, or all columns of some rows.
 """
 
 import json
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -119,66 +118,44 @@ class Shard:
                 yield from part.to_pylist()
 
 
-class Shards(Sequence[Shard]):
-    """Consecutive shards as one sequence of rows."""
-
-    def __init__(self, shards: Sequence[Shard]) -> None:
-        self._shards = shards
-        self.starts = np.cumsum([0, *(shard.rows for shard in shards)]).tolist()
-        """The index of each shard's first row, and the total number of rows at the end."""
-
-    def __len__(self) -> int:
-        return len(self._shards)
-
-    def __getitem__(self, which: Any) -> Any:
-        return self._shards[which]
-
-    def over(self, start: int, stop: int) -> Iterator[tuple[int, Shard, slice]]:
-        """Yield each shard that holds rows of `start` to `stop` (exclusive): its index, and which of its rows."""
-        for number in range(max(0, bisect_right(self.starts, start) - 1), len(self)):
-            first = self.starts[number]
-            if first >= stop:
-                return
-            shard = self._shards[number]
-            yield number, shard, slice(max(start - first, 0), min(stop - first, shard.rows))
-
-
 class FactColumns:
-    """The facts of all rows, with the interface of a structured array (n,), read column by column."""
+    """The facts of all rows, with the interface of a structured array (n,): a file for each fact, mapped while its
+    values are used."""
 
     def __init__(
-        self, shards: Shards, dtype: np.dtype[Any], in_memory: Sequence[str],
+        self, folder: Path, shards: Sequence[Shard], dtype: np.dtype[Any], in_memory: Sequence[str],
         codes: Mapping[str, Sequence[NDArray[Any]]],
     ) -> None:  # fmt: skip
-        """
+        """Copy the facts of `shards` into `folder`.
+
         Args:
-            in_memory: columns that stay in memory, since they change or are asked for row by row.
-            codes: by column, what each shard's codes mean in all of them; codes below 0 stay.
+            in_memory: facts that stay in memory, since they change or are asked for row by row.
+            codes: by fact, what each shard's codes mean in all of them; codes below 0 stay.
         """
-        self.shards, self.dtype, self._codes = shards, dtype, codes
-        self._kept: dict[str, NDArray[Any]] = {}
-        self._kept = {name: self[name] for name in in_memory}
+        self.folder, self.dtype, self._rows = folder, dtype, sum(shard.rows for shard in shards)
+        folder.mkdir(exist_ok=True)
+        for name in dtype.names or ():
+            with naming(folder), (folder / name).open("wb") as out:
+                for number, shard in enumerate(shards):
+                    values = shard.column(name)
+                    if name in codes:
+                        values = np.where(values < 0, values, np.append(codes[name][number], 0)[values])
+                    values.astype(dtype[name].base, copy=False).tofile(out)
+        self._in_memory: dict[str, NDArray[Any]] = {}
+        self._in_memory = {name: self[name].copy() for name in in_memory}
 
     def __len__(self) -> int:
-        return int(self.shards.starts[-1])
+        return self._rows
 
     def __getitem__(self, which: Any) -> Any:
         if not isinstance(which, str):
             return SomeFacts(self, which)
-        return self._kept[which] if which in self._kept else self.between(which, 0, len(self))
-
-    def between(self, name: str, start: int, stop: int) -> NDArray[Any]:
-        """Return a column of the rows from `start` to `stop` (exclusive)."""
-        if name in self._kept:
-            return self._kept[name][start:stop]
-        kind = self.dtype[name]
-        parts = [np.empty((0, *kind.shape), kind.base)]
-        for number, shard, rows in self.shards.over(start, stop):
-            values = shard.column(name)[rows].astype(kind.base, copy=False)
-            if name in self._codes:
-                values = np.where(values < 0, values, np.append(self._codes[name][number], 0)[values]).astype(kind.base)
-            parts.append(values)
-        return np.concatenate(parts)
+        if which in self._in_memory:
+            return self._in_memory[which]
+        kind, shape = self.dtype[which], (self._rows, *self.dtype[which].shape)
+        if not self._rows:
+            return np.empty(shape, kind.base)
+        return np.asarray(np.memmap(self.folder / which, kind.base, "r", shape=shape))
 
 
 class SomeFacts:
@@ -191,10 +168,6 @@ class SomeFacts:
         return len(np.arange(len(self._facts))[self._which])
 
     def __getitem__(self, which: Any) -> Any:
-        if not isinstance(which, str):
-            return SomeFacts(self._facts, np.arange(len(self._facts))[self._which][which])
-        if isinstance(self._which, slice):
-            start, stop, step = self._which.indices(len(self._facts))
-            if step == 1:
-                return self._facts.between(which, start, stop)
-        return self._facts[which][self._which]
+        if isinstance(which, str):
+            return self._facts[which][self._which]
+        return SomeFacts(self._facts, np.arange(len(self._facts))[self._which][which])

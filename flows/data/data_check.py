@@ -54,9 +54,8 @@ def check_file(
     from rich.console import Console
 
     from components.base.files import whole_folder
-    from data_contracts.check import NothingValid, check
+    from data_contracts.check import check
     from data_contracts.rows.reading_report import reading_of
-    from data_contracts.sheets import check_sheet
     from tasks.execution.stage_progress import StageProgress
 
     if out is not None and out.exists():
@@ -64,18 +63,13 @@ def check_file(
     config = with_template(load_config(profile or DEFAULTS, overrides))
     path = resolve_source(file, config.data.hub, home / "datasets", "the file")
     reading = reading_of(path, config.data)
-    kind, inputs = reading.kind, {reading.kind: path}
+    inputs = {reading.kind: path}
     for name, value in others.items():
         if value is not None:
-            if kind == "sheet" or name in inputs:
-                why = "is a rating sheet, which is checked alone" if kind == "sheet" else f"also holds {name}"
-                raise UserError(f"--{name} {value}: {file} {why}. Leave it out.")
+            if name in inputs:
+                raise UserError(f"--{name} {value}: {file} also holds {name}. Leave it out.")
             inputs[name] = resolve_source(value, config.data.hub, home / "datasets", f"--{name}")
     written = nullcontext() if out is None else whole_folder(out)
-    if kind == "sheet":
-        with written as folder:
-            report = check_sheet(path, config.human_eval.ratings, config.data.checks, folder)
-        return report | {"read": [reading.as_json(path)]}
     preferences = [inputs["preferences"]] if config.data.reference and "preferences" in inputs else []
     compared = find_reference(config, home, [Input.of(path).digest for path in preferences])
     for further in (*(find_files(kind, config, home) for kind in FURTHER), compared):
@@ -85,14 +79,11 @@ def check_file(
         inputs["base"] = find_base(config.sft.base, home)
     temporary = tempfile.TemporaryDirectory(prefix="tether-check-")
     with temporary as scratch, StageProgress(Console(stderr=True), "check") as progress, written as folder:
-        try:
-            report = check(
-                job, inputs, Path(scratch), folder,
-                lambda rows, total: progress.show({"step": rows, "metrics": {}, "total": total}),
-                tokenized=profile is not None,
-            )  # fmt: skip
-        except NothingValid as error:  # data that fail the contract are a result, not an error in the call
-            report = error.report
+        report = check(
+            job, inputs, Path(scratch), folder,
+            lambda rows, total: progress.show({"step": rows, "metrics": {}, "total": total}),
+            tokenized=profile is not None,
+        )  # fmt: skip
     _add_reading(report, reading, file, path, config, inputs.get(SUITE))
     return report
 
@@ -110,7 +101,7 @@ def _add_reading(
 ) -> None:
     """Add to a report how `file` was read from `path`, without the columns that rewards or the team's suite use."""
     from data_contracts.expectations.own import load_suite
-    from data_contracts.rows.columns import COLUMNS
+    from data_contracts.rows.measuring import COLUMNS
 
     used = {*config.data.reward_columns, *(load_suite(suite).columns - COLUMNS.keys() if suite else ())}
     reading = reading._replace(ignored=[column for column in reading.ignored if column not in used])
@@ -178,12 +169,13 @@ def _statistics(report: "FileReport") -> Iterator[str]:
         )
         yield f"{counted(len(pairs), 'pair')} of annotators. Those that agree least: {listed}."
     if models := report.get("models"):
-        strongest = models[:MOST_MODELS]
-        ranked = "; ".join(f"{row['model']} {row['strength']:+.2f}{_interval(row['interval'])}" for row in strongest)
         if why := report.get("inseparable"):
             yield f"{len(models)} models are compared; their strengths cannot be estimated: {why}."
         else:
-            more = _more(len(models) - MOST_MODELS)
+            strongest, more = models[:MOST_MODELS], _more(len(models) - MOST_MODELS)
+            ranked = "; ".join(
+                f"{row['model']} {row['strength']:+.2f}{_interval(row['interval'])}" for row in strongest
+            )
             yield f"Bradley-Terry strengths (logit) of {len(models)} models: {ranked}{more}."
     if languages := report.get("languages"):
         shares = [f"{name} {share:.1%}" for name, share in languages.items()]
@@ -206,13 +198,8 @@ def _more(number: int) -> str:
 
 def _read_as(report: "FileReport") -> Iterator[str]:
     for read in report.get("read", ()):
-        name = "a rating sheet" if read["source"] == "sheet" else f"{read['source']} ({read['format']})"
+        name = f"{read['source']} ({read['format']})"
         yield f"{read['file']}: read as {name if read['source'] != read['format'] else read['source']}."
-        if read["source"] == "sheet":
-            yield (
-                f"Score it with `tether people score {read['file']} --run RUN`, which also checks that its texts "
-                "are the exported ones."
-            )
         counts = report.get("unread", {}).get(read["source"], {})
         if names := list(dict.fromkeys([*read["ignored"], *counts])):
             some = {  # a name alone is that of a column with something in every row

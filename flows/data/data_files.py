@@ -27,10 +27,10 @@ def find_files(kind: str, config: RunConfig, home: Path) -> dict[str, Input]:
         path = resolve_source(value, hub, home / "datasets", f"data.{kind}")
         with about(f"data.{kind}"):
             if kind in (*KINDS, JUDGE):
-                refuse_ratings(path, f"data.{kind}", config.data)
+                refuse_ratings(path, config.data)
                 if kind == JUDGE:
                     try:
-                        look_at("preferences", path, JudgeData.of(config.data).as_preferences())
+                        look_at("preferences", path, JudgeData.model_validate(config.data))
                     except UserError as error:
                         raise UserError(of_judge(error)) from error
                 else:

@@ -50,7 +50,7 @@ def find_reference(
         return {}
     store = ArtifactStore(home)
     if pinned is not None:
-        return {REFERENCE: _input(store, pinned, store.path(pinned))}
+        return {REFERENCE: stored_input(store, pinned, store.path(pinned))}
     if reference == LAST:
         record = _last(config, home, set(preferences))
     else:
@@ -58,7 +58,7 @@ def find_reference(
     if record is None:
         logger.info("data.reference: this home has no accepted data with other preferences yet, so nothing is compared")
         return {}
-    return {REFERENCE: _input(store, record.digest, store.path(record))}
+    return {REFERENCE: stored_input(store, record.digest, store.path(record))}
 
 
 def resolved_reference(config: RunConfig, data: Mapping[str, Input]) -> dict[str, str]:
@@ -73,7 +73,8 @@ def _together(preferences: Collection[str]) -> str:
     return digest_json(sorted(preferences))
 
 
-def _input(store: ArtifactStore, digest: str, path: Path) -> Input:
+def stored_input(store: ArtifactStore, digest: str, path: Path) -> Input:
+    """Return an artifact of the store as an input."""
     imported = Graph.of(store).rests_on_import([digest])
     return Input(digest=digest, path=path, stored=True, imported=imported)
 

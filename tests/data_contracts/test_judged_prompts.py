@@ -9,7 +9,7 @@ from components.data.config import DecisionConfig
 from components.data.tables.published import read_split
 from components.human_eval.batch.halves import may_train
 from data_contracts.examine import examine
-from tests.splits import write_splits
+from data_contracts.published_splits import write_splits
 
 SPLITS = ("train", "calibration", "test")
 

@@ -8,7 +8,7 @@ import pytest
 from components.base.jsonl import write_rows
 from components.data.config import DataConfig
 from components.data.rows import Ballot
-from data_contracts.check import NothingValid, check
+from data_contracts.check import check
 from data_contracts.rows.gather import RowSource, judged_rows
 from data_contracts.rows.reading_report import reading_of
 
@@ -125,9 +125,9 @@ def test_a_label_without_an_annotator_counts_as_one_vote_for_its_models(job: Any
 
 
 def test_numbers_that_nobody_explained_end_with_the_option_that_explains_them(job: Any, tmp_path: Path) -> None:
-    with pytest.raises(NothingValid, match=r"what their values mean with data\.label_values") as raised:
-        judged(job, tmp_path, [{"input": f"q {i}", "output_1": "y", "output_2": "x", "label": 2} for i in range(5)])
-    assert not raised.value.report["passed"]
+    rows = [{"input": f"q {i}", "output_1": "y", "output_2": "x", "label": 2} for i in range(5)]
+    _, _, report = judged(job, tmp_path, rows)
+    assert not report["passed"] and "what their values mean with data.label_values" in report["reasons"][0]
 
 
 def test_a_model_that_won_everything_has_no_strength_and_the_reason_is_said(job: Any, tmp_path: Path) -> None:
@@ -135,6 +135,17 @@ def test_a_model_that_won_everything_has_no_strength_and_the_reason_is_said(job:
     _, _, report = judged(job, tmp_path, rows)
     assert {row["strength"] for row in report["models"]} == {None}
     assert "one side won every comparison" in report["inseparable"] and "strong" in report["inseparable"]
+
+
+def test_votes_of_argilla_that_are_no_lists_keep_their_row_out(job: Any, tmp_path: Path) -> None:
+    whole = {".responses": ["response_a"], ".responses.users": ["ann"], ".responses.status": ["submitted"]}
+    rows = [
+        {"prompt": f"q {i}", "response_a": f"x {i}", "response_b": f"y {i}"}
+        | {f"preference{name}": 5 if i == 3 else value for name, value in whole.items()}
+        for i in range(20)
+    ]
+    _, checks, report = judged(job, tmp_path, rows)
+    assert (checks["votes_valid"]["row_numbers"], report["pairs"]) == ([4], 19)
 
 
 def test_the_languages_of_a_file_are_shown(job: Any, tmp_path: Path) -> None:

@@ -27,9 +27,9 @@ from components.models.config import GenerationConfig
 from components.models.runtime import Runtime
 from components.store.store import digest_folder
 from data_contracts.examine import examine
+from data_contracts.published_splits import write_splits
 from data_contracts.validate import write_quarantine
 from tests.sheets import read_sheet
-from tests.splits import write_splits
 
 SPLITS = ("train", "calibration", "test")
 SHOWN = ("{}", "{}!", "  {}", "{} ?")

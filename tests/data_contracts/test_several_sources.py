@@ -10,8 +10,9 @@ from components.base.errors import UserError
 from components.base.jsonl import json_line
 from components.reward.evaluation.slices import ScoredPairs, slices_of
 from data_contracts.examine import examine
+from data_contracts.published_splits import write_splits
 from data_contracts.validate import source_counts, write_quarantine
-from tests.splits import contents, lines, pairs, write, write_splits
+from tests.splits import contents, lines, pairs, write
 
 SPLITS = ("train", "calibration", "test")
 

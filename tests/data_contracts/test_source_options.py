@@ -12,13 +12,13 @@ from components.data.splits import prompt_key
 from components.data.tables.published import read_split
 from data_contracts.examine import examine
 from data_contracts.findings.whole import selected_by_rank
-from data_contracts.published_splits import weights_of_sources
+from data_contracts.published_splits import weights_of_sources, write_splits
 from data_contracts.rows import ledger
 from data_contracts.rows.gather import RowSource, judged_rows
 from data_contracts.rows.ledger import Ledger
 from data_contracts.rows.measuring import hash64, places
 from data_contracts.validate import count_text, source_counts, write_quarantine
-from tests.splits import pairs, write, write_splits
+from tests.splits import pairs, write
 
 SPLITS = ("train", "calibration", "test")
 

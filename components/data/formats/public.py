@@ -1,15 +1,15 @@
 """Shapes of public preference data, converted row by row to the project's own formats before parsing.
 
-`docs/guide/formats.md` shows a row of each; `SHAPES` lists their fields. If a data set alone uses a field's name, the
+`docs/guide/formats.md` shows a row of each; `SHAPES` lists them. If a data set alone uses a field's name, the
 field means what that set's documentation says. If others use the name too (`label` 1), `data.label_values` must give
 the meaning.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, combinations
-from typing import Any, NamedTuple
+from typing import Any
 
 from components.data.formats.labels import meant
 from components.data.formats.pairs import SIDE_SCORES, agreed, format_of, text_field, tied_by
@@ -18,43 +18,19 @@ from components.data.formats.public_fields import (
     ARGILLA,
     KEPT,
     LISTS,
-    ONE_HOT,
+    PROMPT_FIELDS,
     PROMPTS,
-    STRENGTHS,
     TEXTS,
-    TWO,
-    VERDICTS,
     Data,
     ReadingOptions,
+    Shape,
     kept_fields,
     prompt_of,
 )
-from components.data.formats.public_scores import (
-    gathered_by_prompt,
-    helpsteer,
-    is_helpsteer,
-    is_strength,
-    is_ultrafeedback,
-    shp,
-    strength,
-    ultrafeedback,
-    webgpt,
-)
-from components.data.formats.public_votes import arena, is_two_responses, safe_rlhf, summaries, two_responses
-from components.data.formats.transcripts import SYSTEMS, earlier_turns, refuse_parts, split_answer
+from components.data.formats.public_scores import HELPSTEER, SHP, STRENGTH, ULTRAFEEDBACK, WEBGPT, gathered_by_prompt
+from components.data.formats.public_votes import ARENA, SAFE_RLHF, SUMMARIES, TWO_RESPONSES
+from components.data.formats.transcripts import earlier_turns, refuse_parts, split_answer
 from components.data.rows import BadRow, RawRow, listed, most_common_format, shown
-
-
-class Shape(NamedTuple):
-    """A public shape, and how to convert a row of it."""
-
-    name: str
-    format: str
-    """The project's own format: `strings`, `votes`, `ranking` or `comparisons`."""
-    fields: str
-    """The fields that it reads, separated by commas."""
-    has: Callable[[Data, ReadingOptions], bool]
-    standard: Callable[[Data, ReadingOptions], dict[str, Any]]
 
 
 def shape_of(rows: Sequence[RawRow], options: ReadingOptions) -> Shape | None:
@@ -72,17 +48,16 @@ def shape_of(rows: Sequence[RawRow], options: ReadingOptions) -> Shape | None:
 
 def standard_rows(rows: Iterable[RawRow], shape: Shape | None, options: ReadingOptions) -> Iterator[RawRow]:
     """Yield `rows` in one of the project's own formats, each label replaced by the meaning that `options` gives it."""
-    gathered = shape is not None and shape.name == HELPSTEER
-    if gathered:
+    if shape is HELPSTEER:
         rows = gathered_by_prompt(rows, options)
     for row in rows:
         if row.problem is None:
             try:
-                if shape is not None and not gathered and not shape.has(row.data, options):
+                if shape is not None and not shape.has(row.data, options):
                     text = f"the row lacks what most rows have ({shape.name}); its fields are {listed(list(row.data))}"
                     raise BadRow("fields_present", text)
                 refuse_parts(row.data)
-                data = row.data if shape is None else shape.standard(row.data, options)
+                data = row.data if shape is None else kept_fields(row.data) | shape.standard(row.data, options)
                 row = row._replace(data=_labelled(data, options.label_values))
             except BadRow as bad:
                 row = row._replace(problem=bad.problem)
@@ -102,12 +77,6 @@ def _labelled(data: Data, meanings: Mapping[str, str]) -> Data:
     if isinstance(votes, dict):
         out["votes"] = {str(meant(name, meanings)): count for name, count in votes.items()}
     return out
-
-
-def _set(name: str, required: str, more: str, standard: Callable[[Data, ReadingOptions], dict[str, Any]]) -> Shape:
-    """Return the shape of votes in rows that have all fields `required`, and perhaps `more` that are read."""
-    names = set(required.split(","))
-    return Shape(name, "votes", f"{required},{more}", lambda data, options: data.keys() >= names, standard)
 
 
 # Pairs
@@ -144,11 +113,11 @@ def _pair(better: str, worse: str, data: Data, options: ReadingOptions) -> dict[
         data = {**data, "input": dialogue.get("messages")}
     turns = agreed(before or other, other or before)
     prompt = earlier_turns(data, turns) if turns else prompt_of(data)
-    return {**kept_fields(data), **more, "prompt": prompt, "chosen": chosen, "rejected": rejected}
+    return {**more, "prompt": prompt, "chosen": chosen, "rejected": rejected}
 
 
 def _of_pairs(name: str, better: str, worse: str) -> Shape:
-    fields = f"{_PROMPT_FIELDS},{better},{worse},margin,{','.join(chain(*SIDE_SCORES))}"
+    fields = f"{PROMPT_FIELDS},{better},{worse},margin,{','.join(chain(*SIDE_SCORES))}"
     has = _is_llama_factory if better == "chosen" else partial(_has_pair, better, worse)
     return Shape(name, "strings", fields, has, partial(_pair, better, worse))
 
@@ -167,7 +136,7 @@ def _nectar(data: Data, options: ReadingOptions) -> dict[str, Any]:
     for i, answer in enumerate(data["answers"]):
         refuse_parts(answer, f"answers[{i}].")
     texts, ranks = ([answer[name] for answer in data["answers"]] for name in ("answer", "rank"))
-    return {**kept_fields(data), "prompt": prompt_of(data), "responses": texts, "ranks": ranks}
+    return {"prompt": prompt_of(data), "responses": texts, "ranks": ranks}
 
 
 def _listed_texts(data: Data) -> str | None:
@@ -191,7 +160,7 @@ def _is_scored_texts(data: Data, options: ReadingOptions) -> bool:
 
 def _scored_texts(data: Data, options: ReadingOptions) -> dict[str, Any]:
     numbers = {name: data[name] for name in ("scores", "ranks") if name in data}
-    return {**kept_fields(data), **numbers, "prompt": prompt_of(data), "responses": data[_listed_texts(data) or ""]}
+    return {**numbers, "prompt": prompt_of(data), "responses": data[_listed_texts(data) or ""]}
 
 
 def _is_several(data: Data, options: ReadingOptions) -> bool:
@@ -204,7 +173,7 @@ def _is_several(data: Data, options: ReadingOptions) -> bool:
 def _several(data: Data, options: ReadingOptions) -> dict[str, Any]:
     chosen, rejected = data["chosen"], data["rejected"]
     ranks = [1] * len(chosen) + [2] * len(rejected)
-    return {**kept_fields(data), "prompt": prompt_of(data), "responses": [*chosen, *rejected], "ranks": ranks}
+    return {"prompt": prompt_of(data), "responses": [*chosen, *rejected], "ranks": ranks}
 
 
 # FineGrained feedback
@@ -231,31 +200,19 @@ def _fine_grained(data: Data, options: ReadingOptions) -> dict[str, Any]:
     if not decided:
         raise BadRow("decided", "tie")
     pairs = [{"chosen": text_field(data, one), "rejected": text_field(data, other)} for one, other in decided]
-    return {**kept_fields(data), "prompt": prompt, "pairs": pairs}
+    return {"prompt": prompt, "pairs": pairs}
 
 
-HELPSTEER = "HelpSteer"
-TWO_RESPONSES = "two responses"
-_PROMPT_FIELDS = ",".join((*PROMPTS, *LISTS, *SYSTEMS))
-_TWO_FIELDS = ",".join(name for two in TWO for name in two)
 _PREDICTIONS = ",".join(f"prediction {n}" for n in range(1, 5))
 SHAPES = (
     Shape("FineGrained feedback", "comparisons", f"question,passages,preference,{_PREDICTIONS}",
           _is_fine_grained, _fine_grained),
-    _set("SHP", "history,human_ref_A,human_ref_B,score_A,score_B", "labels", shp),
-    _set("MT-Bench and Chatbot Arena votes", "conversation_a,conversation_b,winner", "judge,turn,model_a,model_b",
-         arena),
-    _set("PKU-SafeRLHF", "prompt,response_0,response_1,better_response_id", _PROMPT_FIELDS, safe_rlhf),
-    _set("Learning to summarize comparisons", "info,summaries,choice", "worker", summaries),
-    _set("WebGPT comparisons", "question,answer_0,answer_1,score_0,score_1", "", webgpt),
-    Shape("Nectar", "ranking", f"{_PROMPT_FIELDS},answers", _is_nectar, _nectar),
-    Shape("RewardBench 2", "ranking", f"{_PROMPT_FIELDS},chosen,rejected", _is_several, _several),
-    Shape("scored texts", "ranking", f"{_PROMPT_FIELDS},{','.join(TEXTS)},scores,ranks", _is_scored_texts,
+    SHP, ARENA, SAFE_RLHF, SUMMARIES, WEBGPT,
+    Shape("Nectar", "ranking", f"{PROMPT_FIELDS},answers", _is_nectar, _nectar),
+    Shape("RewardBench 2", "ranking", f"{PROMPT_FIELDS},chosen,rejected", _is_several, _several),
+    Shape("scored texts", "ranking", f"{PROMPT_FIELDS},{','.join(TEXTS)},scores,ranks", _is_scored_texts,
           _scored_texts),
-    Shape("HelpSteer preferences", "votes", f"{_PROMPT_FIELDS},{_TWO_FIELDS},{','.join(STRENGTHS)}", is_strength,
-          strength),
-    Shape(TWO_RESPONSES, "votes", f"{_PROMPT_FIELDS},{_TWO_FIELDS},{','.join(VERDICTS)},{','.join(ONE_HOT)},"
-          "annotator,model_a,model_b,generator_1,generator_2", is_two_responses, two_responses),
+    STRENGTH, TWO_RESPONSES,
     *(_of_pairs(*names) for names in (
         ("OpenAI preferences", "preferred_output", "non_preferred_output"),
         ("ms-swift conversations", "messages", "rejected_messages"),
@@ -266,9 +223,7 @@ SHAPES = (
         ("positive and negative answers", "pos_answer", "neg_answer"),
         ("LLaMA-Factory pairs", "chosen", "rejected"),
     )),
-    Shape("UltraFeedback", "comparisons", f"{_PROMPT_FIELDS},completions", is_ultrafeedback, ultrafeedback),
-    Shape(HELPSTEER, "comparisons", f"prompt,history,{','.join(SYSTEMS)},response,helpfulness", is_helpsteer,
-          helpsteer),
+    ULTRAFEEDBACK, HELPSTEER,
 )  # fmt: skip
 
 
@@ -277,5 +232,5 @@ def reads(shape: Shape, column: str, options: ReadingOptions, prompts: Collectio
     if column in (*PROMPTS, *LISTS) and column not in (*prompts, "history"):
         return False
     return column in shape.fields.split(",") or column in KEPT or column == options.score or bool(
-        shape.name == TWO_RESPONSES and (ANNOTATOR.fullmatch(column) or ARGILLA.match(column))
+        shape is TWO_RESPONSES and (ANNOTATOR.fullmatch(column) or ARGILLA.match(column))
     )  # fmt: skip

@@ -1,12 +1,13 @@
 """Fields that several shapes of public preference data share: prompts, responses, the two sides, annotators."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from components.data.formats.pairs import text_field
-from components.data.formats.transcripts import ABOUT, as_messages, earlier_turns, instruction_of, split_answer
+from components.data.formats.transcripts import ABOUT, SYSTEMS, as_messages, earlier_turns, instruction_of, split_answer
 from components.data.rows import BadRow, Message, blank
 
 Data = Mapping[str, Any]
@@ -21,6 +22,27 @@ class ReadingOptions(NamedTuple):
     """The score to compare; None for the format's default."""
     threshold: float = 0.0
     """A difference of scores above this makes a pair."""
+
+
+class Shape(NamedTuple):
+    """A public shape, and how to convert a row of it."""
+
+    name: str
+    format: str
+    """The project's own format: `strings`, `votes`, `ranking` or `comparisons`."""
+    fields: str
+    """The fields that it reads, separated by commas."""
+    has: Callable[[Data, ReadingOptions], bool]
+    standard: Callable[[Data, ReadingOptions], dict[str, Any]]
+    """Converts a row, without the fields `KEPT`."""
+
+
+def voted_shape(
+    name: str, required: str, more: str, standard: Callable[[Data, ReadingOptions], dict[str, Any]]
+) -> Shape:
+    """Return the shape of votes in rows that have all fields `required`, and perhaps `more` that are read."""
+    names = set(required.split(","))
+    return Shape(name, "votes", f"{required},{more}", lambda data, options: data.keys() >= names, standard)
 
 
 KEPT = ("category", "source", "id", "judged_in")
@@ -43,6 +65,10 @@ STRENGTHS = ("preference_strength", "overall_preference")
 ANNOTATOR = re.compile(r"annotator_?\d+")
 ARGILLA = re.compile(r".+\.responses(\.users|\.status)?\Z")
 """Columns with the votes of Argilla's records."""
+
+
+PROMPT_FIELDS = ",".join((*PROMPTS, *LISTS, *SYSTEMS))
+TWO_FIELDS = ",".join(chain(*TWO))
 
 
 def prompt_fields(data: Data) -> list[str]:

@@ -1,24 +1,27 @@
 """Public shapes whose rows score responses: a difference of scores makes a pair, and is its margin."""
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 from typing import Any
 
+from components.data.formats.gathered_rows import as_seen, gathered
 from components.data.formats.pairs import number_field, text_field
 from components.data.formats.public_fields import (
+    PROMPT_FIELDS,
     PROMPTS,
     STRENGTHS,
+    TWO_FIELDS,
     Data,
     ReadingOptions,
+    Shape,
     kept_fields,
     prompt_of,
     response_of,
     sides_of,
+    voted_shape,
 )
 from components.data.formats.transcripts import SYSTEMS, as_messages, earlier_turns, is_empty, refuse_parts
 from components.data.rows import BadRow, RawRow
-from components.data.words import seen
 
 _ULTRA_SCORES = ("fine-grained_score", "overall_score")
 _PROMPT = ("prompt", "history", *SYSTEMS)
@@ -28,7 +31,7 @@ def _signed(data: Data, a: str, b: str, difference: float) -> dict[str, Any]:
     """Return a row of the format `votes` from a difference of scores, positive if the first is better. The threshold is
     applied when the rows are gathered."""
     label = "tie" if difference == 0 else "a" if difference > 0 else "b"
-    return {**kept_fields(data), "prompt": prompt_of(data), "a": a, "b": b, "label": label, "margin": abs(difference)}
+    return {"prompt": prompt_of(data), "a": a, "b": b, "label": label, "margin": abs(difference)}
 
 
 def narrow(difference: float, threshold: float) -> str:
@@ -36,13 +39,11 @@ def narrow(difference: float, threshold: float) -> str:
     return f"narrow: the scores differ by {difference:g}, not more than {threshold:g} (data.score.threshold)"
 
 
-def is_strength(data: Data, options: ReadingOptions) -> bool:
-    """Tell whether a row has two responses and how strongly one is preferred."""
+def _is_strength(data: Data, options: ReadingOptions) -> bool:
     return sides_of(data) is not None and bool(data.keys() & set(STRENGTHS)) and bool(data.keys() & set(PROMPTS))
 
 
-def strength(data: Data, options: ReadingOptions) -> dict[str, Any]:
-    """Return a row of HelpSteer's preferences as one of the format `votes`."""
+def _strength(data: Data, options: ReadingOptions) -> dict[str, Any]:
     sides = sides_of(data)
     name = next((name for name in STRENGTHS if data.get(name) is not None), STRENGTHS[0])
     if sides is None:
@@ -51,8 +52,7 @@ def strength(data: Data, options: ReadingOptions) -> dict[str, Any]:
     return _signed(data, first, second, -number_field(data.get(name), name))
 
 
-def shp(data: Data, options: ReadingOptions) -> dict[str, Any]:
-    """Return a row of SHP as one of the format `votes`."""
+def _shp(data: Data, options: ReadingOptions) -> dict[str, Any]:
     difference = number_field(data.get("score_A"), "score_A") - number_field(data.get("score_B"), "score_B")
     if data.get("labels") is not None and difference:
         label = number_field(data["labels"], "labels")
@@ -61,24 +61,21 @@ def shp(data: Data, options: ReadingOptions) -> dict[str, Any]:
     return _signed(data, text_field(data, "human_ref_A"), text_field(data, "human_ref_B"), difference)
 
 
-def webgpt(data: Data, options: ReadingOptions) -> dict[str, Any]:
-    """Return a row of WebGPT's comparisons as one of the format `votes`."""
+def _webgpt(data: Data, options: ReadingOptions) -> dict[str, Any]:
     question = data["question"]
     prompt = question.get("full_text") if isinstance(question, dict) else question
     difference = number_field(data["score_0"], "score_0") - number_field(data["score_1"], "score_1")
     a, b = (text_field(data, name) for name in ("answer_0", "answer_1"))
-    return _signed({**kept_fields(data), "prompt": prompt}, a, b, difference)
+    return _signed({"prompt": prompt}, a, b, difference)
 
 
-def is_ultrafeedback(data: Data, options: ReadingOptions) -> bool:
-    """Tell whether a row has scored completions."""
+def _is_ultrafeedback(data: Data, options: ReadingOptions) -> bool:
     completions = data.get("completions")
     of_dicts = isinstance(completions, list) and all(isinstance(completion, dict) for completion in completions)
     return of_dicts and bool(data.keys() & {"instruction", "prompt"})
 
 
-def ultrafeedback(data: Data, options: ReadingOptions) -> dict[str, Any]:
-    """Return a row of UltraFeedback as one of comparisons."""
+def _ultrafeedback(data: Data, options: ReadingOptions) -> dict[str, Any]:
     scored, completions = [], data["completions"]
     names = _ULTRA_SCORES if options.score is None else (options.score,)
     # One score for the whole row: the scales differ.
@@ -88,7 +85,7 @@ def ultrafeedback(data: Data, options: ReadingOptions) -> dict[str, Any]:
         score = _rating(completion, name)
         if score is not None and str(score).strip().upper() != "N/A":
             scored.append((text_field(completion, "response"), number_field(score, f"completions[{i}]: score")))
-    return {**kept_fields(data), "prompt": prompt_of(data), "pairs": _compared(scored, options)}
+    return {"prompt": prompt_of(data), "pairs": _compared(scored, options)}
 
 
 def _rating(completion: Data, name: str) -> object:
@@ -120,39 +117,38 @@ def _compared(scored: Sequence[tuple[str, float]], options: ReadingOptions) -> l
     return pairs
 
 
-def is_helpsteer(data: Data, options: ReadingOptions) -> bool:
-    """Tell whether a row is one scored response."""
-    return {"prompt", "response", options.score or "helpfulness"} <= data.keys() and "chosen" not in data
+def _is_helpsteer(data: Data, options: ReadingOptions) -> bool:
+    """Return whether a row is one scored response, or what `gathered_by_prompt` makes of those to one prompt."""
+    return "scored" in data or ({"prompt", "response", _score(options)} <= data.keys() and "chosen" not in data)
+
+
+def _score(options: ReadingOptions) -> str:
+    return options.score or "helpfulness"
 
 
 def gathered_by_prompt(rows: Iterable[RawRow], options: ReadingOptions) -> Iterator[RawRow]:
-    """Yield a row for each prompt with all its scored responses; rows are kept in memory until the file is read."""
-    prompts: dict[str, tuple[RawRow, list[tuple[str, float]], list[int]]] = {}
-    score = options.score or "helpfulness"
-    for row in rows:
-        if row.problem is None:
-            try:
-                refuse_parts(row.data)
-                scored = text_field(row.data, "response"), number_field(row.data.get(score), score)
-                prompt = [row.data.get(name) for name in _PROMPT]
-                key = seen(json.dumps(prompt, sort_keys=True, default=str, ensure_ascii=False))
-                first, responses, others = prompts.setdefault(key, (row, [], []))
-                responses.append(scored)
-                others += [row.number] if row is not first else []
-                continue
-            except BadRow as bad:
-                row = row._replace(problem=bad.problem)
-        yield row
-    for first, responses, others in prompts.values():
-        before = {name: first.data.get(name) for name in _PROMPT}
-        data = {**kept_fields(first.data), **before, "scored": responses}
-        yield first._replace(data=data, others=tuple(others))
+    """Yield a row for each prompt with all its scored responses."""
+
+    def add(row: RawRow, first: RawRow, scored: dict[Any, Any]) -> None:
+        refuse_parts(row.data)
+        response, score = text_field(row.data, "response"), _score(options)
+        scored[row.number] = response, number_field(row.data.get(score), score)
+
+    def whole(data: Data, scored: dict[Any, Any]) -> Data:
+        return {**kept_fields(data), **{name: data.get(name) for name in _PROMPT}, "scored": [*scored.values()]}
+
+    return gathered(rows, lambda data: as_seen([data.get(name) for name in _PROMPT]), add, whole)
 
 
-def helpsteer(data: Data, options: ReadingOptions) -> dict[str, Any]:
-    """Return the gathered responses to one prompt as a row of comparisons."""
-    return {
-        **kept_fields(data),
-        "prompt": earlier_turns(data, as_messages(data.get("prompt"), "prompt")),
-        "pairs": _compared(data["scored"], options),
-    }
+def _helpsteer(data: Data, options: ReadingOptions) -> dict[str, Any]:
+    prompt = earlier_turns(data, as_messages(data.get("prompt"), "prompt"))
+    return {"prompt": prompt, "pairs": _compared(data["scored"], options)}
+
+
+SHP = voted_shape("SHP", "history,human_ref_A,human_ref_B,score_A,score_B", "labels", _shp)
+WEBGPT = voted_shape("WebGPT comparisons", "question,answer_0,answer_1,score_0,score_1", "", _webgpt)
+STRENGTH = Shape("HelpSteer preferences", "votes", f"{PROMPT_FIELDS},{TWO_FIELDS},{','.join(STRENGTHS)}",
+                 _is_strength, _strength)  # fmt: skip
+ULTRAFEEDBACK = Shape("UltraFeedback", "comparisons", f"{PROMPT_FIELDS},completions", _is_ultrafeedback, _ultrafeedback)
+HELPSTEER = Shape("HelpSteer", "comparisons", f"prompt,history,{','.join(SYSTEMS)},response,helpfulness",
+                  _is_helpsteer, _helpsteer)  # fmt: skip

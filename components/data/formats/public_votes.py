@@ -7,23 +7,25 @@ from components.data.formats.pairs import agreed, list_in_cell, text_field
 from components.data.formats.public_fields import (
     ARGILLA,
     ONE_HOT,
+    PROMPT_FIELDS,
     PROMPTS,
+    TWO_FIELDS,
     VERDICTS,
     Data,
     ReadingOptions,
+    Shape,
     annotators_of,
-    kept_fields,
     prompt_of,
     response_of,
     sides_of,
+    voted_shape,
     votes_of_columns,
 )
 from components.data.formats.transcripts import role_of, split_messages
 from components.data.rows import BadRow, Message, blank, shown
 
 
-def arena(data: Data, options: ReadingOptions) -> dict[str, Any]:
-    """Return a row of MT-Bench or Chatbot Arena as one of the format `votes`."""
+def _arena(data: Data, options: ReadingOptions) -> dict[str, Any]:
     (one, a), (other, b) = (_judged_turn(data, f"conversation_{side}") for side in "ab")
     return _voted(data, agreed(one, other), a, b, data["winner"], data.get("judge"), ("model_a", "model_b"))
 
@@ -48,18 +50,16 @@ def _voted(
         label = "ab"[names.index(label)]
     who = {} if annotator is None or blank(str(annotator)) else {"annotator": str(annotator)}
     called = dict(zip(("model_a", "model_b"), names, strict=True)) if all(isinstance(n, str) for n in names) else {}
-    return {**kept_fields(data), **called, **who, "prompt": prompt, "a": a, "b": b, "label": label}
+    return {**called, **who, "prompt": prompt, "a": a, "b": b, "label": label}
 
 
-def is_two_responses(data: Data, options: ReadingOptions) -> bool:
-    """Tell whether a row has two responses and a verdict on them."""
+def _is_two_responses(data: Data, options: ReadingOptions) -> bool:
     if sides_of(data) is None or "item" in data or not data.keys() & set(PROMPTS):
         return False
     return bool(data.keys() & {*VERDICTS, "winner_model_a"} or annotators_of(data) or any(map(ARGILLA.match, data)))
 
 
-def two_responses(data: Data, options: ReadingOptions) -> dict[str, Any]:
-    """Return a row of two responses as one of the format `votes`."""
+def _two_responses(data: Data, options: ReadingOptions) -> dict[str, Any]:
     sides = sides_of(data)
     if sides is None:
         raise BadRow("fields_present", "the two responses are not both there")
@@ -99,8 +99,8 @@ def argilla_votes(data: Data, drafts: bool = False) -> list[dict[str, Any]] | No
             votes = [(value.get("value"), value.get("user_id"), value.get("status")) for value in values]
         elif name in questions:
             columns = [data.get(f"{name}{part}") or [] for part in ("", ".users", ".status")]
-            if len({len(column) for column in columns}) > 1:
-                raise BadRow("votes_valid", f"`{name}`, its users and its status are not of one length")
+            if not all(isinstance(column, list) for column in columns) or len({*map(len, columns)}) > 1:
+                raise BadRow("votes_valid", f"`{name}`, its users and its status are not lists of one length")
             votes = list(zip(*columns, strict=True))
     if votes is None:
         return None
@@ -136,15 +136,14 @@ def _turns(value: Any, name: str) -> list[str]:
     return turns
 
 
-def safe_rlhf(data: Data, options: ReadingOptions) -> dict[str, Any]:
-    """Return a row of PKU-SafeRLHF as one of the format `votes`: the more helpful response is the better one."""
+def _safe_rlhf(data: Data, options: ReadingOptions) -> dict[str, Any]:
     a, b = (response_of(data, side) for side in ("response_0", "response_1"))
-    return {**kept_fields(data), "prompt": prompt_of(data), "a": a, "b": b, "label": _index(data, "better_response_id")}
+    return {"prompt": prompt_of(data), "a": a, "b": b, "label": _index(data, "better_response_id")}
 
 
-def summaries(data: Data, options: ReadingOptions) -> dict[str, Any]:
-    """Return a comparison of two summaries as a row of the format `votes`, with the prompt of Stiennon et al. 2020
-    (appendix B.1): subreddit, title and post, or a news article."""
+def _summaries(data: Data, options: ReadingOptions) -> dict[str, Any]:
+    """Return a comparison with the prompt of Stiennon et al. 2020 (appendix B.1): subreddit, title and post, or a news
+    article."""
     info, two = data["info"], data["summaries"]
     if not isinstance(info, dict):
         raise BadRow("fields_present", f"`info` is {shown(info)}, expected an object with `post` or `article`")
@@ -166,3 +165,16 @@ def _index(data: Data, name: str) -> str:
     if isinstance(place, bool) or str(place) not in ("0", "1", "0.0", "1.0"):
         raise BadRow("votes_valid", f"`{name}` is {shown(place)}, expected 0 or 1")
     return "ab"[int(float(place))]
+
+
+ARENA = voted_shape("MT-Bench and Chatbot Arena votes", "conversation_a,conversation_b,winner",
+                    "judge,turn,model_a,model_b", _arena)  # fmt: skip
+SAFE_RLHF = voted_shape(
+    "PKU-SafeRLHF", "prompt,response_0,response_1,better_response_id", PROMPT_FIELDS, _safe_rlhf
+)
+SUMMARIES = voted_shape("Learning to summarize comparisons", "info,summaries,choice", "worker", _summaries)
+TWO_RESPONSES = Shape(
+    "two responses", "votes",
+    f"{PROMPT_FIELDS},{TWO_FIELDS},{','.join((*VERDICTS, *ONE_HOT))},annotator,model_a,model_b,generator_1,generator_2",
+    _is_two_responses, _two_responses,
+)  # fmt: skip

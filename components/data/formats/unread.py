@@ -6,8 +6,8 @@ from itertools import chain
 
 from components.data.formats.labels import KTO, KTO_FLAGS
 from components.data.formats.pairs import SIDE_SCORES, SINGLE_VOTES, tied_by
-from components.data.formats.public import Shape, reads
-from components.data.formats.public_fields import ReadingOptions, prompt_fields
+from components.data.formats.public import reads
+from components.data.formats.public_fields import ReadingOptions, Shape, prompt_fields
 from components.data.formats.transcripts import SYSTEMS, is_empty
 from components.data.rows import RawRow
 

@@ -57,14 +57,12 @@ def _reply(quality: float, random: np.random.Generator) -> str:
     return " ".join(random.permutation([*telling, *random.choice(FILL, random.integers(8, 18))]))
 
 
-def estimates(
-    kind: Kind, flips: float, seeds: Sequence[int], pairs: int = 1500, with_prompts: bool = True
-) -> list[LabelNoise]:
+def estimates(kind: Kind, flips: float, seeds: Sequence[int], pairs: int = 1500) -> list[LabelNoise]:
     """The estimates of as many data sets; those without an estimate are left out."""
     found = []
     for seed in seeds:
         judged = judged_pairs(kind, pairs, flips, np.random.default_rng(seed))
-        estimate = label_noise(judged.chosen, judged.rejected, seed, judged.prompts if with_prompts else None)
+        estimate = label_noise(judged.chosen, judged.rejected, seed, judged.prompts)
         if isinstance(estimate, LabelNoise):
             found.append(estimate)
     return found

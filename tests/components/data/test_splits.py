@@ -1,5 +1,4 @@
 import hashlib
-import random
 
 import pytest
 from hypothesis import given
@@ -7,7 +6,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from components.data.config import DataConfig, SplitConfig
-from components.data.splits import choose, loose_key, prompt_key, split_of
+from components.data.splits import loose_key, prompt_key, split_of
 
 SHARES = SplitConfig(train=0.7, calibration=0.1, test=0.2)
 roles = st.sampled_from(["system", "user", "assistant"])
@@ -47,19 +46,6 @@ def test_the_shares_are_those_asked_for():
     found = [split_of(prompt_key([{"role": "user", "content": str(i)}]), SHARES) for i in range(20_000)]
     for name, share in SHARES.model_dump().items():
         assert found.count(name) / 20_000 == pytest.approx(share, abs=4 * (share * (1 - share) / 20_000) ** 0.5)
-
-
-@given(st.sets(st.text(max_size=5), min_size=1, max_size=30), st.integers(1, 30), st.randoms(use_true_random=False))
-def test_the_choice_of_pairs_does_not_depend_on_their_order(found, most, rng):
-    items = sorted(found)
-    chosen = choose(items, str, most, seed=3)
-    assert len(chosen) == min(most, len(items)) and chosen == sorted(chosen)
-    assert set(choose(rng.sample(items, len(items)), str, most, seed=3)) == set(chosen)
-
-
-def test_another_seed_chooses_other_pairs():
-    items = [str(random.Random(i).random()) for i in range(200)]
-    assert set(choose(items, str, 50, seed=0)) != set(choose(items, str, 50, seed=1))
 
 
 def key(text):

@@ -47,8 +47,9 @@ def test_the_fit_is_that_of_a_free_search_and_its_interval_holds_the_planted_sha
 def test_too_few_pairs_and_scores_that_say_nothing_give_no_estimate():
     rng = np.random.default_rng(0)
     texts = [" ".join(rng.choice(["one", "two", "three", "four"], 6)) for _ in range(2 * LEAST_PAIRS)]
-    assert label_noise(texts[: LEAST_PAIRS - 1], texts[LEAST_PAIRS : 2 * LEAST_PAIRS - 1], 0) is None
-    accuracy = label_noise(texts[:LEAST_PAIRS], texts[LEAST_PAIRS:], 0)
+    few = range(LEAST_PAIRS - 1)
+    assert label_noise(texts[: len(few)], texts[LEAST_PAIRS : LEAST_PAIRS + len(few)], 0, few) is None
+    accuracy = label_noise(texts[:LEAST_PAIRS], texts[LEAST_PAIRS:], 0, range(LEAST_PAIRS))
     assert isinstance(accuracy, float) and 0.4 < accuracy < 0.6
 
 
@@ -62,12 +63,11 @@ def test_copies_of_every_pair_widen_the_interval_as_fewer_pairs_do():
     assert taken_for_single[2] - taken_for_single[1] < 0.7 * (high - low)
 
 
-@pytest.mark.parametrize("with_prompts", [True, False], ids=["by prompt", "by shared response"])
-def test_rankings_that_are_reversed_whole_are_found(with_prompts):
+def test_rankings_that_are_reversed_whole_are_found():
     """Read 0.00 [0.00, 0.02] while a ranking's pairs stood in several folds."""
-    (found,) = estimates("rankings, whole", 0.2, [0], with_prompts=with_prompts)
+    (found,) = estimates("rankings, whole", 0.2, [0])
     assert found.low <= 0.2 <= found.high and found.value > 0.1
-    (clean,) = estimates("rankings, whole", 0.0, [0], with_prompts=with_prompts)
+    (clean,) = estimates("rankings, whole", 0.0, [0])
     assert clean.value < 0.03 and clean.low == 0.0
 
 
@@ -102,10 +102,12 @@ def test_flips_planted_in_real_pairs_are_estimated_within_the_interval(flips):
         counts = Counter(vote["label"] if isinstance(vote, dict) else vote for vote in row["votes"])
         (answer, most), *_ = counts.most_common()
         if most == len(row["votes"]) and answer in ("a", "a1", "b", "a2"):
-            pairs.append((row["a"], row["b"]) if answer in ("a", "a1") else (row["b"], row["a"]))
+            sides = (row["a"], row["b"]) if answer in ("a", "a1") else (row["b"], row["a"])
+            pairs.append((*sides, f"{row['prompt']} {row['stance']}"))
     assert len(pairs) > 3000
     flipped = np.random.default_rng(3).random(len(pairs)) < flips
-    turned = [(b, a) if flip else (a, b) for (a, b), flip in zip(pairs, flipped, strict=True)]
-    found = label_noise(*map(list, zip(*turned, strict=True)), 0)
+    turned = [(b, a, prompt) if flip else (a, b, prompt) for (a, b, prompt), flip in zip(pairs, flipped, strict=True)]
+    chosen, rejected, prompts = map(list, zip(*turned, strict=True))
+    found = label_noise(chosen, rejected, 0, prompts)
     assert isinstance(found, LabelNoise) and found.low <= flipped.mean() <= found.high
     assert found.high - found.low < 0.1

@@ -12,9 +12,8 @@ from components.models.config import GenerationConfig
 from data_contracts.expectations import suites
 from data_contracts.expectations.row_expectations import row_checks
 from data_contracts.findings.row_judging import RowJudge, phase_of
-from data_contracts.rows.columns import COLUMNS, PHASES
 from data_contracts.rows.ledger import Ledger
-from data_contracts.rows.measuring import FACTS, READINGS
+from data_contracts.rows.measuring import COLUMNS, FACTS, PHASES, READINGS
 
 LENGTHS = GenerationConfig(max_prompt_tokens=64, max_new_tokens=64)
 DATA = DataConfig.model_validate({
@@ -40,12 +39,13 @@ def ledger_of(kind, count=40):
     ledger = Ledger(Path("never-written"), SplitConfig(), 0)
     facts = np.zeros(count, FACTS)
     facts["row"], facts["made"], facts["lead"], facts["margin"] = range(1, count + 1), True, 1.0, 2.0
-    facts["deciding"], facts["turns"], facts["first_wins"] = 5, 1, -1
+    facts["deciding_votes"], facts["turns"], facts["first_wins"] = 5, 1, -1
+    facts["distinct_responses"], facts["desirable"] = 2, 1
     ledger.facts, ledger.out, ledger.files = facts, np.zeros(count, bool), ["pairs"]
     ledger.roles = {"u": 0, "uu": 1, "sua": 2, "suau": 3}
     every = np.arange(count)
     for column, asked in COLUMNS.items():
-        if asked.make is None and column != "language":
+        if asked.phase != "read" and column != "language":
             ledger.measure(column, every, 2 if column == "distinct_cut_responses" else 0)
     return ledger
 
@@ -63,18 +63,18 @@ def measured(column, value):
 
 
 def stopped(reading):
-    return fact(reading=READINGS.index(reading), made=False, lead=np.nan, margin=np.nan, deciding=-1)
+    return fact(reading=READINGS.index(reading), made=False, lead=np.nan, margin=np.nan, deciding_votes=np.nan)
 
 
 PLANTED = {
     ("reading", "unreadable"): stopped("unreadable"), ("reading", "fields_missing"): stopped("fields_missing"),
     ("reading", "turns_broken"): stopped("turns_broken"), ("reading", "prompts_differ"): stopped("prompts_differ"),
     ("reading", "votes_broken"): stopped("votes_broken"), ("reading", "second_vote"): stopped("second_vote"),
-    "roles": fact(roles=1), "empty_texts": fact(empty=1), "distinct_responses": fact(same=1),
-    "unclean_texts": fact(unclean=2), "desirable": fact(undesirable=1), "repeated_votes": fact(repeated=1),
-    "placeholder_responses": fact(placeholders=1),
-    "marked_texts": fact(marked=1), "characters": fact(characters=20_001), "lead": fact(lead=0.0),
-    "deciding_votes": fact(given_out=True, deciding=2), "margin": fact(margin=0.5),
+    "roles": fact(roles=1), "empty_texts": fact(empty_texts=1), "distinct_responses": fact(distinct_responses=1),
+    "unclean_texts": fact(unclean_texts=2), "desirable": fact(desirable=0), "repeated_votes": fact(repeated_votes=1),
+    "placeholder_responses": fact(placeholder_responses=1),
+    "marked_texts": fact(marked_texts=1), "characters": fact(characters=20_001), "lead": fact(lead=0.0),
+    "deciding_votes": fact(given_out=True, deciding_votes=2), "margin": fact(margin=0.5),
     "contradictions": measured("contradictions", 1), "copies_before": measured("copies_before", 1),
     "near_copies_before": measured("near_copies_before", 1), "contaminated": measured("contaminated", 1),
     "held_out_before": measured("held_out_before", 1),
@@ -138,7 +138,7 @@ def test_clean_rows_are_named_by_nothing_and_every_check_says_so(context):
 @pytest.mark.parametrize(("bad", "passed"), [(5, True), (6, False)])
 def test_a_check_fails_once_more_than_its_threshold_of_rows_fail_it(context, bad, passed):
     ledger = ledger_of("preferences", 100)
-    ledger.facts["empty"][:bad] = 1
+    ledger.facts["empty_texts"][:bad] = 1
     judge = RowJudge(context, f"share{bad}", ledger, row_checks(DataConfig(), None, "preferences"), [])
     judge.judge("read")
     found = {outcome["name"]: outcome for outcome in judge.outcomes()}["texts_filled"]
@@ -149,7 +149,7 @@ def test_a_check_fails_once_more_than_its_threshold_of_rows_fail_it(context, bad
 def test_a_check_that_warns_names_its_rows_and_keeps_them(context):
     data = DataConfig.model_validate({"checks": {"no_markers": {"severity": "warn"}}})
     ledger = ledger_of("preferences")
-    ledger.facts["marked"][3] = 1
+    ledger.facts["marked_texts"][3] = 1
     judge = RowJudge(context, "warned", ledger, row_checks(data, None, "preferences"), [])
     judge.judge("read")
     assert not ledger.out.any() and ledger.passes("no_markers").sum() == 39

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import multiprocessing
 import operator
 import os
 import platform
@@ -13,24 +12,21 @@ import sys
 import textwrap
 import time
 import weakref
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from components.base.errors import CheckFailed, TetherError, UserError
 from components.base.jsonl import write_rows
 from components.stats.intervals import cluster_codes
-from data_contracts import published_splits
 from data_contracts.examine import examine
 from data_contracts.expectations import suites
 from data_contracts.findings import near, row_judging, whole
 from data_contracts.rows import ledger, shards
 from data_contracts.rows.measuring import FACTS
-from data_contracts.rows.processes import ALONE, BackgroundCall, in_order, return_freed
-from data_contracts.rows.shards import FactColumns, Shard, Shards, write_shard
+from data_contracts.rows.processes import ALONE, in_order, return_freed
+from data_contracts.rows.shards import FactColumns, Shard, write_shard
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -173,7 +169,7 @@ def test_facts_in_shards_are_those_of_a_structured_array(tmp_path):
     for path, rows in zip(paths, (table[:10], table[10:11], table[11:]), strict=True):
         write_shard(path, {name: rows[name] for name in FACTS.names}, {})
     codes = {"roles": [np.arange(3)] * 3}
-    facts = FactColumns(Shards([Shard(path) for path in paths]), FACTS, ("split", "made"), codes)
+    facts = FactColumns(tmp_path / "facts", [Shard(path) for path in paths], FACTS, ("split", "made"), codes)
     which = table["made"]
     for name in FACTS.names:
         assert facts[name].dtype == table[name].dtype
@@ -246,20 +242,6 @@ def _killed(shared, number):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.whole
-def test_what_a_process_beside_raises_is_raised_here_and_none_outlives_its_use():
-    other = BackgroundCall(True, os.getpid)
-    assert other.result() not in (os.getpid(), BackgroundCall(False, os.getpid).result())
-    for apart in (False, True):
-        with pytest.raises(ZeroDivisionError, match="division by zero"):
-            BackgroundCall(apart, operator.truediv, 1, 0).result()
-    with pytest.raises(TetherError, match=r"was killed.*data\.processes=1"):
-        BackgroundCall(True, os._exit, 9).result()
-    began = time.monotonic()
-    BackgroundCall(True, time.sleep, 300).end()
-    assert time.monotonic() - began < 60 and not multiprocessing.active_children()
-
-
 class _SeesMain:
     """Keeps the main module at the time that it is pickled for a new process."""
 
@@ -273,8 +255,8 @@ class _SeesMain:
 @pytest.mark.whole
 def test_while_a_process_starts_other_threads_have_the_same_main_module():
     main = sys.modules["__main__"]
-    assert BackgroundCall(True, operator.add, _SeesMain(), 1).result() == 1
-    assert _SeesMain.seen == [main]
+    assert [*in_order(operator.add, _SeesMain(), [1, 2, 3], 2)] == [1, 2, 3]
+    assert _SeesMain.seen and all(module is main for module in _SeesMain.seen)
 
 
 @pytest.mark.whole
@@ -283,12 +265,12 @@ def test_a_users_script_runs_once_and_not_again_in_each_process(tmp_path):
     script.write_text(
         "import operator\n"
         "print('began', flush=True)\n"
-        "from data_contracts.rows.processes import BackgroundCall, in_order\n"
-        "print(*in_order(operator.add, 1, [1, 2, 3], 2), BackgroundCall(True, operator.add, 1, 2).result())\n"
+        "from data_contracts.rows.processes import in_order\n"
+        "print(*in_order(operator.add, 1, [1, 2, 3], 2))\n"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.split()) == (0, ["began", "2", "3", "4", "3"]), done.stderr
+    assert (done.returncode, done.stdout.split()) == (0, ["began", "2", "3", "4"]), done.stderr
 
 
 def test_rows_are_counted_while_they_are_read_and_have_a_total_after(job, tmp_path, monkeypatch):
@@ -299,28 +281,6 @@ def test_rows_are_counted_while_they_are_read_and_have_a_total_after(job, tmp_pa
     examine(job(processes=1), given, tmp_path / "rows", lambda *count: counts.append(count), tokenized=False)
     assert [count for count in counts if count[0] <= 1000] == [(100 * n, None) for n in range(1, 11)]
     assert counts[-1] == (2000, 2000)
-
-
-def _full(artifact, kinds):
-    if kinds[0].kind != "pairs":
-        time.sleep(300)
-    raise UserError(f"{artifact.name}: no space is left")
-
-
-@pytest.mark.whole
-def test_an_error_in_writing_splits_or_beside_it_ends_all_processes_and_leaves_no_artifact(
-    inputs, job, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(ledger, "SHARD_ROWS", 20)
-    given = {"preferences": inputs["preferences"]}
-    found = examine(job(preferences="pairs.jsonl", processes=1), given, tmp_path / "rows", lambda *read: None)
-    found = replace(found, apart=True)  # for the splits alone
-    monkeypatch.setattr(published_splits, "_write", _full)
-    for error, text, raised in ((UserError, "out: no space", None), (CheckFailed, "judged", CheckFailed("judged"))):
-        with pytest.raises(error, match=text), published_splits.writing_splits(found, tmp_path / "out"):
-            if raised:
-                raise raised
-        assert not (tmp_path / "out").exists() and not multiprocessing.active_children()
 
 
 @pytest.mark.whole

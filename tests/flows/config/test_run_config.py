@@ -342,7 +342,7 @@ def test_a_stages_job_is_made_of_the_runs_own_groups(stage) -> None:
     sft = config.sft
     tokenizer = TokenizerConfig(vocabulary=sft.scratch.vocabulary, max_demonstrations=sft.max_demonstrations)
     reduced: dict[tuple[str, str], Any] = {(name, "sft"): tokenizer for name in ("validate", "validate.judge")}
-    reduced["validate.judge", "data"] = JudgeData.of(config.data)
+    reduced["validate.judge", "data"] = JudgeData.model_validate(config.data)
     for name in type(job).model_fields:
         assert getattr(job, name) == reduced.get((stage.name, name), getattr(config, name))
 
