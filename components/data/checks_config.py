@@ -205,24 +205,7 @@ class SetChecks(_CheckSettings):
     """Share of unknown tokens in the kept texts."""
 
 
-class SheetChecks(_CheckSettings):
-    """The checks of a filled rating sheet."""
-
-    item_named: CheckConfig = _error(0)
-    """Every row keeps the item it was given."""
-    item_once: CheckConfig = _error(0)
-    """No item stands in two rows."""
-    rating_known: CheckConfig = _error(0)
-    """Every rating is one of human_eval.ratings, or nothing."""
-    responses_kept: CheckConfig = _error(0)
-    """Neither response is empty."""
-    rated: CheckConfig = _warn(0)
-    """Every row has all its ratings."""
-    side_position: RangeConfig = _within(0.4, 0.6)
-    """Share of the ratings for a side that are for the one shown first."""
-
-
-class ChecksConfig(RowChecks, SetChecks, SheetChecks):
+class ChecksConfig(RowChecks, SetChecks):
     """Every check of the data contract: `--set data.checks.length_preference.severity=error`."""
 
 

@@ -15,7 +15,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict
 
 from components.base.errors import CheckFailed, UserError
-from components.data.checks_config import OF_THE_WHOLE, CheckConfig, ChecksConfig, RangeConfig, Severity, SheetChecks
+from components.data.checks_config import OF_THE_WHOLE, CheckConfig, ChecksConfig, RangeConfig, Severity
 from components.data.rows import listed
 
 if TYPE_CHECKING:
@@ -98,11 +98,6 @@ def pair_checks(checks: ChecksConfig, frame: "pd.DataFrame") -> list[Check]:
         _check(checks, "label_position", "first_wins"),
     ]
     return [check for check in checks_of_pairs if frame[str(check.options["column"])].notna().any()]
-
-
-def sheet_checks(checks: ChecksConfig) -> list[Check]:
-    """Return the checks of a rating sheet."""
-    return [_check(checks, name) for name in SheetChecks.model_fields]
 
 
 _AT_LEAST = ("every_split", "enough_pairs", "enough_test_pairs")

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any, NotRequired, TypedDict
 
 import numpy as np
-from numpy.typing import NDArray
 
 from components.stats.annotator_votes import (
     NONE,
@@ -90,11 +89,7 @@ class Agreement:
 def agreement_of(facts: Any) -> Agreement:
     """Return the agreement in a ledger's facts (n,); intervals are clustered by prompt."""
     facts = facts[np.flatnonzero(facts["voted"])]
-    return agreement_of_counts(facts["ballot"], facts["prompt"])
-
-
-def agreement_of_counts(counts: NDArray[Any], clusters: NDArray[Any]) -> Agreement:
-    """Return the agreement in vote counts (I, 3) for the first, the second and neither response; `clusters` (I,)."""
+    counts, clusters = facts["ballot"], facts["prompt"]
     if not counts.any():
         return Agreement()
     kappa, alpha = (

@@ -11,7 +11,6 @@ import pandas as pd
 from components.base.errors import UserError
 from components.base.text import counted
 from components.data.config import DataConfig, SplitConfig
-from components.data.inputs import KINDS
 from components.data.rows import shown
 from data_contracts.expectations import suites
 from data_contracts.expectations.row_expectations import row_checks
@@ -44,8 +43,6 @@ def draft(path: Path, data: DataConfig, scratch: Path) -> dict[str, Any]:
         UserError: the file can't be read, is a rating sheet, or has no valid row.
     """
     reading = reading_of(path, data)
-    if reading.kind not in KINDS:
-        raise UserError(f"{path} is a rating sheet. Give pairs, demonstrations or prompts.")
     source = RowSource.named(reading.kind, path, data)._replace(extra=tuple(reading.ignored))
     ledger = Ledger(scratch / "draft", SplitConfig(), seed=0)
     ledger.fill(judged_rows(source, data.max_characters), lambda seen: None, source.extra)

@@ -79,7 +79,6 @@ class FileReading(NamedTuple):
         )
 
 
-_SHEET = FileReading("sheet", "rating sheet", [])
 _DOUBLED = (
     "Both responses begin with the text of the prompt, which then appears twice in what is learned: leave it out of "
     "the responses."
@@ -88,20 +87,14 @@ _KTO = "Rows that are labelled undesirable are kept out (check `desirable`): SFT
 
 
 def reading_of(path: Path, data: DataConfig) -> FileReading:
-    """Return the kind of a file from the columns of its first rows: `preferences`, `demonstrations`, `prompts` or a
-    rating `sheet`.
+    """Return the kind of a file from the columns of its first rows: `preferences`, `demonstrations` or `prompts`.
 
-    The first three are looked up by the column names in `data`, then by the standard ones.
+    They are looked up by the column names in `data`, then by the standard ones.
 
     Raises:
-        UserError: it can't be read, is none of these, or reveals who wrote which response.
+        UserError: it can't be read, is none of these, or is a rating sheet.
     """
-    if looks_like_sheet(path):  # a rater's sheet has instructions above the table
-        return _SHEET
-    first = list(islice(read_source(path, data.hub.split, data.readers), DETECT_ON))
-    refuse_unblinded(first, path)
-    if is_sheet(first):
-        return _SHEET
+    first = first_rows(path, data)
 
     def readings(name: str) -> Iterator[list[RawRow]]:
         with suppress(UserError):  # the file lacks a column that the config names for another file
@@ -123,24 +116,21 @@ def reading_of(path: Path, data: DataConfig) -> FileReading:
     raise AssertionError("unreachable: no format was found")
 
 
-def is_sheet(rows: Iterable[RawRow]) -> bool:
-    """Return whether rows have the columns of a rating sheet."""
-    return any({"item", "response_a", "response_b"} <= row.data.keys() for row in rows)
-
-
-def refuse_ratings(path: Path, field: str, data: DataConfig) -> None:
-    """Raise an error if `field`, which expects training data, is given a rating sheet, blind or not.
+def first_rows(path: Path, data: DataConfig, field: str = "") -> list[RawRow]:
+    """Return the rows by which the kind of a file is recognised; `field: ` begins the message of an error.
 
     Raises:
-        UserError: the file is a rating sheet, or can't be read.
+        UserError: the file can't be read, or is a rating sheet, blind or not.
     """
-    first = list(islice(read_source(path, data.hub.split, data.readers), DETECT_ON))
+    is_sheet = looks_like_sheet(path)  # a rater's sheet has instructions above the table
+    first = [] if is_sheet else list(islice(read_source(path, data.hub.split, data.readers), DETECT_ON))
     refuse_unblinded(first, path)
-    if is_sheet(first) or looks_like_sheet(path):
+    if is_sheet or any({"item", "response_a", "response_b"} <= row.data.keys() for row in first):
         raise UserError(
-            f"{field}: {path} is a rating sheet, not training data. Score it when it is filled in, with "
-            f"`tether people score {path} --run RUN`; `tether data check {path}` checks it before."
+            f"{field}{path} is a rating sheet, not training data. When it is filled in, `tether people status RUN "
+            f"--sheet {path}` checks it, and `tether people score {path} --run RUN` scores it."
         )
+    return first
 
 
 def refuse_unblinded(rows: Iterable[RawRow], path: Path) -> None:

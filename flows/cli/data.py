@@ -27,7 +27,7 @@ NAMED = 5
 
 @command(data, "check")
 def check(
-    file: Annotated[str, typer.Argument(help="Pairs, votes, rankings, demonstrations, prompts or a rating sheet.")],
+    file: Annotated[str, typer.Argument(help="Pairs, votes, rankings, demonstrations or prompts.")],
     profile: Annotated[
         str | None,
         typer.Option(metavar="PROFILE", help="Check with this profile's tokenizer, lengths and options.",

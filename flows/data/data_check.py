@@ -56,7 +56,6 @@ def check_file(
     from components.base.files import whole_folder
     from data_contracts.check import NothingValid, check
     from data_contracts.rows.reading_report import reading_of
-    from data_contracts.sheets import check_sheet
     from tasks.execution.stage_progress import StageProgress
 
     if out is not None and out.exists():
@@ -64,18 +63,13 @@ def check_file(
     config = with_template(load_config(profile or DEFAULTS, overrides))
     path = resolve_source(file, config.data.hub, home / "datasets", "the file")
     reading = reading_of(path, config.data)
-    kind, inputs = reading.kind, {reading.kind: path}
+    inputs = {reading.kind: path}
     for name, value in others.items():
         if value is not None:
-            if kind == "sheet" or name in inputs:
-                why = "is a rating sheet, which is checked alone" if kind == "sheet" else f"also holds {name}"
-                raise UserError(f"--{name} {value}: {file} {why}. Leave it out.")
+            if name in inputs:
+                raise UserError(f"--{name} {value}: {file} also holds {name}. Leave it out.")
             inputs[name] = resolve_source(value, config.data.hub, home / "datasets", f"--{name}")
     written = nullcontext() if out is None else whole_folder(out)
-    if kind == "sheet":
-        with written as folder:
-            report = check_sheet(path, config.human_eval.ratings, config.data.checks, folder)
-        return report | {"read": [reading.as_json(path)]}
     preferences = [inputs["preferences"]] if config.data.reference and "preferences" in inputs else []
     compared = find_reference(config, home, [Input.of(path).digest for path in preferences])
     for further in (*(find_files(kind, config, home) for kind in FURTHER), compared):
@@ -206,13 +200,8 @@ def _more(number: int) -> str:
 
 def _read_as(report: "FileReport") -> Iterator[str]:
     for read in report.get("read", ()):
-        name = "a rating sheet" if read["source"] == "sheet" else f"{read['source']} ({read['format']})"
-        yield f"{read['file']}: read as {name if read['source'] != read['format'] else read['source']}."
-        if read["source"] == "sheet":
-            yield (
-                f"Score it with `tether people score {read['file']} --run RUN`, which also checks that its texts "
-                "are the exported ones."
-            )
+        name = f"{read['source']} ({read['format']})" if read["source"] != read["format"] else read["source"]
+        yield f"{read['file']}: read as {name}."
         counts = report.get("unread", {}).get(read["source"], {})
         if names := list(dict.fromkeys([*read["ignored"], *counts])):
             some = {  # a name alone is that of a column with something in every row

@@ -108,9 +108,9 @@ def test_a_share_beyond_0_to_1_is_refused_by_name_and_every_other_threshold_may_
     of_rows = [
         each for kind in ("preferences", "demonstrations") for each in row_checks(DataConfig(), LENGTHS, kind, beside)
     ]
-    checks = [*of_rows, *of_pairs, *suites.sheet_checks(CHECKS)]
+    checks = [*of_rows, *of_pairs]
     shares = {check.name for check in checks if "mostly" in check.options}
-    assert shares > {"unique", "no_leak", "no_near_duplicate", "rated"}
+    assert shares > {"unique", "no_leak", "no_near_duplicate"}
     for name, asked in CHECKS:
         for threshold in (5, -0.1):
             given = {name: {"threshold": threshold}}

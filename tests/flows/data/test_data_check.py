@@ -10,7 +10,7 @@ from components.base.errors import UserError
 from components.base.jsonl import read_rows, write_rows
 from components.data.config import DataConfig
 from components.human_eval.sheet import SheetRow, write_raters_files
-from data_contracts.rows.reading_report import reading_of, refuse_ratings
+from data_contracts.rows.reading_report import reading_of
 from flows.config.profiles import parse_override
 from flows.config.run_config import load_config
 from flows.data.data_check import own_entry
@@ -83,18 +83,6 @@ def test_votes_are_told_with_their_annotators_and_one_prompt_leaves_intervals_nu
     assert [r["row"] for r in read_rows(tmp_path / "found" / "review.jsonl")] == [10], "for experts"
 
 
-def test_a_rating_sheet_is_checked_alone_and_its_bad_rows_are_quarantined(tether_here, tmp_path: Path) -> None:
-    sheet = "item,prompt,response_a,response_b,rating_1\n" + "".join(f"i{k},p,x,y,{'ab'[k % 2]}\n" for k in range(9))
-    (tmp_path / "sheet.csv").write_text(sheet + "i3,p,x,y,maybe\n")
-    done = check(tether_here, tmp_path, "sheet.csv", "--json", "--out", "found")
-    report = json.loads(done.stdout)
-    assert done.returncode == 3 and report["quarantined"] == 2
-    assert [row["row"] for row in read_rows(tmp_path / "found" / "quarantine.jsonl")] == [5, 11]
-    write_rows(tmp_path / "prompts.jsonl", [{"prompt": "p"}])
-    refused = check(tether_here, tmp_path, "sheet.csv", "--prompts", "prompts.jsonl")
-    assert refused.returncode == 2 and "--prompts prompts.jsonl: sheet.csv is a rating sheet" in refused.stderr
-
-
 VOTES = "prompt,response_a,response_b,annotator,choice\n" + "".join(
     f"question {n},good answer {n},bad {n},ann{k},{'ab'[k == 4]}\n" for n in range(40) for k in range(5)
 )
@@ -145,8 +133,8 @@ def test_ratings_are_told_for_what_they_are_with_the_command_that_is_meant_for_t
     done = check(tether_here, tmp_path, "ratings.csv")
     assert done.returncode == 2 and "is the unblinded result of a rating" in done.stderr
     assert "tether people score" in done.stderr and "--html" in done.stderr
-    shown = check(tether_here, tmp_path, "sheet.csv").stdout
-    assert "sheet.csv: read as a rating sheet." in shown and "tether people score sheet.csv --run" in shown
+    done = check(tether_here, tmp_path, "sheet.csv")
+    assert done.returncode == 2 and "tether people status RUN --sheet sheet.csv` checks it" in done.stderr
     for setting, said in (
         ("data.preferences=sheet.csv", "data.preferences: sheet.csv is a rating sheet"),
         ("data.prompts=sheet.csv", "data.prompts: sheet.csv is a rating sheet"),
@@ -286,14 +274,8 @@ def test_a_raters_own_file_with_its_instructions_is_a_sheet_wherever_it_is_named
     write_raters_files(tmp_path, [row], 1, ["Read both.", "Ratings: a, b."])
     text = (tmp_path / "rater_1.csv").read_text(encoding="utf-8-sig")
     (tmp_path / "rater_1.csv").write_text(text.replace('"1",""', '"1","both_bad"'), encoding="utf-8-sig")
-    told = check(tether_here, tmp_path, "rater_1.csv").stdout
-    assert (
-        "rater_1.csv: read as a rating sheet." in told
-        and "which also checks that its texts are the exported ones" in told
-    )
-    assert "rating_known" not in told
     with pytest.raises(UserError, match="is a rating sheet, not training data"):
-        refuse_ratings(tmp_path / "rater_1.csv", "data.preferences", DataConfig())
+        reading_of(tmp_path / "rater_1.csv", DataConfig())
     (tmp_path / "ratings.csv").write_text("item,stratum,prompt,sft,policy,policy_side,rating_1\nq1,x,p,s,t,a,policy\n")
     with pytest.raises(UserError, match=r"preferences\.jsonl beside it has the same votes as data"):
         reading_of(tmp_path / "ratings.csv", DataConfig())
