@@ -87,7 +87,7 @@ def _records(path: Path, mistakes: list[str]) -> tuple[_Records, bool]:
     """Return a file's rows, and whether its encoding may have lost characters; Label Studio's as rows of a sheet."""
     text, lossy = _decode(path)
     records = _json(path, text, mistakes) if text.lstrip()[:1] in ("{", "[") else _table(path, text, mistakes)
-    if records and all(is_export(record) for _, record in records):
+    if records and all(is_export(path, record) for _, record in records):
         records = sheet_rows(path, records, mistakes)
     return records, lossy
 
