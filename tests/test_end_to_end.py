@@ -363,7 +363,6 @@ def test_a_policys_lineage_names_data_models_options_code_gates_waivers_and_who_
     assert [node["options"] for node in again if node["stage"] == "ppo"] == [policy["options"]]
     page = lineage_text.page(graph)
     assert "waived by" in page and "://" not in page.replace("http://www.w3.org", "")
-    assert lineage_text.mermaid(graph).count("-->") == len(graph.edges)
 
 
 @pytest.mark.whole

@@ -106,11 +106,10 @@ def test_three_annotators_votes_come_back_from_every_export(studio: str, tmp_pat
         for person, vote in zip(people, votes, strict=True):
             result: list[dict[str, Any]] = [_chosen("rating", vote), _chosen("flags", "false", "broken")]
             person.call("POST", f"/api/tasks/{task['id']}/annotations/", {"result": result, "lead_time": 3.5})
-    for kind in ("JSON", "JSON_MIN", "CSV"):
-        file = tmp_path / f"export.{kind.split('_')[0].lower()}"
-        file.write_bytes(admin.call("GET", f"/api/projects/{project}/export?exportType={kind}"))
-        found = sample.answers(file)
-        assert found.ratings | found.attention == given, kind
+    file = tmp_path / "export.json"
+    file.write_bytes(admin.call("GET", f"/api/projects/{project}/export?exportType=JSON"))
+    found = sample.answers(file)
+    assert found.ratings | found.attention == given
 
 
 def _chosen(name: str, *values: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Make text from others (a name, a reason, an imported record's metric) safe to show.
 
-A terminal obeys control characters, and Markdown and Mermaid have their own syntax. HTML is escaped by its templates.
+A terminal obeys control characters, and Markdown has its own syntax. HTML is escaped by its templates.
 """
 
 import re
@@ -37,8 +37,3 @@ def markdown(text: str) -> str:
 def markdown_code(text: str) -> str:
     """Return `text` as a Markdown code span, which may stand in a table."""
     return f"`{line(text).replace('`', chr(39)).replace('|', chr(92) + '|')}`"
-
-
-def mermaid(text: str) -> str:
-    """Return `text` as a label of Mermaid, quoted (https://mermaid.js.org/syntax/flowchart.html#entity-codes)."""
-    return '"' + re.sub(r"[^\w .,:/()=+-]", lambda match: f"#{ord(match[0])};", line(text)) + '"'

@@ -87,13 +87,14 @@ _KTO = "Rows that are labelled undesirable are kept out (check `desirable`): SFT
 
 
 def reading_of(path: Path, data: DataConfig) -> FileReading:
-    """Return the kind of a file from the columns of its first rows, looked up by the column names in `data`, then by
-    the standard ones: `preferences`, `demonstrations` or `prompts`.
+    """Return the kind of a file from the columns of its first rows: `preferences`, `demonstrations` or `prompts`.
+
+    They are looked up by the column names in `data`, then by the standard ones.
 
     Raises:
         UserError: it can't be read, is none of these, or is a rating sheet.
     """
-    first = refuse_ratings(path, data)
+    first = first_rows(path, data)
 
     def readings(name: str) -> Iterator[list[RawRow]]:
         with suppress(UserError):  # the file lacks a column that the config names for another file
@@ -115,18 +116,18 @@ def reading_of(path: Path, data: DataConfig) -> FileReading:
     raise AssertionError("unreachable: no format was found")
 
 
-def refuse_ratings(path: Path, data: DataConfig) -> list[RawRow]:
-    """Return the first rows of a file, which must not be a rating sheet, blind or not.
+def first_rows(path: Path, data: DataConfig, field: str = "") -> list[RawRow]:
+    """Return the rows by which the kind of a file is recognised; `field: ` begins the message of an error.
 
     Raises:
-        UserError: the file is a rating sheet, or can't be read.
+        UserError: the file can't be read, or is a rating sheet, blind or not.
     """
-    first = list(islice(read_source(path, data.hub.split, data.readers), DETECT_ON))
-    # A rater's sheet has instructions above the table.
-    if looks_like_sheet(path) or any({"item", "response_a", "response_b"} <= row.data.keys() for row in first):
+    is_sheet = looks_like_sheet(path)  # a rater's sheet has instructions above the table
+    first = [] if is_sheet else list(islice(read_source(path, data.hub.split, data.readers), DETECT_ON))
+    if is_sheet or any({"item", "response_a", "response_b"} <= row.data.keys() for row in first):
         raise UserError(
-            f"{path} is a rating sheet, not training data. When it is filled in, "
-            f"`tether people score {path} --run RUN` checks and scores it."
+            f"{field}{path} is a rating sheet, not training data. When it is filled in, `tether people status RUN "
+            f"--sheet {path}` checks it, and `tether people score {path} --run RUN` scores it."
         )
     if any({"item", "sft", "policy"} <= row.data.keys() for row in first):
         raise UserError(

@@ -293,19 +293,17 @@ def lineage(
     downstream: Annotated[bool, typer.Option("--downstream", help="Show what was made from it instead.")] = False,
     as_json: Json = False,
     as_html: Annotated[bool, typer.Option("--html", help="Print one HTML page that needs no network.")] = False,
-    as_mermaid: Annotated[bool, typer.Option("--mermaid", help="Print the graph for Mermaid.")] = False,
 ) -> None:
     """Show what a model, run, artifact or file was made of.
 
     It lists digests, options, code, gates and who promoted it."""
-    if as_json + as_html + as_mermaid > 1:
-        raise UserError("--json, --html, --mermaid: give one of them.")
+    if as_json and as_html:
+        raise UserError("--json, --html: give one of them.")
     from flows.models import lineage_text
     from flows.models.lineage import lineage as gather
 
-    show = lineage_text.page if as_html else lineage_text.mermaid if as_mermaid else lineage_text.text
     graph = gather(tether_home(), of, downstream)
-    echo(json.dumps(graph.as_json()) if as_json else show(graph))
+    echo(json.dumps(graph.as_json()) if as_json else lineage_text.page(graph) if as_html else lineage_text.text(graph))
 
 
 @command(app, "diff")

@@ -163,7 +163,7 @@ def answers(
     batch: Batch,
     export: Annotated[
         Path | None,
-        typer.Option("--from", metavar="FILE", help="Label Studio's export of pairs: JSON, JSON_MIN or CSV."),
+        typer.Option("--from", metavar="FILE", help="Label Studio's export of pairs (JSON)."),
     ] = None,
     out: Annotated[
         Path | None,

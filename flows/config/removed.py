@@ -15,14 +15,12 @@ from flows.config.config_errors import show
 _EPSILON = "Leave it out: AdamW adds epsilon as torch does. A smaller `epsilon` or a longer `warmup` calms early steps."
 _GENERATOR = "The built-in task's noise is 0.3."
 _TRANSFER = "Weights go by ppo.rollout.folder; on one host /dev/shm/tether is in memory."
-_SHEETS = "Rating sheets are checked by `tether people score`."
+_SHEET = "`tether people status RUN --sheet FILE` checks a rating sheet."
+_OF_SHEETS = {"item_named": "error", "item_once": "error", "rating_known": "error", "responses_kept": "error",
+              "rated": "warn"}  # fmt: skip
 REMOVED: dict[str, tuple[JsonValue, str]] = {
-    **{
-        f"data.checks.{name}": ({"severity": "error", "threshold": 0.0}, _SHEETS)
-        for name in ("item_named", "item_once", "rating_known", "responses_kept")
-    },
-    "data.checks.rated": ({"severity": "warn", "threshold": 0.0}, _SHEETS),
-    "data.checks.side_position": ({"severity": "warn", "threshold": [0.4, 0.6]}, _SHEETS),
+    **{f"data.checks.{name}": ({"severity": how, "threshold": 0.0}, _SHEET) for name, how in _OF_SHEETS.items()},
+    "data.checks.side_position": ({"severity": "warn", "threshold": [0.4, 0.6]}, _SHEET),
     "data.generator.annotator_noise": (0.3, _GENERATOR),
     "human_eval.length_strata": (4, "Prompts are divided into 4 strata by length."),
     "ppo.mask_tied_groups": (False, "Raise ppo.group_size, so that fewer groups are tied (`ppo/tied_groups`)."),

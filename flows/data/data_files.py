@@ -10,7 +10,7 @@ from components.data.readers import read_source
 from data_contracts.config import JudgeData, of_judge
 from data_contracts.expectations.own import load_suite
 from data_contracts.rows.gather import look_at
-from data_contracts.rows.reading_report import refuse_ratings
+from data_contracts.rows.reading_report import first_rows
 from flows.config.run_config import RunConfig
 from tasks.result import Input
 
@@ -27,7 +27,7 @@ def find_files(kind: str, config: RunConfig, home: Path) -> dict[str, Input]:
         path = resolve_source(value, hub, home / "datasets", f"data.{kind}")
         with about(f"data.{kind}"):
             if kind in (*KINDS, JUDGE):
-                refuse_ratings(path, config.data)
+                first_rows(path, config.data, f"data.{kind}: ")  # refuses a rating sheet
                 if kind == JUDGE:
                     try:
                         look_at("preferences", path, JudgeData.model_validate(config.data))

@@ -1,11 +1,9 @@
-"""Print a lineage: as text for the terminal, as a Mermaid graph, or as one HTML page."""
+"""Print a lineage: as text for the terminal, or as one HTML page."""
 
 import json
-import re
 from collections.abc import Iterator
 
 from components.base.text import line
-from components.base.text import mermaid as label
 from components.gates.gate_text import number
 from flows.models.lineage import LineageGraph, LineageNode
 from flows.reports.run_facts import code_name
@@ -75,18 +73,6 @@ def _facts(node: LineageNode) -> Iterator[str]:
         yield from (f"  {line.removeprefix('- ').replace('**', '')}" for line in model.life)
 
 
-def mermaid(lineage: LineageGraph) -> str:
-    """Return the graph in Mermaid's syntax (https://mermaid.js.org/syntax/flowchart.html)."""
-    lines = ["flowchart LR"]
-    for node in lineage.nodes:
-        open_, close = ("[", "]") if node.record else ("[(", ")]")
-        what, _, digest = title(node).rpartition("  ")
-        lines.append(f"    {_id(node.digest)}{open_}{label(what)[:-1]}<br/>{label(digest)[1:]}{close}")
-    for edge in lineage.edges:
-        lines.append(f"    {_id(edge.made_of)} -->|{label(edge.name)}| {_id(edge.to)}")
-    return "\n".join(lines)
-
-
 def graph(lineage: LineageGraph) -> Diagram:
     """Return the graph as boxes and arrows."""
     boxes = [_box(node, lineage.subject.run) for node in lineage.nodes]
@@ -123,7 +109,3 @@ def page(lineage: LineageGraph) -> str:
         note=incomplete(lineage),
         **styled(),
     )
-
-
-def _id(digest: str) -> str:
-    return f"n{re.sub(r'[^0-9a-f]', '', digest)[:12]}"

@@ -154,17 +154,15 @@ def table(x: str, named: Mapping[str, str], curves: Mapping[str, Curve]) -> Tabl
 def template(name: str) -> Template:
     """Return a page's template, with the filters that all templates use."""
     made = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
-    )
+    )  # fmt: skip
     made.filters |= {
         "number": number, "duration": duration, "moment": moment, "value": shown, "cut": cut, "bound": bound,
         "rows": lambda table: thin(table.rows, ROWS), "breakable": breakable, "picture": picture, "code": code_name,
         "brief": brief, "lineage_picture": lambda graph: Markup(in_html(graph)),
         "marked": marked, "line": line, "cost": cost, "by_another": by_another,
+        "numeric": lambda names: [f"#{name}" for name in names],
     }  # fmt: skip
     return made.get_template(name)
 

@@ -27,6 +27,7 @@ from components.human_eval.comparison.model_pairs import RESULT
 from components.keys.code_version import CodeVersion
 from components.store.store import ArtifactStore, Record
 from data_contracts.expectations.suites import first_rows
+from flows.config.removed import REMOVED
 from flows.config.run_config import default_values
 from flows.reports.compared_rounds import rounds_up_to
 from flows.reports.report_links import Link, links
@@ -444,7 +445,7 @@ def _samples(rows: Mapping[int, Document]) -> list[ShownSample]:
 def _options(home: Path, run: str, values: Mapping[str, JsonValue], profile: str) -> tuple[str, list[Option]]:
     """Return the name of the values that options are compared with, and every option."""
     against, defaults = default_values(home, run, profile)
-    plain = flatten(defaults)
+    plain = flatten({option: default for option, (default, _) in REMOVED.items()}) | flatten(defaults)
     return against, [
         # Runtime and runners are resolved for each machine, so a difference is not the user's change.
         Option(name, value, plain.get(name), value != plain.get(name) and not name.startswith(("runtime.", "runners.")))

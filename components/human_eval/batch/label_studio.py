@@ -1,4 +1,4 @@
-"""Label Studio: write pairs as tasks with a labelling config; read exports (JSON, JSON_MIN, CSV) as rows of a sheet.
+"""Label Studio: write pairs as tasks with a labelling config; read its JSON export as rows of a sheet.
 
 Its `Pairwise` tag is not used, since it has no tie. Each annotator is a rater; raters are numbered by the users' ids in
 Label Studio.
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 from xml.sax.saxutils import quoteattr
 
+from components.base.errors import UserError
 from components.human_eval.sheet import (
     FLAGS,
     MEANINGS,
@@ -20,9 +21,6 @@ from components.human_eval.sheet import (
     rating_of,
 )
 
-_OF_MIN = ("annotator", "annotation_id")
-"""Columns of its flat exports, which have one annotation per row."""
-_NOT_ASKED = {*TEXTS, *_OF_MIN, "id", "created_at", "updated_at", "lead_time", PEOPLE}
 Rows = list[tuple[int, Mapping[str, object]]]
 
 
@@ -30,7 +28,7 @@ class Annotation(NamedTuple):
     """One annotator's answers to one task."""
 
     row: int
-    """Row number of the task in a JSON export, or of the annotation in a flat one."""
+    """Number of the task in the export."""
     data: Mapping[str, object]
     annotator: str
     answers: dict[str, object]
@@ -83,9 +81,15 @@ def instruction(guidelines: str) -> str:
     return "\n".join(f"<{tag}>{html.escape(text, quote=False)}</{tag}>" for tag, text in blocks) + "\n"
 
 
-def is_export(columns: Iterable[str]) -> bool:
-    """Return whether rows with these fields are from Label Studio."""
-    return {"data", "annotations"} <= set(columns) or {*TEXTS, *_OF_MIN} <= set(columns)
+def is_export(path: object, columns: Iterable[str]) -> bool:
+    """Return whether a row with these fields is a task of Label Studio.
+
+    Raises:
+        UserError: it is a row of a flat export, which has one annotation per row.
+    """
+    if {*TEXTS, "annotator", "annotation_id"} <= set(columns):
+        raise UserError(f"{path} is a flat export of Label Studio (CSV or JSON_MIN). Export the project as JSON.")
+    return {"data", "annotations"} <= set(columns)
 
 
 def sheet_rows(path: object, rows: Rows, mistakes: list[str]) -> Rows:
@@ -142,16 +146,7 @@ def _alone(question: str, answer: object) -> object:
 
 
 def _annotations(path: object, number: int, row: Mapping[str, object], mistakes: list[str]) -> list[Annotation]:
-    """Return the annotations of a task, or the single one of a flat row."""
-    if "annotations" not in row:
-        answers = {name: value for name, value in row.items() if name not in _NOT_ASKED and value not in (None, "")}
-        annotator = str(row.get("annotator") or "").strip().removesuffix(".0")
-        if not answers:
-            return []
-        if not annotator:
-            mistakes.append(f"{path}, row {number}: no `annotator`, so nobody can tell whose annotation it is.")
-            return []
-        return [Annotation(number, row, annotator, answers, row.get("lead_time"))]
+    """Return the annotations of a task."""
     data, entries = row.get("data"), row["annotations"]
     if not isinstance(data, dict) or not isinstance(entries, list):
         mistakes.append(f"{path}, row {number}: a task of Label Studio has `data` and a list of `annotations`.")

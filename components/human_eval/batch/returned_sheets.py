@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from components.base.errors import Mistakes, UserError
+from components.base.errors import UserError
 from components.base.strict_json import BadJson, parse_json
 from components.base.text import counted
 from components.data.spreadsheet import unprotect
@@ -83,32 +83,11 @@ def looks_like_sheet(path: Path) -> bool:
     return set(TEXTS) <= set(lines[at - 1])
 
 
-def sheet_records(path: Path) -> list[tuple[int, dict[str, str]]]:
-    """Return the rows of a returned sheet by column, each with its row number.
-
-    The `rating` of a rater's own file becomes `rating_1`, or the column of that rater.
-
-    Raises:
-        UserError: nothing can be read. Mistakes: some rows cannot be read.
-    """
-    mistakes: list[str] = []
-    numbered, _ = _records(path, mistakes)
-    if mistakes:
-        raise Mistakes(*mistakes)
-    records = []
-    for number, record in numbered:
-        row = {name: "" if value is None else str(value) for name, value in record.items()}
-        if "rating" in row:
-            row[f"rating_{row.get('rater', '').strip().removesuffix('.0') or 1}"] = row.pop("rating")
-        records.append((number, row))
-    return records
-
-
 def _records(path: Path, mistakes: list[str]) -> tuple[_Records, bool]:
     """Return a file's rows, and whether its encoding may have lost characters; Label Studio's as rows of a sheet."""
     text, lossy = _decode(path)
     records = _json(path, text, mistakes) if text.lstrip()[:1] in ("{", "[") else _table(path, text, mistakes)
-    if records and all(is_export(record) for _, record in records):
+    if records and all(is_export(path, record) for _, record in records):
         records = sheet_rows(path, records, mistakes)
     return records, lossy
 

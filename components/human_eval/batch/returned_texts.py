@@ -1,6 +1,5 @@
 """Compare a returned cell with the text that was given out, allowing for everything that spreadsheets change."""
 
-import itertools
 import re
 
 from components.data.spreadsheet import unprotect
@@ -11,6 +10,8 @@ _NEARLY = 700
 """Number of further characters that a cell cut by Excel may have lost to protective apostrophes and final white
 space."""
 _UNSEEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_LOST = re.compile(f"([^{re.escape(bytes(range(256)).decode('cp1252', 'ignore'))}]+)")
+"""Characters that Windows-1252 lacks."""
 _BLANKS = re.compile(r"[^\S\n]+(?=\n|\Z)")
 
 
@@ -31,39 +32,24 @@ def same(original: str, returned: str, lossy: bool = False) -> bool:
         original, returned: texts after `plain`.
         lossy: the file was saved in Windows-1252, which replaces each character that it lacks by one or two others.
     """
-    if returned == original:
-        return True
     cut = _units(original) > CELL and CELL - _NEARLY <= _units(returned) <= CELL
-    if cut and original.startswith(returned):
+    if returned == original or (cut and original.startswith(returned)):
         return True
-    return lossy and _same_but_for_lost(original.replace("'", ""), returned.replace("'", ""), cut)
+    return lossy and _same_but_for_lost(original.replace("'", ""), returned.replace("'", ""))
 
 
 def _units(text: str) -> int:
     return len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
-def _same_but_for_lost(original: str, returned: str, cut: bool) -> bool:
+def _same_but_for_lost(original: str, returned: str) -> bool:
     """Return whether `returned` has the parts of `original` that Windows-1252 can hold, about as far apart."""
-    place, lost = 0, 0
-    for encodable, characters in itertools.groupby(original, _in_windows_1252):
-        part = "".join(characters)
-        if not encodable:
-            lost = len(part)
-            continue
-        start = returned.find(part, place + lost, place + 2 * lost + len(part))
-        if start < 0:
-            return cut and any(part.startswith(returned[place + n :]) for n in range(lost, 2 * lost + 1))
-        place, lost = start + len(part), 0
-    return lost <= len(returned) - place <= 2 * lost
-
-
-def _in_windows_1252(character: str) -> bool:
-    try:
-        character.encode("cp1252")
-    except UnicodeEncodeError:
-        return False
-    return True
+    start, *parts = _LOST.split(original)
+    rest = (  # an atomic group takes the nearest place, so that no text takes long
+        f"(?>.{{{len(lost)},{2 * len(lost)}}}?{re.escape(held) or '$'})"
+        for lost, held in zip(parts[::2], parts[1::2], strict=True)
+    )
+    return re.fullmatch(re.escape(start) + "".join(rest), returned, re.DOTALL) is not None
 
 
 def first_difference(original: str, returned: str) -> int:

@@ -1,1 +1,1 @@
-"""The page's database: tables, connections and migrations."""
+"""The page's database: tables and connections."""

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event, make_url
+from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event, inspect, make_url, select
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from components.base.errors import UserError
 from components.base.files import make_folder
-from flows.review.database.tables import metadata
+from flows.review.database.tables import VERSION, metadata, review_version
 
 FOLDER = "review"
 """The folder of a home that holds its batches' databases."""
@@ -26,7 +26,7 @@ def database_file(home: Path, batch: str) -> Path:
 
 
 def open_database(place: str | Path, create: bool = True) -> Engine:
-    """Return an engine for `place` (a SQLite file or a URL), with its tables upgraded to this version.
+    """Return an engine for `place` (a SQLite file or a URL), with its tables, which are made if it is new.
 
     Use `writing(engine)` to write, and `engine.connect()` to read.
 
@@ -51,7 +51,7 @@ def open_database(place: str | Path, create: bool = True) -> Engine:
         event.listen(engine, "begin", _begin_sqlite)
         event.listen(engine, "handle_error", _refuse_damage)
     try:
-        _upgrade(engine)
+        _make_tables(engine)
         if file is not None:
             file.chmod(0o600)  # it holds people's names and answers
     except DBAPIError as error:
@@ -119,41 +119,26 @@ def _damaged(engine: Engine, why: str) -> UserError:
     )
 
 
-def _revision(connection: Connection) -> str | None:
-    from alembic.runtime.migration import MigrationContext
-
-    return MigrationContext.configure(connection, opts={"version_table": "review_version"}).get_current_revision()
-
-
-def _upgrade(engine: Engine) -> None:
-    from alembic import command
-    from alembic.config import Config
-    from alembic.script import ScriptDirectory
-    from alembic.util import CommandError
-
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
-    newest = ScriptDirectory.from_config(config).get_current_head()
+def _make_tables(engine: Engine) -> None:
+    """Make the tables of a new database; refuse a damaged one, and one with the tables of another version."""
     with engine.connect() as connection:
         if engine.dialect.name == "sqlite":
             damage = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
             if damage != "ok":
                 raise _damaged(engine, str(damage))
-        try:
-            present = _revision(connection)
-        except CommandError as error:
-            raise _damaged(engine, str(error)) from error
-    if present == newest:
-        return
-    with writing(engine) as connection:
-        config.attributes["connection"] = connection
-        if _revision(connection) is None:  # a new database: the migrations are for older tables
-            metadata.create_all(connection, checkfirst=False)  # another program's table of the same name is an error
-            command.stamp(config, "head")
-            return
-        try:
-            command.upgrade(config, "head")
-        except CommandError as error:
-            raise UserError(
-                f"a newer Tether wrote the review page's database ({error}). Use that version, or another database."
-            ) from error
+        present = _version(connection)
+    if present is None:
+        with writing(engine) as connection:
+            if _version(connection) is None:  # no other process was first
+                metadata.create_all(connection, checkfirst=False)  # refuses another program's table of the same name
+                connection.execute(review_version.insert().values(version_num=VERSION))
+    elif present != VERSION:
+        raise UserError(
+            f"a newer Tether wrote the review page's database (its tables are {present}, these {VERSION}). Use that "
+            "version, or another database."
+        )
+
+
+def _version(connection: Connection) -> str | None:
+    there = inspect(connection).has_table(review_version.name)
+    return connection.scalar(select(review_version.c.version_num)) if there else None

@@ -27,6 +27,10 @@ metadata = MetaData(
     }
 )
 
+VERSION = "0001"
+"""Version of these tables. A change of them raises it, and `connect` then changes older databases."""
+review_version = Table("review_version", metadata, Column("version_num", Text, nullable=False))
+
 batch = Table(
     "batch",
     metadata,

@@ -1,4 +1,4 @@
-"""Text of others commands nothing: no terminal, no Markdown, no Mermaid."""
+"""Text of others commands nothing: no terminal, no Markdown."""
 
 import re
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.base.text import counted, line, markdown, markdown_code, mermaid, plain
+from components.base.text import counted, line, markdown, markdown_code, plain
 
 
 @pytest.mark.parametrize(
@@ -60,12 +60,6 @@ def test_markdown_takes_it_for_words(text: str, shown: str) -> None:
 
 def test_a_code_span_does_not_end_before_its_text() -> None:
     assert markdown_code("a`b | c\nd") == r"`a'b \| c d`"
-
-
-@given(st.text())
-def test_a_label_of_mermaid_stays_within_its_quotes(text: str) -> None:
-    label = mermaid(text)
-    assert re.fullmatch(r'"[^"\n|\[\]<>`;#]*(#\d+;[^"\n|\[\]<>`;#]*)*"', label)
 
 
 @pytest.mark.parametrize(

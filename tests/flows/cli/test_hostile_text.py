@@ -1,6 +1,6 @@
 """What others wrote (a reason, a metric's name, a library of an imported record) commands nothing where people read it.
 
-Terminals obey control characters and rich obeys [markup]; pages could run scripts; Markdown and Mermaid have a syntax.
+Terminals obey control characters and rich obeys [markup]; pages could run scripts; Markdown has a syntax.
 """
 
 import json
@@ -125,14 +125,6 @@ def test_the_lineage_page_holds_no_tag_of_others_and_allows_nothing_but_its_styl
     (policy,) = [attrs["content"] for _, attrs in found if attrs.get("http-equiv") == "Content-Security-Policy"]
     assert policy is not None and policy.startswith("default-src 'none'; img-src data:; style-src 'sha256-")
     assert "script-src" not in policy and "unsafe" not in policy
-
-
-def test_the_graph_for_mermaid_has_one_line_a_node_and_an_edge(home: Path) -> None:
-    first, *lines = lineage_text.mermaid(lineage(home, "r1")).splitlines()
-    assert first == "flowchart LR"
-    node, edge = r'\[\(?"[^"<>|\[\]`]*<br/>[0-9a-f]+"\)?\]', r' -->\|"[^"<>|\[\]`]*"\| n[0-9a-f]+'
-    for line in lines:
-        assert re.fullmatch(rf"    n[0-9a-f]+({node}|{edge})", line)
 
 
 def words_of(text: str) -> None:

@@ -134,7 +134,7 @@ def test_ratings_are_told_for_what_they_are_with_the_command_that_is_meant_for_t
     assert done.returncode == 2 and "is the unblinded result of a rating" in done.stderr
     assert "tether people score" in done.stderr and "--html" in done.stderr
     done = check(tether_here, tmp_path, "sheet.csv")
-    assert done.returncode == 2 and "sheet.csv is a rating sheet" in done.stderr
+    assert done.returncode == 2 and "tether people status RUN --sheet sheet.csv` checks it" in done.stderr
     for setting, said in (
         ("data.preferences=sheet.csv", "data.preferences: sheet.csv is a rating sheet"),
         ("data.prompts=sheet.csv", "data.prompts: sheet.csv is a rating sheet"),
@@ -282,9 +282,8 @@ def test_a_raters_own_file_with_its_instructions_is_a_sheet_wherever_it_is_named
     write_raters_files(tmp_path, [row], 1, ["Read both.", "Ratings: a, b."])
     text = (tmp_path / "rater_1.csv").read_text(encoding="utf-8-sig")
     (tmp_path / "rater_1.csv").write_text(text.replace('"1",""', '"1","both_bad"'), encoding="utf-8-sig")
-    refused = check(tether_here, tmp_path, "rater_1.csv")
-    assert refused.returncode == 2
-    assert "rater_1.csv is a rating sheet, not training data. When it is filled in, `tether" in refused.stderr
+    with pytest.raises(UserError, match="is a rating sheet, not training data"):
+        reading_of(tmp_path / "rater_1.csv", DataConfig())
     (tmp_path / "ratings.csv").write_text("item,stratum,prompt,sft,policy,policy_side,rating_1\nq1,x,p,s,t,a,policy\n")
     with pytest.raises(UserError, match=r"preferences\.jsonl beside it has the same votes as data"):
         reading_of(tmp_path / "ratings.csv", DataConfig())

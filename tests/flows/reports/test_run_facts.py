@@ -6,6 +6,7 @@ import pytest
 
 from components.data.support_desk.task import SIMULATED
 from components.store.store import ArtifactStore
+from flows.reports import run_facts as reports
 from flows.reports.page import ending
 from flows.reports.run_facts import run_facts
 from tests import stored_run as stored
@@ -35,6 +36,14 @@ def test_a_passed_runs_facts_are_the_stored_ones(tmp_path: Path) -> None:
     assert changed == {"ppo.updates": (7, 3)}
     assert facts.stage("sft").by is None and facts.stage("ppo").by is None
     assert ending(facts) == []
+
+
+def test_a_removed_option_at_its_last_default_is_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = {"data": {"checks": {"rated": {"severity": "warn", "threshold": 0.0}}}, "reward": {"combine": "members"}}
+    stored_run(tmp_path)
+    monkeypatch.setattr(reports, "run_values", lambda home, run: old)
+    changed = {each.name: (each.value, each.default) for each in run_facts(tmp_path).options if each.changed}
+    assert changed == {"reward.combine": ("members", "ensemble")}
 
 
 def test_a_key_that_was_computed_to_other_bytes_since_does_not_change_an_earlier_runs_facts(tmp_path: Path) -> None:

@@ -1,1 +1,0 @@
-"""Alembic's environment; `connect.open_database` runs it."""

@@ -1,1 +1,0 @@
-"""Migrations: one file per change of the tables."""
