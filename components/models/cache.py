@@ -322,7 +322,7 @@ class GraphedContext(PreallocatedContext):
         return hidden
 
     def step(self, tokens: Tensor, uniforms: Tensor, draw: Draw) -> tuple[Tensor, dict[str, Tensor]]:
-        """As `Context`, with tokens and uniforms of the first n rows. The hidden states hold until the next step."""
+        """As `Context`, for the first n rows."""
         graphs, rows, end = self.graphs, self.window.rows, self.window.end
         last = (end // CAPTURED_TOKENS + 1) * CAPTURED_TOKENS - 1
         graphs.put(graphs.inputs, "tokens", tokens)
