@@ -399,8 +399,8 @@ def open_context(
     dynamic = DynamicCache(config=model.config)
     full = bool(dynamic.layers) and all(type(layer) is DynamicLayer for layer in dynamic.layers)
     if full and model.config._attn_implementation in ("sdpa", "eager"):
-        given = model, prompt_ids, lengths, new_tokens, len(dynamic.layers)
-        return PreallocatedContext(*given) if graphs is None else GraphedContext(*given, graphs)
+        batch = model, prompt_ids, lengths, new_tokens, len(dynamic.layers)
+        return PreallocatedContext(*batch) if graphs is None else GraphedContext(*batch, graphs)
     return DynamicContext(model, prompt_ids, lengths, dynamic)
 
 
