@@ -322,7 +322,7 @@ class GraphedContext(PreallocatedContext):
         return hidden
 
     def step(self, tokens: Tensor, uniforms: Tensor, draw: Draw) -> tuple[Tensor, dict[str, Tensor]]:
-        """As `Context`, with tokens and uniforms of the first n rows. The hidden states hold until the next step."""
+        """As `Context`, for the first n rows."""
         graphs, rows, end = self.graphs, self.window.rows, self.window.end
         last = (end // CAPTURED_TOKENS + 1) * CAPTURED_TOKENS - 1
         graphs.put(graphs.inputs, "tokens", tokens)
@@ -399,8 +399,8 @@ def open_context(
     dynamic = DynamicCache(config=model.config)
     full = bool(dynamic.layers) and all(type(layer) is DynamicLayer for layer in dynamic.layers)
     if full and model.config._attn_implementation in ("sdpa", "eager"):
-        given = model, prompt_ids, lengths, new_tokens, len(dynamic.layers)
-        return PreallocatedContext(*given) if graphs is None else GraphedContext(*given, graphs)
+        batch = model, prompt_ids, lengths, new_tokens, len(dynamic.layers)
+        return PreallocatedContext(*batch) if graphs is None else GraphedContext(*batch, graphs)
     return DynamicContext(model, prompt_ids, lengths, dynamic)
 
 

@@ -221,33 +221,27 @@ def sample(
     by_row = response_uniforms(seed, order if numbers is None else [numbers[row] for row in order], cap)
     uniforms = onto(device, by_row.T.double().contiguous())
     index, end_ids = onto(device, torch.tensor(order)), onto(device, torch.tensor(endings.ids))
-    going = torch.ones_like(index, dtype=torch.bool)
-    stops = _StopStrings(tokenizer, batch) if endings.strings else None
+    going, stops = torch.ones_like(index, dtype=torch.bool), _StopStrings(tokenizer, batch) if endings.strings else None
     results: dict[str, Tensor] = defaultdict(lambda: torch.zeros(batch, cap, device=device))
     results["tokens"] = torch.full((batch, cap), pad_id, dtype=torch.long, device=device)
-    columns = defaultdict[str, list[Tensor]](list)  # of `results`, since rows were last checked
+    columns = list[dict[str, Tensor]]()  # of `results`, since rows were last checked
     room = cap if graphs is None else cap + max(0, generation.max_prompt_tokens - prompt_ids.shape[1])
     context = open_context(model, prompt_ids[index], [len(prompts[row]) for row in order], room, graphs)
-    draw, hidden, checked = _Draw(generation.temperature), context.read_prompts(), 0
+    draw, hidden = _Draw(generation.temperature), context.read_prompts()
     drawn = draw(model, hidden, uniforms[0])
     for t in range(cap):
         if value_head is not None:
             drawn["values"] = value_head(hidden.float())
-        for name, column in drawn.items():
-            columns[name].append(column)
+        columns.append(drawn)
         tokens = drawn["tokens"]
         if t % LEAVE_EVERY[torch.device(device).type] == 0 or t + 1 == cap:
-            recent = {name: torch.stack(column, 1) for name, column in columns.items()}
-            columns.clear()
-            for name, values in recent.items():
-                results[name][: len(values), checked : t + 1] = values
-            still, checked = _still_going(recent, going, end_ids), t + 1
+            still, recent = _still_going(columns, results, t + 1, going, end_ids)
             if not still:
-                raise _no_distribution(model, checked)
+                raise _no_distribution(model, t + 1)
             if stops is not None:
-                still = stops.without_complete(order[: len(still)], still, recent["tokens"].tolist())
+                still = stops.without_complete(order[: len(still)], still, recent.tolist())
             remaining = _closed_up(still)
-            if checked == cap or not remaining:
+            if t + 1 == cap or not remaining:
                 break
             if len(remaining) < len(still) and context.keep(remaining):
                 moved = [*remaining, *sorted({*range(batch)} - {*remaining})]
@@ -256,23 +250,26 @@ def sample(
                 results, rows = {name: values[index] for name, values in results.items()}, index[: len(remaining)]
                 tokens, going, uniforms = tokens[rows], going[rows], uniforms[:, rows]
         hidden, drawn = context.step(tokens, uniforms[t + 1], draw)
-    by_prompt = onto(device, torch.tensor(sorted(range(batch), key=order.__getitem__)))
-    results = {name: values[by_prompt] for name, values in results.items()}
-    response = results.pop("tokens")
-    ended, mask = _responses(response, end_ids, {} if stops is None else stops.lengths)
-    response = response[:, : mask.shape[1]].masked_fill(~mask, pad_id)
-    statistics = {name: value[:, : mask.shape[1]].masked_fill(~mask, 0) for name, value in results.items()}
-    stats = SampledStats(statistics["logprobs_at_1"], statistics["entropy"], statistics.get("values"))
-    return Samples(prompt_ids, prompt_mask, response, mask, statistics["logprobs"], ended, stats)
+    ended, mask, values = _responses(results, order, pad_id, end_ids, {} if stops is None else stops.lengths)
+    stats = SampledStats(values["logprobs_at_1"], values["entropy"], values.get("values"))
+    return Samples(prompt_ids, prompt_mask, values["tokens"], mask, values["logprobs"], ended, stats)
 
 
-def _still_going(recent: Mapping[str, Tensor], going: Tensor, end_ids: Tensor) -> list[bool]:
-    """Update `going` (n,), which rows have not ended, by `recent` (n, tokens) and return it; an empty list if a
-    distribution was not finite. The host waits for the GPU once."""
+def _still_going(
+    columns: list[dict[str, Tensor]], results: Mapping[str, Tensor], end: int, going: Tensor, end_ids: Tensor
+) -> tuple[list[bool], Tensor]:
+    """Move `columns` (n,), up to token `end`, to the first rows of `results`, and update which rows are `going` (n,).
+
+    Return the latter, empty if a distribution was not finite, and the moved tokens. The host waits for the GPU once.
+    """
+    recent = {name: torch.stack([drawn[name] for drawn in columns], 1) for name in columns[0]}
+    columns.clear()
+    for name, values in recent.items():
+        results[name][: len(values), end - values.shape[1] : end] = values
     going &= ~torch.isin(recent["tokens"], end_ids).any(1)
     sound = (recent["logprobs"] + recent["entropy"]).isfinite().all().unsqueeze(0)
     *still, finite = torch.cat([going, sound]).tolist()
-    return still if finite else []
+    return still if finite else [], recent["tokens"]
 
 
 class _StopStrings:
@@ -299,12 +296,17 @@ class _StopStrings:
         return still
 
 
-def _responses(response: Tensor, end_ids: Tensor, stopped: Mapping[int, int]) -> tuple[Tensor, Tensor]:
-    """Return of sampled tokens (B, cap) whether each response ended (B,), and the mask of the responses (B, T).
+def _responses(
+    results: Mapping[str, Tensor], order: Sequence[int], pad_id: int, end_ids: Tensor, stopped: Mapping[int, int]
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Return whether each response ended (B,), the mask of the responses (B, T), and `results` (B, cap) of the rows
+    `order` as (B, T) in the prompts' order.
 
     Args:
         stopped: maps a row with a stop string to its number of tokens up to that.
     """
+    index = onto(end_ids.device, torch.tensor(sorted(range(len(order)), key=order.__getitem__)))
+    response = results["tokens"][index]
     ends, cap = torch.isin(response, end_ids), response.shape[1]
     ended = ends.any(1)
     length = torch.where(ended, ends.long().argmax(1) + 1, cap)
@@ -313,7 +315,9 @@ def _responses(response: Tensor, end_ids: Tensor, stopped: Mapping[int, int]) ->
         at[list(stopped)] = torch.tensor(list(stopped.values()))
         at = onto(response.device, at)
         ended, length = ended | (at <= cap), torch.minimum(length, at)
-    return ended, torch.arange(int(length.max()), device=response.device) < length.unsqueeze(-1)
+    mask = torch.arange(int(length.max()), device=response.device) < length.unsqueeze(-1)
+    values = {name: x[index, : mask.shape[1]].masked_fill(~mask, 0) for name, x in results.items()}
+    return ended, mask, values | {"tokens": response[:, : mask.shape[1]].masked_fill(~mask, pad_id)}
 
 
 def with_endings(samples: Samples, tokenizer: Any) -> Samples:
