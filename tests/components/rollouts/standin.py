@@ -1,8 +1,8 @@
 """A stand-in for a vLLM server: its routes over real HTTP, and behind them a real model that samples.
 
-Routes, fields, defaults and refusals are those of vLLM 0.29.0's sources. It does as vLLM does where a request could
-rely on something else: a model's generation config (`defaults`) fills in what a request leaves out, log-probabilities
-are raw unless `logprobs_mode` says processed, and a prefix cache goes on answering from old weights until it is reset.
+Routes, fields, defaults and refusals are those of vLLM 0.32.0. It does as vLLM does where a request could rely on
+something else: a model's generation config (`defaults`) fills in what a request leaves out, log-probabilities are raw
+unless `logprobs_mode` says processed, and a prefix cache goes on answering from old weights until it is reset.
 """
 
 import copy
@@ -34,7 +34,7 @@ class StandIn:
     def __init__(self, model: Any, eos: int, port: int = 0, **facts: Any) -> None:
         self.model, self.eos, self.port = copy.deepcopy(model).eval(), eos, port
         self.facts = {
-            "version": "0.29.0", "dtype": "torch.float32", "logprobs_mode": PROCESSED, "max_model_len": 512,
+            "version": "0.32.0", "dtype": "torch.float32", "logprobs_mode": PROCESSED, "max_model_len": 512,
             "batch_invariant": True, "sleeps": False, "speculative": None,
         } | facts  # fmt: skip
         self.defaults: dict[str, Any] = {"temperature": 0.5, "top_k": 2, "repetition_penalty": 1.3}
@@ -49,7 +49,12 @@ class StandIn:
         self.delay, self.failing, self.dying_after = 0.0, 0, -1
         self.spoil = lambda choice: choice
         """Changes an answer on its way out."""
-        self.ignores_weights = False
+        self.ignores_weights = self.depends_on_neighbours = False
+        self.keeps_output_layer = False
+        """As vLLM for CPUs does with a tied one, when it reloads."""
+        self.output_layer = model.get_output_embeddings().weight.detach().clone()
+        self.open = 0
+        """Completions that are computed now."""
         self._lock = threading.Lock()
 
     def __enter__(self) -> "StandIn":
@@ -124,7 +129,13 @@ class StandIn:
         if name == "GET /is_sleeping":
             return {"is_sleeping": bool(self.asleep)}
         if name == "POST /v1/completions":
-            return self.complete(body)
+            with self._lock:
+                self.open += 1
+            try:
+                return self.complete(body)
+            finally:
+                with self._lock:
+                    self.open -= 1
         if name == "POST /collective_rpc":
             return self.reload(body)
         if name == "POST /update_weight_version":
@@ -198,7 +209,9 @@ class StandIn:
         stops = self.also_stops | set(body.get("stop_token_ids") or []) | {self.eos}
         ids, logprobs, reason = list(prompt), [], "length"
         for _ in range(cap):
-            raw = model(torch.tensor([ids])).logits[0, -1].float()
+            head = self.output_layer if self.keeps_output_layer else model.get_output_embeddings().weight
+            raw = head @ model.base_model(torch.tensor([ids])).last_hidden_state[0, -1]
+            raw = raw * (1 + 1e-5 * (self.open - 1)) if self.depends_on_neighbours else raw
             logits = self.processed(raw + bias, asked, ids)
             token = int(torch.multinomial(logits.softmax(-1), 1, generator=generator))
             shown = logits if self.facts["logprobs_mode"] == PROCESSED else raw
