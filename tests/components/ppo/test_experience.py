@@ -216,7 +216,7 @@ def test_drift_is_the_largest_difference_in_float32_the_mean_kl_in_bfloat16_and_
         ("float32", "bfloat16", 0.001, 0.5, 0.011),
     ],
 )  # fmt: skip
-def test_what_a_server_may_differ_by_follows_from_both_formats_and_the_first_update(
+def test_a_servers_tolerance_follows_from_both_formats(
     stages: Any, server: str, here: str, first: float | None, temperature: float, allowed: float
 ) -> None:
     job, rollout = of(stages, here, temperature), {"engine": "vllm", "url": "http://127.0.0.1:1", "dtype": server}

@@ -1,5 +1,6 @@
 """Errors of a server's routes, each with what to do: a wrong address, another version, silence, death."""
 
+import json
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from components.ppo.config import ImportanceConfig, PpoConfig
 from components.rollouts.client import VllmClient, resolve_rollout
 from components.rollouts.config import RolloutConfig
 from components.rollouts.engine import open_rollouts
-from tests.components.rollouts.standin import StandIn
+from tests.components.rollouts.standin import RECORD, StandIn, recorded, shape
 
 Asking = Callable[..., RolloutConfig]
 
@@ -122,6 +123,12 @@ def test_another_server_than_the_run_was_resolved_for_is_refused_with_the_flag_t
     server.facts |= change
     with pytest.raises(UserError, match=message):
         opened(config, runtime, tmp_path)
+
+
+def test_the_stand_in_answers_as_vllm_was_recorded(server: StandIn, stages: Any) -> None:
+    """Each of its fields has the type that vLLM gave it, under the same status; vLLM has more fields."""
+    ours = shape(recorded(server.url, stages.inputs["sft"] / "model"))
+    assert ours.items() <= shape(json.loads(RECORD.read_text())).items()
 
 
 def test_a_version_that_was_never_tried_is_named_in_a_warning(

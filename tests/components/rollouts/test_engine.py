@@ -223,15 +223,15 @@ def test_a_server_that_calls_itself_batch_invariant_is_measured(
 ) -> None:
     """A neighbour changes its logits by a hundred thousandth; a server without the variable may do so."""
     server.depends_on_neighbours, server.delay = True, 0.02
-    said = r"runs with VLLM_BATCH_INVARIANT=1, and .* Start it without"
-    with pytest.raises(UserError, match=said), rollouts(asking(server)) as opened, opened.engine(policy, None) as engine:
+    no = r"runs with VLLM_BATCH_INVARIANT=1, and .* Start it without"
+    with pytest.raises(UserError, match=no), rollouts(asking(server)) as opened, opened.engine(policy, None) as engine:
         engine.sample(prompts, CAP, seed=3)
     server.facts["batch_invariant"] = False
     with rollouts(asking(server)) as opened, opened.engine(policy, None) as engine:
         assert len(rows(engine.sample(prompts, CAP, seed=3))) == len(prompts)
 
 
-def test_a_full_disk_under_the_weights_names_the_option_and_leaves_nothing(
+def test_a_full_disk_names_the_option_and_leaves_nothing(
     server: StandIn, asking: Asking, rollouts: Any, policy: Any, prompts: Any, tmp_path: Path
 ) -> None:
     shared = tmp_path / "shm"

@@ -141,7 +141,7 @@ def test_a_shared_critic_and_weights_of_whole_responses_take_a_servers_samples(
         assert row["ppo/value_loss"] > 0 and row["ppo/importance_max"] == pytest.approx(1, abs=1e-3)
 
 
-def test_an_output_layer_that_stays_as_it_was_stops_the_second_update(
+def test_an_output_layer_that_stays_stale_stops_update_two(
     stages: Any, server: StandIn, asking: Asking, tmp_path: Path
 ) -> None:
     """Nothing is sampled from it: the server was asked for one short response after the first update."""
