@@ -231,21 +231,15 @@ def test_a_server_that_calls_itself_batch_invariant_is_measured(
         assert len(rows(engine.sample(prompts, CAP, seed=3))) == len(prompts)
 
 
-def test_a_full_disk_names_the_option_and_leaves_nothing(
-    server: StandIn, asking: Asking, rollouts: Any, policy: Any, prompts: Any, tmp_path: Path
-) -> None:
-    shared = tmp_path / "shm"
-    with rollouts(asking(server, folder=str(shared))) as opened:
-        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
-        try:
-            with pytest.raises(UserError, match=r"\.partial.*: File too large\. .* ppo\.rollout\.folder names another"):
-                opened.engine(policy, None).__enter__()
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        with opened.engine(policy, None) as engine:
-            assert len(rows(engine.sample(prompts, CAP, seed=3))) == len(prompts)
-    assert list(shared.iterdir()) == []
+def test_a_full_disk_names_the_option(server: StandIn, asking: Asking, policy: Any, tmp_path: Path) -> None:
+    client, limits = SimpleNamespace(config=asking(server)), resource.getrlimit(resource.RLIMIT_FSIZE)
+    transfer = FolderTransfer(client, tmp_path / "shm")  # type: ignore[arg-type]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(UserError, match=r"\.partial.*: File too large\. .* ppo\.rollout\.folder names another"):
+            transfer.send(policy, "tether-a-0")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_weights_that_change_while_it_samples_end_the_stage_so_that_it_may_go_on(

@@ -10,19 +10,16 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import urllib.request
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
 
-from components.base.errors import Unreachable, UserError
+from components.base.errors import UserError
 from components.base.jsonl import read_rows
 from components.data.tables.published import read_split
 from components.models.batching import encode_prompt
@@ -33,74 +30,50 @@ from components.models.runtime import Runtime
 from components.ppo.models import Packed, scatter
 from components.rollouts.client import VllmClient, resolve_rollout
 from components.rollouts.config import RolloutConfig
-from components.rollouts.engine import open_rollouts
+from components.rollouts.engine import VllmEngine, open_rollouts
 from components.training.checkpoint import load_latest
 from tests.components.rollouts.standin import RECORD, recorded, shape
 from tests.forks import Forked
-from tests.waiting import PATIENCE, until
+from tests.servers import LocalServer
+from tests.waiting import PATIENCE
 
-pytestmark = pytest.mark.vllm
-
-PROGRAM = os.environ.get("TETHER_VLLM")
+PROGRAM = os.environ.get("TETHER_VLLM", "")
+CACHE = Path(PROGRAM).parent.parent / "cache"
+"""Of what it compiles for its first answer: 15 s and more."""
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(not PROGRAM, reason="`make test-vllm` installs vLLM and names it in TETHER_VLLM"),
+]
 CAP = GenerationConfig(max_prompt_tokens=64, max_new_tokens=12)
-UPDATES, BATCH = 5, 8
 
 
-class Server:
-    """`vllm serve` with a model's folder, on loopback, in a session of its own."""
+class VllmServer(LocalServer):
+    """`vllm serve` with a model's folder."""
+
+    name = "vLLM"
 
     def __init__(self, model: Path, folder: Path) -> None:
-        if PROGRAM is None:
-            pytest.skip("`make test-vllm` installs vLLM and names it in TETHER_VLLM")
-        with socket.socket() as one:
-            one.bind(("127.0.0.1", 0))
-            self.port = int(one.getsockname()[1])
-        self.url, self.log, self.model = f"http://127.0.0.1:{self.port}", folder / "vllm.log", model
-        self.start()
-
-    def start(self) -> None:
-        """Start it, and wait until it answers."""
-        cache = Path(PROGRAM or "").parents[1] / "cache"
-        # Without compiled sources each of its four processes compiles all of them.
-        variables = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        variables |= {
+        super().__init__(folder)
+        self.model, self.url = model, f"http://127.0.0.1:{self.port}"
+        self._environment.pop("PYTHONDONTWRITEBYTECODE", None)  # four processes would compile its sources at each start
+        self._environment |= {
             "VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CACHE_ROOT": str(cache),
-            "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+            "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CACHE_ROOT": f"{CACHE}", "TORCHINDUCTOR_CACHE_DIR": f"{CACHE}/inductor",
         }  # fmt: skip
-        command = [
-            PROGRAM, "serve", self.model, "--served-model-name", "policy", "--host", "127.0.0.1", "--port", self.port,
-            "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", "--dtype", "float32",
-            "--enforce-eager", "--max-num-seqs", 32,
-        ]  # fmt: skip
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [str(word) for word in command], env=variables, stdout=log, stderr=log, start_new_session=True
-            )
 
-        def ended() -> str:
-            return "" if self.process.poll() is None else self.log.read_text()[-4000:]
-
-        until("vLLM answers", self.answers, 300, failed=ended, every=1)
-
-    def answers(self) -> bool:
-        """Whether it is ready."""
-        with suppress(OSError), urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
-            return bool(answer.status == 200)
-        return False
-
-    def end(self, number: int = signal.SIGTERM) -> None:
-        """End the processes that it started too, which are in its session."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, number)
-        if self.process.poll() is None:
-            self.process.wait(PATIENCE * 60)
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+    def start(self) -> "VllmServer":
+        """Start it, and return once it answers."""
+        self._start(
+            PROGRAM, "serve", str(self.model), "--served-model-name", "policy", "--host", "127.0.0.1", "--port",
+            str(self.port), "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", "--dtype",
+            "float32", "--enforce-eager", "--max-num-seqs", "32", health=f"{self.url}/health",
+        )  # fmt: skip
+        return self
 
     def config(self, **options: Any) -> RolloutConfig:
         """A config that asks it, resolved. Its first answer takes a compiler a while."""
-        given = {"engine": "vllm", "url": self.url, "timeout": 600.0, "concurrency": BATCH, "retries": 1}
+        given = {"engine": "vllm", "url": self.url, "timeout": 600.0, "retries": 1}
         return resolve_rollout(RolloutConfig(**given | options))
 
 
@@ -121,13 +94,13 @@ def of_heads_for_a_cpu(stages: Any, runtime: Runtime, folder: Path, tied: bool) 
 
 
 @pytest.fixture(scope="module")
-def served(stages: Any, runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Server]]:
+def served(stages: Any, runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, VllmServer]]:
     """The stages with an untied model, and a server that was started with it."""
     folder = tmp_path_factory.mktemp("untied")
     made = of_heads_for_a_cpu(stages, runtime, folder, tied=False)
-    server = Server(made.inputs["sft"] / "model", folder)
-    yield made, server
-    server.end()
+    server = VllmServer(made.inputs["sft"] / "model", folder)
+    yield made, server.start()
+    server.stop()
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +108,7 @@ def undisturbed(served: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run to which nothing happened."""
     stages, server = served
     out = tmp_path_factory.mktemp("undisturbed")
-    stages.run("ppo", out, rollout=server.config(), updates=UPDATES, checkpoint_every=1)
+    stages.run("ppo", out, rollout=server.config())
     return out
 
 
@@ -143,7 +116,8 @@ def test_it_answers_as_recorded(served: Any) -> None:
     _, server = served
     answers = recorded(server.url, server.model)
     if os.environ.get("TETHER_RECORD") == "1":
-        RECORD.write_text(json.dumps(answers, indent=1) + "\n")
+        lines = [f"{json.dumps(route)}: {json.dumps(answer)}" for route, answer in answers.items()]
+        RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     assert shape(answers) == shape(json.loads(RECORD.read_text()))
 
 
@@ -186,35 +160,10 @@ def test_it_samples_from_each_sent_version_of_the_weights(
 
 def test_ppo_trains_on_its_responses(undisturbed: Path) -> None:
     history = read_rows(undisturbed / "artifact" / "history.jsonl")
-    assert len(history) == UPDATES and list((undisturbed / "sent").iterdir()) == []
+    assert len(history) == 5 and list((undisturbed / "sent").iterdir()) == []
     for row in history:
         assert row["ppo/sampler_drift"] < 1e-9 and row["ppo/importance_truncated"] == 0
         assert row["ppo/importance_max"] == pytest.approx(1, abs=1e-3)
-
-
-def test_a_killed_trainer_resumes_to_the_same_bytes(
-    served: Any, undisturbed: Path, digests: Any, tmp_path: Path
-) -> None:
-    stages, server = served
-    options = {"rollout": server.config(), "updates": UPDATES, "checkpoint_every": 1}
-    post, asked = VllmClient.post, list[str]()
-
-    def dying(client: VllmClient, route: str, *body: Any, **query: str) -> Any:
-        asked.append(route)
-        if asked.count("/v1/completions") > 3 * (BATCH + 1) + BATCH // 2:  # a proof and a batch an update
-            os.kill(os.getpid(), signal.SIGKILL)
-        return post(client, route, *body, **query)
-
-    with patch.object(VllmClient, "post", dying):
-        killed = Forked(target=lambda: stages.run("ppo", tmp_path, **options))
-        killed.start()
-    killed.join(PATIENCE * 120)
-    kept = load_latest(tmp_path / "checkpoint" / "ppo")
-    assert killed.exitcode == -signal.SIGKILL and kept is not None and kept.step == 3
-    assert list((tmp_path / "sent").iterdir())
-    stages.run("ppo", tmp_path, **options)
-    assert digests(tmp_path / "artifact") == digests(undisturbed / "artifact")
-    assert list((tmp_path / "sent").iterdir()) == []
 
 
 def test_another_version_and_too_long_responses_are_refused(served: Any, runtime: Runtime, tmp_path: Path) -> None:
@@ -224,43 +173,54 @@ def test_another_version_and_too_long_responses_are_refused(served: Any, runtime
         open_rollouts(config, None, runtime, long, tmp_path).__enter__()
 
 
-def test_a_run_stopped_by_a_full_disk_resumes_to_the_same_bytes(
-    served: Any, undisturbed: Path, digests: Any, tmp_path: Path
+def break_down(what: str, server: VllmServer, folder: Path) -> None:
+    """Make the fourth update fail, in the process that trains."""
+    if what == "killed server":
+        server.signal(signal.SIGKILL)
+    elif what == "full disk":
+        with suppress(OSError), (folder / "filler").open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+    else:  # the trainer dies when the response that proves the weights comes
+        VllmEngine.read = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment,method-assign,return-value]
+
+
+@pytest.mark.parametrize(
+    ("what", "says", "step"),
+    [
+        ("killed trainer", "", 2), ("full disk", "No space left on device", 2),
+        pytest.param("killed server", "continues from the checkpoint", 3, marks=pytest.mark.long),
+    ],
+)  # fmt: skip
+def test_an_interrupted_run_resumes_to_the_same_bytes(
+    served: Any, undisturbed: Path, digests: Any, tmp_path: Path, capfd: Any, what: str, says: str, step: int
 ) -> None:
     stages, server = served
-    small, command = tmp_path / "small", ["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs"]
-    small.mkdir()
-    if subprocess.run([*command, small], capture_output=True).returncode:
+    (small := tmp_path / "small").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(small)]
+    if what == "full disk" and subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("only root can mount a small disk")
-    options = {"updates": UPDATES, "checkpoint_every": 1}
-    try:
-        with pytest.raises(UserError, match=r"No space left on device.* ppo\.rollout\.folder names another"):
-            stages.run("ppo", tmp_path / "out", rollout=server.config(folder=str(small)), **options)
-        assert list(small.iterdir()) == []
-    finally:
-        subprocess.run(["umount", small], check=True)
-    stages.run("ppo", tmp_path / "out", rollout=server.config(folder=str(small)), **options)
-    assert digests(tmp_path / "out" / "artifact") == digests(undisturbed / "artifact")
+    rollout = server.config(folder=str(small))
 
-
-@pytest.mark.long
-def test_a_run_resumes_when_a_killed_server_is_back(
-    served: Any, undisturbed: Path, digests: Any, tmp_path: Path
-) -> None:
-    stages, server = served
-    options = {"rollout": server.config(), "updates": UPDATES}
-
-    def killing(step: int, metrics: Any, **_: Any) -> None:
+    def breaking(step: int, metrics: Any, **_: Any) -> None:
         if step == 3:
-            server.end(signal.SIGKILL)
+            break_down(what, server, small)
 
-    with pytest.raises(Unreachable, match="continues from the checkpoint"):
-        stages.run("ppo", tmp_path, killing, **options)
-    kept = load_latest(tmp_path / "checkpoint" / "ppo")
-    assert kept is not None and kept.step == 3
-    server.start()
-    stages.run("ppo", tmp_path, **options)
-    assert digests(tmp_path / "artifact") == digests(undisturbed / "artifact")
+    try:
+        trainer = Forked(target=lambda: stages.run("ppo", tmp_path, breaking, rollout=rollout))
+        trainer.start()
+        trainer.join(PATIENCE * 120)
+        assert trainer.exitcode == (1 if says else -signal.SIGKILL) and says in capfd.readouterr().err
+        kept = load_latest(tmp_path / "checkpoint" / "ppo")
+        assert kept is not None and kept.step == step and len(list(small.iterdir())) == (what != "killed server")
+        (small / "filler").unlink(missing_ok=True)
+        if what == "killed server":
+            server.kill()
+            server.start()
+        stages.run("ppo", tmp_path, rollout=rollout)
+        assert digests(tmp_path / "artifact") == digests(undisturbed / "artifact") and not list(small.iterdir())
+    finally:
+        subprocess.run(["umount", small], check=what == "full disk", capture_output=True)
 
 
 @pytest.mark.long
@@ -269,12 +229,13 @@ def test_the_proof_stops_a_tied_model_on_a_cpu(
 ) -> None:
     """vLLM for GPUs replaces it, and the run ends well there."""
     made = of_heads_for_a_cpu(stages, runtime, tmp_path, tied=True)
-    server = Server(made.inputs["sft"] / "model", tmp_path)
+    server = VllmServer(made.inputs["sft"] / "model", tmp_path)
     try:
+        server.start()
         with VllmClient(server.config()) as client:
             device = client.get("/server_info", config_format="json")["vllm_config"]["device_config"]["device"]
         stale = pytest.raises(UserError, match=r"does not sample from the weights .*-1\).*tie_word_embeddings false")
         with stale if device == "cpu" else nullcontext():
             made.run("ppo", tmp_path / "ppo", rollout=server.config(), updates=2)
     finally:
-        server.end()
+        server.stop()
