@@ -22,7 +22,7 @@ def clean_environment() -> dict[str, str]:
     return {**kept, "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
 
 
-class _Server:
+class LocalServer:
     """A server on loopback with its files in `folder`; it keeps its port over a restart."""
 
     name: str
@@ -59,6 +59,13 @@ class _Server:
         assert self._process is not None
         os.killpg(self._process.pid, number)
 
+    def stop(self) -> None:
+        """End it, as an operator does."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(PATIENCE * 60)
+            self._process = None
+
     def kill(self) -> None:
         """End it by SIGKILL; nothing where it does not run."""
         if self._process is not None and self._process.poll() is None:
@@ -66,7 +73,7 @@ class _Server:
             self._process.wait(PATIENCE * 30)
 
 
-class PrefectServer(_Server):
+class PrefectServer(LocalServer):
     """`prefect server start` with its database in `folder`."""
 
     name = "Prefect"
@@ -83,15 +90,8 @@ class PrefectServer(_Server):
         self._start(*command, "--port", str(self.port), health=f"{self.api}/health")
         return self
 
-    def stop(self) -> None:
-        """End it, as an operator does."""
-        if self._process is not None:
-            self._process.terminate()
-            self._process.wait(PATIENCE * 60)
-            self._process = None
 
-
-class MlflowServer(_Server):
+class MlflowServer(LocalServer):
     """`mlflow server` that stores the artifacts for its clients: runs and models in SQLite, files in `artifacts`."""
 
     name = "MLflow"

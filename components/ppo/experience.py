@@ -32,13 +32,15 @@ from components.ppo.models import FrozenPass, Models, frozen_pass
 from components.reward.scoring import ScoreScale
 from components.rewards.source import Parts
 from components.rewards.weighted import WeightedScores, source_metrics
+from components.rollouts.engine import largest_kl
 from components.stats.intervals import clustered_mean, clustered_ratio
 from components.training.loop import read, torch_seed
 from components.training.terms import masked_mean
 from components.training.updates import Update
 
 SAMPLER_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.01}
-"""Largest allowed disagreement of the sampler's and the training path's log-probabilities at temperature 1.
+"""Largest allowed disagreement of the sampler's and the training path's log-probabilities at temperature 1. A server's
+is `largest_kl`.
 
 In float32: the largest absolute difference. Its standard deviation is 7.7e-6 per token for a model of 135 M, a
 thirteenth of the limit. In bfloat16, where the sampler's log-probabilities are not used: the mean KL between the two
@@ -155,12 +157,14 @@ def placed(tokenizer: Any, responses: Sequence[Sequence[int]], row: int, parts: 
 
 
 def gather_experience(
-    models: Models, samples: Samples, job: PpoJob, beta: float, prompts: Sequence[Sequence[Message]] = ()
-) -> Experience:
+    models: Models, samples: Samples, job: PpoJob, beta: float, prompts: Sequence[Sequence[Message]] = (),
+    first_drift: float | None = None,
+) -> Experience:  # fmt: skip
     """Score `samples` and compute rewards, advantages and returns at KL coefficient `beta`.
 
     Args:
         prompts: the prompts of the samples, as messages; used only if `ppo.rewards` names sources.
+        first_drift: `ppo/sampler_drift` of the first update, which limits that of later ones; None in the first.
 
     Raises:
         CheckFailed: a score is not finite, or the sampler and the training path disagree on log-probabilities. (If the
@@ -175,7 +179,7 @@ def gather_experience(
     if parts is not None:
         rewards = moved_to_tokens(rewards, parts / models.scale.scale, mask)
     advantages, returns, unit = estimate_advantages(rewards, scores, passes.values, mask, config)
-    metrics, importance = measure(models, samples, job, passes, scaled_scores, scores)
+    metrics, importance = measure(models, samples, job, passes, scaled_scores, scores, first_drift)
     metrics |= source_metrics(by_source, "ppo") | {"ppo/beta": beta}
     # Whitening divided the rewards, with the score in them, by the unit, so a KL loss is divided by it too.
     kl_weight = 0.0 if in_reward else beta / unit
@@ -205,8 +209,9 @@ def score(
 
 
 def measure(
-    models: Models, samples: Samples, job: PpoJob, passes: FrozenPass, scaled_scores: Tensor, scores: Tensor
-) -> tuple[dict[str, float], Tensor | None]:
+    models: Models, samples: Samples, job: PpoJob, passes: FrozenPass, scaled_scores: Tensor, scores: Tensor,
+    first_drift: float | None,
+) -> tuple[dict[str, float], Tensor | None]:  # fmt: skip
     """Return the metrics of a batch before its update, and the importance weights (B, T), if there are any.
 
     Raises:
@@ -255,7 +260,7 @@ def measure(
     if not metrics.pop("log-probabilities are finite"):
         raise CheckFailed("a log-probability isn't finite, so KL to the reference is unknown. Lower ppo.learning_rate.")
     if samples.stats is None:
-        check_drift(metrics["ppo/sampler_drift"], job)
+        check_drift(metrics["ppo/sampler_drift"], job, first_drift)
     return metrics | lower_ends(kl.k1.sum(1), samples), importance
 
 
@@ -292,22 +297,25 @@ def sampler_drift(sampled: Tensor, recomputed: Tensor, mask: Tensor, job: PpoJob
     return masked_mean(kl_estimates(sampled, recomputed, mask).k3, mask)
 
 
-def check_drift(drift: float, job: PpoJob) -> None:
-    """Check that sampler and training path agree; `drift` comes from `sampler_drift`.
+def check_drift(drift: float, job: PpoJob, first: float | None = None) -> None:
+    """Check that sampler and training path agree; `drift` comes from `sampler_drift`, `first` from the first update.
 
     Raises:
-        CheckFailed: it exceeds the `sampler_tolerance` of the job's dtype and temperature.
+        CheckFailed: it exceeds the `sampler_tolerance` of the job's dtype and temperature, or a server's `largest_kl`.
     """
-    dtype, temperature = job.runtime.dtype, job.generation.temperature
+    dtype, temperature, rollout = job.runtime.dtype, job.generation.temperature, job.ppo.rollout
     where, hint = f"in {dtype}", "Check that dropout is off and that both truncate prompts alike."
-    if job.ppo.rollout.by_server:
-        dtype, where = "bfloat16", "with a server"
-        hint = "Check whether the server quantises, or holds its weights in another format."
-    allowed = sampler_tolerance(dtype, temperature)
+    if rollout.by_server:
+        allowed, where = largest_kl(rollout, job.runtime, temperature, first), f"with a server in {rollout.dtype}"
+        where += "" if first is None else f", where the first update had {first:.2g},"
+        hint = "Check whether the server quantises, or holds earlier weights or another format."
+    else:
+        allowed = sampler_tolerance(dtype, temperature)
     if not drift <= allowed:
+        is_largest = dtype == "float32" and not rollout.by_server
         raise CheckFailed(
             f"the sampler and the training path disagree on log-probabilities by {drift:.2g} nats "
-            f"({'largest' if dtype == 'float32' else 'mean KL'}; {allowed:g} is allowed {where} at temperature "
+            f"({'largest' if is_largest else 'mean KL'}; {allowed:.2g} is allowed {where} at temperature "
             f"{temperature:g}): the ratios of PPO would be wrong. {hint}"
         )
 

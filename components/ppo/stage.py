@@ -226,7 +226,8 @@ def train(models: Models, job: PpoJob, prompts: Sequence[Any], data: Path, out: 
                 samples = sample(models, batch, job, number, rollouts)
             with written_if_stopped(out, number, samples) as parts:
                 # 2. score them, and compute rewards (score - β KL) and advantages
-                parts.append(experience := gather_experience(models, samples, job, tether.beta, batch))
+                first = observers.history.rows[0].get("ppo/sampler_drift") if observers.history.rows else None
+                parts.append(experience := gather_experience(models, samples, job, tether.beta, batch, first))
                 if number == 1:
                     check_start(experience, job)
                 # 3. learn: update policy and critic

@@ -1,9 +1,11 @@
 """Client of a vLLM server's HTTP routes that PPO uses, with retries and with errors that say what to do.
 
-Routes and fields are those of vLLM 0.29.0: `vllm/entrypoints/serve/dev/` (rlhf, sleep, cache, rpc, server_info) and
-`vllm/entrypoints/openai/completion/`. Those of `dev/` exist only with VLLM_SERVER_DEV_MODE=1. Importable without torch.
+Routes and fields are those of vLLM 0.29.0 and 0.32.0: `vllm/entrypoints/serve/dev/` (sleep, cache, rpc, server_info; in
+0.29 rlhf too), `vllm/entrypoints/rl/online/` (0.32) and `vllm/entrypoints/openai/completion/`. All but the last exist
+only with VLLM_SERVER_DEV_MODE=1. Importable without torch.
 """
 
+import logging
 import math
 import os
 import time
@@ -20,6 +22,9 @@ from components.rollouts.config import RolloutConfig
 
 OLDEST = (0, 29)
 """The first vLLM version whose server reports a version of its weights (`/weight_info`)."""
+TRIED = ("0.32.0",)
+"""The versions with which `make test-vllm` passed."""
+logger = logging.getLogger(__name__)
 DEV_ROUTES = "start it with VLLM_SERVER_DEV_MODE=1 (docs/guide/rollouts.md has the command)"
 
 
@@ -30,6 +35,7 @@ class ServerFacts:
     version: str
     dtype: str
     batch_invariant: bool
+    """Whether it was started with VLLM_BATCH_INVARIANT=1. The first update measures whether that is true."""
     model: str
     """The model's name in requests."""
     longest: int | None
@@ -151,7 +157,8 @@ class VllmClient(ExitStack[None]):
         )
 
     def check(self, tokens: int) -> ServerFacts:
-        """Check that the server can sample responses as the run's config was resolved; return its facts.
+        """Check that the server can sample responses as the run's config was resolved; return its facts. A version
+        that was never tried is named in a warning.
 
         Args:
             tokens: number of tokens of the longest prompt and response together.
@@ -184,6 +191,11 @@ class VllmClient(ExitStack[None]):
             wrong.append("ppo.rollout.sleep is set, and it can't sleep: start it with --enable-sleep-mode")
         if wrong:
             raise UserError(f"{self.url}: " + "; ".join(wrong) + ".")
+        if facts.version not in TRIED:
+            logger.warning(
+                "%s is vLLM %s, and Tether was tried with %s only. `VLLM=%s make test-vllm` tries it.",
+                self.url, facts.version, " and ".join(TRIED), facts.version,
+            )  # fmt: skip
         return facts
 
     def weights_version(self) -> str:

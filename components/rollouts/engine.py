@@ -22,6 +22,7 @@ from components.models.adapters import AdapterView
 from components.models.batching import pad
 from components.models.chat.endings import endings_of
 from components.models.config import GenerationConfig
+from components.models.logprobs import token_stats
 from components.models.runtime import Runtime
 from components.models.sampling import LocalEngine, Samples, rollout_engine, with_endings
 from components.models.tokenizers import StopFinder
@@ -34,6 +35,31 @@ BANNED = -100.0
 response that contains it is refused."""
 NEVER = -9999.0
 """The value that the server returns for a log-probability of minus infinity."""
+PROOF_TOKENS = 16
+"""Tokens of the response that proves a server's weights. In bfloat16 rounding moves one token by 0.06 nats and more."""
+INVARIANCE_REQUESTS = 16
+"""Requests among which a response must be the one that it is alone."""
+FLOAT32_KL, OTHER_KL, OTHER_KL_GROWTH = 1e-5, 0.01, 0.002
+"""Largest mean KL (k3, nats a token) of a server from the training path at temperature 1: where both compute in
+float32; in other formats in the first update; and there in later updates, above three times the first one's.
+
+In float32 5e-13 was measured (vLLM 0.32 on a CPU), and 0.002 with the output layer of the update before. In bfloat16
+rounding alone gives about 0.003, so that only a comparison with weights that the server certainly had shows stale ones.
+"""
+
+
+def largest_kl(config: RolloutConfig, runtime: Runtime, temperature: float, first: float | None = None) -> float:
+    """Return the largest mean KL in nats a token by which the server may differ from the training path.
+
+    Below T = 1 rounding grows as 1 / T in a log-probability, and as 1 / T² in a KL.
+
+    Args:
+        first: the mean KL of the first update; None in that update.
+    """
+    growth = max(1.0, 1 / temperature) ** 2
+    if config.dtype == runtime.dtype == "float32" and not runtime.tf32:
+        return FLOAT32_KL * growth
+    return OTHER_KL * growth if first is None else 3 * first + OTHER_KL_GROWTH * growth
 
 
 @contextlib.contextmanager
@@ -111,10 +137,11 @@ class VllmRollouts:
         if current != version:
             raise UserError(
                 f"{client.url} says that it samples from the weights {current!r}, and {version!r} were sent: its "
-                "routes are not those of vLLM 0.29, or another run sends it weights."
+                "routes are not those of vLLM 0.29 to 0.32, or another run sends it weights."
             )
         try:
-            yield VllmEngine(client, self.model, self.tokenizer, self.runtime, int(whole.config.vocab_size), version)
+            size, is_first = int(whole.config.vocab_size), self.sent == 1
+            yield VllmEngine(client, self.model, self.tokenizer, self.runtime, size, version, policy, is_first)
         except Unreachable:
             raise
         except BaseException:
@@ -152,6 +179,10 @@ class VllmEngine:
     vocabulary: int
     version: str
     """The version of the weights from which it samples."""
+    policy: Any
+    """The model whose weights were sent, on the training path."""
+    is_first: bool
+    """Whether these are the first weights that this process sends."""
 
     def sample(
         self,
@@ -160,16 +191,23 @@ class VllmEngine:
         seed: int,
         numbers: Sequence[int] | None = None,
     ) -> Samples:
-        """As `LocalEngine`. Of the server's statistics only `logprobs` are kept.
+        """As `LocalEngine`, after a proof of the server's weights. Of its statistics only `logprobs` are kept.
 
         Raises:
-            UserError: an answer does not fit the request's sampling. Unreachable: there is no answer, or the server's
-                weights were replaced meanwhile.
+            UserError: an answer does not fit the request's sampling, or the proof fails. Unreachable: there is no
+                answer, or the server's weights were replaced meanwhile.
         """
         requests = [
             self.request(prompt, generation, response_seed(seed, number))
             for prompt, number in zip(prompts, range(len(prompts)) if numbers is None else numbers, strict=True)
         ]
+        self.prove_weights(requests[0])
+        if self.is_first and self.client.config.batch_invariant and not self.is_batch_invariant(requests):
+            raise UserError(
+                f"{self.client.url} runs with VLLM_BATCH_INVARIANT=1, and a response alone differs from the same one "
+                f"among {INVARIANCE_REQUESTS}: on this hardware the variable has no effect. Start it without, and run "
+                "the same command again."
+            )
         answers = self._ask(requests)
         current = self.client.weights_version()
         if current != self.version:
@@ -178,6 +216,34 @@ class VllmEngine:
                 "server was restarted, or another run sends it weights. Give each run a server of its own."
             )
         return self._samples(prompts, answers)
+
+    @torch.no_grad()
+    def prove_weights(self, request: Mapping[str, Any]) -> None:
+        """Check one short response against the training path: `/weight_info` only repeats the name that was sent.
+
+        Raises:
+            UserError: its log-probabilities are not those of the policy.
+        """
+        (answer,) = self._ask([_shortened(request)])
+        ids = torch.tensor([[*request["prompt"], *answer.ids]], device=self.runtime.device)
+        counts = torch.arange(ids.shape[1], device=ids.device)[None] >= len(request["prompt"])
+        temperature, mask = request["temperature"], torch.ones_like(counts)
+        path = token_stats(self.policy, ids, mask, counts, self.runtime, temperature, side="right").logprobs
+        k1 = torch.tensor(answer.logprobs, device=ids.device) - path
+        kl, allowed = (torch.expm1(-k1) + k1).mean().item(), largest_kl(self.client.config, self.runtime, temperature)
+        if not kl <= allowed:
+            raise UserError(
+                f"{self.client.url} does not sample from the weights that were sent ({self.version}): its "
+                f"log-probabilities differ from the training path by {kl:.2g} nats a token (mean KL; {allowed:.2g} is "
+                f"allowed for {self.client.config.dtype}). vLLM for CPUs keeps a tied output layer when it reloads: "
+                "use vLLM for GPUs, a model with tie_word_embeddings false, or ppo.rollout.engine=local. Else check "
+                "that it was started with the run's own SFT model and does not quantise."
+            )
+
+    def is_batch_invariant(self, requests: Sequence[Mapping[str, Any]]) -> bool:
+        """Return whether the first response is the same to the bit alone and among `INVARIANCE_REQUESTS`."""
+        several = [_shortened(requests[number % len(requests)]) for number in range(INVARIANCE_REQUESTS)]
+        return self._ask(several[:1])[0] == self._ask(several)[0]
 
     def request(self, prompt: Sequence[int], generation: GenerationConfig, seed: int) -> dict[str, Any]:
         """Return the request for a response to `prompt`: the full softmax at the temperature, without pad.
@@ -250,6 +316,10 @@ class VllmEngine:
         ended = torch.tensor([answer.ended for answer in answers])
         ids, mask, logprobs, ended = (x.to(device) for x in (ids, mask, logprobs, ended))
         return with_endings(Samples(prompt_ids, prompt_mask, ids, mask, logprobs, ended), self.tokenizer)
+
+
+def _shortened(request: Mapping[str, Any]) -> dict[str, Any]:
+    return {**request, "max_tokens": min(PROOF_TOKENS, request["max_tokens"])}
 
 
 def response_seed(seed: int, number: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from components.base.errors import UserError, disk_error, naming
 from components.base.files import make_folder
 from components.base.process import is_dead_mark, is_mark_from_here, process_mark
 from components.rollouts.client import VllmClient
@@ -29,15 +30,29 @@ class FolderTransfer:
         self.last: Path | None = None
 
     def send(self, model: Any, version: str) -> None:
-        """Make the server load the weights of `model`, a whole causal LM, as `version`; remove the one before."""
+        """Make the server load the weights of `model`, a whole causal LM, as `version`; remove the one before.
+
+        Raises:
+            UserError: the folder cannot be written, for example because its disk is full.
+        """
         place, partial = self.folder / version, self.folder / f".{version}.partial"
-        shutil.rmtree(partial, ignore_errors=True)  # left by a failed attempt
-        make_folder(partial)
         tensors = {
             name: x.detach().to("cpu", self.dtype).contiguous().clone() for name, x in model.named_parameters()
         }
-        save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
-        model.config.save_pretrained(partial)
+        try:
+            shutil.rmtree(partial, ignore_errors=True)  # left by a failed attempt
+            make_folder(partial)
+            with naming(partial):
+                save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
+                model.config.save_pretrained(partial)
+        except Exception as error:
+            if (problem := disk_error(error)) is None:
+                raise
+            needed = sum(x.nbytes for x in tensors.values())
+            raise UserError(
+                f"{problem} Weights on their way to the server need {2 * needed / 1e9:.2g} GB, for two versions; "
+                "ppo.rollout.folder names another folder for them."
+            ) from error
         partial.rename(place)
         self.client.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(place)}})
         self.client.post("/update_weight_version", {"new_version": version})

@@ -29,6 +29,7 @@ from components.ppo.experience import (
 from components.ppo.models import FrozenPass
 from components.ppo.objective import Forward, value_term
 from components.reward.scoring import ScoreScale
+from components.rollouts.config import RolloutConfig
 
 Load = Callable[..., Any]
 CAP = 48
@@ -205,6 +206,25 @@ def test_drift_is_the_largest_difference_in_float32_the_mean_kl_in_bfloat16_and_
     off[1, 2] = -1.0
     with pytest.raises(CheckFailed, match="mean KL"):
         check_sampler(samples.logprobs, off, samples.response_mask, rounded)
+
+
+@pytest.mark.parametrize(
+    ("server", "here", "first", "temperature", "allowed"),
+    [
+        ("float32", "float32", None, 1.0, 1e-5), ("float32", "float32", 5e-13, 0.5, 4e-5),
+        ("bfloat16", "float32", None, 1.0, 0.01), ("bfloat16", "bfloat16", 0.003, 1.0, 0.011),
+        ("float32", "bfloat16", 0.001, 0.5, 0.011),
+    ],
+)  # fmt: skip
+def test_a_servers_tolerance_follows_from_both_formats(
+    stages: Any, server: str, here: str, first: float | None, temperature: float, allowed: float
+) -> None:
+    job, rollout = of(stages, here, temperature), {"engine": "vllm", "url": "http://127.0.0.1:1", "dtype": server}
+    job = job.model_copy(update={"ppo": job.ppo.model_copy(update={"rollout": RolloutConfig(**rollout)})})
+    check_drift(0.99 * allowed, job, first)
+    said = "allowed with a server in" if first is None else f"where the first update had {first:.2g},"
+    with pytest.raises(CheckFailed, match=said):
+        check_drift(1.01 * allowed, job, first)
 
 
 def started(noise: torch.Tensor) -> Experience:

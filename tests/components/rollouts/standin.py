@@ -1,8 +1,9 @@
 """A stand-in for a vLLM server: its routes over real HTTP, and behind them a real model that samples.
 
-Routes, fields, defaults and refusals are those of vLLM 0.29.0's sources. It does as vLLM does where a request could
-rely on something else: a model's generation config (`defaults`) fills in what a request leaves out, log-probabilities
-are raw unless `logprobs_mode` says processed, and a prefix cache goes on answering from old weights until it is reset.
+Routes, fields, defaults and refusals are those of vLLM 0.32.0, of whose answers recorded.json is a record. It does as
+vLLM does where a request could rely on something else: a model's generation config (`defaults`) fills in what a request
+leaves out, log-probabilities are raw unless `logprobs_mode` says processed, and a prefix cache goes on answering from
+old weights until it is reset.
 """
 
 import copy
@@ -14,10 +15,52 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import httpx
 import torch
 from safetensors.torch import load_file
 
 PROCESSED = "processed_logprobs"
+RECORD = Path(__file__).with_name("recorded.json")
+SAMPLED = {
+    "model": "policy", "prompt": [3, 5, 6, 7], "n": 1, "seed": 5, "max_tokens": 4, "temperature": 1.0, "top_p": 1.0,
+    "logprobs": 0, "logit_bias": {"0": -100.0}, "return_token_ids": True, "stop": [], "stop_token_ids": [2],
+}  # fmt: skip
+
+
+def recorded(url: str, model: Path) -> dict[str, Any]:
+    """What a server, this one or vLLM, answers to each of Tether's requests: JSON by route and status."""
+    reload = {"method": "reload_weights", "kwargs": {"weights_path": str(model)}}
+    requests: list[tuple[str, Any]] = [
+        ("GET /version", None), ("GET /server_info?config_format=json", None), ("GET /v1/models", None),
+        ("GET /is_sleeping", None), ("POST /collective_rpc", reload), ("POST /reset_prefix_cache", None),
+        ("POST /update_weight_version", {"new_version": "tether-0"}), ("GET /weight_info", None),
+        ("POST /v1/completions", SAMPLED), ("POST /v1/completions", SAMPLED | {"max_tokens": 10_000}),
+        ("POST /v1/completions", SAMPLED | {"stop_token_ids": list(range(1, 300))}), ("GET /no_such_route", None),
+        ("POST /sleep?level=2", None), ("POST /wake_up?tags=weights", None), ("POST /wake_up?tags=kv_cache", None),
+    ]
+    answers: dict[str, Any] = {}
+    with httpx.Client(base_url=url, timeout=600, trust_env=False) as http:
+        for number, (route, body) in enumerate(requests):
+            answer = http.request(*route.split(), json=body)
+            answers[f"{number} {route} {answer.status_code}"] = answer.json() if answer.content else None
+    info = answers["1 GET /server_info?config_format=json 200"]  # it is long: what Tether reads of it
+    config, names = info["vllm_config"], ("dtype", "logprobs_mode", "max_model_len", "enable_sleep_mode")
+    info["vllm_config"] = {"model_config": {name: config["model_config"][name] for name in names}}
+    info["vllm_config"]["speculative_config"] = config["speculative_config"]
+    info["vllm_env"] = {"VLLM_BATCH_INVARIANT": info["vllm_env"]["VLLM_BATCH_INVARIANT"]}
+    info.pop("system_env", None)
+    return answers
+
+
+def shape(value: Any, at: str = "") -> dict[str, str]:
+    """The types in a JSON value by path. A list has those of its items; the tokens in `top_logprobs` are left out."""
+    if isinstance(value, dict):
+        parts = [(f"{at}.{name}", item) for name, item in value.items() if name != "top_logprobs"]
+    elif isinstance(value, list):
+        parts = [(f"{at}[]", item) for item in value]
+    else:
+        return {at: "number" if type(value) in (int, float) else type(value).__name__}
+    return {path: kind for each, item in parts for path, kind in shape(item, each).items()} or {at: "empty"}
 
 
 class Refused(Exception):
@@ -34,7 +77,7 @@ class StandIn:
     def __init__(self, model: Any, eos: int, port: int = 0, **facts: Any) -> None:
         self.model, self.eos, self.port = copy.deepcopy(model).eval(), eos, port
         self.facts = {
-            "version": "0.29.0", "dtype": "torch.float32", "logprobs_mode": PROCESSED, "max_model_len": 512,
+            "version": "0.32.0", "dtype": "torch.float32", "logprobs_mode": PROCESSED, "max_model_len": 512,
             "batch_invariant": True, "sleeps": False, "speculative": None,
         } | facts  # fmt: skip
         self.defaults: dict[str, Any] = {"temperature": 0.5, "top_k": 2, "repetition_penalty": 1.3}
@@ -49,7 +92,12 @@ class StandIn:
         self.delay, self.failing, self.dying_after = 0.0, 0, -1
         self.spoil = lambda choice: choice
         """Changes an answer on its way out."""
-        self.ignores_weights = False
+        self.ignores_weights = self.depends_on_neighbours = False
+        self.keeps_output_layer = False
+        """As vLLM for CPUs does with a tied one, when it reloads."""
+        self.output_layer = model.get_output_embeddings().weight.detach().clone()
+        self.open = 0
+        """Completions that are computed now."""
         self._lock = threading.Lock()
 
     def __enter__(self) -> "StandIn":
@@ -105,6 +153,7 @@ class StandIn:
             found, status = self.route(handler.command, split.path, query, body), 200
         except Refused as refused:
             found, status = {"error": {"message": refused.message, "code": refused.status}}, refused.status
+            found = {"detail": refused.message} if status == 404 else found
         text = found if isinstance(found, bytes) else json.dumps(found).encode()
         handler.send_response(status)
         handler.send_header("Content-Length", str(len(text)))
@@ -124,7 +173,13 @@ class StandIn:
         if name == "GET /is_sleeping":
             return {"is_sleeping": bool(self.asleep)}
         if name == "POST /v1/completions":
-            return self.complete(body)
+            with self._lock:
+                self.open += 1
+            try:
+                return self.complete(body)
+            finally:
+                with self._lock:
+                    self.open -= 1
         if name == "POST /collective_rpc":
             return self.reload(body)
         if name == "POST /update_weight_version":
@@ -137,10 +192,10 @@ class StandIn:
             self.asleep = {"weights", "kv_cache"}
             for each in self.model.parameters():
                 each.data.fill_(float("nan"))  # level 2 keeps nothing
-            return b""
+            return {"status": "sleeping", "level": int(query["level"])}
         if name == "POST /wake_up":
-            self.asleep -= {query["tags"]} if "tags" in query else self.asleep
-            return b""
+            self.asleep -= {query["tags"]}
+            return {"status": "sleeping" if self.asleep else "awake", "tags": [query["tags"]]}
         raise Refused(404, "Not Found")
 
     def info(self) -> dict[str, Any]:
@@ -198,7 +253,9 @@ class StandIn:
         stops = self.also_stops | set(body.get("stop_token_ids") or []) | {self.eos}
         ids, logprobs, reason = list(prompt), [], "length"
         for _ in range(cap):
-            raw = model(torch.tensor([ids])).logits[0, -1].float()
+            head = self.output_layer if self.keeps_output_layer else model.get_output_embeddings().weight
+            raw = head @ model.base_model(torch.tensor([ids])).last_hidden_state[0, -1]
+            raw = raw * (1 + 1e-5 * (self.open - 1)) if self.depends_on_neighbours else raw
             logits = self.processed(raw + bias, asked, ids)
             token = int(torch.multinomial(logits.softmax(-1), 1, generator=generator))
             shown = logits if self.facts["logprobs_mode"] == PROCESSED else raw
@@ -208,7 +265,8 @@ class StandIn:
                 reason = "stop"
                 break
         choice = {
-            "index": 0, "text": "", "finish_reason": reason, "stop_reason": None, "token_ids": ids[len(prompt) :],
+            "index": 0, "text": "", "finish_reason": reason, "token_ids": ids[len(prompt) :],
+            "stop_reason": ids[-1] if reason == "stop" and ids[-1] != self.eos else None,
             "prompt_token_ids": list(prompt), "logprobs": {"token_logprobs": logprobs, "tokens": [""] * len(logprobs)},
         }  # fmt: skip
         if body.get("logprobs") is None:

@@ -1,5 +1,6 @@
 """Errors of a server's routes, each with what to do: a wrong address, another version, silence, death."""
 
+import json
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from components.ppo.config import ImportanceConfig, PpoConfig
 from components.rollouts.client import VllmClient, resolve_rollout
 from components.rollouts.config import RolloutConfig
 from components.rollouts.engine import open_rollouts
-from tests.components.rollouts.standin import StandIn
+from tests.components.rollouts.standin import RECORD, StandIn, recorded, shape
 
 Asking = Callable[..., RolloutConfig]
 
@@ -34,17 +35,17 @@ def opened(config: RolloutConfig, runtime: Runtime, tmp_path: Path, **generation
 
 def test_what_the_server_is_stands_in_the_key_and_where_it_is_does_not(server: StandIn, asking: Asking) -> None:
     found = asking(server)
-    assert keyed_values(found) == {"engine": "vllm", "version": "0.29.0", "dtype": "float32", "batch_invariant": True}
+    assert keyed_values(found) == {"engine": "vllm", "version": "0.32.0", "dtype": "float32", "batch_invariant": True}
     assert found.is_resolved and found.bit_exact
-    server.facts |= {"version": "0.30.1", "dtype": "torch.bfloat16", "batch_invariant": False}
+    server.facts |= {"version": "0.33.1", "dtype": "torch.bfloat16", "batch_invariant": False}
     other = asking(server)
-    assert keyed_values(other) == {"engine": "vllm", "version": "0.30.1", "dtype": "bfloat16", "batch_invariant": False}
+    assert keyed_values(other) == {"engine": "vllm", "version": "0.33.1", "dtype": "bfloat16", "batch_invariant": False}
     assert not other.bit_exact and RolloutConfig().bit_exact
 
 
 def test_what_is_named_is_not_asked_for(asking: Asking) -> None:
     named = RolloutConfig(
-        engine="vllm", url=f"http://127.0.0.1:{free_port()}", version="0.29.0", dtype="bfloat16", batch_invariant=False
+        engine="vllm", url=f"http://127.0.0.1:{free_port()}", version="0.32.0", dtype="bfloat16", batch_invariant=False
     )
     assert resolve_rollout(named) == named and resolve_rollout(RolloutConfig()) == RolloutConfig()
 
@@ -71,7 +72,7 @@ def test_the_environment_names_the_server_where_the_config_does_not(
     with pytest.raises(UserError, match=r"no server is named: set ppo.rollout.url, .* TETHER_VLLM_URL"):
         resolve_rollout(RolloutConfig(engine="vllm"))
     monkeypatch.setenv("TETHER_VLLM_URL", server.url)
-    assert resolve_rollout(RolloutConfig(engine="vllm")).version == "0.29.0"
+    assert resolve_rollout(RolloutConfig(engine="vllm")).version == "0.32.0"
     monkeypatch.setenv("TETHER_VLLM_URL", "http://me:hunter2@127.0.0.1:8000")
     with pytest.raises(UserError, match="TETHER_VLLM_URL holds a password"):
         resolve_rollout(RolloutConfig(engine="vllm"))
@@ -107,7 +108,7 @@ def test_without_the_routes_of_development_the_error_says_how_to_start_it(server
     ("change", "message"),
     [
         ({}, "--enable-sleep-mode"),
-        ({"version": "0.29.1"}, "version is 0.29.1, and the run was resolved for 0.29.0"),
+        ({"version": "0.32.1"}, "version is 0.32.1, and the run was resolved for 0.32.0"),
         ({"dtype": "torch.float16"}, "dtype is float16"),
         ({"batch_invariant": False}, "VLLM_BATCH_INVARIANT is False"),
         ({"logprobs_mode": "raw_logprobs"}, "--logprobs-mode processed_logprobs"),
@@ -124,6 +125,22 @@ def test_another_server_than_the_run_was_resolved_for_is_refused_with_the_flag_t
         opened(config, runtime, tmp_path)
 
 
+def test_the_stand_in_answers_as_vllm_was_recorded(server: StandIn, stages: Any) -> None:
+    """Each of its fields has the type that vLLM gave it, under the same status; vLLM has more fields."""
+    ours = shape(recorded(server.url, stages.inputs["sft"] / "model"))
+    assert ours.items() <= shape(json.loads(RECORD.read_text())).items()
+
+
+def test_a_version_that_was_never_tried_is_named_in_a_warning(
+    server: StandIn, asking: Asking, runtime: Runtime, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened(asking(server), runtime, tmp_path)
+    assert not caplog.records
+    server.facts["version"] = "0.33.0"
+    opened(asking(server), runtime, tmp_path)
+    assert f"{server.url} is vLLM 0.33.0, and Tether was tried with 0.32.0 only." in caplog.text
+
+
 @pytest.mark.parametrize("temperature", [0.005, 2.5])
 def test_a_temperature_that_vllm_would_change_or_refuse_is_refused(
     server: StandIn, asking: Asking, runtime: Runtime, tmp_path: Path, temperature: float
@@ -137,7 +154,7 @@ def test_a_server_that_is_busy_for_a_moment_is_asked_again_and_no_longer_than_th
 ) -> None:
     with VllmClient(asking(server, retries=2)) as client:
         server.failing = 2
-        assert client.version() == "0.29.0"
+        assert client.version() == "0.32.0"
         server.failing, before = 99, len(server.called)
         with pytest.raises(Unreachable, match=r"503: .*overloaded"):
             client.version()

@@ -2,6 +2,7 @@
 
 import copy
 import os
+import resource
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -110,7 +111,7 @@ def test_a_responses_seed_is_its_number_s_alone_whoever_its_neighbours_are(
 ) -> None:
     with opened.engine(policy, None) as engine:
         assert len({tuple(row) for row in rows(engine.sample([prompts[0]] * 6, CAP, seed=3))}) > 1
-        assert len({body["seed"] for body in server.requests}) == 6
+        assert len({body["seed"] for body in server.requests[-6:]}) == 6
         whole = rows(engine.sample(prompts, CAP, seed=3))
         apart = rows(engine.sample(prompts[4:], CAP, seed=3, numbers=[4, 5]))
         other = rows(engine.sample(prompts, CAP, seed=4))
@@ -215,6 +216,30 @@ def test_a_server_that_keeps_its_old_weights_is_refused(
     server.ignores_weights = True
     with pytest.raises(UserError, match=r"samples from the weights 'default', and 'tether-\w+-0' were sent"):
         opened.engine(policy, None).__enter__()
+
+
+def test_a_server_that_calls_itself_batch_invariant_is_measured(
+    server: StandIn, asking: Asking, rollouts: Any, policy: Any, prompts: Any
+) -> None:
+    """A neighbour changes its logits by a hundred thousandth; a server without the variable may do so."""
+    server.depends_on_neighbours, server.delay = True, 0.02
+    no = r"runs with VLLM_BATCH_INVARIANT=1, and .* Start it without"
+    with pytest.raises(UserError, match=no), rollouts(asking(server)) as opened, opened.engine(policy, None) as engine:
+        engine.sample(prompts, CAP, seed=3)
+    server.facts["batch_invariant"] = False
+    with rollouts(asking(server)) as opened, opened.engine(policy, None) as engine:
+        assert len(rows(engine.sample(prompts, CAP, seed=3))) == len(prompts)
+
+
+def test_a_full_disk_names_the_option(server: StandIn, asking: Asking, policy: Any, tmp_path: Path) -> None:
+    client, limits = SimpleNamespace(config=asking(server)), resource.getrlimit(resource.RLIMIT_FSIZE)
+    transfer = FolderTransfer(client, tmp_path / "shm")  # type: ignore[arg-type]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(UserError, match=r"\.partial.*: File too large\. .* ppo\.rollout\.folder names another"):
+            transfer.send(policy, "tether-a-0")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_weights_that_change_while_it_samples_end_the_stage_so_that_it_may_go_on(

@@ -10,18 +10,21 @@ from typing import Any
 
 import pytest
 
-from components.base.errors import CheckFailed, Unreachable
+from components.base.errors import CheckFailed, Unreachable, UserError
 from components.base.jsonl import read_rows
 from components.models.folders import load_causal_lm
 from components.models.runtime import Runtime
 from components.rollouts.client import resolve_rollout
 from components.rollouts.config import RolloutConfig
+from components.rollouts.engine import INVARIANCE_REQUESTS
 from components.training.checkpoint import load_latest
 from tests.components.rollouts.standin import StandIn
 from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[3]
 Asking = Callable[..., RolloutConfig]
+START = 1 + INVARIANCE_REQUESTS
+"""Requests of a process's first update by which it measures batch invariance. Each update has one more, its proof."""
 
 
 Run = tuple[Path, dict[str, float], list[dict[str, Any]]]
@@ -58,7 +61,7 @@ def test_it_trains_on_a_response_of_each_seed_and_says_what_sampled(undisturbed:
     for row in history:
         assert 0 <= row["ppo/sampler_kl"] < 1e-6 and row["ppo/importance_truncated"] == 0
         assert row["ppo/importance_max"] == pytest.approx(1, abs=1e-3) and row["ppo/sampler_drift"] < 1e-6
-    assert len(requests) == 5 * 8 == len({body["seed"] for body in requests})
+    assert len(requests) == START + 5 * 9 and len({body["seed"] for body in requests}) == 5 * 8
     assert list((out / "sent").iterdir()) == []
 
 
@@ -74,7 +77,7 @@ def test_killed_while_it_waits_for_responses_it_goes_on_to_the_same_bytes(
     process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=tmp_path)
 
     def kill(choice: dict[str, Any]) -> dict[str, Any]:
-        if len(server.requests) > 3 * 8 + 2 and not ends:
+        if len(server.requests) > START + 3 * 9 + 3 and not ends:
             ends.append(len(server.requests))
             process.kill()
             process.wait()
@@ -96,7 +99,7 @@ def test_a_server_that_dies_ends_the_stage_with_what_was_learnt_and_another_in_i
 
     def dying(step: int, metrics: Any, **_: Any) -> None:
         if step == 3:
-            server.dying_after = 7  # among the completions of the fourth update
+            server.dying_after = 8  # among the completions of the fourth update
 
     with pytest.raises(Unreachable, match="continues from the checkpoint"):
         stages.run("ppo", tmp_path, dying, rollout=config)
@@ -106,22 +109,24 @@ def test_a_server_that_dies_ends_the_stage_with_what_was_learnt_and_another_in_i
     model, tokenizer = load_causal_lm(stages.inputs["sft"], runtime)
     with StandIn(model, tokenizer.eos_token_id, port=server.port) as another:
         stages.run("ppo", tmp_path, rollout=config)
-        assert len(another.requests) == 2 * 8
+        assert len(another.requests) == START + 2 * 9
     assert digests(tmp_path / "artifact") == digests(undisturbed[0] / "artifact")
 
 
 def test_a_sampler_that_is_another_policy_still_stops_the_run(
     stages: Any, server: StandIn, asking: Asking, tmp_path: Path
 ) -> None:
-    """Its log-probabilities are off by half a nat: a KL of 0.1 nats a token, and 0.01 is allowed."""
+    """After an honest proof its log-probabilities are off by half a nat: a KL of 0.1 nats a token."""
 
     def spoil(choice: dict[str, Any]) -> dict[str, Any]:
+        if len(server.requests) <= START + 1:
+            return choice
         off = [min(each + 0.5, 0.0) for each in choice["logprobs"]["token_logprobs"]]
         return choice | {"logprobs": {"token_logprobs": off}}
 
     server.spoil = spoil
     with pytest.raises(
-        CheckFailed, match=r"training path disagree .* 0\.11 nats \(mean KL; 0\.01 is allowed with a server"
+        CheckFailed, match=r"training path disagree .* 0\.11 nats \(mean KL; 1e-05 is allowed with a server in float32"
     ):
         stages.run("ppo", tmp_path / "out", rollout=asking(server))
 
@@ -134,3 +139,13 @@ def test_a_shared_critic_and_weights_of_whole_responses_take_a_servers_samples(
     stages.run("ppo", tmp_path, rollout=asking(server), **options)
     for row in read_rows(tmp_path / "artifact" / "history.jsonl"):
         assert row["ppo/value_loss"] > 0 and row["ppo/importance_max"] == pytest.approx(1, abs=1e-3)
+
+
+def test_an_output_layer_that_stays_stale_stops_update_two(
+    stages: Any, server: StandIn, asking: Asking, tmp_path: Path
+) -> None:
+    """Nothing is sampled from it: the server was asked for one short response after the first update."""
+    server.keeps_output_layer = True
+    with pytest.raises(UserError, match=r"does not sample from the weights .* tie_word_embeddings false") as error:
+        stages.run("ppo", tmp_path / "out", rollout=asking(server))
+    assert error.value.exit_code == 2 and len(server.requests) == START + 9 + 1
