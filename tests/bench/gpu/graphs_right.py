@@ -154,7 +154,7 @@ def main() -> None:
     failed = 0
     for size in options.sizes:
         for dtype in ("float32", "bfloat16"):
-            runtime = Runtime(device=options.device, dtype=dtype).resolve()
+            runtime = Runtime(device=options.device, dtype=dtype, threads=1).resolve()
             activate(runtime)
             for name in CASES[size]:
                 with emulation() if options.device == "cpu" else contextlib.nullcontext():
