@@ -274,11 +274,6 @@ def renamed(source: RowSource) -> Iterator[RawRow]:
         yield raw
 
 
-def bytes_of(paths: Iterable[Path]) -> int:
-    """Return the total bytes of files and folders."""
-    return sum(file.stat().st_size for path in paths for file in [path, *path.rglob("*")] if file.is_file())
-
-
 def options_of(data: DataConfig) -> ReadingOptions:
     """Return the config's options for labels and scores."""
     return ReadingOptions(data.label_values, data.score.name, data.score.threshold)
