@@ -339,17 +339,17 @@ def _read(
     ranked = bool(data.max_pairs or any(options.max_pairs for options in data.sources.values()))
     ledger = Ledger(plan.shards / kind, data.split, plan.job.seed, ranked)
     judge = _judge(plan, kind, ledger, is_first)
-    further = tuple(judge.further())
+    ledger.extra = tuple(judge.further())
     if plan.suite.rows or plan.suite.whole:
         refuse_unknown(judge, plan.suite.path, _columns(sources))
     annotators = None
     if kind == "preferences" and data.labels == "dawid_skene":
-        named = [source._replace(extra=further) for source in sources]
+        named = [source._replace(extra=ledger.extra) for source in sources]
         annotators = competence(_rows(named, data.max_characters), _title(sources))
         again = _rows([source._replace(unread=None) for source in named], data.max_characters)
-        ledger.fill(relabelled(again, annotators.posterior), progress, further)
+        ledger.fill(relabelled(again, annotators.posterior), progress)
     else:
-        read_sources(ledger, sources, data.max_characters, plan.processes, progress, further)
+        read_sources(ledger, sources, data.max_characters, plan.processes, progress)
     judge.judge("read")
     ledger.facts["half"][ledger.out & (ledger.facts["half"] == 1)] = -1  # a quarantined row moves no prompt
     for source in sources:

@@ -54,16 +54,8 @@ class Reason(NamedTuple):
     text: str
     """The first row's reason."""
     first: int
+    """The first failing row: its number, or the value of the facts' field `row`."""
     rows: int
-    last: int
-    """The last failing row; `first` and `last` are numbers or values of the facts' field `row`."""
-
-
-def count_reason(reasons: dict[str, Reason], number: int, problem: Problem) -> None:
-    """Count row `number`, once even if several of its pairs have the problem."""
-    reason = reasons.get(problem.check, Reason(problem.text, number, 0, -1))
-    if reason.last != number:
-        reasons[problem.check] = reason._replace(rows=reason.rows + 1, last=number)
 
 
 class Ledger:
@@ -91,7 +83,7 @@ class Ledger:
         self.roles: dict[str, int] = {}
         """Maps the roles of a prompt's messages, a letter each, to their code."""
         self.extra: tuple[str, ...] = ()
-        """Other columns of the source that a user's suite uses."""
+        """Other columns of the source that a user's suite uses. Set them before rows are read."""
         self.extra_kinds: dict[str, list[bool]] = {}
         """For each of them, as `columns.kind_of`, once it is asked for."""
         self.annotators: dict[str, int] = {}
@@ -114,35 +106,31 @@ class Ledger:
         self._keeping_out: dict[str, bool] = {}
         """Maps each check that has failing rows to whether it quarantines them."""
 
-    def measuring(self, extra: Sequence[str] = ()) -> Measuring:
-        """Return how to measure rows; `extra` are other columns of the source to keep."""
-        return Measuring(self.split, self.seed, self.ranked, tuple(extra))
+    @property
+    def measuring(self) -> Measuring:
+        """Return how to measure rows."""
+        return Measuring(self.split, self.seed, self.ranked, self.extra)
 
     def shard_path(self, number: int) -> Path:
         """Return the path of a shard."""
         return self.path / f"{number:05d}.arrow"
 
-    def fill(self, rows: Iterable[Row], progress: Callable[[int], None], extra: Sequence[str] = ()) -> None:
-        """Read all rows in this process, write their shards and load them. The rows of a file must be consecutive.
-
-        Args:
-            extra: other columns of the source to keep.
-        """
+    def fill(self, rows: Iterable[Row], progress: Callable[[int], None]) -> None:
+        """Read all rows in this process, write their shards and load them. The rows of a file must be consecutive."""
         self.path.mkdir(parents=True, exist_ok=True)
         paths: list[Path] = []
         read = 0
         for file, (_, of_file) in enumerate(groupby(rows, lambda row: row.source)):
             while part := list(islice(of_file, SHARD_ROWS)):
                 paths.append(self.shard_path(len(paths)))
-                write_rows(paths[-1], part, file, self.measuring(extra))
+                write_rows(paths[-1], part, file, self.measuring)
                 read += len(part)
                 if len(part) == SHARD_ROWS:
                     progress(read)
-        self.take(paths, extra)
+        self.take(paths)
 
-    def take(self, paths: Sequence[Path], extra: Sequence[str] = ()) -> None:
+    def take(self, paths: Sequence[Path]) -> None:
         """Load the shards of all rows, in order."""
-        self.extra = tuple(extra)
         start = 0
         for path in paths:
             shard = Shard(path)
@@ -251,7 +239,7 @@ class Ledger:
             if self._keeping_out[check] and len(indices):
                 codes = np.unique(self.facts["row"][indices])
                 text = self._reason(check, int(indices[0]))
-                by_check[check] = Reason(text, int(codes[0]), len(codes), int(codes[-1]))
+                by_check[check] = Reason(text, int(codes[0]), len(codes))
         return by_check
 
     def _reason(self, check: str, index: int) -> str:
