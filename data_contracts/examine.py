@@ -61,10 +61,10 @@ from data_contracts.findings.whole import (
     relabelled,
     selected_by_rank,
 )
-from data_contracts.rows.gather import DETECT_ON, FileRows, RowSource, bytes_of, judged_rows, not_one_valid
+from data_contracts.rows.gather import DETECT_ON, FileRows, RowSource, judged_rows, not_one_valid
 from data_contracts.rows.ledger import Ledger, combined, first_of_each
 from data_contracts.rows.measuring import FACTS, longer_wins
-from data_contracts.rows.processes import count_of, prepare
+from data_contracts.rows.processes import count_of
 from data_contracts.rows.working import begin, read_sources
 
 logger = logging.getLogger(__name__)
@@ -72,9 +72,6 @@ logger = logging.getLogger(__name__)
 Progress = Callable[[int, int | None], None]
 """Is called from time to time with the number of rows read, and with the number at the end, None while files
 are read. Rows whose texts are read count a second time."""
-SEVERAL_SHARDS = 16 * 2**20
-"""If the input files have more bytes than this, worker processes are started early, because they will probably be
-needed."""
 ALL_SPLITS = range(len(SPLITS))
 
 
@@ -298,8 +295,6 @@ def examine(
     refuse_unknown_sources(job.data.sources, inputs)
     shards, processes = folder / "shards", count_of(job.data.processes)
     begin(shards, job, inputs)
-    if processes > 1 and bytes_of(inputs.values()) > SEVERAL_SHARDS:
-        prepare()
     suite = load_suite(inputs[SUITE]) if SUITE in inputs else UserSuite(Path())
     plan = _Plan(job, inputs, shards, suite, suites.context(), processes, progress)
     forbidden = _forbidden(plan)
@@ -344,17 +339,17 @@ def _read(
     ranked = bool(data.max_pairs or any(options.max_pairs for options in data.sources.values()))
     ledger = Ledger(plan.shards / kind, data.split, plan.job.seed, ranked)
     judge = _judge(plan, kind, ledger, is_first)
-    further = tuple(judge.further())
+    ledger.extra = tuple(judge.further())
     if plan.suite.rows or plan.suite.whole:
         refuse_unknown(judge, plan.suite.path, _columns(sources))
     annotators = None
     if kind == "preferences" and data.labels == "dawid_skene":
-        named = [source._replace(extra=further) for source in sources]
+        named = [source._replace(extra=ledger.extra) for source in sources]
         annotators = competence(_rows(named, data.max_characters), _title(sources))
         again = _rows([source._replace(unread=None) for source in named], data.max_characters)
-        ledger.fill(relabelled(again, annotators.posterior), progress, further)
+        ledger.fill(relabelled(again, annotators.posterior), progress)
     else:
-        read_sources(ledger, sources, data.max_characters, plan.processes, progress, further)
+        read_sources(ledger, sources, data.max_characters, plan.processes, progress)
     judge.judge("read")
     ledger.facts["half"][ledger.out & (ledger.facts["half"] == 1)] = -1  # a quarantined row moves no prompt
     for source in sources:

@@ -46,7 +46,8 @@ def draft(path: Path, data: DataConfig, scratch: Path) -> dict[str, Any]:
     reading = reading_of(path, data)
     source = RowSource.named(reading.kind, path, data)._replace(extra=tuple(reading.ignored))
     ledger = Ledger(scratch / "draft", SplitConfig(), seed=0)
-    ledger.fill(judged_rows(source, data.max_characters), lambda seen: None, source.extra)
+    ledger.extra = source.extra
+    ledger.fill(judged_rows(source, data.max_characters), lambda seen: None)
     judge = RowJudge(suites.context(), reading.kind, ledger, row_checks(data, None, reading.kind), [])
     judge.judge("read")
     good = ledger.good(despite=_MEANT)

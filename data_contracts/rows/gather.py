@@ -26,7 +26,7 @@ from components.data.formats.unread import unread, used_by
 from components.data.readers import is_gzipped, read_source
 from components.data.rows import Problem, RawRow, Row, listed
 from data_contracts.rows.decided import by_votes
-from data_contracts.rows.ledger import Reason, count_reason
+from data_contracts.rows.ledger import Reason
 from data_contracts.rows.schemas import schema_problems
 
 logger = logging.getLogger(__name__)
@@ -135,14 +135,16 @@ def look_at(name: str, path: Path, data: DataConfig) -> None:
     if any(not row.problems for row in judged_rows(source._replace(rows=first), data.max_characters)):
         return
     rows = judged_rows(source, data.max_characters)
-    reasons: dict[str, Reason] = {}
+    texts: dict[str, dict[int, str]] = {}
     numbers: set[int] = set()
     for row in rows:
         numbers.add(row.number)
         if not row.problems:
             return
         for problem in row.problems:
-            count_reason(reasons, row.number, problem)
+            texts.setdefault(problem.check, {}).setdefault(row.number, problem.text)
+    firsts = {check: next(iter(of_rows.items())) for check, of_rows in texts.items()}
+    reasons = {check: Reason(text, number, len(texts[check])) for check, (number, text) in firsts.items()}
     raise not_one_valid(source, len(numbers), reasons)
 
 
@@ -272,11 +274,6 @@ def renamed(source: RowSource) -> Iterator[RawRow]:
             rest = {name: value for name, value in raw.data.items() if name not in named}
             raw = raw._replace(data=rest | taken)
         yield raw
-
-
-def bytes_of(paths: Iterable[Path]) -> int:
-    """Return the total bytes of files and folders."""
-    return sum(file.stat().st_size for path in paths for file in [path, *path.rglob("*")] if file.is_file())
 
 
 def options_of(data: DataConfig) -> ReadingOptions:

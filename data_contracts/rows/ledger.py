@@ -22,17 +22,7 @@ from numpy.typing import NDArray
 
 from components.data.config import SplitConfig
 from components.data.rows import CanonicalRow, Problem, Row
-from data_contracts.rows.measuring import (
-    COMPARED,
-    FACTS,
-    GATHERED,
-    VOTES,
-    Measuring,
-    ShardNotes,
-    item_in,
-    places,
-    write_rows,
-)
+from data_contracts.rows.measuring import FACTS, Measuring, ShardNotes, item_in, places, write_rows
 from data_contracts.rows.shards import FactColumns, Shard
 
 SHARD_ROWS = 10_000
@@ -64,16 +54,8 @@ class Reason(NamedTuple):
     text: str
     """The first row's reason."""
     first: int
+    """The first failing row: its number, or the value of the facts' field `row`."""
     rows: int
-    last: int
-    """The last failing row; `first` and `last` are numbers or values of the facts' field `row`."""
-
-
-def count_reason(reasons: dict[str, Reason], number: int, problem: Problem) -> None:
-    """Count row `number`, once even if several of its pairs have the problem."""
-    reason = reasons.get(problem.check, Reason(problem.text, number, 0, -1))
-    if reason.last != number:
-        reasons[problem.check] = reason._replace(rows=reason.rows + 1, last=number)
 
 
 class Ledger:
@@ -101,7 +83,7 @@ class Ledger:
         self.roles: dict[str, int] = {}
         """Maps the roles of a prompt's messages, a letter each, to their code."""
         self.extra: tuple[str, ...] = ()
-        """Other columns of the source that a user's suite uses."""
+        """Other columns of the source that a user's suite uses. Set them before rows are read."""
         self.extra_kinds: dict[str, list[bool]] = {}
         """For each of them, as `columns.kind_of`, once it is asked for."""
         self.annotators: dict[str, int] = {}
@@ -113,11 +95,10 @@ class Ledger:
         """The files' labels, in reading order."""
         self._file_of: list[int] = []
         """For each shard, the index of its file in `files`."""
-        self._places: list[tuple[Any, Any]] = []
-        """For each shard, its annotators' and models' indices in `annotators` and `models`."""
-        self._gathered: NDArray[np.int64] = np.empty((0, 2), np.int64)
-        self._first_notes: dict[tuple[str, str], tuple[int, str]] = {}
-        """Maps (file, check) to the row index and text of the first note from reading."""
+        self._codes: dict[str, list[NDArray[np.int64]]] = {"roles": [], "annotators": [], "models": []}
+        """For each shard, the codes of its roles, annotators and models in all of them."""
+        self._gathered = np.empty(0, np.int64), np.empty(0, np.int64)
+        """Row indices, and the numbers of further source rows that were merged into them."""
         self.late: dict[int, list[Problem]] = {}
         """Notes from comparing rows or from texts, by row index."""
         self._generic: dict[str, Callable[[int], str]] = {}
@@ -125,36 +106,31 @@ class Ledger:
         self._keeping_out: dict[str, bool] = {}
         """Maps each check that has failing rows to whether it quarantines them."""
 
-    def measuring(self, extra: Sequence[str] = ()) -> Measuring:
-        """Return how to measure rows; `extra` are other columns of the source to keep."""
-        return Measuring(self.split, self.seed, self.ranked, tuple(extra))
+    @property
+    def measuring(self) -> Measuring:
+        """Return how to measure rows."""
+        return Measuring(self.split, self.seed, self.ranked, self.extra)
 
     def shard_path(self, number: int) -> Path:
         """Return the path of a shard."""
         return self.path / f"{number:05d}.arrow"
 
-    def fill(self, rows: Iterable[Row], progress: Callable[[int], None], extra: Sequence[str] = ()) -> None:
-        """Read all rows in this process, write their shards and load them. The rows of a file must be consecutive.
-
-        Args:
-            extra: other columns of the source to keep.
-        """
+    def fill(self, rows: Iterable[Row], progress: Callable[[int], None]) -> None:
+        """Read all rows in this process, write their shards and load them. The rows of a file must be consecutive."""
         self.path.mkdir(parents=True, exist_ok=True)
         paths: list[Path] = []
         read = 0
         for file, (_, of_file) in enumerate(groupby(rows, lambda row: row.source)):
             while part := list(islice(of_file, SHARD_ROWS)):
                 paths.append(self.shard_path(len(paths)))
-                write_rows(paths[-1], part, file, self.measuring(extra))
+                write_rows(paths[-1], part, file, self.measuring)
                 read += len(part)
                 if len(part) == SHARD_ROWS:
                     progress(read)
-        self.take(paths, extra)
+        self.take(paths)
 
-    def take(self, paths: Sequence[Path], extra: Sequence[str] = ()) -> None:
+    def take(self, paths: Sequence[Path]) -> None:
         """Load the shards of all rows, in order."""
-        roles: list[NDArray[np.int32]] = []
-        self.extra = tuple(extra)
         start = 0
         for path in paths:
             shard = Shard(path)
@@ -162,44 +138,38 @@ class Ledger:
             if notes.file not in self.files[-1:]:
                 self.files.append(notes.file)
             self._file_of.append(len(self.files) - 1)
-            roles.append(_in_all(self.roles, notes.roles))
-            self._places.append((_in_all(self.annotators, notes.annotators), _in_all(self.models, notes.models)))
+            for name, codes in self._codes.items():
+                codes.append(_in_all(getattr(self, name), getattr(notes, name)))
             self.model_votes.update(notes.model_votes)
-            for check, (place, text) in notes.first.items():
-                self._first_notes.setdefault((notes.file, check), (start + place, text))
             self.shards.append(shard)
             self.starts.append(start)
             start += shard.rows
         facts = self.path.with_name(f"{self.path.name}-facts")
-        self.facts = FactColumns(facts, self.shards, FACTS, _IN_MEMORY, {"roles": roles})
+        self.facts = FactColumns(facts, self.shards, FACTS, _IN_MEMORY, {"roles": self._codes["roles"]})
         self.out = np.zeros(start, bool)
-        self._gathered = self._joined(GATHERED)
+        self._gathered = self._listed("gathered")
 
-    def _joined(self, what: tuple[str, Any, int]) -> NDArray[Any]:
-        """Return an additional array over all shards; its first column is the row's index."""
-        name, dtype, width = what
-        parts = [np.empty((0, width), dtype)]
-        for start, shard, (annotators, models) in zip(self.starts, self.shards, self._places, strict=False):
-            part = shard.array(name, dtype, width).copy()
-            part[:, 0] += start
-            if what is VOTES and len(part):
-                part[:, 1] = annotators[part[:, 1]]
-            if what is COMPARED and len(part):
-                part[:, 1:] = models[part[:, 1:]]
-            parts.append(part)
-        return np.concatenate(parts)
+    def _listed(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the row indices (m,) and the values (m,) of all entries in a column of lists."""
+        rows, values = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for number, (start, shard) in enumerate(zip(self.starts, self.shards, strict=True)):
+            places, entries = shard.lists(name)
+            rows.append(places + start)
+            values.append(self._codes[name][number][entries] if name in self._codes else entries)
+        return np.concatenate(rows), np.concatenate(values)
 
     @property
-    def votes(self) -> NDArray[np.int32]:
+    def votes(self) -> NDArray[np.int64]:
         """Return (row index, annotator's index in `annotators`, position in `Ballot`) of each vote that names its
         annotator."""
-        return self._joined(VOTES)
+        return np.column_stack([*self._listed("annotators"), self._listed("sides")[1]])
 
     @property
-    def compared(self) -> NDArray[np.int32]:
+    def compared(self) -> NDArray[np.int64]:
         """Return (row index, index in `models` of the first response's model, and of the second's) for rows that name
         them."""
-        return self._joined(COMPARED)
+        rows, models = self._listed("models")
+        return np.column_stack([rows[::2], models.reshape(-1, 2)])
 
     def further(self, name: str, rows: slice = slice(None)) -> list[Any]:
         """Return the values of one of the source's own columns, for all rows or some consecutive ones."""
@@ -249,7 +219,7 @@ class Ledger:
     def rows(self, which: NDArray[np.bool_] | slice = slice(None)) -> NDArray[np.int64]:
         """Return the distinct source rows from which the rows or pairs `which` (n,) were made, as codes (see
         `place`)."""
-        index, number = self._gathered.T
+        index, number = self._gathered
         made = np.zeros(len(self.facts), bool)
         made[which] = True
         return np.unique(np.concatenate([self.facts["row"][made], number[made[index]]]))
@@ -269,14 +239,13 @@ class Ledger:
             if self._keeping_out[check] and len(indices):
                 codes = np.unique(self.facts["row"][indices])
                 text = self._reason(check, int(indices[0]))
-                by_check[check] = Reason(text, int(codes[0]), len(codes), int(codes[-1]))
+                by_check[check] = Reason(text, int(codes[0]), len(codes))
         return by_check
 
     def _reason(self, check: str, index: int) -> str:
-        source = self.place(int(self.facts[index : index + 1]["row"][0]))[0]
-        first, text = self._first_notes.get((source, check), (-1, ""))
-        late = (problem.text for problem in self.late.get(index, ()) if problem.check == check)
-        return text if first == index else next(late, None) or self._generic[check](index)
+        wanted = np.arange(len(self.facts)) == index
+        ((_, line),) = self._lines(wanted, range(len(self.shards)))
+        return next(problem.text for problem in self._problems(index, json.loads(line)) if problem.check == check)
 
     def good(self, despite: Sequence[str] = ()) -> NDArray[np.bool_]:
         """Return which rows are not quarantined so far (n,); rows that only the checks `despite` keep out count as
@@ -329,22 +298,22 @@ class Ledger:
             codes = shard.column("row")[here].tolist() if len(here) else []
             for place, code, line in zip(here.tolist(), codes, shard.texts("line", here), strict=True):
                 index, row = start + place, json.loads(line)
-                noted = self.facts["noted"][index]
-                notes = [Problem(*note) for note in row["notes"]] if noted else []
-                problems = self._problems(index, [*notes, *self.late.get(index, ())])
-                yield index, quarantine_line(*self.place(code), problems, row["data"] if noted else row)
+                data = row["data"] if self.facts["noted"][index] else row
+                yield index, quarantine_line(*self.place(code), self._problems(index, row), data)
 
-    def _problems(self, index: int, notes: list[Problem]) -> list[Problem]:
-        """Return why the row `index` is quarantined: its notes on failed checks, then failed checks without a note."""
+    def _problems(self, index: int, row: Any) -> list[Problem]:
+        """Return why the row `index`, with this line, is quarantined: its notes on failed checks, then failed checks
+        without a note."""
         checks = [check for check, named in self.named_by.items() if named[index]]
-        own_notes = [note for note in notes if note.check in checks]
-        noted = {note.check for note in own_notes}
-        return [*own_notes, *(Problem(check, self._generic[check](index)) for check in checks if check not in noted)]
+        read = [Problem(*note) for note in row["notes"]] if self.facts["noted"][index] else []
+        notes = [note for note in [*read, *self.late.get(index, ())] if note.check in checks]
+        noted = {note.check for note in notes}
+        return [*notes, *(Problem(check, self._generic[check](index)) for check in checks if check not in noted)]
 
 
-def _in_all(codes: dict[str, int], names: Sequence[str]) -> NDArray[np.int32]:
+def _in_all(codes: dict[str, int], names: Sequence[str]) -> NDArray[np.int64]:
     """Return the codes of `names` in `codes`, adding new names to it."""
-    return np.array([codes.setdefault(name, len(codes)) for name in names], np.int32)
+    return np.array([codes.setdefault(name, len(codes)) for name in names], np.int64)
 
 
 def quarantine_line(source: str, number: int, problems: Iterable[Problem], data: Mapping[str, object]) -> bytes:

@@ -183,13 +183,6 @@ class ShardNotes(NamedTuple):
     """Models whose responses are compared."""
     model_votes: dict[str, int]
     """Number of votes of each model, by annotator name."""
-    first: dict[str, tuple[int, str]]
-    """Maps a check to the row index and text of its first note."""
-
-
-VOTES, GATHERED, COMPARED = ("votes", np.int32, 3), ("gathered", np.int64, 2), ("compared", np.int32, 3)
-"""Additional arrays. VOTES: row, annotator and position in `Ballot` of each vote that names its annotator. GATHERED:
-row, and number of another source row that was merged into it. COMPARED: row and the models of its two responses."""
 
 
 class _Codes(dict[str, int]):
@@ -206,37 +199,28 @@ def write_rows(path: Path, rows: Iterable[Row], file: int, how: Measuring) -> No
     roles, annotators, models = _Codes(), _Codes(), _Codes()
     facts: list[tuple[Any, ...]] = []
     lines: list[bytes] = []
-    votes: list[tuple[int, int, int]] = []
-    gathered: list[tuple[int, int]] = []
-    compared: list[tuple[int, int, int]] = []
+    lists: dict[str, list[list[int]]] = {"annotators": [], "sides": [], "gathered": [], "models": []}
     extra: list[list[Any]] = []
     model_votes: Counter[str] = Counter()
-    first: dict[str, tuple[int, str]] = {}
     source = ""
-    for index, row in enumerate(rows):
+    for row in rows:
         source = row.source
         line, noted = _line(row)
         lines.append(line)
         facts.append(_facts(row, noted, file, how, roles))
-        votes += [(index, annotators[name], side) for name, side in row.votes]
+        lists["annotators"].append([annotators[name] for name, _ in row.votes])
+        lists["sides"].append([side for _, side in row.votes])
+        lists["gathered"].append([code_of(file, number) for number in row.raw.others])
+        lists["models"].append([models[name] for name in row.models or ()])
         model_votes.update(name for name, _ in row.cast if name is not None and is_model(name))
-        gathered += [(index, code_of(file, number)) for number in row.raw.others]
-        if row.models is not None:
-            compared.append((index, models[row.models[0]], models[row.models[1]]))
         if how.extra:
             extra.append([_further(row.raw.extra.get(name)) for name in how.extra])
-        for problem in row.problems:
-            first.setdefault(problem.check, (index, problem.text))
     table = np.array(facts, FACTS)
-    columns: dict[str, Any] = {name: table[name] for name in FACTS.names or ()} | {"line": lines}
+    columns: dict[str, Any] = {name: table[name] for name in FACTS.names or ()} | {"line": lines} | lists
     if how.extra:
         columns["extra"] = [json.dumps(values).encode() for values in extra]
-    notes = ShardNotes(source, list(roles), list(annotators), list(models), model_votes, first)
-    arrays = {
-        name: np.array(entries, dtype).reshape(-1, width)
-        for (name, dtype, width), entries in ((VOTES, votes), (GATHERED, gathered), (COMPARED, compared))
-    }
-    write_shard(path, columns, notes._asdict(), arrays)
+    notes = ShardNotes(source, list(roles), list(annotators), list(models), model_votes)
+    write_shard(path, columns, notes._asdict())
 
 
 def _line(row: Row) -> tuple[bytes, bool]:

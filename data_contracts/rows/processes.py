@@ -1,6 +1,5 @@
 """Run a function over independent tasks in other processes. The output is the same for any number of processes."""
 
-import ctypes
 import logging
 import multiprocessing
 import os
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import chain, islice
-from multiprocessing import connection, context, forkserver, popen_forkserver, spawn
+from multiprocessing import connection, context, popen_forkserver, spawn
 from types import FunctionType, SimpleNamespace
 from typing import Any, TypeVar
 
@@ -41,12 +40,6 @@ def count_of(processes: int | str) -> int:
     if processes != AUTO:
         return int(processes)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def prepare() -> None:
-    """Start the fork server, which imports modules while this process continues."""
-    _context()
-    forkserver.ensure_running()
 
 
 def _about_this_process(name: str) -> dict[str, Any]:
@@ -120,18 +113,6 @@ def in_order(compute: Callable[[Any, T], R], shared: Any, tasks: Iterable[T], pr
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
         pending.clear()
-        return_freed()
-
-
-def return_freed() -> None:
-    """Return freed memory to the system.
-
-    By default glibc keeps the memory of freed objects where other objects lie above them, such as that of tasks which
-    were sent to processes. Without glibc nothing changes.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def _compute(compute: Callable[[Any, T], R], task: T) -> R:

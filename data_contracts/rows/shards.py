@@ -18,28 +18,23 @@ from components.base.errors import naming
 from components.base.files import replacing
 
 NOTES = b"tether"
-"""The metadata key of a shard's notes; other keys hold an array's bytes."""
+"""The metadata key of a shard's notes."""
 _AT_ONCE = 1_000
 """Number of text lines in memory at once."""
 
 
-def write_shard(
-    path: Path, columns: Mapping[str, Any], notes: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]] | None = None
-) -> None:
+def write_shard(path: Path, columns: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
     """Write a shard completely or not at all.
 
     Args:
-        columns: values (n,) or (n, k) of each row: numbers, or a list of bytes.
+        columns: values (n,) or (n, k) of each row: numbers, or a list of bytes or of lists of integers.
         notes: further information about the rows, as JSON.
-        arrays: arrays whose length is not the number of rows.
     """
     import pyarrow as pa
 
     stored = {name: _arrow(values) for name, values in columns.items()}
-    texts = {NOTES: json.dumps(notes).encode()} | {
-        name.encode(): np.ascontiguousarray(values).tobytes() for name, values in (arrays or {}).items()
-    }
-    schema = pa.schema([(name, values.type) for name, values in stored.items()], metadata=texts)
+    metadata = {NOTES: json.dumps(notes).encode()}
+    schema = pa.schema([(name, values.type) for name, values in stored.items()], metadata=metadata)
     with replacing(path) as temporary, pa.OSFile(str(temporary), "wb") as out, pa.ipc.new_file(out, schema) as writer:
         writer.write_batch(pa.record_batch(list(stored.values()), schema=schema))
 
@@ -48,7 +43,8 @@ def _arrow(values: Any) -> Any:
     import pyarrow as pa
 
     if isinstance(values, list):
-        return pa.array(values, pa.large_binary())
+        of_lists = bool(values) and isinstance(values[0], list)
+        return pa.array(values, pa.list_(pa.int64()) if of_lists else pa.large_binary())
     values = np.ascontiguousarray(values)
     if values.dtype == np.bool_:
         values = values.view(np.uint8)
@@ -92,10 +88,13 @@ class Shard:
         with _batch(self.path) as batch:
             return json.loads(batch.schema.metadata[NOTES])
 
-    def array(self, name: str, dtype: Any, width: int) -> NDArray[Any]:
-        """Return the array `name` (n, width) stored with the columns."""
+    def lists(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the entries (m,) of a column of lists, after the position (m,) of the row that has each."""
+        import pyarrow.compute as pc
+
         with _batch(self.path) as batch:
-            return np.frombuffer(batch.schema.metadata[name.encode()], dtype).reshape(-1, width)
+            values = batch.column(name)
+            return pc.list_parent_indices(values).to_numpy(), np.array(values.flatten().to_numpy())
 
     def column(self, name: str) -> NDArray[Any]:
         """Return the values (n,) or (n, k) of a numeric column."""

@@ -36,13 +36,12 @@ class _Part(NamedTuple):
 
 def read_sources(
     ledger: Ledger, sources: Sequence[RowSource], max_characters: int, processes: int,
-    progress: Callable[[int], None], extra: Sequence[str] = (),
+    progress: Callable[[int], None],
 ) -> None:  # fmt: skip
     """Fill `ledger` with the rows of `sources`. Complete shards from an earlier attempt are reused.
 
     Args:
         progress: called with the number of rows read.
-        extra: other columns of the sources to keep.
 
     Raises:
         UserError: a source can't be read, or has no known format.
@@ -53,21 +52,21 @@ def read_sources(
     def parts() -> Iterator[_Part]:
         for file, (_, alike) in enumerate(groupby(sources, lambda source: source.file)):
             for source in alike:
-                name, raws = detected(source._replace(extra=tuple(extra)))
+                name, raws = detected(source._replace(extra=ledger.extra))
                 options = source.options._replace(label_values=dict(source.options.label_values))
                 bare = source._replace(
-                    rows=(), columns=dict(source.columns), options=options, extra=tuple(extra), unread=None,
+                    rows=(), columns=dict(source.columns), options=options, extra=ledger.extra, unread=None,
                 )  # fmt: skip
                 for some in _in_parts(iter(raws)):
                     paths.append(ledger.shard_path(len(paths)))
                     yield _Part(paths[-1], some, name, bare, file, max_characters)
 
     read = 0
-    for number, rows in enumerate(in_order(_write_part, ledger.measuring(extra), parts(), processes)):
+    for number, rows in enumerate(in_order(_write_part, ledger.measuring, parts(), processes)):
         read += rows
         if number or rows >= ledgers.SHARD_ROWS:  # a small file is read at once
             progress(read)
-    ledger.take(paths, extra)
+    ledger.take(paths)
 
 
 def _in_parts(raws: Iterator[RawRow]) -> Iterator[list[RawRow]]:

@@ -4,7 +4,6 @@ import hashlib
 import json
 import operator
 import os
-import platform
 import random
 import signal
 import subprocess
@@ -25,7 +24,7 @@ from data_contracts.expectations import suites
 from data_contracts.findings import near, row_judging, whole
 from data_contracts.rows import ledger, shards
 from data_contracts.rows.measuring import FACTS
-from data_contracts.rows.processes import ALONE, in_order, return_freed
+from data_contracts.rows.processes import ALONE, in_order
 from data_contracts.rows.shards import FactColumns, Shard, write_shard
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -223,19 +222,6 @@ def test_tasks_that_are_done_do_not_stay_in_memory():
         next(results)
     assert not any(task() for task in made[:4])
     results.close()
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries return memory in their own way")
-def test_freed_memory_between_objects_that_stay_is_returned():
-    def held():
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-    blocks = [bytes(2000) for _ in range(40_000)]
-    stay = blocks[::50]
-    del blocks
-    before = held()
-    return_freed()
-    assert before - held() > 40e6 and len(stay) == 800
 
 
 def _killed(shared, number):

@@ -165,7 +165,6 @@ def test_no_stage_goes_on_after_an_error_of_ours_whose_text_no_key_holds(modules
         "components.human_eval.returned_labels",  # collects them, to raise all at once
         "components.keys.function_worker",  # a process of its own, which imports nothing of ours
         "components.human_eval.batch.returned_sheets",  # asks whether a file is a sheet, before any stage
-        "data_contracts.rows.processes",  # sent to the process that asked, which raises it
     }
     caught = {"Exception", "BaseException", "TetherError", "UserError", "CheckFailed", "GateFailed", "MachineMismatch"}
     going_on = set()
