@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from components.base.errors import Mistakes, TetherError, UserError
+from components.base.errors import TetherError, UserError
 from components.human_eval.returned_labels import Sample
 from components.human_eval.sheet import RATERS, rating_columns
 from flows.config.removed import without_removed
@@ -40,14 +40,7 @@ def progress_of_files(home: Path, run: str, sheets: Path | Sequence[Path] | None
     opened = Sample.open(sample_folder(home, run))
     paths = home / "runs" / run / RATERS if sheets is None else sheets
     files = [file for path in ([paths] if isinstance(paths, Path) else paths) for file in files_of(path)]
-    try:
-        labels = opened.ratings(*files)
-    except Mistakes:
-        raise
-    except UserError as error:
-        if "holds no rating yet" not in str(error):
-            raise
-        labels = {}
+    labels = opened.answers(*files, may_be_empty=True).ratings
     items = len(opened.policy_side)
     raters = {
         f"rater {number}": (sum(bool(ratings[number - 1]) for ratings in labels.values()), items)
