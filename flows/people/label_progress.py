@@ -10,7 +10,7 @@ from pathlib import Path
 
 from components.base.errors import TetherError, UserError
 from components.human_eval.returned_labels import Sample
-from components.human_eval.sheet import RATERS, rating_columns
+from components.human_eval.sheet import RATERS
 from flows.config.removed import without_removed
 from flows.config.run_config import check_config
 from flows.people.rater_sheets import files_of
@@ -44,7 +44,7 @@ def progress_of_files(home: Path, run: str, sheets: Path | Sequence[Path] | None
     items = len(opened.policy_side)
     raters = {
         f"rater {number}": (sum(bool(ratings[number - 1]) for ratings in labels.values()), items)
-        for number, _ in enumerate(rating_columns(opened.raters), 1)
+        for number in range(1, opened.raters + 1)
     }
     return LabelProgress(sum(done for done, _ in raters.values()), items * opened.raters, "", raters)
 
