@@ -25,12 +25,12 @@ from components.human_eval.sheet import (
     AskedCriterion,
     SheetInfo,
     SheetRow,
+    as_record,
     criterion_columns,
     header_lines,
     rater_file,
     rating_columns,
     write_joint,
-    write_json_lines,
     write_raters_files,
 )
 
@@ -132,7 +132,7 @@ def write_sheet(artifact: Path, items: Sequence[Item], config: HumanEvalConfig) 
             SheetRow(number, sheet_item(item.item, commitment), as_text(item.chosen.prompt), a, b, empty, none)
         )
     write_joint(artifact / "sheet.csv", sheet, config.raters, criteria=criteria)
-    write_json_lines(artifact / "sheet.jsonl", sheet, criteria)
+    write_rows(artifact / "sheet.jsonl", (as_record(row, criteria) for row in sheet))
     questions: list[AskedCriterion] = [{"name": name, "question": CRITERIA[name]} for name in criteria]
     lines = header_lines(config.instructions, config.ratings, questions)
     write_raters_files(artifact / RATERS, sheet, config.raters, lines, criteria)

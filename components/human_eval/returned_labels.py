@@ -99,11 +99,12 @@ class Sample:
         """Return only the overall ratings; see `answers`."""
         return self.answers(*files).ratings
 
-    def answers(self, *files: Path) -> Answers:
+    def answers(self, *files: Path, may_be_empty: bool = False) -> Answers:
         """Return the answers in returned sheets, by item; items without a row have no answers.
 
         Args:
             files: the joint sheet, or raters' own files, in any mixture.
+            may_be_empty: whether files without a rating are no error.
 
         Raises:
             Mistakes: all mistakes in them: those of `parse_sheet`; items that are unknown, repeated or of another
@@ -139,7 +140,7 @@ class Sample:
                             answers[question, item, rater] = rating, place
         if mistakes:
             raise Mistakes(*mistakes)
-        if not any(question == OVERALL for question, _, _ in answers):
+        if not may_be_empty and not any(question == OVERALL for question, _, _ in answers):
             columns = ", ".join(rating_columns(self.raters))
             named = " and ".join(map(str, files))
             raise UserError(f"{named} holds no rating yet. Fill in {columns}, or `rating` in a rater's own file.")

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, NotRequired, TypedDict
 
-from components.base.jsonl import write_rows
 from components.data.spreadsheet import write_csv
 
 SIMULATED = "ratings.simulated.csv"
@@ -172,8 +171,3 @@ def write_raters_files(
         cells = dict(zip(OWN, (str(rater), ""), strict=True)) | dict.fromkeys(criteria, "")
         records = (dict(zip(TEXTS, row[1:5], strict=True)) | cells for row in rows)
         write_csv(folder / rater_file(rater), [*TEXTS, *cells], records, above=[f"Rater {rater}", *lines])
-
-
-def write_json_lines(path: Path, rows: Sequence[SheetRow], criteria: Sequence[str] = ()) -> None:
-    """Write the sheet with a column for each rater as JSON Lines."""
-    write_rows(path, (as_record(row, criteria) for row in rows))

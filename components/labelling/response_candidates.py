@@ -24,7 +24,7 @@ from components.data.words import seen
 from components.labelling.config import CandidatesJob
 from components.labelling.pair_selection import PromptCandidates, make_pairs, write_pairs
 from components.models.runtime import activate
-from components.training.chunks import in_chunks
+from components.training.chunks import sample_in_chunks
 
 SUMMARY = "candidates.json"
 
@@ -165,6 +165,8 @@ def sample(
 
     A model is loaded only if one of its responses is missing in `work`, and freed before the next one is loaded.
     """
+    from jinja2 import TemplateError
+
     shares = allot(len(prompts), len(arms), job.candidates.per_prompt)
     by_length = sorted(range(len(prompts)), key=lambda i: sum(len(m["content"]) for m in prompts[i]))
     total = job.candidates.per_prompt * len(prompts)
@@ -174,13 +176,16 @@ def sample(
         load = functools.cache(functools.partial(_load, model, job))
         for n, arm in ((n, arm) for n, arm in enumerate(arms) if arm.model == model):
             wanted = [i for i in by_length for _ in range(shares[i][n])]
-            rows = in_chunks(
-                wanted,
-                job.candidates.batch_size,
-                work / f"{model.digest}-{arm.temperature!r}",
-                functools.partial(_generate, job, arm, load, prompts),
-                lambda done, before=before: observe(before + done, total),  # type: ignore[misc]
-            )
+            generation = job.generation.model_copy(update={"temperature": arm.temperature})
+            try:
+                rows = sample_in_chunks(
+                    load, [prompts[i] for i in wanted], generation, job.runtime,
+                    (job.seed, "candidates", model.digest, arm.temperature), job.candidates.batch_size,
+                    work / f"{model.digest}-{arm.temperature!r}",
+                    lambda done, before=before: observe(before + done, total),  # type: ignore[misc]
+                )  # fmt: skip
+            except TemplateError as error:
+                raise UserError(f"--model {model.name}: its chat template refuses a prompt: {error}.") from error
             for i, row in zip(wanted, rows, strict=True):
                 by_arm.setdefault((arm, i), []).append(Drawn(arm, row["text"], row["ended"]))
             before += len(rows)
@@ -194,32 +199,6 @@ def _load(model: CandidateModel, job: CandidatesJob) -> tuple[Any, Any]:
     activate(job.runtime)
     loaded, tokenizer = load_base(model.folder, f"--model {model.name}", stop=job.generation.stop, trained=False)
     return by_onednn(loaded.to(job.runtime.device)), tokenizer
-
-
-def _generate(
-    job: CandidatesJob,
-    arm: Arm,
-    load: Callable[[], tuple[Any, Any]],
-    prompts: Sequence[list[Message]],
-    chunk: Sequence[int],
-    start: int,
-) -> list[dict[str, Any]]:
-    from jinja2 import TemplateError
-
-    from components.models.sampling import generate_responses
-    from components.training.loop import torch_seed
-
-    model, tokenizer = load()
-    # Each arm has its own random numbers; shared ones would make similar models give similar responses.
-    seed = torch_seed(job.seed, "candidates", arm.model.digest, arm.temperature, start)
-    generation = job.generation.model_copy(update={"temperature": arm.temperature})
-    try:
-        responses = generate_responses(
-            model, tokenizer, [prompts[i] for i in chunk], generation, seed, job.runtime, job.candidates.batch_size
-        )
-    except TemplateError as error:
-        raise UserError(f"--model {arm.model.name}: its chat template refuses a prompt: {error}.") from error
-    return [{"text": r.text, "ended": r.ended} for r in responses]
 
 
 def _candidate(prompt: list[Message], responses: Sequence[Drawn]) -> PromptCandidates:

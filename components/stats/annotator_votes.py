@@ -4,12 +4,13 @@ Counts are (I, K): how many annotators gave an item (a pair) each of K labels. T
 means nothing, or it tells the winner. A measure that is `symmetric` therefore counts each item in both orders.
 """
 
+import itertools
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
+from scipy import sparse, special
 
 from components.stats.intervals import LEVEL, FloatArray, Interval, cluster_codes, clustered_proportion, t_quantile
 
@@ -238,28 +239,23 @@ def pairwise_agreement(votes: Votes, least: int) -> PairwiseAgreement:
 
     Each item counts in both orders (see the module's docstring). An annotator may vote only once on an item.
     """
-    named = votes.annotator >= 0
-    order = np.lexsort((votes.annotator[named], votes.item[named]))
-    three = (votes.item, votes.annotator, votes.label)
-    item, annotator, label = (column[named][order].astype(np.int64) for column in three)
-    codes, cells, step = [], [], 1
-    while step < len(item) and (both := item[step:] == item[:-step]).any():
-        codes.append((annotator[:-step] * votes.annotators + annotator[step:])[both])
-        cells.append((label[:-step] * votes.labels + label[step:])[both])
-        step += 1
-    code = np.concatenate([np.empty(0, np.int64), *codes])
-    pairs, place, items = np.unique(code, return_inverse=True, return_counts=True)
-    enough = items >= least
-    cell = np.concatenate([np.empty(0, np.int64), *cells])[enough[place]]
-    flat = np.zeros((int(enough.sum()), votes.labels**2))
-    np.add.at(flat, ((np.cumsum(enough) - 1)[place][enough[place]], cell), 1)
-    table = flat.reshape(-1, votes.labels, votes.labels)
+    shape = (votes.annotators, votes.items)
+    gave = [(votes.annotator >= 0) & (votes.label == label) for label in range(votes.labels)]
+    voted = [sparse.csr_array((np.ones(some.sum()), (votes.annotator[some], votes.item[some])), shape) for some in gave]
+    every = sum(voted[1:], voted[0])
+    common = sparse.triu(every @ every.T, k=1, format="csr")
+    common.sort_indices()
+    enough = common.data >= least
+    one, other = (place[enough].astype(np.int64) for place in common.nonzero())
+    items = common.data[enough].astype(np.int64)
+    table = np.zeros((one.size, votes.labels, votes.labels))
+    for first, second in itertools.product(range(votes.labels), repeat=2) if one.size else ():
+        table[:, first, second] = (voted[first] @ voted[second].T)[one, other]
     turned = swapped(votes.labels)
-    p = (table + table[:, turned][:, :, turned]) / (2 * items[enough, None, None])
+    p = (table + table[:, turned][:, :, turned]) / (2 * items[:, None, None])
     agreed = np.trace(p, axis1=1, axis2=2)
     chance = (p.sum(axis=2) * p.sum(axis=1)).sum(axis=1)
-    one, other = np.divmod(pairs[enough], votes.annotators)
-    return PairwiseAgreement(one, other, items[enough], agreed, _beyond_chance(agreed, chance))
+    return PairwiseAgreement(one, other, items, agreed, _beyond_chance(agreed, chance))
 
 
 def raw_agreement(counts: ArrayLike, clusters: Iterable[Hashable]) -> Interval | None:

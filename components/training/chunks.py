@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from components.base.files import make_folder, read_with_digest, replacing, with_digest
+from components.models.config import GenerationConfig
+from components.models.runtime import Runtime
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +40,35 @@ def in_chunks(
         results += rows
         done(len(results))
     return results
+
+
+def sample_in_chunks(
+    load: Callable[[], tuple[Any, Any]],
+    prompts: Sequence[Any],
+    generation: GenerationConfig,
+    runtime: Runtime,
+    seed: Sequence[Any],
+    size: int,
+    checkpoint: Path,
+    done: Callable[[int], None],
+) -> list[dict[str, Any]]:
+    """Return a model's response to each of `prompts` (messages), computed `in_chunks`: its `text`, and whether it
+    `ended` before the cap.
+
+    Args:
+        load: returns the model and its tokenizer; called for each chunk that has to be computed.
+        seed: parts of the chunks' seeds, which differ by model: shared random numbers would make similar models give
+            similar responses.
+    """
+
+    def generate(chunk: Sequence[Any], start: int) -> list[dict[str, Any]]:
+        from components.models.sampling import generate_responses
+        from components.training.loop import torch_seed
+
+        responses = generate_responses(*load(), chunk, generation, torch_seed(*seed, start), runtime, size)
+        return [{"text": response.text, "ended": response.ended} for response in responses]
+
+    return in_chunks(prompts, size, checkpoint, generate, done)
 
 
 def _computed_before(file: Path) -> Any:

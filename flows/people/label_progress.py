@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from components.base.errors import Mistakes, TetherError, UserError
+from components.base.errors import TetherError, UserError
 from components.human_eval.returned_labels import Sample
-from components.human_eval.sheet import RATERS, rating_columns
+from components.human_eval.sheet import RATERS
 from flows.config.removed import without_removed
 from flows.config.run_config import check_config
 from flows.people.rater_sheets import files_of
@@ -40,18 +40,11 @@ def progress_of_files(home: Path, run: str, sheets: Path | Sequence[Path] | None
     opened = Sample.open(sample_folder(home, run))
     paths = home / "runs" / run / RATERS if sheets is None else sheets
     files = [file for path in ([paths] if isinstance(paths, Path) else paths) for file in files_of(path)]
-    try:
-        labels = opened.ratings(*files)
-    except Mistakes:
-        raise
-    except UserError as error:
-        if "holds no rating yet" not in str(error):
-            raise
-        labels = {}
+    labels = opened.answers(*files, may_be_empty=True).ratings
     items = len(opened.policy_side)
     raters = {
         f"rater {number}": (sum(bool(ratings[number - 1]) for ratings in labels.values()), items)
-        for number, _ in enumerate(rating_columns(opened.raters), 1)
+        for number in range(1, opened.raters + 1)
     }
     return LabelProgress(sum(done for done, _ in raters.values()), items * opened.raters, "", raters)
 

@@ -24,8 +24,6 @@ from tasks.runs.status import has_run, load_status
 
 Kind = Literal["sample", "candidates", "review"]
 Messages = list[Message]
-_PER_ITEM = {"candidates": 1, "review": 1}
-"""Answers per item if neither the sheet nor the caller sets a number."""
 _LONGEST = 2_000_000
 """The largest number of characters of a pair's texts; longer ones are refused."""
 
@@ -129,7 +127,7 @@ def _of_path(path: Path, overlap: int | None, guidelines: str | None) -> BatchSo
     pairs = [pair for pair, _ in pairs_and_prompts]
     digest = digest_json([list(pair) for pair in pairs])
     name = f"{(path if path.is_dir() else path.parent).name}-{digest[:8]}"
-    batch = _batch(name, kind, file, pairs, guidelines or GUIDELINES, list(MEANINGS), [], overlap or _PER_ITEM[kind])
+    batch = _batch(name, kind, file, pairs, guidelines or GUIDELINES, list(MEANINGS), [], overlap or 1)
     return batch._replace(prompts={pair.name: prompt for pair, prompt in pairs_and_prompts})
 
 

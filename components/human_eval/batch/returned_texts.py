@@ -46,8 +46,8 @@ def _same_but_for_lost(original: str, returned: str) -> bool:
     """Return whether `returned` has the parts of `original` that Windows-1252 can hold, about as far apart."""
     start, *parts = _LOST.split(original)
     rest = (  # an atomic group takes the nearest place, so that no text takes long
-        f"(?>.{{{len(lost)},{2 * len(lost)}}}?{re.escape(held) or '$'})"
-        for lost, held in zip(parts[::2], parts[1::2], strict=True)
+        f"(?>.{{{len(lost)},{2 * len(lost)}}}?{re.escape(part) or '$'})"
+        for lost, part in zip(parts[::2], parts[1::2], strict=True)
     )
     return re.fullmatch(re.escape(start) + "".join(rest), returned, re.DOTALL) is not None
 

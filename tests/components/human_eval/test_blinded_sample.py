@@ -2,6 +2,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from components.human_eval import respond as respond_module
 from components.human_eval.blinded_sample import run
 from components.human_eval.config import HumanEvalConfig, SampleJob
 from components.human_eval.respond import respond
+from components.models import sampling
 from components.models.config import GenerationConfig
 from components.models.runtime import Runtime
 from tests.splits import write_split
@@ -83,15 +85,15 @@ def test_data_without_held_out_prompts_is_the_users_mistake(tmp_path: Path) -> N
 
 
 def test_an_interrupted_generation_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[str, int]] = []
+    calls: list[tuple[str, str]] = []
     loads: list[str] = []
 
-    def generate(job: Any, loaded: Any, prompts: Any, side: str, start: int) -> list[dict[str, Any]]:
-        calls.append((side, start))
-        return [{"text": f"{side} {p}", "ended": True} for p in prompts]
+    def generate(model: Path, tokenizer: Any, prompts: Any, *rest: Any) -> list[Any]:
+        calls.append((model.name, "".join(prompts)))
+        return [SimpleNamespace(text=f"{model} {p}", ended=True) for p in prompts]
 
     monkeypatch.setattr(respond_module, "_load", lambda folder, job: loads.append(folder) or (folder, None))
-    monkeypatch.setattr(respond_module, "_generate", generate)
+    monkeypatch.setattr(sampling, "generate_responses", generate)
     inputs = {"sft": Path("sft"), "ppo": Path("ppo")}
     steps: list[int] = []
 
@@ -111,6 +113,6 @@ def test_an_interrupted_generation_goes_on_where_it_stopped(tmp_path: Path, monk
         lambda step, metrics, total=None, *, resumed=False, **_: again.append((step, resumed)),
     )  # fmt: skip
     assert again == [(2, False), (4, False), (5, False), (7, False), (7, True), (9, False), (10, False)]
-    assert [r["text"] for r in found["policy"]] == [f"policy {p}" for p in "vwxyz"]
-    assert calls == [("sft", 0), ("sft", 2), ("sft", 4), ("policy", 0), ("policy", 2), ("policy", 4)]
+    assert [r["text"] for r in found["policy"]] == [f"ppo {p}" for p in "vwxyz"]
+    assert calls == [("sft", "vw"), ("sft", "xy"), ("sft", "z"), ("ppo", "vw"), ("ppo", "xy"), ("ppo", "z")]
     assert loads == [Path("sft"), Path("ppo"), Path("ppo")]

@@ -18,9 +18,11 @@ from components.data.rows import Message, Problem, RawRow, Row
 from components.labelling import response_candidates
 from components.labelling.config import CandidatesConfig, CandidatesJob
 from components.labelling.response_candidates import Arm, CandidateModel, allot, arms_of, finished, in_drawn_order, run
+from components.models import sampling
 from components.models.config import GenerationConfig
 from components.models.runtime import Runtime
 from components.store.store import digest_folder
+from components.training.chunks import in_chunks
 
 KEY = "k" * 64
 WORDS = "Order A 12 is late . What can you do ? My drum is broken".split()
@@ -78,14 +80,24 @@ def case(tmp_path: Path, models: list[CandidateModel]) -> Case:
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Arm, str, int], str]], None]:
+def said(
+    monkeypatch: pytest.MonkeyPatch, models: list[CandidateModel]
+) -> Callable[[Callable[[Arm, str, int], str]], None]:
     """`said(speak)`: responses are what `speak(arm, prompt's text, place in the chunk)` says, without any model."""
 
     def make(speak: Callable[[Arm, str, int], str]) -> None:
-        def generate(job: Any, arm: Arm, load: Any, prompts: Any, chunk: Any, start: int) -> list[dict[str, Any]]:
-            return [{"text": speak(arm, prompts[i][0]["content"], n), "ended": True} for n, i in enumerate(chunk)]
+        by_digest = {model.digest: model for model in models}
 
-        monkeypatch.setattr(response_candidates, "_generate", generate)
+        def sample_in_chunks(
+            load: Any, prompts: Any, generation: Any, runtime: Any, seed: Any, size: Any, checkpoint: Any, done: Any
+        ) -> list[dict[str, Any]]:
+            def generate(chunk: Any, start: int) -> list[dict[str, Any]]:
+                arm = Arm(by_digest[seed[2]], seed[3])
+                return [{"text": speak(arm, prompt[0]["content"], n), "ended": True} for n, prompt in enumerate(chunk)]
+
+            return in_chunks(prompts, size, checkpoint, generate, done)
+
+        monkeypatch.setattr(response_candidates, "sample_in_chunks", sample_in_chunks)
 
     return make
 
@@ -95,14 +107,14 @@ def test_an_interrupted_call_goes_on_where_it_stopped_and_ends_with_the_same_byt
 ) -> None:
     whole: list[tuple[int, int]] = []
     summary = case.run("whole", observe=lambda done, total: whole.append((done, total)))
-    generated: list[tuple[str, float, int]] = []
-    real = response_candidates._generate
+    seeds: list[int] = []
+    real = sampling.generate_responses
 
-    def counted(job: Any, arm: Arm, *rest: Any) -> Any:
-        generated.append((arm.model.name, arm.temperature, rest[-1]))
-        return real(job, arm, *rest)
+    def counted(model: Any, tokenizer: Any, prompts: Any, generation: Any, seed: int, *rest: Any) -> Any:
+        seeds.append(seed)
+        return real(model, tokenizer, prompts, generation, seed, *rest)
 
-    monkeypatch.setattr(response_candidates, "_generate", counted)
+    monkeypatch.setattr(sampling, "generate_responses", counted)
 
     def interrupt(done: int, total: int) -> None:
         if done == whole[3][0]:
@@ -110,9 +122,9 @@ def test_an_interrupted_call_goes_on_where_it_stopped_and_ends_with_the_same_byt
 
     with pytest.raises(KeyboardInterrupt):
         case.run("cut", observe=interrupt)
-    assert not (case.root / "cut").exists() and len(generated) == 4
+    assert not (case.root / "cut").exists() and len(seeds) == 4
     assert case.run("cut") == summary
-    assert len(generated) == len(set(generated)) == len(whole) and whole[-1] == (20, 20)
+    assert len(seeds) == len(set(seeds)) == len(whole) and whole[-1] == (20, 20)
     assert digests(case.root / "cut") == digests(case.root / "whole")
     assert sorted(p.name for p in case.root.iterdir()) == ["cut", "whole", "work"]
 
