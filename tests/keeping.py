@@ -30,17 +30,12 @@ class Beside(Steps):
         super().__init__(Console(quiet=True))
         self._call = call
 
-    def each(self, part: str, items: Collection[T]) -> Iterator[T]:
-        """Give the items of a part."""
+    def all(self, part: str, items: Collection[T], work: Callable[[T], object], at_once: int = 1) -> None:
+        """Do the work of the items of a part."""
         self._call()
         for item in items:
-            yield item
-            self._call()
-
-    def all(self, part: str, items: Collection[T], work: Callable[[T], object]) -> None:
-        """Do the work of the items of a part."""
-        for item in self.each(part, items):
             work(item)
+            self._call()
 
 
 def backed_up(home: Path, target: Path, call: Callable[[], object] = lambda: None) -> tuple[Written, list[str]]:

@@ -6,7 +6,6 @@ import fcntl
 import os
 import shutil
 import stat
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -105,7 +104,7 @@ class FolderPlace:
             yield
 
     @contextlib.contextmanager
-    def collecting(self) -> Iterator[float]:
+    def collecting(self) -> Iterator[None]:
         """Hold an exclusive lock on the folder: wait for its users to finish, and make later ones wait.
 
         At the end the empty folders of records are removed, which a killed `remove` leaves.
@@ -113,7 +112,7 @@ class FolderPlace:
         make_folder(self.root)
         with self._lock() as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            yield time.time()
+            yield
             for folder in (self.root / "records").glob("*/"):
                 with contextlib.suppress(OSError):  # it has files
                     folder.rmdir()

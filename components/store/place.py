@@ -61,5 +61,5 @@ class Place(Protocol):
     def using(self) -> contextlib.AbstractContextManager[None]:
         """Prevent garbage collection while files are needed that no record or run names yet."""
 
-    def collecting(self) -> contextlib.AbstractContextManager[float]:
-        """Keep all users out while garbage is collected. Yields the time by the place's own clock, roughly."""
+    def collecting(self) -> contextlib.AbstractContextManager[None]:
+        """Keep all users out while garbage is collected."""

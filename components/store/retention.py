@@ -158,7 +158,8 @@ def collect(
     """
     with contextlib.ExitStack() as stack:
         swept: list[Place] = [store.local, *([store.shared] if shared and store.shared is not None else [])]
-        now = {place.where: stack.enter_context(place.collecting()) for place in swept}
+        for place in swept:
+            stack.enter_context(place.collecting())
         wanted = requirements()
         places = [place for place in (store.local, store.shared) if place is not None]
         records = [entry for place in places for entry in stored(store, place)]
@@ -169,8 +170,8 @@ def collect(
         gone = [Gone("record", r.path, r.size, p.where) for p in swept for r in needless if r.place is p]
         for place in swept:
             freed, young = (_objects(needless), YOUNG_SECONDS) if place.has_locks else (set[str](), UNLOCKED_SECONDS)
-            gone += _objects_that_go(place, _objects(remaining), freed, now[place.where] - young)
-            gone += _temporaries(place, now[place.where] - young)
+            gone += _objects_that_go(place, _objects(remaining), freed, time.time() - young)
+            gone += _temporaries(place, time.time() - young)
         if not dry_run:
             sweep(store.home / "store")
             by_name = {place.where: place for place in swept}

@@ -102,9 +102,7 @@ class UrlPlace:
     def using(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def collecting(self) -> contextlib.AbstractContextManager[float]:
-        """Yield this machine's time, which may differ from the object store's by minutes."""
-        return contextlib.nullcontext(time.time())
+    collecting = using
 
     @functools.cached_property
     def _fs(self) -> Any:

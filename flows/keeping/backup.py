@@ -120,8 +120,7 @@ def _copy(home: Path, servers: Servers, steps: Steps, copier: Copier, say: Say) 
         dump(servers, copier, steps)
         databases = [name for name in ("mlflow.db", "prefect/prefect.db") if (home / name).is_file()]
         databases += sorted(f"review/{path.name}" for path in (home / "review").glob("*.db"))
-        for name in steps.each("databases", databases):
-            copier.database(home / name, f"home/{name}")
+        steps.all("databases", databases, lambda name: copier.database(home / name, f"home/{name}"), at_once=1)
         copy_artifacts(servers, copier, steps)
         _tree(home, "mlartifacts", steps, copier)
         _runs(home, steps, copier)

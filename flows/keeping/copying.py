@@ -4,7 +4,7 @@ import hashlib
 import os
 import stat
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TypeVar
@@ -29,28 +29,19 @@ MOST_LISTINGS = 20
 
 
 class Steps:
-    """Processes the items of one part after another, with a progress bar on a terminal and lines elsewhere."""
+    """Processes the items of one part after another part, with a progress bar on a terminal and lines elsewhere."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    def each(self, part: str, items: Collection[T]) -> Iterator[T]:
-        """Yield the items of a part. An item counts as done when the next one is requested."""
-        if not items:
-            return
-        with StageProgress(self._console, part) as progress:
-            for number, item in enumerate(items, 1):
-                yield item
-                progress.show({"step": number, "metrics": {}, "total": len(items)})
-
-    def all(self, part: str, items: Collection[T], work: Callable[[T], object]) -> None:
-        """Call `work` for every item of a part, several at a time, because it waits for disks and servers.
+    def all(self, part: str, items: Collection[T], work: Callable[[T], object], at_once: int = THREADS) -> None:
+        """Call `work` for every item of a part, several `at_once`, because it waits for disks and servers.
 
         The first exception is raised again once the calls in progress have ended.
         """
         if not items:
             return
-        with StageProgress(self._console, part) as progress, ThreadPoolExecutor(THREADS) as pool:
+        with StageProgress(self._console, part) as progress, ThreadPoolExecutor(at_once) as pool:
             begun = [pool.submit(work, item) for item in items]
             try:
                 for number, future in enumerate(as_completed(begun), 1):

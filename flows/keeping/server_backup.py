@@ -95,11 +95,14 @@ def dump(servers: Servers, copier: Copier, steps: Steps) -> None:
     Raises:
         UserError: pg_dump fails.
     """
-    for name in steps.each("PostgreSQL", servers.databases):
+
+    def dump_one(name: str) -> None:
         with tempfile.TemporaryFile() as file:
             _run("pg_dump", servers, name, ["--format=custom"], stdout=file.fileno())
             file.seek(0)
             copier.write(f"servers/databases/{name}.dump", iter(lambda: file.read(CHUNK), b""))
+
+    steps.all("PostgreSQL", servers.databases, dump_one, at_once=1)
 
 
 def copy_artifacts(servers: Servers, copier: Copier, steps: Steps) -> None:
@@ -151,12 +154,15 @@ def restore_servers(
         steps: shows the progress.
         put: writes a file of the backup to a path, and verifies it.
     """
-    for name in steps.each("PostgreSQL", manifest.below(f"{manifest.servers}/databases")):
+
+    def restore_one(name: str) -> None:
         draft = drafts / f"draft-{name}"
         put(f"{manifest.servers}/databases/{name}", draft)
         options = ["--exit-on-error", "--single-transaction", "--no-owner", "--no-privileges", str(draft)]
         _run("pg_restore", servers, name.removesuffix(".dump"), options)
         draft.unlink()
+
+    steps.all("PostgreSQL", manifest.below(f"{manifest.servers}/databases"), restore_one, at_once=1)
     if servers.artifacts is not None:
         make_bucket(servers.artifacts)
         fill(servers.artifacts, manifest, f"{manifest.servers}/artifacts", steps, put, drafts)
@@ -190,8 +196,7 @@ def fill(
     ordered = sorted(files, key=lambda name: (late.get(name.partition("/")[0], 0), files[name].modified, name))
     first = [name for name in ordered if name.partition("/")[0] not in late]
     steps.all(f"{folder}: objects", first, add)
-    for name in steps.each(f"{folder}: records", ordered[len(first) :]):
-        add(name)
+    steps.all(f"{folder}: records", ordered[len(first) :], add, at_once=1)
 
 
 def _run(program: str, servers: Servers, name: str, options: list[str], stdout: int = subprocess.PIPE) -> str:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,9 +30,10 @@ class MlflowThread(threading.Thread):
     That process does not get the run's Ctrl-C, and what it logs is logged here.
     """
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, send: Callable[[Path, int], None] | None = None) -> None:
+        """`send` is called in this process if MLflow is imported here."""
         super().__init__(name="tracking", daemon=True)
-        self.home, self._here = home, "mlflow" in sys.modules
+        self.home, self._here = home, send if "mlflow" in sys.modules else None
         self._reading, self._writing = os.pipe()
         self.start()
 
@@ -45,10 +47,8 @@ class MlflowThread(threading.Thread):
         os.close(self._writing)
 
     def run(self) -> None:
-        if self._here:
-            from tasks.tracking.mlflow_sync import send
-
-            send(self.home, self._reading)
+        if self._here is not None:
+            self._here(self.home, self._reading)
             return
         # The run's own path, because a script can have added folders; "" would be the folder of the user, who can have
         # a package `tasks` too, as would be without -P.
@@ -85,8 +85,8 @@ def begin_early(home: Path) -> None:
         _early = MlflowThread(home)
 
 
-def thread_of(home: Path) -> MlflowThread:
+def thread_of(home: Path, send: Callable[[Path, int], None]) -> MlflowThread:
     """Return the thread that `begin_early` started for `home`, or a new one."""
     global _early
     early, _early = _early, None
-    return early if early is not None and early.home == home else MlflowThread(home)
+    return early if early is not None and early.home == home else MlflowThread(home, send)

@@ -46,7 +46,7 @@ class Tracker:
         self._folder = home / "runs" / run
         if not (self._folder / SENT).is_file():
             Sent(project=project, code=code_tags(code_version())).save(self._folder)
-        self._thread = thread_of(home)
+        self._thread = thread_of(home, send)
         self._thread.tell(run)
         self._patient = has_pages(home)
 

@@ -67,7 +67,7 @@ def test_a_finished_run_waits_while_mlflow_accepts_its_data_and_not_for_one_that
     with start() as ctx:
         Sent(project="slow").save(ctx.folder)
     sends = Sending(ctx.folder, times=3)
-    monkeypatch.setattr(mlflow_sync, "thread_of", lambda home: sends)
+    monkeypatch.setattr(mlflow_sync, "thread_of", lambda home, send: sends)
     assert not mlflow_sync.Tracker(ctx.home, ctx.run, "slow").close()
     assert sends.waits == [mlflow_sync.CLOSE_SECONDS] * 4
 
