@@ -22,7 +22,7 @@ from components.rollouts.config import RolloutConfig
 
 OLDEST = (0, 29)
 """The first vLLM version whose server reports a version of its weights (`/weight_info`)."""
-TRIED = ("0.32.0",)
+TRIED = ("0.29.0", "0.32.0")
 """The versions with which `make test-vllm` passed."""
 logger = logging.getLogger(__name__)
 DEV_ROUTES = "start it with VLLM_SERVER_DEV_MODE=1 (docs/guide/rollouts.md has the command)"

@@ -1,9 +1,9 @@
 """A stand-in for a vLLM server: its routes over real HTTP, and behind them a real model that samples.
 
-Routes, fields, defaults and refusals are those of vLLM 0.32.0, of whose answers recorded.json is a record. It does as
-vLLM does where a request could rely on something else: a model's generation config (`defaults`) fills in what a request
-leaves out, log-probabilities are raw unless `logprobs_mode` says processed, and a prefix cache goes on answering from
-old weights until it is reset.
+Routes, fields, defaults and refusals are those of vLLM 0.29.0 and 0.32.0; recorded.json has answers of theirs. It does
+as vLLM does where a request could rely on something else: a model's generation config (`defaults`) fills in what a
+request leaves out, log-probabilities are raw unless `logprobs_mode` says processed, and a prefix cache goes on
+answering from old weights until it is reset.
 """
 
 import copy
@@ -42,7 +42,8 @@ def recorded(url: str, model: Path) -> dict[str, Any]:
     with httpx.Client(base_url=url, timeout=600, trust_env=False) as http:
         for number, (route, body) in enumerate(requests):
             answer = http.request(*route.split(), json=body)
-            answers[f"{number} {route} {answer.status_code}"] = answer.json() if answer.content else None
+            is_read = not route.startswith(("POST /sleep", "POST /wake_up"))  # 0.29 answers them with nothing
+            answers[f"{number} {route} {answer.status_code}"] = answer.json() if is_read else None
     info = answers["1 GET /server_info?config_format=json 200"]  # it is long: what Tether reads of it
     config, names = info["vllm_config"], ("dtype", "logprobs_mode", "max_model_len", "enable_sleep_mode")
     info["vllm_config"] = {"model_config": {name: config["model_config"][name] for name in names}}
@@ -192,10 +193,10 @@ class StandIn:
             self.asleep = {"weights", "kv_cache"}
             for each in self.model.parameters():
                 each.data.fill_(float("nan"))  # level 2 keeps nothing
-            return {"status": "sleeping", "level": int(query["level"])}
+            return b""
         if name == "POST /wake_up":
-            self.asleep -= {query["tags"]}
-            return {"status": "sleeping" if self.asleep else "awake", "tags": [query["tags"]]}
+            self.asleep -= {query["tags"]} if "tags" in query else self.asleep
+            return b""
         raise Refused(404, "Not Found")
 
     def info(self) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def test_a_version_that_was_never_tried_is_named_in_a_warning(
     assert not caplog.records
     server.facts["version"] = "0.33.0"
     opened(asking(server), runtime, tmp_path)
-    assert f"{server.url} is vLLM 0.33.0, and Tether was tried with 0.32.0 only." in caplog.text
+    assert f"{server.url} is vLLM 0.33.0, and Tether was tried with 0.29.0 and 0.32.0 only." in caplog.text
 
 
 @pytest.mark.parametrize("temperature", [0.005, 2.5])

@@ -121,9 +121,7 @@ def test_it_answers_as_recorded(served: Any) -> None:
     assert shape(answers) == shape(json.loads(RECORD.read_text()))
 
 
-def test_it_samples_from_each_sent_version_of_the_weights(
-    served: Any, runtime: Runtime, tmp_path: Path
-) -> None:
+def test_it_samples_from_each_sent_version_of_the_weights(served: Any, runtime: Runtime, tmp_path: Path) -> None:
     """And the same seeds give the same bits, alone and among others; earlier weights fail the proof."""
     stages, server = served
     policy, tokenizer = load_causal_lm(stages.inputs["sft"], runtime)
@@ -224,9 +222,7 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(
 
 
 @pytest.mark.long
-def test_the_proof_stops_a_tied_model_on_a_cpu(
-    stages: Any, runtime: Runtime, tmp_path: Path
-) -> None:
+def test_the_proof_stops_a_tied_model_on_a_cpu(stages: Any, runtime: Runtime, tmp_path: Path) -> None:
     """vLLM for GPUs replaces it, and the run ends well there."""
     made = of_heads_for_a_cpu(stages, runtime, tmp_path, tied=True)
     server = VllmServer(made.inputs["sft"] / "model", tmp_path)
