@@ -344,7 +344,7 @@ STEPS = {
     "training": Step(60, training, "135m: 140, 150 and 202 ms at 32, 64 and 256 rows; 1.2b: 106, 175 and 564 ms"),
     "repeated": Step(90, repeated, "three equal digests of PPO"),
     "updates": Step(70, updates, "an update takes half the time with graphs"),
-    "sanitized": Step(50, sanitized, "0 errors"),
+    "sanitized": Step(150, sanitized, "0 errors"),
     "real": Step(420, real, "over the last 50 updates KL level near 3 and the raw score's rise above 0, as on CPUs"),
     "yardstick": Step(60, yardstick, "slower than graphs at 64 tokens without flash-attn"),
 }
