@@ -17,7 +17,6 @@ from flows.reports.terminal import markdown, price, print_run, print_steps, simu
 from flows.reports.verdict import RunVerdict, Step
 from tasks.execution.explanation import lines
 from tasks.runs.status import RunStatus, StageStatus
-from tasks.tracking.mlflow_notes import run_note
 
 GATE = Verdict(name="policy.kl", metric="policy/kl_high", value=9.5, op="<=", threshold=8.0, passed=False)
 PPO = StageStatus(
@@ -108,8 +107,7 @@ def test_a_run_that_was_to_end_after_a_stage_says_which_did_not_run_everywhere()
     said = "The run was asked to end after reward; not run: ppo, human_eval."
     assert said in printed("", status) and said in markdown(status)
     assert "ppo         not run (the run ends after reward)" in lines(status)
-    assert "\n\nThe run was asked to end after reward.\n\n" in run_note(status, [], {}, {}, "")
-    assert "asked to end" not in printed("") + markdown(STATUS) + run_note(STATUS, [], {}, {}, "") + str(lines(STATUS))
+    assert "asked to end" not in printed("") + markdown(STATUS) + str(lines(STATUS))
 
 
 def test_the_page_holds_every_metric_and_gate() -> None:
