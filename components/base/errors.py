@@ -52,7 +52,7 @@ class CheckFailed(TetherError):
 
 
 class LeaseLost(TetherError):
-    """This process was suspended for so long that another one took over its computation."""
+    """Another process took over this one's computation, since its lock was lost."""
 
 
 class Unreachable(UserError):

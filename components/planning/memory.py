@@ -306,9 +306,10 @@ class _Planner:
             "sampling copy": copy, "key-value cache": shape.layers * heads * shape.kv_heads,
             "activations": max(prompts, expanded), "logits": FLOAT * 4 * rows * shape.vocabulary,
         }  # fmt: skip
-        if graphs:
+        if graphs:  # rank 0 alone may sample more rows than in training
             del parts["key-value cache"], parts["logits"]
-        return self._phase(stage, name, graphs | resident | parts)
+            resident = resident | {name: max(size, resident.get(name, 0)) for name, size in graphs.items()}
+        return self._phase(stage, name, resident | parts)
 
     def _graphs(self, rows: int, lora: AdapterConfig | None) -> Parts:
         """Return what CUDA graphs for `rows` responses keep after sampling: the policy's copy in bfloat16, keys and

@@ -1,7 +1,7 @@
 """A lock that the system frees when its holder dies, on one machine or in a folder that several machines share (flock).
 
 The locked file has its newest holder's number. A file server frees the lock of a machine that it can't reach, and that
-machine's holder, suspended or cut off, goes on: it has lost the lock once the file has a higher number than its own.
+machine's holder, suspended or cut off, goes on: it has lost the lock once the file has another number than its own.
 Numbers only rise ("fencing tokens"; Kleppmann 2016, "How to do distributed locking"), and the file stays, so that no
 number is used twice.
 """
@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from components.base.errors import LeaseLost, UserError
-from components.base.files import make_folder
+from components.base.errors import LeaseLost, UserError, naming
+from components.base.files import make_folder, sync
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Lease:
         try:
             # An NFS client may read from its cache, but opening asks the server.
             with _opened(self.file, os.O_RDONLY) as file:
-                return _number(file) > self.number
+                return _number(file) != self.number
         except OSError as error:
             return error.errno in (errno.ENOENT, errno.ESTALE)  # other errors are outages, not a take-over
 
@@ -43,8 +43,9 @@ class Lease:
         """
         if self.is_lost():
             raise LeaseLost(
-                f"this process was suspended for so long that another one took over {self.file.name}; what it "
-                "computed since is discarded. Run the same command again: it waits for the other's result and uses it."
+                f"another process took over {self.file.name}: this one was cut off from the file server, or the file was "
+                "removed. What this one computed since is discarded. Run the same command again: it waits for the "
+                "other's result and uses it."
             )
 
 
@@ -75,8 +76,11 @@ def leased(path: Path, on_wait: Callable[[], None] | None = None) -> Iterator[Le
                 "Lustre with -o flock), or name another folder in TETHER_HOME."
             ) from error
         number = _number(file) + 1
-        os.pwrite(file, b"%09d\n" % number, 0)
-        os.fsync(file)
+        with naming(path):
+            os.pwrite(file, b"%09d\n" % number, 0)
+            os.fsync(file)
+            if number == 1:
+                sync(path.parent)
         yield Lease(path, number)
 
 

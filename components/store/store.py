@@ -13,6 +13,8 @@ what was published or read here, each verified on arrival.
 import contextlib
 import logging
 import os
+import shutil
+import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -59,16 +61,37 @@ class ArtifactStore:
         """Lock `key` against other processes, also on other machines that share this home.
 
         `on_wait` is called once if another process holds it. The lock of a dead process is freed; see `leases`.
+
+        Raises:
+            UserError: a run of release 0.1.0 may still compute it.
         """
+        if self._held_by_0_1_0(key):
+            raise UserError(
+                f"{self.work / key}: a run of Tether 0.1.0 computes this, or ended less than a minute ago. End it, and "
+                "run the same command again after a minute."
+            )
         return leased(self.work / f"{key}.lock", on_wait)
+
+    def _held_by_0_1_0(self, key: str) -> bool:
+        """Return whether a run of release 0.1.0 may compute `key`: its lock was a file that it touched every 5 s. The
+        locks of those that ended are removed."""
+        folder = self.work / f"{key}.leases"
+        for file in folder.glob("*.held"):
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - file.stat().st_mtime < 60:
+                    return True
+        shutil.rmtree(folder, ignore_errors=True)
+        return False
 
     def if_free(self, key: str) -> contextlib.AbstractContextManager[bool]:
         """Lock `key` if no other process holds it; yields whether it is locked."""
-        return if_free(self.work / f"{key}.lock")
+        held = self._held_by_0_1_0(key)
+        return contextlib.nullcontext(False) if held else if_free(self.work / f"{key}.lock")
 
     def held_keys(self) -> set[str]:
         """Return the keys that some process is computing."""
-        return {path.stem for path in self.work.glob("*.lock") if is_held(path)}
+        earlier = {path.stem for path in self.work.glob("*.leases") if self._held_by_0_1_0(path.stem)}
+        return earlier | {path.stem for path in self.work.glob("*.lock") if is_held(path)}
 
     def publish(
         self,

@@ -51,7 +51,7 @@ class Sketches:
     def append(self, more: Signatures) -> None:
         """Append the signatures of more texts."""
         with naming(self.path), self.path.open("ab") as out:
-            more.tofile(out)
+            out.write(more.tobytes())  # `tofile` raises errors without a number
         self._texts += len(more)
 
     def __len__(self) -> int:

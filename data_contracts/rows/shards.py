@@ -139,7 +139,7 @@ class FactColumns:
                     values = shard.column(name)
                     if name in codes:
                         values = np.where(values < 0, values, np.append(codes[name][number], 0)[values])
-                    values.astype(dtype[name].base, copy=False).tofile(out)
+                    out.write(np.ascontiguousarray(values, dtype[name].base).tobytes())
         self._in_memory: dict[str, NDArray[Any]] = {}
         self._in_memory = {name: self[name].copy() for name in in_memory}
 

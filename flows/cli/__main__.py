@@ -276,7 +276,7 @@ def sync() -> None:
         message = f"MLflow does not answer: {in_short(error)}. Nothing is lost; try again when it does."
         raise TetherError(message) from error
     if refused and all(isinstance(error, UserError) for error in refused.values()):
-        raise UserError(f"{', '.join(refused)}: not sent to MLflow, because a file of the run is damaged (see above).")
+        raise UserError(f"{', '.join(refused)}: not sent to MLflow (see above).")
     if refused:
         raise TetherError(f"MLflow did not accept {', '.join(refused)} (see above); everything stays on disk.")
 

@@ -194,13 +194,14 @@ def _take_up(folder: Path, number: int) -> Path:
     they would become part of the artifact.
     """
     out = folder / f"{number:09d}"
-    earlier = [path for path in folder.glob("[0-9]*") if path.is_dir()]
-    for path in sorted(earlier, reverse=True):
-        if not out.exists() and _has_checkpoint(path):
-            path.rename(out)
-            sync(folder)
-        else:
+    earlier = sorted((path for path in folder.glob("[0-9]*") if path.is_dir()), reverse=True)
+    newest = next(filter(_has_checkpoint, earlier), None)
+    for path in earlier:
+        if path != newest:
             shutil.rmtree(path, ignore_errors=True)
+    if newest not in (None, out):  # it is `out` already if the numbers began again, with a new lock file
+        newest.rename(out)
+        sync(folder)
     if not out.exists():
         (folder / POINTS).unlink(missing_ok=True)
     for name in ("artifact", "attachments"):

@@ -5,6 +5,7 @@ pipe ends, the run has ended or died, and the rest is sent. What MLflow can't ac
 or `tether sync`, first sends what earlier runs left.
 """
 
+import contextlib
 import gc
 import logging
 import os
@@ -13,7 +14,6 @@ import signal
 import sys
 import time
 from collections.abc import Collection, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -78,7 +78,7 @@ def serve() -> NoReturn:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the run still has to tell MLflow how it ended
         signal.signal(number, signal.SIG_IGN)
     home, recorder = Path(sys.argv[1]), None
-    with suppress(Exception):  # raised again, and reported, once there is a run
+    with contextlib.suppress(Exception):  # raised again, and reported, once there is a run
         load_mlflow()
         if (path := database_file(home)) is not None and path.is_file():
             recorder = Recorder(home)
@@ -96,7 +96,12 @@ def send(home: Path, messages: int, recorder: Recorder | None = None) -> None:
         if not (run := pipe.readline().decode().strip()):  # it ended before it had begun
             return
         folder = home / "runs" / run
-        with leased(folder / SENDING_LOCK):
+        with contextlib.ExitStack() as lock:
+            try:
+                lock.enter_context(leased(folder / SENDING_LOCK))
+            except (UserError, OSError) as error:
+                logger.warning("run %s is not sent to MLflow: %s", run, error)
+                return
             while True:
                 try:
                     recorder = recorder or Recorder(home)
@@ -128,9 +133,14 @@ def send_rest(recorder: Recorder, folder: Path) -> Exception | None:
     Raises:
         Exception: MLflow does not answer.
     """
-    with if_free(folder / SENDING_LOCK) as mine:
+    with contextlib.ExitStack() as lock:
+        try:
+            mine = lock.enter_context(if_free(folder / SENDING_LOCK))
+        except (UserError, OSError) as error:
+            logger.warning("run %s is not sent to MLflow: %s", folder.name, error)
+            return error
         if not mine:
-            return None
+            return UserError("another process is sending it")
         try:
             recorder.synchronize(folder, over=True)
         except Exception as error:

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import unquote, urlparse
 
 from components.base.errors import TetherError, UserError
 from components.store.records import Record
@@ -88,6 +89,10 @@ class Weights:
             (parts / _MODEL).mkdir(parents=True)
             copy_model(artifact, record, parts / _MODEL, link=True)
             _copy_tokenizer(parts / _MODEL, parts / "components" / _TOKENIZER)
+            address = urlparse(model.artifact_location)
+            if address.scheme in ("", "file"):  # what an interrupted copy left is write-protected, as the store's files
+                for name in os.listdir(parts):
+                    shutil.rmtree(Path(unquote(address.path)) / name, ignore_errors=True)
             self._client.log_model_artifacts(model.model_id, str(parts))
             last = Path(folder) / "MLmodel"
             last.write_text(_mlmodel(model, record, parts / _MODEL), encoding="utf-8")

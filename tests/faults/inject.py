@@ -9,7 +9,7 @@ beginning on, whichever runs by then. (It is a thread, and no process of its own
 moments are counted, or the fault is in what it writes.) Nothing of ours is patched, and every write, rename and removal
 is a moment.
 
-What: `kill` (SIGKILL, `delay` seconds later; if `processes` names notes of servers, of those instead of this process),
+What: `kill` (SIGKILL, `delay` seconds later; if `processes` names others, of those instead of this process),
 `errno` (the change fails with `errno`; with `lasting` all later ones of its phase do too), or `clock` (the wall clock
 jumps by `seconds`); the file `happened` is made then. Without a fault the moments are written to `trace`. In the file
 `synced`, if named, `synced.py` writes what gets a name before it is on the disk.
@@ -161,7 +161,9 @@ class Hook:
                 os.kill(process, signal.SIGKILL)
 
     def _processes(self) -> list[int]:
-        """This process's children whose command has the text that the plan says."""
+        """The processes that the plan names by id, or this process's children whose command has its text."""
+        if not isinstance(self.plan["processes"], str):
+            return self.plan["processes"]
         self.acting = True
         children = [child for child in psutil.Process().children() if self.plan["processes"] in str(child.cmdline())]
         self.acting = False

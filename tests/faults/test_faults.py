@@ -138,11 +138,10 @@ def mlflow_dies(stage: str, phase: str) -> Case:
 
     def case(whole: Home, folder: Path) -> Outcome:
         folder.mkdir()
-        home, server, note = whole.before(stage, folder / "home"), MlflowServer(folder).start(), folder / "server.json"
+        home, server = whole.before(stage, folder / "home"), MlflowServer(folder).start()
         home.environment["MLFLOW_TRACKING_URI"] = server.uri
-        note.write_text(json.dumps({"servers": [{"pid": pid} for pid in server.pids()]}))
         try:
-            fault = {"stage": stage, "phase": phase, "nth": 1, "fault": "kill", "processes": str(note)}
+            fault = {"stage": stage, "phase": phase, "nth": 1, "fault": "kill", "processes": server.pids()}
             return finish(home, whole, f"{stage}, {phase}", home.tether(plan=fault), check=False)
         finally:
             server.kill()

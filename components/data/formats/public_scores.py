@@ -118,8 +118,8 @@ def _compared(scored: Sequence[tuple[str, float]], options: ReadingOptions) -> l
 
 
 def _is_helpsteer(data: Data, options: ReadingOptions) -> bool:
-    """Return whether a row is one scored response, or what `gathered_by_prompt` makes of those to one prompt."""
-    return "scored" in data or ({"prompt", "response", _score(options)} <= data.keys() and "chosen" not in data)
+    """Return whether a row is one scored response."""
+    return {"prompt", "response", _score(options)} <= data.keys() and "chosen" not in data
 
 
 def _score(options: ReadingOptions) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from components.base.errors import TetherError
+from components.distributed.orphans import die_with_parent
 
 MEMORY = 2 << 30
 """Bytes that the function may allocate."""
@@ -26,12 +27,13 @@ def failure_of(function: Callable[[], object], seconds: int, attempts: int = 3) 
     Raises:
         TetherError: each of the `attempts` waited for such a lock.
     """
-    reading, writing = os.pipe()
+    (reading, writing), parent = os.pipe(), os.getpid()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # the child calls Python code alone, and ends
         child = os.fork()
     if not child:
         try:
+            die_with_parent(parent)  # it holds the parent's locks and pipes
             resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
             most = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + MEMORY
             resource.setrlimit(resource.RLIMIT_AS, (most, most))

@@ -95,6 +95,8 @@ def test_cuda_graphs_keep_copy_states_and_logits_through_all_of_ppo() -> None:
     kept = 2 * shape.parameters + 2 * 2 * 8 * 128 * 64 * 8 * 16 + 4 * 4 * 8 * shape.vocabulary
     assert {phase.parts["CUDA graphs"] for (stage, _), phase in graphs.items() if stage == "ppo"} == {kept}
     assert all(graphs[key].bytes == pytest.approx(plain[key].bytes) for key in plain if key[1] == "sampling")
+    four, its_plain = planned(run()._replace(graphs=True), Machine(4)), planned(run(), Machine(4))
+    assert four["ppo", "evaluation"].bytes == pytest.approx(its_plain["ppo", "evaluation"].bytes)
     update = "ppo", "policy update"
     assert graphs[update].bytes == pytest.approx(plain[update].bytes + kept * (1 + memory.ALLOCATOR["cuda"]))
 

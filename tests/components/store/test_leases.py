@@ -14,6 +14,7 @@ import pytest
 
 from components.base.errors import LeaseLost, UserError
 from components.store.leases import is_held, leased
+from components.store.store import ArtifactStore
 from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -107,10 +108,32 @@ def test_who_was_cut_off_finds_the_lock_lost(hold: Callable[[], Holder], lock: P
         lease.check()
 
 
+def test_who_holds_a_lock_whose_file_was_removed_has_lost_it(lock: Path) -> None:
+    with leased(lock):
+        pass
+    with leased(lock) as lease:
+        lock.unlink()
+        with leased(lock) as second:
+            assert lease.is_lost() and not second.is_lost() and second.number < lease.number
+
+
+def test_a_key_that_release_0_1_0_computes_is_refused_and_its_dead_lock_removed(tmp_path: Path) -> None:
+    store, held = ArtifactStore(tmp_path), tmp_path / "work" / "k.leases" / "000000007.held"
+    held.parent.mkdir(parents=True)
+    held.touch()
+    with pytest.raises(UserError, match=r"a run of Tether 0\.1\.0 computes this"), store.lock("k"):
+        pass
+    with store.if_free("k") as free:
+        assert not free and store.held_keys() == {"k"}
+    os.utime(held, (0, 0))
+    with store.lock("k"):
+        assert store.held_keys() == {"k"} and not held.parent.exists()
+
+
 def test_a_lost_lease_is_said_with_what_to_do(lock: Path) -> None:
     with leased(lock) as lease:
         lock.write_text("000000002\n")
-        with pytest.raises(LeaseLost, match=r"another one took over key.*Run the same command again"):
+        with pytest.raises(LeaseLost, match=r"another process took over key.*Run the same command again"):
             lease.check()
 
 

@@ -533,12 +533,14 @@ def test_threads_and_kernels_are_set_for_stages_that_use_torch_and_for_no_other(
     assert activated == ["two threads"]
 
 
-def test_of_two_attempts_that_left_checkpoints_the_later_one_is_taken_up(tmp_path):
-    for number in (1, 2):
-        (tmp_path / f"{number:09d}" / "checkpoint").mkdir(parents=True)
-        (tmp_path / f"{number:09d}" / "checkpoint" / "step.json").write_text(str(number))
-    out = computing._take_up(tmp_path, 3)
-    assert [path.name for path in tmp_path.iterdir()] == [out.name] == ["000000003"]
+@pytest.mark.parametrize("number", [3, 2, 1])
+def test_of_two_attempts_that_left_checkpoints_the_later_one_is_taken_up(tmp_path, number):
+    """Numbers begin again with a new lock file, as in a home of release 0.1.0."""
+    for earlier in (1, 2):
+        (tmp_path / f"{earlier:09d}" / "checkpoint").mkdir(parents=True)
+        (tmp_path / f"{earlier:09d}" / "checkpoint" / "step.json").write_text(str(earlier))
+    out = computing._take_up(tmp_path, number)
+    assert [path.name for path in tmp_path.iterdir()] == [out.name] == [f"{number:09d}"]
     assert (out / "checkpoint" / "step.json").read_text() == "2"
 
 
