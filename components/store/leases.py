@@ -43,8 +43,8 @@ class Lease:
         """
         if self.is_lost():
             raise LeaseLost(
-                f"another process took over {self.file.name}: this one was cut off from the file server, or the file was "
-                "removed. What this one computed since is discarded. Run the same command again: it waits for the "
+                f"another process took over {self.file.name}: this one was cut off from the file server, or the file "
+                "was removed. What this one computed since is discarded. Run the same command again: it waits for the "
                 "other's result and uses it."
             )
 

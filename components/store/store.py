@@ -85,8 +85,8 @@ class ArtifactStore:
 
     def if_free(self, key: str) -> contextlib.AbstractContextManager[bool]:
         """Lock `key` if no other process holds it; yields whether it is locked."""
-        held = self._held_by_0_1_0(key)
-        return contextlib.nullcontext(False) if held else if_free(self.work / f"{key}.lock")
+        busy = self._held_by_0_1_0(key)
+        return contextlib.nullcontext(False) if busy else if_free(self.work / f"{key}.lock")
 
     def held_keys(self) -> set[str]:
         """Return the keys that some process is computing."""
