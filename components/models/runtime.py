@@ -67,7 +67,7 @@ class Runtime(Settings):
     tf32: bool = False
     """Whether a GPU may round the inputs of float32 matrix products to 10 bits of mantissa (TF32)."""
     cuda_graphs: bool = False
-    """Whether a GPU decodes by CUDA graphs, 2 to 10 times faster on an H200, where the model allows it: Llama, Qwen 2
+    """Whether a GPU decodes by CUDA graphs, 2 to 7 times faster on an H200, where the model allows it: Llama, Qwen 2
     and 3, GPT-2, Gemma, Phi, Phi 3 and SmolLM3, with full attention in every layer and not in 4 bits. Log-probabilities
     differ by rounding. What the graphs need stays in memory while the policy trains."""
     sharding: Literal["auto", "none", "zero2", "zero3", "replicas"] = "auto"
