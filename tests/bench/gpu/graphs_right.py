@@ -5,8 +5,8 @@
 
 Llamas with random weights; prompts of different lengths; up to 160 tokens, so that a second window is captured; EOS is
 likely enough that rows end early and are dropped. Each case samples without graphs, with them, and with them again, and
-prints a line of JSON. In float32 tokens must be equal (`EQUAL`), and log-probabilities within 1e-4; in bfloat16 their mean
-difference within 0.005 as long as a row's tokens are equal. The second time must give the same bytes.
+prints a line of JSON. In float32 tokens must be equal (`EQUAL`), and log-probabilities within 1e-4; in bfloat16 their
+mean difference within 0.005 as long as a row's tokens are equal. The second time must give the same bytes.
 """
 
 import argparse
