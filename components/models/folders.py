@@ -117,6 +117,11 @@ def _load_base(
     if trained:
         _check_reward_class(model, folder, named_by)
     plain = set(tokenizer.get_vocab().values()) - {*special_tokens(tokenizer), tokenizer.pad_token_id}
+    if not plain:
+        raise UserError(
+            f"{named_by}: the tokenizer in {folder} has no tokens but its special ones, so it writes no text. Use the "
+            "tokenizer that the model was trained with."
+        )
     _check_logits(model, sorted(plain), folder, named_by)
     return model, tokenizer
 

@@ -149,6 +149,11 @@ def test_the_row_of_an_added_pad_is_the_same_whatever_was_drawn_before_and_no_ot
     save_model(model, tokenizer, tmp_path)
     with pytest.raises(UserError, match=r"1 token, such as 'f', beyond the model's 7 embeddings"):
         load_base(tmp_path)
+    vocabulary = json.loads((tmp_path / "tokenizer.json").read_text())
+    vocabulary["model"]["vocab"] = {"?": 0, "<end>": 1}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(vocabulary))
+    with pytest.raises(UserError, match="has no tokens but its special ones"):
+        load_base(tmp_path)
 
 
 def test_a_folder_that_holds_no_model_or_no_chat_template_is_the_users_mistake(language: Any, tmp_path: Path) -> None:
