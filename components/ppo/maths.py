@@ -269,9 +269,9 @@ def estimate_advantages(
 ) -> Advantages:
     """Return advantages from token rewards (B, T), the scores (B,) that they include, and a critic's values (B, T).
 
-    `gae` and `sequence` subtract the critic's values; `reinforce++` subtracts none (Hu et al. 2025, "REINFORCE++",
-    arXiv 2501.03262, section 3.2: the advantage of a token is γ^(i-t) r_i summed over the tokens i from t on). All three
-    are whitened over the tokens of the batch.
+    `gae` and `sequence` subtract the critic's values; `reinforce++` subtracts none: a token t has the sum of γ^(i-t) r_i
+    over the tokens i from t on (Hu et al. 2025, "REINFORCE++", arXiv 2501.03262, section 3.2). All three are whitened
+    over the tokens of the batch.
 
     Of the others, each `config.group_size` consecutive responses form a group. With R = s - βk the sum of a response's
     rewards, where s is its score and k its summed log π_old / π_ref, a response of group G has the advantage
