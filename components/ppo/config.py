@@ -16,8 +16,12 @@ from components.training.optim import ObserverPlugin, OptimizerConfig
 
 MINIMUM_REACH = 10.0
 """The smallest allowed factor by which an adaptive β can change over a run. With less it cannot reach a target."""
-WITHOUT_CRITIC = ("rloo", "grpo")
+IN_GROUPS = ("rloo", "grpo")
+"""The values of `ppo.advantage` that compare responses to one prompt."""
+WITHOUT_CRITIC = (*IN_GROUPS, "reinforce++")
 """The values of `ppo.advantage` for which no value function is trained."""
+BY_TOKEN = ("gae", "reinforce++")
+"""The values of `ppo.advantage` that give each token its own advantage."""
 OF_CRITIC_KIND = {"start": "separate", "learning_rate": "separate", "coefficient": "shared"}
 """Maps an option of the critic to the only kind of critic that uses it."""
 
@@ -226,12 +230,17 @@ class PpoConfig(OptimizerConfig):
     Null: use `micro_batch_size`."""
     epochs: int = Field(2, ge=1)
     """Passes over each batch; more than 4 warns."""
-    advantage: Literal["gae", "sequence", "rloo", "grpo"] = "gae"
-    """The advantage estimator. `gae`: token by token, from the critic's values. The others give a response one
-    advantage: its return minus the critic's value of the prompt (`sequence`), minus the mean return of the prompt's
-    other responses (`rloo`), or its score minus its group's mean, divided by its group's deviation, with KL not divided
-    (`grpo`). `rloo` and `grpo` have no critic. Only `grpo` does not converge to π_ref exp(score / β): see
+    advantage: Literal["gae", "sequence", "rloo", "grpo", "reinforce++"] = "gae"
+    """The advantage estimator. `gae`: token by token, from the critic's values. `reinforce++`: a token's rewards to
+    come, without a critic, whitened over the batch as those of `gae` are. The others give a response one advantage: its
+    return minus the critic's value of the prompt (`sequence`), minus the mean return of the prompt's other responses
+    (`rloo`), or its score minus its group's mean, divided by its group's deviation, with KL not divided (`grpo`).
+    `rloo` and `grpo` have no critic. Only `grpo` does not converge to π_ref exp(score / β): see
     docs/decisions/learning.md."""
+    ratio: Literal["token", "sequence"] = "token"
+    """What the policy loss clips: each token's ratio π / π_old; or, of every token of a response, the geometric mean
+    of its tokens' ratios (GSPO: Zheng et al. 2025, arXiv 2507.18071, equations 7 and 13). Such a mean is near 1, so
+    clip it near 1: the paper's `clip_range` is 3e-4 and `clip_range_high` 4e-4, with `aggregation=sequence`."""
     clip_range: float = Field(0.2, gt=0, lt=1)
     """ε of the clipped policy loss."""
     clip_range_high: float | None = Field(None, gt=0)
@@ -255,7 +264,7 @@ class PpoConfig(OptimizerConfig):
     ptx: PtxConfig = PtxConfig()
     """An SFT loss added to the policy loss."""
     discount: float = Field(1.0, gt=0, le=1)
-    """γ of the returns (`gae` only: the advantage of a whole response is not discounted)."""
+    """γ of the returns (`gae` and `reinforce++`: the advantage of a whole response is not discounted)."""
     gae_lambda: float = Field(0.95, ge=0, le=1)
     """λ of generalised advantage estimation (`gae` only: with other estimators any value but the default is
     refused)."""
@@ -350,11 +359,11 @@ class PpoConfig(OptimizerConfig):
         for whole, part in nested:
             if sizes[whole] % sizes[part]:
                 raise ValueError(f"{whole} ({sizes[whole]}) must be a multiple of {part} ({sizes[part]})")
-        if not self.has_critic and self.group_size < 2:
+        if self.in_groups and self.group_size < 2:
             raise ValueError(
                 f"advantage={self.advantage} compares responses to one prompt: set group_size to 2 or more"
             )
-        if self.advantage != "gae" and self.discount != 1:
+        if self.advantage not in BY_TOKEN and self.discount != 1:
             raise ValueError(f"advantage={self.advantage} has no discount: set discount to 1 or use advantage=gae")
         if self.advantage != "gae" and self.gae_lambda != (default := type(self).model_fields["gae_lambda"].default):
             raise ValueError(
@@ -417,6 +426,11 @@ class PpoConfig(OptimizerConfig):
     def has_critic(self) -> bool:
         """Return whether a value function is trained."""
         return self.advantage not in WITHOUT_CRITIC
+
+    @property
+    def in_groups(self) -> bool:
+        """Return whether advantages compare the responses to one prompt."""
+        return self.advantage in IN_GROUPS
 
 
 class PpoJob(Settings):

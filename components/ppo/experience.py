@@ -17,7 +17,7 @@ from components.models.batching import encode_prompt
 from components.models.config import GenerationConfig
 from components.models.sampling import Samples, SftAnswers, rollout_engine
 from components.models.tokenizers import token_of_character
-from components.ppo.config import PpoJob, ScoreConfig
+from components.ppo.config import BY_TOKEN, PpoJob, ScoreConfig
 from components.ppo.maths import (
     estimate_advantages,
     importance_weights,
@@ -199,7 +199,7 @@ def score(
     place, texts = functools.partial(placed, models.tokenizer, samples.text_ids), samples.texts(models.tokenizer)
     tokens, ended = samples.response_mask.shape[1], samples.ended.tolist()
     scores = models.rewards.score(raw, prompts, texts, False, place, tokens, ended)
-    if scores.parts is not None and job.ppo.advantage != "gae":
+    if scores.parts is not None and job.ppo.advantage not in BY_TOKEN:
         raise UserError(
             f"ppo.rewards: a source scores parts of a response, and ppo.advantage={job.ppo.advantage} gives a "
             "whole response one advantage, which would ignore the parts. Set ppo.advantage=gae, or return one "
@@ -239,7 +239,7 @@ def measure(
     }
     if config.score.missing_eos == "replace":
         unread["ppo/replaced"] = 1 - unread["ppo/ended"]
-    if not config.has_critic:
+    if config.in_groups:
         unread["ppo/tied_groups"] = tied_groups(scores, config.group_size).float().mean()
     importance = None
     if samples.stats is None:

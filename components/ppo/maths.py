@@ -119,7 +119,7 @@ class PolicyLoss(NamedTuple):
     loss: Floats
     """-min(r A, clip(r, 1-ε, 1+ε_high) A); with a dual clip c, at most -c A where A < 0."""
     ratio: Floats
-    """r = π / π_old, without a gradient; 1 where the mask is False."""
+    """r = π / π_old, or its geometric mean over the response, without a gradient; 1 where the mask is False."""
     clipped: Mask
     """Where clipping removed the gradient."""
     floored: Mask
@@ -134,15 +134,22 @@ def policy_loss(
     clip_range: float,
     clip_high: float | None = None,
     dual_clip: float | None = None,
+    level: Literal["token", "sequence"] = "token",
 ) -> PolicyLoss:
     """Return the clipped surrogate loss (Schulman et al. 2017, equation 7). Clipping does not bound the ratio itself.
 
     Args:
+        level: `sequence` takes for the ratio of a token the geometric mean over its response, with the gradient of the
+            token's own log-probability (GSPO-token: Zheng et al. 2025, arXiv 2507.18071, equations 13 and 14; with one
+            advantage a response its loss and gradient are those of GSPO, equations 5 and 7).
         clip_high: ε above 1 (Yu et al. 2025, arXiv 2503.14476, equation 10); None takes `clip_range`.
         dual_clip: c > 1 (Ye et al. 2020, arXiv 1912.09729, equation 5): where A < 0 the surrogate is
             max(min(r A, clip(r) A), c A), which ends the gradient of a token that has become c times as likely.
     """
     log_ratio = (logprobs - old).masked_fill(~mask, 0)
+    if level == "sequence":
+        of_response = log_ratio.detach().sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
+        log_ratio = (log_ratio - log_ratio.detach() + of_response).masked_fill(~mask, 0)
     ratio = log_ratio.detach().exp()
     high = clip_range if clip_high is None else clip_high
     free, constant = ratio * advantages, ratio.clamp(1 - clip_range, 1 + high) * advantages
@@ -262,8 +269,12 @@ def estimate_advantages(
 ) -> Advantages:
     """Return advantages from token rewards (B, T), the scores (B,) that they include, and a critic's values (B, T).
 
-    Each `config.group_size` consecutive responses form a group. With R = s - βk the sum of a response's rewards, where
-    s is its score and k its summed log π_old / π_ref, a response of group G has the advantage
+    `gae` and `sequence` subtract the critic's values; `reinforce++` subtracts none: a token t has the sum of γ^(i-t) r_i
+    over the tokens i from t on (Hu et al. 2025, "REINFORCE++", arXiv 2501.03262, section 3.2). All three are whitened
+    over the tokens of the batch.
+
+    Of the others, each `config.group_size` consecutive responses form a group. With R = s - βk the sum of a response's
+    rewards, where s is its score and k its summed log π_old / π_ref, a response of group G has the advantage
 
         rloo    R - mean of the others' R                                     (Ahmadian et al. 2024, arXiv 2402.14740)
         grpo    (s - mean_G s) / std_G s  -  (βk - mean of the others' βk)    (Shao et al. 2024, 4.1.2, for s alone)
@@ -271,13 +282,13 @@ def estimate_advantages(
     GRPO divides only the score by the group's deviation. So β is in units of that deviation, and a group whose scores
     are tied learns from the KL term alone.
     """
-    if values is not None:
-        token_level = config.advantage == "gae"
-        advantages, returns = gae(rewards, values, mask, config.discount, config.gae_lambda if token_level else 1.0)
-        if not token_level:
+    if not config.in_groups:
+        baseline, decay = torch.zeros_like(rewards) if values is None else values, config.gae_lambda
+        advantages, returns = gae(rewards, baseline, mask, config.discount, decay if config.advantage == "gae" else 1.0)
+        if config.advantage == "sequence":
             advantages = advantages[:, :1].expand_as(mask)
         unit = masked_variance(advantages, mask).add(1e-8).sqrt().item()
-        return Advantages(whiten(advantages, mask), returns, unit)
+        return Advantages(whiten(advantages, mask), None if values is None else returns, unit)
     totals = rewards.masked_fill(~mask, 0).sum(1)
     if config.advantage == "rloo":
         of_response = leave_one_out(totals, config.group_size)

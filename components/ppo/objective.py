@@ -46,7 +46,7 @@ def policy_term(forward: Forward) -> Term:
     assert logprobs is not None
     old, advantages = (x[forward.rows] for x in (forward.experience.logprobs, forward.experience.advantages))
     surrogate = policy_loss(
-        logprobs, old, advantages, mask, config.clip_range, config.clip_range_high, config.dual_clip
+        logprobs, old, advantages, mask, config.clip_range, config.clip_range_high, config.dual_clip, config.ratio
     )
     measures = {
         "ppo/clip_fraction": Measure(masked_mean(surrogate.clipped.float(), mask)),

@@ -11,6 +11,7 @@ from components.ppo import models
 from components.ppo.config import PpoConfig
 from components.ppo.experience import gather_experience
 from components.ppo.maths import estimate_advantages
+from components.training.terms import aggregated
 
 MASK = torch.tensor([[True, True], [True, False], [True, True], [True, True]])
 # Totals of the responses 3, 1, 6, 4: what stands where the mask is False counts for nothing.
@@ -76,3 +77,21 @@ def test_gae_is_a_tokens_own_and_sequence_is_that_of_the_first_token_without_a_l
     assert found[0][MASK].tolist() == pytest.approx(sequence, abs=1e-5) and found[2] == pytest.approx(unit, rel=1e-5)
     assert found[1] is not None and found[1][MASK].tolist() == pytest.approx([3, 2, 1, 6, 4, 4, 4])
     assert not critic("gae")[0][~MASK].any()
+
+
+def test_reinforce_is_a_tokens_rewards_to_come_whitened_over_the_batch() -> None:
+    # rewards of each token and of those after it, gamma 1/2: 1 + 2/2, 2; 1; 2 + 4/2, 4; 0 + 4/2, 4
+    tokens, unit = whitened([2.0, 2.0, 1.0, 4.0, 4.0, 2.0, 4.0])
+    found = estimate_advantages(REWARDS, SCORES, None, MASK, PpoConfig(advantage="reinforce++", discount=0.5))
+    assert found.advantages[MASK].tolist() == pytest.approx(tokens, abs=1e-5) and not found.advantages[~MASK].any()
+    assert found.returns is None and found.unit == pytest.approx(unit, rel=1e-5)
+
+
+def test_rloo_is_dr_grpos_advantage_times_a_constant_of_the_group() -> None:
+    """Liu et al. 2025 (arXiv 2503.20783, section 3.2) subtract the mean of all G: (G - 1) / G of ours."""
+    totals = REWARDS.masked_fill(~MASK, 0).sum(1).unflatten(0, (2, 2))
+    dr_grpo = (totals - totals.mean(1, keepdim=True)).flatten().unsqueeze(1) * MASK
+    found = estimate_advantages(REWARDS, SCORES, None, MASK, PpoConfig(advantage="rloo", group_size=2))
+    assert torch.equal(found.advantages / 2, dr_grpo)
+    loss = aggregated(-found.advantages, MASK, "cap", 10)
+    assert loss.item() == pytest.approx(-found.advantages.sum().item() / 40), "one divisor for every token"

@@ -176,6 +176,18 @@ def test_an_advantage_of_the_whole_response_leads_to_the_same_optimum(
     assert distance(found, optimum) < 0.05
 
 
+@pytest.mark.parametrize(("tokens", "form"), FORMS)
+def test_reinforce_without_a_critic_leads_to_the_same_optimum(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, tokens: int, form: str
+) -> None:
+    task = Small(tokens)
+    start = task.distribution(task.policy)
+    optimum = (start + task.scores() / BETA).log_softmax(-1)
+    found = trained(task, runtime, monkeypatch, None, form, 60 if tokens == 1 else 120, advantage="reinforce++")
+    assert distance(start, optimum) > 0.15
+    assert distance(found, optimum) < 0.02
+
+
 class Verified(Small):
     """The same with a verifier's score: 1 where the last token is one of half the vocabulary, 0 elsewhere."""
 

@@ -64,6 +64,24 @@ def test_the_policy_loss_with_both_clips_is_a_loop_over_tokens(high: float | Non
         assert found.loss[i, t].item() == pytest.approx(-surrogate if counts else 0, rel=1e-4, abs=1e-6)
 
 
+def test_ratios_by_sequence_give_loss_and_gradient_of_gspo() -> None:
+    """Zheng et al. 2025, equations 5 and 7, by autograd: one clipped term a response, the mean of its log ratios."""
+    lengths, mask = ragged()
+    new, old = (GENERATOR.normal(-2, 0.3, mask.shape) for _ in range(2))
+    advantages = tensor(GENERATOR.normal(0, 1, (len(lengths), 1))).double()
+    ours, theirs = (torch.tensor(new, requires_grad=True) for _ in range(2))
+    of_tokens, counts = advantages * tensor(mask), tensor(mask)
+    found = maths.policy_loss(ours, torch.tensor(old), of_tokens, counts, 0.05, 0.1, level="sequence")
+    loss = aggregated(found.loss, counts, "sequence", 1)
+    ratio = (((theirs - torch.tensor(old)) * counts).sum(1) / torch.tensor(lengths)).exp()
+    gspo = -torch.minimum(ratio * advantages[:, 0], ratio.clamp(0.95, 1.1) * advantages[:, 0]).mean()
+    loss.backward(), gspo.backward()
+    assert loss.item() == pytest.approx(gspo.item(), rel=1e-12)
+    assert torch.allclose(ours.grad, theirs.grad, rtol=1e-10, atol=1e-14)
+    held = ratio.clamp(0.95, 1.1) != ratio
+    assert 0 < found.clipped.any(1).sum() < len(lengths) and not (found.clipped.any(1) & ~held).any()
+
+
 def test_the_dual_clip_ends_the_gradient_of_a_token_that_became_unlikely_enough() -> None:
     on = torch.ones(1, 3, dtype=torch.bool)
     logprobs = tensor([[math.log(2.9), math.log(3.1), math.log(3.1)]]).requires_grad_()
