@@ -440,3 +440,11 @@ class PpoJob(Settings):
     runtime: Runtime
     generation: GenerationConfig
     ppo: PpoConfig
+    labels: Literal["soft", "hard"] | None = None
+    """How pairs of responses are labelled by their scores, if the policy learns from pairs (online DPO) and not by
+    PPO's loss: `soft`, the probability σ(s - s') that the first is better; `hard`, which score is higher. None: PPO."""
+
+    @property
+    def together(self) -> int:
+        """Return the number of consecutive responses that the loss compares."""
+        return 1 if self.labels is None else 2

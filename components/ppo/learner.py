@@ -132,13 +132,14 @@ class Learner:
     def _minibatches(self, update: int) -> Iterator[tuple[int, list[int]]]:
         """Yield each optimiser step of `update`: its number in the whole run, and its rows.
 
-        Every epoch uses all rows, in a new order.
+        Every epoch uses all rows, in a new order in which rows that are compared stay together.
         """
-        config = self.job.ppo
+        config, together = self.job.ppo, self.job.together
         size, total = config.minibatch_size, config.batch_size
         for epoch in range(config.epochs):
-            order = list(range(total))
-            seeded(self.job.seed, "ppo", "minibatches", update, epoch).shuffle(order)
+            groups = list(range(0, total, together))
+            seeded(self.job.seed, "ppo", "minibatches", update, epoch).shuffle(groups)
+            order = [row for first in groups for row in range(first, first + together)]
             for start in range(0, total, size):
                 number = ((update * config.epochs + epoch) * total + start) // size
                 yield number, order[start : start + size]
@@ -199,7 +200,8 @@ class Learner:
         """Return this rank's micro-batches of `rows`. Their losses are divided by totals over all ranks."""
         samples, config = experience.samples, self.job.ppo
         of_tokens = {row: samples.response_lengths[row] for row in rows}
-        weights = of_tokens if config.aggregation == "token" else dict.fromkeys(rows, 1)
+        by_token = config.aggregation == "token" and self.job.labels is None
+        weights = of_tokens if by_token else dict.fromkeys(rows, 1)
 
         def share(micro: Sequence[int], of: Mapping[int, int], counts: bool) -> float:
             return counts * sum(of[row] for row in micro) / sum(of.values())
@@ -210,7 +212,7 @@ class Learner:
                 share(micro, weights, counts),
                 share(micro, of_tokens, counts),
             )
-            for micro, counts in micro_batches(samples, rows, *config.micro_batch)
+            for micro, counts in micro_batches(samples, rows, *config.micro_batch, together=self.job.together)
         ]
 
     def _mixed_in(self, number: int) -> list[MicroBatch]:

@@ -276,11 +276,14 @@ def on_device(samples: Samples, rows: Sequence[int]) -> Tensor:
 
 
 def micro_batches(
-    samples: Samples, rows: Sequence[int], size: int, tokens: int | None = None
+    samples: Samples, rows: Sequence[int], size: int, tokens: int | None = None, together: int = 1
 ) -> Iterator[tuple[list[int], bool]]:
-    """Yield this rank's `shared_runs` of the `rows` of `samples`."""
-    lengths = {row: samples.prompt_lengths[row] + samples.response_lengths[row] for row in rows}
-    return shared_runs(lengths, size, tokens)
+    """Yield this rank's `shared_runs` of the `rows` of `samples`. Each `together` consecutive rows stay in one run."""
+    of_row = [samples.prompt_lengths[row] + samples.response_lengths[row] for row in rows]
+    firsts = range(0, len(rows), together)
+    lengths = {rows[first]: together * max(of_row[first : first + together]) for first in firsts}
+    for run, counts in shared_runs(lengths, max(1, size // together), tokens):
+        yield [row + i for row in run for i in range(together)], counts
 
 
 def shared_runs(lengths: Mapping[int, int], size: int, tokens: int | None) -> Iterator[tuple[list[int], bool]]:

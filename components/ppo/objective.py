@@ -3,8 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from components.direct.preference_losses import dpo_losses
 from components.ppo.config import PpoJob
 from components.ppo.experience import Experience, sampler_drift
 from components.ppo.maths import kl_estimates, kl_loss, policy_loss, value_loss
@@ -44,13 +46,12 @@ def policy_term(forward: Forward) -> Term:
     """Return the clipped policy loss, and measures of how far the policy has moved."""
     config, mask, logprobs = forward.job.ppo, forward.mask, forward.logprobs
     assert logprobs is not None
-    old, advantages = (x[forward.rows] for x in (forward.experience.logprobs, forward.experience.advantages))
+    old, advantages = forward.experience.logprobs[forward.rows], forward.experience.advantages[forward.rows]
     surrogate = policy_loss(
         logprobs, old, advantages, mask, config.clip_range, config.clip_range_high, config.dual_clip, config.ratio
     )
-    measures = {
+    measures = moved(forward) | {
         "ppo/clip_fraction": Measure(masked_mean(surrogate.clipped.float(), mask)),
-        "ppo/approx_kl": Measure(masked_mean(kl_estimates(old, logprobs.detach(), mask).k3, mask)),
         "ppo/ratio_max": Measure(surrogate.ratio.max(), "largest"),
     }
     if config.clip_range_high is not None:
@@ -58,10 +59,36 @@ def policy_term(forward: Forward) -> Term:
         measures["ppo/clip_fraction_above"] = Measure(masked_mean(above.float(), mask))
     if config.dual_clip is not None:
         measures["ppo/dual_clip_fraction"] = Measure(masked_mean(surrogate.floored.float(), mask))
-    if forward.first and forward.experience.samples.stats is not None:
-        drift = sampler_drift(old, logprobs.detach(), mask, forward.job)
-        measures["ppo/sampler_drift"] = Measure(drift, "largest")
     return forward.term("ppo/policy_loss", forward.weighted(surrogate.loss))._replace(measures=measures)
+
+
+def moved(forward: Forward) -> dict[str, Measure]:
+    """Return how far the policy is from the one that sampled, and in the first pass from the sampler itself."""
+    assert forward.logprobs is not None
+    old, logprobs = forward.experience.logprobs[forward.rows], forward.logprobs.detach()
+    measures = {"ppo/approx_kl": Measure(masked_mean(kl_estimates(old, logprobs, forward.mask).k3, forward.mask))}
+    if forward.first and forward.experience.samples.stats is not None:
+        measures["ppo/sampler_drift"] = Measure(sampler_drift(old, logprobs, forward.mask, forward.job), "largest")
+    return measures
+
+
+def pairs_term(forward: Forward) -> Term:
+    """Return the loss of online DPO, and how often implicit rewards order a pair as its scores do.
+
+    Each two consecutive responses of the policy to a prompt are a pair, of which σ(s - s') of the votes are for the
+    first (Guo et al. 2024, "Direct language model alignment from online AI feedback", arXiv 2402.04792, whose labels
+    are hard). With these soft labels the loss is lowest at π_ref exp(s / β), normalised: PPO's optimum.
+    """
+    experience, mask = forward.experience, forward.mask
+    assert forward.logprobs is not None
+    log_ratios = (forward.logprobs - experience.passes.reference[forward.rows]).masked_fill(~mask, 0).sum(1)
+    difference, better = (-x.unflatten(0, (-1, 2)).diff()[:, 0] for x in (log_ratios, experience.scores[forward.rows]))
+    share = torch.sigmoid(better) if forward.job.labels == "soft" else better.sign() / 2 + 0.5
+    losses = dpo_losses(difference, experience.metrics["ppo/beta"], share).unsqueeze(1)
+    agrees = (difference.detach() * better > 0).float().mean()
+    return Term("ppo/policy_loss", losses, torch.ones_like(losses, dtype=torch.bool), measures=moved(forward) | {
+        "ppo/pair_accuracy": Measure(agrees, "loss"), "ppo/pair_margin": Measure(difference.detach().abs().mean(), "loss")
+    })  # fmt: skip
 
 
 def entropy_term(forward: Forward) -> Term:
@@ -95,7 +122,7 @@ PolicyTerm = Callable[[Forward], Term]
 
 def policy_terms(job: PpoJob, critic_is_shared: bool) -> Sequence[PolicyTerm]:
     """Return the terms of the policy's loss that the config asks for, in the order in which they are summed."""
-    config, terms = job.ppo, [policy_term]
+    config, terms = job.ppo, [policy_term if job.labels is None else pairs_term]
     terms += [entropy_term] if config.entropy_coefficient > 0 else []
     terms += [kl_term] if config.kl.form != "reward" else []
     return [*terms, value_term] if critic_is_shared else terms

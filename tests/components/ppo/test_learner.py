@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -208,3 +209,38 @@ def test_a_further_loss_term_adds_its_gradient_and_its_metric(load: Load) -> Non
     assert metrics.keys() - found["without"][0].keys() == {"ppo/likelihood_loss"}
     assert found["without"][0]["ppo/grad_norm"] == 0 < metrics["ppo/grad_norm"]
     assert (found["with"][1] - found["without"][1])[mask].mean() > 1e-4
+
+
+PAIRS = {"advantage": "rloo", "group_size": 2, "epochs": 1, "minibatch_size": 8, "learning_rate": 1e-3}
+
+
+@pytest.mark.parametrize("labels", ["soft", "hard"])
+def test_online_dpo_is_the_loss_of_the_responses_sums_in_any_micro_batch(load: Load, labels: str) -> None:
+    """Against -[p log σ(β d) + (1 - p) log σ(-β d)] of each pair, at weights that have left the reference."""
+    for micro in (8, 4, 2):
+        job, models, samples = load(**PAIRS, micro_batch_size=micro, kl={"control": "fixed", "coefficient": 0.1})
+        models.reference.model.norm.weight.add_(0.2)
+        experience = gather_experience(models, samples, job, beta=0.1)
+        learner = Learner.start(models, job.model_copy(update={"labels": labels}))
+        ratios = (experience.logprobs - experience.passes.reference).masked_fill(~samples.response_mask, 0).sum(1)
+        expected = []
+        for (first, second), (s, other) in zip(
+            ratios.double().view(4, 2).tolist(), experience.scores.double().view(4, 2).tolist(), strict=True
+        ):
+            p = 1 / (1 + math.exp(other - s)) if labels == "soft" else (1 + (s > other) - (s < other)) / 2
+            d = 0.1 * (first - second)
+            expected.append(p * math.log1p(math.exp(-d)) + (1 - p) * math.log1p(math.exp(d)))
+        metrics = learner.update(experience, 0)
+        assert metrics["ppo/policy_loss"] == pytest.approx(sum(expected) / 4, rel=1e-5)
+        assert metrics["ppo/pair_margin"] == pytest.approx((ratios[::2] - ratios[1::2]).abs().mean().item(), rel=1e-4)
+        assert metrics["ppo/approx_kl"] < 1e-6 and metrics["ppo/grad_norm"] > 0
+
+
+def test_online_dpo_raises_the_better_response_of_a_pair(load: Load) -> None:
+    job, models, samples = load(**PAIRS | {"epochs": 3})
+    experience = gather_experience(models, samples, job, beta=0.1)
+    scores = torch.tensor([1.0, -1.0] * 4)
+    learner = Learner.start(models, job.model_copy(update={"labels": "hard"}))
+    learner.update(dataclasses.replace(experience, scores=scores), 0)
+    moved = (gather(learner, experience) - experience.logprobs).sum(1).view(4, 2)
+    assert (moved[:, 0] > moved[:, 1]).all()

@@ -122,6 +122,7 @@ def trained(
     updates: int,
     beta: float = BETA,
     rewards: Rewards | None = None,
+    labels: Any = None,
     **options: Any,
 ) -> Tensor:
     """Log-probabilities of every response after PPO at a fixed β; `rewards` score in the place of the task's table."""
@@ -131,7 +132,8 @@ def trained(
         kl={"control": "fixed", "coefficient": beta, "form": form}, score={"missing_eos": "keep"},
         critic={"kind": critic or "shared", "learning_rate": 5e-3}, **options,
     )  # fmt: skip
-    job = PpoJob(seed=0, runtime=runtime, generation=GenerationConfig(max_new_tokens=task.tokens), ppo=config)
+    generation = GenerationConfig(max_new_tokens=task.tokens)
+    job = PpoJob(seed=0, runtime=runtime, generation=generation, ppo=config, labels=labels)
     head: Any = SharedCritic(16) if critic else None
     if critic == "separate":
         head = SeparateCritic(task.value_model(), UNIT)
@@ -184,6 +186,19 @@ def test_reinforce_without_a_critic_leads_to_the_same_optimum(
     start = task.distribution(task.policy)
     optimum = (start + task.scores() / BETA).log_softmax(-1)
     found = trained(task, runtime, monkeypatch, None, form, 60 if tokens == 1 else 120, advantage="reinforce++")
+    assert distance(start, optimum) > 0.15
+    assert distance(found, optimum) < 0.02
+
+
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_online_dpo_with_soft_labels_leads_to_the_same_optimum(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, tokens: int
+) -> None:
+    task = Small(tokens)
+    start = task.distribution(task.policy)
+    optimum = (start + task.scores() / BETA).log_softmax(-1)
+    options = {"advantage": "rloo", "group_size": 2, "labels": "soft"}
+    found = trained(task, runtime, monkeypatch, None, "reward", 60 if tokens == 1 else 120, **options)
     assert distance(start, optimum) > 0.15
     assert distance(found, optimum) < 0.02
 
