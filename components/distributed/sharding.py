@@ -4,6 +4,7 @@ Each loss of a step is weighted by its share of the step's rows over all ranks, 
 """
 
 import copy
+import functools
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -11,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -36,7 +37,7 @@ def spread(model: Any, sharding: str) -> Any:
     if getattr(model, "backbone", None) is not None:
         return model
     skeleton = copy.deepcopy(model, _emptied(model))  # tied parameters stay tied
-    mesh = init_device_mesh(model.device.type, (size(),))
+    mesh = _mesh(model.device.type, dist.group.WORLD)
     model.through = types.MethodType(lambda self, function, *args, **kwargs: function(self, *args, **kwargs), model)
     again = sharding == "zero3"
     for block in [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]:
@@ -48,6 +49,12 @@ def spread(model: Any, sharding: str) -> Any:
     register_fsdp_forward_method(model, "through")
     object.__setattr__(model, _SKELETON, (skeleton, again))
     return model
+
+
+@functools.lru_cache(1)
+def _mesh(device: str, group: Any) -> DeviceMesh:
+    """Return the mesh of all ranks, which is made once for a process group."""
+    return init_device_mesh(device, (size(),))
 
 
 def _emptied(model: nn.Module) -> dict[int, nn.Parameter]:
@@ -116,10 +123,13 @@ def through(model: Any, function: Callable[Concatenate[Any, P], T], *args: P.arg
 
 
 def reduce_at(model: Any, last: bool) -> None:
-    """Set whether the next backward pass is the last of a step, after which gradients are reduced."""
+    """Set whether the next backward pass is the last of a step, after which `zero2` reduces gradients.
+
+    `zero3` reduces them after every backward pass, so that whole gradients of more than a block never exist.
+    """
     if is_sharded(model):
-        model.set_requires_gradient_sync(last)
-        model.set_reshard_after_backward(last)
+        model.set_requires_gradient_sync(last or passes_must_match(model))
+        model.set_reshard_after_backward(last or passes_must_match(model))
 
 
 def whole(tensor: Tensor) -> Tensor:
