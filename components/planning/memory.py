@@ -105,9 +105,9 @@ class Trained(NamedTuple):
     weights: float
     moments: float
     gradients: float
-    """Those of a step."""
+    """The most in a backward pass, once reduced; those that `zero3` reduces at a time are whole before, and copied."""
     unreduced: float
-    """Those between the micro-batches of a step: ranks add theirs up after the last."""
+    """Those between the micro-batches of a step: `zero2` reduces them after the last, `zero3` after each."""
     working: float
     """What a pass gathers from other ranks, and copies in bfloat16."""
 
@@ -238,10 +238,15 @@ class _Planner:
         block, working = shape.matrices / shape.layers, 0.0
         if lora is None and self.run.dtype == "bfloat16":  # with checkpointing cast anew, block by block
             working += 2 * (block if config.gradient_checkpointing else shape.matrices) + 2 * shape.embedding
-        if sharded:  # all weights, or two blocks and both ends of the model
-            working += FLOAT * (count if self.machine.sharding == "zero2" else count - shape.matrices + 2 * block)
-        return Trained(FLOAT * count * share, MOMENTS[config.optimizer] * count * share, FLOAT * count * share,
-                       FLOAT * count, working)  # fmt: skip
+        gradients, unreduced, ends = FLOAT * count * share, float(FLOAT * count), count - shape.matrices
+        if sharded and self.machine.sharding == "zero2":
+            working += FLOAT * count
+        elif sharded:  # two blocks and both ends of the model
+            working += FLOAT * (ends + 2 * block)
+            gradients, unreduced = gradients + 2 * FLOAT * max(ends, block), gradients
+        return Trained(
+            FLOAT * count * share, MOMENTS[config.optimizer] * count * share, gradients, unreduced, working
+        )
 
     def _block(self, tokens: int, masked: int) -> float:
         """Return the bytes that autograd keeps of one block: 26 D a token (what enters norms and linear layers), and in
@@ -278,7 +283,7 @@ class _Planner:
         again, block = config.gradient_checkpointing, self._block(tokens, masked)
         entering = FLOAT * tokens * self.shape.hidden_size * (self.shape.layers + 2)
         graph = entering + block if again else self.shape.layers * block
-        gradients = trained.unreduced if several else trained.gradients
+        gradients = max(trained.gradients, trained.unreduced if several else 0)
         base = resident | {"weights": trained.weights, "optimizer": trained.moments}
         forward = {"gradients": trained.unreduced if several else 0, "activations": graph, "logits": logits}
         moments: list[Parts] = [forward, {"gradients": gradients, "activations": block}]
@@ -328,7 +333,7 @@ class _Planner:
             whole_up_to: GB that are gathered; of more, each rank copies and writes a gigabyte at a time.
             copied: bytes of what else is written.
         """
-        ranks = self.machine.ranks if trained.gradients < trained.unreduced else 1
+        ranks = self.machine.ranks if trained.gradients != trained.unreduced else 1
         written = (trained.weights + trained.moments) * ranks
         if ranks > 1 and written > whole_up_to * 1e9:
             written = min(written, ranks * 2e9)

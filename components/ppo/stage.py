@@ -74,7 +74,6 @@ def _trained_and_evaluated(
 ) -> dict[str, float]:
     """Train, check that the frozen models are unchanged, write the artifact, and return the final metrics."""
     digests = {name: weights_digest(model) for name, model in _frozen(models).items()}
-    models.spread(job.runtime.sharding)
     observers = train(models, job, prompts, data, out, observe)
     release_memory(job.runtime.device)
     models.gather()

@@ -18,7 +18,7 @@ from components.data.tables.published import read_split
 from components.distributed.ranks import go_on_alone, is_first
 from components.models.adapters import AdapterView, save_adapter
 from components.models.batching import encode_prompt
-from components.models.folders import frozen, load_causal_lm, save_model
+from components.models.folders import frozen, load_causal_lm, on_host, save_model
 from components.models.sampling import ANSWERS_STREAM, SftAnswers, generate_responses
 from components.reward.config import BINS, EnsembleConfig, RewardJob
 from components.reward.evaluation.baselines import chosen_shown_first, length_baseline, majority_baseline
@@ -72,7 +72,7 @@ def train_on(
         inputs: as for `run`; the scale is measured on prompts of `data`.
         refresh: the earlier model to start from and to compare with; None starts from SFT.
     """
-    tokenizer = load_causal_lm(inputs["sft"], job.runtime)[1]  # the model itself is freed at once
+    tokenizer = load_causal_lm(inputs["sft"], on_host(job.runtime))[1]  # the model itself is freed at once
     train = Pairs(tokenizer, splits["train"], job.generation, job.reward, out)
     pad_id, members = tokenizer.pad_token_id, []
     # Only a few calibration pairs are evaluated during training; the rest are encoded afterwards, like the test split.

@@ -114,6 +114,8 @@ def _untrained(job: SftJob, inputs: Mapping[str, Path], train: Sequence[Demonstr
         longest = job.generation.max_prompt_tokens + job.generation.max_new_tokens
         tokenizer = train_tokenizer(texts_of(train), job.sft.scratch.vocabulary, job.generation.stop)
         model = build_causal_lm(job.sft.scratch, tokenizer, max(longest, 512), torch_seed(job.seed, "sft", "weights"))
+    if job.sft.train:
+        return spread(by_onednn(model).requires_grad_(True), job.runtime.sharding, job.runtime.device), tokenizer
     return by_onednn(model.to(job.runtime.device)), tokenizer
 
 
@@ -185,9 +187,8 @@ def fine_tune(
     if packing is not None:
         longest = np.argsort(examples.lengths, kind="stable")[-CHECKED:].tolist()
         check_packing(model, pad_id, [examples[i] for i in longest], job.runtime)
-    model = spread(model.requires_grad_(True).train(), job.runtime.sharding)
     data = TrainingExamples(batch_loss, examples.lengths, weights=examples.responses.lengths, packing=packing)
-    fit(model, data, job.sft, seed=job.seed, group="sft", out=out, observe=observe, evaluations=evaluations)
+    fit(model.train(), data, job.sft, seed=job.seed, group="sft", out=out, observe=observe, evaluations=evaluations)
     release_memory(job.runtime.device)
     return gathered(model), evaluations
 

@@ -322,6 +322,7 @@ def fit(
     Raises:
         CheckFailed: a loss or gradient is not finite.
     """
+    sharding.only_own_part(model)
     name = group if part is None else f"{group}-{part}"
     each_pass = math.ceil(len(examples.lengths) / config.batch_size)
     steps = config.epochs * each_pass
