@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from components.base.errors import UserError
 from components.data.tables.published import read_split
 from components.distributed import ranks
-from components.distributed.sharding import gathered, spread, through, whole
+from components.distributed.sharding import spread, through, whole
 from components.models.adapters import AdapterView, Backbone, load_adapter, tensors_digest
 from components.models.batching import even_runs, onto
 from components.models.folders import frozen, load_causal_lm, load_reward_model
@@ -161,16 +161,10 @@ class Models:
         return {"policy": self.policy} | ({"critic": self.critic} if self.critic is not None else {})
 
     def spread(self, sharding: str) -> None:
-        """Shard the trained models over the ranks. `gather` undoes it."""
+        """Shard the trained models over the ranks."""
         spread(self.policy.requires_grad_(True), sharding)
         if isinstance(self.critic, SeparateCritic):
             spread(self.critic.model.requires_grad_(True), sharding)
-
-    def gather(self) -> None:
-        """Gather the trained models' weights on this rank."""
-        self.policy = gathered(self.policy)
-        if isinstance(self.critic, SeparateCritic):
-            self.critic.model = gathered(self.critic.model)
 
     def refresh_reference(self) -> None:
         """Copy the policy's current weights into the reference."""
