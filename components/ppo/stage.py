@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from components.rewards.weighted import Rewards, check_waits
 from components.rollouts.engine import Rollouts, open_rollouts
 from components.training.checkpoint import Pace
 from components.training.loop import Loop, shuffled_passes, torch_seed
-from components.training.trained_weights import WeightAverage, as_parts, put_weights, save_whole
+from components.training.trained_weights import WeightAverage, save_whole
 from components.training.updates import History, Observer, PluggedObserver, Speed
 
 
@@ -94,7 +95,8 @@ def _trained_and_evaluated(
     metrics = dict[str, float]()
     if number != updates:
         metrics = evaluate_last(models, job, data, out, observe)
-        _save_last_and_put_best(models, observers.evaluations.checkpoints.weights, artifact / "last")
+        observers.evaluations.checkpoints.publish(models.policy, partial(_save_policy, models, artifact / "last"))
+    observers.evaluations.checkpoints.weights = {}
     _save_policy(models, artifact)
     metrics |= evaluate(models, job, data, out, observe)  # from here on only the first rank
     write_rows(artifact / "history.jsonl", history)
@@ -124,14 +126,6 @@ def _save_policy(models: Models, folder: Path) -> None:
     save_whole(models.policy, models.tokenizer, folder / "model")
     if isinstance(models.policy, AdapterView) and ranks.is_first():
         save_adapter(models.policy, folder / "adapter")
-
-
-def _save_last_and_put_best(models: Models, best: dict[str, Tensor], folder: Path) -> None:
-    """Save the policy in `folder`, and then load the weights `best`, which are removed from the first rank's memory."""
-    parts = list(as_parts(best, models.policy))  # on the devices, so that the host holds one whole policy at a time
-    best.clear()
-    _save_policy(models, folder)
-    put_weights(models.policy, parts)
 
 
 @contextmanager

@@ -56,6 +56,13 @@ class BestCheckpoint(Stateful):
         self.evaluations.append(row)
         self.last_values = values
 
+    def publish(self, model: Any, keep_last: Callable[[], None]) -> None:
+        """Call `keep_last`, which stores `model`, and then load the best weights into it. All ranks call it."""
+        parts = list(as_parts(self.weights, model))  # on the devices, so that the host holds one whole model at a time
+        self.weights = {}
+        keep_last()
+        put_weights(model, parts)
+
     def restore(self, state: Any) -> None:
         """Restore the state from a checkpoint; only the first rank keeps the weights."""
         super().restore(state)
@@ -197,9 +204,9 @@ class LossEvaluations(Observer[Update]):
         step, last = self.choose()[0], self.checkpoints.last
         row = last
         if step != last["step"]:
-            keep_last()
-            put_weights(model, as_parts(self.checkpoints.weights, model))
+            self.checkpoints.publish(model, keep_last)
             row = self.checkpoints.best
+        self.checkpoints.weights = {}
         metrics = {"published_step": float(step), "last_step": float(last["step"])}
         for kind, results in (("watched", row), ("last_watched", last)):
             metrics |= {f"{kind}_{name}": value for name, value in results.items() if name != "step"}

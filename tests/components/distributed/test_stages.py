@@ -113,10 +113,11 @@ def test_sft_on_two_ranks_gives_one_process_weights_curve_and_texts(stages: Any,
 @pytest.mark.parametrize("sharding", ["zero3", "replicas"])
 def test_sft_is_the_same_however_it_is_sharded(sharding: str, stages: Any, tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    stages.run("sft", one)
-    on_ranks(stages, "sft", two, sharding=sharding)
+    alone = stages.run("sft", one)
+    found = on_ranks(stages, "sft", two, sharding=sharding)
     assert difference(one, two) < 1e-5
     compare_samples(one, two)
+    assert found.metrics == pytest.approx(alone, rel=1e-6)
 
 
 @pytest.mark.ranks
