@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from components.base.errors import UserError
 from components.data.tables.published import read_split
 from components.distributed import ranks
-from components.distributed.sharding import gathered, is_spread, only_own_part, spread, through, whole
+from components.distributed.sharding import is_spread, only_own_part, spread, through, whole
 from components.models.adapters import AdapterView, Backbone, load_adapter, tensors_digest
 from components.models.batching import even_runs, onto
 from components.models.folders import frozen, load_causal_lm, load_reward_model, on_host
@@ -166,26 +166,12 @@ class Models:
         """Return the models that are trained: the policy, and the critic if there is one."""
         return {"policy": self.policy} | ({"critic": self.critic} if self.critic is not None else {})
 
-    def gather(self) -> None:
-        """Gather the models' weights on this rank."""
-        self.policy, self.sft = gathered(self.policy), gathered(self.sft)
-        self.reward_model, self.judge = _gathered_members(self.reward_model), _gathered_members(self.judge)
-        if isinstance(self.critic, SeparateCritic):
-            self.critic.model = gathered(self.critic.model)
-
     def refresh_reference(self) -> None:
         """Copy the policy's current weights into the reference."""
         only_own_part(self.policy)
         with torch.no_grad():
             for frozen_weight, trained in zip(self.reference.parameters(), self.policy.parameters(), strict=True):
                 frozen_weight.copy_(trained if is_spread(frozen_weight) else whole(trained))
-
-
-def _gathered_members(model: Any) -> Any:
-    """Return a reward model with whole weights."""
-    if isinstance(model, RewardEnsemble):
-        model.members = nn.ModuleList(gathered(member) for member in model.members)
-    return gathered(model)
 
 
 def load_judge(

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from components.data.tables.published import SplitColumn, read_split
 from components.distributed import ranks
 from components.models.adapters import AdapterView, save_adapter
 from components.models.batching import encode_prompts
-from components.models.folders import save_model
 from components.models.runtime import release_memory
 from components.models.sampling import Samples
 from components.ppo.best_policy import PolicyEvaluations
@@ -38,7 +38,7 @@ from components.rewards.weighted import Rewards, check_waits
 from components.rollouts.engine import Rollouts, open_rollouts
 from components.training.checkpoint import Pace
 from components.training.loop import Loop, shuffled_passes, torch_seed
-from components.training.trained_weights import WeightAverage, put_weights
+from components.training.trained_weights import WeightAverage, save_whole
 from components.training.updates import History, Observer, PluggedObserver, Speed
 
 
@@ -72,12 +72,14 @@ def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
 def _trained_and_evaluated(
     models: Models, job: PpoJob, prompts: Sequence[Any], data: Path, out: Path, observe: Observe
 ) -> dict[str, float]:
-    """Train, check that the frozen models are unchanged, write the artifact, and return the final metrics."""
+    """Train, check that the frozen models are unchanged, write the artifact, and return the final metrics.
+
+    All ranks sample and score for the evaluation, with the policy as it was sharded; the first measures and writes.
+    """
     digests = {name: weights_digest(model) for name, model in _frozen(models).items()}
     observers = train(models, job, prompts, data, out, observe)
+    models.critic = None  # what is left needs none
     release_memory(job.runtime.device)
-    models.gather()
-    ranks.go_on_alone()
     for name, model in _frozen(models).items():
         if weights_digest(model) != digests[name]:
             raise CheckFailed(f"the {name} changed during PPO: it must be the artifact it was loaded from.")
@@ -86,13 +88,16 @@ def _trained_and_evaluated(
     last = history[-1]
     updates = len(history)
     number, reason = observers.evaluations.choose(updates, last["ppo/beta"])
+    number = int(ranks.values_of_first([number])[0])
     if job.ppo.ema is not None:
         reason += f" Its weights are the moving average with decay {job.ppo.ema:g} (ppo.ema), not those that sampled."
-    metrics = {} if number == updates else evaluate_last(models, job, data, out, observe)
+    metrics = dict[str, float]()
     if number != updates:
-        _save_policy(models, artifact / "last")
-        put_weights(models.policy, observers.evaluations.checkpoints.weights)
+        metrics = evaluate_last(models, job, data, out, observe)
+        observers.evaluations.checkpoints.publish(models.policy, partial(_save_policy, models, artifact / "last"))
+    observers.evaluations.checkpoints.weights = {}
     _save_policy(models, artifact)
+    metrics |= evaluate(models, job, data, out, observe)  # from here on only the first rank
     write_rows(artifact / "history.jsonl", history)
     write_rows(artifact / "samples.jsonl", observers.samples.rows)
     write_rows(artifact / "kl_carriers.jsonl", observers.shares.rows)
@@ -100,7 +105,6 @@ def _trained_and_evaluated(
     about |= {"evaluations": observers.evaluations.checkpoints.evaluations}
     about |= {"alarms": observers.alarms.rows, "limits": observers.alarms.fixed_limits}
     write_json(artifact / "metadata.json", about)
-    metrics |= evaluate(models, job, data, out, observe)
     names = ("ppo/beta", "ppo/explained_variance", "ppo/clip_fraction", "ppo/approx_kl", "ppo/kl_to_reference")
     metrics |= {name: last[name] for name in names if name in last}
     metrics |= curve_metrics(history, job.ppo.kl)
@@ -118,8 +122,8 @@ def _trained_and_evaluated(
 
 
 def _save_policy(models: Models, folder: Path) -> None:
-    save_model(models.policy, models.tokenizer, folder / "model")
-    if isinstance(models.policy, AdapterView):
+    save_whole(models.policy, models.tokenizer, folder / "model")
+    if isinstance(models.policy, AdapterView) and ranks.is_first():
         save_adapter(models.policy, folder / "adapter")
 
 

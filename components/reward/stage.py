@@ -87,10 +87,10 @@ def train_on(
     for member, model in enumerate(models):
         _save(tokenizer, out / "artifact", model, member)
         members.append(frozen(with_one_head(model, job.reward.objectives)))
-    go_on_alone()
-    pairs = {s: encode_pairs(tokenizer, splits[s], job.generation, job.reward, out) for s in ("calibration", "test")}
     observe(0, {}, doing="sampling and scoring SFT responses, for the scale")
     sft_samples = sample_sft(job, inputs, tokenizer, out / "artifact")
+    go_on_alone()
+    pairs = {s: encode_pairs(tokenizer, splits[s], job.generation, job.reward, out) for s in ("calibration", "test")}
     sft_scores = torch.stack([score_sequences(m, pad_id, sft_samples.ids, job.runtime).double() for m in members])
     write_json(out / "artifact" / "sft_scores.json", sft_scores.tolist())
     whole, combined = as_one(members, sft_scores, EnsembleConfig())
@@ -180,12 +180,13 @@ def _calibrate(
 
 
 def sample_sft(job: RewardJob, inputs: Mapping[str, Path], tokenizer: Any, artifact: Path) -> ProbeTexts:
-    """Sample SFT responses to prompts of the calibration split, and write them to `artifact`."""
+    """Sample SFT responses to prompts of the calibration split, which the ranks share, and write them to `artifact`."""
     rows = read_split(inputs["data"] / "prompts.calibration")[: job.reward.scale_responses]
     policy = frozen(load_causal_lm(inputs["sft"], job.runtime)[0], job.runtime)
     prompts = [row["prompt"] for row in rows]
     seed = torch_seed(job.seed, *ANSWERS_STREAM)
     responses = generate_responses(policy, tokenizer, prompts, job.generation, seed, job.runtime)
-    SftAnswers.of(responses, seed).write(artifact)
+    if is_first():
+        SftAnswers.of(responses, seed).write(artifact)
     encoded = [encode_prompt(tokenizer, p, job.generation.max_prompt_tokens) for p in prompts]
     return ProbeTexts([p + r.token_ids for p, r in zip(encoded, responses, strict=True)], [len(p) for p in encoded])

@@ -16,8 +16,8 @@ from components.base.text import counted
 from components.data.support_desk.task import task_scores
 from components.data.tables.published import read_split
 from components.distributed.ranks import go_on_alone
-from components.distributed.sharding import gathered, spread
-from components.models.folders import build_causal_lm, load_base, save_model
+from components.distributed.sharding import spread
+from components.models.folders import build_causal_lm, load_base
 from components.models.matrices.kernels import by_onednn
 from components.models.runtime import release_memory
 from components.models.sampling import generate_responses
@@ -36,6 +36,7 @@ from components.sft.tokenized_demonstrations import (
 from components.stats.intervals import clustered_proportion
 from components.training.heldout import HeldOut, LossEvaluations
 from components.training.loop import TrainingExamples, fit, torch_seed
+from components.training.trained_weights import save_whole
 
 SHOWN = 8
 """Number of held-out prompts whose responses are shown at each evaluation during training."""
@@ -87,21 +88,21 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
             lambda model: _answered(job, inputs["data"], model, tokenizer, prompts, "shown")[0],
         )  # fmt: skip
         model.eval()
-    go_on_alone()
     if evaluations is not None:
         observe(0, {}, doing=f"evaluating the last model on {subject}")
         last = loss_a_token(response_losses(model, pad_id, heldout_examples, job.runtime), heldout_examples)
         metrics |= {**last.metrics("sft/last_loss"), "sft/last_perplexity": math.exp(last.value)}
-        metrics |= evaluations.publish(model, lambda: save_model(model, tokenizer, out / "artifact" / "last" / "model"))
-        write_json(out / "artifact" / "metadata.json", evaluations.document())
-    save_model(model, tokenizer, out / "artifact" / "model")
+        metrics |= evaluations.publish(model, lambda: save_whole(model, tokenizer, out / "artifact" / "last" / "model"))
+    save_whole(model, tokenizer, out / "artifact" / "model")
     if job.sft.train:
         observe(0, {}, doing=f"evaluating on {subject}")
         losses = response_losses(model, pad_id, heldout_examples, job.runtime)
     loss = loss_a_token(losses, heldout_examples)
     metrics |= {**loss.metrics("sft/loss"), "sft/perplexity": math.exp(loss.value)}
     metrics |= perplexity_ratio(losses, baseline, heldout_examples).metrics("sft/perplexity_ratio")
-    metrics |= _sample(job, inputs["data"], model, tokenizer, out, observe)
+    metrics |= _sample(job, inputs["data"], model, tokenizer, out, observe)  # after this only the first rank goes on
+    if evaluations is not None:
+        write_json(out / "artifact" / "metadata.json", evaluations.document())
     write_json(out / "artifact" / "metrics.json", metrics)
     return metrics
 
@@ -190,7 +191,7 @@ def fine_tune(
     data = TrainingExamples(batch_loss, examples.lengths, weights=examples.responses.lengths, packing=packing)
     fit(model.train(), data, job.sft, seed=job.seed, group="sft", out=out, observe=observe, evaluations=evaluations)
     release_memory(job.runtime.device)
-    return gathered(model), evaluations
+    return model, evaluations
 
 
 def unigram_losses(train: Examples, heldout: Examples, vocabulary: int) -> list[float]:
@@ -204,10 +205,14 @@ def unigram_losses(train: Examples, heldout: Examples, vocabulary: int) -> list[
 
 
 def _sample(job: SftJob, data: Path, model: Any, tokenizer: Any, out: Path, observe: Observe) -> dict[str, float]:
-    """Sample responses to held-out prompts; return the share that ended and, on the built-in task, the gold score."""
+    """Sample responses to held-out prompts; return the share that ended and, on the built-in task, the gold score.
+
+    All ranks call it and share the sampling; then the first goes on alone.
+    """
     prompts = [row["prompt"] for row in read_split(data / "prompts.test")[: job.sft.evaluate]]
     observe(0, {}, doing=f"sampling responses to {counted(len(prompts), 'held-out prompt')}")
     samples, scores = _answered(job, data, model, tokenizer, prompts, "samples")
+    go_on_alone()
     write_rows(out / "artifact" / "samples.jsonl", samples)
     means = {f"sft/{name}": sum(s[name] for s in scores) / len(scores) for name in scores[0] if name != "echoes"}
     ended = clustered_proportion([row["ended"] for row in samples], [str(p) for p in prompts])
