@@ -45,6 +45,22 @@ class ServerFacts:
     speculates: bool
 
 
+def server_url(config: RolloutConfig) -> str:
+    """Return the server's address.
+
+    Raises:
+        UserError: neither the config nor the environment of this process names one, or it holds a password.
+    """
+    url = config.url or os.environ.get("TETHER_VLLM_URL")
+    if not url:
+        raise UserError(
+            "ppo.rollout.engine is vllm, and no server is named: set ppo.rollout.url, as in "
+            "--set ppo.rollout.url=http://127.0.0.1:8000, or the environment variable TETHER_VLLM_URL."
+        )
+    refuse_credentials("TETHER_VLLM_URL", url)
+    return url.rstrip("/")
+
+
 class VllmClient(ExitStack[None]):
     """A client of one server, with its connections."""
 
@@ -52,14 +68,7 @@ class VllmClient(ExitStack[None]):
         import httpx
 
         super().__init__()
-        url = config.url or os.environ.get("TETHER_VLLM_URL")
-        if not url:
-            raise UserError(
-                "ppo.rollout.engine is vllm, and no server is named: set ppo.rollout.url, as in "
-                "--set ppo.rollout.url=http://127.0.0.1:8000, or the environment variable TETHER_VLLM_URL."
-            )
-        refuse_credentials("TETHER_VLLM_URL", url)
-        self.config, self.url = config, url.rstrip("/")
+        self.config, self.url = config, server_url(config)
         self._http = self.enter_context(HttpClient(
             config.timeout, lambda reason: UserError(f"ppo.rollout.url: {self.url}: {reason}"), "VLLM_API_KEY",
             limits=httpx.Limits(max_connections=config.concurrency, max_keepalive_connections=config.concurrency),

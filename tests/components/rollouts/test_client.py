@@ -3,7 +3,6 @@
 import json
 import socket
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from components.models.runtime import Runtime
 from components.ppo.config import ImportanceConfig, PpoConfig
 from components.rollouts.client import VllmClient, resolve_rollout
 from components.rollouts.config import RolloutConfig
-from components.rollouts.engine import open_rollouts
+from components.rollouts.engine import check_server
 from tests.components.rollouts.standin import RECORD, StandIn, recorded, shape
 
 Asking = Callable[..., RolloutConfig]
@@ -28,9 +27,8 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def opened(config: RolloutConfig, runtime: Runtime, tmp_path: Path, **generation: Any) -> None:
-    with open_rollouts(config, None, runtime, GenerationConfig(**generation), tmp_path):
-        pass
+def checked(config: RolloutConfig, runtime: Runtime, **generation: Any) -> None:
+    check_server(config, GenerationConfig(**generation), runtime, responses=512)
 
 
 def test_what_the_server_is_stands_in_the_key_and_where_it_is_does_not(server: StandIn, asking: Asking) -> None:
@@ -117,12 +115,12 @@ def test_without_the_routes_of_development_the_error_says_how_to_start_it(server
     ],
 )
 def test_another_server_than_the_run_was_resolved_for_is_refused_with_the_flag_that_mends_it(
-    server: StandIn, asking: Asking, runtime: Runtime, tmp_path: Path, change: dict[str, Any], message: str
+    server: StandIn, asking: Asking, runtime: Runtime, change: dict[str, Any], message: str
 ) -> None:
     config = asking(server, sleep=not change)
     server.facts |= change
     with pytest.raises(UserError, match=message):
-        opened(config, runtime, tmp_path)
+        checked(config, runtime)
 
 
 def test_the_stand_in_answers_as_vllm_was_recorded(server: StandIn, stages: Any) -> None:
@@ -132,21 +130,21 @@ def test_the_stand_in_answers_as_vllm_was_recorded(server: StandIn, stages: Any)
 
 
 def test_a_version_that_was_never_tried_is_named_in_a_warning(
-    server: StandIn, asking: Asking, runtime: Runtime, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    server: StandIn, asking: Asking, runtime: Runtime, caplog: pytest.LogCaptureFixture
 ) -> None:
-    opened(asking(server), runtime, tmp_path)
+    checked(asking(server), runtime)
     assert not caplog.records
     server.facts["version"] = "0.33.0"
-    opened(asking(server), runtime, tmp_path)
+    checked(asking(server), runtime)
     assert f"{server.url} is vLLM 0.33.0, and Tether was tried with 0.29.0 and 0.32.0 only." in caplog.text
 
 
 @pytest.mark.parametrize("temperature", [0.005, 2.5])
 def test_a_temperature_that_vllm_would_change_or_refuse_is_refused(
-    server: StandIn, asking: Asking, runtime: Runtime, tmp_path: Path, temperature: float
+    server: StandIn, asking: Asking, runtime: Runtime, temperature: float
 ) -> None:
     with pytest.raises(UserError, match=r"vLLM samples between 0.01 and 2"):
-        opened(asking(server), runtime, tmp_path, temperature=temperature)
+        checked(asking(server), runtime, temperature=temperature)
 
 
 def test_a_server_that_is_busy_for_a_moment_is_asked_again_and_no_longer_than_the_retries(
