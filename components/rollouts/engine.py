@@ -4,6 +4,7 @@ Legend: B responses, T response tokens (padded on the right).
 """
 
 import contextlib
+import logging
 import math
 import random
 import secrets
@@ -27,8 +28,10 @@ from components.models.runtime import Runtime
 from components.models.sampling import LocalEngine, Samples, rollout_engine, with_endings
 from components.models.tokenizers import StopFinder
 from components.rollouts.client import VllmClient, server_url
-from components.rollouts.config import COLDEST, HOTTEST, RolloutConfig
+from components.rollouts.config import RolloutConfig
 from components.rollouts.transfer import FolderTransfer, weights_on_first
+
+logger = logging.getLogger(__name__)
 
 BANNED = -100.0
 """The largest negative bias of a logit that vLLM applies (it clamps it). The pad token keeps e^-100 of its odds; a
@@ -73,11 +76,6 @@ def check_server(config: RolloutConfig, generation: GenerationConfig, runtime: R
         UserError: it differs from the one for which the run was resolved, or cannot sample so. Unreachable: it does not
             answer.
     """
-    if not COLDEST <= generation.temperature <= HOTTEST:
-        raise UserError(
-            f"generation.temperature is {generation.temperature:g}, and vLLM samples between {COLDEST} and {HOTTEST:g} "
-            "only: change it, or sample with ppo.rollout.engine=local."
-        )
     longest = math.ceil(responses / config.concurrency) * config.timeout
     if ranks.size() > 1 and longest >= runtime.rank_timeout:
         raise UserError(
@@ -86,7 +84,8 @@ def check_server(config: RolloutConfig, generation: GenerationConfig, runtime: R
             "the server. Raise runtime.rank_timeout above it, or lower ppo.rollout.timeout."
         )
     with VllmClient(config) as client:
-        client.check(generation.max_prompt_tokens + generation.max_new_tokens)
+        if untried := client.check(generation).untried:
+            logger.warning("%s: %s", client.url, untried)
         if config.sleep and not client.is_asleep():
             client.sleep()
 

@@ -76,6 +76,19 @@ def test_the_environment_names_the_server_where_the_config_does_not(
         resolve_rollout(RolloutConfig(engine="vllm"))
 
 
+def test_auto_asks_a_server_only_where_one_is_named(server: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key holds what was found, and that nothing was found is the key of a run without the option."""
+    auto = RolloutConfig(engine="auto")
+    assert not auto.by_server and not auto.is_resolved
+    assert resolve_rollout(auto) == RolloutConfig()
+    by_url = resolve_rollout(RolloutConfig(engine="auto", url=server.url))
+    monkeypatch.setenv("TETHER_VLLM_URL", server.url)
+    by_environment = resolve_rollout(auto)
+    assert by_environment.engine == by_url.engine == "vllm"
+    assert keyed_values(by_environment) == keyed_values(by_url) == keyed_values(resolve_rollout(by_environment))
+    assert resolve_rollout(RolloutConfig()) == RolloutConfig(), "what samples is not changed by a variable alone"
+
+
 def test_nobody_at_the_address_is_the_users_to_mend_and_may_be_tried_again(asking: Asking) -> None:
     wrong = RolloutConfig(engine="vllm", url=f"http://127.0.0.1:{free_port()}", retries=2)
     with pytest.raises(
@@ -136,7 +149,7 @@ def test_a_version_that_was_never_tried_is_named_in_a_warning(
     assert not caplog.records
     server.facts["version"] = "0.33.0"
     checked(asking(server), runtime)
-    assert f"{server.url} is vLLM 0.33.0, and Tether was tried with 0.29.0 and 0.32.0 only." in caplog.text
+    assert f"{server.url}: Tether was tried with vLLM 0.29.0 and 0.32.0 only, and this is 0.33.0." in caplog.text
 
 
 @pytest.mark.parametrize("temperature", [0.005, 2.5])
