@@ -35,7 +35,7 @@ from components.ppo.monitors.responses import ResponseMetrics, SampleTable, Scor
 from components.reward.scoring import ScoreScale
 from components.rewards.rules import Rules
 from components.rewards.weighted import Rewards, check_waits
-from components.rollouts.engine import Rollouts, open_rollouts
+from components.rollouts.engine import Rollouts, check_server, open_rollouts
 from components.training.checkpoint import Pace
 from components.training.loop import Loop, shuffled_passes, torch_seed
 from components.training.trained_weights import WeightAverage, save_whole
@@ -48,14 +48,11 @@ def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     A judge, `inputs["judge"]`, is used only in evaluations: the trained policy is the same to the byte without it.
 
     Raises:
-        UserError: too few prompts, or, for several ranks, rollouts by a server or a source that may take longer than
-            `runtime.rank_timeout`. CheckFailed: a check during training failed.
+        UserError: too few prompts, a server that cannot sample the rollouts, or, for several ranks, a server or a
+            source that may take longer than `runtime.rank_timeout`. CheckFailed: a check during training failed.
     """
-    if job.ppo.rollout.by_server and ranks.size() > 1:
-        raise UserError(
-            f"ppo.rollout: a server samples for one process, and runtime.ranks is {ranks.size()}. Set runtime.ranks=1, "
-            "or let the ranks sample (ppo.rollout.engine=local)."
-        )
+    if (rollout := job.ppo.rollout).by_server:
+        ranks.result_of_first(lambda: check_server(rollout, job.generation, job.runtime, job.ppo.batch_size))
     at_once = max(job.ppo.batch_size, ScoreScale.read(inputs["reward"]).responses)
     check_waits(job.ppo.rewards or (), job.runtime, at_once)
     if job.ppo.epochs > 4:
@@ -221,7 +218,7 @@ def train(models: Models, job: PpoJob, prompts: Sequence[Any], data: Path, out: 
         observers.in_order, models.trained(), learner.optimizers, {"tether": tether}, config.checkpoint_whole,
     )  # fmt: skip
     loop.report_resumed(observers.history.rows)
-    with open_rollouts(config.rollout, models.tokenizer, job.runtime, job.generation, out / "sent") as rollouts, loop:
+    with open_rollouts(config.rollout, models.tokenizer, job.runtime, out / "sent") as rollouts, loop:
         for number in loop:
             # 1. sample responses to the prompts of the batch; those to one prompt are consecutive
             batch = prompts_of(prompts, config, number, job.seed)

@@ -218,12 +218,6 @@ class Options(Settings):
             runtime = self.runners.get(name, Runner()).runtime or self.runtime
             if runtime.ranks == 1:
                 continue
-            if name == "ppo" and self.ppo.rollout.by_server:
-                raise UserError(
-                    f"ppo.rollout.engine: a server samples for one process, and PPO would have {runtime.ranks} "
-                    "(runtime.ranks). Set runtime.ranks=1, or runners.ppo.runtime.ranks=1 for PPO alone, or let the "
-                    "ranks sample (ppo.rollout.engine=local)."
-                )
             whole = getattr(options, "lora", None) is None and getattr(options, "train", True)
             if options.optimizer == "adamw_8bit" and whole and runtime.sharding != "replicas":
                 raise UserError(
