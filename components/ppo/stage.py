@@ -73,13 +73,13 @@ def _trained_and_evaluated(
     models: Models, job: PpoJob, prompts: Sequence[Any], data: Path, out: Path, observe: Observe
 ) -> dict[str, float]:
     """Train, check that the frozen models are unchanged, write the artifact, and return the final metrics."""
-    digests = {name: weights_digest(model) for name, model in _frozen(models).items()}
+    digests = {name: weights_digest(model) for name, model in frozen_models(models).items()}
     models.spread(job.runtime.sharding)
     observers = train(models, job, prompts, data, out, observe)
     release_memory(job.runtime.device)
     models.gather()
     ranks.go_on_alone()
-    for name, model in _frozen(models).items():
+    for name, model in frozen_models(models).items():
         if weights_digest(model) != digests[name]:
             raise CheckFailed(f"the {name} changed during PPO: it must be the artifact it was loaded from.")
     models.policy.eval()
@@ -91,9 +91,9 @@ def _trained_and_evaluated(
         reason += f" Its weights are the moving average with decay {job.ppo.ema:g} (ppo.ema), not those that sampled."
     metrics = {} if number == updates else evaluate_last(models, job, data, out, observe)
     if number != updates:
-        _save_policy(models, artifact / "last")
+        save_policy(models, artifact / "last")
         put_weights(models.policy, observers.evaluations.checkpoints.weights)
-    _save_policy(models, artifact)
+    save_policy(models, artifact)
     write_rows(artifact / "history.jsonl", history)
     write_rows(artifact / "samples.jsonl", observers.samples.rows)
     write_rows(artifact / "kl_carriers.jsonl", observers.shares.rows)
@@ -118,7 +118,8 @@ def _trained_and_evaluated(
     return metrics
 
 
-def _save_policy(models: Models, folder: Path) -> None:
+def save_policy(models: Models, folder: Path) -> None:
+    """Write the policy's model, and its adapter if it has one."""
     save_model(models.policy, models.tokenizer, folder / "model")
     if isinstance(models.policy, AdapterView):
         save_adapter(models.policy, folder / "adapter")
@@ -157,7 +158,8 @@ def with_sources(models: Models, job: PpoJob, inputs: Mapping[str, Path], out: P
         yield
 
 
-def _frozen(models: Models) -> dict[str, nn.Module]:
+def frozen_models(models: Models) -> dict[str, nn.Module]:
+    """Return the models that training must not change, by the name that an error gives them."""
     judge = {} if models.judge is None else {"judge": models.judge}
     return {"SFT policy": models.sft, "reward model": models.reward_model} | judge
 

@@ -183,8 +183,9 @@ def fit_model(
         ))  # fmt: skip
     model = spread(model.requires_grad_(True).train(), job.runtime.sharding)
     data = TrainingExamples(batch_loss, pairs.lengths, pairs.weights)
+    observers = {} if evaluations is None else {"evaluations": evaluations}
     fit(model, data, config, seed=job.seed, group="reward", out=out, observe=observe, part=member or None,
-        evaluations=evaluations)  # fmt: skip
+        observers=observers)  # fmt: skip
     release_memory(job.runtime.device)
     model = gathered(model)
     if held_out is not None and evaluations is not None:

@@ -187,7 +187,8 @@ def fine_tune(
         check_packing(model, pad_id, [examples[i] for i in longest], job.runtime)
     model = spread(model.requires_grad_(True).train(), job.runtime.sharding)
     data = TrainingExamples(batch_loss, examples.lengths, weights=examples.responses.lengths, packing=packing)
-    fit(model, data, job.sft, seed=job.seed, group="sft", out=out, observe=observe, evaluations=evaluations)
+    observers = {} if evaluations is None else {"evaluations": evaluations}
+    fit(model, data, job.sft, seed=job.seed, group="sft", out=out, observe=observe, observers=observers)
     release_memory(job.runtime.device)
     return gathered(model), evaluations
 

@@ -1,0 +1,175 @@
+"""Train the policy on preference pairs by a direct method, with the loop of SFT and the reward model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from components.base.observe import Observe
+from components.direct.config import DirectJob, PolicyConfig
+from components.direct.policy_pairs import PolicyPairs, reference_logprobs, response_logprobs
+from components.direct.preference_losses import dpo_losses, ipo_losses, kto_baseline, kto_losses, label_shares
+from components.distributed import ranks
+from components.models.batching import onto
+from components.ppo.best_policy import PolicyEvaluations
+from components.ppo.control import KLLimits
+from components.ppo.models import Models
+from components.reward.losses import weighted_mean
+from components.training.loop import TrainingExamples, fit, micro_batches
+from components.training.updates import History, Observer, RowTable, Update
+
+
+@dataclass
+class Batch:
+    """What a loss reads of m pairs."""
+
+    chosen: Tensor
+    """(m,) h = log π(y|x) - log π_ref(y|x) of the chosen responses, nats."""
+    rejected: Tensor
+    """(m,) the same of the rejected ones."""
+    shares: Tensor
+    """(m,) share of the votes for the chosen response."""
+    margins: Tensor
+    """(m,) how much better the chosen one is, in the data's unit."""
+    baseline: Tensor
+    """z₀ of `kto_losses`; 0 for other methods."""
+
+
+def pair_losses(config: PolicyConfig, batch: Batch) -> Tensor:
+    """Return the loss (m,) of each pair by `policy.method`. In KTO a pair is two single labels, and the loss their
+    mean."""
+    if config.method == "kto":
+        chosen, rejected = (
+            kto_losses(h, torch.full_like(h, side, dtype=torch.bool), batch.baseline, config.beta, weights)
+            for h, side in ((batch.chosen, True), (batch.rejected, False))
+            for weights in [(config.desirable_weight, config.undesirable_weight)]
+        )
+        return (chosen + rejected) / 2
+    share = label_shares(batch.shares, config.noise, config.form == "robust")
+    if config.method == "ipo":
+        return ipo_losses(batch.chosen - batch.rejected, config.beta, share)
+    return dpo_losses(batch.chosen - batch.rejected, config.beta, share, config.margin * batch.margins)
+
+
+class BalancedAccuracy(Observer[Update]):
+    """Divides the accuracies of both sides by length: a rule that sees only length has a mean of 0.5."""
+
+    def on_update(self, update: Update) -> Update:
+        """Add `direct/balanced_length_accuracy`, unless one side has no pair in the batch."""
+        metrics = dict(update.metrics)
+        sides = [(metrics.pop(f"direct/{side}_right"), metrics.pop(f"direct/{side}")) for side in SIDES]
+        if all(count for _, count in sides):
+            metrics["direct/balanced_length_accuracy"] = sum(right / count for right, count in sides) / 2
+        return replace(update, metrics=metrics)
+
+
+SIDES = ("longer", "shorter")
+"""The pairs whose longer response was chosen, and those whose shorter one was."""
+
+
+@dataclass
+class ShownSamples(RowTable[Update]):
+    """Keeps the responses that evaluations show, with the number of their step."""
+
+    def on_update(self, update: Update) -> Update:
+        """Add the responses of this step's evaluation."""
+        self.rows += [{"update": update.number, **row} for row in update.examples]
+        return update
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What the observers of a training have seen, and the reference's log-probabilities."""
+
+    evaluations: PolicyEvaluations
+    history: History
+    samples: ShownSamples
+    reference: Tensor
+    """(2n,) log π_ref(y|x) of the training pairs, as `PolicyPairs.examples`."""
+
+
+class KtoBaseline:
+    """z₀ of each batch, from mismatched prompts and responses, whose reference log-probabilities are known."""
+
+    def __init__(self, models: Models, job: DirectJob, pairs: PolicyPairs, folder: Path) -> None:
+        self._models, self._job, self._pairs = models, job, pairs
+        self._examples = pairs.mismatched(job.seed)
+        pad_id, size = models.tokenizer.pad_token_id, 2 * job.policy.micro_batch_size
+        self._reference = reference_logprobs(
+            models.sft, pad_id, self._examples, job.runtime, size, folder / "mismatched"
+        )
+        self.value = torch.zeros((), device=job.runtime.device)
+
+    @torch.no_grad()
+    def measure(self, batch: list[int]) -> None:
+        """Set `value` for the pairs `batch`. All ranks call it."""
+        device, place = self._job.runtime.device, {pair: i for i, pair in enumerate(batch)}
+        ratios = torch.zeros(2, len(batch), device=device)
+        for micro, counts in micro_batches(batch, self._job.policy.micro_batch_size):
+            rows = self._pairs.rows(micro)
+            examples, pad_id = [self._examples[i] for i in rows], self._models.tokenizer.pad_token_id
+            logprobs = response_logprobs(self._models.policy, pad_id, examples, self._job.runtime)
+            if counts:
+                of_micro = logprobs - onto(device, self._reference[rows])
+                ratios[:, [place[pair] for pair in micro]] = of_micro.view(2, -1)
+        self.value = kto_baseline(ranks.joined(ratios))
+
+
+def train(
+    models: Models, job: DirectJob, pairs: PolicyPairs, data: Path, out: Path, observe: Observe
+) -> Trained:
+    """Train the policy; return what the observers saw. Resumes from `out/checkpoint`.
+
+    The policy trains in eval mode, without dropout, as in PPO: its log-ratio to SFT is 0 before the first step.
+    """
+    config, runtime, pad_id = job.policy, job.runtime, models.tokenizer.pad_token_id
+    observe(0, {}, doing="computing SFT's log-probabilities")
+    folder = out / "checkpoint" / "reference"
+    reference = reference_logprobs(
+        models.sft, pad_id, pairs.examples, runtime, 2 * config.micro_batch_size, folder / "pairs"
+    )
+    baseline = KtoBaseline(models, job, pairs, folder) if config.method == "kto" else None
+    models.policy.eval()
+    models.spread(runtime.sharding)
+    labels = torch.from_numpy(pairs.labels).float()
+    gaps = torch.tensor(pairs.examples.responses.lengths.reshape(-1, 2) @ [1, -1])
+
+    def batch_loss(batch: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
+        rows = pairs.rows(batch)
+        logprobs = response_logprobs(models.policy, pad_id, [pairs.examples[i] for i in rows], runtime)
+        chosen, rejected = (logprobs - onto(runtime.device, reference[rows])).chunk(2)
+        weights, of_source, shares, margins = onto(runtime.device, labels[batch].T.contiguous())
+        zero = torch.zeros((), device=runtime.device) if baseline is None else baseline.value
+        losses = pair_losses(config, Batch(chosen, rejected, shares, margins, zero))
+        loss = weighted_mean(of_source * losses, weights)
+        mean, gap = partial(weighted_mean, weights=weights), onto(runtime.device, gaps[batch])
+        with torch.no_grad():
+            right = (chosen > rejected).float()
+            metrics = {"loss": loss, "accuracy": mean(right), "margin": config.beta * mean(chosen - rejected)}
+            metrics |= {"chosen_log_ratio": mean(chosen), "rejected_log_ratio": mean(rejected)}
+            for side, inside in zip(SIDES, ((gap > 0).float(), (gap < 0).float()), strict=True):
+                metrics |= {side: mean(inside), f"{side}_right": mean(inside * right)}
+            metrics |= {} if baseline is None else {"baseline": zero}
+        return loss, {f"direct/{name}": value for name, value in metrics.items()}
+
+    measured = job.measured
+    evaluations = PolicyEvaluations.start(models, measured, data, group="direct")
+    history, samples = History(), ShownSamples()
+    observers: dict[str, Observer[Any]] = {
+        "balanced": BalancedAccuracy(), "evaluations": evaluations,
+        "limits": KLLimits(measured.ppo, "direct/watched_"), "samples": samples, "history": history,
+    }  # fmt: skip
+    examples = TrainingExamples(batch_loss, pairs.lengths, pairs.labels[:, 0])
+    if baseline is not None:
+        examples = TrainingExamples(batch_loss, pairs.lengths, pairs.labels[:, 0], prepare=baseline.measure)
+    fit(models.policy, examples, config, seed=job.seed, group="direct", out=out, observe=observe, observers=observers)
+    return Trained(evaluations, history, samples, reference)
+
+
+def per_token(logprobs: Tensor, lengths: Sequence[int]) -> float:
+    """Return the mean log-probability of a token, nats."""
+    return float(logprobs.double().sum()) / sum(lengths)
