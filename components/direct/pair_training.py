@@ -1,6 +1,5 @@
 """Train the policy on preference pairs by a direct method, with the loop of SFT and the reward model."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,36 +22,28 @@ from components.training.loop import TrainingExamples, fit, micro_batches
 from components.training.updates import History, Observer, RowTable, Update
 
 
-@dataclass
-class Batch:
-    """What a loss reads of m pairs."""
-
-    chosen: Tensor
-    """(m,) h = log π(y|x) - log π_ref(y|x) of the chosen responses, nats."""
-    rejected: Tensor
-    """(m,) the same of the rejected ones."""
-    shares: Tensor
-    """(m,) share of the votes for the chosen response."""
-    margins: Tensor
-    """(m,) how much better the chosen one is, in the data's unit."""
-    baseline: Tensor
-    """z₀ of `kto_losses`; 0 for other methods."""
-
-
-def pair_losses(config: PolicyConfig, batch: Batch) -> Tensor:
+def pair_losses(
+    config: PolicyConfig, chosen: Tensor, rejected: Tensor, shares: Tensor, margins: Tensor, baseline: Tensor
+) -> Tensor:
     """Return the loss (m,) of each pair by `policy.method`. In KTO a pair is two single labels, and the loss their
-    mean."""
+    mean.
+
+    Args:
+        chosen, rejected: (m,) h = log π(y|x) - log π_ref(y|x) of the responses, nats.
+        shares: (m,) share of the votes for the chosen response.
+        margins: (m,) how much better the chosen one is, in the data's unit.
+        baseline: z₀ of KTO.
+    """
+    difference = chosen - rejected
     if config.method == "kto":
-        chosen, rejected = (
-            kto_losses(h, torch.full_like(h, side, dtype=torch.bool), batch.baseline, config.beta, weights)
-            for h, side in ((batch.chosen, True), (batch.rejected, False))
-            for weights in [(config.desirable_weight, config.undesirable_weight)]
-        )
-        return (chosen + rejected) / 2
-    share = label_shares(batch.shares, config.noise, config.form == "robust")
+        weights = config.desirable_weight, config.undesirable_weight
+        desirable = torch.cat([torch.ones_like(chosen), torch.zeros_like(rejected)]).bool()
+        losses = kto_losses(torch.cat([chosen, rejected]), desirable, baseline, config.beta, weights)
+        return losses.view(2, -1).mean(0)
+    share = label_shares(shares, config.noise, config.form == "robust")
     if config.method == "ipo":
-        return ipo_losses(batch.chosen - batch.rejected, config.beta, share)
-    return dpo_losses(batch.chosen - batch.rejected, config.beta, share, config.margin * batch.margins)
+        return ipo_losses(difference, config.beta, share)
+    return dpo_losses(difference, config.beta, share, config.margin * margins)
 
 
 class BalancedAccuracy(Observer[Update]):
@@ -92,47 +83,43 @@ class Trained:
     """(2n,) log π_ref(y|x) of the training pairs, as `PolicyPairs.examples`."""
 
 
+@dataclass
 class KtoBaseline:
-    """z₀ of each batch, from mismatched prompts and responses, whose reference log-probabilities are known."""
+    """z₀ of each batch, from the batch's prompts with the responses of its next pair."""
 
-    def __init__(self, models: Models, job: DirectJob, pairs: PolicyPairs, folder: Path) -> None:
-        self._models, self._job, self._pairs = models, job, pairs
-        self._examples = pairs.mismatched(job.seed)
-        pad_id, size = models.tokenizer.pad_token_id, 2 * job.policy.micro_batch_size
-        self._reference = reference_logprobs(
-            models.sft, pad_id, self._examples, job.runtime, size, folder / "mismatched"
-        )
-        self.value = torch.zeros((), device=job.runtime.device)
+    models: Models
+    job: DirectJob
+    pairs: PolicyPairs
+    value: Tensor
 
     @torch.no_grad()
     def measure(self, batch: list[int]) -> None:
         """Set `value` for the pairs `batch`. All ranks call it."""
-        device, place = self._job.runtime.device, {pair: i for i, pair in enumerate(batch)}
-        ratios = torch.zeros(2, len(batch), device=device)
-        for micro, counts in micro_batches(batch, self._job.policy.micro_batch_size):
-            rows = self._pairs.rows(micro)
-            examples, pad_id = [self._examples[i] for i in rows], self._models.tokenizer.pad_token_id
-            logprobs = response_logprobs(self._models.policy, pad_id, examples, self._job.runtime)
+        ratios, place = torch.zeros(2, len(batch), device=self.value.device), {pair: i for i, pair in enumerate(batch)}
+        examples, pad_id = self.pairs.examples, self.models.tokenizer.pad_token_id
+        for micro, counts in micro_batches(batch, self.job.policy.micro_batch_size):
+            others = [batch[(place[pair] + 1) % len(batch)] for pair in micro]
+            rows = zip(self.pairs.rows(micro), self.pairs.rows(others), strict=True)
+            mismatched = [(examples[row][0], examples[other][1]) for row, other in rows]
+            policy, sft = (
+                response_logprobs(model, pad_id, mismatched, self.job.runtime)
+                for model in (self.models.policy, self.models.sft)
+            )
             if counts:
-                of_micro = logprobs - onto(device, self._reference[rows])
-                ratios[:, [place[pair] for pair in micro]] = of_micro.view(2, -1)
+                ratios[:, [place[pair] for pair in micro]] = (policy - sft).view(2, -1)
         self.value = kto_baseline(ranks.joined(ratios))
 
 
-def train(
-    models: Models, job: DirectJob, pairs: PolicyPairs, data: Path, out: Path, observe: Observe
-) -> Trained:
+def train(models: Models, job: DirectJob, pairs: PolicyPairs, data: Path, out: Path, observe: Observe) -> Trained:
     """Train the policy; return what the observers saw. Resumes from `out/checkpoint`.
 
     The policy trains in eval mode, without dropout, as in PPO: its log-ratio to SFT is 0 before the first step.
     """
     config, runtime, pad_id = job.policy, job.runtime, models.tokenizer.pad_token_id
     observe(0, {}, doing="computing SFT's log-probabilities")
-    folder = out / "checkpoint" / "reference"
-    reference = reference_logprobs(
-        models.sft, pad_id, pairs.examples, runtime, 2 * config.micro_batch_size, folder / "pairs"
-    )
-    baseline = KtoBaseline(models, job, pairs, folder) if config.method == "kto" else None
+    reference = reference_logprobs(models.sft, pad_id, pairs.examples, job, out / "checkpoint" / "reference" / "pairs")
+    zero = torch.zeros((), device=runtime.device)
+    baseline = KtoBaseline(models, job, pairs, zero) if config.method == "kto" else None
     models.policy.eval()
     models.spread(runtime.sharding)
     labels = torch.from_numpy(pairs.labels).float()
@@ -143,17 +130,17 @@ def train(
         logprobs = response_logprobs(models.policy, pad_id, [pairs.examples[i] for i in rows], runtime)
         chosen, rejected = (logprobs - onto(runtime.device, reference[rows])).chunk(2)
         weights, of_source, shares, margins = onto(runtime.device, labels[batch].T.contiguous())
-        zero = torch.zeros((), device=runtime.device) if baseline is None else baseline.value
-        losses = pair_losses(config, Batch(chosen, rejected, shares, margins, zero))
+        z0 = zero if baseline is None else baseline.value
+        losses = pair_losses(config, chosen, rejected, shares, margins, z0)
         loss = weighted_mean(of_source * losses, weights)
         mean, gap = partial(weighted_mean, weights=weights), onto(runtime.device, gaps[batch])
         with torch.no_grad():
-            right = (chosen > rejected).float()
+            right = ((chosen - rejected).sign() + 1) / 2
             metrics = {"loss": loss, "accuracy": mean(right), "margin": config.beta * mean(chosen - rejected)}
             metrics |= {"chosen_log_ratio": mean(chosen), "rejected_log_ratio": mean(rejected)}
             for side, inside in zip(SIDES, ((gap > 0).float(), (gap < 0).float()), strict=True):
                 metrics |= {side: mean(inside), f"{side}_right": mean(inside * right)}
-            metrics |= {} if baseline is None else {"baseline": zero}
+            metrics |= {} if baseline is None else {"baseline": z0}
         return loss, {f"direct/{name}": value for name, value in metrics.items()}
 
     measured = job.measured
@@ -163,13 +150,7 @@ def train(
         "balanced": BalancedAccuracy(), "evaluations": evaluations,
         "limits": KLLimits(measured.ppo, "direct/watched_"), "samples": samples, "history": history,
     }  # fmt: skip
-    examples = TrainingExamples(batch_loss, pairs.lengths, pairs.labels[:, 0])
-    if baseline is not None:
-        examples = TrainingExamples(batch_loss, pairs.lengths, pairs.labels[:, 0], prepare=baseline.measure)
+    prepare = None if baseline is None else baseline.measure
+    examples = TrainingExamples(batch_loss, pairs.lengths, pairs.labels[:, 0], prepare=prepare)
     fit(models.policy, examples, config, seed=job.seed, group="direct", out=out, observe=observe, observers=observers)
     return Trained(evaluations, history, samples, reference)
-
-
-def per_token(logprobs: Tensor, lengths: Sequence[int]) -> float:
-    """Return the mean log-probability of a token, nats."""
-    return float(logprobs.double().sum()) / sum(lengths)

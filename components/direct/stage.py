@@ -7,14 +7,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from components.base.errors import CheckFailed
+from components.base.errors import CheckFailed, UserError
 from components.base.hashing import hash8
 from components.base.jsonl import write_json, write_rows
 from components.base.observe import Observe
 from components.data.rows import CanonicalRow
 from components.data.tables.published import read_split
 from components.direct.config import DirectJob
-from components.direct.pair_training import Trained, per_token, train
+from components.direct.pair_training import Trained, train
 from components.direct.policy_pairs import PolicyPairs, all_logprobs
 from components.distributed import ranks
 from components.models.batching import encode_prompts
@@ -38,7 +38,8 @@ def run(job: DirectJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
     The reward model `inputs["reward"]`, the sources of `ppo.rewards` and the judge are used in evaluations only.
 
     Raises:
-        UserError: no pair is left to train on, or a source may take longer than `runtime.rank_timeout`.
+        UserError: no pair is left to train on, none has the votes or margins that `policy` asks for, or a source may
+            take longer than `runtime.rank_timeout`.
         CheckFailed: a check during training failed.
     """
     measured, data = job.measured, inputs["data"]
@@ -46,7 +47,15 @@ def run(job: DirectJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
     check_waits(measured.ppo.rewards or (), job.runtime, at_once)
     models = Models.load(measured, inputs)
     rows: Sequence[CanonicalRow] = read_split(data / "pairs.train")[: job.policy.max_pairs]
-    pairs = PolicyPairs.to_train_on(models.tokenizer, rows, job, out)
+    for option, name in (("soft_labels", "soft_label"), ("margin", "margin")):
+        if getattr(job.policy, option) and all(row.get(name) is None for row in rows):
+            raise UserError(f"policy.{option}: no training pair has a {name}. Leave the option out.")
+    pairs = PolicyPairs.encode(models.tokenizer, rows, job, out)
+    if not len(pairs):
+        raise UserError(
+            f"policy.method={job.policy.method}: none of {len(rows)} training pairs is left, because the two responses "
+            f"of {pairs.alike} are the same up to generation.max_new_tokens. Raise it, or give more pairs."
+        )
     with with_rules(models, measured, data), with_sources(models, measured, inputs, out):
         digests = {name: weights_digest(model) for name, model in frozen_models(models).items()}
         trained = train(models, job, pairs, data, out, observe)
@@ -99,6 +108,8 @@ def pair_metrics(models: Models, job: DirectJob, rows: Sequence[CanonicalRow]) -
     on the pairs whose longer response was chosen as on the others. Each with its interval, clustered by prompt.
     """
     pairs = PolicyPairs.encode(models.tokenizer, rows[: job.ppo.evaluate], job)
+    if not len(pairs):
+        return {}
     pad_id, size = models.tokenizer.pad_token_id, 2 * job.policy.micro_batch_size
     policy, sft = (
         all_logprobs(model, pad_id, pairs.examples, job.runtime, size) for model in (models.policy, models.sft)
@@ -116,9 +127,7 @@ def pair_metrics(models: Models, job: DirectJob, rows: Sequence[CanonicalRow]) -
     }
 
 
-def likelihoods(
-    models: Models, job: DirectJob, pairs: PolicyPairs, reference: Tensor, data: Path
-) -> dict[str, float]:
+def likelihoods(models: Models, job: DirectJob, pairs: PolicyPairs, reference: Tensor, data: Path) -> dict[str, float]:
     """Return how likely SFT finds the training pairs' responses, and its own answers, in nats a token.
 
     Warns if a side of the pairs is `FAR` less likely than its own answers: the pairs are then off its distribution, and
@@ -126,14 +135,13 @@ def likelihoods(
     """
     rows = read_split(data / "prompts.calibration")[: len(models.answers.ids)]
     prompts = encode_prompts(models.tokenizer, [row["prompt"] for row in rows], job.generation.max_prompt_tokens)
-    answers = [(p, list(ids)) for p, ids in zip(prompts, models.answers.ids, strict=True)]
-    pad_id, size = models.tokenizer.pad_token_id, 2 * job.policy.micro_batch_size
-    of_answers = all_logprobs(models.sft, pad_id, answers, job.runtime, size)
-    lengths = pairs.examples.responses.lengths.tolist()
+    answers = [(prompt, list(ids)) for prompt, ids in zip(prompts, models.answers.ids, strict=True)]
+    size, lengths = 2 * job.policy.micro_batch_size, torch.from_numpy(pairs.examples.responses.lengths)
+    of_answers = all_logprobs(models.sft, models.tokenizer.pad_token_id, answers, job.runtime, size)
     metrics = {
-        "direct/sft_logprob_of_answers": per_token(of_answers, [len(ids) for _, ids in answers]),
-        "direct/sft_logprob_of_chosen": per_token(reference[::2], lengths[::2]),
-        "direct/sft_logprob_of_rejected": per_token(reference[1::2], lengths[1::2]),
+        "direct/sft_logprob_of_answers": float(of_answers.sum()) / sum(len(ids) for _, ids in answers),
+        "direct/sft_logprob_of_chosen": float(reference[::2].double().sum() / lengths[::2].sum()),
+        "direct/sft_logprob_of_rejected": float(reference[1::2].double().sum() / lengths[1::2].sum()),
     }
     least, *sides = metrics.values()
     if min(sides) < least - FAR:

@@ -211,7 +211,7 @@ class TrainingExamples:
     """(N,) weight of each example."""
     packing: int | None = None
     """Most tokens per call of `loss`, if it packs its examples; None: `micro_batch_size` examples per call."""
-    prepare: Callable[[list[int]], None] = lambda batch: None
+    prepare: Callable[[list[int]], None] | None = None
     """Called with all indices of a step's batch, on every rank, before its calls of `loss`."""
 
 
@@ -355,7 +355,8 @@ def fit(
             draw = [ranks.rank()] if ranks.rank() else []
             torch.manual_seed(torch_seed(seed, name, "dropout", step, *draw))  # dropout uses the global generator
             batch = batches(step // each_pass)[step % each_pass]
-            examples.prepare(batch)
+            if examples.prepare is not None:
+                examples.prepare(batch)
             metrics, norm = _backward(model, examples, config, batch, group, number)
             metrics |= {f"{group}/grad_norm": norm, f"{group}/learning_rate": rate}
             step_and_clear(optimizer)

@@ -171,7 +171,8 @@ def _prepare(
     ends = {"until": until} if until not in (None, PIPELINE[-1]) else {}
     again = again or (base.run if base is not None else None)
     sources = find_sources(config, home, taken=pinned, again=again, until=until)
-    origin |= ends | resolved_reference(config, sources.data)
+    method = {} if config.policy.method == "ppo" else {"method": config.policy.method}
+    origin |= ends | method | resolved_reference(config, sources.data)
     always = ("ppo",) if with_ppo and has_unversioned(config) else ()
     computed = [*([stage] if stage else []), *request.refresh, *always]
     ctx = begin_run(home, profile, config, origin, request, like, Reuse(refreshed(computed), pinned))
