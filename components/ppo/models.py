@@ -22,7 +22,6 @@ from components.models.sampling import ANSWERS_STREAM, Samples, SftAnswers, gene
 from components.ppo.config import PpoJob
 from components.reward.config import EnsembleConfig
 from components.reward.scoring import (
-    RewardEnsemble,
     ScoreScale,
     adapter_name,
     as_one,

@@ -73,11 +73,11 @@ def _trained_and_evaluated(
 
     All ranks sample and score for the evaluation, with the policy as it was sharded; the first measures and writes.
     """
-    digests = {name: weights_digest(model) for name, model in _frozen(models).items()}
+    digests = {name: weights_digest(model) for name, model in frozen_models(models).items()}
     observers = train(models, job, prompts, data, out, observe)
     models.critic = None  # what is left needs none
     release_memory(job.runtime.device)
-    for name, model in _frozen(models).items():
+    for name, model in frozen_models(models).items():
         if weights_digest(model) != digests[name]:
             raise CheckFailed(f"the {name} changed during PPO: it must be the artifact it was loaded from.")
     models.policy.eval()
@@ -85,15 +85,9 @@ def _trained_and_evaluated(
     last = history[-1]
     updates = len(history)
     number, reason = observers.evaluations.choose(updates, last["ppo/beta"])
-    number = int(ranks.values_of_first([number])[0])
     if job.ppo.ema is not None:
         reason += f" Its weights are the moving average with decay {job.ppo.ema:g} (ppo.ema), not those that sampled."
-    metrics = dict[str, float]()
-    if number != updates:
-        metrics = evaluate_last(models, job, data, out, observe)
-        observers.evaluations.checkpoints.publish(models.policy, partial(_save_policy, models, artifact / "last"))
-    observers.evaluations.checkpoints.weights = {}
-    _save_policy(models, artifact)
+    metrics = put_and_save(models, job, data, out, observe, observers.evaluations, number, updates)
     metrics |= evaluate(models, job, data, out, observe)  # from here on only the first rank
     write_rows(artifact / "history.jsonl", history)
     write_rows(artifact / "samples.jsonl", observers.samples.rows)
@@ -118,7 +112,23 @@ def _trained_and_evaluated(
     return metrics
 
 
-def _save_policy(models: Models, folder: Path) -> None:
+def put_and_save(
+    models: Models, job: PpoJob, data: Path, out: Path, observe: Observe, evaluations: PolicyEvaluations, number: int,
+    last: int,
+) -> dict[str, float]:  # fmt: skip
+    """Write the policy of update `number`, on all ranks the number of the first; of another than the `last` one load
+    its weights, and return the last one's metrics. All ranks call it."""
+    metrics, checkpoints = dict[str, float](), evaluations.checkpoints
+    if int(ranks.values_of_first([number])[0]) != last:
+        metrics = evaluate_last(models, job, data, out, observe)
+        checkpoints.publish(models.policy, partial(save_policy, models, out / "artifact" / "last"))
+    checkpoints.weights = {}
+    save_policy(models, out / "artifact")
+    return metrics
+
+
+def save_policy(models: Models, folder: Path) -> None:
+    """Write the policy's model, and its adapter if it has one, on the first rank. All ranks must call it."""
     save_whole(models.policy, models.tokenizer, folder / "model")
     if isinstance(models.policy, AdapterView) and ranks.is_first():
         save_adapter(models.policy, folder / "adapter")
@@ -157,7 +167,8 @@ def with_sources(models: Models, job: PpoJob, inputs: Mapping[str, Path], out: P
         yield
 
 
-def _frozen(models: Models) -> dict[str, nn.Module]:
+def frozen_models(models: Models) -> dict[str, nn.Module]:
+    """Return the models that training must not change, by the name that an error gives them."""
     judge = {} if models.judge is None else {"judge": models.judge}
     return {"SFT policy": models.sft, "reward model": models.reward_model} | judge
 

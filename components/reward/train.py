@@ -182,8 +182,9 @@ def fit_model(
             held_out.prompts, unit, lambda: _example_scores(score, held_out, combination),
         ))  # fmt: skip
     data = TrainingExamples(batch_loss, pairs.lengths, pairs.weights)
+    observers = {} if evaluations is None else {"evaluations": evaluations}
     fit(model.train(), data, config, seed=job.seed, group="reward", out=out, observe=observe, part=member or None,
-        evaluations=evaluations)  # fmt: skip
+        observers=observers)  # fmt: skip
     release_memory(job.runtime.device)
     model = gathered(model)
     if held_out is not None and evaluations is not None:

@@ -189,7 +189,8 @@ def fine_tune(
         longest = np.argsort(examples.lengths, kind="stable")[-CHECKED:].tolist()
         check_packing(model, pad_id, [examples[i] for i in longest], job.runtime)
     data = TrainingExamples(batch_loss, examples.lengths, weights=examples.responses.lengths, packing=packing)
-    fit(model.train(), data, job.sft, seed=job.seed, group="sft", out=out, observe=observe, evaluations=evaluations)
+    observers = {} if evaluations is None else {"evaluations": evaluations}
+    fit(model.train(), data, job.sft, seed=job.seed, group="sft", out=out, observe=observe, observers=observers)
     release_memory(job.runtime.device)
     return model, evaluations
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from components.base.errors import UserError
 from components.base.text import counted
+from components.gates.methods import is_used
 from components.rollouts.client import resolve_engine
 from flows.base_run import Base, changed_before, choose_base, earlier_stages
 from flows.config.profiles import Override, apply_overrides, profile_name
@@ -171,7 +172,8 @@ def _prepare(
     ends = {"until": until} if until not in (None, PIPELINE[-1]) else {}
     again = again or (base.run if base is not None else None)
     sources = find_sources(config, home, taken=pinned, again=again, until=until)
-    origin |= ends | resolved_reference(config, sources.data)
+    method = {} if config.policy.method == "ppo" else {"method": config.policy.method}
+    origin |= ends | method | resolved_reference(config, sources.data)
     always = ("ppo",) if with_ppo and has_unversioned(config) else ()
     computed = [*([stage] if stage else []), *request.refresh, *always]
     ctx = begin_run(home, profile, config, origin, request, like, Reuse(refreshed(computed), pinned))
@@ -252,8 +254,11 @@ def off_gates(config: RunConfig) -> list[str]:
         more = f" and {len(off) - MOST} more" if len(off) > MOST else ""
         gates = f"{counted(len(off), 'gate is', 'gates are')} off because the profile does not name"
         notes.append(f"{gates} {'it' if len(off) == 1 else 'them'}: {', '.join(off[:MOST])}{more}")
+    reasons = config.effective_gates.reasons
+    if reasons:
+        notes.append(f"gates are off because {next(iter(reasons.values()))}: {', '.join(reasons)}")
     limits = {gate.name: threshold for gate, threshold in config.gates.rules("ppo")}
-    if limits["ppo.stopped"] is not None and not config.ppo.can_break:
+    if limits["ppo.stopped"] is not None and config.policy.method == "ppo" and not config.ppo.can_break:
         notes.append(
             "the gate ppo.stopped is off because nothing can fail it: ppo.kl.ceiling is null, ppo.kl.band is null "
             "(or a batch has a single prompt), and ppo.monitors.stop_on and ppo.observers are empty. Set "
@@ -291,6 +296,7 @@ def cut_sizes(config: RunConfig) -> list[str]:
         f"reward.scale_responses, or lower {option}"
         for option, group, name in sizes
         if (size := getattr(group, name) or 0) > most and size != type(group).model_fields[name].default
+        and is_used(config.policy.method, option)
     ]
 
 
