@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -124,6 +125,19 @@ def values_of_first(values: Sequence[float]) -> list[float]:
     tensor = torch.tensor(values, dtype=torch.float64)
     dist.broadcast(tensor, 0)
     return tensor.tolist()
+
+
+@contextmanager
+def in_turn() -> Iterator[None]:
+    """Let the ranks of a host run the block one after the other, so that the host needs its memory once."""
+    if size() == 1:
+        yield
+        return
+    (turns,) = largest([float(os.environ["LOCAL_WORLD_SIZE"])])  # hosts may differ
+    for turn in range(int(turns)):
+        if turn == local_rank():
+            yield
+        dist.barrier()
 
 
 def go_on_alone() -> None:

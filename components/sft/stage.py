@@ -15,7 +15,7 @@ from components.base.observe import Observe
 from components.base.text import counted
 from components.data.support_desk.task import task_scores
 from components.data.tables.published import read_split
-from components.distributed.ranks import go_on_alone
+from components.distributed.ranks import go_on_alone, in_turn
 from components.distributed.sharding import spread
 from components.models.folders import build_causal_lm, load_base
 from components.models.matrices.kernels import by_onednn
@@ -109,15 +109,20 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
 
 def _untrained(job: SftJob, inputs: Mapping[str, Path], train: Sequence[Demonstration]) -> tuple[Any, Any]:
     """Return the base model, or a model from scratch with the vocabulary of `train`, and its tokenizer."""
-    if "base" in inputs:
-        model, tokenizer = load_base(inputs["base"], template=job.sft, stop=job.generation.stop)
-    else:
+    if "base" not in inputs:
         longest = job.generation.max_prompt_tokens + job.generation.max_new_tokens
         tokenizer = train_tokenizer(texts_of(train), job.sft.scratch.vocabulary, job.generation.stop)
         model = build_causal_lm(job.sft.scratch, tokenizer, max(longest, 512), torch_seed(job.seed, "sft", "weights"))
-    if job.sft.train:
-        return spread(by_onednn(model).requires_grad_(True), job.runtime.sharding, job.runtime.device), tokenizer
-    return by_onednn(model.to(job.runtime.device)), tokenizer
+        return _placed(model, job), tokenizer
+    with in_turn():  # a base that is not in float32 is converted whole on the host
+        model, tokenizer = load_base(inputs["base"], template=job.sft, stop=job.generation.stop)
+        return _placed(model, job), tokenizer
+
+
+def _placed(model: Any, job: SftJob) -> Any:
+    """Move a model to the device; one that trains is sharded over the ranks."""
+    model = by_onednn(model).requires_grad_(job.sft.train)
+    return spread(model, job.runtime.sharding if job.sft.train else "replicas", job.runtime.device)
 
 
 def _need_enough(

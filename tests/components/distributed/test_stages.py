@@ -17,6 +17,8 @@ from safetensors.torch import load_file
 from components.base.errors import WorkerDied
 from components.base.jsonl import read_rows
 from components.distributed.launching import Stopped
+from components.models.folders import load_causal_lm, save_model
+from tests.components.conftest import RUNTIME
 from tests.components.distributed.conftest import Launched, runtime_of, start
 from tests.components.ppo.test_best_policy import CUT
 
@@ -118,6 +120,22 @@ def test_sft_is_the_same_however_it_is_sharded(sharding: str, stages: Any, tmp_p
     assert difference(one, two) < 1e-5
     compare_samples(one, two)
     assert found.metrics == pytest.approx(alone, rel=1e-6)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("ranks, sharding", [(2, "zero2"), (3, "zero3")])
+def test_sft_of_a_base_in_bfloat16_on_ranks(ranks: int, sharding: str, stages: Any, tmp_path: Path) -> None:
+    """The base is converted to float32 by one rank after the other, and evaluated by all before its training."""
+    model, tokenizer = load_causal_lm(stages.inputs["sft"], RUNTIME)
+    save_model(model.to(torch.bfloat16), tokenizer, tmp_path / "base")
+    with_base = type(stages)(stages.inputs | {"base": tmp_path / "base"})
+    one, two = tmp_path / "one", tmp_path / "two"
+    options = {"learning_rate": 1e-3, "packing": 150}
+    alone = with_base.run("sft", one, **options)
+    measured = on_ranks(with_base, "sft", two, ranks, sharding, **options).metrics
+    assert difference(one, two) < 1e-6
+    compare_samples(one, two)
+    assert measured["sft/base_perplexity"] == pytest.approx(alone["sft/base_perplexity"], rel=1e-6)
 
 
 @pytest.mark.ranks
