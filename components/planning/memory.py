@@ -4,6 +4,7 @@ A simple model, within a quarter of what was measured (docs/scaling.md). D is th
 Sequences are assumed to have the largest length that the config allows.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -34,6 +35,8 @@ ALLOCATOR = {"cuda": 0.05, "cpu": 1.0}
 as a share of what a step allocates and frees."""
 PROCESS = 0.55e9
 """Measured: a CPU process with all its libraries."""
+MARGIN = 1.25
+"""Factor by which memory should exceed the plan (docs/scaling.md)."""
 PASSING = ("gradients", "activations", "logits", "working")
 """Parts that a step allocates and frees."""
 
@@ -116,6 +119,20 @@ def phases(run: PlannedRun, machine: Machine) -> list[Phase]:
     """Return the phases of sft, reward and ppo in order, for one rank."""
     planner = _Planner(run, machine)
     return [*planner.sft(), *planner.reward(), *planner.ppo()]
+
+
+def larger_micro_batch(run: PlannedRun, machine: Machine, stage: str) -> int | None:
+    """Return the largest power of two to which a stage's `micro_batch_size` can be raised on GPUs so that the phases
+    that it changes fit with `MARGIN`; None if there is none."""
+    config, before = getattr(run, stage), getattr(_Planner(run, machine), stage)()
+    step, of_phases = run.ppo.minibatch_size if stage == "ppo" else config.batch_size, [phase.bytes for phase in before]
+    for size in reversed([2**power for power in range(machine.rows(step).bit_length())]):
+        larger = run._replace(**{stage: config.model_copy(update={"micro_batch_size": size})})
+        after = [phase.bytes for phase in getattr(_Planner(larger, machine), stage)()]
+        worst = max((new for new, old in zip(after, of_phases, strict=True) if new != old), default=math.inf)
+        if size > config.micro_batch_size and step % size == 0 and MARGIN * worst <= (machine.memory or 0):
+            return size if machine.gpus else None
+    return None
 
 
 class _Planner:

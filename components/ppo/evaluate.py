@@ -99,7 +99,7 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path, observe: Observ
         if job.generation.temperature == 1
         else kl_at_1(models, prompts, job, data, observe)
     }
-    more, more_drawn, more_sft = _sampled_again(models, job, data, prompts, observe)
+    again, more, more_drawn, more_sft = _sampled_again(models, job, data, prompts, observe)
     if job.ppo.best_of:
         metrics |= best_of(models, prompts, job, data, job.ppo.best_of, observe)
     ranks.go_on_alone()
@@ -117,7 +117,9 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path, observe: Observ
         "policy/response_tokens": _mean(r.tokens for r in policy),
         "policy/sft_special_tokens": _mean(r.special_tokens > 0 for r in sft),
         **_by_source(models, policy, sft, clusters),
-        **_by_prompt(job, out, prompts, [*policy, *more], [*sft, *more_sft], [*drawn, *more_drawn]),
+        **_by_prompt(
+            job, out, len(prompts), [*prompts, *again], [*policy, *more], [*sft, *more_sft], [*drawn, *more_drawn]
+        ),
     }
     if policy[0].truth:
         gold, violations = (
@@ -145,39 +147,33 @@ def _rows(prompts: Sequence[Any], policy: Sequence[Answered], sft: Sequence[Answ
     return ({"prompt": p, "policy": a.row(), "sft": b.row()} for p, a, b in zip(prompts, policy, sft, strict=True))
 
 
-def _repeated(job: PpoJob, prompts: Sequence[Any]) -> list[Any]:
-    """Return the prompts of further responses, as `ppo.repeats` says: the first ones, each several times."""
-    return [p for p in prompts[: job.ppo.repeats.prompts] for _ in range(job.ppo.repeats.samples - 1)]
-
-
 def _sampled_again(
     models: Models, job: PpoJob, data: Path, prompts: Sequence[Any], observe: Observe
-) -> tuple[list[Answered], list[Answered], list[Answered]]:
-    """Return responses of the policy to the `_repeated` prompts, at both temperatures (`_answers`), and of SFT."""
-    again = _repeated(job, prompts)
+) -> tuple[list[Any], list[Answered], list[Answered], list[Answered]]:
+    """Return the prompts that `ppo.repeats` asks again, and responses of the policy (as `_answers`) and of SFT."""
+    again = [p for p in prompts[: job.ppo.repeats.prompts] for _ in range(job.ppo.repeats.samples - 1)]
     (policy, drawn), (sft, _) = (
         _answers(models, model, again, job, data, partial(observe, doing=doing), stream="evaluation samples")
         for model, doing in ((models.policy, "sampling the policy again"), (models.sft, "sampling SFT again"))
     )
-    return policy, drawn, sft
+    return again, policy, drawn, sft
 
 
 def _by_prompt(
-    job: PpoJob, out: Path, prompts: Sequence[Any],
+    job: PpoJob, out: Path, count: int, prompts: Sequence[Any],
     policy: Sequence[Answered], sft: Sequence[Answered], drawn: Sequence[Answered],
 ) -> dict[str, float]:  # fmt: skip
-    """Return what a mean over all prompts hides. The responses are to `prompts` and then to the `_repeated` ones.
+    """Return what a mean over all prompts hides. Of the `prompts`, all after the first `count` are asked again.
 
     Writes the further responses to `evaluation_samples.jsonl`, and the worst prompts to `worst.jsonl`.
     """
-    count, first = len(prompts), len(prompts[: job.ppo.repeats.prompts])
-    every = [*prompts, *_repeated(job, prompts)]
-    write_rows(out / "artifact" / "evaluation_samples.jsonl", _rows(every[count:], policy[count:], sft[count:]))
-    repeated, mine, its = ([*rows[:first], *rows[count:]] for rows in (every, policy, sft))
+    write_rows(out / "artifact" / "evaluation_samples.jsonl", _rows(prompts[count:], policy[count:], sft[count:]))
+    first = min(count, job.ppo.repeats.prompts)
+    repeated, mine, its = ([*rows[:first], *rows[count:]] for rows in (prompts, policy, sft))
     falls = _worst("fall", fmean, lambda r: r["sft"]["score"] - r["policy"]["score"], _rows(repeated, mine, its))
-    nats = _worst("kl", max, lambda r: r["policy"]["kl"], _rows(every, drawn, sft))
+    nats = _worst("kl", max, lambda r: r["policy"]["kl"], _rows(prompts, drawn, sft))
     write_rows(out / "artifact" / "worst.jsonl", [*falls, *nats])
-    beyond = _beyond_ceiling(drawn, [str(p) for p in every], "policy/kl", job.ppo.kl.response_ceiling)
+    beyond = _beyond_ceiling(drawn, [str(p) for p in prompts], "policy/kl", job.ppo.kl.response_ceiling)
     return beyond | _worse_prompts(mine, its, [str(p) for p in repeated])
 
 

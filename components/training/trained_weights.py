@@ -27,14 +27,12 @@ def whole_tensors(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
 
     Sharded tensors are gathered one by one, so all ranks must call it.
     """
-    copies, by_id = dict[str, Tensor](), dict[int, Tensor]()
-    for name, tensor in named:
-        if id(tensor) not in by_id:
-            whole = sharding.whole(tensor).detach()
-            by_id[id(tensor)] = whole.to("cpu", copy=True) if ranks.is_first() else whole.new_empty(0)
+    by_name, copies = dict(named), dict[int, Tensor]()
+    for tensor in {id(tensor): tensor for tensor in by_name.values()}.values():
+        whole = sharding.whole(tensor).detach()
         if ranks.is_first():
-            copies[name] = by_id[id(tensor)]
-    return copies
+            copies[id(tensor)] = whole.to("cpu", copy=True)
+    return {name: copies[id(tensor)] for name, tensor in by_name.items() if copies}
 
 
 def save_whole(model: Any, tokenizer: Any, folder: Path) -> None:
@@ -52,8 +50,7 @@ def as_parts(weights: Mapping[str, Tensor], model: Any) -> Iterator[Tensor]:
     these each is whole or this rank's part, and on its device. All ranks must call it."""
     sharding.only_own_part(model)
     for name, parameter in kept_parameters(model):
-        is_here = ranks.is_first()
-        whole = weights[name] if is_here else torch.zeros(parameter.shape)
+        whole = weights[name] if ranks.is_first() else torch.zeros(parameter.shape)
         yield sharding.like(ranks.joined(whole.to(parameter.device)), parameter)
 
 

@@ -149,6 +149,35 @@ def test_a_small_model_on_a_cpu_is_little_more_than_the_process() -> None:
         assert PROCESS <= phase.bytes < 1.1 * PROCESS and phase.host == 0
 
 
+def proposed(memory_gb: float, gpus: int = 1, **stages: dict[str, Any]) -> dict[str, int | None]:
+    options = {"sft": {"batch_size": 64}, "reward": {"batch_size": 64}, "ppo": {"batch_size": 64, "minibatch_size": 64}}
+    options = {stage: of_stage | stages.get(stage, {}) for stage, of_stage in options.items()}
+    machine = Machine(gpus, round(memory_gb * 1e9), "zero3")
+    return {stage: memory.larger_micro_batch(run(**options), machine, stage) for stage in options}
+
+
+def test_a_larger_micro_batch_is_the_largest_that_fits_with_a_quarter() -> None:
+    """Llama 3.2 1B on one GPU, in micro-batches of 4."""
+
+    def worst(size: int) -> int:
+        return planned(run(sft={"batch_size": 64, "micro_batch_size": size}))["sft", "training"].bytes
+
+    assert worst(8) < worst(16) < worst(32)
+    assert proposed(1.25 * worst(16) / 1e9 + 0.01)["sft"] == 16
+    assert proposed(1.25 * worst(16) / 1e9 - 0.01)["sft"] == 8
+    assert proposed(1.1 * worst(8) / 1e9)["sft"] is None, "it fits, and leaves no quarter"
+    assert proposed(1000) == {"sft": 64, "reward": 64, "ppo": 64}
+
+
+def test_a_larger_micro_batch_is_at_most_a_ranks_share_of_a_step() -> None:
+    assert proposed(1000, gpus=8) == {"sft": 8, "reward": 8, "ppo": 8}
+    assert proposed(1000, gpus=16) == {"sft": None, "reward": None, "ppo": None}, "the share is 4 already"
+    assert proposed(1000, gpus=0) == {"sft": None, "reward": None, "ppo": None}, "a CPU has no launches"
+    assert proposed(1000, ppo={"batch_size": 48, "minibatch_size": 24})["ppo"] == 8, "it must divide a minibatch"
+    by_tokens = {"sft": {"packing": 512}, "ppo": {"micro_batch_tokens": 512}}
+    assert proposed(1000, **by_tokens) == {"sft": None, "reward": 64, "ppo": None}
+
+
 @pytest.mark.parametrize(
     ("stage", "phase", "options"),
     [
