@@ -13,7 +13,10 @@ from components.base.redaction import redacted
 from components.base.text import counted, plain
 from components.keys.plugins import GROUPS, installed_plugins
 from components.models.runtime import Runtime, usable_gpus
+from components.rollouts.client import VllmClient, resolve_engine, resolve_rollout
+from components.rollouts.config import RolloutConfig
 from components.store.store import ArtifactStore
+from flows.config.run_config import RunConfig
 from tasks.prefect_flow.server import check_server, is_untrusted, no_answer
 from tasks.runs.schema import check_home
 from tasks.tracking.database import is_outdated
@@ -21,6 +24,8 @@ from tasks.tracking.mlflow_client import connect, in_short
 
 CONSTRAINTS = Path(__file__).resolve().parent.parent / "infra" / "constraints.txt"
 DISK_GB = 5.0
+PATIENCE_SECONDS = 30.0
+"""Seconds in which a vLLM server must answer a question about itself."""
 
 CERTIFICATES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PREFECT_API_SSL_CERT_FILE", "MLFLOW_TRACKING_SERVER_CERT_PATH")
 
@@ -38,8 +43,8 @@ class Finding(NamedTuple):
     password."""
 
 
-def diagnose(home: Path) -> list[Finding]:
-    """Return the results of all checks of `tether doctor`."""
+def diagnose(home: Path, config: RunConfig | None = None) -> list[Finding]:
+    """Return the results of all checks of `tether doctor`; of `config` it checks the server that samples rollouts."""
     return [
         *_torch(),
         *_runtime(),
@@ -48,6 +53,7 @@ def diagnose(home: Path) -> list[Finding]:
         *_home(home),
         _versions(),
         *servers(home),
+        *_rollout_server(config),
         *_plugins(),
     ]
 
@@ -170,6 +176,22 @@ def _server(name: str, variable: str, without: str, ask: Callable[[], object]) -
     except Exception as broken:  # MLflow's client can raise any exception
         return Finding("fail", name, f"{address} does not answer: {in_short(broken)}")
     return Finding("ok", name, f"{address} answers, and accepts the credentials")
+
+
+def _rollout_server(config: RunConfig | None) -> list[Finding]:
+    """Check a vLLM server as PPO does when it begins: that of the config, or of TETHER_VLLM_URL."""
+    rollout = resolve_engine(RolloutConfig(engine="auto") if config is None else config.ppo.rollout)
+    if not rollout.by_server:
+        return []
+    rollout = rollout.model_copy(update={"timeout": min(rollout.timeout, PATIENCE_SECONDS), "retries": 0})
+    try:
+        with VllmClient(resolve_rollout(rollout)) as client:
+            facts = client.check(None if config is None else config.generation)
+    except TetherError as error:
+        return [Finding("fail", "vLLM", str(error), error.exit_code)]
+    invariant = "batch-invariant" if facts.batch_invariant else "not batch-invariant, so PPO will not be bit-exact"
+    text = f"{redacted(client.url)} answers: {facts.version}, {facts.dtype}, {invariant}"
+    return [Finding("note", "vLLM", f"{text}. {facts.untried}") if facts.untried else Finding("ok", "vLLM", text)]
 
 
 def _certificates() -> list[Finding]:

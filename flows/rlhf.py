@@ -12,7 +12,6 @@ from components.human_eval.sheet import SIMULATED
 from flows.config.run_config import RunConfig
 from flows.sources import Sources
 from tasks.result import Input, StageResult, StageRunner
-from tasks.stages import KNOWN
 
 
 class _Reached(Exception):
@@ -37,8 +36,12 @@ def pipeline(config: RunConfig, sources: Sources, run: StageRunner, until: str =
     """
 
     def stage(name: str, **inputs: StageResult | Input | None) -> StageResult:
+        nonlocal config
         inputs_here = {label: value for label, value in inputs.items() if value is not None}
-        result = run(KNOWN[name], config.stage_job(KNOWN[name]), inputs_here)
+        chosen = config.stage(name)
+        result = run(chosen, config.stage_job(chosen), inputs_here)
+        if name == "validate":
+            config = config.with_label_noise(result.record.metrics)
         if name == until:
             raise _Reached(result)
         return result
@@ -68,8 +71,9 @@ def _stages(config: RunConfig, sources: Sources, stage: Callable[..., StageResul
     judge = stage("reward.judge", data=data, sft=sft, judge_data=judge_data, **sources.previous) if with_judge else None
     reward = stage("reward", data=data, sft=sft, **sources.previous, **sources.suites)
 
-    # 4. PPO: maximise the reward (the reward model's, or that of `ppo.rewards`), with a KL penalty towards SFT. Only
-    # the evaluations use the judge. Gates: KL to SFT, gain in reward, and no sign of reward hacking or lost capability.
+    # 4. PPO: maximise the reward (the reward model's, or that of `ppo.rewards`), with a KL penalty towards SFT. Or, by
+    # `policy.method`, learn from the preference pairs directly; the reward model then only measures. Only the
+    # evaluations use the judge. Gates: KL to SFT, gain in reward, and no sign of reward hacking or lost capability.
     policy = stage("ppo", data=data, sft=sft, reward=reward, **sources.rewards, judge=judge)
 
     # 5. Human evaluation: compare the policy with SFT, blind. Only a policy that passes here is promoted.

@@ -79,6 +79,18 @@ COMPARISON = {stage.name: stage for stage in _COMPARISON}
 KNOWN = STAGES | COMPARISON
 """Every stage that a record may name."""
 
+DIRECT = Stage("ppo", "components.direct.stage", "components.direct.config:DirectJob", PEFT, spreads=True)
+"""The policy's stage with a direct method (`policy.method`). It keeps its name, `ppo`, whatever the method."""
+
+
+def stage_of(name: str, options: Mapping[str, object]) -> Stage:
+    """Return the stage that computed, or will compute, from a job's keyed values. Only a direct method's has `policy`.
+
+    Raises:
+        KeyError: there is no such stage.
+    """
+    return DIRECT if name == DIRECT.name and "policy" in options else KNOWN[name]
+
 
 def group_of(stage: str) -> str:
     """Return the group of a stage, which views show as one: `reward` has `reward.judge` and `reward`."""

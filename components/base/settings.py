@@ -1,5 +1,6 @@
 """The base of every config class: frozen, no unknown fields, a docstring per field, and which fields enter a key."""
 
+from collections.abc import Callable
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationInfo, field_validator
@@ -19,6 +20,10 @@ class Settings(BaseModel):
         if _as_number(value, cls.model_fields[str(info.field_name)].annotation):
             raise ValueError("true and false are not numbers; write a number")
         return value
+
+    def uses(self, option: str) -> bool:
+        """Return whether a dotted option below this group can change a stage's output. A job may leave some unused."""
+        return True
 
 
 def _as_number(option: Any, annotation: Any) -> bool:
@@ -41,15 +46,23 @@ def unkeyed(default: Any = ..., **kwargs: Any) -> Any:
     return Field(default, json_schema_extra={"keyed": False}, **kwargs)
 
 
-def keyed_values(settings: BaseModel) -> dict[str, JsonValue]:
-    """Return the values of `settings` that can change a stage's output: all but the fields made by `unkeyed`."""
+def keyed_values(
+    settings: BaseModel, uses: Callable[[str], bool] | None = None, prefix: str = ""
+) -> dict[str, JsonValue]:
+    """Return the values of `settings` that can change a stage's output: all but the fields made by `unkeyed`, and those
+    that it does not use (`Settings.uses`).
+
+    Args:
+        uses, prefix: those of the settings that hold `settings`, and its dotted name there with a dot.
+    """
     out: dict[str, JsonValue] = {}
+    uses = uses or (settings.uses if isinstance(settings, Settings) else lambda option: True)
     for name, field in type(settings).model_fields.items():
-        if field.json_schema_extra == {"keyed": False}:
+        if field.json_schema_extra == {"keyed": False} or not uses(prefix + name):
             continue
         value = getattr(settings, name)
         if isinstance(value, BaseModel):
-            out[name] = keyed_values(value)
+            out[name] = keyed_values(value, uses, f"{prefix}{name}.")
         elif isinstance(value, tuple) and value and all(isinstance(element, BaseModel) for element in value):
             out[name] = [keyed_values(element) for element in value]
         else:

@@ -47,9 +47,9 @@ def label_shares(shares: Tensor, noise: float, robust: bool) -> Tensor:
 def ipo_losses(difference: Tensor, tau: float, share: Tensor | float = 1.0) -> Tensor:
     """Return p (d - 1/(2τ))² + (1 - p) (d + 1/(2τ))² with d = h_chosen - h_rejected, of the shape of `difference`.
 
-    At p = 1 this is IPO (Azar et al. 2023, arXiv 2310.12036, equation 17); p weighs the two labels of a pair, and d comes
-    to (p - 1/2) / τ. Here d is a difference of sums, as in the paper. TRL divides each h by its response's number of
-    tokens, so its β is not this τ.
+    At p = 1 this is IPO (Azar et al. 2023, arXiv 2310.12036, equation 17); p weighs the two labels of a pair, and d
+    comes to (p - 1/2) / τ. Here d is a difference of sums, as in the paper. TRL divides each h by its response's number
+    of tokens, so its β is not this τ.
 
     Args:
         difference: d, nats.

@@ -1,12 +1,17 @@
 """This process's rank in a stage, and communication between ranks. With one process, nothing is sent."""
 
+import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from components.base import errors
+from components.base.errors import TetherError
 
 T = TypeVar("T")
 
@@ -88,7 +93,29 @@ def text_of_first(text: str) -> str:
     buffer = encoded.to(torch.uint8) if is_first() else torch.zeros(int(length), dtype=torch.uint8)
     if len(buffer):
         dist.broadcast(buffer, 0)
-    return bytes(buffer.tolist()).decode()
+    return buffer.numpy().tobytes().decode()
+
+
+def result_of_first(compute: Callable[[], T]) -> T:
+    """Return on every rank, through JSON, what `compute` returns on rank 0; the others do not call it.
+
+    Raises:
+        TetherError: on every rank, with one class and message, if `compute` raises it on rank 0.
+    """
+    if size() == 1:
+        return compute()
+    result, error = None, None
+    if is_first():
+        try:
+            result = compute()
+        except TetherError as raised:
+            error = raised
+    kind, message, received = json.loads(text_of_first(json.dumps([type(error).__name__, str(error), result])))
+    if error is not None:
+        raise error
+    if kind != "NoneType":
+        raise getattr(errors, kind)(message)
+    return received
 
 
 def values_of_first(values: Sequence[float]) -> list[float]:
@@ -98,6 +125,19 @@ def values_of_first(values: Sequence[float]) -> list[float]:
     tensor = torch.tensor(values, dtype=torch.float64)
     dist.broadcast(tensor, 0)
     return tensor.tolist()
+
+
+@contextmanager
+def in_turn() -> Iterator[None]:
+    """Let the ranks of a host run the block one after the other, so that the host needs its memory once."""
+    if size() == 1:
+        yield
+        return
+    (turns,) = largest([float(os.environ["LOCAL_WORLD_SIZE"])])  # hosts may differ
+    for turn in range(int(turns)):
+        if turn == local_rank():
+            yield
+        dist.barrier()
 
 
 def go_on_alone() -> None:

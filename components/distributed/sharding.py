@@ -4,6 +4,7 @@ Each loss of a step is weighted by its share of the step's rows over all ranks, 
 """
 
 import copy
+import functools
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -11,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -24,30 +25,46 @@ T = TypeVar("T")
 _SKELETON = "_tether_skeleton"
 
 
-def spread(model: Any, sharding: str) -> Any:
+def spread(model: Any, sharding: str, device: str, prepare: Callable[[nn.Module], object] = lambda part: None) -> Any:
     """Shard a model over the ranks as `Runtime.sharding` says, and return it; `gathered` makes it whole again.
 
     `zero2` shards gradients and optimiser moments, and keeps parameters whole from a step's first pass to its last.
-    `zero3` gathers each block's parameters only for its own pass. `replicas` shards nothing. An adapter is small, so
-    every rank has all of it. (Rajbhandari et al. 2020, "ZeRO", section 5.)
+    `zero3` gathers each block's parameters only for its own pass, and also shards a frozen model. `replicas` shards
+    nothing. An adapter is small, so every rank has all of it. (Rajbhandari et al. 2020, "ZeRO", section 5.)
+
+    Args:
+        model: on the host, or on `device`. It moves to the device block by block, so that it is never whole there.
+        prepare: changes a block, and at last the body of the model, before it is sharded and moved.
     """
-    if size() == 1 or sharding == "replicas" or not hasattr(model, "config") or not hasattr(model, "save_pretrained"):
+    if getattr(model, "backbone", None) is not None or not hasattr(model, "save_pretrained"):
         return model
-    if getattr(model, "backbone", None) is not None:
-        return model
-    skeleton = copy.deepcopy(model, _emptied(model))  # tied parameters stay tied
-    mesh = init_device_mesh(model.device.type, (size(),))
+    trains = any(parameter.requires_grad for parameter in model.parameters())
+    if size() == 1 or sharding == "replicas" or not (trains or sharding == "zero3"):
+        prepare(model.base_model)
+        return model.to(device)
+    for buffer in model.buffers():
+        buffer.data = buffer.to(device)
+    unsharded = copy.deepcopy(model, _emptied(model))  # tied parameters stay tied
+    mesh = _mesh(device, dist.group.WORLD)
     model.through = types.MethodType(lambda self, function, *args, **kwargs: function(self, *args, **kwargs), model)
     again = sharding == "zero3"
     for block in [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]:
+        prepare(block)
         fully_shard(block, mesh=mesh, reshard_after_forward=again)
-    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    prepare(model.base_model)
+    fully_shard(model, mesh=mesh, reshard_after_forward=not trains)
     for module in _sharded(model):
         module.set_force_sum_reduction_for_comms(True)  # else PREMUL_SUM, which gloo lacks
         module.set_gradient_divide_factor(1.0)
     register_fsdp_forward_method(model, "through")
-    object.__setattr__(model, _SKELETON, (skeleton, again))
+    object.__setattr__(model, _SKELETON, (unsharded, again))
     return model
+
+
+@functools.lru_cache(1)
+def _mesh(device: str, group: Any) -> DeviceMesh:
+    """Return the mesh of all ranks, which is made once for a process group."""
+    return init_device_mesh(device, (size(),))
 
 
 def _emptied(model: nn.Module) -> dict[int, nn.Parameter]:
@@ -74,23 +91,26 @@ def passes_must_match(model: Any) -> bool:
     return is_sharded(model) and getattr(model, _SKELETON)[1]
 
 
+def skeleton(model: Any) -> Any:
+    """Return the whole model with parameters that have no data; an unsharded model is returned as it is."""
+    return getattr(model, _SKELETON)[0].train(model.training) if is_sharded(model) else model
+
+
 def gathered(model: Any) -> Any:
     """Return on every rank the whole model with the current weights; an unsharded model is returned as it is."""
     if not is_sharded(model):
         return model
-    skeleton = getattr(model, _SKELETON)[0]
-    whole_by_id: dict[int, nn.Parameter] = {}
-    for (_, empty), (_, parameter) in zip(skeleton.named_parameters(), model.named_parameters(), strict=True):
+    unsharded, whole_by_id = skeleton(model), dict[int, nn.Parameter]()
+    for (_, empty), (_, parameter) in zip(unsharded.named_parameters(), model.named_parameters(), strict=True):
         whole_by_id[id(empty)] = nn.Parameter(whole(parameter).detach(), parameter.requires_grad)
-    _replace(skeleton, whole_by_id)
-    return skeleton.train(model.training)
+    _replace(unsharded, whole_by_id)
+    return unsharded
 
 
 def release(model: Any) -> None:
     """Free the weights that `gathered` returned; the sharded model keeps its own."""
     if is_sharded(model):
-        skeleton = getattr(model, _SKELETON)[0]
-        _replace(skeleton, _emptied(skeleton))
+        _replace(skeleton(model), _emptied(skeleton(model)))
 
 
 def _replace(model: nn.Module, by_id: dict[int, nn.Parameter]) -> None:
@@ -116,10 +136,13 @@ def through(model: Any, function: Callable[Concatenate[Any, P], T], *args: P.arg
 
 
 def reduce_at(model: Any, last: bool) -> None:
-    """Set whether the next backward pass is the last of a step, after which gradients are reduced."""
+    """Set whether the next backward pass is the last of a step, after which `zero2` reduces gradients.
+
+    `zero3` reduces them after every backward pass, so that whole gradients of more than a block never exist.
+    """
     if is_sharded(model):
-        model.set_requires_gradient_sync(last)
-        model.set_reshard_after_backward(last)
+        model.set_requires_gradient_sync(last or passes_must_match(model))
+        model.set_reshard_after_backward(last or passes_must_match(model))
 
 
 def whole(tensor: Tensor) -> Tensor:

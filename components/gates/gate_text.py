@@ -36,7 +36,8 @@ def rule(verdict: Verdict) -> str:
     """
     threshold = verdict.threshold
     if threshold is None:
-        return "off" if verdict.within is None else "too few pairs to judge"
+        off = f"off: {verdict.reason}" if verdict.reason else "off"
+        return off if verdict.within is None else "too few pairs to judge"
     first = _ends(threshold) if isinstance(threshold, tuple) else f"{verdict.op} {number(threshold)}"
     if verdict.name in GATES and GATES[verdict.name].interval == "both":
         first = f"interval within {first}"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from components.base.errors import GateFailed, UserError
 from components.base.settings import Settings
@@ -51,6 +51,7 @@ class Verdict(Settings):
     waived: bool = False
     user: str | None = None
     reason: str | None = None
+    """Why it is waived, or off."""
     warn_only: bool = False
     description: str = ""
     text: Annotated[str, AfterValidator(present_metric)] = ""
@@ -130,6 +131,19 @@ class GatesConfig(BaseModel):
     extra: dict[str, dict[str, ExtraGate | None]] = {}
     """Further gates as `{stage: {name: {metric, op, threshold}}}`; null drops one that the extended profile added."""
 
+    _reasons: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @property
+    def reasons(self) -> Mapping[str, str]:
+        """Return why gates are off that other options than `gates` turn off."""
+        return self._reasons
+
+    def without(self, gates: Iterable[str], reason: str) -> Self:
+        """Return these thresholds with built-in `gates` off, for a reason."""
+        changed = self.model_copy()
+        changed._reasons = {**self._reasons, **dict.fromkeys(gates, reason)}
+        return changed
+
     @model_validator(mode="after")
     def _names_gates_that_there_are(self) -> Self:
         groups = sorted({gate.group for gate in GATES.values()})
@@ -154,7 +168,10 @@ class GatesConfig(BaseModel):
     def rules(self, stage: str | None = None) -> list[tuple[Gate, Threshold]]:
         """Return each gate of a stage (None: of all) with its threshold (None: off); extra gates come last."""
         named = self.__pydantic_extra__
-        built_in = [(gate, named.get(gate.group, {}).get(gate.short)) for gate in GATES.values()]
+        built_in: list[tuple[Gate, Threshold]] = [
+            (gate, None if gate.name in self._reasons else named.get(gate.group, {}).get(gate.short))
+            for gate in GATES.values()
+        ]
         extra = [
             (added.rule(of, short), added.threshold)
             for of, gates in self.extra.items() for short, added in gates.items() if added is not None
@@ -172,7 +189,8 @@ class GatesConfig(BaseModel):
     @property
     def unnamed(self) -> list[str]:
         """Return the gates that are off because the config does not name them."""
-        return [gate.name for gate in GATES.values() if gate.short not in self.__pydantic_extra__.get(gate.group, {})]
+        named = {f"{group}.{short}" for group, gates in self.__pydantic_extra__.items() for short in gates}
+        return [name for name in GATES if name not in named and name not in self._reasons]
 
 
 def stage_metrics(final: Mapping[str, float], parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -192,8 +210,9 @@ def judge(
     stage fail whatever its metrics are, but do not stop the run.
     """
     by_gate = {waiver.gate: waiver for waiver in waivers}
-    rules = gates.rules(stage)
-    return [_judge(gate, metrics, threshold, by_gate.get(gate.name), skipped) for gate, threshold in rules]
+    verdicts = [_judge(gate, metrics, bound, by_gate.get(gate.name), skipped) for gate, bound in gates.rules(stage)]
+    why = gates.reasons
+    return [v.model_copy(update={"reason": why[v.name]}) if v.name in why else v for v in verdicts]
 
 
 def check_waivers(waivers: Sequence[Waiver], gates: GatesConfig, option: str = "--waive") -> None:

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from pydantic import JsonValue
 
+from components.gates.methods import is_used
+
 
 class Setting(NamedTuple):
     """A new value of an option."""
@@ -49,6 +51,8 @@ class OptionChange(NamedTuple):
         present = values.get(self.option)
         if self.when is not None and values.get(self.when[0]) != self.when[1]:
             return None
+        if not is_used(str(values.get("policy.method", "ppo")), self.option):
+            return None
         new = self._number(present, value, threshold) if isinstance(self.value, Formula) else self.value
         return None if present is None or new is None or new == present else Setting(self.option, present, new)
 
@@ -83,9 +87,11 @@ ONE_LESS = Formula(lambda present, excess, bound: max(1, present - 1), "one less
 
 _ADAPTIVE = ("ppo.kl.control", "adaptive")
 _FIXED = ("ppo.kl.control", "fixed")
+_HIGHER_BETA = OptionChange("policy.beta", times(2))
 TIGHTER_TETHER = (
     OptionChange("ppo.kl.target", times(0.7), _ADAPTIVE),
     OptionChange("ppo.kl.coefficient", times(2), _FIXED, if_zero=0.1),
+    _HIGHER_BETA,
 )
 _TARGET = Formula(
     lambda present, excess, bound: 0.9 * present / excess, "0.9 times its value, divided by KL over its bound"
@@ -96,10 +102,12 @@ _COEFFICIENT = Formula(
 KL_TO_ITS_BOUND = (
     OptionChange("ppo.kl.target", _TARGET, _ADAPTIVE),
     OptionChange("ppo.kl.coefficient", _COEFFICIENT, _FIXED, if_zero=0.1),
+    _HIGHER_BETA,
 )
 LOOSER_TETHER = (
     OptionChange("ppo.kl.target", times(1.5), _ADAPTIVE),
     OptionChange("ppo.kl.coefficient", times(0.5), _FIXED),
+    OptionChange("policy.beta", times(0.5)),
 )
 MORE_EPOCHS = (OptionChange("reward.epochs", times(2)),)
 SEVERAL_MODELS = (OptionChange("reward.members", at_least(3)),)
@@ -115,5 +123,6 @@ LONGER_RESPONSES = OptionChange("generation.max_new_tokens", times(1.5))
 def rerun_from(options: Iterable[str], stages: Iterable[str]) -> str:
     """Return the first stage that a change of these options recomputes. Options outside stages are in every key."""
     names = list(stages)
-    groups = {option.partition(".")[0].replace("judge", "reward") for option in options}
+    stage_of = {"judge": "reward", "policy": "ppo"}
+    groups = {stage_of.get(name, name) for name in (option.partition(".")[0] for option in options)}
     return min((group if group in names else names[0] for group in groups), key=names.index)

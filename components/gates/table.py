@@ -81,6 +81,9 @@ MAIN_METRICS: dict[str, tuple[MainMetric, ...]] = {
         MainMetric("policy/gold", "simulated gold score", brief=True),
         MainMetric("policy/violations", "simulated policy violations", "a response", brief=True),
         MainMetric("policy/rule_violations", "violations of the team's rules", "a response", brief=True),
+        MainMetric("policy/chosen_log_ratio", "held-out chosen responses against the SFT model", "nats a response"),
+        MainMetric("policy/rejected_log_ratio", "held-out rejected responses against the SFT model", "nats a response"),
+        MainMetric("policy/pair_accuracy", "held-out pairs that the policy orders right"),
         MainMetric(
             "policy/rule_violations_excess", "violations of the team's rules above the SFT model's", "a response"
         ),

@@ -26,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 from components.base.errors import UserError, naming
 from components.base.jsonl import write_json
 from components.base.text import counted
-from components.models.adapters import AdapterView
+from components.distributed.sharding import is_spread, spread
 from components.models.batching import pad
 from components.models.cache import open_context
 from components.models.chat.endings import endings_of, special_tokens
@@ -237,12 +237,25 @@ def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
 def frozen(model: Any, runtime: Runtime | None = None) -> Any:
     """Put a model into eval mode and switch off all gradients; return it.
 
-    With a runtime in bfloat16, the linear layers below the head store their weights in bfloat16. (`autocast` would
-    round float32 weights to the same numbers at each use, and keep both copies.)
+    With a runtime it moves to the device, with `zero3` in shares. In bfloat16 the linear layers below the head then
+    store their weights in bfloat16. (`autocast` would round float32 weights to the same numbers at each use, and keep
+    both copies.)
     """
     model = model.eval().requires_grad_(False)
-    if runtime is not None and runtime.dtype == "bfloat16" and not isinstance(model, AdapterView):
-        for layer in model.base_model.modules():
-            if isinstance(layer, nn.Linear):
-                layer.weight.data = layer.weight.data.to(torch.bfloat16)
-    return model
+    if runtime is None:
+        return model
+
+    def prepare(part: nn.Module) -> None:
+        for layer in part.modules():
+            if runtime.dtype == "bfloat16" and isinstance(layer, nn.Linear) and not is_spread(layer.weight):
+                layer.weight.data = layer.weight.to(runtime.device, torch.bfloat16)
+
+    return spread(model, runtime.sharding, runtime.device, prepare)
+
+
+def on_host(runtime: Runtime) -> Runtime:
+    """Return the runtime with which a model is loaded that then moves to the device block by block.
+
+    Its weights are mapped from the files, so that the ranks of a host share one copy, and read where they are used.
+    """
+    return runtime.model_copy(update={"device": "cpu"})

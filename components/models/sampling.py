@@ -162,33 +162,34 @@ def sampling_copy(model: Any, runtime: Runtime, graphs: Graphs | None = None) ->
 
     A 4-bit backbone is not copied, since the copy would take four times its memory. The copy of `graphs` is kept.
     """
-    gathered = sharding.gathered(model)
-    if runtime.dtype == "float32" or (isinstance(gathered, AdapterView) and is_four_bit(gathered.backbone.model)):
-        whole, read = gathered, gathered.backbone.model if isinstance(gathered, AdapterView) else gathered
+    if runtime.dtype == "float32" or (isinstance(model, AdapterView) and is_four_bit(model.backbone.model)):
+        whole = sharding.gathered(model)
+        read = whole.backbone.model if isinstance(whole, AdapterView) else whole
     else:
-        whole = read = _in_bfloat16(gathered, None if graphs is None else graphs.model)
+        whole = read = _in_bfloat16(model, None if graphs is None else graphs.model)
         if graphs is not None:
             graphs.model = whole
-        sharding.release(model)
     with packed_weights(read, FEW_ROWS):
         yield whole
     sharding.release(model)
 
 
 def _in_bfloat16(model: Any, earlier: Any = None) -> Any:
-    """Return a copy with every parameter in bfloat16, cast one by one, so that there is no copy in float32.
+    """Return a copy with every parameter in bfloat16, cast (and gathered) one by one, so there is no copy in float32.
 
     Buffers are not cast: with rotary frequencies rounded to bfloat16 the 500th position is off by up to 0.2 radians.
 
     Args:
         earlier: a copy with earlier weights, to which the weights are copied in place; None makes a new one.
     """
-    whole = model.merged(torch.bfloat16) if isinstance(model, AdapterView) else model
+    source = model.merged(torch.bfloat16) if isinstance(model, AdapterView) else model
+    weights = (sharding.whole(p.detach().to(torch.bfloat16)) for p in source.parameters())
     if earlier is None:
-        cast = {id(p): nn.Parameter(p.detach().to(torch.bfloat16), requires_grad=False) for p in whole.parameters()}
-        return copy.deepcopy(whole, cast)
-    for parameter, current in zip(earlier.parameters(), whole.parameters(), strict=True):
-        parameter.data.copy_(current.data)
+        skeleton = sharding.skeleton(source)
+        pairs = zip(skeleton.parameters(), weights, strict=True)
+        return copy.deepcopy(skeleton, {id(p): nn.Parameter(weight, requires_grad=False) for p, weight in pairs})
+    for parameter, weight in zip(earlier.parameters(), weights, strict=True):
+        parameter.data.copy_(weight)
     return earlier
 
 

@@ -4,6 +4,7 @@ A simple model, within a quarter of what was measured (docs/scaling.md). D is th
 Sequences are assumed to have the largest length that the config allows.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -34,6 +35,8 @@ ALLOCATOR = {"cuda": 0.05, "cpu": 1.0}
 as a share of what a step allocates and frees."""
 PROCESS = 0.55e9
 """Measured: a CPU process with all its libraries."""
+MARGIN = 1.25
+"""Factor by which memory should exceed the plan (docs/scaling.md)."""
 PASSING = ("gradients", "activations", "logits", "working")
 """Parts that a step allocates and frees."""
 
@@ -105,9 +108,9 @@ class Trained(NamedTuple):
     weights: float
     moments: float
     gradients: float
-    """Those of a step."""
+    """The most in a backward pass, once reduced; those that `zero3` reduces at a time are whole before, and copied."""
     unreduced: float
-    """Those between the micro-batches of a step: ranks add theirs up after the last."""
+    """Those between the micro-batches of a step: `zero2` reduces them after the last, `zero3` after each."""
     working: float
     """What a pass gathers from other ranks, and copies in bfloat16."""
 
@@ -118,6 +121,20 @@ def phases(run: PlannedRun, machine: Machine) -> list[Phase]:
     return [*planner.sft(), *planner.reward(), *planner.ppo()]
 
 
+def larger_micro_batch(run: PlannedRun, machine: Machine, stage: str) -> int | None:
+    """Return the largest power of two to which a stage's `micro_batch_size` can be raised on GPUs so that the phases
+    that it changes fit with `MARGIN`; None if there is none."""
+    config, before = getattr(run, stage), getattr(_Planner(run, machine), stage)()
+    step, of_phases = run.ppo.minibatch_size if stage == "ppo" else config.batch_size, [phase.bytes for phase in before]
+    for size in reversed([2**power for power in range(machine.rows(step).bit_length())]):
+        larger = run._replace(**{stage: config.model_copy(update={"micro_batch_size": size})})
+        after = [phase.bytes for phase in getattr(_Planner(larger, machine), stage)()]
+        worst = max((new for new, old in zip(after, of_phases, strict=True) if new != old), default=math.inf)
+        if size > config.micro_batch_size and step % size == 0 and MARGIN * worst <= (machine.memory or 0):
+            return size if machine.gpus else None
+    return None
+
+
 class _Planner:
     def __init__(self, run: PlannedRun, machine: Machine) -> None:
         self.run, self.machine, self.shape = run, machine, run.shape
@@ -126,7 +143,7 @@ class _Planner:
         self.length = run.generation.max_prompt_tokens + run.generation.max_new_tokens
 
     def sft(self) -> Iterator[Phase]:
-        """Yield training, a checkpoint, and samples of the trained model on rank 0."""
+        """Yield training, a checkpoint, and samples of the trained model."""
         config, trained = self.run.sft, self._trained(self.run.sft)
         rows = config.micro_batch_size if config.packing is None else max(1, config.packing // self.length)
         rows = min(rows, self.machine.rows(config.batch_size))
@@ -134,10 +151,10 @@ class _Planner:
         several = self.machine.rows(config.batch_size) > rows
         logits = self._logits(rows * self.run.generation.max_new_tokens, 3)
         yield self._training("sft", "training", {}, trained, config, rows * self.length, masked, logits, several)
-        yield self._saving("sft", {}, trained, config.checkpoint_whole)
-        yield self._sampling(
-            "sft", "sampling", {"weights": FLOAT * self.shape.parameters}, min(SAMPLED_AT_ONCE, config.evaluate)
-        )
+        best = FLOAT * self.shape.parameters if config.evaluate_every is not None else 0
+        yield self._saving("sft", {}, trained, config.checkpoint_whole, best)
+        rows = self.machine.rows(min(SAMPLED_AT_ONCE, config.evaluate))
+        yield self._sampling("sft", "sampling", {"weights": trained.weights}, rows, gathered=True)
 
     def reward(self) -> Iterator[Phase]:
         """Yield training of the last member, a checkpoint, and the SFT policy's samples that all members score."""
@@ -150,23 +167,26 @@ class _Planner:
         row = generation.max_prompt_tokens + 2 * generation.max_new_tokens if config.shared_prompts else 2 * self.length
         masked, several = row if config.shared_prompts else 0, self.machine.rows(config.batch_size) > rows
         yield self._training("reward", "training", resident, trained, config, rows * row, masked, 0, several, lora)
-        yield self._saving("reward", resident, trained, config.checkpoint_whole)
+        best = FLOAT * self._count(lora, scalar=True) if config.evaluate_every is not None else 0
+        yield self._saving("reward", resident, trained, config.checkpoint_whole, best)
         members = {"frozen": config.members * FLOAT * self._count(lora, scalar=True)}
         scoring = resident | members | {"policy": self._frozen()}
-        yield self._sampling("reward", "sampling", scoring, min(SAMPLED_AT_ONCE, config.scale_responses))
+        rows = self.machine.rows(min(SAMPLED_AT_ONCE, config.scale_responses))
+        yield self._sampling("reward", "sampling", scoring, rows)
 
     def ppo(self) -> Iterator[Phase]:
-        """Yield an update's phases, the evaluation between updates, the last on rank 0, a checkpoint, and the merging
-        of adapters."""
+        """Yield an update's phases, the evaluation between updates, the last one, a checkpoint, and on rank 0 the
+        merging of adapters."""
         config, machine, lora = self.run.ppo, self.machine, self.run.ppo.lora
         policy, frozen = self._trained(config, lora), self._held_by_ppo()
         separate = config.has_critic and config.critic.kind == "separate"
         critic = self._trained(config, lora, scalar=True) if separate else Trained(0, 0, 0, 0, 0)
         every = config.evaluate_every
-        best = FLOAT * self._count(lora) if every is not None else 0  # in the memory of each rank's process
+        best = FLOAT * self._count(lora) if every is not None else 0  # in the memory of rank 0's process
         best_here = {"best weights": best if self.device == "cpu" else 0}
         early = every is not None and config.updates > (every if config.kl.band is None else 1)
-        resident = frozen | ({} if config.ema is None else {"average": policy.weights}) | (best_here if early else {})
+        average = {} if config.ema is None else {"average": policy.weights}
+        resident = frozen | average | (best_here if early else {})
         still = resident | {
             "weights": policy.weights + critic.weights, "optimizer": policy.moments + critic.moments
         }  # fmt: skip
@@ -192,13 +212,13 @@ class _Planner:
             watching = still | best_here | ({} if config.ema is None else {"set aside": policy.weights})
             rows = machine.rows(min(config.watch.prompts, config.batch_size))
             yield self._sampling("ppo", "watching", watching, rows, lora, gathered=True)
-        published = frozen | best_here
-        published |= {"weights": FLOAT * (self._count(lora) + separate * self._count(lora, scalar=True))}
+        published = frozen | average | best_here | {"weights": policy.weights}
         rows = max(config.evaluate, min(config.evaluate, config.repeats.prompts) * (config.repeats.samples - 1))
-        yield self._sampling("ppo", "evaluation", published, min(rows, config.batch_size), lora)
+        rows = machine.rows(min(rows, config.batch_size))
+        yield self._sampling("ppo", "evaluation", published, rows, lora, gathered=True)
         trained = Trained(*(sum(pair) for pair in zip(policy, critic, strict=True)))
         copied = resident.get("average", 0) + (self._refreshed() if config.kl.refresh_every else 0)
-        yield self._saving("ppo", resident | best_here, trained, config.checkpoint_whole, copied + best * machine.ranks)
+        yield self._saving("ppo", resident | best_here, trained, config.checkpoint_whole, copied + best)
         if lora is not None:
             yield self._phase("ppo", "merging", published | {"merged": FLOAT * self.shape.parameters})
 
@@ -238,10 +258,15 @@ class _Planner:
         block, working = shape.matrices / shape.layers, 0.0
         if lora is None and self.run.dtype == "bfloat16":  # with checkpointing cast anew, block by block
             working += 2 * (block if config.gradient_checkpointing else shape.matrices) + 2 * shape.embedding
-        if sharded:  # all weights, or two blocks and both ends of the model
-            working += FLOAT * (count if self.machine.sharding == "zero2" else count - shape.matrices + 2 * block)
-        return Trained(FLOAT * count * share, MOMENTS[config.optimizer] * count * share, FLOAT * count * share,
-                       FLOAT * count, working)  # fmt: skip
+        gradients, unreduced, ends = FLOAT * count * share, float(FLOAT * count), count - shape.matrices
+        if sharded and self.machine.sharding == "zero2":
+            working += FLOAT * count
+        elif sharded:  # two blocks and both ends of the model
+            working += FLOAT * (ends + 2 * block)
+            gradients, unreduced = gradients + 2 * FLOAT * max(ends, block), gradients
+        return Trained(
+            FLOAT * count * share, MOMENTS[config.optimizer] * count * share, gradients, unreduced, working
+        )
 
     def _block(self, tokens: int, masked: int) -> float:
         """Return the bytes that autograd keeps of one block: 26 D a token (what enters norms and linear layers), and in
@@ -278,7 +303,7 @@ class _Planner:
         again, block = config.gradient_checkpointing, self._block(tokens, masked)
         entering = FLOAT * tokens * self.shape.hidden_size * (self.shape.layers + 2)
         graph = entering + block if again else self.shape.layers * block
-        gradients = trained.unreduced if several else trained.gradients
+        gradients = max(trained.gradients, trained.unreduced if several else 0)
         base = resident | {"weights": trained.weights, "optimizer": trained.moments}
         forward = {"gradients": trained.unreduced if several else 0, "activations": graph, "logits": logits}
         moments: list[Parts] = [forward, {"gradients": gradients, "activations": block}]
@@ -306,9 +331,9 @@ class _Planner:
             "sampling copy": copy, "key-value cache": shape.layers * heads * shape.kv_heads,
             "activations": max(prompts, expanded), "logits": FLOAT * 4 * rows * shape.vocabulary,
         }  # fmt: skip
-        if graphs:  # rank 0 alone may sample more rows than in training
+        if graphs:  # those of more rows, which are resident, stay
             del parts["key-value cache"], parts["logits"]
-            resident = resident | {name: max(size, resident.get(name, 0)) for name, size in graphs.items()}
+            resident = graphs | resident
         return self._phase(stage, name, resident | parts)
 
     def _graphs(self, rows: int, lora: AdapterConfig | None) -> Parts:
@@ -322,18 +347,20 @@ class _Planner:
         return {"CUDA graphs": copy + states + FLOAT * 4 * rows * shape.vocabulary}
 
     def _saving(self, stage: str, resident: Parts, trained: Trained, whole_up_to: float, copied: float = 0) -> Phase:
-        """Return what is held while a checkpoint is written; on a GPU the host gets a copy of it.
+        """Return what is held while a checkpoint is written; on a GPU the host gets a copy of it, and at the end one of
+        the whole model, which is published.
 
         Args:
             whole_up_to: GB that are gathered; of more, each rank copies and writes a gigabyte at a time.
             copied: bytes of what else is written.
         """
-        ranks = self.machine.ranks if trained.gradients < trained.unreduced else 1
+        ranks = self.machine.ranks if trained.gradients != trained.unreduced else 1
         written = (trained.weights + trained.moments) * ranks
         if ranks > 1 and written > whole_up_to * 1e9:
             written = min(written, ranks * 2e9)
         base = resident | {"weights": trained.weights, "optimizer": trained.moments}
-        return self._phase(stage, "saving", base, (written + copied) if self.device == "cuda" else 0)
+        host = max(written + copied, FLOAT * self.shape.parameters)
+        return self._phase(stage, "saving", base, host if self.device == "cuda" else 0)
 
     def _phase(self, stage: str, name: str, parts: Parts, host: float = 0) -> Phase:
         tensors = {part: round(size) for part, size in parts.items() if round(size)}

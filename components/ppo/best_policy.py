@@ -45,6 +45,8 @@ class PolicyEvaluations(Observer[Update]):
     """SFT's scores, in SFT standard deviations; empty before the first evaluation."""
     sft_judge: list[float] = field(default_factory=list)
     """The independent judge's scores of the same SFT responses; empty without one."""
+    group: str = "ppo"
+    """Metric group."""
     reached: float = 0.0
     """The highest KL of a batch, in `kl.unit`, after which the policy was evaluated."""
     memory = ("sft_scores", "sft_judge", "reached", "checkpoints")
@@ -54,18 +56,20 @@ class PolicyEvaluations(Observer[Update]):
 
     @classmethod
     def start(
-        cls, models: Models, job: PpoJob, data: Path, average: WeightAverage | None, alarm_update: Callable[[], int]
-    ) -> "PolicyEvaluations":
+        cls, models: Models, job: PpoJob, data: Path, average: WeightAverage | None = None,
+        alarm_update: Callable[[], int] = int, group: str = "ppo",
+    ) -> "PolicyEvaluations":  # fmt: skip
         """Return the state before the first evaluation."""
         count = min(job.ppo.watch.prompts, len(models.answers.ids)) if job.ppo.evaluate_every else 0
         rows = read_split(data / "prompts.calibration")[:count]
         prompts = [row["prompt"] for row in rows]
         answer = partial(respond, models, prompts=prompts, job=job, data=data, stream=models.answers, by_judge=True)
-        return cls(job.ppo, prompts, answer, models.sft, average, alarm_update)
+        return cls(job.ppo, prompts, answer, models.sft, average, alarm_update, group=group)
 
     def on_update(self, update: Update) -> Update:
         """Evaluate the policy if it is due, keep its weights if it is the best, and stop without further progress."""
-        if not self.is_due(update.number, update.last, update.metrics.get(f"ppo/{self.config.kl.measure}", 0.0)):
+        kl = update.metrics.get(f"{self.group}/{self.config.kl.measure}", 0.0)
+        if not self.is_due(update.number, update.last, kl):
             return update
         began = time.perf_counter()
         if not self.sft_scores:
@@ -77,8 +81,8 @@ class PolicyEvaluations(Observer[Update]):
             results = self._results(rows)
             by_prompt = {"scores": [row.score for row in rows], "nats": [row.kl for row in rows]}
             self.checkpoints.add({"update": update.number, **results}, by_prompt, update.model)
-        update = update.with_metrics({f"ppo/watched_{name}": value for name, value in results.items()})
-        update = update.with_timings({"ppo/watched_seconds": time.perf_counter() - began})
+        update = update.with_metrics({f"{self.group}/watched_{name}": value for name, value in results.items()})
+        update = update.with_timings({f"{self.group}/watched_seconds": time.perf_counter() - began})
         update = update.with_examples(shown_samples(self.prompts, rows))
         if self.checkpoints.is_stale(self.config.watch.patience):
             update = update.with_stop("the score has not risen for ppo.watch.patience evaluations", fails=False)
@@ -131,15 +135,15 @@ class PolicyEvaluations(Observer[Update]):
         `monitors.stop_on`. After such an alarm the score is what misleads."""
         return self.is_inside(row) and not 0 < self.alarm_update() <= row["update"]
 
-    def choose(self, last: int, beta: float) -> tuple[int, str]:
+    def choose(self, last: int, beta: float | None) -> tuple[int, str]:
         """Return the update to publish, and the reason as a sentence.
 
         If the last update is outside the band, or an alarm of `monitors.stop_on` was raised, it is the one with the
         highest score inside the band and before the alarm. Otherwise the best is published only if it is certainly
         better in what PPO maximises, score - β KL with the last update's β; comparing scores alone would prefer
         policies with more KL. "Certainly" means by an interval paired over the prompts, at `BestCheckpoint.level`.
-        Where β is no price of KL to SFT (`PpoConfig.beta_in_deviations` is None), the best must have a certainly higher
-        score and a mean KL that is no higher: whatever a nat costs, it is then better.
+        Where β is no price of KL to SFT (`beta` or `PpoConfig.beta_in_deviations` is None), the best must have a
+        certainly higher score and a mean KL that is no higher: whatever a nat costs, it is then better.
         """
         limit, alarm, best = self.config.kl.band, self.alarm_update(), self.checkpoints.number
         conditions = [] if limit is None else [f"inside the KL band [0, {limit:g}]"]
@@ -158,7 +162,7 @@ class PolicyEvaluations(Observer[Update]):
             outside = f"is outside (KL {end[self.config.kl.measure]:.3g} nats a {self.config.kl.unit})"
             why = "is not before it" if self.is_inside(end) else outside
             return best, f"Update {best} is published: {highest}. The last, update {last}, {why}."
-        price = self.config.beta_in_deviations(beta)
+        price = None if beta is None else self.config.beta_in_deviations(beta)
         gain = self._gain(price or 0.0)
         by_prompt = self.checkpoints.best_values, self.checkpoints.last_values
         kl, kl_last = (sum(values["nats"]) / len(values["nats"]) for values in by_prompt)

@@ -68,6 +68,8 @@ class KLLimits(Observer[Update]):
     """Stops a training whose KL is above its ceiling, or certainly above its band."""
 
     config: PpoConfig
+    prefix: str = "ppo/"
+    """What the names of KL among an update's metrics begin with. An update without them is not judged."""
     above: int = 0
     """How many of the latest batches in a row were above the ceiling."""
     outside: int = 0
@@ -76,7 +78,9 @@ class KLLimits(Observer[Update]):
 
     def on_update(self, update: Update) -> Update:
         """Stop the training if KL is too high."""
-        name = f"ppo/{self.config.kl.measure}"
+        name = f"{self.prefix}{self.config.kl.measure}"
+        if name not in update.metrics:
+            return update
         kl, low = update.metrics[name], update.metrics.get(f"{name}_low", -math.inf)
         if self.is_above_ceiling(kl, low):
             update = update.with_stop(f"KL ({kl:.3g}) is above ppo.kl.ceiling ({self.config.kl.ceiling:g})")

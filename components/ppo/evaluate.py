@@ -17,6 +17,7 @@ from components.base.observe import Observe, unobserved
 from components.base.text import counted
 from components.data.support_desk.task import task_scores
 from components.data.tables.published import read_split
+from components.distributed import ranks
 from components.models.sampling import SftAnswers
 from components.ppo.config import KLConfig, PpoJob
 from components.ppo.experience import rewarded_scores, sampled_batches
@@ -82,9 +83,9 @@ class Answered(NamedTuple):  # long: a row of evaluation.jsonl
 def evaluate(models: Models, job: PpoJob, data: Path, out: Path, observe: Observe = unobserved) -> dict[str, float]:
     """Sample a response of each policy to held-out prompts, write `evaluation.jsonl`, and return the stage's metrics.
 
-    If `evaluate_temperature` differs from the temperature of training, KL and entropy are measured on further
-    responses at that of training. `policy/worse_prompts` and `policy/kl_beyond_ceiling` take several to a prompt
-    (`repeats`).
+    All ranks call it and share sampling and scoring; then the first goes on alone (`ranks.go_on_alone`). If
+    `evaluate_temperature` differs from the temperature of training, KL and entropy are measured on further responses at
+    that of training. `policy/worse_prompts` and `policy/kl_beyond_ceiling` take several to a prompt (`repeats`).
     """
     prompts = [row["prompt"] for row in read_split(data / "prompts.test")[: job.ppo.evaluate]]
     count = counted(len(prompts), "held-out prompt")
@@ -92,25 +93,33 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path, observe: Observ
         _answers(models, model, prompts, job, data, partial(observe, doing=f"evaluating {name} on {count}"), True, True)
         for name, model in (("the policy", models.policy), ("SFT", models.sft))
     )
+    observe(0, {}, doing="measuring the perplexity of demonstrations")
+    metrics = _forgetting(models, job, data) | {
+        "policy/kl_at_temperature_1": _mean(r.kl for r in drawn)
+        if job.generation.temperature == 1
+        else kl_at_1(models, prompts, job, data, observe)
+    }
+    again, more, more_drawn, more_sft = _sampled_again(models, job, data, prompts, observe)
+    if job.ppo.best_of:
+        metrics |= best_of(models, prompts, job, data, job.ppo.best_of, observe)
+    ranks.go_on_alone()
     write_rows(out / "artifact" / "evaluation.jsonl", _rows(prompts, policy, sft))
     clusters = [str(p) for p in prompts]
-    observe(0, {}, doing="measuring diversity and the perplexity of demonstrations")
-    metrics = {
+    observe(0, {}, doing="measuring diversity")
+    metrics |= {
         "policy/evaluated": float(len(prompts)),
         **_kl(drawn, clusters, "policy/kl"),
         **_by_response(policy, sft, clusters),
         **_diversity(policy, sft, clusters),
         **_entropy(drawn, its_drawn, clusters),
-        **_forgetting(models, job, data),
-        "policy/kl_at_temperature_1": _mean(r.kl for r in drawn)
-        if job.generation.temperature == 1
-        else kl_at_1(models, prompts, job, data, observe),
         "policy/proxy_reward": _mean(r.score for r in policy),
         "policy/rewarded_score": _mean(r.reward for r in policy),
         "policy/response_tokens": _mean(r.tokens for r in policy),
         "policy/sft_special_tokens": _mean(r.special_tokens > 0 for r in sft),
         **_by_source(models, policy, sft, clusters),
-        **_by_prompt(models, job, data, out, prompts, policy, sft, drawn, observe),
+        **_by_prompt(
+            job, out, len(prompts), [*prompts, *again], [*policy, *more], [*sft, *more_sft], [*drawn, *more_drawn]
+        ),
     }
     if policy[0].truth:
         gold, violations = (
@@ -131,34 +140,40 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path, observe: Observ
         of_policy, of_sft = ([row.rules for row in rows] for rows in (policy, sft))
         metrics |= rule_metrics(of_policy, "policy/") | rule_metrics(of_sft, "policy/sft_")
         metrics |= _above(of_policy, of_sft, clusters, "violations").metrics("policy/rule_violations_excess")
-    return metrics | (best_of(models, prompts, job, data, job.ppo.best_of, observe) if job.ppo.best_of else {})
+    return metrics
 
 
 def _rows(prompts: Sequence[Any], policy: Sequence[Answered], sft: Sequence[Answered]) -> Iterator[Row]:
     return ({"prompt": p, "policy": a.row(), "sft": b.row()} for p, a, b in zip(prompts, policy, sft, strict=True))
 
 
-def _by_prompt(
-    models: Models, job: PpoJob, data: Path, out: Path, prompts: Sequence[Any],
-    policy: Sequence[Answered], sft: Sequence[Answered], drawn: Sequence[Answered], observe: Observe,
-) -> dict[str, float]:  # fmt: skip
-    """Sample the first prompts again, as `ppo.repeats` says, and return what a mean over all prompts hides.
-
-    Writes the further responses to `evaluation_samples.jsonl`, and the worst prompts to `worst.jsonl`.
-    """
-    first = prompts[: job.ppo.repeats.prompts]
-    again = [p for p in first for _ in range(job.ppo.repeats.samples - 1)]
-    (more, more_drawn), (more_sft, _) = (
+def _sampled_again(
+    models: Models, job: PpoJob, data: Path, prompts: Sequence[Any], observe: Observe
+) -> tuple[list[Any], list[Answered], list[Answered], list[Answered]]:
+    """Return the prompts that `ppo.repeats` asks again, and responses of the policy (as `_answers`) and of SFT."""
+    again = [p for p in prompts[: job.ppo.repeats.prompts] for _ in range(job.ppo.repeats.samples - 1)]
+    (policy, drawn), (sft, _) = (
         _answers(models, model, again, job, data, partial(observe, doing=doing), stream="evaluation samples")
         for model, doing in ((models.policy, "sampling the policy again"), (models.sft, "sampling SFT again"))
     )
-    write_rows(out / "artifact" / "evaluation_samples.jsonl", _rows(again, more, more_sft))
-    repeated, all_prompts, rows = [*first, *again], [*prompts, *again], [*drawn, *more_drawn]
-    mine, its = ([*rows[: len(first)], *further] for rows, further in ((policy, more), (sft, more_sft)))
+    return again, policy, drawn, sft
+
+
+def _by_prompt(
+    job: PpoJob, out: Path, count: int, prompts: Sequence[Any],
+    policy: Sequence[Answered], sft: Sequence[Answered], drawn: Sequence[Answered],
+) -> dict[str, float]:  # fmt: skip
+    """Return what a mean over all prompts hides. Of the `prompts`, all after the first `count` are asked again.
+
+    Writes the further responses to `evaluation_samples.jsonl`, and the worst prompts to `worst.jsonl`.
+    """
+    write_rows(out / "artifact" / "evaluation_samples.jsonl", _rows(prompts[count:], policy[count:], sft[count:]))
+    first = min(count, job.ppo.repeats.prompts)
+    repeated, mine, its = ([*rows[:first], *rows[count:]] for rows in (prompts, policy, sft))
     falls = _worst("fall", fmean, lambda r: r["sft"]["score"] - r["policy"]["score"], _rows(repeated, mine, its))
-    nats = _worst("kl", max, lambda r: r["policy"]["kl"], _rows(all_prompts, rows, [*sft, *more_sft]))
+    nats = _worst("kl", max, lambda r: r["policy"]["kl"], _rows(prompts, drawn, sft))
     write_rows(out / "artifact" / "worst.jsonl", [*falls, *nats])
-    beyond = _beyond_ceiling(rows, [str(p) for p in all_prompts], "policy/kl", job.ppo.kl.response_ceiling)
+    beyond = _beyond_ceiling(drawn, [str(p) for p in prompts], "policy/kl", job.ppo.kl.response_ceiling)
     return beyond | _worse_prompts(mine, its, [str(p) for p in repeated])
 
 
@@ -194,7 +209,9 @@ def evaluate_last(
     prompts_text = counted(len(prompts), "held-out prompt")
     progress = partial(observe, doing=f"evaluating the last policy on {prompts_text}")
     rows, drawn = _answers(models, models.policy, prompts, job, data, progress, by_judge=True)
-    write_rows(out / "artifact" / "last.jsonl", ({"prompt": p} | r.row() for p, r in zip(prompts, rows, strict=True)))
+    if ranks.is_first():
+        by_prompt = zip(prompts, rows, strict=True)
+        write_rows(out / "artifact" / "last.jsonl", ({"prompt": p} | r.row() for p, r in by_prompt))
     clusters = [str(p) for p in prompts]
     last_metrics = _kl(drawn, clusters, "policy/last_kl", job.ppo.kl.response_ceiling)
     last_metrics |= {"policy/last_entropy": _mean(r.entropy for r in drawn)}

@@ -269,7 +269,7 @@ def estimate_advantages(
 ) -> Advantages:
     """Return advantages from token rewards (B, T), the scores (B,) that they include, and a critic's values (B, T).
 
-    `gae` and `sequence` subtract the critic's values; `reinforce++` subtracts none: a token t has the sum of γ^(i-t) r_i
+    `gae` and `sequence` subtract the critic's values; `reinforce++` subtracts none: token t has the sum of γ^(i-t) r_i
     over the tokens i from t on (Hu et al. 2025, "REINFORCE++", arXiv 2501.03262, section 3.2). All three are whitened
     over the tokens of the batch.
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from components.base.errors import UserError
 from components.data.tables.published import read_split
 from components.distributed import ranks
-from components.distributed.sharding import gathered, spread, through, whole
+from components.distributed.sharding import is_spread, only_own_part, spread, through, whole
 from components.models.adapters import AdapterView, Backbone, load_adapter, tensors_digest
 from components.models.batching import even_runs, onto
-from components.models.folders import frozen, load_causal_lm, load_reward_model
+from components.models.folders import frozen, load_causal_lm, load_reward_model, on_host
 from components.models.logprobs import TokenStats, last_hidden, positions, predicting, token_stats
 from components.models.runtime import Runtime, autocast
 from components.models.sampling import ANSWERS_STREAM, Samples, SftAnswers, generate_responses
@@ -99,6 +99,8 @@ class Models:
     def load(cls, job: PpoJob, inputs: Mapping[str, Path]) -> "Models":
         """Load policy and reference from the SFT artifact, reward model and a separate critic from the reward artifact.
 
+        What trains is sharded over the ranks, with `zero3` also what is frozen; `gather` undoes it.
+
         Raises:
             UserError: `ppo.lora` is set, and the reward artifact holds no adapter of this SFT model.
         """
@@ -115,16 +117,20 @@ class Models:
 
     @classmethod
     def _separate(cls, job: PpoJob, inputs: Mapping[str, Path]) -> "Models":
-        policy, tokenizer = load_causal_lm(inputs["sft"], job.runtime)
-        sft = reference = frozen(load_causal_lm(inputs["sft"], job.runtime)[0], job.runtime)
+        host, move = on_host(job.runtime), (job.runtime.sharding, job.runtime.device)
+        policy, tokenizer = load_causal_lm(inputs["sft"], host)
+        policy = spread(policy.requires_grad_(True), *move)
+        sft = reference = frozen(load_causal_lm(inputs["sft"], host)[0], job.runtime)
         if job.ppo.kl.refresh_every:
-            reference = frozen(load_causal_lm(inputs["sft"], job.runtime)[0], job.runtime)
+            reference = frozen(load_causal_lm(inputs["sft"], host)[0], job.runtime)
         reward_model, scale, critic = load_judges(
             job, inputs["reward"], policy.config,
-            load=lambda folder, name: load_reward_model(folder, job.runtime)[0],
-            from_sft=lambda: load_reward_model(inputs["sft"], job.runtime, seed=0)[0],
+            load=lambda folder, name: load_reward_model(folder, host)[0],
+            from_sft=lambda: load_reward_model(inputs["sft"], host, seed=0)[0],
         )  # fmt: skip
-        judge = load_judge(inputs, lambda folder, name: load_reward_model(folder, job.runtime)[0], job.runtime)
+        if isinstance(critic, SeparateCritic):
+            spread(critic.model.requires_grad_(True), *move)
+        judge = load_judge(inputs, lambda folder, name: load_reward_model(folder, host)[0], job.runtime)
         return cls(policy, reference, reward_model, critic, tokenizer, scale, sft, None, *judge)
 
     @classmethod
@@ -132,8 +138,7 @@ class Models:
         """Load all models as adapters of one SFT model. The SFT policy is that model without an adapter."""
         config = job.ppo.lora
         assert config is not None
-        on_host = job.runtime.model_copy(update={"device": "cpu"})
-        model, tokenizer = load_causal_lm(inputs["sft"], on_host)
+        model, tokenizer = load_causal_lm(inputs["sft"], on_host(job.runtime))
         backbone = Backbone(model, job.runtime.dtype, config.quantize, job.runtime.device)
         seed = functools.partial(torch_seed, job.seed, "ppo")
         head = functools.partial(nn.Linear, model.config.hidden_size, 1, bias=False, device=job.runtime.device)
@@ -160,23 +165,12 @@ class Models:
         """Return the models that are trained: the policy, and the critic if there is one."""
         return {"policy": self.policy} | ({"critic": self.critic} if self.critic is not None else {})
 
-    def spread(self, sharding: str) -> None:
-        """Shard the trained models over the ranks. `gather` undoes it."""
-        spread(self.policy.requires_grad_(True), sharding)
-        if isinstance(self.critic, SeparateCritic):
-            spread(self.critic.model.requires_grad_(True), sharding)
-
-    def gather(self) -> None:
-        """Gather the trained models' weights on this rank."""
-        self.policy = gathered(self.policy)
-        if isinstance(self.critic, SeparateCritic):
-            self.critic.model = gathered(self.critic.model)
-
     def refresh_reference(self) -> None:
         """Copy the policy's current weights into the reference."""
+        only_own_part(self.policy)
         with torch.no_grad():
             for frozen_weight, trained in zip(self.reference.parameters(), self.policy.parameters(), strict=True):
-                frozen_weight.copy_(whole(trained))
+                frozen_weight.copy_(trained if is_spread(frozen_weight) else whole(trained))
 
 
 def load_judge(
@@ -407,5 +401,9 @@ def scatter(flat: Tensor, mask: Tensor, at: Tensor | None = None) -> Tensor:
 
 
 def weights_digest(model: Any) -> str:
-    """Return the sha256 of all weights, including a shared backbone's. A frozen model's must not change."""
-    return tensors_digest(model.weights() if isinstance(model, AdapterView) else model.named_parameters())
+    """Return the sha256 of all weights, including a shared backbone's. A frozen model's must not change.
+
+    Those of a sharded model are gathered one by one, so all ranks must call it.
+    """
+    named = model.weights() if isinstance(model, AdapterView) else model.named_parameters()
+    return tensors_digest((name, whole(tensor)) for name, tensor in named)

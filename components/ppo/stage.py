@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from components.data.tables.published import SplitColumn, read_split
 from components.distributed import ranks
 from components.models.adapters import AdapterView, save_adapter
 from components.models.batching import encode_prompts
-from components.models.folders import save_model
 from components.models.runtime import release_memory
 from components.models.sampling import Samples
 from components.ppo.best_policy import PolicyEvaluations
@@ -35,10 +35,10 @@ from components.ppo.monitors.responses import ResponseMetrics, SampleTable, Scor
 from components.reward.scoring import ScoreScale
 from components.rewards.rules import Rules
 from components.rewards.weighted import Rewards, check_waits
-from components.rollouts.engine import Rollouts, open_rollouts
+from components.rollouts.engine import Rollouts, check_server, open_rollouts
 from components.training.checkpoint import Pace
 from components.training.loop import Loop, shuffled_passes, torch_seed
-from components.training.trained_weights import WeightAverage, put_weights
+from components.training.trained_weights import WeightAverage, save_whole
 from components.training.updates import History, Observer, PluggedObserver, Speed
 
 
@@ -48,14 +48,11 @@ def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     A judge, `inputs["judge"]`, is used only in evaluations: the trained policy is the same to the byte without it.
 
     Raises:
-        UserError: too few prompts, or, for several ranks, rollouts by a server or a source that may take longer than
-            `runtime.rank_timeout`. CheckFailed: a check during training failed.
+        UserError: too few prompts, a server that cannot sample the rollouts, or, for several ranks, a server or a
+            source that may take longer than `runtime.rank_timeout`. CheckFailed: a check during training failed.
     """
-    if job.ppo.rollout.by_server and ranks.size() > 1:
-        raise UserError(
-            f"ppo.rollout: a server samples for one process, and runtime.ranks is {ranks.size()}. Set runtime.ranks=1, "
-            "or let the ranks sample (ppo.rollout.engine=local)."
-        )
+    if (rollout := job.ppo.rollout).by_server:
+        ranks.result_of_first(lambda: check_server(rollout, job.generation, job.runtime, job.ppo.batch_size))
     at_once = max(job.ppo.batch_size, ScoreScale.read(inputs["reward"]).responses)
     check_waits(job.ppo.rewards or (), job.runtime, at_once)
     if job.ppo.epochs > 4:
@@ -72,14 +69,15 @@ def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
 def _trained_and_evaluated(
     models: Models, job: PpoJob, prompts: Sequence[Any], data: Path, out: Path, observe: Observe
 ) -> dict[str, float]:
-    """Train, check that the frozen models are unchanged, write the artifact, and return the final metrics."""
-    digests = {name: weights_digest(model) for name, model in _frozen(models).items()}
-    models.spread(job.runtime.sharding)
+    """Train, check that the frozen models are unchanged, write the artifact, and return the final metrics.
+
+    All ranks sample and score for the evaluation, with the policy as it was sharded; the first measures and writes.
+    """
+    digests = {name: weights_digest(model) for name, model in frozen_models(models).items()}
     observers = train(models, job, prompts, data, out, observe)
+    models.critic = None  # what is left needs none
     release_memory(job.runtime.device)
-    models.gather()
-    ranks.go_on_alone()
-    for name, model in _frozen(models).items():
+    for name, model in frozen_models(models).items():
         if weights_digest(model) != digests[name]:
             raise CheckFailed(f"the {name} changed during PPO: it must be the artifact it was loaded from.")
     models.policy.eval()
@@ -89,11 +87,8 @@ def _trained_and_evaluated(
     number, reason = observers.evaluations.choose(updates, last["ppo/beta"])
     if job.ppo.ema is not None:
         reason += f" Its weights are the moving average with decay {job.ppo.ema:g} (ppo.ema), not those that sampled."
-    metrics = {} if number == updates else evaluate_last(models, job, data, out, observe)
-    if number != updates:
-        _save_policy(models, artifact / "last")
-        put_weights(models.policy, observers.evaluations.checkpoints.weights)
-    _save_policy(models, artifact)
+    metrics = put_and_save(models, job, data, out, observe, observers.evaluations, number, updates)
+    metrics |= evaluate(models, job, data, out, observe)  # from here on only the first rank
     write_rows(artifact / "history.jsonl", history)
     write_rows(artifact / "samples.jsonl", observers.samples.rows)
     write_rows(artifact / "kl_carriers.jsonl", observers.shares.rows)
@@ -101,7 +96,6 @@ def _trained_and_evaluated(
     about |= {"evaluations": observers.evaluations.checkpoints.evaluations}
     about |= {"alarms": observers.alarms.rows, "limits": observers.alarms.fixed_limits}
     write_json(artifact / "metadata.json", about)
-    metrics |= evaluate(models, job, data, out, observe)
     names = ("ppo/beta", "ppo/explained_variance", "ppo/clip_fraction", "ppo/approx_kl", "ppo/kl_to_reference")
     metrics |= {name: last[name] for name in names if name in last}
     metrics |= curve_metrics(history, job.ppo.kl)
@@ -118,9 +112,25 @@ def _trained_and_evaluated(
     return metrics
 
 
-def _save_policy(models: Models, folder: Path) -> None:
-    save_model(models.policy, models.tokenizer, folder / "model")
-    if isinstance(models.policy, AdapterView):
+def put_and_save(
+    models: Models, job: PpoJob, data: Path, out: Path, observe: Observe, evaluations: PolicyEvaluations, number: int,
+    last: int,
+) -> dict[str, float]:  # fmt: skip
+    """Write the policy of update `number`, on all ranks the number of the first; of another than the `last` one load
+    its weights, and return the last one's metrics. All ranks call it."""
+    metrics, checkpoints = dict[str, float](), evaluations.checkpoints
+    if int(ranks.values_of_first([number])[0]) != last:
+        metrics = evaluate_last(models, job, data, out, observe)
+        checkpoints.publish(models.policy, partial(save_policy, models, out / "artifact" / "last"))
+    checkpoints.weights = {}
+    save_policy(models, out / "artifact")
+    return metrics
+
+
+def save_policy(models: Models, folder: Path) -> None:
+    """Write the policy's model, and its adapter if it has one, on the first rank. All ranks must call it."""
+    save_whole(models.policy, models.tokenizer, folder / "model")
+    if isinstance(models.policy, AdapterView) and ranks.is_first():
         save_adapter(models.policy, folder / "adapter")
 
 
@@ -157,7 +167,8 @@ def with_sources(models: Models, job: PpoJob, inputs: Mapping[str, Path], out: P
         yield
 
 
-def _frozen(models: Models) -> dict[str, nn.Module]:
+def frozen_models(models: Models) -> dict[str, nn.Module]:
+    """Return the models that training must not change, by the name that an error gives them."""
     judge = {} if models.judge is None else {"judge": models.judge}
     return {"SFT policy": models.sft, "reward model": models.reward_model} | judge
 
@@ -218,7 +229,7 @@ def train(models: Models, job: PpoJob, prompts: Sequence[Any], data: Path, out: 
         observers.in_order, models.trained(), learner.optimizers, {"tether": tether}, config.checkpoint_whole,
     )  # fmt: skip
     loop.report_resumed(observers.history.rows)
-    with open_rollouts(config.rollout, models.tokenizer, job.runtime, job.generation, out / "sent") as rollouts, loop:
+    with open_rollouts(config.rollout, models.tokenizer, job.runtime, out / "sent") as rollouts, loop:
         for number in loop:
             # 1. sample responses to the prompts of the batch; those to one prompt are consecutive
             batch = prompts_of(prompts, config, number, job.seed)

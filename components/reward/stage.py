@@ -18,7 +18,7 @@ from components.data.tables.published import read_split
 from components.distributed.ranks import go_on_alone, is_first
 from components.models.adapters import AdapterView, save_adapter
 from components.models.batching import encode_prompt
-from components.models.folders import frozen, load_causal_lm, save_model
+from components.models.folders import frozen, load_causal_lm, on_host, save_model
 from components.models.sampling import ANSWERS_STREAM, SftAnswers, generate_responses
 from components.reward.config import BINS, EnsembleConfig, RewardJob
 from components.reward.evaluation.baselines import chosen_shown_first, length_baseline, majority_baseline
@@ -72,7 +72,7 @@ def train_on(
         inputs: as for `run`; the scale is measured on prompts of `data`.
         refresh: the earlier model to start from and to compare with; None starts from SFT.
     """
-    tokenizer = load_causal_lm(inputs["sft"], job.runtime)[1]  # the model itself is freed at once
+    tokenizer = load_causal_lm(inputs["sft"], on_host(job.runtime))[1]  # the model itself is freed at once
     train = Pairs(tokenizer, splits["train"], job.generation, job.reward, out)
     pad_id, members = tokenizer.pad_token_id, []
     # Only a few calibration pairs are evaluated during training; the rest are encoded afterwards, like the test split.
@@ -87,10 +87,10 @@ def train_on(
     for member, model in enumerate(models):
         _save(tokenizer, out / "artifact", model, member)
         members.append(frozen(with_one_head(model, job.reward.objectives)))
-    go_on_alone()
-    pairs = {s: encode_pairs(tokenizer, splits[s], job.generation, job.reward, out) for s in ("calibration", "test")}
     observe(0, {}, doing="sampling and scoring SFT responses, for the scale")
     sft_samples = sample_sft(job, inputs, tokenizer, out / "artifact")
+    go_on_alone()
+    pairs = {s: encode_pairs(tokenizer, splits[s], job.generation, job.reward, out) for s in ("calibration", "test")}
     sft_scores = torch.stack([score_sequences(m, pad_id, sft_samples.ids, job.runtime).double() for m in members])
     write_json(out / "artifact" / "sft_scores.json", sft_scores.tolist())
     whole, combined = as_one(members, sft_scores, EnsembleConfig())
@@ -180,12 +180,13 @@ def _calibrate(
 
 
 def sample_sft(job: RewardJob, inputs: Mapping[str, Path], tokenizer: Any, artifact: Path) -> ProbeTexts:
-    """Sample SFT responses to prompts of the calibration split, and write them to `artifact`."""
+    """Sample SFT responses to prompts of the calibration split, which the ranks share, and write them to `artifact`."""
     rows = read_split(inputs["data"] / "prompts.calibration")[: job.reward.scale_responses]
     policy = frozen(load_causal_lm(inputs["sft"], job.runtime)[0], job.runtime)
     prompts = [row["prompt"] for row in rows]
     seed = torch_seed(job.seed, *ANSWERS_STREAM)
     responses = generate_responses(policy, tokenizer, prompts, job.generation, seed, job.runtime)
-    SftAnswers.of(responses, seed).write(artifact)
+    if is_first():
+        SftAnswers.of(responses, seed).write(artifact)
     encoded = [encode_prompt(tokenizer, p, job.generation.max_prompt_tokens) for p in prompts]
     return ProbeTexts([p + r.token_ids for p, r in zip(encoded, responses, strict=True)], [len(p) for p in encoded])

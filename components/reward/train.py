@@ -17,7 +17,7 @@ from components.base.observe import Observe
 from components.distributed.sharding import gathered, spread
 from components.models.adapters import Backbone
 from components.models.batching import length_buckets, onto
-from components.models.folders import draw_head, frozen, load_reward_model
+from components.models.folders import draw_head, frozen, load_reward_model, on_host
 from components.models.runtime import release_memory
 from components.reward.config import RewardConfig, RewardJob
 from components.reward.losses import pair_losses, weighted_mean
@@ -138,8 +138,7 @@ def start_model(job: RewardJob, sft: Path, member: int, first: Any = None) -> An
         if config.head_start == "zeros":
             nn.init.zeros_(head.weight)
         return first.backbone.add(adapter_name(member), config.lora, adapter_seed, head)
-    loaded = job.runtime if config.lora is None else job.runtime.model_copy(update={"device": "cpu"})
-    model, _ = load_reward_model(sft, loaded, head_seed, config.heads)
+    model, _ = load_reward_model(sft, on_host(job.runtime), head_seed, config.heads)
     if config.head_start == "zeros":
         nn.init.zeros_(model.score.weight)
     if config.lora is None:
@@ -154,6 +153,7 @@ def fit_model(
 ) -> Any:  # fmt: skip
     """Train `model` on `pairs`, in an order that depends on `member`; return it. Resumes from `out/checkpoint`."""
     config = job.reward
+    model = spread(model.requires_grad_(True), job.runtime.sharding, job.runtime.device)
     combination = torch.tensor([config.objectives[name] for name in config.heads] or [1.0], device=job.runtime.device)
 
     if config.shared_prompts:
@@ -181,10 +181,10 @@ def fit_model(
             lambda: _pair_losses(score, held_out.pairs, combination, config.batch_size), held_out.pairs.weights[:],
             held_out.prompts, unit, lambda: _example_scores(score, held_out, combination),
         ))  # fmt: skip
-    model = spread(model.requires_grad_(True).train(), job.runtime.sharding)
     data = TrainingExamples(batch_loss, pairs.lengths, pairs.weights)
-    fit(model, data, config, seed=job.seed, group="reward", out=out, observe=observe, part=member or None,
-        evaluations=evaluations)  # fmt: skip
+    observers = {} if evaluations is None else {"evaluations": evaluations}
+    fit(model.train(), data, config, seed=job.seed, group="reward", out=out, observe=observe, part=member or None,
+        observers=observers)  # fmt: skip
     release_memory(job.runtime.device)
     model = gathered(model)
     if held_out is not None and evaluations is not None:

@@ -5,7 +5,6 @@ Routes and fields are those of vLLM 0.29.0 and 0.32.0: `vllm/entrypoints/serve/d
 only with VLLM_SERVER_DEV_MODE=1. Importable without torch.
 """
 
-import logging
 import math
 import os
 import time
@@ -17,14 +16,14 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from components.base.errors import Unreachable, UserError, refuse_credentials
+from components.models.config import GenerationConfig
 from components.rollouts.asking import FIRST_WAIT, HttpAnswer, HttpClient, ask_patiently, said
-from components.rollouts.config import RolloutConfig
+from components.rollouts.config import COLDEST, HOTTEST, RolloutConfig
 
 OLDEST = (0, 29)
 """The first vLLM version whose server reports a version of its weights (`/weight_info`)."""
 TRIED = ("0.29.0", "0.32.0")
 """The versions with which `make test-vllm` passed."""
-logger = logging.getLogger(__name__)
 DEV_ROUTES = "start it with VLLM_SERVER_DEV_MODE=1 (docs/guide/rollouts.md has the command)"
 
 
@@ -44,6 +43,32 @@ class ServerFacts:
     sleeps: bool
     speculates: bool
 
+    @property
+    def untried(self) -> str:
+        """Return a sentence for a version with which `make test-vllm` has not passed; "" for any other."""
+        if self.version in TRIED:
+            return ""
+        return (
+            f"Tether was tried with vLLM {' and '.join(TRIED)} only, and this is {self.version}. "
+            f"`VLLM={self.version} make test-vllm` tries it."
+        )
+
+
+def server_url(config: RolloutConfig) -> str:
+    """Return the server's address.
+
+    Raises:
+        UserError: neither the config nor the environment of this process names one, or it holds a password.
+    """
+    url = config.url or os.environ.get("TETHER_VLLM_URL")
+    if not url:
+        raise UserError(
+            "ppo.rollout.engine is vllm, and no server is named: set ppo.rollout.url, as in "
+            "--set ppo.rollout.url=http://127.0.0.1:8000, or the environment variable TETHER_VLLM_URL."
+        )
+    refuse_credentials("TETHER_VLLM_URL", url)
+    return url.rstrip("/")
+
 
 class VllmClient(ExitStack[None]):
     """A client of one server, with its connections."""
@@ -52,14 +77,7 @@ class VllmClient(ExitStack[None]):
         import httpx
 
         super().__init__()
-        url = config.url or os.environ.get("TETHER_VLLM_URL")
-        if not url:
-            raise UserError(
-                "ppo.rollout.engine is vllm, and no server is named: set ppo.rollout.url, as in "
-                "--set ppo.rollout.url=http://127.0.0.1:8000, or the environment variable TETHER_VLLM_URL."
-            )
-        refuse_credentials("TETHER_VLLM_URL", url)
-        self.config, self.url = config, url.rstrip("/")
+        self.config, self.url = config, server_url(config)
         self._http = self.enter_context(HttpClient(
             config.timeout, lambda reason: UserError(f"ppo.rollout.url: {self.url}: {reason}"), "VLLM_API_KEY",
             limits=httpx.Limits(max_connections=config.concurrency, max_keepalive_connections=config.concurrency),
@@ -156,12 +174,11 @@ class VllmClient(ExitStack[None]):
             speculates=config.get("speculative_config") is not None,
         )
 
-    def check(self, tokens: int) -> ServerFacts:
-        """Check that the server can sample responses as the run's config was resolved; return its facts. A version
-        that was never tried is named in a warning.
+    def check(self, generation: GenerationConfig | None = None) -> ServerFacts:
+        """Check that the server can sample responses as the run's config was resolved; return its facts.
 
         Args:
-            tokens: number of tokens of the longest prompt and response together.
+            generation: the run's lengths and temperature; None checks all else.
 
         Raises:
             UserError: something differs. The message names each difference and the flag or option to change. Also as
@@ -183,19 +200,21 @@ class VllmClient(ExitStack[None]):
             )
         if facts.speculates:
             wrong.append("it decodes speculatively: start it without --speculative-config")
-        if facts.longest is not None and facts.longest < tokens:
-            wrong.append(
-                f"it takes {facts.longest} tokens, and prompt and response are {tokens}: --max-model-len {tokens}"
-            )
+        if generation is not None:
+            tokens = generation.max_prompt_tokens + generation.max_new_tokens
+            if facts.longest is not None and facts.longest < tokens:
+                wrong.append(
+                    f"it takes {facts.longest} tokens, and prompt and response are {tokens}: --max-model-len {tokens}"
+                )
+            if not COLDEST <= generation.temperature <= HOTTEST:
+                wrong.append(
+                    f"generation.temperature is {generation.temperature:g}, and vLLM samples between {COLDEST} and "
+                    f"{HOTTEST:g} only: change it, or sample with ppo.rollout.engine=local"
+                )
         if config.sleep and not facts.sleeps:
             wrong.append("ppo.rollout.sleep is set, and it can't sleep: start it with --enable-sleep-mode")
         if wrong:
             raise UserError(f"{self.url}: " + "; ".join(wrong) + ".")
-        if facts.version not in TRIED:
-            logger.warning(
-                "%s is vLLM %s, and Tether was tried with %s only. `VLLM=%s make test-vllm` tries it.",
-                self.url, facts.version, " and ".join(TRIED), facts.version,
-            )  # fmt: skip
         return facts
 
     def weights_version(self) -> str:
@@ -234,12 +253,21 @@ class VllmClient(ExitStack[None]):
         return self.get("/is_sleeping").get("is_sleeping") is True
 
 
+def resolve_engine(config: RolloutConfig) -> RolloutConfig:
+    """Return a copy whose engine is not `auto`: a server samples if the config or the environment names one."""
+    if config.engine != "auto":
+        return config
+    named = config.url or os.environ.get("TETHER_VLLM_URL")
+    return config.model_copy(update={"engine": "vllm" if named else "local"})
+
+
 def resolve_rollout(config: RolloutConfig) -> RolloutConfig:
     """Return a copy with every `auto` replaced by what the server reports. Given values are not asked for.
 
     Raises:
         UserError: it cannot be reached, or is not a vLLM server of a supported version.
     """
+    config = resolve_engine(config)
     if config.is_resolved:
         return config
     with VllmClient(config.model_copy(update={"retries": min(config.retries, 1)})) as client:  # a person is waiting

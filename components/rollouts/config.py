@@ -11,8 +11,9 @@ COLDEST, HOTTEST = 0.01, 2.0
 class RolloutConfig(Settings):
     """The engine that samples PPO's rollouts. The final evaluation is always sampled in this process."""
 
-    engine: Literal["local", "vllm"] = "local"
-    """`local` samples in the process that trains; `vllm` asks a vLLM server (0.29 or later) at `url`."""
+    engine: Literal["auto", "local", "vllm"] = "local"
+    """`local` samples in the process that trains; `vllm` asks a vLLM server (0.29 or later) at `url`. `auto` is `vllm`
+    where `url` or TETHER_VLLM_URL names a server to the machine that starts the run, else `local`."""
     url: str | None = unkeyed(None, pattern=r"^https?://[^\s/?#]+(/[^\s?#]*)?$")
     """The server's address, as `http://127.0.0.1:8000`; null: the environment variable TETHER_VLLM_URL on the machine
     that runs the stage. VLLM_API_KEY, if set there, is sent as bearer token."""
@@ -41,7 +42,7 @@ class RolloutConfig(Settings):
     @property
     def by_server(self) -> bool:
         """Return whether a server samples."""
-        return self.engine != "local"
+        return self.engine == "vllm"
 
     @property
     def bit_exact(self) -> bool:
@@ -52,4 +53,4 @@ class RolloutConfig(Settings):
     def is_resolved(self) -> bool:
         """Return whether every `auto` is resolved, so that no server has to be asked."""
         named = self.version != "auto" and self.dtype != "auto" and self.batch_invariant is not None
-        return named or not self.by_server
+        return self.engine == "local" or (self.by_server and named)

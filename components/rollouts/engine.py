@@ -4,6 +4,7 @@ Legend: B responses, T response tokens (padded on the right).
 """
 
 import contextlib
+import logging
 import math
 import random
 import secrets
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from components.base.errors import Unreachable, UserError
-from components.models.adapters import AdapterView
+from components.distributed import ranks
 from components.models.batching import pad
 from components.models.chat.endings import endings_of
 from components.models.config import GenerationConfig
@@ -26,9 +27,11 @@ from components.models.logprobs import token_stats
 from components.models.runtime import Runtime
 from components.models.sampling import LocalEngine, Samples, rollout_engine, with_endings
 from components.models.tokenizers import StopFinder
-from components.rollouts.client import VllmClient
-from components.rollouts.config import COLDEST, HOTTEST, RolloutConfig
-from components.rollouts.transfer import FolderTransfer
+from components.rollouts.client import VllmClient, server_url
+from components.rollouts.config import RolloutConfig
+from components.rollouts.transfer import FolderTransfer, weights_on_first
+
+logger = logging.getLogger(__name__)
 
 BANNED = -100.0
 """The largest negative bias of a logit that vLLM applies (it clamps it). The pad token keeps e^-100 of its odds; a
@@ -62,33 +65,53 @@ def largest_kl(config: RolloutConfig, runtime: Runtime, temperature: float, firs
     return OTHER_KL * growth if first is None else 3 * first + OTHER_KL_GROWTH * growth
 
 
+def check_server(config: RolloutConfig, generation: GenerationConfig, runtime: Runtime, responses: int) -> None:
+    """Check that a server can sample as PPO needs, before models are loaded, and make it sleep if it shares the GPU:
+    one that was just started is awake, and so is one that a killed run left.
+
+    Args:
+        responses: number of responses that are sampled at once.
+
+    Raises:
+        UserError: it differs from the one for which the run was resolved, or cannot sample so. Unreachable: it does not
+            answer.
+    """
+    longest = math.ceil(responses / config.concurrency) * config.timeout
+    if ranks.size() > 1 and longest >= runtime.rank_timeout:
+        raise UserError(
+            f"ppo.rollout: {responses} responses, {config.concurrency} at a time, may take {longest:g} s with "
+            f"ppo.rollout.timeout={config.timeout:g}, and ranks wait {runtime.rank_timeout:g} s for rank 0, which asks "
+            "the server. Raise runtime.rank_timeout above it, or lower ppo.rollout.timeout."
+        )
+    with VllmClient(config) as client:
+        if untried := client.check(generation).untried:
+            logger.warning("%s: %s", client.url, untried)
+        if config.sleep and not client.is_asleep():
+            client.sleep()
+
+
 @contextlib.contextmanager
-def open_rollouts(
-    config: RolloutConfig, tokenizer: Any, runtime: Runtime, generation: GenerationConfig, folder: Path
-) -> "Iterator[Rollouts]":
+def open_rollouts(config: RolloutConfig, tokenizer: Any, runtime: Runtime, folder: Path) -> "Iterator[Rollouts]":
     """Open the rollouts that the resolved `config` names, for as long as a policy trains.
+
+    Every rank opens them. Rank 0 makes the requests, and sends the others the answers.
 
     Args:
         folder: the stage's own, for weights on their way to a server.
 
     Raises:
-        UserError: the server differs from the one for which the run was resolved, or cannot sample as PPO needs.
-            Unreachable: it does not answer.
+        UserError: no server is named. Unreachable: it does not answer.
     """
     if not config.by_server:
         yield LocalRollouts(tokenizer, runtime)
         return
-    if not COLDEST <= generation.temperature <= HOTTEST:
-        raise UserError(
-            f"generation.temperature is {generation.temperature:g}, and vLLM samples between {COLDEST} and {HOTTEST:g} "
-            "only: change it, or sample with ppo.rollout.engine=local."
-        )
-    with VllmClient(config) as client:
-        facts = client.check(generation.max_prompt_tokens + generation.max_new_tokens)
-        if config.folder is None:
+    url = ranks.result_of_first(lambda: server_url(config))  # which another host's environment need not name
+    with VllmClient(config.model_copy(update={"url": url})) as client:
+        model = ranks.result_of_first(lambda: client.facts().model)
+        if config.folder is None and ranks.is_first():
             shutil.rmtree(folder, ignore_errors=True)  # left by a killed attempt
         with contextlib.closing(FolderTransfer(client, Path(config.folder or folder))) as transfer:
-            yield VllmRollouts(client, facts.model, tokenizer, runtime, transfer)
+            yield VllmRollouts(client, model, tokenizer, runtime, transfer)
 
 
 @dataclass(frozen=True)
@@ -116,22 +139,38 @@ class VllmRollouts:
 
     @contextlib.contextmanager
     def engine(self, policy: Any, value_head: Callable[[Tensor], Tensor] | None) -> "Iterator[VllmEngine]":
-        """As `LocalRollouts`: send the weights, empty the prefix cache, sample. The samples have no values.
+        """As `LocalRollouts`: send the weights, empty the prefix cache, sample. The samples have no values. Collective.
 
         Raises:
             UserError: the server's weights are not those that were sent. Unreachable: it does not answer.
         """
         client, version = self.client, f"{self.name}-{self.sent}"
-        whole = policy.merged() if isinstance(policy, AdapterView) else policy
-        if client.config.sleep:
-            if self.runtime.device == "cuda":
-                torch.cuda.empty_cache()
-            if client.is_asleep():
-                client.wake("weights")
-        self.transfer.send(whole, version)
+        size, is_first = int(policy.config.vocab_size), self.sent == 0
+        self.sent += 1
+        try:
+            self._send(policy, version)
+            yield VllmEngine(client, self.model, self.tokenizer, self.runtime, size, version, policy, is_first)
+        except Unreachable:
+            raise
+        except BaseException:
+            if ranks.is_first():  # not together: another rank's error may be its own
+                self._free()
+            raise
+        ranks.result_of_first(self._free)
+
+    def _send(self, policy: Any, version: str) -> None:
+        if self.client.config.sleep and self.runtime.device == "cuda":
+            torch.cuda.empty_cache()
+        weights = weights_on_first(policy, self.transfer.dtype)
+        ranks.result_of_first(lambda: self._replace_weights(weights, policy.config, version))
+
+    def _replace_weights(self, weights: Mapping[str, Tensor], config: Any, version: str) -> None:
+        client = self.client
+        if client.config.sleep and client.is_asleep():
+            client.wake("weights")
+        self.transfer.send(weights, config, version)
         if client.config.sleep:
             client.wake("kv_cache")
-        self.sent += 1
         client.forget_prefixes()
         current = client.weights_version()
         if current != version:
@@ -139,15 +178,6 @@ class VllmRollouts:
                 f"{client.url} says that it samples from the weights {current!r}, and {version!r} were sent: its "
                 "routes are not those of vLLM 0.29 to 0.32, or another run sends it weights."
             )
-        try:
-            size, is_first = int(whole.config.vocab_size), self.sent == 1
-            yield VllmEngine(client, self.model, self.tokenizer, self.runtime, size, version, policy, is_first)
-        except Unreachable:
-            raise
-        except BaseException:
-            self._free()
-            raise
-        self._free()
 
     def _free(self) -> None:
         """Make the server free its memory if it shares the GPU; also after an error, for the next attempt."""
@@ -202,6 +232,10 @@ class VllmEngine:
             for prompt, number in zip(prompts, range(len(prompts)) if numbers is None else numbers, strict=True)
         ]
         self.prove_weights(requests[0])
+        answers = ranks.result_of_first(lambda: self._responses(requests))
+        return self._samples(prompts, [ServedResponse(*answer) for answer in answers])
+
+    def _responses(self, requests: Sequence[Mapping[str, Any]]) -> list[ServedResponse]:
         if self.is_first and self.client.config.batch_invariant and not self.is_batch_invariant(requests):
             raise UserError(
                 f"{self.client.url} runs with VLLM_BATCH_INVARIANT=1, and a response alone differs from the same one "
@@ -210,7 +244,7 @@ class VllmEngine:
             )
         answers = self._ask(requests)
         self._check_version()
-        return self._samples(prompts, answers)
+        return answers
 
     def _check_version(self) -> None:
         current = self.client.weights_version()
@@ -223,11 +257,13 @@ class VllmEngine:
     @torch.no_grad()
     def prove_weights(self, request: Mapping[str, Any]) -> None:
         """Check one short response against the training path: `/weight_info` only repeats the name that was sent.
+        Collective.
 
         Raises:
             UserError: its log-probabilities are not those of the policy.
         """
-        (answer,) = self._ask([_shortened(request)])
+        (response,) = ranks.result_of_first(lambda: self._ask([_shortened(request)]))
+        answer = ServedResponse(*response)
         ids = torch.tensor([[*request["prompt"], *answer.ids]], device=self.runtime.device)
         counts = torch.arange(ids.shape[1], device=ids.device)[None] >= len(request["prompt"])
         temperature, mask = request["temperature"], torch.ones_like(counts)
@@ -235,7 +271,9 @@ class VllmEngine:
         k1 = torch.tensor(answer.logprobs, device=ids.device) - path
         # By `PROOF_TOKENS` for shorter responses too: in bfloat16 one token alone can differ by more than is allowed.
         kl = (torch.expm1(-k1) + k1).sum().item() / PROOF_TOKENS
-        allowed = largest_kl(self.client.config, self.runtime, temperature)
+        ranks.result_of_first(lambda: self._check_proof(kl, largest_kl(self.client.config, self.runtime, temperature)))
+
+    def _check_proof(self, kl: float, allowed: float) -> None:
         if not kl <= allowed:
             self._check_version()
             raise UserError(

@@ -3,15 +3,19 @@
 import logging
 import secrets
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from components.base.errors import UserError, disk_error, naming
 from components.base.files import make_folder
 from components.base.process import is_dead_mark, is_mark_from_here, process_mark
+from components.distributed import ranks, sharding
+from components.models.adapters import AdapterView
 from components.rollouts.client import VllmClient
 
 SENT = "sent-"
@@ -29,22 +33,19 @@ class FolderTransfer:
         self.dtype = getattr(torch, client.config.dtype)
         self.last: Path | None = None
 
-    def send(self, model: Any, version: str) -> None:
-        """Make the server load the weights of `model`, a whole causal LM, as `version`; remove the one before.
+    def send(self, tensors: Mapping[str, Tensor], config: Any, version: str) -> None:
+        """Make the server load these weights of a causal LM with this config as `version`; remove the one before.
 
         Raises:
             UserError: the folder cannot be written, for example because its disk is full.
         """
         place, partial = self.folder / version, self.folder / f".{version}.partial"
-        tensors = {
-            name: x.detach().to("cpu", self.dtype).contiguous().clone() for name, x in model.named_parameters()
-        }
         try:
             shutil.rmtree(partial, ignore_errors=True)  # left by a failed attempt
             make_folder(partial)
             with naming(partial):
-                save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
-                model.config.save_pretrained(partial)
+                save_file(dict(tensors), partial / "model.safetensors", metadata={"format": "pt"})
+                config.save_pretrained(partial)
         except Exception as error:
             if (problem := disk_error(error)) is None:
                 raise
@@ -64,6 +65,23 @@ class FolderTransfer:
         """Remove all that this process sent."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.last = None
+
+
+@torch.no_grad()
+def weights_on_first(model: Any, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the weights of a causal LM in the host's memory on rank 0, and nothing on the others. Collective.
+
+    Sharded parameters are gathered one by one, so that a GPU holds one whole at a time.
+    """
+    if isinstance(model, AdapterView):  # each rank has the whole backbone
+        model = model.merged() if ranks.is_first() else nn.Module()
+    sharding.only_own_part(model)
+    tensors = {}
+    for name, parameter in model.named_parameters():
+        whole = sharding.whole(parameter.detach())
+        if ranks.is_first():
+            tensors[name] = whole.to("cpu", dtype).contiguous().clone()
+    return tensors
 
 
 def sweep_sent(folder: Path) -> None:

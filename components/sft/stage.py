@@ -15,9 +15,9 @@ from components.base.observe import Observe
 from components.base.text import counted
 from components.data.support_desk.task import task_scores
 from components.data.tables.published import read_split
-from components.distributed.ranks import go_on_alone
-from components.distributed.sharding import gathered, spread
-from components.models.folders import build_causal_lm, load_base, save_model
+from components.distributed.ranks import go_on_alone, in_turn
+from components.distributed.sharding import spread
+from components.models.folders import build_causal_lm, load_base
 from components.models.matrices.kernels import by_onednn
 from components.models.runtime import release_memory
 from components.models.sampling import generate_responses
@@ -36,6 +36,7 @@ from components.sft.tokenized_demonstrations import (
 from components.stats.intervals import clustered_proportion
 from components.training.heldout import HeldOut, LossEvaluations
 from components.training.loop import TrainingExamples, fit, torch_seed
+from components.training.trained_weights import save_whole
 
 SHOWN = 8
 """Number of held-out prompts whose responses are shown at each evaluation during training."""
@@ -87,34 +88,41 @@ def run(job: SftJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
             lambda model: _answered(job, inputs["data"], model, tokenizer, prompts, "shown")[0],
         )  # fmt: skip
         model.eval()
-    go_on_alone()
     if evaluations is not None:
         observe(0, {}, doing=f"evaluating the last model on {subject}")
         last = loss_a_token(response_losses(model, pad_id, heldout_examples, job.runtime), heldout_examples)
         metrics |= {**last.metrics("sft/last_loss"), "sft/last_perplexity": math.exp(last.value)}
-        metrics |= evaluations.publish(model, lambda: save_model(model, tokenizer, out / "artifact" / "last" / "model"))
-        write_json(out / "artifact" / "metadata.json", evaluations.document())
-    save_model(model, tokenizer, out / "artifact" / "model")
+        metrics |= evaluations.publish(model, lambda: save_whole(model, tokenizer, out / "artifact" / "last" / "model"))
+    save_whole(model, tokenizer, out / "artifact" / "model")
     if job.sft.train:
         observe(0, {}, doing=f"evaluating on {subject}")
         losses = response_losses(model, pad_id, heldout_examples, job.runtime)
     loss = loss_a_token(losses, heldout_examples)
     metrics |= {**loss.metrics("sft/loss"), "sft/perplexity": math.exp(loss.value)}
     metrics |= perplexity_ratio(losses, baseline, heldout_examples).metrics("sft/perplexity_ratio")
-    metrics |= _sample(job, inputs["data"], model, tokenizer, out, observe)
+    metrics |= _sample(job, inputs["data"], model, tokenizer, out, observe)  # after this only the first rank goes on
+    if evaluations is not None:
+        write_json(out / "artifact" / "metadata.json", evaluations.document())
     write_json(out / "artifact" / "metrics.json", metrics)
     return metrics
 
 
 def _untrained(job: SftJob, inputs: Mapping[str, Path], train: Sequence[Demonstration]) -> tuple[Any, Any]:
     """Return the base model, or a model from scratch with the vocabulary of `train`, and its tokenizer."""
-    if "base" in inputs:
-        model, tokenizer = load_base(inputs["base"], template=job.sft, stop=job.generation.stop)
-    else:
+    if "base" not in inputs:
         longest = job.generation.max_prompt_tokens + job.generation.max_new_tokens
         tokenizer = train_tokenizer(texts_of(train), job.sft.scratch.vocabulary, job.generation.stop)
         model = build_causal_lm(job.sft.scratch, tokenizer, max(longest, 512), torch_seed(job.seed, "sft", "weights"))
-    return by_onednn(model.to(job.runtime.device)), tokenizer
+        return _placed(model, job), tokenizer
+    with in_turn():  # a base that is not in float32 is converted whole on the host
+        model, tokenizer = load_base(inputs["base"], template=job.sft, stop=job.generation.stop)
+        return _placed(model, job), tokenizer
+
+
+def _placed(model: Any, job: SftJob) -> Any:
+    """Move a model to the device; one that trains is sharded over the ranks."""
+    model = by_onednn(model).requires_grad_(job.sft.train)
+    return spread(model, job.runtime.sharding if job.sft.train else "replicas", job.runtime.device)
 
 
 def _need_enough(
@@ -185,11 +193,11 @@ def fine_tune(
     if packing is not None:
         longest = np.argsort(examples.lengths, kind="stable")[-CHECKED:].tolist()
         check_packing(model, pad_id, [examples[i] for i in longest], job.runtime)
-    model = spread(model.requires_grad_(True).train(), job.runtime.sharding)
     data = TrainingExamples(batch_loss, examples.lengths, weights=examples.responses.lengths, packing=packing)
-    fit(model, data, job.sft, seed=job.seed, group="sft", out=out, observe=observe, evaluations=evaluations)
+    observers = {} if evaluations is None else {"evaluations": evaluations}
+    fit(model.train(), data, job.sft, seed=job.seed, group="sft", out=out, observe=observe, observers=observers)
     release_memory(job.runtime.device)
-    return gathered(model), evaluations
+    return model, evaluations
 
 
 def unigram_losses(train: Examples, heldout: Examples, vocabulary: int) -> list[float]:
@@ -203,10 +211,14 @@ def unigram_losses(train: Examples, heldout: Examples, vocabulary: int) -> list[
 
 
 def _sample(job: SftJob, data: Path, model: Any, tokenizer: Any, out: Path, observe: Observe) -> dict[str, float]:
-    """Sample responses to held-out prompts; return the share that ended and, on the built-in task, the gold score."""
+    """Sample responses to held-out prompts; return the share that ended and, on the built-in task, the gold score.
+
+    All ranks call it and share the sampling; then the first goes on alone.
+    """
     prompts = [row["prompt"] for row in read_split(data / "prompts.test")[: job.sft.evaluate]]
     observe(0, {}, doing=f"sampling responses to {counted(len(prompts), 'held-out prompt')}")
     samples, scores = _answered(job, data, model, tokenizer, prompts, "samples")
+    go_on_alone()
     write_rows(out / "artifact" / "samples.jsonl", samples)
     means = {f"sft/{name}": sum(s[name] for s in scores) / len(scores) for name in scores[0] if name != "echoes"}
     ended = clustered_proportion([row["ended"] for row in samples], [str(p) for p in prompts])

@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from components.base.errors import UserError
+from components.distributed import ranks
 from components.models.batching import encode_prompts, encode_responses, length_buckets, onto, pad
 from components.models.config import GenerationConfig
 from components.models.logprobs import positions, token_stats
 from components.models.runtime import Runtime
 from components.models.tokenizers import Demonstration
 from components.stats.intervals import Interval, clustered_ratio
+from components.training.loop import micro_batches
 from components.training.tokens import CHUNK, TokenLists, TokenWriter, chunks
 
 SAME = 1e-4
@@ -142,13 +144,15 @@ def check_packing(model: Any, pad_id: int, batch: Sequence[Example], runtime: Ru
 
 @torch.no_grad()
 def response_losses(model: Any, pad_id: int, examples: Examples, runtime: Runtime, batch_size: int = 32) -> list[float]:
-    """Return the negative log-probability of the response of each of `examples` (n,), nats."""
-    totals = [0.0] * len(examples)
-    for batch in length_buckets(examples.lengths, batch_size):
+    """Return the negative log-probability of the response of each of `examples` (n,), nats. The ranks share them."""
+    totals = torch.zeros(len(examples), dtype=torch.float64)
+    batches = list(length_buckets(examples.lengths, batch_size))
+    for (number,), counts in micro_batches(range(len(batches)), 1):
+        batch = batches[number]
         losses = token_losses(model, pad_id, [examples[i] for i in batch], runtime).double().cpu()
         for i, of_example in zip(batch, losses.split(examples.responses.lengths[batch].tolist()), strict=True):
-            totals[i] = float(of_example.sum())
-    return totals
+            totals[i] = of_example.sum() if counts else 0
+    return ranks.joined(totals).tolist()
 
 
 def perplexity_ratio(losses: Sequence[float], baseline: Sequence[float], examples: Examples) -> Interval:

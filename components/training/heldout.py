@@ -14,7 +14,7 @@ from components.base.errors import CheckFailed
 from components.distributed import ranks
 from components.stats.intervals import LEVEL, Interval, clustered_mean, clustered_ratio
 from components.training.optim import FitConfig
-from components.training.trained_weights import kept_parameters, put_weights, whole_tensors
+from components.training.trained_weights import as_parts, kept_parameters, put_weights, whole_tensors
 from components.training.updates import Observer, Stateful, Update
 
 Row = dict[str, float]
@@ -45,7 +45,7 @@ class BestCheckpoint(Stateful):
     last_values: Values = field(default_factory=dict)
     """The same of the last one."""
     weights: dict[str, Tensor] = field(default_factory=dict)
-    """The trained parameters of the best checkpoint, complete and on the CPU."""
+    """The trained parameters of the best checkpoint, whole and on the CPU; empty on all ranks but the first."""
     memory = ("evaluations", "number", "best_values", "last_values", "weights")
 
     def add(self, row: Row, values: Values, model: Any) -> None:
@@ -55,6 +55,18 @@ class BestCheckpoint(Stateful):
             self.weights = whole_tensors(kept_parameters(model))
         self.evaluations.append(row)
         self.last_values = values
+
+    def publish(self, model: Any, keep_last: Callable[[], None]) -> None:
+        """Call `keep_last`, which stores `model`, and then load the best weights into it. All ranks call it."""
+        parts = list(as_parts(self.weights, model))  # on the devices, so that the host holds one whole model at a time
+        self.weights = {}
+        keep_last()
+        put_weights(model, parts)
+
+    def restore(self, state: Any) -> None:
+        """Restore the state from a checkpoint; only the first rank keeps the weights."""
+        super().restore(state)
+        self.weights = self.weights if ranks.is_first() else {}
 
     @property
     def best(self) -> Row:
@@ -182,7 +194,7 @@ class LossEvaluations(Observer[Update]):
         return {"published_step": step or None, "reason": reason, "last_step": last, "evaluations": rows}
 
     def publish(self, model: Any, keep_last: Callable[[], None] = lambda: None) -> dict[str, float]:
-        """Load the weights of the step from `choose` into `model`, whole on this rank; return the final metrics.
+        """Load the weights of the step from `choose` into `model`; return the final metrics. All ranks call it.
 
         If that is not the last step, `keep_last` is called before, to store the model as the last step left it.
         `GROUP/last_watched_loss` is that of the last step, whichever is published; likewise for the further numbers.
@@ -192,9 +204,9 @@ class LossEvaluations(Observer[Update]):
         step, last = self.choose()[0], self.checkpoints.last
         row = last
         if step != last["step"]:
-            keep_last()
-            put_weights(model, self.checkpoints.weights)
+            self.checkpoints.publish(model, keep_last)
             row = self.checkpoints.best
+        self.checkpoints.weights = {}
         metrics = {"published_step": float(step), "last_step": float(last["step"])}
         for kind, results in (("watched", row), ("last_watched", last)):
             metrics |= {f"{kind}_{name}": value for name, value in results.items() if name != "step"}

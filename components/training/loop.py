@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Generic, Self
 
 import numpy as np
@@ -27,7 +28,13 @@ from components.models.adapters import AdapterView
 from components.models.batching import LengthBuckets, packed_runs
 from components.models.runtime import peak_memory_gb
 from components.training import checkpoint
-from components.training.optim import FitConfig, OptimizerConfig, build_optimizer, learning_rate_at, set_learning_rate
+from components.training.optim import (
+    OptimizerConfig,
+    PassesConfig,
+    build_optimizer,
+    learning_rate_at,
+    set_learning_rate,
+)
 from components.training.shares import load_share, save_share
 from components.training.trained_weights import kept_parameters
 from components.training.updates import Observer, Stateful, U, Update
@@ -204,6 +211,8 @@ class TrainingExamples:
     """(N,) weight of each example."""
     packing: int | None = None
     """Most tokens per call of `loss`, if it packs its examples; None: `micro_batch_size` examples per call."""
+    prepare: Callable[[list[int]], None] | None = None
+    """Called with all indices of a step's batch, on every rank, before its calls of `loss`."""
 
 
 class Loop(Generic[U]):
@@ -301,27 +310,29 @@ class Loop(Generic[U]):
 def fit(
     model: Any,
     examples: TrainingExamples,
-    config: FitConfig,
+    config: PassesConfig,
     *,
     seed: int,
     group: str,
     out: Path,
     observe: Observe,
     part: int | None = None,
-    evaluations: Observer[Update] | None = None,
+    observers: Mapping[str, Observer[Update]] = MappingProxyType({}),
 ) -> int:
     """Train `model` in length-bucketed batches with weighted gradients; return the number of optimiser steps.
 
     Resumes from `out/checkpoint`.
 
     Args:
-        group: metric group and checkpoint folder, `sft` or `reward`.
+        group: metric group and checkpoint folder: `sft`, `reward` or `direct`.
         part: the model's number, if a stage trains several; each has its own data order and checkpoint folder.
-        evaluations: evaluates the model on held-out examples, and may stop the training.
+        observers: look at each step, in this order, and may stop the training; for example `evaluations` on held-out
+            examples.
 
     Raises:
         CheckFailed: a loss or gradient is not finite.
     """
+    sharding.only_own_part(model)
     name = group if part is None else f"{group}-{part}"
     each_pass = math.ceil(len(examples.lengths) / config.batch_size)
     steps = config.epochs * each_pass
@@ -331,7 +342,6 @@ def fit(
         return LengthBuckets(examples.lengths, config.batch_size, seeded(seed, name, "order", epoch))
 
     optimizer = build_optimizer(model, config)
-    observers = {} if evaluations is None else {"evaluations": evaluations}
     pace = checkpoint.Pace(config.checkpoint_every, config.checkpoint_minutes)
     loop = Loop(
         out / "checkpoint" / name, steps, pace, observe, observers, {"model": model}, {"model": optimizer},
@@ -346,6 +356,8 @@ def fit(
             draw = [ranks.rank()] if ranks.rank() else []
             torch.manual_seed(torch_seed(seed, name, "dropout", step, *draw))  # dropout uses the global generator
             batch = batches(step // each_pass)[step % each_pass]
+            if examples.prepare is not None:
+                examples.prepare(batch)
             metrics, norm = _backward(model, examples, config, batch, group, number)
             metrics |= {f"{group}/grad_norm": norm, f"{group}/learning_rate": rate}
             step_and_clear(optimizer)
@@ -359,7 +371,7 @@ def fit(
 
 
 def _backward(
-    model: Any, examples: TrainingExamples, config: FitConfig, batch: list[int], group: str, number: int
+    model: Any, examples: TrainingExamples, config: PassesConfig, batch: list[int], group: str, number: int
 ) -> tuple[dict[str, float], float]:
     """Accumulate and clip the gradient of the weighted mean loss of `batch`; return metrics and the norm before."""
     weight, shares = math.fsum(examples.weights[i] for i in batch), list[float]()
@@ -378,7 +390,8 @@ def _backward(
     columns = {name: [numbers.pop(0) for _ in values] for name, values in unread.items()}
     broken = next((loss for loss in columns.pop("loss") if not math.isfinite(loss)), None)
     if broken is not None:
-        raise CheckFailed(f"{group}: the loss is {broken} at step {number}. Lower {group}.learning_rate.")
+        options = {"direct": "policy"}.get(group, group)
+        raise CheckFailed(f"{group}: the loss is {broken} at step {number}. Lower {options}.learning_rate.")
     metrics = {name: sum(v * s for v, s in zip(values, shares, strict=True)) for name, values in columns.items()}
     return ranks.summed(metrics), check_norm(norm_read, group)
 

@@ -26,15 +26,17 @@ class Ends(NamedTuple):
     large: float
 
 
-Trained = Literal["sft", "reward", "ppo", "ppo.critic"]
+Trained = Literal["sft", "reward", "ppo", "ppo.critic", "policy"]
 ENDS: dict[Trained, Ends] = {
     "sft": Ends(1e-3, 2e-5),
     "reward": Ends(5e-4, 1e-5),
     "ppo": Ends(3e-4, 1e-6),
     "ppo.critic": Ends(1e-3, 1e-5),
+    "policy": Ends(3e-4, 1e-6),
 }
 """At `SMALL`, the rates with which the built-in task was developed. At `LARGE`, those usual for 1 to 70 billion
-parameters (Touvron et al. 2023, "Llama 2", sections 3.1 to 3.2.3: 2e-5, 1e-5, 1e-6; a critic's 9e-6 in OpenRLHF)."""
+parameters (Touvron et al. 2023, "Llama 2", sections 3.1 to 3.2.3: 2e-5, 1e-5, 1e-6; a critic's 9e-6 in OpenRLHF).
+`policy` is a direct method's: PPO's at `SMALL`, and that of Rafailov et al. 2023, appendix B, at `LARGE`."""
 
 
 def default_rate(trained: Trained, parameters: int, lora: bool = False) -> float:
@@ -115,8 +117,8 @@ class FitWatchConfig(Settings):
     """Stop after this many evaluations in a row that did not lower the lowest loss; null: never."""
 
 
-class FitConfig(OptimizerConfig):
-    """Options of the supervised training loop: passes, batches and checkpoints."""
+class PassesConfig(OptimizerConfig):
+    """Options of the training loop over a fixed set of examples: passes, batches and checkpoints."""
 
     epochs: int = Field(1, ge=1)
     """Passes over the examples (demonstrations, or pairs)."""
@@ -124,16 +126,21 @@ class FitConfig(OptimizerConfig):
     """Examples per optimiser step."""
     micro_batch_size: int = Field(32, ge=1)
     """Examples per forward pass (a pair is one example); gradients accumulate up to `batch_size`."""
+    checkpoint_every: int = unkeyed(100, ge=1)
+    """Optimiser steps between checkpoints."""
+    checkpoint_minutes: float | None = unkeyed(10.0, gt=0)
+    """Also write a checkpoint when this many minutes have passed since the last one; null: count only steps."""
+
+
+class FitConfig(PassesConfig):
+    """Options of supervised training: the loop's, and held-out evaluations by the loss."""
+
     evaluate_every: int | None = Field(None, ge=1)
     """Optimiser steps between evaluations on held-out examples. The checkpoint with the lowest loss is published
     instead of the last one if its loss is certainly lower. Useful for several passes over few examples. Null: no
     evaluations, and the last is published."""
     watch: FitWatchConfig = FitWatchConfig()
     """What the evaluations of `evaluate_every` use and decide."""
-    checkpoint_every: int = unkeyed(100, ge=1)
-    """Optimiser steps between checkpoints."""
-    checkpoint_minutes: float | None = unkeyed(10.0, gt=0)
-    """Also write a checkpoint when this many minutes have passed since the last one; null: count only steps."""
 
     @model_validator(mode="after")
     def _patience_counts_evaluations(self) -> Self:

@@ -1,13 +1,18 @@
-"""Copies of a model's trained weights: whole on the CPU, and their exponential moving average during training."""
+"""Copies of a model's trained weights: whole on the first rank's CPU, and their exponential moving average during
+training."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from components.distributed import sharding
+from components.distributed import ranks, sharding
+from components.models.folders import save_model
 from components.training.updates import Observer, Update
 
 
@@ -18,16 +23,43 @@ def kept_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def whole_tensors(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """Return CPU copies; sharded tensors are gathered, so all ranks must call it."""
-    return {name: sharding.whole(tensor).detach().cpu().clone() for name, tensor in named}
+    """Return CPU copies on the first rank, and nothing on others; a tensor with two names (tied weights) has one copy.
+
+    Sharded tensors are gathered one by one, so all ranks must call it.
+    """
+    by_name, copies = dict(named), dict[int, Tensor]()
+    for tensor in {id(tensor): tensor for tensor in by_name.values()}.values():
+        whole = sharding.whole(tensor).detach()
+        if ranks.is_first():
+            copies[id(tensor)] = whole.to("cpu", copy=True)
+    return {name: copies[id(tensor)] for name, tensor in by_name.items() if copies}
 
 
-def put_weights(model: Any, weights: Mapping[str, Tensor]) -> None:
-    """Load `weights`, from `whole_tensors`, into `model`, which is whole on this rank."""
-    named = dict(model.named_parameters())
-    with torch.no_grad():
-        for name, tensor in weights.items():
-            named[name].copy_(tensor)
+def save_whole(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Write `model` on the first rank, as `save_model` does. All ranks must call it: a sharded model is gathered on the
+    first rank's CPU."""
+    if sharding.is_sharded(model):
+        weights = whole_tensors(model.state_dict(keep_vars=True).items())
+        model = SimpleNamespace(save_pretrained=partial(model.save_pretrained, state_dict=weights))
+    if ranks.is_first():
+        save_model(model, tokenizer, folder)
+
+
+def as_parts(weights: Mapping[str, Tensor], model: Any) -> Iterator[Tensor]:
+    """Yield the first rank's `weights`, from `whole_tensors`, in the order of the `kept_parameters` of `model`: like
+    these each is whole or this rank's part, and on its device. All ranks must call it."""
+    sharding.only_own_part(model)
+    for name, parameter in kept_parameters(model):
+        whole = weights[name] if ranks.is_first() else torch.zeros(parameter.shape)
+        yield sharding.like(ranks.joined(whole.to(parameter.device)), parameter)
+
+
+@torch.no_grad()
+def put_weights(model: Any, weights: Iterable[Tensor]) -> None:
+    """Copy `weights` into the `kept_parameters` of `model`, in their order; sharded ones have this rank's part each."""
+    sharding.only_own_part(model)
+    for (_, parameter), weight in zip(kept_parameters(model), weights, strict=True):
+        parameter.copy_(weight)
 
 
 class WeightAverage(Observer[Update]):
@@ -52,7 +84,7 @@ class WeightAverage(Observer[Update]):
     @torch.no_grad()
     def replace(self, model: Any) -> None:
         """Copy the average into `model`."""
-        _put(model, list(self.weights))
+        put_weights(model, self.weights)
 
     @contextmanager
     def instead(self, model: Any) -> Iterator[None]:
@@ -62,13 +94,7 @@ class WeightAverage(Observer[Update]):
         try:
             yield
         finally:
-            _put(model, weights)
-
-
-@torch.no_grad()
-def _put(model: Any, weights: list[Any]) -> None:
-    for parameter, weight in zip(_trained(model), weights, strict=True):
-        parameter.copy_(weight)
+            put_weights(model, weights)
 
 
 def _trained(model: Any) -> list[nn.Parameter]:

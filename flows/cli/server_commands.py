@@ -68,13 +68,24 @@ def deploy(
 
 
 @command(server_commands, "doctor", any_home=True)
-def doctor() -> None:
+def doctor(
+    profile: Annotated[
+        str | None,
+        typer.Argument(
+            help="A profile or a .yaml file whose vLLM server is checked (default: that of TETHER_VLLM_URL).",
+            autocompletion=completion.profiles,
+        ),
+    ] = None,
+    set_: Set = None,
+) -> None:
     """Check that this machine can run Tether.
 
     It checks torch, GPU, disk, store, versions, servers and deployments."""
     from flows.doctor import diagnose, print_findings
 
-    findings = diagnose(tether_home())
+    if profile is None and set_:
+        raise UserError("doctor --set changes a profile. Name it, as in `tether doctor gpu --set ...`.")
+    findings = diagnose(tether_home(), None if profile is None else config_of(profile, set_))
     answers = any(finding.what == "Prefect" and finding.level == "ok" for finding in findings)
     if answers and os.environ.get("PREFECT_API_URL"):
         from flows.deployment import stale

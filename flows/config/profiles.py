@@ -8,9 +8,11 @@ from typing import NamedTuple
 from pydantic import JsonValue
 
 from components.base.errors import UserError
-from components.base.nested import group, merge, nested
+from components.base.nested import flatten, group, merge, nested
 from components.base.paths import user_path
-from components.ppo.config import KL_LIMITS, OF_CRITIC_KIND, WITHOUT_CRITIC
+from components.direct.config import PolicyConfig
+from components.gates.methods import DIRECT, is_used
+from components.ppo.config import KL_LIMITS, OF_CRITIC_KIND, WITHOUT_CRITIC, PpoConfig
 from flows.config import yaml as yaml_text
 from flows.config.removed import renamed
 
@@ -78,13 +80,15 @@ def apply_overrides(values: dict[str, JsonValue], overrides: Iterable[Override])
     """Return a copy of `values` with the overrides applied in order.
 
     Raises:
-        UserError: an override names a key below a plain value.
+        UserError: an override names a key below a plain value, or an option that says nothing to `policy.method`.
     """
     layer: dict[str, JsonValue] = {}
     for path, value in overrides:
         _refuse_reaching_into_values(lay(values, layer), path)
         layer = merge(layer, nested(path, value))
-    return lay(values, renamed(layer, "--set"))
+    layer = renamed(layer, "--set")
+    _refuse_unused(values, layer, "--set")
+    return lay(values, layer)
 
 
 def lay(below: dict[str, JsonValue], above: dict[str, JsonValue]) -> dict[str, JsonValue]:
@@ -93,7 +97,8 @@ def lay(below: dict[str, JsonValue], above: dict[str, JsonValue]) -> dict[str, J
     If `above` adds preferences and `below` generates them, the judges become people, and the gates that need simulated
     votes or the simulated policy are turned off, unless `above` sets them. If `above` chooses an advantage without a
     critic, the critic's options of `below` are left out; if it chooses a kind of critic, those of the other kind are.
-    If it chooses a unit of KL, the limits of `below` in the other unit are.
+    If it chooses a unit of KL, the limits of `below` in the other unit are. Limits of KL for a method that has no
+    controller need not be above the target that `below` has for one.
     """
     new, old = (group(values, "data").get("preferences") for values in (above, below))
     if new is not None and old is None and below:
@@ -107,7 +112,38 @@ def lay(below: dict[str, JsonValue], above: dict[str, JsonValue]) -> dict[str, J
     if unit not in (None, kl.get("unit", "response")):
         remaining = {name: value for name, value in kl.items() if name not in KL_LIMITS}
         below = below | {"ppo": dict(group(below, "ppo")) | {"kl": remaining}}
+    if _method(below, above) in DIRECT and group(new_ppo, "kl"):
+        below = merge(below, nested(("ppo", "kl", "control"), "fixed"))
     return merge(below, above)
+
+
+def _method(below: dict[str, JsonValue], above: dict[str, JsonValue]) -> JsonValue:
+    """Return `policy.method` of `above` merged over `below`."""
+    return merge(group(below, "policy"), group(above, "policy")).get("method", "ppo")
+
+
+def _refuse_unused(below: dict[str, JsonValue], above: dict[str, JsonValue], source: str) -> None:
+    """Refuse options of `ppo` and `policy` in `above` that say nothing to the method. Those of `below` are ignored.
+
+    A profile that names no method may have options for whoever chooses one, and a config that `tether show-config`
+    printed has all options.
+
+    Raises:
+        UserError: there is such an option.
+    """
+    if (method := _method(below, above)) not in ("ppo", *DIRECT):
+        return  # the config classes name the methods
+    for name, kind in (("ppo", PpoConfig), ("policy", PolicyConfig)):
+        options, fields = group(above, name), kind.model_fields.keys()
+        unnamed = source != "--set" and "method" not in {*group(below, "policy"), *options}
+        if options.keys() >= fields or (name == "policy" and unnamed):
+            continue
+        for option in flatten(dict(options)):
+            if option.split(".")[0] in fields and not is_used(str(method), f"{name}.{option}"):
+                raise UserError(
+                    f"{source}: {name}.{option} says nothing to policy.method={method}. Leave it out, or choose a "
+                    "method that uses it."
+                )
 
 
 def _is_file_name(profile: str) -> bool:
@@ -136,11 +172,11 @@ def _read(path: Path, above: tuple[Path, ...]) -> dict[str, JsonValue]:
         raise UserError(f"{path}: extends itself ({chain}).")
     values = renamed(yaml_text.read_mapping(path), str(path))
     parent = values.pop("extends", None)
-    if parent is None:
-        return values
-    if not isinstance(parent, str):
+    if parent is not None and not isinstance(parent, str):
         raise UserError(f"{path}: extends = {parent!r}: must be a profile's name or a .yaml file.")
-    return lay(_read(_find(parent, path.parent), (*above, path)), values)
+    below = {} if parent is None else _read(_find(parent, path.parent), (*above, path))
+    _refuse_unused(below, values, str(path))
+    return lay(below, values)
 
 
 def _refuse_reaching_into_values(values: dict[str, JsonValue], path: tuple[str, ...]) -> None:

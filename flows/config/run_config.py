@@ -1,7 +1,7 @@
 """A run's complete config: the stages' config classes side by side. `load_config` builds it from a profile and
 `--set`."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
@@ -13,7 +13,10 @@ from components.base.errors import UserError, refuse_credentials
 from components.base.redaction import has_credentials
 from components.base.settings import Settings
 from components.data.config import DataConfig
+from components.direct.config import PolicyConfig
+from components.gates.built_in.ppo_gates import OF_UPDATES
 from components.gates.judging import ExtraGate, GatesConfig, with_kl_gates
+from components.gates.methods import is_used
 from components.gates.table import GATES
 from components.human_eval.config import HumanEvalConfig
 from components.models.config import GenerationConfig
@@ -26,7 +29,7 @@ from flows.config.config_errors import unknown, validated
 from flows.config.profiles import Override, apply_overrides, profile_name, profile_names, read_profile
 from flows.config.removed import without_removed
 from tasks.runs.config import profile_values
-from tasks.stages import PIPELINE, STAGES, Stage, StageName
+from tasks.stages import DIRECT, KNOWN, PIPELINE, STAGES, Stage, StageName
 
 Job = TypeVar("Job", bound=Settings)
 
@@ -109,8 +112,10 @@ class Options(Settings):
     """Supervised fine-tuning."""
     reward: RewardConfig = RewardConfig()
     """The reward model."""
+    policy: PolicyConfig = PolicyConfig()
+    """The method that trains the policy, and the options of the direct methods."""
     ppo: PpoConfig = PpoConfig()
-    """Training of the policy, and its KL penalty towards SFT."""
+    """Training of the policy by PPO, with its KL penalty towards SFT; and how a policy of any method is evaluated."""
     human_eval: HumanEvalConfig = HumanEvalConfig()
     """The blind comparison with SFT."""
     gates: GatesConfig = GatesConfig()
@@ -136,11 +141,18 @@ class Options(Settings):
                 f"ppo.score.ensemble: {self.ppo.score.ensemble} needs several reward models: set reward.members to 2 "
                 "or more"
             )
-        if self.ppo.lora is not None and self.reward.lora is None:
+        group = "ppo" if self.policy.method == "ppo" else "policy"
+        if getattr(self, group).lora is not None and self.reward.lora is None:
             raise ValueError(
-                "ppo.lora: the reward model shares the policy's backbone only if it is an adapter too: set "
+                f"{group}.lora: the reward model shares the policy's backbone only if it is an adapter too: set "
                 "reward.lora, as in --set reward.lora.rank=8"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _patience_counts_evaluations(self) -> Self:
+        if self.policy.method != "ppo" and self.ppo.watch.patience is not None and self.policy.evaluate_every is None:
+            raise ValueError("ppo.watch.patience counts evaluations, and there are none: set policy.evaluate_every")
         return self
 
     @model_validator(mode="after")
@@ -154,20 +166,45 @@ class Options(Settings):
 
     @property
     def effective_gates(self) -> GatesConfig:
-        """Return the gates that judge a run: the gate on KL takes the band if it is not named."""
-        return GatesConfig(**with_kl_gates(self.gates.model_dump(), self.ppo.kl.model_dump()))
+        """Return the gates that judge a run: the gate on KL takes the band if it is not named, and PPO's own are off
+        with another method."""
+        gates = GatesConfig(**with_kl_gates(self.gates.model_dump(), self.ppo.kl.model_dump()))
+        method = self.policy.method
+        return gates if method == "ppo" else gates.without(OF_UPDATES, f"policy.method={method} has no PPO updates")
 
     def job(self, kind: type[Job]) -> Job:
         """Return the part of this config that enters a stage's key: the groups that the stage's job class `kind`
         names."""
         return kind(**{name: getattr(self, name) for name in kind.model_fields})
 
+    def stage(self, name: str) -> Stage:
+        """Return the stage of a name; of `ppo`, the one that trains by `policy.method`."""
+        return KNOWN[name] if self.policy.method == "ppo" or name != DIRECT.name else DIRECT
+
     def stage_job(self, stage: Stage) -> Settings:
         """Return the job of a stage, for the machine that computes it."""
+        stage = self.stage(stage.name)
         runtime = self.runners.get(stage.group, Runner()).runtime or self.runtime
         if not stage.spreads:  # one process computes this stage, however many ranks train
             runtime = runtime.model_copy(update={"ranks": 1, "sharding": "none"})
         return self.model_copy(update={"runtime": runtime}).job(stage.load_job())
+
+    def with_label_noise(self, metrics: Mapping[str, float]) -> Self:
+        """Return these options with `policy.label_smoothing: auto` replaced by the estimate among the `metrics` of
+        validate.
+
+        Raises:
+            UserError: there is no estimate.
+        """
+        if self.policy.label_smoothing != "auto" or not is_used(self.policy.method, "policy.label_smoothing"):
+            return self
+        if (noise := metrics.get("data/label_noise")) is None:
+            raise UserError(
+                "policy.label_smoothing is auto, and validate has no estimate of the label noise (data/label_noise): "
+                "the pairs are too few, or their texts say too little about the labels. Set policy.label_smoothing to "
+                "a number."
+            )
+        return self.model_copy(update={"policy": self.policy.model_copy(update={"label_smoothing": noise})})
 
     @property
     def pools(self) -> dict[str, str]:
@@ -214,16 +251,12 @@ class Options(Settings):
         Raises:
             UserError: a stage would refuse its options.
         """
-        for name, options in (("sft", self.sft), ("reward", self.reward), ("ppo", self.ppo)):
-            runtime = self.runners.get(name, Runner()).runtime or self.runtime
+        by_ppo = self.policy.method == "ppo"
+        policy = ("ppo", self.ppo) if by_ppo else ("policy", self.policy)
+        for name, options in (("sft", self.sft), ("reward", self.reward), policy):
+            runtime = self.runners.get("ppo" if name == "policy" else name, Runner()).runtime or self.runtime
             if runtime.ranks == 1:
                 continue
-            if name == "ppo" and self.ppo.rollout.by_server:
-                raise UserError(
-                    f"ppo.rollout.engine: a server samples for one process, and PPO would have {runtime.ranks} "
-                    "(runtime.ranks). Set runtime.ranks=1, or runners.ppo.runtime.ranks=1 for PPO alone, or let the "
-                    "ranks sample (ppo.rollout.engine=local)."
-                )
             whole = getattr(options, "lora", None) is None and getattr(options, "train", True)
             if options.optimizer == "adamw_8bit" and whole and runtime.sharding != "replicas":
                 raise UserError(

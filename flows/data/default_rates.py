@@ -23,9 +23,12 @@ def with_rates(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]]:
     rate_and_lora: dict[Trained, tuple[float | None, bool]] = {
         "sft": (config.sft.learning_rate, False),
         "reward": (reward.learning_rate, reward.lora is not None),
-        "ppo": (ppo.learning_rate, ppo.lora is not None),
     }
-    if ppo.has_critic and ppo.critic.kind == "separate":
+    if (policy := config.policy).method != "ppo":
+        rate_and_lora["policy"] = policy.learning_rate, policy.lora is not None
+    else:
+        rate_and_lora["ppo"] = ppo.learning_rate, ppo.lora is not None
+    if "ppo" in rate_and_lora and ppo.has_critic and ppo.critic.kind == "separate":
         rate_and_lora["ppo.critic"] = ppo.critic.learning_rate, ppo.lora is not None
     missing = {name: lora for name, (rate, lora) in rate_and_lora.items() if rate is None}
     if not missing:
@@ -37,6 +40,7 @@ def with_rates(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]]:
     groups = {
         "sft": _with(config.sft, rates.get("sft")),
         "reward": _with(reward, rates.get("reward")),
+        "policy": _with(policy, rates.get("policy")),
         "ppo": _with(ppo, rates.get("ppo")).model_copy(update={"critic": critic}),
     }
     power, word = next((unit for unit in UNITS if size >= unit[0]), UNITS[-1])

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from components.base.errors import UserError
 from components.base.text import counted
+from components.gates.methods import is_used
+from components.rollouts.client import resolve_engine
 from flows.base_run import Base, changed_before, choose_base, earlier_stages
 from flows.config.profiles import Override, apply_overrides, profile_name
 from flows.config.run_config import (
@@ -170,16 +172,20 @@ def _prepare(
     ends = {"until": until} if until not in (None, PIPELINE[-1]) else {}
     again = again or (base.run if base is not None else None)
     sources = find_sources(config, home, taken=pinned, again=again, until=until)
-    origin |= ends | resolved_reference(config, sources.data)
+    method = {} if config.policy.method == "ppo" else {"method": config.policy.method}
+    origin |= ends | method | resolved_reference(config, sources.data)
     always = ("ppo",) if with_ppo and has_unversioned(config) else ()
     computed = [*([stage] if stage else []), *request.refresh, *always]
     ctx = begin_run(home, profile, config, origin, request, like, Reuse(refreshed(computed), pinned))
     cut = cut_sizes(config) if with_ppo else []
-    return Launch(ctx, config, sources, [*notes, *choices, *off_gates(config), *cut])
+    return Launch(ctx, config, sources, [*notes, *choices, *rollout_lines(config, with_ppo), *off_gates(config), *cut])
 
 
 def _settled(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]]:
-    """Return `config` with the base's commit, the template's text and every learning rate, and lines that name them."""
+    """Return `config` with the base's commit, the template's text, every learning rate and what samples rollouts, and
+    lines that name the first three."""
+    ppo = config.ppo.model_copy(update={"rollout": resolve_engine(config.ppo.rollout)})
+    config = config.model_copy(update={"ppo": ppo})
     config, pinned = pinned_base(with_template(config), home)
     config, chosen = with_rates(config, home)
     return config, [*pinned, *chosen]
@@ -248,14 +254,37 @@ def off_gates(config: RunConfig) -> list[str]:
         more = f" and {len(off) - MOST} more" if len(off) > MOST else ""
         gates = f"{counted(len(off), 'gate is', 'gates are')} off because the profile does not name"
         notes.append(f"{gates} {'it' if len(off) == 1 else 'them'}: {', '.join(off[:MOST])}{more}")
+    reasons = config.effective_gates.reasons
+    if reasons:
+        notes.append(f"gates are off because {next(iter(reasons.values()))}: {', '.join(reasons)}")
     limits = {gate.name: threshold for gate, threshold in config.gates.rules("ppo")}
-    if limits["ppo.stopped"] is not None and not config.ppo.can_break:
+    if limits["ppo.stopped"] is not None and config.policy.method == "ppo" and not config.ppo.can_break:
         notes.append(
             "the gate ppo.stopped is off because nothing can fail it: ppo.kl.ceiling is null, ppo.kl.band is null "
             "(or a batch has a single prompt), and ppo.monitors.stop_on and ppo.observers are empty. Set "
             "ppo.kl.ceiling to twice ppo.kl.target or more, or gates.ppo.stopped=null to leave this line out"
         )
     return notes
+
+
+def rollout_lines(config: RunConfig, with_ppo: bool) -> list[str]:
+    """Return a line about what a server that samples changes, or, for PPO on a GPU, about what it would change."""
+    rollout, runner = config.ppo.rollout, config.runners.get("ppo")
+    runtime = runner.runtime if runner is not None and runner.runtime is not None else config.runtime
+    if with_ppo and rollout.by_server:
+        again = "the same bytes" if rollout.bit_exact else "other bytes"
+        return [
+            f"vLLM {rollout.version} ({rollout.dtype}) samples PPO's responses, and computing PPO again gives {again}. "
+            "Importance weights (ppo.importance) correct for the server's rounding, and PPO stops if ppo/sampler_drift "
+            "says that it is another policy"
+        ]
+    if with_ppo and runtime.device == "cuda":
+        return [
+            "PPO samples in the process that trains, so computing it again gives the same bytes. On an H200 that is at "
+            "most 16 % of what the memory's bandwidth allows (docs/benchmarks/gpu.md). A vLLM server is made for the "
+            "rest, which is not measured yet: set ppo.rollout.engine=auto and TETHER_VLLM_URL"
+        ]
+    return []
 
 
 def cut_sizes(config: RunConfig) -> list[str]:
@@ -267,6 +296,7 @@ def cut_sizes(config: RunConfig) -> list[str]:
         f"reward.scale_responses, or lower {option}"
         for option, group, name in sizes
         if (size := getattr(group, name) or 0) > most and size != type(group).model_fields[name].default
+        and is_used(config.policy.method, option)
     ]
 
 

@@ -34,7 +34,7 @@ from tasks.execution.stage_progress import StageProgress, say
 from tasks.result import Input
 from tasks.runs.journal import recorded_inputs
 from tasks.runs.status import has_run, load_status
-from tasks.stages import KNOWN
+from tasks.stages import KNOWN, stage_of
 
 
 class Comparison(NamedTuple):
@@ -114,7 +114,7 @@ def reproduce(
     made: dict[str, Record] = {}
     for digest, record in plan.items():
         inputs = {name: _input(record, name, plan, made, sources, store) for name in record.inputs}
-        stage, job = KNOWN[record.stage], _job(record)
+        stage, job = stage_of(record.stage, record.job), _job(record)
         key = key_of(stage, job, inputs, root)
         work = Work(stage, job, inputs, *key, "reproduce", f"as run {record.run} did")
         with StageProgress(console, stage.name) as progress:
@@ -192,7 +192,8 @@ def _other_code(plan: Collection[Record], root: Path) -> str:
 
 
 def _changed_source(record: Record, root: Path) -> list[str]:
-    stage, task = KNOWN.get(record.stage), next(iter(record.parts.get("task", {})), None)
+    stage = stage_of(record.stage, record.job) if record.stage in KNOWN else None
+    task = next(iter(record.parts.get("task", {})), None)
     here = code_parts(stage.module, root, task) if stage else KeyParts()
     then = KeyParts(source=record.parts.get("source", {}), task=record.parts.get("task", {}))
     return [change.name for change in changes(then, here)]
@@ -272,7 +273,7 @@ def _job(record: Record) -> Settings:
         values["reward"] = {**group(values, "reward"), "refresh": {**refresh, "from_run": record.run}}
     try:
         values = without_removed(values, record.stage)
-        job = KNOWN[record.stage].load_job().model_validate(values)
+        job = stage_of(record.stage, values).load_job().model_validate(values)
     except (KeyError, ValidationError, UserError) as error:
         commit = (record.environment.get("code") or {}).get("commit") or "that computed it"
         raise UserError(

@@ -135,6 +135,10 @@ SHOWN: dict[str, tuple[str, dict[str, str]]] = {
         "ppo/response_tokens": "response, tokens", 
         "ppo/clip_fraction_above": "tokens clipped above 1",
         "ppo/dual_clip_fraction": "tokens at the dual clip", "ppo/ptx_loss": "SFT loss mixed in, nats per token",
+        "direct/loss": "loss", "direct/accuracy": "pairs ordered right",
+        "direct/chosen_log_ratio": "chosen against SFT, nats",
+        "direct/rejected_log_ratio": "rejected against SFT, nats",
+        "direct/watched_score": "held-out score", "direct/watched_kl": "held-out KL, nats per response",
     }),
 }  # fmt: skip
 """Maps a stage to the name of its steps, and to the curves in its table with their labels."""

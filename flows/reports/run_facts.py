@@ -421,7 +421,9 @@ def _on_the_sheet(human_eval: StageFacts) -> Collection[str]:
 def _policy(stage: StageFacts, config: Mapping[str, Any], hidden: Collection[str]) -> PolicyFacts:
     computed: Mapping[str, Any] = group(stage.record.job if stage.record is not None else {}, "ppo") or config
     kl = group(present_options({"ppo": dict(computed)}), "ppo", "kl")
-    tether = {"target": None, "unit": "response", "ceiling": None, **(kl or {"control": "unknown"})}
+    direct = group(stage.record.job if stage.record is not None else {}, "policy")
+    control = f"{direct['beta']} of {direct['method']}" if direct else "unknown"
+    tether = {"target": None, "unit": "response", "ceiling": None, "control": control, **kl}
     rows = stage.rows("evaluation.jsonl")
     why = {"fall": "mean score falls by {:.3g} SFT deviations", "kl": "KL of {:.3g} nats"}
     worst = [(row, why[row["reason"]].format(row["value"])) for row in stage.rows("worst.jsonl")]

@@ -109,7 +109,7 @@ def markdown(status: RunStatus, simulated: str = "", links: Mapping[str, Sequenc
         paid = f" {cost(stage, status.currency)} |" if priced else ""
         made = f"{stage.seconds:.1f} |{paid} {_cached(stage)} | `{stage.digest or ''}`"
         by = words(by_another(stage, status))
-        lines.append(f"| {words(stage.name)} | {stage.state}{by and f' {by}'} |{pages} {made} |")
+        lines.append(f"| {words(status.title(stage.name))} | {stage.state}{by and f' {by}'} |{pages} {made} |")
     lines += ["", "## Gates", "", "| gate | outcome | metric | value | rule |", "|---|---|---|---:|---|"]
     for gate in (gate for stage in status.stages for gate in stage.gates):
         by = f" by {words(gate.user)}: {words(gate.reason or '')}" if gate.waived and gate.user else ""
@@ -154,7 +154,7 @@ def _stage_table(status: RunStatus) -> Table:
         metrics = Text("  ".join(f"{line(name.partition('/')[2])} {number(stage.metrics[name])}" for name in main))
         state = cell(f"{stage.state}{by_another(stage, status)}", STYLES[stage.state])
         paid = [cost(stage, status.currency)] if priced else []
-        table.add_row(cell(stage.name), state, f"{stage.seconds:.1f}", *paid, _cached(stage), metrics)
+        table.add_row(cell(status.title(stage.name)), state, f"{stage.seconds:.1f}", *paid, _cached(stage), metrics)
     return table
 
 

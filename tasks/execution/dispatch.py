@@ -34,7 +34,7 @@ from tasks.execution.computing import POINTS, Show, Work, compute_once
 from tasks.execution.keying import key_of
 from tasks.result import Input
 from tasks.runs.points import points_after
-from tasks.stages import KNOWN
+from tasks.stages import stage_of
 
 FLOW = "compute"
 """The flow that computes an order. It is deployed once to each pool, under the pool's name."""
@@ -264,7 +264,7 @@ def receive(order: Order, store: ArtifactStore, show: Show, say: Say) -> Record:
         MachineMismatch: on this machine, or with its code, the key would be different. Errors of the stage are passed
                 on.
     """
-    stage = KNOWN[order.stage]
+    stage = stage_of(order.stage, order.job)
     job = stage.load_job().model_validate(order.job)
     _check_machine(getattr(job, "runtime", None))
     refuse_outside(job, store.home)

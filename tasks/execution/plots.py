@@ -123,6 +123,23 @@ def reward_and_kl(computed: Computed) -> Any:
     return figure
 
 
+def log_ratios(computed: Computed) -> Any:
+    """Draw how a direct method moves chosen and rejected responses against SFT, and the held-out score and KL."""
+    chosen, rejected = (computed.curve(f"direct/{side}_log_ratio") for side in ("chosen", "rejected"))
+    if not chosen:
+        return None
+    figure = new_figure(5.0)
+    ratio_axis, score_axis, kl_axis = figure.subplots(3, 1, sharex=True, height_ratios=(3, 2, 2))
+    line(panel(ratio_axis, "log-ratio to SFT, nats", zero=True), chosen, BLUE, "chosen responses")
+    line(ratio_axis, rejected, ORANGE, "rejected responses")
+    line(panel(score_axis, "held-out score"), computed.curve("direct/watched_score"), BLUE, "score", marker="o")
+    line(panel(kl_axis, "held-out KL, nats", zero=True), computed.curve("direct/watched_kl"), RED, "KL", marker="o")
+    steps_axis(kl_axis, "optimiser step")
+    legend(ratio_axis)
+    figure.align_ylabels()
+    return figure
+
+
 def frontier(computed: Computed) -> Any:
     """Draw reward against √KL, as in Gao et al. 2023 (arXiv 2210.10760, overoptimisation)."""
     root = {step: math.sqrt(max(kl, 0.0)) for step, kl in computed.curve("ppo/kl")}
@@ -238,6 +255,7 @@ CHARTS: dict[str, dict[str, tuple[str, Callable[[Computed], Any]]]] = {
     "ppo": {
         "reward_and_kl": ("Reward, KL to SFT and β by PPO update", reward_and_kl),
         "frontier": ("Reward against the root of KL", frontier),
+        "log_ratios": ("Chosen and rejected responses against SFT", log_ratios),
     },
     "human_eval": {
         "by_stratum": ("Win rate by stratum and at equal length", by_stratum),

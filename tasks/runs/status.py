@@ -151,7 +151,7 @@ class RunFile(BaseModel):
     origin: dict[str, str] = Field(default_factory=dict)
     """What began it. `flow_run`: its Prefect flow run. For a rerun `stage`, and `from`, the earlier run. For a round of
     `tether iterate` its number, `round`, and `votes`, the run whose policy people judged last. `until`: its last
-    stage."""
+    stage. `method`: `policy.method`, if it is not `ppo`."""
     prefect: str = ""
     """The address of its flow run's page on a Prefect server; empty if it has none."""
     stages: list[StageStatus]
@@ -185,6 +185,10 @@ class RunFile(BaseModel):
     def saved(self) -> float | None:
         """Return what its reused results would have cost; None in the same cases as `cost`."""
         return _sum(stage.saved for stage in self.stages)
+
+    def title(self, stage: str) -> str:
+        """Return how views name a stage: the policy's with its method, if that is not PPO."""
+        return f"{stage} ({self.origin['method']})" if stage == "ppo" and "method" in self.origin else stage
 
     def stage(self, name: str) -> StageStatus:
         """Return the stage `name`. Raises TetherError if the run has no such stage."""

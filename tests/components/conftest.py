@@ -62,7 +62,9 @@ class Stages(NamedTuple):
         """What a stage reads of `inputs`."""
         refreshed = [name for name in ("previous_reward", "previous_data") if name in self.inputs]
         external = [name for name in self.inputs if name.startswith("rewards/")]
-        names = {"sft": ["data"], "reward": ["data", "sft", *refreshed], "ppo": ["data", "sft", "reward", *external]}
+        base = [name for name in self.inputs if name == "base"]
+        names = {"sft": ["data", *base], "reward": ["data", "sft", *refreshed]}
+        names |= {"ppo": ["data", "sft", "reward", *external]}
         return {name: self.inputs[name] for name in names[stage]}
 
     def job(self, stage: str, *, seed: int = 0, **options: Any) -> Any:

@@ -50,7 +50,7 @@ POLICY_GATES = (
         "strong.",
         remedy="Raise `ppo.updates` or `ppo.learning_rate`, or raise `ppo.kl.target`. Raise `ppo.evaluate` if only the "
         "interval is wide.",
-        changes=(OptionChange("ppo.updates", times(2)),),
+        changes=(OptionChange("ppo.updates", times(2)), OptionChange("policy.epochs", times(2))),
     ),
     PolicyGate(
         "policy.worse_prompts", "<=",
@@ -77,7 +77,7 @@ POLICY_GATES = (
         "policy/demonstration_perplexity_ratio_high",
         cause="The policy finds the demonstrations much less likely than SFT does: it forgets what SFT taught.",
         remedy="Set `ppo.ptx.coefficient`, which adds SFT's loss, or lower `ppo.kl.target`.",
-        changes=(OptionChange("ppo.ptx.coefficient", times(2), if_zero=0.5),),
+        changes=(OptionChange("ppo.ptx.coefficient", times(2), if_zero=0.5), *TIGHTER_TETHER),
     ),
     PolicyGate(
         "policy.repetition", "<=", "repetition in responses, upper end", "policy/repetition_high",
@@ -158,5 +158,25 @@ POLICY_GATES = (
         remedy="Compare `policy/judge_NAME_gain` with `policy/reward_gain`, and read responses in `evaluation.jsonl`. "
         "Lower `ppo.kl.target`, or collect new preferences on the policy's own responses.",
         changes=TIGHTER_TETHER,
+    ),
+    PolicyGate(
+        "policy.chosen_log_ratio", ">=",
+        "log-probability of held-out chosen responses above SFT's, nats a response, lower end",
+        "policy/chosen_log_ratio_low", if_measured=True,
+        cause="The policy finds the chosen responses of held-out pairs less likely than SFT does. A direct method only "
+        "raises the difference of chosen and rejected, and both may fall: what it then says is in no pair.",
+        remedy="Raise `policy.beta`, or lower `policy.epochs` or `policy.learning_rate`. Compare "
+        "`policy/rejected_log_ratio`, and read responses in `evaluation.jsonl`.",
+        changes=TIGHTER_TETHER,
+    ),
+    PolicyGate(
+        "policy.balanced_length_accuracy", ">=",
+        "held-out pairs that the policy orders right, with longer and shorter winners weighed alike, lower end",
+        "policy/balanced_length_accuracy_low", if_measured=True,
+        cause="Where length does not help, the policy's implicit reward tells chosen from rejected no better than the "
+        "profile asks: it may have learned length alone.",
+        remedy="Add pairs whose shorter response wins, or train longer (`policy.epochs`). Compare "
+        "`policy/length_ratio` and the reward model's `reward.balanced_length_accuracy_low`.",
+        changes=(OptionChange("policy.epochs", times(2)),),
     ),
 )  # fmt: skip

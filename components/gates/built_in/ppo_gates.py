@@ -62,3 +62,6 @@ PPO_GATES = (
         changes=(OptionChange("ppo.batch_size", times(2)),),
     ),
 )  # fmt: skip
+
+OF_UPDATES = tuple(gate.name for gate in PPO_GATES if gate.name != "ppo.stopped")
+"""The gates on PPO's updates, which no other method makes."""

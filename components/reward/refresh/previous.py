@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer
 from components.base.errors import UserError
 from components.base.hashing import digest_json
 from components.models.adapters import Backbone, load_adapter
-from components.models.folders import load_reward_model
+from components.models.folders import load_reward_model, on_host
 from components.models.weights import load_from
 from components.reward.config import RewardConfig, RewardJob
 from components.reward.scoring import ScoreScale, adapter_name, member_folder, read_sft_scores
@@ -64,12 +64,11 @@ def start_from(job: RewardJob, sft: Path, previous: Path, member: int, first: An
     folder = member_folder(previous, member)
     lora = job.reward.lora
     if lora is None:
-        return load_reward_model(folder, job.runtime)[0]
+        return load_reward_model(folder, on_host(job.runtime))[0]
     if first is not None:
         backbone = first.backbone
     else:
-        on_host = job.runtime.model_copy(update={"device": "cpu"})
-        model, _ = load_reward_model(sft, on_host, seed=0, heads=job.reward.heads)
+        model, _ = load_reward_model(sft, on_host(job.runtime), seed=0, heads=job.reward.heads)
         backbone = Backbone(model, job.runtime.dtype, lora.quantize, job.runtime.device)
     if json.loads((folder / "adapter" / "backbone.json").read_text())["sha256"] != backbone.digest:
         raise UserError(

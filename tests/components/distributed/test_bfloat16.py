@@ -73,20 +73,22 @@ def different(one: Path, other: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "stage, options, bound",
+    "stage, sharding, options, bound",
     [
-        pytest.param("sft", {}, SFT, marks=pytest.mark.whole, id="sft"),
-        pytest.param("reward", {}, REWARD, marks=pytest.mark.ranks, id="reward"),
-        pytest.param("ppo", {}, PPO, marks=pytest.mark.ranks, id="ppo-separate"),
-        pytest.param("ppo", {"critic": {"kind": "shared"}}, PPO, marks=pytest.mark.ranks, id="ppo-shared"),
+        pytest.param("sft", "zero2", {}, SFT, marks=pytest.mark.whole, id="sft"),
+        pytest.param("sft", "zero3", {}, SFT, marks=pytest.mark.ranks, id="sft-zero3"),
+        pytest.param("reward", "zero2", {}, REWARD, marks=pytest.mark.ranks, id="reward"),
+        pytest.param("ppo", "zero2", {}, PPO, marks=pytest.mark.ranks, id="ppo-separate"),
+        pytest.param("ppo", "zero3", {}, PPO, marks=pytest.mark.ranks, id="ppo-zero3"),
+        pytest.param("ppo", "zero2", {"critic": {"kind": "shared"}}, PPO, marks=pytest.mark.ranks, id="ppo-shared"),
     ],
 )
 def test_two_ranks_in_bfloat16_are_to_the_bit_one_process_with_their_micro_batches_and_near_any_other(
-    stage: str, options: dict[str, Any], bound: float, stages: Stages, tmp_path: Path
+    stage: str, sharding: str, options: dict[str, Any], bound: float, stages: Stages, tmp_path: Path
 ) -> None:
     plain, one, two = tmp_path / "plain", tmp_path / "one", tmp_path / "two"
     in_bfloat16, options = InBfloat16(stages.inputs), UNCLIPPED | options
-    on_ranks(in_bfloat16, stage, two, RANKS, dtype="bfloat16", **options)
+    on_ranks(in_bfloat16, stage, two, RANKS, sharding, dtype="bfloat16", **options)
     with micro_batches_of_ranks():
         in_bfloat16.run(stage, one, **options)
     assert different(one, two) == []

@@ -17,7 +17,10 @@ from safetensors.torch import load_file
 from components.base.errors import WorkerDied
 from components.base.jsonl import read_rows
 from components.distributed.launching import Stopped
+from components.models.folders import load_causal_lm, save_model
+from tests.components.conftest import RUNTIME
 from tests.components.distributed.conftest import Launched, runtime_of, start
+from tests.components.ppo.test_best_policy import CUT
 
 
 def on_ranks(
@@ -45,6 +48,35 @@ def compare_samples(one: Path, other: Path) -> None:
     """See that two artifacts hold the same texts."""
     a, b = (read_rows(each / "artifact" / "samples.jsonl") for each in (one, other))
     assert [row["response"] for row in a] == [row["response"] for row in b]
+
+
+EVALUATED = ("evaluation.jsonl", "evaluation_samples.jsonl", "last.jsonl")
+ROUNDED, ROUNDED_SUM = 2e-6, 1e-5
+"""Of a metric (the end of an interval differed by 1.6e-6), and of a response's KL, which sums up to 40 differences of
+log-probabilities in float32 (5.3e-6)."""
+
+
+def compare_evaluations(one: Path, other: Path, growth: float = 1.0) -> None:
+    """See that two artifacts of PPO hold the same final evaluation, metrics and rows, to rounding times `growth`."""
+
+    def compare(a: Any, b: Any, where: str) -> None:
+        if isinstance(a, dict):
+            assert a.keys() == b.keys(), where
+            for name in a:
+                compare(a[name], b[name], f"{where}: {name}")
+        elif isinstance(a, float):
+            most = growth * (ROUNDED_SUM if where.endswith(": kl") else ROUNDED)
+            assert b == pytest.approx(a, rel=most, abs=most), where
+        else:
+            assert a == b, where
+
+    metrics = [json.loads((each / "artifact" / "metrics.json").read_text()) for each in (one, other)]
+    compare(*metrics, "metrics.json")
+    names = [name for name in EVALUATED if (one / "artifact" / name).exists()]
+    assert len(names) == 2 + ("policy/last_kl" in metrics[0])
+    for name in names:
+        for a, b in zip(*(read_rows(each / "artifact" / name) for each in (one, other)), strict=True):
+            compare(a, b, name)
 
 
 def kill_rank(rank: int, out: Path, due: Callable[[], object]) -> None:
@@ -83,10 +115,27 @@ def test_sft_on_two_ranks_gives_one_process_weights_curve_and_texts(stages: Any,
 @pytest.mark.parametrize("sharding", ["zero3", "replicas"])
 def test_sft_is_the_same_however_it_is_sharded(sharding: str, stages: Any, tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    stages.run("sft", one)
-    on_ranks(stages, "sft", two, sharding=sharding)
+    alone = stages.run("sft", one)
+    found = on_ranks(stages, "sft", two, sharding=sharding)
     assert difference(one, two) < 1e-5
     compare_samples(one, two)
+    assert found.metrics == pytest.approx(alone, rel=1e-6)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("ranks, sharding", [(2, "zero2"), (3, "zero3")])
+def test_sft_of_a_base_in_bfloat16_on_ranks(ranks: int, sharding: str, stages: Any, tmp_path: Path) -> None:
+    """The base is converted to float32 by one rank after the other, and evaluated by all before its training."""
+    model, tokenizer = load_causal_lm(stages.inputs["sft"], RUNTIME)
+    save_model(model.to(torch.bfloat16), tokenizer, tmp_path / "base")
+    with_base = type(stages)(stages.inputs | {"base": tmp_path / "base"})
+    one, two = tmp_path / "one", tmp_path / "two"
+    options = {"learning_rate": 1e-3, "packing": 150}
+    alone = with_base.run("sft", one, **options)
+    measured = on_ranks(with_base, "sft", two, ranks, sharding, **options).metrics
+    assert difference(one, two) < 1e-6
+    compare_samples(one, two)
+    assert measured["sft/base_perplexity"] == pytest.approx(alone["sft/base_perplexity"], rel=1e-6)
 
 
 @pytest.mark.ranks
@@ -237,9 +286,28 @@ def compare_ppo(stages: Any, folder: Path, ranks: int, sharding: str, **options:
     found = on_ranks(stages, "ppo", two, ranks, sharding, **options)
     assert difference(one, two) < 1e-6  # 4e-8 measured
     compare_samples(one, two)
-    for name in ("policy/kl", "policy/proxy_reward", "ppo/approx_kl"):
-        assert found.metrics[name] == pytest.approx(alone[name], rel=1e-3, abs=1e-5), name
-    assert found.metrics["policy/ended"] == alone["policy/ended"]
+    compare_evaluations(one, two)
+    assert found.metrics == json.loads((two / "artifact" / "metrics.json").read_text())
+    assert found.metrics.keys() == alone.keys()
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("ranks, sharding", [(2, "zero3"), (3, "zero2"), (2, "replicas")])
+def test_ppo_on_ranks_publishes_its_best_update_also_after_a_kill(
+    ranks: int, sharding: str, stages: Any, tmp_path: Path
+) -> None:
+    """The last of eight updates is outside the band. A rank is killed once that policy is evaluated."""
+    one, many = tmp_path / "one", tmp_path / "many"
+    options = CUT | {"evaluate": 8}
+    alone = stages.run("ppo", one, **options)
+    assert alone["ppo/published_update"] < alone["ppo/updates"]
+    kill_rank(1, many, lambda: (many / "artifact" / "last.jsonl").exists())
+    with pytest.raises(WorkerDied):
+        on_ranks(stages, "ppo", many, ranks, sharding, **options)
+    found = on_ranks(stages, "ppo", many, ranks, sharding, **options)
+    assert any(progress.get("resumed") for _, _, progress in found.points)
+    assert difference(one, many) < 1e-4  # 1.4e-5 measured of the last, after eight updates at a rate of 0.03
+    compare_evaluations(one, many, growth=20)
 
 
 @pytest.mark.ranks

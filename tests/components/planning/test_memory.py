@@ -112,7 +112,7 @@ def test_an_average_of_weights_is_held_and_the_policy_set_aside() -> None:
 
 
 def test_a_checkpoint_on_a_gpu_is_copied_on_the_host() -> None:
-    """12 bytes a parameter, the average, and the best weights of each rank; each rank's part above a limit."""
+    """12 bytes a parameter, the average, and the best weights once; each rank's part above a limit."""
     stepped = 12 * (P + SCALAR)
     for machine in (Machine(1), Machine(4, None, "zero3")):
 
@@ -120,19 +120,62 @@ def test_a_checkpoint_on_a_gpu_is_copied_on_the_host() -> None:
             return planned(run(ppo={"checkpoint_whole": 50.0} | options), machine)["ppo", "saving"].host
 
         assert host(evaluate_every=None) == pytest.approx(stepped, abs=16)
-        assert host() == pytest.approx(stepped + machine.ranks * 4 * P, abs=16)
+        assert host() == pytest.approx(stepped + 4 * P, abs=16)
         assert host(ema=0.9) > host()
         parts = stepped if machine.ranks == 1 else 4 * 2 * 10**9
         assert host(evaluate_every=None, checkpoint_whole=29.0) == pytest.approx(parts, abs=16)
     adapters = {"reward": {"lora": LORA}, "ppo": {"lora": LORA, "evaluate_every": None}}
     one, eight = (planned(run(**adapters), Machine(n))["ppo", "saving"] for n in (1, 8))
-    assert one.host == eight.host == one.parts["weights"] + one.parts["optimizer"]
+    assert one.host == eight.host == 4 * P, "of adapters the merged policy is larger than a checkpoint"
+
+
+def test_the_last_evaluation_holds_a_ranks_part_of_the_policy_and_its_share_of_the_responses() -> None:
+    """The setting of docs/scaling.md: 8 B on 8 GPUs, with the average of `ppo.ema`, and without a critic."""
+    options = {"batch_size": 128, "minibatch_size": 64, "ema": 0.9, "evaluate": 512}
+    phases = planned(run("llama-3.1-8b", ppo=options), Machine(8, None, "zero3"))
+    count = KNOWN["llama-3.1-8b"].parameters
+    evaluation, watching = phases["ppo", "evaluation"], phases["ppo", "watching"]
+    assert evaluation.parts["weights"] == evaluation.parts["average"] == count // 2
+    assert evaluation.parts["key-value cache"] == 16 * 128 * 2**17
+    assert evaluation.bytes < watching.bytes
+    assert max(phase.host for phase in phases.values()) < 64e9
+    for stage in ("sft", "reward"):
+        assert phases[stage, "sampling"].parts["key-value cache"] == 8 * 128 * 2**17
 
 
 def test_a_small_model_on_a_cpu_is_little_more_than_the_process() -> None:
     tiny = ModelShape(vocabulary=600, hidden_size=32, intermediate_size=85, layers=2, heads=2, kv_heads=2, head_size=16)
     for phase in planned(run(tiny, "float32"), Machine(0)).values():
         assert PROCESS <= phase.bytes < 1.1 * PROCESS and phase.host == 0
+
+
+def proposed(memory_gb: float, gpus: int = 1, **stages: dict[str, Any]) -> dict[str, int | None]:
+    options = {"sft": {"batch_size": 64}, "reward": {"batch_size": 64}, "ppo": {"batch_size": 64, "minibatch_size": 64}}
+    options = {stage: of_stage | stages.get(stage, {}) for stage, of_stage in options.items()}
+    machine = Machine(gpus, round(memory_gb * 1e9), "zero3")
+    return {stage: memory.larger_micro_batch(run(**options), machine, stage) for stage in options}
+
+
+def test_a_larger_micro_batch_is_the_largest_that_fits_with_a_quarter() -> None:
+    """Llama 3.2 1B on one GPU, in micro-batches of 4."""
+
+    def worst(size: int) -> int:
+        return planned(run(sft={"batch_size": 64, "micro_batch_size": size}))["sft", "training"].bytes
+
+    assert worst(8) < worst(16) < worst(32)
+    assert proposed(1.25 * worst(16) / 1e9 + 0.01)["sft"] == 16
+    assert proposed(1.25 * worst(16) / 1e9 - 0.01)["sft"] == 8
+    assert proposed(1.1 * worst(8) / 1e9)["sft"] is None, "it fits, and leaves no quarter"
+    assert proposed(1000) == {"sft": 64, "reward": 64, "ppo": 64}
+
+
+def test_a_larger_micro_batch_is_at_most_a_ranks_share_of_a_step() -> None:
+    assert proposed(1000, gpus=8) == {"sft": 8, "reward": 8, "ppo": 8}
+    assert proposed(1000, gpus=16) == {"sft": None, "reward": None, "ppo": None}, "the share is 4 already"
+    assert proposed(1000, gpus=0) == {"sft": None, "reward": None, "ppo": None}, "a CPU has no launches"
+    assert proposed(1000, ppo={"batch_size": 48, "minibatch_size": 24})["ppo"] == 8, "it must divide a minibatch"
+    by_tokens = {"sft": {"packing": 512}, "ppo": {"micro_batch_tokens": 512}}
+    assert proposed(1000, **by_tokens) == {"sft": None, "reward": 64, "ppo": None}
 
 
 @pytest.mark.parametrize(

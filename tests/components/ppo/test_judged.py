@@ -142,6 +142,7 @@ def test_equal_policies_pass_the_gate_on_violations_and_one_that_breaks_the_marg
     monkeypatch.setattr(evaluate, "_forgetting", lambda *_: {})
     monkeypatch.setattr(evaluate, "_diversity", lambda *_: {})
     monkeypatch.setattr(evaluate, "_by_prompt", lambda *_: {})
+    monkeypatch.setattr(evaluate, "_sampled_again", lambda *_: ([], [], [], []))
     monkeypatch.setattr(evaluate, "write_rows", lambda *_: None)
 
     def passes(rate: float) -> float:

@@ -346,7 +346,7 @@ def test_each_update_draws_afresh_and_a_repeated_update_the_same(stages: Any, tm
     job = stages.job("ppo")
     models = Models.load(job, stages.inputs)
     prompts = [row["prompt"] for row in read_split(stages.inputs["data"] / "prompts.train")[:8]]
-    opened = open_rollouts(job.ppo.rollout, models.tokenizer, job.runtime, job.generation, tmp_path)
+    opened = open_rollouts(job.ppo.rollout, models.tokenizer, job.runtime, tmp_path)
     with opened as rollouts:
         first, again, second = (stage.sample(models, prompts, job, n, rollouts).response_ids for n in (1, 1, 2))
     assert torch.equal(first, again) and not torch.equal(first[:, :2], second[:, :2])

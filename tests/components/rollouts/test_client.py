@@ -3,7 +3,6 @@
 import json
 import socket
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from components.models.runtime import Runtime
 from components.ppo.config import ImportanceConfig, PpoConfig
 from components.rollouts.client import VllmClient, resolve_rollout
 from components.rollouts.config import RolloutConfig
-from components.rollouts.engine import open_rollouts
+from components.rollouts.engine import check_server
 from tests.components.rollouts.standin import RECORD, StandIn, recorded, shape
 
 Asking = Callable[..., RolloutConfig]
@@ -28,9 +27,8 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def opened(config: RolloutConfig, runtime: Runtime, tmp_path: Path, **generation: Any) -> None:
-    with open_rollouts(config, None, runtime, GenerationConfig(**generation), tmp_path):
-        pass
+def checked(config: RolloutConfig, runtime: Runtime, **generation: Any) -> None:
+    check_server(config, GenerationConfig(**generation), runtime, responses=512)
 
 
 def test_what_the_server_is_stands_in_the_key_and_where_it_is_does_not(server: StandIn, asking: Asking) -> None:
@@ -78,6 +76,19 @@ def test_the_environment_names_the_server_where_the_config_does_not(
         resolve_rollout(RolloutConfig(engine="vllm"))
 
 
+def test_auto_asks_a_server_only_where_one_is_named(server: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key holds what was found, and that nothing was found is the key of a run without the option."""
+    auto = RolloutConfig(engine="auto")
+    assert not auto.by_server and not auto.is_resolved
+    assert resolve_rollout(auto) == RolloutConfig()
+    by_url = resolve_rollout(RolloutConfig(engine="auto", url=server.url))
+    monkeypatch.setenv("TETHER_VLLM_URL", server.url)
+    by_environment = resolve_rollout(auto)
+    assert by_environment.engine == by_url.engine == "vllm"
+    assert keyed_values(by_environment) == keyed_values(by_url) == keyed_values(resolve_rollout(by_environment))
+    assert resolve_rollout(RolloutConfig()) == RolloutConfig(), "what samples is not changed by a variable alone"
+
+
 def test_nobody_at_the_address_is_the_users_to_mend_and_may_be_tried_again(asking: Asking) -> None:
     wrong = RolloutConfig(engine="vllm", url=f"http://127.0.0.1:{free_port()}", retries=2)
     with pytest.raises(
@@ -117,12 +128,12 @@ def test_without_the_routes_of_development_the_error_says_how_to_start_it(server
     ],
 )
 def test_another_server_than_the_run_was_resolved_for_is_refused_with_the_flag_that_mends_it(
-    server: StandIn, asking: Asking, runtime: Runtime, tmp_path: Path, change: dict[str, Any], message: str
+    server: StandIn, asking: Asking, runtime: Runtime, change: dict[str, Any], message: str
 ) -> None:
     config = asking(server, sleep=not change)
     server.facts |= change
     with pytest.raises(UserError, match=message):
-        opened(config, runtime, tmp_path)
+        checked(config, runtime)
 
 
 def test_the_stand_in_answers_as_vllm_was_recorded(server: StandIn, stages: Any) -> None:
@@ -132,21 +143,21 @@ def test_the_stand_in_answers_as_vllm_was_recorded(server: StandIn, stages: Any)
 
 
 def test_a_version_that_was_never_tried_is_named_in_a_warning(
-    server: StandIn, asking: Asking, runtime: Runtime, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    server: StandIn, asking: Asking, runtime: Runtime, caplog: pytest.LogCaptureFixture
 ) -> None:
-    opened(asking(server), runtime, tmp_path)
+    checked(asking(server), runtime)
     assert not caplog.records
     server.facts["version"] = "0.33.0"
-    opened(asking(server), runtime, tmp_path)
-    assert f"{server.url} is vLLM 0.33.0, and Tether was tried with 0.29.0 and 0.32.0 only." in caplog.text
+    checked(asking(server), runtime)
+    assert f"{server.url}: Tether was tried with vLLM 0.29.0 and 0.32.0 only, and this is 0.33.0." in caplog.text
 
 
 @pytest.mark.parametrize("temperature", [0.005, 2.5])
 def test_a_temperature_that_vllm_would_change_or_refuse_is_refused(
-    server: StandIn, asking: Asking, runtime: Runtime, tmp_path: Path, temperature: float
+    server: StandIn, asking: Asking, runtime: Runtime, temperature: float
 ) -> None:
     with pytest.raises(UserError, match=r"vLLM samples between 0.01 and 2"):
-        opened(asking(server), runtime, tmp_path, temperature=temperature)
+        checked(asking(server), runtime, temperature=temperature)
 
 
 def test_a_server_that_is_busy_for_a_moment_is_asked_again_and_no_longer_than_the_retries(

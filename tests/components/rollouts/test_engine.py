@@ -25,7 +25,7 @@ from components.models.sampling import Samples
 from components.ppo.models import Packed, scatter
 from components.rollouts.config import RolloutConfig
 from components.rollouts.engine import Rollouts, VllmEngine, open_rollouts, response_seed
-from components.rollouts.transfer import FolderTransfer
+from components.rollouts.transfer import FolderTransfer, weights_on_first
 from tests.components.rollouts.standin import StandIn
 from tests.forks import Forked
 from tests.waiting import PATIENCE
@@ -56,7 +56,7 @@ def prompts(stages: Any, tokenizer: Any) -> list[list[int]]:
 
 @pytest.fixture
 def rollouts(tokenizer: Any, runtime: Runtime, tmp_path: Path) -> Callable[..., Any]:
-    return lambda config, generation=CAP: open_rollouts(config, tokenizer, runtime, generation, tmp_path / "sent")
+    return lambda config: open_rollouts(config, tokenizer, runtime, tmp_path / "sent")
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_rounding_in_bfloat16_of_a_response_of_one_token_passes_the_proof(
     }
     one = GenerationConfig(max_prompt_tokens=64, max_new_tokens=1)
     coarse = runtime.model_copy(update={"dtype": "bfloat16"})
-    rollouts = open_rollouts(asking(server), tokenizer, coarse, one, tmp_path / "sent")
+    rollouts = open_rollouts(asking(server), tokenizer, coarse, tmp_path / "sent")
     with rollouts as opened, opened.engine(policy, None) as engine:
         assert engine.sample(prompts, one, seed=1).response_mask.all()
 
@@ -200,9 +200,9 @@ def test_weights_that_killed_runs_sent_go_when_another_starts_and_those_of_a_liv
 
     def die_sending() -> None:
         transfer = FolderTransfer(SimpleNamespace(config=asking(server), post=lambda *_: None), shared)  # type: ignore[arg-type]
-        transfer.send(policy, "tether-a-0")
+        transfer.send(weights_on_first(policy, torch.float32), policy.config, "tether-a-0")
         with patch("components.rollouts.transfer.save_file", lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)):
-            transfer.send(policy, "tether-a-1")
+            transfer.send(weights_on_first(policy, torch.float32), policy.config, "tether-a-1")
 
     killed = Forked(target=die_sending)
     killed.start()
@@ -251,7 +251,7 @@ def test_a_full_disk_names_the_option(server: StandIn, asking: Asking, policy: A
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
         with pytest.raises(UserError, match=r"\.partial.*: File too large\. .* ppo\.rollout\.folder names another"):
-            transfer.send(policy, "tether-a-0")
+            transfer.send(weights_on_first(policy, torch.float32), policy.config, "tether-a-0")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 

@@ -12,8 +12,12 @@ import pytest
 
 from components.base.errors import CheckFailed, Unreachable, UserError
 from components.base.jsonl import read_rows
+from components.models import sampling
 from components.models.folders import load_causal_lm
 from components.models.runtime import Runtime
+from components.ppo import stage
+from components.ppo.learner import Learner
+from components.ppo.models import Models
 from components.rollouts.client import resolve_rollout
 from components.rollouts.config import RolloutConfig
 from components.rollouts.engine import INVARIANCE_REQUESTS
@@ -149,3 +153,40 @@ def test_an_output_layer_that_stays_stale_stops_update_two(
     with pytest.raises(UserError, match=r"does not sample from the weights .* tie_word_embeddings false") as error:
         stages.run("ppo", tmp_path / "out", rollout=asking(server))
     assert error.value.exit_code == 2 and len(server.requests) == START + 9 + 1
+
+
+def test_a_server_on_the_policys_gpu_sleeps_whenever_models_compute(
+    stages: Any, runtime: Runtime, asking: Asking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is awake when the stage begins, as a killed run leaves it, and only to take weights, prove them and sample."""
+    model, tokenizer = load_causal_lm(stages.inputs["sft"], runtime)
+    computed, awake = list[str](), list[str]()
+
+    def observed(target: Any, name: str) -> None:
+        compute = getattr(target, name)
+
+        def wrapped(*arguments: Any, **options: Any) -> Any:
+            (computed if server.asleep == {"weights", "kv_cache"} else awake).append(name)
+            return compute(*arguments, **options)
+
+        monkeypatch.setattr(target, name, wrapped)
+
+    with StandIn(model, tokenizer.eos_token_id, sleeps=True) as server:
+        config = asking(server, sleep=True)
+        for target, name in (
+            (Models, "load"), (stage, "evaluate"), (stage, "gather_experience"), (Learner, "update"),
+            (sampling.LocalEngine, "sample"),
+        ):  # fmt: skip
+            observed(target, name)
+        stages.run("ppo", tmp_path / "whole", rollout=config, updates=2, evaluate_every=1)
+        assert not awake and {"load", "evaluate", "gather_experience", "update", "sample"} <= set(computed)
+        parts = ("/sleep", "/wake_up", "/collective_rpc", "/v1/completions")
+        update = ["/wake_up", "/collective_rpc", "/wake_up", "/v1/completions", "/sleep"]
+        assert [route for route in server.called if route in parts] == ["/sleep", *update, *update]
+
+        server.asleep.clear()  # as after SIGKILL while it sampled
+        stages.run("ppo", tmp_path / "again", rollout=config, updates=1)
+        assert not awake
+        server.facts["sleeps"] = False
+        with pytest.raises(UserError, match="--enable-sleep-mode"):
+            stages.run("ppo", tmp_path / "refused", rollout=config)

@@ -30,7 +30,7 @@ from components.models.runtime import Runtime
 from components.ppo.models import Packed, scatter
 from components.rollouts.client import VllmClient, resolve_rollout
 from components.rollouts.config import RolloutConfig
-from components.rollouts.engine import VllmEngine, open_rollouts
+from components.rollouts.engine import VllmEngine, check_server, open_rollouts
 from components.training.checkpoint import load_latest
 from tests.components.rollouts.standin import RECORD, recorded, shape
 from tests.forks import Forked
@@ -128,7 +128,7 @@ def test_it_samples_from_each_sent_version_of_the_weights(served: Any, runtime: 
     rows = read_split(stages.inputs["data"] / "prompts.train")[:16]
     prompts = [encode_prompt(tokenizer, row["prompt"], 64) for row in rows]
     torch.manual_seed(0)
-    with open_rollouts(server.config(), tokenizer, runtime, CAP, tmp_path / "sent") as opened:
+    with open_rollouts(server.config(), tokenizer, runtime, tmp_path / "sent") as opened:
         for _ in range(3):
             earlier = copy.deepcopy(policy)
             with torch.no_grad():
@@ -164,11 +164,11 @@ def test_ppo_trains_on_its_responses(undisturbed: Path) -> None:
         assert row["ppo/importance_max"] == pytest.approx(1, abs=1e-3)
 
 
-def test_another_version_and_too_long_responses_are_refused(served: Any, runtime: Runtime, tmp_path: Path) -> None:
+def test_another_version_and_too_long_responses_are_refused(served: Any, runtime: Runtime) -> None:
     _, server = served
     config, long = server.config(version="0.28.1"), GenerationConfig(max_prompt_tokens=500, max_new_tokens=100)
     with pytest.raises(UserError, match=r"resolved for 0\.28\.1: .*--max-model-len 600"):
-        open_rollouts(config, None, runtime, long, tmp_path).__enter__()
+        check_server(config, long, runtime, responses=1)
 
 
 def break_down(what: str, server: VllmServer, folder: Path) -> None:

@@ -49,7 +49,7 @@ def train(
     evaluations = LossEvaluations(config, "sft", examples)
     steps = fit(
         model.train(), TrainingExamples(loss, [1] * 8, [1.0] * 8), config, seed=1, group="sft", out=out,
-        observe=observe, evaluations=evaluations if config.evaluate_every else None,
+        observe=observe, observers={"evaluations": evaluations} if config.evaluate_every else {},
     )  # fmt: skip
     assert model.training
     return model, evaluations, steps

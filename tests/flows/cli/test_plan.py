@@ -21,7 +21,7 @@ def test_json_has_the_fields_that_the_guide_lists(tether_here: Any, tmp_path: Pa
     assert (told["memory"], told["gpus"], told["sharding"], told["fits"]) == (2 * 10**9, 0, "none", True)
     assert [stage["stage"] for stage in told["stages"]] == ["sft", "reward", "ppo"]
     for stage in told["stages"]:
-        assert list(stage) == ["stage", "bytes", "fits", "phases"]
+        assert list(stage) == ["stage", "bytes", "fits", "phases", "larger_micro_batch_size"]
         assert stage["bytes"] == max(phase["bytes"] for phase in stage["phases"])
         for phase in stage["phases"]:
             assert list(phase) == ["phase", "bytes", "host_bytes", "fits", "parts"]
@@ -42,6 +42,20 @@ def test_what_does_not_fit_ends_with_3_and_lists_options(tether_here: Any, tmp_p
     again = plan(tether_here, tmp_path, *large, "--json", "--set", "sft.gradient_checkpointing=true")
     before, after = told["stages"][0], json.loads(again.stdout)["stages"][0]
     assert after["bytes"] < before["bytes"] and (before["fits"], after["fits"]) == (False, True)
+
+
+def test_a_larger_micro_batch_that_fits_is_proposed_with_its_command(tether_here: Any, tmp_path: Path) -> None:
+    small = ["gpu", "--shape", "llama-3.2-1b", "--set", "sft.micro_batch_size=4", "--set", "ppo.micro_batch_size=1"]
+    done = plan(tether_here, tmp_path, *small, "--memory", "80GB")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(plan(tether_here, tmp_path, *small, "--memory", "80GB", "--json").stdout)
+    sizes = {stage["stage"]: stage["larger_micro_batch_size"] for stage in told["stages"]}
+    proposed = [f"  {s}: --set {s}.micro_batch_size={size} in place of" for s, size in sizes.items() if size]
+    assert len(proposed) >= 2 and all(line in done.stdout for line in proposed)
+    assert "each takes 55 to 120 ms of launches on an H200" in done.stdout
+    again = plan(tether_here, tmp_path, *small, "--memory", "80GB", "--set", f"ppo.micro_batch_size={sizes['ppo']}")
+    assert again.returncode == 0 and "ppo: --set" not in again.stdout
+    assert "micro_batch_size" not in plan(tether_here, tmp_path, *small).stdout, "no memory is given"
 
 
 def test_without_a_memory_nothing_is_judged(tether_here: Any, tmp_path: Path) -> None:

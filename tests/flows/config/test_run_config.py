@@ -361,13 +361,12 @@ SERVED = tuple(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (SERVED, r"^ppo\.rollout\.engine: .* PPO would have 2 .*runners\.ppo\.runtime\.ranks=1"),
+        (SERVED, None),
         (("reward.optimizer=adamw_8bit",), r"^reward\.optimizer: .*runtime\.sharding=replicas"),
         (("reward.optimizer=adamw_8bit", "runtime.sharding=replicas"), None),
         (("reward.optimizer=adamw_8bit", "reward.lora.rank=2"), None),
-        ((*SERVED, "runners.ppo={runtime: {ranks: 1}}"), None),
     ],
-    ids=["served", "sharded", "replicas", "adapter", "runner"],
+    ids=["served", "sharded", "replicas", "adapter"],
 )
 def test_a_stage_that_would_refuse_its_ranks_after_the_stages_before_it_is_refused_when_the_run_begins(
     options: tuple[str, ...], said: str | None

@@ -3,13 +3,16 @@
 import json
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.utilities.templating import apply_values, find_placeholders
 
 from components.distributed.hosts import HOST, HOSTS, RENDEZVOUS
+from flows.deployment.register import _environment
 from tests.services import ROOT
 
 KUBERNETES = ROOT / "infra" / "kubernetes"
@@ -78,3 +81,10 @@ def test_the_shell_of_the_pods_is_one_that_a_shell_takes_and_its_commands_are_th
     [module] = re.findall(r"python -m (\S+)", script)
     assert (ROOT / module.replace(".", "/")).with_suffix(".py").is_file()
     assert shlex.split(script.splitlines()[0])[:2] == ["if", "["] and "exec tether run gpu" in script
+
+
+def test_a_deployment_holds_no_address_of_a_vllm_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each worker has its own."""
+    monkeypatch.setenv("TETHER_VLLM_URL", "http://10.0.0.9:8000")
+    monkeypatch.setenv("VLLM_API_KEY", "of the one who deploys")
+    assert not {"TETHER_VLLM_URL", "VLLM_API_KEY"} & _environment(tmp_path).keys()

@@ -93,6 +93,32 @@ def test_a_run_says_that_no_gate_judges_kl_and_that_a_size_is_cut(tmp_path: Path
     assert not begin(tmp_path).notes
 
 
+GPU = "runners.ppo={pool: gpu, runtime: {device: cuda, dtype: bfloat16, gpu: 'NVIDIA H100 (9.0)', cuda: '13.0'}}"
+SERVED = ("ppo.rollout.engine=vllm", "ppo.rollout.version=0.32.0", "ppo.rollout.dtype=bfloat16")
+
+
+def test_a_run_says_what_samples_and_what_a_server_changes(tmp_path: Path) -> None:
+    (note,) = begin(tmp_path, GPU).notes
+    assert note.startswith("PPO samples in the process that trains") and "TETHER_VLLM_URL" in note
+    (note,) = begin(tmp_path, *SERVED, "ppo.rollout.batch_invariant=false").notes
+    assert note.startswith("vLLM 0.32.0 (bfloat16) samples") and "again gives other bytes. Importance weights" in note
+    (note,) = begin(tmp_path, *SERVED, "ppo.rollout.batch_invariant=true", GPU).notes
+    assert "again gives the same bytes. Importance weights" in note
+    assert not new_run(tmp_path, "tiny", load_config("tiny", settings(GPU)), Request(until="reward")).notes
+
+
+def test_a_deployed_config_with_auto_agrees_with_a_run_that_found_no_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    auto = load_config("tiny", settings("ppo.rollout.engine=auto"))
+    run = finish(new_run(tmp_path, "tiny", auto))
+    assert run_values(tmp_path, run)["ppo"]["rollout"]["engine"] == "local"
+    assert rerun(tmp_path, "human_eval", config=auto).ctx.status.document.origin["from"] == run
+    monkeypatch.setenv("TETHER_VLLM_URL", "http://127.0.0.1:9")
+    with pytest.raises(UserError, match=r"ppo\.rollout"):
+        rerun(tmp_path, "human_eval", config=auto)
+
+
 def settings(*texts: str) -> list:
     return [parse_override(text) for text in texts]
 

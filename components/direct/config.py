@@ -1,0 +1,88 @@
+"""Options of the policy's method. Importable without torch."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from components.base.settings import Settings
+from components.gates.methods import MEASURES, Method, is_used
+from components.models.config import AdapterConfig, GenerationConfig
+from components.models.runtime import Runtime
+from components.ppo.config import PpoConfig, PpoJob
+from components.training.optim import PassesConfig
+
+
+class PolicyConfig(PassesConfig):
+    """How the stage `ppo` trains the policy. All options but `method` are those of the direct methods; PPO's stand
+    under `ppo`, as do those that measure any policy."""
+
+    method: Method = "ppo"
+    """`ppo` samples from the policy and learns from the reward model. The direct methods learn from the preference
+    pairs alone: `dpo` (Rafailov et al. 2023), `ipo` (Azar et al. 2023), `kto` (Ethayarajh et al. 2024). The reward
+    model then only measures. docs/guide/methods.md says when to take which."""
+    beta: float = Field(0.1, gt=0)
+    """Strength of the tether to SFT: β of `dpo` and `kto`, τ of `ipo`. A larger one keeps the policy closer."""
+    label_smoothing: float | Literal["auto"] = Field(0.0, ge=0, lt=0.5)
+    """ε, the share of labels that are believed to be flipped. `auto` takes the estimate of the stage validate,
+    `data/label_noise`."""
+    form: Literal["plain", "robust"] = "plain"
+    """What ε does. `plain`: label smoothing, which weakens every label. `robust`: the loss whose expectation over
+    flipped labels is that of true ones (Chowdhury et al. 2024)."""
+    soft_labels: bool = False
+    """Use the share of votes for the chosen response as the label; 1 for a pair without votes."""
+    margin: float = Field(0.0, ge=0)
+    """Logits by which implicit rewards should differ per unit of a pair's `margin`; 0 ignores margins."""
+    desirable_weight: float = Field(1.0, gt=0)
+    """λ_D, the weight of chosen responses in `kto`."""
+    undesirable_weight: float = Field(1.0, gt=0)
+    """λ_U, the weight of rejected responses in `kto`."""
+    max_pairs: int | None = Field(None, ge=1)
+    """Train on this many pairs at most (the first ones, in data order); null for all."""
+    lora: AdapterConfig | None = None
+    """Train a LoRA adapter of this shape. The reference is then the backbone without the adapter, and `reward.lora`
+    must be set too. Null trains the whole model."""
+    evaluate_every: int | None = Field(None, ge=1)
+    """Optimiser steps between evaluations on prompts of the calibration split (`ppo.watch`), by score and KL to SFT.
+    The best evaluated policy inside `ppo.kl.band` is published, as with PPO. Null: no such evaluations, and the last
+    policy is published."""
+
+    @property
+    def noise(self) -> float:
+        """Return ε. Raises `ValueError` if it is still `auto`, which a stage's job never is."""
+        return float(self.label_smoothing)
+
+
+class DirectJob(Settings):
+    """Everything except the inputs on which a policy depends that a direct method trains."""
+
+    seed: int
+    runtime: Runtime
+    generation: GenerationConfig
+    policy: PolicyConfig
+    ppo: PpoConfig
+    """Only the options that measure any policy; all others have their defaults."""
+
+    @field_validator("ppo", mode="before")
+    @classmethod
+    def _only_what_measures(cls, value: Any) -> Any:
+        values = value.model_dump() if isinstance(value, PpoConfig) else value
+        if not isinstance(values, Mapping):
+            return values
+        names = (*(name for name in MEASURES if "." not in name), "kl")
+        kl = {name: limit for name, limit in values.get("kl", {}).items() if f"kl.{name}" in MEASURES}
+        # No controller aims at a target, so that limits may be below it.
+        return {name: values[name] for name in names if name in values} | {"kl": {**kl, "control": "fixed"}}
+
+    def uses(self, option: str) -> bool:
+        """Return whether the method uses an option. Other options are not in the key."""
+        return is_used(self.policy.method, option)
+
+    @property
+    def measured(self) -> PpoJob:
+        """Return the job by which PPO's code loads the models, without a critic, and evaluates a policy."""
+        size = 2 * self.policy.micro_batch_size
+        sizes = dict.fromkeys(("batch_size", "minibatch_size", "micro_batch_size"), size)
+        options = {"advantage": "rloo", "group_size": 2, "lora": self.policy.lora, **sizes}
+        ppo = self.ppo.model_copy(update=options | {"evaluate_every": self.policy.evaluate_every})
+        return PpoJob(seed=self.seed, runtime=self.runtime, generation=self.generation, ppo=ppo)

@@ -1,0 +1,156 @@
+"""Train the policy on preference pairs by a direct method, with the loop of SFT and the reward model."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from components.base.observe import Observe
+from components.direct.config import DirectJob, PolicyConfig
+from components.direct.policy_pairs import PolicyPairs, reference_logprobs, response_logprobs
+from components.direct.preference_losses import dpo_losses, ipo_losses, kto_baseline, kto_losses, label_shares
+from components.distributed import ranks
+from components.models.batching import onto
+from components.ppo.best_policy import PolicyEvaluations
+from components.ppo.control import KLLimits
+from components.ppo.models import Models
+from components.reward.losses import weighted_mean
+from components.training.loop import TrainingExamples, fit, micro_batches
+from components.training.updates import History, Observer, RowTable, Update
+
+
+def pair_losses(
+    config: PolicyConfig, chosen: Tensor, rejected: Tensor, shares: Tensor, margins: Tensor, baseline: Tensor
+) -> Tensor:
+    """Return the loss (m,) of each pair by `policy.method`. In KTO a pair is two single labels, and the loss their
+    mean.
+
+    Args:
+        chosen, rejected: (m,) h = log π(y|x) - log π_ref(y|x) of the responses, nats.
+        shares: (m,) share of the votes for the chosen response.
+        margins: (m,) how much better the chosen one is, in the data's unit.
+        baseline: z₀ of KTO.
+    """
+    difference = chosen - rejected
+    if config.method == "kto":
+        weights = config.desirable_weight, config.undesirable_weight
+        desirable = torch.cat([torch.ones_like(chosen), torch.zeros_like(rejected)]).bool()
+        losses = kto_losses(torch.cat([chosen, rejected]), desirable, baseline, config.beta, weights)
+        return losses.view(2, -1).mean(0)
+    share = label_shares(shares, config.noise, config.form == "robust")
+    if config.method == "ipo":
+        return ipo_losses(difference, config.beta, share)
+    return dpo_losses(difference, config.beta, share, config.margin * margins)
+
+
+class BalancedAccuracy(Observer[Update]):
+    """Divides the accuracies of both sides by length: a rule that sees only length has a mean of 0.5."""
+
+    def on_update(self, update: Update) -> Update:
+        """Add `direct/balanced_length_accuracy`, unless one side has no pair in the batch."""
+        metrics = dict(update.metrics)
+        sides = [(metrics.pop(f"direct/{side}_right"), metrics.pop(f"direct/{side}")) for side in SIDES]
+        if all(count for _, count in sides):
+            metrics["direct/balanced_length_accuracy"] = sum(right / count for right, count in sides) / 2
+        return replace(update, metrics=metrics)
+
+
+SIDES = ("longer", "shorter")
+"""The pairs whose longer response was chosen, and those whose shorter one was."""
+
+
+@dataclass
+class ShownSamples(RowTable[Update]):
+    """Keeps the responses that evaluations show, with the number of their step."""
+
+    def on_update(self, update: Update) -> Update:
+        """Add the responses of this step's evaluation."""
+        self.rows += [{"update": update.number, **row} for row in update.examples]
+        return update
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What the observers of a training have seen, and the reference's log-probabilities."""
+
+    evaluations: PolicyEvaluations
+    history: History
+    samples: ShownSamples
+    reference: Tensor
+    """(2n,) log π_ref(y|x) of the training pairs, as `PolicyPairs.examples`."""
+
+
+@dataclass
+class KtoBaseline:
+    """z₀ of each batch, from the batch's prompts with the responses of its next pair."""
+
+    models: Models
+    job: DirectJob
+    pairs: PolicyPairs
+    value: Tensor
+
+    @torch.no_grad()
+    def measure(self, batch: list[int]) -> None:
+        """Set `value` for the pairs `batch`. All ranks call it."""
+        ratios, place = torch.zeros(2, len(batch), device=self.value.device), {pair: i for i, pair in enumerate(batch)}
+        examples, pad_id = self.pairs.examples, self.models.tokenizer.pad_token_id
+        for micro, counts in micro_batches(batch, self.job.policy.micro_batch_size):
+            others = [batch[(place[pair] + 1) % len(batch)] for pair in micro]
+            rows = zip(self.pairs.rows(micro), self.pairs.rows(others), strict=True)
+            mismatched = [(examples[row][0], examples[other][1]) for row, other in rows]
+            policy, sft = (
+                response_logprobs(model, pad_id, mismatched, self.job.runtime)
+                for model in (self.models.policy, self.models.sft)
+            )
+            if counts:
+                ratios[:, [place[pair] for pair in micro]] = (policy - sft).view(2, -1)
+        self.value = kto_baseline(ranks.joined(ratios))
+
+
+def train(models: Models, job: DirectJob, pairs: PolicyPairs, data: Path, out: Path, observe: Observe) -> Trained:
+    """Train the policy; return what the observers saw. Resumes from `out/checkpoint`.
+
+    The policy trains in eval mode, without dropout, as in PPO: its log-ratio to SFT is 0 before the first step.
+    """
+    config, runtime, pad_id = job.policy, job.runtime, models.tokenizer.pad_token_id
+    observe(0, {}, doing="computing SFT's log-probabilities")
+    file = out / "checkpoint" / "reference" / "pairs"
+    reference = torch.tensor(reference_logprobs(models.sft, pad_id, pairs.examples, job, file))
+    zero = torch.zeros((), device=runtime.device)
+    baseline = KtoBaseline(models, job, pairs, zero) if config.method == "kto" else None
+    models.policy.eval()
+    labels = torch.from_numpy(pairs.labels).float()
+    gaps = torch.tensor(pairs.examples.responses.lengths.reshape(-1, 2) @ [1, -1])
+
+    def batch_loss(batch: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
+        rows = pairs.rows(batch)
+        logprobs = response_logprobs(models.policy, pad_id, [pairs.examples[i] for i in rows], runtime)
+        chosen, rejected = (logprobs - onto(runtime.device, reference[rows])).chunk(2)
+        weights, of_source, shares, margins = onto(runtime.device, labels[batch].T.contiguous())
+        z0 = zero if baseline is None else baseline.value
+        losses = pair_losses(config, chosen, rejected, shares, margins, z0)
+        loss = weighted_mean(of_source * losses, weights)
+        mean, gap = partial(weighted_mean, weights=weights), onto(runtime.device, gaps[batch])
+        with torch.no_grad():
+            right = ((chosen - rejected).sign() + 1) / 2
+            metrics = {"loss": loss, "accuracy": mean(right), "margin": config.beta * mean(chosen - rejected)}
+            metrics |= {"chosen_log_ratio": mean(chosen), "rejected_log_ratio": mean(rejected)}
+            for side, inside in zip(SIDES, ((gap > 0).float(), (gap < 0).float()), strict=True):
+                metrics |= {side: mean(inside), f"{side}_right": mean(inside * right)}
+            metrics |= {} if baseline is None else {"baseline": z0}
+        return loss, {f"direct/{name}": value for name, value in metrics.items()}
+
+    measured = job.measured
+    evaluations = PolicyEvaluations.start(models, measured, data, group="direct")
+    history, samples = History(), ShownSamples()
+    observers: dict[str, Observer[Any]] = {
+        "balanced": BalancedAccuracy(), "evaluations": evaluations,
+        "limits": KLLimits(measured.ppo, "direct/watched_"), "samples": samples, "history": history,
+    }  # fmt: skip
+    prepare = None if baseline is None else baseline.measure
+    examples = TrainingExamples(batch_loss, pairs.lengths, pairs.labels[:, 0], prepare=prepare)
+    fit(models.policy, examples, config, seed=job.seed, group="direct", out=out, observe=observe, observers=observers)
+    return Trained(evaluations, history, samples, reference)
