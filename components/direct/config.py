@@ -18,9 +18,19 @@ class PolicyConfig(PassesConfig):
     under `ppo`, as do those that measure any policy."""
 
     method: Method = "ppo"
-    """`ppo` samples from the policy and learns from the reward model. The direct methods learn from the preference
-    pairs alone: `dpo` (Rafailov et al. 2023), `ipo` (Azar et al. 2023), `kto` (Ethayarajh et al. 2024). The reward
-    model then only measures. docs/guide/methods.md says when to take which."""
+    """`ppo` samples from the policy and learns from the reward model. `online_dpo` samples as PPO does, with PPO's
+    options, and learns which of two responses the reward model prefers (Guo et al. 2024). `best_of_n` fine-tunes the
+    policy on the reward model's choice of several responses. The others learn from the preference pairs alone: `dpo`
+    (Rafailov et al. 2023), `ipo` (Azar et al. 2023), `kto` (Ethayarajh et al. 2024); the reward model then only
+    measures. docs/guide/methods.md says when to take which."""
+    n: int = Field(8, ge=2)
+    """Responses to a prompt of which `best_of_n` takes the one with the highest score. Their KL to SFT is at most
+    log n - (n - 1) / n nats, 1.2 for 8 (Beirami et al. 2024, arXiv 2401.01879, theorem 1)."""
+    rounds: int = Field(1, ge=1)
+    """How often `best_of_n` samples and trains; from the second round on it samples from the policy of the one
+    before."""
+    max_prompts: int | None = Field(None, ge=1)
+    """Prompts to which `best_of_n` samples, at most (the first ones, in data order); null for all."""
     beta: float = Field(0.1, gt=0)
     """Strength of the tether to SFT: β of `dpo` and `kto`, τ of `ipo`. A larger one keeps the policy closer."""
     label_smoothing: float | Literal["auto"] = Field(0.0, ge=0, lt=0.5)

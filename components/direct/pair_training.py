@@ -1,25 +1,29 @@
 """Train the policy on preference pairs by a direct method, with the loop of SFT and the reward model."""
 
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from components.base.errors import UserError
 from components.base.observe import Observe
+from components.data.rows import CanonicalRow
+from components.data.tables.published import read_split
 from components.direct.config import DirectJob, PolicyConfig
+from components.direct.direct_observers import DirectObservers, Trained
 from components.direct.policy_pairs import PolicyPairs, reference_logprobs, response_logprobs
 from components.direct.preference_losses import dpo_losses, ipo_losses, kto_baseline, kto_losses, label_shares
 from components.distributed import ranks
-from components.models.batching import onto
-from components.ppo.best_policy import PolicyEvaluations
-from components.ppo.control import KLLimits
+from components.models.batching import encode_prompts, onto
 from components.ppo.models import Models
 from components.reward.losses import weighted_mean
+from components.sft.tokenized_demonstrations import Examples, response_losses
 from components.training.loop import TrainingExamples, fit, micro_batches
-from components.training.updates import History, Observer, RowTable, Update
+from components.training.updates import Observer, Update
 
 
 def pair_losses(
@@ -58,29 +62,10 @@ class BalancedAccuracy(Observer[Update]):
         return replace(update, metrics=metrics)
 
 
+FAR = 1.0
+"""Nats a token by which SFT may find the pairs' responses less likely than its own answers without a warning."""
 SIDES = ("longer", "shorter")
 """The pairs whose longer response was chosen, and those whose shorter one was."""
-
-
-@dataclass
-class ShownSamples(RowTable[Update]):
-    """Keeps the responses that evaluations show, with the number of their step."""
-
-    def on_update(self, update: Update) -> Update:
-        """Add the responses of this step's evaluation."""
-        self.rows += [{"update": update.number, **row} for row in update.examples]
-        return update
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What the observers of a training have seen, and the reference's log-probabilities."""
-
-    evaluations: PolicyEvaluations
-    history: History
-    samples: ShownSamples
-    reference: Tensor
-    """(2n,) log π_ref(y|x) of the training pairs, as `PolicyPairs.examples`."""
 
 
 @dataclass
@@ -110,11 +95,24 @@ class KtoBaseline:
         self.value = kto_baseline(ranks.joined(ratios))
 
 
-def train(models: Models, job: DirectJob, pairs: PolicyPairs, data: Path, out: Path, observe: Observe) -> Trained:
-    """Train the policy; return what the observers saw. Resumes from `out/checkpoint`.
+def train_on_pairs(models: Models, job: DirectJob, data: Path, out: Path, observe: Observe) -> Trained:
+    """Train the policy on the training pairs of `data`. Resumes from `out/checkpoint`.
 
     The policy trains in eval mode, without dropout, as in PPO: its log-ratio to SFT is 0 before the first step.
+
+    Raises:
+        UserError: no pair is left to train on, or none has the votes or margins that `policy` asks for.
     """
+    rows: Sequence[CanonicalRow] = read_split(data / "pairs.train")[: job.policy.max_pairs]
+    for option, name in (("soft_labels", "soft_label"), ("margin", "margin")):
+        if getattr(job.policy, option) and all(row.get(name) is None for row in rows):
+            raise UserError(f"policy.{option}: no training pair has a {name}. Leave the option out.")
+    pairs = PolicyPairs.encode(models.tokenizer, rows, job, out)
+    if not len(pairs):
+        raise UserError(
+            f"policy.method={job.policy.method}: none of {len(rows)} training pairs is left, because the two responses "
+            f"of {pairs.alike} are the same up to generation.max_new_tokens. Raise it, or give more pairs."
+        )
     config, runtime, pad_id = job.policy, job.runtime, models.tokenizer.pad_token_id
     observe(0, {}, doing="computing SFT's log-probabilities")
     file = out / "checkpoint" / "reference" / "pairs"
@@ -143,14 +141,40 @@ def train(models: Models, job: DirectJob, pairs: PolicyPairs, data: Path, out: P
             metrics |= {} if baseline is None else {"baseline": z0}
         return loss, {f"direct/{name}": value for name, value in metrics.items()}
 
-    measured = job.measured
-    evaluations = PolicyEvaluations.start(models, measured, data, group="direct")
-    history, samples = History(), ShownSamples()
-    observers: dict[str, Observer[Any]] = {
-        "balanced": BalancedAccuracy(), "evaluations": evaluations,
-        "limits": KLLimits(measured.ppo, "direct/watched_"), "samples": samples, "history": history,
-    }  # fmt: skip
+    observers = DirectObservers.start(models, job, data, balanced=BalancedAccuracy())
     prepare = None if baseline is None else baseline.measure
     examples = TrainingExamples(batch_loss, pairs.lengths, pairs.labels[:, 0], prepare=prepare)
-    fit(models.policy, examples, config, seed=job.seed, group="direct", out=out, observe=observe, observers=observers)
-    return Trained(evaluations, history, samples, reference)
+    fit(models.policy, examples, config, seed=job.seed, group="direct", out=out, observe=observe,
+        observers=observers.in_order)  # fmt: skip
+    metrics = {
+        "direct/pairs": float(len(pairs)), "direct/cut": pairs.cut / len(pairs), "direct/alike": float(pairs.alike)
+    }  # fmt: skip
+    metrics |= likelihoods(models, job, pairs, reference, data)
+    return Trained(observers, observers.history.rows, 0, metrics)
+
+
+def likelihoods(models: Models, job: DirectJob, pairs: PolicyPairs, reference: Tensor, data: Path) -> dict[str, float]:
+    """Return how likely SFT finds the training pairs' responses, and its own answers, in nats a token.
+
+    Warns if a side of the pairs is `FAR` less likely than its own answers: the pairs are then off its distribution, and
+    what a direct method learns from them need not carry over to what the policy says.
+    """
+    rows = read_split(data / "prompts.calibration")[: len(models.answers.ids)]
+    prompts = encode_prompts(models.tokenizer, [row["prompt"] for row in rows], job.generation.max_prompt_tokens)
+    answers = Examples.of((prompt, list(ids)) for prompt, ids in zip(prompts, models.answers.ids, strict=True))
+    size, lengths = 2 * job.policy.micro_batch_size, torch.from_numpy(pairs.examples.responses.lengths)
+    losses = response_losses(models.sft, models.tokenizer.pad_token_id, answers, job.runtime, size)
+    metrics = {
+        "direct/sft_logprob_of_answers": -sum(losses) / int(answers.responses.lengths.sum()),
+        "direct/sft_logprob_of_chosen": float(reference[::2].double().sum() / lengths[::2].sum()),
+        "direct/sft_logprob_of_rejected": float(reference[1::2].double().sum() / lengths[1::2].sum()),
+    }
+    least, *sides = metrics.values()
+    if min(sides) < least - FAR:
+        warnings.warn(
+            f"the pairs are far from what SFT says: it gives a token of the chosen responses {sides[0]:.2f} nats, of "
+            f"the rejected ones {sides[1]:.2f}, and of its own answers {least:.2f}. Train SFT on the chosen responses, "
+            "or collect pairs of its own answers.",
+            stacklevel=1,
+        )
+    return metrics

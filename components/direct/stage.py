@@ -1,22 +1,21 @@
 """The policy's stage with a direct method: train on preference pairs, then evaluate and publish as PPO does."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from components.base.errors import CheckFailed, UserError
+from components.base.errors import CheckFailed
 from components.base.hashing import hash8
 from components.base.jsonl import write_json, write_rows
 from components.base.observe import Observe
 from components.data.rows import CanonicalRow
 from components.data.tables.published import read_split
+from components.direct.best_of_n import train_on_best
 from components.direct.config import DirectJob
-from components.direct.pair_training import Trained, train
+from components.direct.direct_observers import Trained
+from components.direct.pair_training import train_on_pairs
 from components.direct.policy_pairs import PolicyPairs
-from components.models.batching import encode_prompts
 from components.models.runtime import release_memory
 from components.ppo.evaluate import evaluate
 from components.ppo.models import Models, weights_digest
@@ -24,11 +23,8 @@ from components.ppo.stage import frozen_models, put_and_save, with_rules, with_s
 from components.reward.evaluation.length import balanced_length_accuracy
 from components.reward.scoring import ScoreScale
 from components.rewards.weighted import check_waits
-from components.sft.tokenized_demonstrations import Examples, response_losses
+from components.sft.tokenized_demonstrations import response_losses
 from components.stats.intervals import clustered_mean, clustered_proportion
-
-FAR = 1.0
-"""Nats a token by which SFT may find the pairs' responses less likely than its own answers without a warning."""
 
 
 def run(job: DirectJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
@@ -45,49 +41,38 @@ def run(job: DirectJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
     at_once = max(measured.ppo.batch_size, ScoreScale.read(inputs["reward"]).responses)
     check_waits(measured.ppo.rewards or (), job.runtime, at_once)
     models = Models.load(measured, inputs)
-    rows: Sequence[CanonicalRow] = read_split(data / "pairs.train")[: job.policy.max_pairs]
-    for option, name in (("soft_labels", "soft_label"), ("margin", "margin")):
-        if getattr(job.policy, option) and all(row.get(name) is None for row in rows):
-            raise UserError(f"policy.{option}: no training pair has a {name}. Leave the option out.")
-    pairs = PolicyPairs.encode(models.tokenizer, rows, job, out)
-    if not len(pairs):
-        raise UserError(
-            f"policy.method={job.policy.method}: none of {len(rows)} training pairs is left, because the two responses "
-            f"of {pairs.alike} are the same up to generation.max_new_tokens. Raise it, or give more pairs."
-        )
     with with_rules(models, measured, data), with_sources(models, measured, inputs, out):
         digests = {name: weights_digest(model) for name, model in frozen_models(models).items()}
-        trained = train(models, job, pairs, data, out, observe)
+        train = train_on_best if job.policy.method == "best_of_n" else train_on_pairs
+        trained = train(models, job, data, out, observe)
         release_memory(job.runtime.device)
         for name, model in frozen_models(models).items():
             if weights_digest(model) != digests[name]:
                 raise CheckFailed(f"the {name} changed during training: it must be the artifact it was loaded from.")
-        return _published(models, job, pairs, trained, data, out, observe)
+        return _published(models, job, trained, data, out, observe)
 
 
 def _published(
-    models: Models, job: DirectJob, pairs: PolicyPairs, trained: Trained, data: Path, out: Path, observe: Observe
+    models: Models, job: DirectJob, trained: Trained, data: Path, out: Path, observe: Observe
 ) -> dict[str, float]:
     """Write the artifact, and return the final metrics. All ranks sample and score, as in PPO's stage."""
-    artifact, measured, history = out / "artifact", job.measured, trained.history
-    updates = len(history.rows)
-    number, reason = trained.evaluations.choose(updates, None)
+    artifact, measured, observers = out / "artifact", job.measured, trained.observers
+    last = len(observers.history.rows)
+    number, reason = observers.evaluations.choose(last, None)
     models.policy.eval()
-    metrics = put_and_save(models, measured, data, out, observe, trained.evaluations, number, updates)
+    metrics = trained.metrics | put_and_save(models, measured, data, out, observe, observers.evaluations, number, last)
     metrics |= pair_metrics(models, job, read_split(data / "pairs.test"))
-    metrics |= likelihoods(models, job, pairs, trained.reference, data)
     metrics |= evaluate(models, measured, data, out, observe)  # from here on only the first rank
-    write_rows(artifact / "history.jsonl", history.rows)
-    write_rows(artifact / "samples.jsonl", trained.samples.rows)
-    about = {"published_update": number, "reason": f"{reason} Trained by {job.policy.method} (policy.method)."}
-    about |= {"last_update": updates, "evaluations": trained.evaluations.checkpoints.evaluations}
+    write_rows(artifact / "history.jsonl", trained.history)
+    write_rows(artifact / "samples.jsonl", observers.samples.rows)
+    published, updates = trained.before + number, trained.before + last
+    reason += f" Trained by {job.policy.method} (policy.method)."
+    about = {"published_update": published, "reason": reason, "last_update": updates}
+    about |= {"evaluations": observers.evaluations.checkpoints.evaluations}
     write_json(artifact / "metadata.json", about)
-    metrics |= {
-        "direct/pairs": float(len(pairs)), "direct/cut": pairs.cut / len(pairs), "direct/alike": float(pairs.alike),
-        "direct/updates": float(updates), "direct/published_update": float(number),
-    }  # fmt: skip
-    if measured.ppo.can_break and trained.evaluations.checkpoints.evaluations:
-        metrics["ppo/stopped"] = float(history.failed)
+    metrics |= {"direct/updates": float(updates), "direct/published_update": float(published)}
+    if measured.ppo.can_break and observers.evaluations.checkpoints.evaluations:
+        metrics["ppo/stopped"] = float(observers.history.failed)
     write_json(artifact / "metrics.json", metrics)
     return metrics
 
@@ -119,30 +104,3 @@ def pair_metrics(models: Models, job: DirectJob, rows: Sequence[CanonicalRow]) -
         **clustered_proportion(right, clusters).metrics("policy/pair_accuracy"),
         **balanced.metrics("policy/balanced_length_accuracy"),
     }
-
-
-def likelihoods(models: Models, job: DirectJob, pairs: PolicyPairs, reference: Tensor, data: Path) -> dict[str, float]:
-    """Return how likely SFT finds the training pairs' responses, and its own answers, in nats a token.
-
-    Warns if a side of the pairs is `FAR` less likely than its own answers: the pairs are then off its distribution, and
-    what a direct method learns from them need not carry over to what the policy says.
-    """
-    rows = read_split(data / "prompts.calibration")[: len(models.answers.ids)]
-    prompts = encode_prompts(models.tokenizer, [row["prompt"] for row in rows], job.generation.max_prompt_tokens)
-    answers = Examples.of((prompt, list(ids)) for prompt, ids in zip(prompts, models.answers.ids, strict=True))
-    size, lengths = 2 * job.policy.micro_batch_size, torch.from_numpy(pairs.examples.responses.lengths)
-    losses = response_losses(models.sft, models.tokenizer.pad_token_id, answers, job.runtime, size)
-    metrics = {
-        "direct/sft_logprob_of_answers": -sum(losses) / int(answers.responses.lengths.sum()),
-        "direct/sft_logprob_of_chosen": float(reference[::2].double().sum() / lengths[::2].sum()),
-        "direct/sft_logprob_of_rejected": float(reference[1::2].double().sum() / lengths[1::2].sum()),
-    }
-    least, *sides = metrics.values()
-    if min(sides) < least - FAR:
-        warnings.warn(
-            f"the pairs are far from what SFT says: it gives a token of the chosen responses {sides[0]:.2f} nats, of "
-            f"the rejected ones {sides[1]:.2f}, and of its own answers {least:.2f}. Train SFT on the chosen responses, "
-            "or collect pairs of its own answers.",
-            stacklevel=1,
-        )
-    return metrics

@@ -2,10 +2,14 @@
 
 from typing import Literal
 
-Method = Literal["ppo", "dpo", "ipo", "kto"]
-DIRECT = ("dpo", "ipo", "kto")
-"""The methods that train on preference pairs, without sampling."""
+Method = Literal["ppo", "online_dpo", "dpo", "ipo", "kto", "best_of_n"]
+ON_PAIRS = ("dpo", "ipo", "kto")
+"""The methods that train on the preference pairs of the data, without sampling."""
+DIRECT_METHODS = (*ON_PAIRS, "best_of_n")
+"""The methods that make no updates of PPO. Their options stand under `policy`."""
 ONLY_OF = {
+    "beta": ON_PAIRS, "max_pairs": ON_PAIRS, "n": ("best_of_n",), "rounds": ("best_of_n",),
+    "max_prompts": ("best_of_n",),
     "label_smoothing": ("dpo", "ipo"), "form": ("dpo", "ipo"), "soft_labels": ("dpo", "ipo"), "margin": ("dpo",),
     "desirable_weight": ("kto",), "undesirable_weight": ("kto",),
 }  # fmt: skip
@@ -14,7 +18,12 @@ MEASURES = (
     "evaluate", "repeats", "rules", "rewards", "score", "watch", "evaluate_temperature", "best_of", "kl.band",
     "kl.ceiling", "kl.unit", "kl.response_ceiling",
 )  # fmt: skip
-"""The options of `ppo` that measure any policy. All others are PPO's own."""
+"""The options of `ppo` that measure any policy. All others are of PPO's updates."""
+LOSS = (
+    "advantage", "ratio", "clip_range", "clip_range_high", "dual_clip", "group_size", "aggregation", "discount",
+    "gae_lambda", "critic", "importance", "kl.form",
+)  # fmt: skip
+"""The options of `ppo` that say nothing to online DPO, which has a loss of its own in PPO's updates."""
 
 
 def is_used(method: str, option: str) -> bool:
@@ -22,8 +31,12 @@ def is_used(method: str, option: str) -> bool:
     its options does."""
     group, _, name = option.partition(".")
     if group == "policy":
-        of = ONLY_OF.get(name.partition(".")[0], DIRECT)
+        of = ONLY_OF.get(name.partition(".")[0], DIRECT_METHODS)
         return name in ("", "method") or method in of
-    if group == "ppo" and method != "ppo":
+    if option == "ppo.pair_labels":
+        return method == "online_dpo"
+    if group == "ppo" and method == "online_dpo":
+        return not any(f"{name}.".startswith(f"{unused}.") for unused in LOSS)
+    if group == "ppo" and method in DIRECT_METHODS:
         return any(f"{used}.".startswith(f"{name}.") or f"{name}.".startswith(f"{used}.") for used in ("", *MEASURES))
     return True

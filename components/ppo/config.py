@@ -241,6 +241,10 @@ class PpoConfig(OptimizerConfig):
     """What the policy loss clips: each token's ratio π / π_old; or, of every token of a response, the geometric mean
     of its tokens' ratios (GSPO: Zheng et al. 2025, arXiv 2507.18071, equations 7 and 13). Such a mean is near 1, so
     clip it near 1: the paper's `clip_range` is 3e-4 and `clip_range_high` 4e-4, with `aggregation=sequence`."""
+    pair_labels: Literal["soft", "hard"] | None = None
+    """Only with `policy.method=online_dpo`: how it labels two responses to a prompt by their scores s and s'. `soft`,
+    the default there: the probability σ(s - s') that the first is better, with which it comes to PPO's optimum; `hard`:
+    1 for the higher score."""
     clip_range: float = Field(0.2, gt=0, lt=1)
     """ε of the clipped policy loss."""
     clip_range_high: float | None = Field(None, gt=0)
@@ -370,6 +374,11 @@ class PpoConfig(OptimizerConfig):
                 f"gae_lambda ({self.gae_lambda:g}) is for advantage=gae, and advantage={self.advantage} ignores it: "
                 f"leave it out (its default is {default:g}) or use advantage=gae"
             )
+        if self.pair_labels is not None and (self.has_critic or self.group_size != 2 or self.minibatch_size % 2):
+            raise ValueError(
+                f"pair_labels={self.pair_labels} compares two responses to a prompt: set advantage to rloo, group_size "
+                f"to 2 and minibatch_size ({self.minibatch_size}) to an even number"
+            )
         if self.critic.warmup and not self.has_critic:
             raise ValueError(f"critic.warmup needs a critic, and advantage={self.advantage} has none: set it to 0")
         if self.critic.warmup >= self.updates:
@@ -423,6 +432,11 @@ class PpoConfig(OptimizerConfig):
         return self.kl.ceiling is not None or band or bool(self.monitors.stop_on or self.observers)
 
     @property
+    def together(self) -> int:
+        """Return the number of consecutive responses that the loss compares."""
+        return 1 if self.pair_labels is None else 2
+
+    @property
     def has_critic(self) -> bool:
         """Return whether a value function is trained."""
         return self.advantage not in WITHOUT_CRITIC
@@ -440,11 +454,3 @@ class PpoJob(Settings):
     runtime: Runtime
     generation: GenerationConfig
     ppo: PpoConfig
-    labels: Literal["soft", "hard"] | None = None
-    """How pairs of responses are labelled by their scores, if the policy learns from pairs (online DPO) and not by
-    PPO's loss: `soft`, the probability σ(s - s') that the first is better; `hard`, which score is higher. None: PPO."""
-
-    @property
-    def together(self) -> int:
-        """Return the number of consecutive responses that the loss compares."""
-        return 1 if self.labels is None else 2

@@ -134,7 +134,7 @@ class Learner:
 
         Every epoch uses all rows, in a new order in which rows that are compared stay together.
         """
-        config, together = self.job.ppo, self.job.together
+        config, together = self.job.ppo, self.job.ppo.together
         size, total = config.minibatch_size, config.batch_size
         for epoch in range(config.epochs):
             groups = list(range(0, total, together))
@@ -200,7 +200,7 @@ class Learner:
         """Return this rank's micro-batches of `rows`. Their losses are divided by totals over all ranks."""
         samples, config = experience.samples, self.job.ppo
         of_tokens = {row: samples.response_lengths[row] for row in rows}
-        by_token = config.aggregation == "token" and self.job.labels is None
+        by_token = config.aggregation == "token" and config.pair_labels is None
         weights = of_tokens if by_token else dict.fromkeys(rows, 1)
 
         def share(micro: Sequence[int], of: Mapping[int, int], counts: bool) -> float:
@@ -212,7 +212,7 @@ class Learner:
                 share(micro, weights, counts),
                 share(micro, of_tokens, counts),
             )
-            for micro, counts in micro_batches(samples, rows, *config.micro_batch, together=self.job.together)
+            for micro, counts in micro_batches(samples, rows, *config.micro_batch, together=config.together)
         ]
 
     def _mixed_in(self, number: int) -> list[MicroBatch]:

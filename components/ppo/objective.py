@@ -6,10 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from components.direct.preference_losses import dpo_losses
 from components.ppo.config import PpoJob
 from components.ppo.experience import Experience, sampler_drift
 from components.ppo.maths import kl_estimates, kl_loss, policy_loss, value_loss
+from components.reward.losses import bradley_terry_loss
 from components.training.terms import Measure, Term, masked_mean
 
 
@@ -75,20 +75,24 @@ def moved(forward: Forward) -> dict[str, Measure]:
 def pairs_term(forward: Forward) -> Term:
     """Return the loss of online DPO, and how often implicit rewards order a pair as its scores do.
 
-    Each two consecutive responses of the policy to a prompt are a pair, of which σ(s - s') of the votes are for the
-    first (Guo et al. 2024, "Direct language model alignment from online AI feedback", arXiv 2402.04792, whose labels
-    are hard). With these soft labels the loss is lowest at π_ref exp(s / β), normalised: PPO's optimum.
+    It is DPO's loss (Rafailov et al. 2023, equation 7) of the policy's own responses: each two consecutive ones to a
+    prompt are a pair, of which σ(s - s') of the votes are for the first (Guo et al. 2024, "Direct language model
+    alignment from online AI feedback", arXiv 2402.04792, whose labels are hard). With these soft labels the loss is
+    lowest at π_ref exp(s / β), normalised: PPO's optimum.
     """
     experience, mask = forward.experience, forward.mask
     assert forward.logprobs is not None
     log_ratios = (forward.logprobs - experience.passes.reference[forward.rows]).masked_fill(~mask, 0).sum(1)
     difference, better = (-x.unflatten(0, (-1, 2)).diff()[:, 0] for x in (log_ratios, experience.scores[forward.rows]))
-    share = torch.sigmoid(better) if forward.job.labels == "soft" else better.sign() / 2 + 0.5
-    losses = dpo_losses(difference, experience.metrics["ppo/beta"], share).unsqueeze(1)
+    share = torch.sigmoid(better) if forward.job.ppo.pair_labels == "soft" else better.sign() / 2 + 0.5
+    losses = bradley_terry_loss(experience.metrics["ppo/beta"] * difference, share).unsqueeze(1)
     agrees = (difference.detach() * better > 0).float().mean()
-    return Term("ppo/policy_loss", losses, torch.ones_like(losses, dtype=torch.bool), measures=moved(forward) | {
-        "ppo/pair_accuracy": Measure(agrees, "loss"), "ppo/pair_margin": Measure(difference.detach().abs().mean(), "loss")
-    })  # fmt: skip
+    measures = {
+        "ppo/pair_accuracy": Measure(agrees, "loss"),
+        "ppo/pair_margin": Measure(difference.detach().abs().mean(), "loss"),
+    }
+    mask = torch.ones_like(losses, dtype=torch.bool)
+    return Term("ppo/policy_loss", losses, mask, measures=moved(forward) | measures)
 
 
 def entropy_term(forward: Forward) -> Term:
@@ -122,7 +126,7 @@ PolicyTerm = Callable[[Forward], Term]
 
 def policy_terms(job: PpoJob, critic_is_shared: bool) -> Sequence[PolicyTerm]:
     """Return the terms of the policy's loss that the config asks for, in the order in which they are summed."""
-    config, terms = job.ppo, [policy_term if job.labels is None else pairs_term]
+    config, terms = job.ppo, [policy_term if job.ppo.pair_labels is None else pairs_term]
     terms += [entropy_term] if config.entropy_coefficient > 0 else []
     terms += [kl_term] if config.kl.form != "reward" else []
     return [*terms, value_term] if critic_is_shared else terms

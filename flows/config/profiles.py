@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from pydantic import JsonValue
 
@@ -11,7 +11,7 @@ from components.base.errors import UserError
 from components.base.nested import flatten, group, merge, nested
 from components.base.paths import user_path
 from components.direct.config import PolicyConfig
-from components.gates.methods import DIRECT, is_used
+from components.gates.methods import DIRECT_METHODS, Method, is_used
 from components.ppo.config import KL_LIMITS, OF_CRITIC_KIND, WITHOUT_CRITIC, PpoConfig
 from flows.config import yaml as yaml_text
 from flows.config.removed import renamed
@@ -98,7 +98,8 @@ def lay(below: dict[str, JsonValue], above: dict[str, JsonValue]) -> dict[str, J
     votes or the simulated policy are turned off, unless `above` sets them. If `above` chooses an advantage without a
     critic, the critic's options of `below` are left out; if it chooses a kind of critic, those of the other kind are.
     If it chooses a unit of KL, the limits of `below` in the other unit are. Limits of KL for a method that has no
-    controller need not be above the target that `below` has for one.
+    controller need not be above the target that `below` has for one. For online DPO, options of `below` that say
+    nothing to it are left out, and the responses come in pairs.
     """
     new, old = (group(values, "data").get("preferences") for values in (above, below))
     if new is not None and old is None and below:
@@ -112,8 +113,15 @@ def lay(below: dict[str, JsonValue], above: dict[str, JsonValue]) -> dict[str, J
     if unit not in (None, kl.get("unit", "response")):
         remaining = {name: value for name, value in kl.items() if name not in KL_LIMITS}
         below = below | {"ppo": dict(group(below, "ppo")) | {"kl": remaining}}
-    if _method(below, above) in DIRECT and group(new_ppo, "kl"):
+    if (method := _method(below, above)) in DIRECT_METHODS and group(new_ppo, "kl"):
         below = merge(below, nested(("ppo", "kl", "control"), "fixed"))
+    if method == "online_dpo":
+        options = flatten(dict(group(below, "ppo")))
+        remaining = {"advantage": "rloo", "group_size": 2, "pair_labels": "soft"}
+        for option, value in options.items():
+            if is_used(method, f"ppo.{option}"):
+                remaining = merge(remaining, nested(tuple(option.split(".")), value))
+        below = below | {"ppo": remaining}
     return merge(below, above)
 
 
@@ -131,7 +139,7 @@ def _refuse_unused(below: dict[str, JsonValue], above: dict[str, JsonValue], sou
     Raises:
         UserError: there is such an option.
     """
-    if (method := _method(below, above)) not in ("ppo", *DIRECT):
+    if (method := _method(below, above)) not in get_args(Method):
         return  # the config classes name the methods
     for name, kind in (("ppo", PpoConfig), ("policy", PolicyConfig)):
         options, fields = group(above, name), kind.model_fields.keys()

@@ -14,9 +14,9 @@ from components.base.redaction import has_credentials
 from components.base.settings import Settings
 from components.data.config import DataConfig
 from components.direct.config import PolicyConfig
-from components.gates.built_in.ppo_gates import OF_UPDATES
+from components.gates.built_in.ppo_gates import OF_RATIOS, OF_UPDATES
 from components.gates.judging import ExtraGate, GatesConfig, with_kl_gates
-from components.gates.methods import is_used
+from components.gates.methods import DIRECT_METHODS, is_used
 from components.gates.table import GATES
 from components.human_eval.config import HumanEvalConfig
 from components.models.config import GenerationConfig
@@ -141,7 +141,7 @@ class Options(Settings):
                 f"ppo.score.ensemble: {self.ppo.score.ensemble} needs several reward models: set reward.members to 2 "
                 "or more"
             )
-        group = "ppo" if self.policy.method == "ppo" else "policy"
+        group = "policy" if self.policy.method in DIRECT_METHODS else "ppo"
         if getattr(self, group).lora is not None and self.reward.lora is None:
             raise ValueError(
                 f"{group}.lora: the reward model shares the policy's backbone only if it is an adapter too: set "
@@ -151,7 +151,8 @@ class Options(Settings):
 
     @model_validator(mode="after")
     def _patience_counts_evaluations(self) -> Self:
-        if self.policy.method != "ppo" and self.ppo.watch.patience is not None and self.policy.evaluate_every is None:
+        is_direct, patience = self.policy.method in DIRECT_METHODS, self.ppo.watch.patience
+        if is_direct and patience is not None and self.policy.evaluate_every is None:
             raise ValueError("ppo.watch.patience counts evaluations, and there are none: set policy.evaluate_every")
         return self
 
@@ -164,13 +165,24 @@ class Options(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _online_dpo_has_pairs(self) -> Self:
+        if (self.policy.method == "online_dpo") is (self.ppo.pair_labels is None):
+            raise ValueError(
+                "policy.method=online_dpo and ppo.pair_labels go together: set ppo.pair_labels to soft or hard, with "
+                "ppo.advantage=rloo and ppo.group_size=2, or leave both out"
+            )
+        return self
+
     @property
     def effective_gates(self) -> GatesConfig:
         """Return the gates that judge a run: the gate on KL takes the band if it is not named, and PPO's own are off
         with another method."""
         gates = GatesConfig(**with_kl_gates(self.gates.model_dump(), self.ppo.kl.model_dump()))
         method = self.policy.method
-        return gates if method == "ppo" else gates.without(OF_UPDATES, f"policy.method={method} has no PPO updates")
+        if method == "online_dpo":
+            return gates.without(OF_RATIOS, "policy.method=online_dpo clips no ratios")
+        return gates.without(OF_UPDATES, f"policy.method={method} has no PPO updates") if method != "ppo" else gates
 
     def job(self, kind: type[Job]) -> Job:
         """Return the part of this config that enters a stage's key: the groups that the stage's job class `kind`
@@ -179,7 +191,7 @@ class Options(Settings):
 
     def stage(self, name: str) -> Stage:
         """Return the stage of a name; of `ppo`, the one that trains by `policy.method`."""
-        return KNOWN[name] if self.policy.method == "ppo" or name != DIRECT.name else DIRECT
+        return DIRECT if self.policy.method in DIRECT_METHODS and name == DIRECT.name else KNOWN[name]
 
     def stage_job(self, stage: Stage) -> Settings:
         """Return the job of a stage, for the machine that computes it."""

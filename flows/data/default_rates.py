@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from components.gates.methods import DIRECT_METHODS
 from components.models.weights import count_parameters
 from components.training.optim import Trained, default_rate
 from flows.config.run_config import RunConfig
@@ -24,7 +25,7 @@ def with_rates(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]]:
         "sft": (config.sft.learning_rate, False),
         "reward": (reward.learning_rate, reward.lora is not None),
     }
-    if (policy := config.policy).method != "ppo":
+    if (policy := config.policy).method in DIRECT_METHODS:
         rate_and_lora["policy"] = policy.learning_rate, policy.lora is not None
     else:
         rate_and_lora["ppo"] = ppo.learning_rate, ppo.lora is not None

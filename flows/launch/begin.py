@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from components.base.errors import UserError
 from components.base.text import counted
-from components.gates.methods import is_used
+from components.gates.methods import DIRECT_METHODS, is_used
 from components.rollouts.client import resolve_engine
 from flows.base_run import Base, changed_before, choose_base, earlier_stages
 from flows.config.profiles import Override, apply_overrides, profile_name
@@ -258,7 +258,7 @@ def off_gates(config: RunConfig) -> list[str]:
     if reasons:
         notes.append(f"gates are off because {next(iter(reasons.values()))}: {', '.join(reasons)}")
     limits = {gate.name: threshold for gate, threshold in config.gates.rules("ppo")}
-    if limits["ppo.stopped"] is not None and config.policy.method == "ppo" and not config.ppo.can_break:
+    if limits["ppo.stopped"] is not None and config.policy.method not in DIRECT_METHODS and not config.ppo.can_break:
         notes.append(
             "the gate ppo.stopped is off because nothing can fail it: ppo.kl.ceiling is null, ppo.kl.band is null "
             "(or a batch has a single prompt), and ppo.monitors.stop_on and ppo.observers are empty. Set "

@@ -20,11 +20,11 @@ Row = Mapping[str, float]
 def curve_metrics(history: Sequence[Row], config: KLConfig) -> dict[str, float]:
     """Return metrics from the rows of `history.jsonl`, one row per update, in order.
 
-    `ppo/ratio_max` and `ppo/clip_fraction_max` are the largest of all updates. For the others see `uniform_scores`,
-    `unsettled_tether`, `unpaid_reward` and `stabiliser_means`.
+    `ppo/ratio_max` and `ppo/clip_fraction_max` are the largest of all updates, if ratios are clipped. For the others
+    see `uniform_scores`, `unsettled_tether`, `unpaid_reward` and `stabiliser_means`.
     """
-    largest = {f"ppo/{new}": max(row[f"ppo/{old}"] for row in history)
-               for new, old in (("ratio_max", "ratio_max"), ("clip_fraction_max", "clip_fraction"))}  # fmt: skip
+    names = (("ppo/ratio_max", "ppo/ratio_max"), ("ppo/clip_fraction_max", "ppo/clip_fraction"))
+    largest = {new: max(row[old] for row in history) for new, old in names if old in history[0]}
     metrics = largest | uniform_scores(history) | unsettled_tether(history, config) | unpaid_reward(history)
     return metrics | stabiliser_means(history)
 

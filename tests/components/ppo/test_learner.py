@@ -211,17 +211,17 @@ def test_a_further_loss_term_adds_its_gradient_and_its_metric(load: Load) -> Non
     assert (found["with"][1] - found["without"][1])[mask].mean() > 1e-4
 
 
-PAIRS = {"advantage": "rloo", "group_size": 2, "epochs": 1, "minibatch_size": 8, "learning_rate": 1e-3}
+PAIRS: dict[str, Any] = {"advantage": "rloo", "group_size": 2, "epochs": 1, "minibatch_size": 8, "learning_rate": 1e-3}
 
 
 @pytest.mark.parametrize("labels", ["soft", "hard"])
 def test_online_dpo_is_the_loss_of_the_responses_sums_in_any_micro_batch(load: Load, labels: str) -> None:
     """Against -[p log σ(β d) + (1 - p) log σ(-β d)] of each pair, at weights that have left the reference."""
     for micro in (8, 4, 2):
-        job, models, samples = load(**PAIRS, micro_batch_size=micro, kl={"control": "fixed", "coefficient": 0.1})
+        job, models, samples = load(**PAIRS, pair_labels=labels, micro_batch_size=micro)
         models.reference.model.norm.weight.add_(0.2)
         experience = gather_experience(models, samples, job, beta=0.1)
-        learner = Learner.start(models, job.model_copy(update={"labels": labels}))
+        learner = Learner.start(models, job)
         ratios = (experience.logprobs - experience.passes.reference).masked_fill(~samples.response_mask, 0).sum(1)
         expected = []
         for (first, second), (s, other) in zip(
@@ -237,10 +237,10 @@ def test_online_dpo_is_the_loss_of_the_responses_sums_in_any_micro_batch(load: L
 
 
 def test_online_dpo_raises_the_better_response_of_a_pair(load: Load) -> None:
-    job, models, samples = load(**PAIRS | {"epochs": 3})
+    job, models, samples = load(**PAIRS | {"epochs": 3, "pair_labels": "hard"})
     experience = gather_experience(models, samples, job, beta=0.1)
     scores = torch.tensor([1.0, -1.0] * 4)
-    learner = Learner.start(models, job.model_copy(update={"labels": "hard"}))
+    learner = Learner.start(models, job)
     learner.update(dataclasses.replace(experience, scores=scores), 0)
     moved = (gather(learner, experience) - experience.logprobs).sum(1).view(4, 2)
     assert (moved[:, 0] > moved[:, 1]).all()

@@ -122,7 +122,6 @@ def trained(
     updates: int,
     beta: float = BETA,
     rewards: Rewards | None = None,
-    labels: Any = None,
     **options: Any,
 ) -> Tensor:
     """Log-probabilities of every response after PPO at a fixed β; `rewards` score in the place of the task's table."""
@@ -133,7 +132,7 @@ def trained(
         critic={"kind": critic or "shared", "learning_rate": 5e-3}, **options,
     )  # fmt: skip
     generation = GenerationConfig(max_new_tokens=task.tokens)
-    job = PpoJob(seed=0, runtime=runtime, generation=generation, ppo=config, labels=labels)
+    job = PpoJob(seed=0, runtime=runtime, generation=generation, ppo=config)
     head: Any = SharedCritic(16) if critic else None
     if critic == "separate":
         head = SeparateCritic(task.value_model(), UNIT)
@@ -197,7 +196,7 @@ def test_online_dpo_with_soft_labels_leads_to_the_same_optimum(
     task = Small(tokens)
     start = task.distribution(task.policy)
     optimum = (start + task.scores() / BETA).log_softmax(-1)
-    options = {"advantage": "rloo", "group_size": 2, "labels": "soft"}
+    options = {"advantage": "rloo", "group_size": 2, "pair_labels": "soft"}
     found = trained(task, runtime, monkeypatch, None, "reward", 60 if tokens == 1 else 120, **options)
     assert distance(start, optimum) > 0.15
     assert distance(found, optimum) < 0.02

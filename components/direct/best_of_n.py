@@ -1,0 +1,117 @@
+"""Best of n: fine-tune the policy on the reward model's choice of several of its own responses to each prompt."""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from components.base.errors import UserError
+from components.base.jsonl import write_rows
+from components.base.observe import Observe
+from components.base.text import counted
+from components.data.tables.published import SplitColumn, read_split
+from components.direct.config import DirectJob
+from components.direct.direct_observers import DirectObservers, Trained
+from components.distributed import ranks
+from components.models.batching import encode_prompt
+from components.ppo.experience import rewarded_scores, sampled_batches
+from components.ppo.models import Models
+from components.sft.tokenized_demonstrations import Examples, token_losses
+from components.training.loop import TrainingExamples, fit
+
+Row = dict[str, Any]
+
+
+def train_on_best(models: Models, job: DirectJob, data: Path, out: Path, observe: Observe) -> Trained:
+    """Sample, choose and train in `policy.rounds`; return what the observers saw. Resumes from `out`.
+
+    This is rejection sampling (Touvron et al. 2023, "Llama 2", section 3.2.3; RAFT: Dong et al. 2023, arXiv
+    2304.06767): SFT's loss on the chosen responses, so that the policy learns to say at once what it otherwise needs n
+    attempts for.
+
+    Raises:
+        UserError: no chosen response to any prompt has ended.
+    """
+    prompts = SplitColumn(read_split(data / "prompts.train"), "prompt")[: job.policy.max_prompts]
+    metrics, history = dict[str, float](), list[Row]()
+    models.policy.eval()
+    for number in range(1, job.policy.rounds + 1):
+        file, begun = out / "artifact" / f"best_of_n-{number}.jsonl", len(history)
+        observe(begun, {}, doing=f"choosing among {job.policy.n} responses to {counted(len(prompts), 'prompt')}")
+        rows = ranks.result_of_first(partial(_stored, file)) or best_of_n(models, job, prompts, number)
+        if ranks.is_first():
+            write_rows(file, rows)
+        chosen = [row for row in rows if row["ended"]]
+        if not chosen:
+            raise UserError(
+                f"policy.method=best_of_n: none of {counted(len(rows), 'chosen response')} has ended within "
+                f"generation.max_new_tokens ({job.generation.max_new_tokens}). Raise it, or train SFT to end."
+            )
+        metrics |= {
+            "direct/best_of_n_gain": fmean(row["score"] - row["mean_score"] for row in rows),
+            "direct/best_of_n_ended": len(chosen) / len(rows),
+        }
+        most = job.generation.max_prompt_tokens
+        examples = Examples.of((encode_prompt(models.tokenizer, row["prompt"], most), row["ids"]) for row in chosen)
+        observers = DirectObservers.start(models, job, data)
+        batches = TrainingExamples(
+            partial(_batch_loss, models, job, examples), examples.lengths, examples.responses.lengths
+        )
+
+        fit(
+            models.policy, batches, job.policy, seed=job.seed, group="direct", out=out, observe=_after(begun, observe),
+            part=number if number > 1 else None, observers=observers.in_order,
+        )  # fmt: skip
+        history += [row | {"update": row["update"] + begun} for row in observers.history.rows]
+    return Trained(observers, history, begun, metrics)
+
+
+def _batch_loss(
+    models: Models, job: DirectJob, examples: Examples, batch: list[int]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    some = [examples[i] for i in batch]
+    loss = token_losses(models.policy, models.tokenizer.pad_token_id, some, job.runtime).mean()
+    return loss, {"direct/loss": loss}
+
+
+def _after(updates: int, observe: Observe) -> Observe:
+    """Return an `observe` for the rounds after so many updates."""
+
+    def of_round(step: int, metrics: Mapping[str, float], total: int | None = None, **further: Any) -> None:
+        observe(step + updates, metrics, None if total is None else total + updates, **further)
+
+    return of_round
+
+
+def _stored(file: Path) -> list[Row]:
+    return [json.loads(line) for line in file.open(encoding="utf-8")] if file.exists() else []
+
+
+@torch.no_grad()
+def best_of_n(models: Models, job: DirectJob, prompts: Sequence[Any], number: int) -> list[Row]:
+    """Sample `policy.n` responses of the policy to each prompt; return for each the one with the highest reward.
+
+    A row has `prompt`, `response`, its `ids` with EOS, its `score` as PPO would reward it, the `mean_score` of all n,
+    and whether it `ended`. Of equal scores the first counts. All ranks call it, and share the work.
+    """
+    measured, n = job.measured, job.policy.n
+    repeated = [prompt for prompt in prompts for _ in range(n)]
+    rows, scores = list[Row](), list[float]()
+    for batch, samples, passes in sampled_batches(models, models.policy, repeated, measured, f"best of n {number}"):
+        texts, raw = samples.texts(models.tokenizer), passes.raw_scores
+        if models.rewards is not None:
+            raw, *_ = models.rewards.score(raw, batch, texts, ended=samples.ended.tolist())
+        scores += rewarded_scores(raw, samples, models.scale, measured.ppo.score).tolist()
+        for i, (prompt, text, ended) in enumerate(zip(batch, texts, samples.ended.tolist(), strict=True)):
+            rows.append({"prompt": prompt, "response": text, "ids": samples.reward_ids(i), "ended": ended})
+    best = []
+    for start in range(0, len(rows), n):
+        of_prompt = scores[start : start + n]
+        highest = max(range(n), key=of_prompt.__getitem__)
+        best.append(rows[start + highest] | {"score": of_prompt[highest], "mean_score": fmean(of_prompt)})
+    return best

@@ -1,0 +1,52 @@
+"""What direct methods share: the observers of a training, and what it leaves."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from components.direct.config import DirectJob
+from components.ppo.best_policy import PolicyEvaluations
+from components.ppo.control import KLLimits
+from components.ppo.models import Models
+from components.training.updates import History, Observer, RowTable, Update
+
+
+@dataclass
+class ShownSamples(RowTable[Update]):
+    """Keeps the responses that evaluations show, with the number of their step."""
+
+    def on_update(self, update: Update) -> Update:
+        """Add the responses of this step's evaluation."""
+        self.rows += [{"update": update.number, **row} for row in update.examples]
+        return update
+
+
+@dataclass(frozen=True)
+class DirectObservers:
+    """The observers of a training."""
+
+    evaluations: PolicyEvaluations
+    history: History
+    samples: ShownSamples
+    in_order: dict[str, Observer[Any]]
+    """All of them, and further ones, by name, in the order in which they are called."""
+
+    @classmethod
+    def start(cls, models: Models, job: DirectJob, data: Path, **first: Observer[Update]) -> "DirectObservers":
+        """Return the observers before the first update; those of `first` are called before the others."""
+        evaluations = PolicyEvaluations.start(models, job.measured, data, group="direct")
+        history, samples = History(), ShownSamples()
+        limits = KLLimits(job.measured.ppo, "direct/watched_")
+        in_order = {**first, "evaluations": evaluations, "limits": limits, "samples": samples, "history": history}
+        return cls(evaluations, history, samples, in_order)
+
+
+class Trained(NamedTuple):
+    """What is known after a training."""
+
+    observers: DirectObservers
+    history: list[dict[str, Any]]
+    """The metrics of each update."""
+    before: int
+    """Number of updates before the observers' first one: those of earlier rounds."""
+    metrics: dict[str, float]
