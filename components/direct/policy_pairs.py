@@ -96,11 +96,12 @@ def all_logprobs(model: Any, pad_id: int, examples: Sequence[Example], runtime: 
 def reference_logprobs(
     model: Any, pad_id: int, examples: Sequence[Example], job: DirectJob, checkpoint: Path
 ) -> Tensor:
-    """Return `all_logprobs` of the reference, which each rank has whole, in eval mode; the ranks share the work.
+    """Return `all_logprobs` of the reference in eval mode, without dropout.
 
-    They are computed once: an interrupted stage continues from the files whose names begin with `checkpoint`.
+    Each rank has the model whole, and the ranks share the work. It is done once: an interrupted stage continues from
+    the files whose names begin with `checkpoint`.
     """
-    assert not model.training, "the reference has no dropout"
+    model.eval()
 
     def compute(some: Sequence[int], start: int) -> list[float]:
         chosen, size = [examples[i] for i in some], 2 * job.policy.micro_batch_size
