@@ -1,7 +1,7 @@
 """Options of the policy's method. Importable without torch."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -33,7 +33,7 @@ class PolicyConfig(PassesConfig):
     """Prompts to which `best_of_n` samples, at most (the first ones, in data order); null for all."""
     beta: float = Field(0.1, gt=0)
     """Strength of the tether to SFT: β of `dpo` and `kto`, τ of `ipo`. A larger one keeps the policy closer."""
-    label_smoothing: float | Literal["auto"] = Field(0.0, ge=0, lt=0.5)
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] | Literal["auto"] = 0.0
     """ε, the share of labels that are believed to be flipped. `auto` takes the estimate of the stage validate,
     `data/label_noise`."""
     form: Literal["plain", "robust"] = "plain"

@@ -88,11 +88,11 @@ def response_logprobs(model: Any, pad_id: int, batch: Sequence[Example], runtime
 
 
 def reference_logprobs(model: Any, pad_id: int, examples: Examples, job: DirectJob, file: Path) -> list[float]:
-    """Return log π(y|x) (N,) of the reference, in eval mode; the ranks share the work.
+    """Return log π(y|x) (N,) of the reference in eval mode, without dropout; the ranks share the work.
 
     They are computed once: an interrupted stage continues from the first rank's files whose names begin with `file`.
     """
-    assert not model.training, "the reference has no dropout"
+    model.eval()
     values, size = list[float](), 2 * job.policy.micro_batch_size
     for start in range(0, len(examples), AT_ONCE):
         part = file.with_name(f"{file.name}-{start:09d}.json")

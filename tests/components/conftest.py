@@ -11,6 +11,7 @@ import pytest
 
 from components.base.jsonl import write_json
 from components.data.support_desk.desk import SupportDeskConfig, generate
+from components.direct.config import DirectJob, PolicyConfig
 from components.models.config import GenerationConfig, ScratchModel
 from components.models.runtime import Runtime
 from components.ppo.config import PpoConfig, PpoJob
@@ -52,7 +53,7 @@ class Stages(NamedTuple):
     inputs: dict[str, Path]
 
     def run(self, stage: str, out: Path, observe: Callable[..., None] = silent, **options: Any) -> dict[str, float]:
-        """Run `sft`, `reward` or `ppo` with `options` over the tiny ones; the artifact is `out/artifact`."""
+        """Run `sft`, `reward`, `ppo` or `direct` with `options` over the tiny ones; the artifact is `out/artifact`."""
         import importlib
 
         module = importlib.import_module(f"components.{stage}.stage")
@@ -64,8 +65,7 @@ class Stages(NamedTuple):
         external = [name for name in self.inputs if name.startswith("rewards/")]
         base = [name for name in self.inputs if name == "base"]
         names = {"sft": ["data", *base], "reward": ["data", "sft", *refreshed]}
-        names |= {"ppo": ["data", "sft", "reward", *external]}
-        return {name: self.inputs[name] for name in names[stage]}
+        return {name: self.inputs[name] for name in names.get(stage, ["data", "sft", "reward", *external])}
 
     def job(self, stage: str, *, seed: int = 0, **options: Any) -> Any:
         """The job of a stage with `options` over the tiny ones."""
@@ -78,6 +78,11 @@ class Stages(NamedTuple):
             tiny = {"scale_responses": 16, "checkpoint_every": 2, "batch_size": 16, "micro_batch_size": 8}
             tiny["learning_rate"] = 5e-4
             return RewardJob(**common, reward=RewardConfig(**tiny | options))
+        if stage == "direct":
+            tiny = {"method": "dpo", "learning_rate": 1e-3, "batch_size": 16, "micro_batch_size": 8}
+            tiny |= {"checkpoint_every": 2, "evaluate_every": 3}
+            measures = {"evaluate": 8, "watch": {"prompts": 8}, "repeats": {"prompts": 4, "samples": 2}}
+            return DirectJob(**common, ppo=measures | options.pop("ppo", {}), policy=PolicyConfig(**tiny | options))
         tiny = {"updates": 5, "batch_size": 8, "minibatch_size": 4, "micro_batch_size": 2, "checkpoint_every": 2}
         tiny |= {"kl": {"control": "fixed", "coefficient": 0.1}, "sample_every": 2, "learning_rate": 1e-3}
         tiny |= {"evaluate": 8, "watch": {"prompts": 8}}  # one batch: of all prompts these took half of a run's time

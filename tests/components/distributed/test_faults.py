@@ -28,12 +28,13 @@ from tests.faults.sample import SEED
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 
-STAGES = ("sft", "reward", "ppo")
+STAGES = ("sft", "reward", "ppo", "direct")
 RANKS = 2
 OPTIONS: dict[str, dict[str, Any]] = {
     "sft": {"checkpoint_every": 1, "epochs": 2},
     "reward": {"checkpoint_every": 1, "members": 2},
     "ppo": {"checkpoint_every": 1, "updates": 4},
+    "direct": {"checkpoint_every": 1, "method": "kto"},
 }
 
 
@@ -88,7 +89,7 @@ def disturb(
 
     def run(kind: str, nth: int, number: int, earliest: float, ended: Callable[[int, Exception, Path], str]) -> None:
         chance = random.Random(f"{SEED} {kind} {nth}")
-        stage, rank = STAGES[nth % 3], chance.randrange(RANKS)
+        stage, rank = STAGES[nth % len(STAGES)], chance.randrange(RANKS)
         expected, seconds = undisturbed(stage)
         out, began, outcome = tmp_path / "out", time.monotonic(), "ended before"
         sender = Sender(out, rank, number, chance.uniform(earliest, 1) * seconds)

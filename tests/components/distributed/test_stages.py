@@ -311,6 +311,19 @@ def test_ppo_on_ranks_publishes_its_best_update_also_after_a_kill(
 
 
 @pytest.mark.ranks
+@pytest.mark.parametrize("sharding", ["zero2", "zero3", "replicas"])
+@pytest.mark.parametrize("method", ["dpo", "ipo", "kto"])
+def test_a_direct_method_on_two_ranks_is_that_of_one(method: str, sharding: str, stages: Any, tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    options = {"method": method, "micro_batch_size": 3}
+    metrics = stages.run("direct", one, **options)
+    found = on_ranks(stages, "direct", two, sharding=sharding, **options)
+    assert difference(one, two) < 1e-6
+    compare_samples(one, two)
+    assert found.metrics == pytest.approx(metrics, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.ranks
 @pytest.mark.parametrize("stage, sharding, options", [
     ("sft", "zero2", {"checkpoint_every": 1}),
     ("ppo", "zero3", {"checkpoint_every": 1, "updates": 4, "ema": 0.5, "evaluate_every": 1, "evaluate": 8,

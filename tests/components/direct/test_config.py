@@ -1,0 +1,128 @@
+"""Which options say something to a method, and what of them is in a key."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from components.base.errors import UserError
+from components.base.nested import flatten
+from components.base.settings import keyed_values
+from components.direct.config import DirectJob, PolicyConfig
+from components.gates.methods import DIRECT, ONLY_OF, is_used
+from components.ppo.config import KLConfig, PpoConfig
+from flows.config.profiles import parse_override
+from flows.config.run_config import RunConfig, load_config
+from tasks.execution.keying import key_of
+from tasks.stages import STAGES, stage_of
+
+
+def config(*changes: str) -> RunConfig:
+    return load_config("tiny", [parse_override(change) for change in changes])
+
+
+def key(*changes: str) -> str:
+    made = config(*changes)
+    stage = made.stage("ppo")
+    return key_of(stage, made.stage_job(stage), {})[0]
+
+
+def options(*changes: str) -> set[str]:
+    made = config(*changes)
+    return set(flatten(keyed_values(made.stage_job(STAGES["ppo"]))))
+
+
+def test_names_of_options_are_those_of_the_classes() -> None:
+    assert ONLY_OF.keys() <= PolicyConfig.model_fields.keys()
+    used = {name for name in PpoConfig.model_fields if is_used("dpo", f"ppo.{name}")}
+    limits = {name for name in KLConfig.model_fields if is_used("dpo", f"ppo.kl.{name}")}
+    measuring = {"evaluate", "repeats", "rules", "rewards", "score", "watch", "evaluate_temperature", "best_of", "kl"}
+    assert used == measuring
+    assert limits == {"band", "ceiling", "unit", "response_ceiling"}
+
+
+@pytest.mark.parametrize("method", DIRECT)
+def test_a_key_has_the_methods_own_options_only(method: str) -> None:
+    names = options(f"policy.method={method}")
+    assert {name for name in names if not is_used(method, name)} == set()
+    assert {"policy.method", "policy.beta", "ppo.evaluate", "ppo.kl.band"} <= names
+    assert {"ppo.updates", "ppo.kl.target", "policy.checkpoint_every"} & names == set()
+    assert ("policy.margin" in names) == (method == "dpo")
+    assert ("policy.desirable_weight" in names) == (method == "kto")
+
+
+def test_ppos_key_has_no_policy() -> None:
+    assert not any(name.startswith("policy") for name in options())
+    assert config().stage("ppo") is STAGES["ppo"]
+
+
+def test_an_option_of_ppo_in_the_profile_changes_no_direct_key(tmp_path: Any) -> None:
+    profile = tmp_path / "longer.yaml"
+    profile.write_text("extends: tiny\nppo: {updates: 9}\npolicy: {desirable_weight: 2}\n")
+    longer = load_config(profile, [parse_override("policy.method=dpo")])
+    stage = longer.stage("ppo")
+    assert key_of(stage, longer.stage_job(stage), {})[0] == key("policy.method=dpo")
+    assert key("policy.method=dpo", "policy.beta=0.2") != key("policy.method=dpo") != key("policy.method=ipo")
+    assert key("policy.method=dpo", "ppo.evaluate=64") != key("policy.method=dpo")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        (["policy.method=dpo", "ppo.updates=9"], "ppo.updates says nothing to policy.method=dpo"),
+        (["policy.method=dpo", "ppo.kl.target=2"], "ppo.kl.target says nothing to policy.method=dpo"),
+        (["policy.method=kto", "policy.margin=1"], "policy.margin says nothing to policy.method=kto"),
+        (["policy.beta=0.3"], "policy.beta says nothing to policy.method=ppo"),
+        (["policy.method=cpo"], "policy.method = cpo: must be 'ppo', 'dpo', 'ipo' or 'kto'"),
+        (["policy.method=dpo", "policy.lora.rank=4"], "policy.lora: the reward model shares"),
+        (["policy.method=dpo", "policy.evaluate_every=null", "ppo.watch.patience=2"], "set policy.evaluate_every"),
+    ],
+)
+def test_an_option_without_effect_is_refused_by_name(changes: list[str], named: str) -> None:
+    with pytest.raises(UserError) as caught:
+        config(*changes)
+    assert named in str(caught.value)
+
+
+def test_a_file_that_chooses_a_method_may_not_set_ppos_options(tmp_path: Any) -> None:
+    profile, later = tmp_path / "dpo.yaml", tmp_path / "later.yaml"
+    profile.write_text("extends: tiny\npolicy: {method: dpo}\nppo: {epochs: 3}\n")
+    with pytest.raises(UserError, match=r"dpo.yaml: ppo.epochs says nothing to policy.method=dpo"):
+        load_config(profile)
+    profile.write_text("extends: tiny\npolicy: {method: dpo}\n")
+    later.write_text("extends: ./dpo.yaml\nppo: {epochs: 3}\n")
+    with pytest.raises(UserError, match=r"later.yaml: ppo.epochs says nothing to policy.method=dpo"):
+        load_config(later)
+    assert load_config(profile, [parse_override("policy.method=ppo"), parse_override("ppo.epochs=3")]).ppo.epochs == 3
+
+
+def test_a_band_may_be_below_the_target_of_a_controller_that_is_not_used() -> None:
+    made = load_config("demo", [parse_override("policy.method=dpo"), parse_override("ppo.kl.band=2")])
+    assert made.ppo.kl.band == 2 < made.ppo.kl.target
+
+
+def test_a_job_is_read_back_from_its_key() -> None:
+    made = config("policy.method=dpo", "ppo.kl.band=2", "policy.soft_labels=true")
+    values = keyed_values(made.stage_job(STAGES["ppo"]))
+    again = stage_of("ppo", values).load_job().model_validate(values)
+    assert isinstance(again, DirectJob) and keyed_values(again) == values
+    assert again.measured.ppo.kl.band == 2 and not again.measured.ppo.has_critic
+
+
+def test_auto_takes_the_estimate_of_validate() -> None:
+    made = config("policy.method=dpo", "policy.label_smoothing=auto", "policy.form=robust")
+    assert made.with_label_noise({"data/label_noise": 0.12}).policy.noise == 0.12
+    with pytest.raises(UserError, match=r"policy.label_smoothing is auto, and validate has no estimate"):
+        made.with_label_noise({})
+    other = config("policy.method=kto")
+    assert other.with_label_noise({}) is other
+    with pytest.raises(ValidationError):
+        PolicyConfig(method="dpo", label_smoothing=0.5)
+
+
+def test_ppos_gates_are_off_for_another_method_with_a_reason() -> None:
+    gates = config("policy.method=dpo").effective_gates
+    off = {gate.name for gate, threshold in gates.rules("ppo") if gate.group == "ppo" and threshold is None}
+    assert off >= {"ppo.ratio_max", "ppo.clip_fraction_max"} and "ppo.stopped" not in off
+    assert gates.reasons["ppo.ratio_max"] == "policy.method=dpo has no PPO updates"
+    assert not config().effective_gates.reasons

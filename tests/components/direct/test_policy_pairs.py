@@ -1,0 +1,118 @@
+"""Log-probabilities of responses: sums with EOS, whatever the padding; pairs that are cut; the reference."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from components.direct import policy_pairs
+from components.direct.pair_training import pair_losses
+from components.direct.policy_pairs import PolicyPairs, all_logprobs, reference_logprobs, response_logprobs
+from components.models.config import GenerationConfig
+from tests.components.conftest import RUNTIME
+
+PROMPT = [{"role": "user", "content": "My parcel is late."}]
+
+
+def job(stages: Any, cap: int = 10, **options: Any) -> Any:
+    return stages.job("direct", generation=GenerationConfig(max_prompt_tokens=64, max_new_tokens=cap), **options)
+
+
+def row(chosen: str, rejected: str, **more: Any) -> Any:
+    return {"prompt": PROMPT, "chosen": chosen, "rejected": rejected, **more}
+
+
+@pytest.fixture(scope="module")
+def examples(language: Any) -> list[tuple[list[int], list[int]]]:
+    """Prompts and responses of different lengths."""
+    eos, ids = language.tokenizer.eos_token_id, language.prompts[0]
+    return [(prompt, [*ids[: 1 + 2 * n], eos]) for n, prompt in enumerate(language.prompts[:5])]
+
+
+def exact(model: Any, prompt: list[int], response: list[int]) -> float:
+    """log π(y|x) of one sequence without padding, from the model's own logits, float64."""
+    logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1].double()
+    logits[:, model.config.pad_token_id] = -torch.inf
+    return float(logits.log_softmax(-1).gather(1, torch.tensor(response)[:, None]).sum())
+
+
+@torch.no_grad()
+def test_a_log_probability_is_the_sum_with_eos(language: Any, examples: Any) -> None:
+    expected = [exact(language.model, *example) for example in examples]
+    got = response_logprobs(language.model, language.tokenizer.pad_token_id, examples, RUNTIME)
+    assert got.tolist() == pytest.approx(expected, abs=1e-4)
+    means = [value / len(response) for value, (_, response) in zip(expected, examples, strict=True)]
+    without = [exact(language.model, prompt, response[:-1]) for prompt, response in examples]
+    for wrong in (means, without):
+        assert all(abs(a - b) > 0.1 for a, b in zip(got.tolist(), wrong, strict=True) if b)
+
+
+@torch.no_grad()
+def test_padding_and_order_change_nothing(language: Any, examples: Any) -> None:
+    pad_id = language.tokenizer.pad_token_id
+    alone = [float(response_logprobs(language.model, pad_id, [each], RUNTIME)) for each in examples]
+    together = response_logprobs(language.model, pad_id, examples[::-1], RUNTIME).tolist()
+    assert together[::-1] == pytest.approx(alone, abs=1e-4)
+    assert all_logprobs(language.model, pad_id, examples, RUNTIME, 2).tolist() == pytest.approx(alone, abs=1e-4)
+
+
+def test_a_pair_whose_difference_is_cut_away_is_left_out(stages: Any, language: Any) -> None:
+    same = "We will trace the late parcel. "
+    rows = [row(same * 3 + "Hello.", same * 3 + "Goodbye."), row("Hello.", "Goodbye. " + same * 3)]
+    rows.append(row("Hello.", "Goodbye."))
+    pairs = PolicyPairs.encode(language.tokenizer, rows, job(stages))
+    assert (len(pairs), pairs.alike, pairs.cut) == (2, 1, 1)
+    eos = language.tokenizer.eos_token_id
+    ends = [pairs.examples[i][1][-1] == eos for i in range(4)]
+    assert ends == [True, False, True, True], "a cut response has no EOS"
+    assert pairs.examples.responses.lengths.max() == 10
+    assert len(PolicyPairs.encode(language.tokenizer, rows, job(stages, cap=60))) == 3
+
+
+def test_labels_are_votes_margins_and_weights(stages: Any, language: Any) -> None:
+    labels = {"soft_label": 0.75, "margin": 2.0, "weight": 0.5, "source_weight": 1.5}
+    rows = [row("Hello.", "Goodbye.", **labels), row("Hello.", "We are sorry.")]
+    soft = PolicyPairs.encode(language.tokenizer, rows, job(stages, soft_labels=True))
+    assert soft.labels.tolist() == [[0.5, 1.5, 0.75, 2.0], [1.0, 1.0, 1.0, 0.0]]
+    hard = PolicyPairs.encode(language.tokenizer, rows, job(stages))
+    assert hard.labels[:, 2].tolist() == [1.0, 1.0]
+    assert hard.rows([1, 0]) == [2, 0, 3, 1]
+
+
+def test_the_reference_is_computed_once(
+    stages: Any, language: Any, examples: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy_pairs, "AT_ONCE", 2)
+    arguments = language.model, language.tokenizer.pad_token_id, examples, job(stages), tmp_path / "reference" / "pairs"
+    first = reference_logprobs(*arguments)
+    kept = sorted((tmp_path / "reference").iterdir())
+    assert len(kept) == 3
+    kept[1].write_text("damaged")
+    computed: list[int] = []
+
+    def counted(model: Any, pad_id: int, some: Any, *rest: Any) -> Any:
+        computed.append(len(some))
+        return all_logprobs(model, pad_id, some, *rest)
+
+    monkeypatch.setattr(policy_pairs, "all_logprobs", counted)
+    assert torch.equal(reference_logprobs(*arguments), first) and computed == [2]
+
+
+def test_the_reference_has_no_dropout(stages: Any, language: Any, examples: Any, tmp_path: Path) -> None:
+    model = copy.deepcopy(language.model)
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    arguments = language.tokenizer.pad_token_id, examples
+    plain = all_logprobs(language.model, *arguments, RUNTIME, 8)
+    assert not torch.equal(all_logprobs(model.train(), *arguments, RUNTIME, 8), plain)
+    assert torch.equal(reference_logprobs(model, *arguments, job(stages), tmp_path / "reference"), plain)
+
+
+def test_kto_reads_a_pair_as_two_labels(stages: Any) -> None:
+    config = job(stages, method="kto", beta=0.5, desirable_weight=2.0, undesirable_weight=3.0).policy
+    chosen, rejected, ones, z0 = torch.tensor([0.3]), torch.tensor([-0.2]), torch.ones(1), torch.tensor(0.1)
+    loss = pair_losses(config, chosen, rejected, ones, ones, z0)
+    by_hand = (2 * torch.sigmoid(0.5 * (z0 - chosen)) + 3 * torch.sigmoid(0.5 * (rejected - z0))) / 2
+    assert loss.tolist() == pytest.approx(by_hand.tolist())

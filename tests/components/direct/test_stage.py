@@ -1,0 +1,240 @@
+"""A direct method's stage as a whole: its files, its metrics by other code, and that it resumes to the same bytes."""
+
+import json
+import os
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from components.base.errors import CheckFailed, UserError
+from components.base.jsonl import read_rows
+from components.data.tables.published import read_split
+from components.direct import pair_training, stage
+from components.gates.judging import GatesConfig, judge
+from components.models.batching import encode_prompt, encode_response
+from components.models.folders import load_causal_lm
+from tests.components.conftest import GENERATION, RUNTIME
+from tests.faults.sample import SEED
+from tests.forks import Forked
+from tests.waiting import PATIENCE
+
+METHODS = ("dpo", "ipo", "kto")
+SIDES = ("chosen", "rejected")
+LORA = {"lora": {"rank": 4}, "learning_rate": 1e-2}
+
+Undisturbed = tuple[Path, dict[str, float]]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(stages: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Undisturbed]:
+    """The folder and the metrics of a method's run, computed once."""
+    made: dict[str, Undisturbed] = {}
+
+    def of(method: str) -> Undisturbed:
+        if method not in made:
+            out = tmp_path_factory.mktemp(method)
+            made[method] = out, stages.run("direct", out, method=method)
+        return made[method]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def adapted(stages: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The stages with a reward model that is an adapter."""
+    out = tmp_path_factory.mktemp("adapted")
+    stages.run("reward", out, lora={"rank": 3}, learning_rate=1e-2)
+    return stages._replace(inputs=stages.inputs | {"reward": out / "artifact"})
+
+
+def logprob(model: Any, tokenizer: Any, row: Any, side: str) -> float:
+    """log π of a response with EOS, cut at the cap, from the model's logits in float64."""
+    prompt = encode_prompt(tokenizer, row["prompt"], GENERATION.max_prompt_tokens)
+    response = encode_response(tokenizer, row[side], GENERATION.max_new_tokens)
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1].double()
+    logits[:, tokenizer.pad_token_id] = -torch.inf
+    return float(logits.log_softmax(-1).gather(1, torch.tensor(response)[:, None]).sum())
+
+
+def test_the_artifact_holds_what_ppos_does(undisturbed: Any) -> None:
+    out, metrics = undisturbed("dpo")
+    artifact = out / "artifact"
+    files = {
+        "model", "history.jsonl", "samples.jsonl", "evaluation.jsonl", "evaluation_samples.jsonl", "worst.jsonl",
+        "metrics.json", "metadata.json",
+    }  # fmt: skip
+    assert {path.name for path in artifact.iterdir()} == files
+    history = read_rows(artifact / "history.jsonl")
+    assert [row["update"] for row in history] == list(range(1, 1 + len(history))) and len(history) == 7 - 1
+    assert not any("second" in name for row in history for name in row), "timings have no place in a digest"
+    assert history[0]["direct/loss"] == pytest.approx(0.693147, abs=1e-5), "no log-ratio before the first step"
+    assert json.loads((artifact / "metrics.json").read_text()) == metrics
+    about = json.loads((artifact / "metadata.json").read_text())
+    assert about["published_update"] == 6 and about["reason"].endswith("Trained by dpo (policy.method).")
+    assert [row["update"] for row in about["evaluations"]] == [3, 6]
+    assert {row["update"] for row in read_rows(artifact / "samples.jsonl")} == {3, 6}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_pairs_gates_judge_is_computed_again(method: str, undisturbed: Any, stages: Any) -> None:
+    out, metrics = undisturbed(method)
+    policy, tokenizer = load_causal_lm(out / "artifact", RUNTIME)
+    sft, _ = load_causal_lm(stages.inputs["sft"], RUNTIME)
+    ratios, gaps = [], []
+    for row in read_split(stages.inputs["data"] / "pairs.test")[:8]:
+        sides = [encode_response(tokenizer, row[side], GENERATION.max_new_tokens) for side in ("chosen", "rejected")]
+        if sides[0] != sides[1]:
+            names = ("chosen", "rejected")
+            ratios.append([logprob(policy, tokenizer, row, s) - logprob(sft, tokenizer, row, s) for s in names])
+            gaps.append(len(sides[0]) - len(sides[1]))
+    chosen, rejected = torch.tensor(ratios, dtype=torch.float64).T
+    right = (chosen > rejected).double()
+    assert metrics["policy/chosen_log_ratio"] == pytest.approx(float(chosen.mean()), abs=1e-4)
+    assert metrics["policy/rejected_log_ratio"] == pytest.approx(float(rejected.mean()), abs=1e-4)
+    assert metrics["policy/pair_accuracy"] == pytest.approx(float(right.mean()))
+    sides = [[r for r, gap in zip(right.tolist(), gaps, strict=True) if gap * sign > 0] for sign in (1, -1)]
+    assert all(sides)
+    balanced = sum(sum(side) / len(side) for side in sides) / 2
+    assert metrics["policy/balanced_length_accuracy"] == pytest.approx(balanced)
+    assert metrics["policy/chosen_log_ratio_low"] <= metrics["policy/chosen_log_ratio"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_policy_learns_the_training_pairs(method: str, stages: Any, tmp_path: Path) -> None:
+    beta = 0.5 if method == "ipo" else 0.1
+    options = {"learning_rate": 5e-3, "epochs": 6, "evaluate_every": None, "beta": beta}
+    stages.run("direct", tmp_path, method=method, **options)
+    rows = read_rows(tmp_path / "artifact" / "history.jsonl")
+    first, last = ([row["direct/accuracy"] for row in part] for part in (rows[:6], rows[-6:]))
+    assert sum(last) / len(last) > max(0.75, sum(first) / len(first) + 0.1)
+    assert rows[-1]["direct/chosen_log_ratio"] > rows[-1]["direct/rejected_log_ratio"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("at", [1, 5])
+def test_interrupted_and_started_again_it_ends_the_same(
+    method: str, at: int, stages: Any, undisturbed: Any, tmp_path: Path, interrupting: Any,
+    digests: Callable[[Path], Any],
+) -> None:  # fmt: skip
+    with pytest.raises(KeyboardInterrupt):
+        stages.run("direct", tmp_path, interrupting(at), method=method)
+    out, metrics = undisturbed(method)
+    assert stages.run("direct", tmp_path, method=method) == metrics
+    assert digests(tmp_path / "artifact") == digests(out / "artifact")
+
+
+@pytest.mark.faults
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("nth", range(5))
+@pytest.mark.parametrize("method", METHODS)
+def test_killed_at_a_random_step_it_ends_the_same(
+    method: str, nth: int, stages: Any, undisturbed: Any, tmp_path: Path, digests: Callable[[Path], Any]
+) -> None:
+    at = random.Random(f"{SEED} {method} {nth}").randrange(7)
+
+    def observe(step: int, *_: Any, **__: Any) -> None:
+        if step == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    process = Forked(target=lambda: stages.run("direct", tmp_path, observe, method=method))
+    process.start()
+    process.join(PATIENCE * 200)
+    assert process.exitcode == -signal.SIGKILL
+    out, metrics = undisturbed(method)
+    assert stages.run("direct", tmp_path, method=method) == metrics
+    assert digests(tmp_path / "artifact") == digests(out / "artifact")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_micro_batches_change_no_step(method: str, stages: Any, undisturbed: Any, tmp_path: Path) -> None:
+    stages.run("direct", tmp_path, method=method, micro_batch_size=3)
+    folders = tmp_path, undisturbed(method)[0]
+    for row, same in zip(*(read_rows(out / "artifact" / "history.jsonl") for out in folders), strict=True):
+        for name in ("loss", "accuracy", "chosen_log_ratio", "balanced_length_accuracy"):
+            assert row.get(f"direct/{name}", 0) == pytest.approx(same.get(f"direct/{name}", 0), abs=2e-5)
+
+
+def test_an_adapters_reference_is_the_backbone_without_it(
+    adapted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupting: Any, digests: Callable[[Path], Any]
+) -> None:
+    seen: list[torch.Tensor] = []
+
+    def kept(*arguments: Any) -> Any:
+        seen.append(original(*arguments))
+        return seen[-1]
+
+    original = pair_training.reference_logprobs
+    monkeypatch.setattr(pair_training, "reference_logprobs", kept)
+    metrics = adapted.run("direct", tmp_path / "whole", **LORA)
+    sft, tokenizer = load_causal_lm(adapted.inputs["sft"], RUNTIME)
+    rows = read_split(adapted.inputs["data"] / "pairs.train")[:1]
+    expected = [logprob(sft, tokenizer, rows[0], side) for side in ("chosen", "rejected")]
+    assert seen[0][:2].tolist() == pytest.approx(expected, abs=1e-4)
+    assert metrics["policy/kl"] != 0 and (tmp_path / "whole/artifact/adapter/adapter_model.safetensors").is_file()
+    with pytest.raises(KeyboardInterrupt):
+        adapted.run("direct", tmp_path / "cut", interrupting(3), **LORA)
+    adapted.run("direct", tmp_path / "cut", **LORA)
+    assert digests(tmp_path / "cut" / "artifact") == digests(tmp_path / "whole" / "artifact")
+
+
+def test_gradient_checkpointing_changes_no_weight(
+    stages: Any, undisturbed: Any, tmp_path: Path, digests: Callable[[Path], Any]
+) -> None:
+    stages.run("direct", tmp_path, gradient_checkpointing=True)
+    assert digests(tmp_path / "artifact") == digests(undisturbed("dpo")[0] / "artifact")
+
+
+def test_kl_above_its_ceiling_stops_the_training(stages: Any, tmp_path: Path) -> None:
+    options = {"learning_rate": 2e-2, "epochs": 6, "evaluate_every": 2, "beta": 0.01}
+    metrics = stages.run("direct", tmp_path, **options, ppo={"kl": {"ceiling": 0.05}})
+    assert metrics["ppo/stopped"] == 1 and metrics["direct/updates"] < 36
+
+
+def test_pairs_far_from_sft_are_warned_of(
+    stages: Any, undisturbed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, metrics = undisturbed("dpo")
+    sft, tokenizer = load_causal_lm(stages.inputs["sft"], RUNTIME)
+    rows = read_split(stages.inputs["data"] / "pairs.train")
+    cap = GENERATION.max_new_tokens
+    pairs = [row for row in rows if len({tuple(encode_response(tokenizer, row[s], cap)) for s in SIDES}) == 2]
+    assert len(pairs) == metrics["direct/pairs"]
+    for side in SIDES:
+        tokens = sum(len(encode_response(tokenizer, row[side], cap)) for row in pairs)
+        expected = sum(logprob(sft, tokenizer, row, side) for row in pairs) / tokens
+        assert metrics[f"direct/sft_logprob_of_{side}"] == pytest.approx(expected, abs=1e-5)
+    monkeypatch.setattr(stage, "FAR", -10.0)
+    with pytest.warns(UserWarning, match="the pairs are far from what SFT says"):
+        stages.run("direct", tmp_path, evaluate_every=None, max_pairs=16)
+
+
+def test_a_fall_of_both_is_reported_and_fails_its_gate(stages: Any, tmp_path: Path) -> None:
+    metrics = stages.run("direct", tmp_path, learning_rate=2e-2, epochs=8, beta=0.01, evaluate_every=None)
+    assert metrics["policy/rejected_log_ratio"] < 0 > metrics["policy/chosen_log_ratio"]
+    gates = GatesConfig.model_validate({"policy": {"chosen_log_ratio": -5}})
+    failed = {verdict.name for verdict in judge("ppo", metrics, gates) if not verdict.passed}
+    assert failed == {"policy.chosen_log_ratio"}
+
+
+def test_votes_that_no_pair_has_are_refused(stages: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"policy.margin: no training pair has a margin"):
+        stages.run("direct", tmp_path, margin=1.0)
+
+
+def test_a_frozen_model_that_changes_is_refused(
+    stages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(models: Any, *rest: Any) -> Any:
+        trained = pair_training.train(models, *rest)
+        next(models.sft.parameters()).data.add_(1)
+        return trained
+
+    monkeypatch.setattr(stage, "train", train)
+    with pytest.raises(CheckFailed, match="the SFT policy changed during training"):
+        stages.run("direct", tmp_path, evaluate_every=None)
