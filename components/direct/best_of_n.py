@@ -1,6 +1,5 @@
 """Best of n: fine-tune the policy on the reward model's choice of several of its own responses to each prompt."""
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from components.base.errors import UserError
-from components.base.jsonl import write_rows
+from components.base.jsonl import read_rows, write_rows
 from components.base.observe import Observe
 from components.base.text import counted
 from components.data.tables.published import SplitColumn, read_split
@@ -89,7 +88,7 @@ def _after(updates: int, observe: Observe) -> Observe:
 
 
 def _stored(file: Path) -> list[Row]:
-    return [json.loads(line) for line in file.open(encoding="utf-8")] if file.exists() else []
+    return read_rows(file) if file.exists() else []
 
 
 @torch.no_grad()

@@ -1,9 +1,7 @@
 """Preference pairs as a direct method trains on them: tokens, labels, and log-probabilities of their responses."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from components.base.files import make_folder
-from components.base.jsonl import write_json
 from components.data.rows import CanonicalRow
 from components.direct.config import DirectJob
-from components.distributed import ranks
 from components.models.batching import encode_prompts, encode_responses
 from components.models.runtime import Runtime
 from components.sft.tokenized_demonstrations import Example, Examples, response_losses, token_losses
+from components.training.chunks import in_chunks
 from components.training.tokens import TokenWriter, chunks
 
 AT_ONCE = 4_096
@@ -93,19 +89,9 @@ def reference_logprobs(model: Any, pad_id: int, examples: Examples, job: DirectJ
     They are computed once: an interrupted stage continues from the first rank's files whose names begin with `file`.
     """
     model.eval()
-    values, size = list[float](), 2 * job.policy.micro_batch_size
-    for start in range(0, len(examples), AT_ONCE):
-        part = file.with_name(f"{file.name}-{start:09d}.json")
-        of_part = ranks.result_of_first(partial(_stored, part))
-        if not of_part:
-            losses = response_losses(model, pad_id, examples[start : start + AT_ONCE], job.runtime, size)
-            of_part = [-loss for loss in losses]
-            if ranks.is_first():
-                make_folder(part.parent)
-                write_json(part, of_part)
-        values += of_part
-    return values
 
+    def compute(chunk: Sequence[Example], start: int) -> list[float]:
+        losses = response_losses(model, pad_id, Examples.of(chunk), job.runtime, 2 * job.policy.micro_batch_size)
+        return [-loss for loss in losses]
 
-def _stored(file: Path) -> list[float]:
-    return json.loads(file.read_text()) if file.exists() else []
+    return in_chunks(examples, AT_ONCE, file, compute, lambda done: None)

@@ -2,10 +2,12 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from components.base.files import make_folder, read_with_digest, replacing, with_digest
+from components.distributed import ranks
 from components.models.config import GenerationConfig
 from components.models.runtime import Runtime
 
@@ -26,17 +28,21 @@ def in_chunks(
 
     A computed chunk is written to `<checkpoint>-<start>.json`; an undamaged chunk there is not computed again. If a
     chunk's rows depend only on its items and `start`, an interrupted run ends with the same rows. `done` is called
-    after every chunk with the number of rows so far, including those found on disk.
+    after every chunk with the number of rows so far, including those found on disk. All ranks call it: they compute the
+    same rows, and the files are the first rank's.
     """
-    make_folder(checkpoint.parent)
+    if ranks.is_first():
+        make_folder(checkpoint.parent)
     results: list[Row] = []
     for start in range(0, len(items), size):
         file = checkpoint.with_name(f"{checkpoint.name}-{start:06d}.json")
-        rows = _computed_before(file)
+        rows = ranks.result_of_first(partial(_computed_before, file))
         if rows is None:
-            with replacing(file) as temporary:
-                temporary.write_text(with_digest(compute(items[start : start + size], start)), encoding="utf-8")
-            rows = read_with_digest(file)
+            document = with_digest(compute(items[start : start + size], start))
+            if ranks.is_first():
+                with replacing(file) as temporary:
+                    temporary.write_text(document, encoding="utf-8")
+            rows = ranks.result_of_first(partial(read_with_digest, file))
         results += rows
         done(len(results))
     return results

@@ -9,7 +9,7 @@ from components.base.errors import UserError
 from components.base.nested import flatten
 from components.base.settings import keyed_values
 from components.direct.config import DirectJob, PolicyConfig
-from components.gates.methods import DIRECT, ONLY_OF, is_used
+from components.gates.methods import ON_PAIRS, ONLY_OF, is_used
 from components.ppo.config import KLConfig, PpoConfig
 from flows.config.profiles import parse_override
 from flows.config.run_config import RunConfig, load_config
@@ -41,7 +41,7 @@ def test_names_of_options_are_those_of_the_classes() -> None:
     assert limits == {"band", "ceiling", "unit", "response_ceiling"}
 
 
-@pytest.mark.parametrize("method", DIRECT)
+@pytest.mark.parametrize("method", ON_PAIRS)
 def test_a_key_has_the_methods_own_options_only(method: str) -> None:
     names = options(f"policy.method={method}")
     assert {name for name in names if not is_used(method, name)} == set()
@@ -73,7 +73,15 @@ def test_an_option_of_ppo_in_the_profile_changes_no_direct_key(tmp_path: Any) ->
         (["policy.method=dpo", "ppo.kl.target=2"], "ppo.kl.target says nothing to policy.method=dpo"),
         (["policy.method=kto", "policy.margin=1"], "policy.margin says nothing to policy.method=kto"),
         (["policy.beta=0.3"], "policy.beta says nothing to policy.method=ppo"),
-        (["policy.method=cpo"], "policy.method = cpo: must be 'ppo', 'dpo', 'ipo' or 'kto'"),
+        (["policy.method=cpo"], "policy.method = cpo: must be 'ppo', 'online_dpo', 'dpo', 'ipo', 'kto' or 'best_of_n'"),
+        (["policy.method=online_dpo", "ppo.clip_range=0.1"], "ppo.clip_range says nothing to policy.method=online_dpo"),
+        (["policy.method=online_dpo", "ppo.kl.form=k2"], "ppo.kl.form says nothing to policy.method=online_dpo"),
+        (
+            ["policy.method=online_dpo", "ppo.minibatch_size=1", "ppo.micro_batch_size=1"],
+            "minibatch_size (1) to an even number",
+        ),
+        (["ppo.pair_labels=hard"], "ppo.pair_labels says nothing to policy.method=ppo"),
+        (["policy.method=best_of_n", "policy.beta=1"], "policy.beta says nothing to policy.method=best_of_n"),
         (["policy.method=dpo", "policy.lora.rank=4"], "policy.lora: the reward model shares"),
         (["policy.method=dpo", "policy.evaluate_every=null", "ppo.watch.patience=2"], "set policy.evaluate_every"),
     ],
@@ -126,3 +134,28 @@ def test_ppos_gates_are_off_for_another_method_with_a_reason() -> None:
     assert off >= {"ppo.ratio_max", "ppo.clip_fraction_max"} and "ppo.stopped" not in off
     assert gates.reasons["ppo.ratio_max"] == "policy.method=dpo has no PPO updates"
     assert not config().effective_gates.reasons
+
+
+def test_online_dpo_keeps_ppos_options_and_drops_those_of_its_loss() -> None:
+    made = config("policy.method=online_dpo", "ppo.kl.coefficient=0.4", "ppo.pair_labels=hard")
+    assert made.stage("ppo") is STAGES["ppo"] and made.ppo.kl.coefficient == 0.4 and made.ppo.pair_labels == "hard"
+    assert made.ppo.advantage == "rloo" and made.ppo.together == made.ppo.group_size == 2 and not made.ppo.has_critic
+    assert config("policy.method=online_dpo").ppo.pair_labels == "soft"
+    demo = load_config("demo", [parse_override("policy.method=online_dpo")])
+    assert demo.ppo.kl == load_config("demo").ppo.kl
+    assert key("policy.method=online_dpo") != key()
+    assert set(config("policy.method=online_dpo").effective_gates.reasons) == {"ppo.ratio_max", "ppo.clip_fraction_max"}
+    with pytest.raises(ValidationError, match="go together"):
+        RunConfig.model_validate(config().model_dump() | {"policy": {"method": "online_dpo"}})
+
+
+def test_a_config_that_was_printed_is_read_again() -> None:
+    for method in ("online_dpo", "best_of_n"):
+        made = config(f"policy.method={method}")
+        assert RunConfig.model_validate(made.model_dump()) == made
+
+
+def test_best_of_ns_key_has_its_own_options_only() -> None:
+    names = options("policy.method=best_of_n")
+    assert {"policy.n", "policy.rounds", "policy.epochs", "ppo.score.clip"} <= names
+    assert {"policy.beta", "policy.soft_labels", "ppo.updates"} & names == set()

@@ -9,8 +9,9 @@ import torch
 
 from components.direct import policy_pairs
 from components.direct.pair_training import pair_losses
-from components.direct.policy_pairs import PolicyPairs, all_logprobs, reference_logprobs, response_logprobs
+from components.direct.policy_pairs import PolicyPairs, reference_logprobs, response_logprobs
 from components.models.config import GenerationConfig
+from components.sft.tokenized_demonstrations import Examples, response_losses
 from tests.components.conftest import RUNTIME
 
 PROMPT = [{"role": "user", "content": "My parcel is late."}]
@@ -25,10 +26,10 @@ def row(chosen: str, rejected: str, **more: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def examples(language: Any) -> list[tuple[list[int], list[int]]]:
+def examples(language: Any) -> Examples:
     """Prompts and responses of different lengths."""
     eos, ids = language.tokenizer.eos_token_id, language.prompts[0]
-    return [(prompt, [*ids[: 1 + 2 * n], eos]) for n, prompt in enumerate(language.prompts[:5])]
+    return Examples.of((prompt, [*ids[: 1 + 2 * n], eos]) for n, prompt in enumerate(language.prompts[:5]))
 
 
 def exact(model: Any, prompt: list[int], response: list[int]) -> float:
@@ -53,9 +54,10 @@ def test_a_log_probability_is_the_sum_with_eos(language: Any, examples: Any) -> 
 def test_padding_and_order_change_nothing(language: Any, examples: Any) -> None:
     pad_id = language.tokenizer.pad_token_id
     alone = [float(response_logprobs(language.model, pad_id, [each], RUNTIME)) for each in examples]
-    together = response_logprobs(language.model, pad_id, examples[::-1], RUNTIME).tolist()
+    together = response_logprobs(language.model, pad_id, list(examples)[::-1], RUNTIME).tolist()
     assert together[::-1] == pytest.approx(alone, abs=1e-4)
-    assert all_logprobs(language.model, pad_id, examples, RUNTIME, 2).tolist() == pytest.approx(alone, abs=1e-4)
+    losses = response_losses(language.model, pad_id, examples, RUNTIME, 2)
+    assert [-loss for loss in losses] == pytest.approx(alone, abs=1e-4)
 
 
 def test_a_pair_whose_difference_is_cut_away_is_left_out(stages: Any, language: Any) -> None:
@@ -94,10 +96,10 @@ def test_the_reference_is_computed_once(
 
     def counted(model: Any, pad_id: int, some: Any, *rest: Any) -> Any:
         computed.append(len(some))
-        return all_logprobs(model, pad_id, some, *rest)
+        return response_losses(model, pad_id, some, *rest)
 
-    monkeypatch.setattr(policy_pairs, "all_logprobs", counted)
-    assert torch.equal(reference_logprobs(*arguments), first) and computed == [2]
+    monkeypatch.setattr(policy_pairs, "response_losses", counted)
+    assert reference_logprobs(*arguments) == first and computed == [2]
 
 
 def test_the_reference_has_no_dropout(stages: Any, language: Any, examples: Any, tmp_path: Path) -> None:
@@ -105,9 +107,10 @@ def test_the_reference_has_no_dropout(stages: Any, language: Any, examples: Any,
     for layer in model.model.layers:
         layer.self_attn.attention_dropout = 0.5
     arguments = language.tokenizer.pad_token_id, examples
-    plain = all_logprobs(language.model, *arguments, RUNTIME, 8)
-    assert not torch.equal(all_logprobs(model.train(), *arguments, RUNTIME, 8), plain)
-    assert torch.equal(reference_logprobs(model, *arguments, job(stages), tmp_path / "reference"), plain)
+    plain = response_losses(language.model, *arguments, RUNTIME, 16)
+    assert response_losses(model.train(), *arguments, RUNTIME, 16) != plain
+    found = reference_logprobs(model, *arguments, job(stages), tmp_path / "reference")
+    assert found == [-loss for loss in plain]
 
 
 def test_kto_reads_a_pair_as_two_labels(stages: Any) -> None:

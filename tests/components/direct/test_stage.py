@@ -163,7 +163,7 @@ def test_micro_batches_change_no_step(method: str, stages: Any, undisturbed: Any
 def test_an_adapters_reference_is_the_backbone_without_it(
     adapted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupting: Any, digests: Callable[[Path], Any]
 ) -> None:
-    seen: list[torch.Tensor] = []
+    seen: list[list[float]] = []
 
     def kept(*arguments: Any) -> Any:
         seen.append(original(*arguments))
@@ -175,7 +175,7 @@ def test_an_adapters_reference_is_the_backbone_without_it(
     sft, tokenizer = load_causal_lm(adapted.inputs["sft"], RUNTIME)
     rows = read_split(adapted.inputs["data"] / "pairs.train")[:1]
     expected = [logprob(sft, tokenizer, rows[0], side) for side in ("chosen", "rejected")]
-    assert seen[0][:2].tolist() == pytest.approx(expected, abs=1e-4)
+    assert seen[0][:2] == pytest.approx(expected, abs=1e-4)
     assert metrics["policy/kl"] != 0 and (tmp_path / "whole/artifact/adapter/adapter_model.safetensors").is_file()
     with pytest.raises(KeyboardInterrupt):
         adapted.run("direct", tmp_path / "cut", interrupting(3), **LORA)
@@ -209,7 +209,7 @@ def test_pairs_far_from_sft_are_warned_of(
         tokens = sum(len(encode_response(tokenizer, row[side], cap)) for row in pairs)
         expected = sum(logprob(sft, tokenizer, row, side) for row in pairs) / tokens
         assert metrics[f"direct/sft_logprob_of_{side}"] == pytest.approx(expected, abs=1e-5)
-    monkeypatch.setattr(stage, "FAR", -10.0)
+    monkeypatch.setattr(pair_training, "FAR", -10.0)
     with pytest.warns(UserWarning, match="the pairs are far from what SFT says"):
         stages.run("direct", tmp_path, evaluate_every=None, max_pairs=16)
 
@@ -231,10 +231,10 @@ def test_a_frozen_model_that_changes_is_refused(
     stages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def train(models: Any, *rest: Any) -> Any:
-        trained = pair_training.train(models, *rest)
+        trained = pair_training.train_on_pairs(models, *rest)
         next(models.sft.parameters()).data.add_(1)
         return trained
 
-    monkeypatch.setattr(stage, "train", train)
+    monkeypatch.setattr(stage, "train_on_pairs", train)
     with pytest.raises(CheckFailed, match="the SFT policy changed during training"):
         stages.run("direct", tmp_path, evaluate_every=None)

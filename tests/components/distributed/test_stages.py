@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from components.base.errors import WorkerDied
 from components.base.jsonl import read_rows
 from components.distributed.launching import Stopped
+from components.models.config import GenerationConfig
 from components.models.folders import load_causal_lm, save_model
 from tests.components.conftest import RUNTIME
 from tests.components.distributed.conftest import Launched, runtime_of, start
@@ -241,6 +242,7 @@ PPO_OPTIONS: list[dict[str, Any]] = [
         "kl": {"control": "fixed", "coefficient": 0.1, "refresh_every": 2},
     },
     {"advantage": "grpo", "group_size": 4, "kl": {"control": "fixed", "coefficient": 0.1, "form": "k2"}},
+    {"advantage": "rloo", "group_size": 2, "pair_labels": "soft", "score": {"missing_eos": "keep"}},  # no ties
     {
         "generation": {"max_prompt_tokens": 64, "max_new_tokens": 40},
         "critic": {"warmup": 1},
@@ -312,10 +314,14 @@ def test_ppo_on_ranks_publishes_its_best_update_also_after_a_kill(
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("sharding", ["zero2", "zero3", "replicas"])
-@pytest.mark.parametrize("method", ["dpo", "ipo", "kto"])
+@pytest.mark.parametrize("method", ["dpo", "ipo", "kto", "best_of_n"])
 def test_a_direct_method_on_two_ranks_is_that_of_one(method: str, sharding: str, stages: Any, tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    options = {"method": method, "micro_batch_size": 3}
+    options: dict[str, Any] = {"method": method, "micro_batch_size": 3}
+    if method == "best_of_n":
+        longer = GenerationConfig(max_prompt_tokens=64, max_new_tokens=40)  # at which some responses end
+        options |= {"n": 3, "rounds": 2, "max_prompts": 24, "batch_size": 6, "generation": longer,
+                    "epsilon": 1e-4}  # fmt: skip
     metrics = stages.run("direct", one, **options)
     found = on_ranks(stages, "direct", two, sharding=sharding, **options)
     assert difference(one, two) < 1e-6

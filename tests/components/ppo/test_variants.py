@@ -25,9 +25,10 @@ from components.reward.scoring import read_sft_scores, score_tokens
         {"advantage": "rloo", "group_size": 2},
         {"advantage": "grpo", "group_size": 4, "kl": {"control": "fixed", "coefficient": 0.1, "form": "k3"}},
         {"advantage": "reinforce++", "ratio": "sequence", "clip_range": 0.01, "aggregation": "sequence"},
+        {"advantage": "rloo", "group_size": 2, "pair_labels": "soft"},
         {"kl": {"control": "fixed", "coefficient": 0.1, "refresh_every": 1}},
     ],
-    ids=["shared", "from-sft", "sequence-k2", "rloo", "grpo-k3", "reinforce-gspo", "refresh"],
+    ids=["shared", "from-sft", "sequence-k2", "rloo", "grpo-k3", "reinforce-gspo", "online-dpo", "refresh"],
 )
 def test_every_variant_trains_and_resumes_to_the_same_bytes(
     stages: Any, tmp_path: Path, interrupting: Any, digests: Callable[[Path], Any], options: dict[str, Any]
