@@ -1,9 +1,10 @@
 """Train the policy on preference pairs by a direct method, with the loop of SFT and the reward model."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,28 +23,41 @@ from components.training.loop import TrainingExamples, fit, micro_batches
 from components.training.updates import History, Observer, RowTable, Update
 
 
-def pair_losses(
-    config: PolicyConfig, chosen: Tensor, rejected: Tensor, shares: Tensor, margins: Tensor, baseline: Tensor
-) -> Tensor:
-    """Return the loss (m,) of each pair by `policy.method`. In KTO a pair is two single labels, and the loss their
-    mean.
+class PairBatch(NamedTuple):
+    """What a loss reads of m pairs. h = log π(y|x) - log π_ref(y|x), nats."""
 
-    Args:
-        chosen, rejected: (m,) h = log π(y|x) - log π_ref(y|x) of the responses, nats.
-        shares: (m,) share of the votes for the chosen response.
-        margins: (m,) how much better the chosen one is, in the data's unit.
-        baseline: z₀ of KTO.
-    """
-    difference = chosen - rejected
-    if config.method == "kto":
-        weights = config.desirable_weight, config.undesirable_weight
-        desirable = torch.cat([torch.ones_like(chosen), torch.zeros_like(rejected)]).bool()
-        losses = kto_losses(torch.cat([chosen, rejected]), desirable, baseline, config.beta, weights)
-        return losses.view(2, -1).mean(0)
-    share = label_shares(shares, config.noise, config.form == "robust")
-    if config.method == "ipo":
-        return ipo_losses(difference, config.beta, share)
-    return dpo_losses(difference, config.beta, share, config.margin * margins)
+    chosen: Tensor
+    """(m,) h of the chosen responses."""
+    rejected: Tensor
+    """(m,) h of the rejected responses."""
+    shares: Tensor
+    """(m,) share of the votes for the chosen response."""
+    margins: Tensor
+    """(m,) how much better the chosen one is, in the data's unit."""
+    baseline: Tensor
+    """z₀ of KTO."""
+
+
+def _dpo(config: PolicyConfig, batch: PairBatch) -> Tensor:
+    share = label_shares(batch.shares, config.noise, config.form == "robust")
+    return dpo_losses(batch.chosen - batch.rejected, config.beta, share, config.margin * batch.margins)
+
+
+def _ipo(config: PolicyConfig, batch: PairBatch) -> Tensor:
+    share = label_shares(batch.shares, config.noise, config.form == "robust")
+    return ipo_losses(batch.chosen - batch.rejected, config.beta, share)
+
+
+def _kto(config: PolicyConfig, batch: PairBatch) -> Tensor:
+    """Return the mean loss of each pair's two single labels."""
+    weights = config.desirable_weight, config.undesirable_weight
+    desirable = torch.cat([torch.ones_like(batch.chosen), torch.zeros_like(batch.rejected)]).bool()
+    ratios = torch.cat([batch.chosen, batch.rejected])
+    return kto_losses(ratios, desirable, batch.baseline, config.beta, weights).view(2, -1).mean(0)
+
+
+LOSSES: dict[str, Callable[[PolicyConfig, PairBatch], Tensor]] = {"dpo": _dpo, "ipo": _ipo, "kto": _kto}
+"""Maps a direct method to the loss (m,) of each pair."""
 
 
 class BalancedAccuracy(Observer[Update]):
@@ -73,7 +87,7 @@ class ShownSamples(RowTable[Update]):
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedPolicy:
     """What the observers of a training have seen, and the reference's log-probabilities."""
 
     evaluations: PolicyEvaluations
@@ -110,7 +124,7 @@ class KtoBaseline:
         self.value = kto_baseline(ranks.joined(ratios))
 
 
-def train(models: Models, job: DirectJob, pairs: PolicyPairs, data: Path, out: Path, observe: Observe) -> Trained:
+def train(models: Models, job: DirectJob, pairs: PolicyPairs, data: Path, out: Path, observe: Observe) -> TrainedPolicy:
     """Train the policy; return what the observers saw. Resumes from `out/checkpoint`.
 
     The policy trains in eval mode, without dropout, as in PPO: its log-ratio to SFT is 0 before the first step.
@@ -131,7 +145,7 @@ def train(models: Models, job: DirectJob, pairs: PolicyPairs, data: Path, out: P
         chosen, rejected = (logprobs - onto(runtime.device, reference[rows])).chunk(2)
         weights, of_source, shares, margins = onto(runtime.device, labels[batch].T.contiguous())
         z0 = zero if baseline is None else baseline.value
-        losses = pair_losses(config, chosen, rejected, shares, margins, z0)
+        losses = LOSSES[config.method](config, PairBatch(chosen, rejected, shares, margins, z0))
         loss = weighted_mean(of_source * losses, weights)
         mean, gap = partial(weighted_mean, weights=weights), onto(runtime.device, gaps[batch])
         with torch.no_grad():
@@ -153,4 +167,4 @@ def train(models: Models, job: DirectJob, pairs: PolicyPairs, data: Path, out: P
     prepare = None if baseline is None else baseline.measure
     examples = TrainingExamples(batch_loss, pairs.lengths, pairs.labels[:, 0], prepare=prepare)
     fit(models.policy, examples, config, seed=job.seed, group="direct", out=out, observe=observe, observers=observers)
-    return Trained(evaluations, history, samples, reference)
+    return TrainedPolicy(evaluations, history, samples, reference)

@@ -14,7 +14,7 @@ from components.base.observe import Observe
 from components.data.rows import CanonicalRow
 from components.data.tables.published import read_split
 from components.direct.config import DirectJob
-from components.direct.pair_training import Trained, train
+from components.direct.pair_training import TrainedPolicy, train
 from components.direct.policy_pairs import PolicyPairs, all_logprobs
 from components.distributed import ranks
 from components.models.batching import encode_prompts
@@ -69,7 +69,7 @@ def run(job: DirectJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
 
 
 def _published(
-    models: Models, job: DirectJob, pairs: PolicyPairs, trained: Trained, data: Path, out: Path, observe: Observe
+    models: Models, job: DirectJob, pairs: PolicyPairs, trained: TrainedPolicy, data: Path, out: Path, observe: Observe
 ) -> dict[str, float]:
     """Write the artifact, and return the final metrics."""
     artifact, measured, history = out / "artifact", job.measured, trained.history
@@ -83,7 +83,7 @@ def _published(
     save_policy(models, artifact)
     write_rows(artifact / "history.jsonl", history.rows)
     write_rows(artifact / "samples.jsonl", trained.samples.rows)
-    about = {"published_update": number, "reason": f"{reason} Trained by {job.policy.method} (policy.method)."}
+    about = {"published_update": number, "reason": f"{reason} TrainedPolicy by {job.policy.method} (policy.method)."}
     about |= {"last_update": updates, "evaluations": trained.evaluations.checkpoints.evaluations}
     write_json(artifact / "metadata.json", about)
     metrics |= evaluate(models, measured, data, out, observe)
