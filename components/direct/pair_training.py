@@ -120,7 +120,8 @@ class KtoBaseline:
                 for model in (self.models.policy, self.models.sft)
             )
             if counts:
-                ratios[:, [place[pair] for pair in micro]] = (policy - sft).view(2, -1)
+                places = onto(ratios.device, torch.tensor([place[pair] for pair in micro]))
+                ratios.index_copy_(1, places, (policy - sft).view(2, -1))
         self.value = kto_baseline(ranks.joined(ratios))
 
 
