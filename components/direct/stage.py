@@ -83,7 +83,7 @@ def _published(
     save_policy(models, artifact)
     write_rows(artifact / "history.jsonl", history.rows)
     write_rows(artifact / "samples.jsonl", trained.samples.rows)
-    about = {"published_update": number, "reason": f"{reason} TrainedPolicy by {job.policy.method} (policy.method)."}
+    about = {"published_update": number, "reason": f"{reason} Trained by {job.policy.method} (policy.method)."}
     about |= {"last_update": updates, "evaluations": trained.evaluations.checkpoints.evaluations}
     write_json(artifact / "metadata.json", about)
     metrics |= evaluate(models, measured, data, out, observe)
