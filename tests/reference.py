@@ -247,7 +247,11 @@ def _attempt(change: OptionChange) -> str:
     """The option and its value, in words where it is computed from the run's own."""
     value = change.value.words if isinstance(change.value, Formula) else f"`{str(change.value).lower()}`"
     value += "" if change.if_zero is None else f", or {change.if_zero:g} if it is 0"
-    condition = "" if change.when is None else f" (where `{change.when[0]}` is {change.when[1] or 'not set'})"
+    condition = ""
+    if change.when is not None:
+        option, wanted = change.when
+        words = " or ".join(wanted) if isinstance(wanted, tuple) else wanted or "not set"
+        condition = f" (where `{option}` is {words})"
     return f"`{change.option}`: {value}{condition}"
 
 

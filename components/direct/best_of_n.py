@@ -15,7 +15,7 @@ from components.base.observe import Observe
 from components.base.text import counted
 from components.data.tables.published import SplitColumn, read_split
 from components.direct.config import DirectJob
-from components.direct.direct_observers import DirectObservers, Trained
+from components.direct.direct_observers import DirectObservers, TrainedPolicy
 from components.distributed import ranks
 from components.models.batching import encode_prompt
 from components.ppo.experience import rewarded_scores, sampled_batches
@@ -26,7 +26,7 @@ from components.training.loop import TrainingExamples, fit
 Row = dict[str, Any]
 
 
-def train_on_best(models: Models, job: DirectJob, data: Path, out: Path, observe: Observe) -> Trained:
+def train_on_best(models: Models, job: DirectJob, data: Path, out: Path, observe: Observe) -> TrainedPolicy:
     """Sample, choose and train in `policy.rounds`; return what the observers saw. Resumes from `out`.
 
     This is rejection sampling (Touvron et al. 2023, "Llama 2", section 3.2.3; RAFT: Dong et al. 2023, arXiv
@@ -67,7 +67,7 @@ def train_on_best(models: Models, job: DirectJob, data: Path, out: Path, observe
             part=number if number > 1 else None, observers=observers.in_order,
         )  # fmt: skip
         history += [row | {"update": row["update"] + begun} for row in observers.history.rows]
-    return Trained(observers, history, begun, metrics)
+    return TrainedPolicy(observers, history, begun, metrics)
 
 
 def _batch_loss(

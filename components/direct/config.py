@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
+from components.base.nested import merge, nested
 from components.base.settings import Settings
 from components.gates.methods import MEASURES, Method, is_used
 from components.models.config import AdapterConfig, GenerationConfig
@@ -79,10 +80,12 @@ class DirectJob(Settings):
         values = value.model_dump() if isinstance(value, PpoConfig) else value
         if not isinstance(values, Mapping):
             return values
-        names = (*(name for name in MEASURES if "." not in name), "kl")
-        kl = {name: limit for name, limit in values.get("kl", {}).items() if f"kl.{name}" in MEASURES}
-        # No controller aims at a target, so that limits may be below it.
-        return {name: values[name] for name in names if name in values} | {"kl": {**kl, "control": "fixed"}}
+        taken: dict[str, Any] = {"kl": {"control": "fixed"}}  # no controller's target, which limits must be above
+        for path in (name.split(".") for name in MEASURES):
+            within = values if len(path) == 1 else values.get(path[0], {})
+            if path[-1] in within:
+                taken = merge(taken, nested(path, within[path[-1]]))
+        return taken
 
     def uses(self, option: str) -> bool:
         """Return whether the method uses an option. Other options are not in the key."""

@@ -41,7 +41,7 @@ class DirectObservers:
         return cls(evaluations, history, samples, in_order)
 
 
-class Trained(NamedTuple):
+class TrainedPolicy(NamedTuple):
     """What is known after a training."""
 
     observers: DirectObservers

@@ -1,10 +1,11 @@
 """Train the policy on preference pairs by a direct method, with the loop of SFT and the reward model."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from components.base.observe import Observe
 from components.data.rows import CanonicalRow
 from components.data.tables.published import read_split
 from components.direct.config import DirectJob, PolicyConfig
-from components.direct.direct_observers import DirectObservers, Trained
+from components.direct.direct_observers import DirectObservers, TrainedPolicy
 from components.direct.policy_pairs import PolicyPairs, reference_logprobs, response_logprobs
 from components.direct.preference_losses import dpo_losses, ipo_losses, kto_baseline, kto_losses, label_shares
 from components.distributed import ranks
@@ -26,28 +27,41 @@ from components.training.loop import TrainingExamples, fit, micro_batches
 from components.training.updates import Observer, Update
 
 
-def pair_losses(
-    config: PolicyConfig, chosen: Tensor, rejected: Tensor, shares: Tensor, margins: Tensor, baseline: Tensor
-) -> Tensor:
-    """Return the loss (m,) of each pair by `policy.method`. In KTO a pair is two single labels, and the loss their
-    mean.
+class PairBatch(NamedTuple):
+    """What a loss reads of m pairs. h = log π(y|x) - log π_ref(y|x), nats."""
 
-    Args:
-        chosen, rejected: (m,) h = log π(y|x) - log π_ref(y|x) of the responses, nats.
-        shares: (m,) share of the votes for the chosen response.
-        margins: (m,) how much better the chosen one is, in the data's unit.
-        baseline: z₀ of KTO.
-    """
-    difference = chosen - rejected
-    if config.method == "kto":
-        weights = config.desirable_weight, config.undesirable_weight
-        desirable = torch.cat([torch.ones_like(chosen), torch.zeros_like(rejected)]).bool()
-        losses = kto_losses(torch.cat([chosen, rejected]), desirable, baseline, config.beta, weights)
-        return losses.view(2, -1).mean(0)
-    share = label_shares(shares, config.noise, config.form == "robust")
-    if config.method == "ipo":
-        return ipo_losses(difference, config.beta, share)
-    return dpo_losses(difference, config.beta, share, config.margin * margins)
+    chosen: Tensor
+    """(m,) h of the chosen responses."""
+    rejected: Tensor
+    """(m,) h of the rejected responses."""
+    shares: Tensor
+    """(m,) share of the votes for the chosen response."""
+    margins: Tensor
+    """(m,) how much better the chosen one is, in the data's unit."""
+    baseline: Tensor
+    """z₀ of KTO."""
+
+
+def _dpo(config: PolicyConfig, batch: PairBatch) -> Tensor:
+    share = label_shares(batch.shares, config.noise, config.form == "robust")
+    return dpo_losses(batch.chosen - batch.rejected, config.beta, share, config.margin * batch.margins)
+
+
+def _ipo(config: PolicyConfig, batch: PairBatch) -> Tensor:
+    share = label_shares(batch.shares, config.noise, config.form == "robust")
+    return ipo_losses(batch.chosen - batch.rejected, config.beta, share)
+
+
+def _kto(config: PolicyConfig, batch: PairBatch) -> Tensor:
+    """Return the mean loss of each pair's two single labels."""
+    weights = config.desirable_weight, config.undesirable_weight
+    desirable = torch.cat([torch.ones_like(batch.chosen), torch.zeros_like(batch.rejected)]).bool()
+    ratios = torch.cat([batch.chosen, batch.rejected])
+    return kto_losses(ratios, desirable, batch.baseline, config.beta, weights).view(2, -1).mean(0)
+
+
+LOSSES: dict[str, Callable[[PolicyConfig, PairBatch], Tensor]] = {"dpo": _dpo, "ipo": _ipo, "kto": _kto}
+"""Maps a direct method to the loss (m,) of each pair."""
 
 
 class BalancedAccuracy(Observer[Update]):
@@ -91,11 +105,12 @@ class KtoBaseline:
                 for model in (self.models.policy, self.models.sft)
             )
             if counts:
-                ratios[:, [place[pair] for pair in micro]] = (policy - sft).view(2, -1)
+                places = onto(ratios.device, torch.tensor([place[pair] for pair in micro]))
+                ratios.index_copy_(1, places, (policy - sft).view(2, -1))
         self.value = kto_baseline(ranks.joined(ratios))
 
 
-def train_on_pairs(models: Models, job: DirectJob, data: Path, out: Path, observe: Observe) -> Trained:
+def train_on_pairs(models: Models, job: DirectJob, data: Path, out: Path, observe: Observe) -> TrainedPolicy:
     """Train the policy on the training pairs of `data`. Resumes from `out/checkpoint`.
 
     The policy trains in eval mode, without dropout, as in PPO: its log-ratio to SFT is 0 before the first step.
@@ -129,7 +144,7 @@ def train_on_pairs(models: Models, job: DirectJob, data: Path, out: Path, observ
         chosen, rejected = (logprobs - onto(runtime.device, reference[rows])).chunk(2)
         weights, of_source, shares, margins = onto(runtime.device, labels[batch].T.contiguous())
         z0 = zero if baseline is None else baseline.value
-        losses = pair_losses(config, chosen, rejected, shares, margins, z0)
+        losses = LOSSES[config.method](config, PairBatch(chosen, rejected, shares, margins, z0))
         loss = weighted_mean(of_source * losses, weights)
         mean, gap = partial(weighted_mean, weights=weights), onto(runtime.device, gaps[batch])
         with torch.no_grad():
@@ -150,7 +165,7 @@ def train_on_pairs(models: Models, job: DirectJob, data: Path, out: Path, observ
         "direct/pairs": float(len(pairs)), "direct/cut": pairs.cut / len(pairs), "direct/alike": float(pairs.alike)
     }  # fmt: skip
     metrics |= likelihoods(models, job, pairs, reference, data)
-    return Trained(observers, observers.history.rows, 0, metrics)
+    return TrainedPolicy(observers, observers.history.rows, 0, metrics)
 
 
 def likelihoods(models: Models, job: DirectJob, pairs: PolicyPairs, reference: Tensor, data: Path) -> dict[str, float]:

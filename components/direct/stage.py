@@ -13,7 +13,7 @@ from components.data.rows import CanonicalRow
 from components.data.tables.published import read_split
 from components.direct.best_of_n import train_on_best
 from components.direct.config import DirectJob
-from components.direct.direct_observers import Trained
+from components.direct.direct_observers import TrainedPolicy
 from components.direct.pair_training import train_on_pairs
 from components.direct.policy_pairs import PolicyPairs
 from components.models.runtime import release_memory
@@ -53,7 +53,7 @@ def run(job: DirectJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
 
 
 def _published(
-    models: Models, job: DirectJob, trained: Trained, data: Path, out: Path, observe: Observe
+    models: Models, job: DirectJob, trained: TrainedPolicy, data: Path, out: Path, observe: Observe
 ) -> dict[str, float]:
     """Write the artifact, and return the final metrics. All ranks sample and score, as in PPO's stage."""
     artifact, measured, observers = out / "artifact", job.measured, trained.observers

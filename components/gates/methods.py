@@ -15,7 +15,7 @@ ONLY_OF = {
 }  # fmt: skip
 """Maps an option of `policy` that not every direct method has to the methods that have it."""
 MEASURES = (
-    "evaluate", "repeats", "rules", "rewards", "score", "watch", "evaluate_temperature", "best_of", "kl.band",
+    "evaluate", "repeats", "rules", "rewards", "watch", "evaluate_temperature", "best_of", "score.ensemble", "kl.band",
     "kl.ceiling", "kl.unit", "kl.response_ceiling",
 )  # fmt: skip
 """The options of `ppo` that measure any policy. All others are of PPO's updates."""

@@ -35,7 +35,7 @@ DEMOTED = "**Demoted**"
 """The text that marks a demotion in the history of a version (`tasks.tracking.model_versions.state_lines`)."""
 
 _SCORES, _GENERATES = "text-classification", "text-generation"
-_TAGS = {"policy": "ppo", "reward": "reward-model", JUDGE: "reward-model"}
+_TAGS = {"reward": "reward-model", JUDGE: "reward-model"}
 
 
 def card(facts: ModelFacts) -> str:
@@ -140,7 +140,7 @@ def _metadata(facts: ModelFacts, data: "_Preferences", by_models: bool) -> str:
         language="en" if data.generated else None,
         library_name="transformers",
         pipeline_tag=task,
-        tags=["tether", "rlhf", _TAGS.get(facts.kind, facts.kind), *(["rlaif"] if by_models else [])],
+        tags=["tether", "rlhf", facts.method or _TAGS.get(facts.kind, facts.kind), *(["rlaif"] if by_models else [])],
         base_model=base.hub if base else None,
         datasets=data.hubs or None,
         model_name=facts.name,

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from pydantic import JsonValue
 
 from components.base.errors import UserError
+from components.base.nested import group
 from components.gates.gate_text import number, outcome, rule
 from components.gates.judging import Verdict, Waiver
 from components.store.graph import Graph, Node
@@ -89,6 +90,11 @@ class ModelFacts(NamedTuple):
         if name == "reward" and self.kind in ("reward", JUDGE):
             return [gate for gate in gates if gate.name.startswith("reward.judge_") == (self.kind == JUDGE)]
         return gates
+
+    @property
+    def method(self) -> str:
+        """Return how a policy was trained, as `policy.method`; empty for another model."""
+        return str(group(self.record.job, "policy").get("method", "ppo")) if self.kind == "policy" else ""
 
     @property
     def failures(self) -> list[str]:

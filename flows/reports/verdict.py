@@ -13,6 +13,7 @@ from components.gates.candidacy import unjudged, why_no_alias
 from components.gates.gate_text import number, outcome, rule
 from components.gates.judging import Verdict
 from components.gates.margins import margin, tightness
+from components.gates.methods import is_used
 from components.gates.remedies import Setting, rerun_from
 from components.gates.table import GATES
 from components.human_eval.sheet import RATERS
@@ -93,7 +94,9 @@ def _after_gates(status: RunStatus, gates: Sequence[Verdict], options: Mapping[s
     steps, settings = [], list[Setting]()
     for verdict in gates:
         if (gate := GATES.get(verdict.name)) is not None:
-            setting = gate.setting(verdict.value, verdict.threshold, options)
+            method = str(options.get("policy.method", "ppo"))
+            used = {name: value for name, value in options.items() if is_used(method, name)}
+            setting = gate.setting(verdict.value, verdict.threshold, used)
             settings += [] if setting is None else [setting]
             command = "" if setting is not None else _of_run(gate.command, status.run)
             steps.append(Step(f"{gate.name}: {gate.cause} {gate.remedy}{_change(setting)}", command))

@@ -102,6 +102,9 @@ def whole_walk() -> list[dict[str, Any]]:
         watched = {"evaluate_every": 2, "watch": {"examples": 8, "patience": 9}}
         cases.append({"name": f"{stage} watched", "stage": stage, "options": watched})
     cases.append({"name": "ppo lora bfloat16 with graphs", **lora, "graphs": True})
+    cases += [{"name": method, "stage": "direct", "options": {"method": method}} for method in ("dpo", "ipo", "kto")]
+    labels = {"label_smoothing": 0.1, "form": "robust", "gradient_checkpointing": True}
+    cases.append({"name": "dpo lora bfloat16", **lora, "stage": "direct", "options": LORA | labels})
     cooler = {"stage": "ppo", "generation": {"temperature": 0.7, "max_new_tokens": 16}}
     return [*cases, {"name": "ppo cooler", **cooler}, {"name": "ppo cooler with graphs", **cooler, "graphs": True}]
 

@@ -23,6 +23,7 @@ from unittest.mock import patch
 
 import torch
 
+from components.direct.config import DirectJob, PolicyConfig
 from components.models import cache, sampling
 from components.models import runtime as machine
 from components.models.config import GenerationConfig, ScratchModel
@@ -50,6 +51,10 @@ def make_job(case: dict[str, Any]) -> Any:
     if stage == "reward":
         tiny = {"scale_responses": 16, "batch_size": 16, "micro_batch_size": 8, "learning_rate": 5e-4}
         return RewardJob(**common, reward=RewardConfig(**tiny | options))
+    if stage == "direct":
+        tiny = {"method": "dpo", "learning_rate": 1e-3, "batch_size": 8, "micro_batch_size": 8}
+        measures = {"evaluate": 8, "watch": {"prompts": 8}, "repeats": {"prompts": 4, "samples": 2}}
+        return DirectJob(**common, ppo=measures, policy=PolicyConfig(**tiny | options))
     tiny = {"updates": 2, "batch_size": 8, "minibatch_size": 4, "micro_batch_size": 2, "learning_rate": 1e-3}
     tiny |= {"kl": {"control": "fixed", "coefficient": 0.1}, "sample_every": 1}
     options["critic"] = {"learning_rate": 1e-3} | options.get("critic", {})
@@ -111,7 +116,7 @@ def captures(gpu: device.Gpu) -> Callable[[], Any]:
 def walk(case: dict[str, Any], folder: Path, artifacts: dict[str, Path]) -> dict[str, Any]:
     """Run a case on the device; its findings."""
     job, out = make_job(case), folder / case["name"]
-    needed = {"sft": [], "reward": ["sft"], "ppo": ["sft", "reward"]}[case["stage"]]
+    needed = {"sft": [], "reward": ["sft"], "ppo": ["sft", "reward"], "direct": ["sft", "reward"]}[case["stage"]]
     inputs = {"data": artifacts["data"]} | {name: artifacts[case.get(name, name)] for name in needed}
     tokens, steps, error = [0], [0], None
     with device.Gpu() as gpu, planted(case.get("fault")):

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from components.direct import policy_pairs
-from components.direct.pair_training import pair_losses
+from components.direct.pair_training import LOSSES, PairBatch
 from components.direct.policy_pairs import PolicyPairs, reference_logprobs, response_logprobs
+from components.gates.methods import ON_PAIRS
 from components.models.config import GenerationConfig
 from components.sft.tokenized_demonstrations import Examples, response_losses
 from tests.components.conftest import RUNTIME
@@ -113,9 +114,13 @@ def test_the_reference_has_no_dropout(stages: Any, language: Any, examples: Any,
     assert found == [-loss for loss in plain]
 
 
+def test_every_direct_method_has_a_loss() -> None:
+    assert tuple(LOSSES) == ON_PAIRS
+
+
 def test_kto_reads_a_pair_as_two_labels(stages: Any) -> None:
     config = job(stages, method="kto", beta=0.5, desirable_weight=2.0, undesirable_weight=3.0).policy
     chosen, rejected, ones, z0 = torch.tensor([0.3]), torch.tensor([-0.2]), torch.ones(1), torch.tensor(0.1)
-    loss = pair_losses(config, chosen, rejected, ones, ones, z0)
+    loss = LOSSES["kto"](config, PairBatch(chosen, rejected, ones, ones, z0))
     by_hand = (2 * torch.sigmoid(0.5 * (z0 - chosen)) + 3 * torch.sigmoid(0.5 * (rejected - z0))) / 2
     assert loss.tolist() == pytest.approx(by_hand.tolist())

@@ -15,6 +15,8 @@ from components.base.errors import CheckFailed, UserError
 from components.base.jsonl import read_rows
 from components.data.tables.published import read_split
 from components.direct import pair_training, stage
+from components.direct.config import PolicyConfig
+from components.direct.pair_training import PairBatch
 from components.gates.judging import GatesConfig, judge
 from components.models.batching import encode_prompt, encode_response
 from components.models.folders import load_causal_lm
@@ -238,3 +240,15 @@ def test_a_frozen_model_that_changes_is_refused(
     monkeypatch.setattr(stage, "train_on_pairs", train)
     with pytest.raises(CheckFailed, match="the SFT policy changed during training"):
         stages.run("direct", tmp_path, evaluate_every=None)
+
+
+def test_a_loss_is_added_as_contributing_says(stages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hinge (SLiC-HF, Zhao et al. 2023), in the place of DPO's: its slope is 0 beyond a difference of 1."""
+
+    def hinge(config: PolicyConfig, batch: PairBatch) -> torch.Tensor:
+        return torch.relu(1 - config.beta * (batch.chosen - batch.rejected))
+
+    monkeypatch.setitem(pair_training.LOSSES, "dpo", hinge)
+    stages.run("direct", tmp_path, evaluate_every=None)
+    rows = read_rows(tmp_path / "artifact" / "history.jsonl")
+    assert rows[0]["direct/loss"] == pytest.approx(1.0) and rows[-1]["direct/loss"] != 1.0

@@ -5,6 +5,7 @@ import pytest
 from components.base.nested import flatten
 from components.gates.judging import Verdict
 from components.gates.margins import margin, tightness
+from components.gates.methods import is_used
 from components.gates.remedies import rerun_from
 from components.gates.table import GATES
 from flows.config.profiles import parse_override
@@ -41,6 +42,14 @@ def test_kl_above_its_bound_sets_what_holds_it(control: str, coefficient: float,
     values = {"ppo.kl.control": control, "ppo.kl.target": 3.0, "ppo.kl.coefficient": coefficient}
     setting = GATES["policy.kl"].setting(13.0, 6.5, values)
     assert setting is not None and setting.assignment == assignment
+
+
+def test_a_remedy_for_a_direct_method_is_one_of_its_options() -> None:
+    values = flatten(to_values(load_config("demo", [parse_override("policy.method=dpo")])))
+    used = {name: value for name, value in values.items() if is_used("dpo", name)}
+    settings = [gate.setting(0.5, (0.6, 0.7) if gate.op == "between" else 0.4, used) for gate in GATES.values()]
+    options = {setting.option for setting in settings if setting is not None and setting.option[:3] in ("ppo", "pol")}
+    assert options == {"policy.beta", "policy.epochs"}
 
 
 def test_a_gate_that_no_option_helps_changes_nothing() -> None:

@@ -23,6 +23,7 @@ from flows.config.run_config import load_config
 from flows.models import reproduce as module
 from flows.models.reproduce import Comparison, Reproduction, differences, reproduce
 from flows.models.reproduce_text import text
+from tasks import stages
 from tasks.execution import computing
 from tasks.execution.context import Execution, Reporting, RunContext
 from tasks.execution.runner import run_stage
@@ -107,7 +108,8 @@ class Toy:
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     made = Toy(tmp_path)
     monkeypatch.syspath_prepend(str(made.source))
-    monkeypatch.setattr(module, "KNOWN", made.stages)
+    for place in (module, stages):
+        monkeypatch.setattr(place, "KNOWN", made.stages)
     sys.modules.pop("toy_reproduced", None)
     yield made
     sys.modules.pop("toy_reproduced", None)

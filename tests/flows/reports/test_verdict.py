@@ -58,7 +58,7 @@ def test_a_passed_run_names_its_tightest_gate_and_what_follows(tmp_path: Path) -
     stored_run(tmp_path)
     found = told(tmp_path)
     tightest = "policy.length_ratio, inside the range by 17 % of its width"  # (1.0 - 0.2) / (5 - 0.2)
-    off = "reward accuracy, gain in reward, win rate, 57 gates that are off"
+    off = "reward accuracy, gain in reward, win rate, 59 gates that are off"
     assert found.sentence == f"Passed: all 16 judged gates hold; not judged: {off}. The tightest is {tightest}."
     assert commands(found)[:2] == [
         f"tether rerun human_eval --from {RUN} --set human_eval.judges=people",

@@ -54,6 +54,10 @@ def render(tmp_path):
     return render
 
 
+PAIRS = {
+    "direct/chosen_log_ratio": [0.0, 0.5, -0.25], "direct/rejected_log_ratio": [0.0, -1.0, -3.5],
+    "direct/watched_score": [0.0, 0.4, 0.6], "direct/watched_kl": [0.0, 0.9, 1.7],
+}  # fmt: skip
 PPO = {
     "ppo/proxy_reward": [0.0, 1.0, 1.5], "ppo/gold": [0.0, 0.75, 0.5], "ppo/kl": [0.0, 1.44, 2.25],
     "ppo/kl_per_token": [0.0, 0.04, 0.05], "ppo/beta": [0.2, 0.19, 0.17], "ppo/entropy": [0.5, 0.4, 0.3],
@@ -95,7 +99,7 @@ def everything(render):
             *render("reward", folder=f"{folder}/reward",
                     calibration={"bins": BINS, "slices": [SLICE, {**SLICE, "slice": HOSTILE, "ece": 0.2}]},
                     robustness={"probes": {**PROBES, HOSTILE: PROBES["filler"]}}),
-            *render("ppo", PPO, kl, END, f"{folder}/ppo"),
+            *render("ppo", PPO | PAIRS, kl, END, f"{folder}/ppo"),
             *render("human_eval", folder=f"{folder}/human_eval", result=RESULT),
         ]  # fmt: skip
 
@@ -139,6 +143,15 @@ def test_a_chart_is_xml_without_script_whatever_a_slice_is_called_and_says_what_
         if path.stem in ("reliability_by_slice", "probes"):
             told = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
             assert any("</t" in text and len(text) < 50 for text in told if text), path
+
+
+def test_a_direct_method_draws_chosen_and_rejected(render, figures):
+    (drawn,) = render("ppo", PAIRS, ["policy.method=dpo"])
+    assert drawn.name == "log_ratios.svg"
+    ratios, score, kl = figures["log_ratios.svg"].axes
+    expected = {f"{side} responses": PAIRS[f"direct/{side}_log_ratio"] for side in ("chosen", "rejected")}
+    assert lines(ratios) == {name: list(enumerate(curve, 1)) for name, curve in expected.items()}
+    assert lines(score)["score"][-1] == (3, 0.6) and lines(kl)["KL"][-1] == (3, 1.7)
 
 
 def test_ppo_draws_reward_kl_and_beta_on_one_axis_with_what_holds_kl(render, figures):
