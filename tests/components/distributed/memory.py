@@ -57,7 +57,7 @@ def run(job: MemoryJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
         reference = frozen(load(), runtime)
     measured["held_frozen"] = bytes_of(reference.parameters())
     with peak("trained", measured):
-        policy = sharding.spread(load().requires_grad_(True), runtime.sharding, runtime.device)
+        policy = sharding.spread(load().requires_grad_(True), runtime.sharding, runtime.device, runtime.dtype)
     measured["held_trained"] = bytes_of(policy.parameters())
     with peak("copy", measured), sampling_copy(policy, runtime) as copied:
         measured["held_copy"] = bytes_of(copied.parameters())
