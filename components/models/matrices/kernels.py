@@ -50,9 +50,11 @@ class OneDnnLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         if self.packed is not None and not torch.is_grad_enabled():
             return product(input, self.packed, self.bias)
-        is_cast = torch.is_autocast_enabled(input.device.type)
-        weight, bias = (w if w is None or is_cast else w.to(input.dtype) for w in (self.weight, self.bias))
-        if input.dtype != torch.float32 or input.device.type != "cpu" or is_cast:
+        weight: Tensor = self.weight
+        bias: Tensor | None = self.bias
+        if weight.dtype != input.dtype and not torch.is_autocast_enabled(input.device.type):
+            weight, bias = weight.to(input.dtype), None if bias is None else bias.to(input.dtype)
+        if input.dtype != torch.float32 or input.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
             return functional.linear(input, weight, bias)
         return _Product.apply(input, weight, bias)
 
