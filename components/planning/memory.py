@@ -110,7 +110,7 @@ class Trained(NamedTuple):
     weights: float
     moments: float
     gradients: float
-    """The most in a backward pass, once reduced; those that `zero3` reduces at a time are whole before, and copied."""
+    """The most in a backward pass that reduces: its rank's share, and those that are reduced at a time, with a copy."""
     unreduced: float
     """Those between the micro-batches of a step: `zero2` reduces them after the last, `zero3` after each."""
     working: float
@@ -254,8 +254,9 @@ class _Planner:
             working += 2 * shape.embedding
             working += 0 if sharded else 2 * (block if config.gradient_checkpointing else shape.matrices)
         gradients, unreduced, ends = FLOAT * count * share, float(FLOAT * count), count - shape.matrices
-        if sharded and self.machine.zero3:
-            gradients, unreduced = gradients + 2 * FLOAT * max(ends, block), gradients
+        if sharded:
+            unreduced = gradients if self.machine.zero3 else unreduced
+            gradients += 2 * FLOAT * max(ends, block)
         return Trained(
             FLOAT * count * share, MOMENTS[config.optimizer] * count * share, gradients, unreduced, working
         )
