@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from components.base.nested import merge, nested
 from components.base.settings import Settings
-from components.gates.methods import MEASURES, Method, is_used
+from components.gates.methods import Method, is_used, measuring
 from components.models.config import AdapterConfig, GenerationConfig
 from components.models.runtime import Runtime
 from components.ppo.config import PpoConfig, PpoJob
@@ -76,12 +76,12 @@ class DirectJob(Settings):
 
     @field_validator("ppo", mode="before")
     @classmethod
-    def _only_what_measures(cls, value: Any) -> Any:
+    def _only_what_measures(cls, value: Any, info: ValidationInfo) -> Any:
         values = value.model_dump() if isinstance(value, PpoConfig) else value
-        if not isinstance(values, Mapping):
+        if not isinstance(values, Mapping) or "policy" not in info.data:
             return values
         taken: dict[str, Any] = {"kl": {"control": "fixed"}}  # no controller's target, which limits must be above
-        for path in (name.split(".") for name in MEASURES):
+        for path in (name.split(".") for name in measuring(info.data["policy"].method)):
             within = values if len(path) == 1 else values.get(path[0], {})
             if path[-1] in within:
                 taken = merge(taken, nested(path, within[path[-1]]))

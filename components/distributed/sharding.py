@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -25,12 +25,17 @@ T = TypeVar("T")
 _SKELETON = "_tether_skeleton"
 
 
-def spread(model: Any, sharding: str, device: str, prepare: Callable[[nn.Module], object] = lambda part: None) -> Any:
+def spread(
+    model: Any, sharding: str, device: str, dtype: str, prepare: Callable[[nn.Module], object] = lambda part: None
+) -> Any:
     """Shard a model over the ranks as `Runtime.sharding` says, and return it; `gathered` makes it whole again.
 
     `zero2` shards gradients and optimiser moments, and keeps parameters whole from a step's first pass to its last.
     `zero3` gathers each block's parameters only for its own pass, and also shards a frozen model. `replicas` shards
     nothing. An adapter is small, so every rank has all of it. (Rajbhandari et al. 2020, "ZeRO", section 5.)
+
+    With matrix products in bfloat16 the linear layers of a block that trains are gathered in bfloat16, to which
+    `autocast` would round them. Everything else, such as norms, is gathered in float32, in which autocast uses it.
 
     Args:
         model: on the host, or on `device`. It moves to the device block by block, so that it is never whole there.
@@ -47,9 +52,14 @@ def spread(model: Any, sharding: str, device: str, prepare: Callable[[nn.Module]
     unsharded = copy.deepcopy(model, _emptied(model))  # tied parameters stay tied
     mesh = _mesh(device, dist.group.WORLD)
     model.through = types.MethodType(lambda self, function, *args, **kwargs: function(self, *args, **kwargs), model)
-    again = sharding == "zero3"
+    again, precision = sharding == "zero3", MixedPrecisionPolicy()
+    if trains and dtype == "bfloat16":
+        precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     for block in [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]:
         prepare(block)
+        linear: list[nn.Module] = [m for m in block.modules() if isinstance(m, nn.Linear)]
+        if linear and precision.param_dtype is not None:
+            fully_shard(linear, mesh=mesh, reshard_after_forward=again, mp_policy=precision)
         fully_shard(block, mesh=mesh, reshard_after_forward=again)
     prepare(model.base_model)
     fully_shard(model, mesh=mesh, reshard_after_forward=not trains)
@@ -100,6 +110,7 @@ def gathered(model: Any) -> Any:
     """Return on every rank the whole model with the current weights; an unsharded model is returned as it is."""
     if not is_sharded(model):
         return model
+    only_own_part(model)
     unsharded, whole_by_id = skeleton(model), dict[int, nn.Parameter]()
     for (_, empty), (_, parameter) in zip(unsharded.named_parameters(), model.named_parameters(), strict=True):
         whole_by_id[id(empty)] = nn.Parameter(whole(parameter).detach(), parameter.requires_grad)
@@ -124,7 +135,8 @@ def _replace(model: nn.Module, by_id: dict[int, nn.Parameter]) -> None:
 def only_own_part(model: Any) -> None:
     """Free the gathered weights of a sharded model, so that its parameters are this rank's part and may be replaced.
 
-    After a forward pass without a backward pass the weights stay gathered, and the next pass would use them.
+    After a forward pass without a backward pass the weights stay gathered, maybe in bfloat16, and the next pass would
+    use them.
     """
     for module in _sharded(model):
         module.reshard()

@@ -18,12 +18,18 @@ MEASURES = (
     "evaluate", "repeats", "rules", "rewards", "watch", "evaluate_temperature", "best_of", "score.ensemble", "kl.band",
     "kl.ceiling", "kl.unit", "kl.response_ceiling",
 )  # fmt: skip
-"""The options of `ppo` that measure any policy. All others are of PPO's updates."""
+"""The options of `ppo` that measure any policy. All others are of PPO's updates, but for `ppo.score`, by which best of
+n chooses too."""
 LOSS = (
     "advantage", "ratio", "clip_range", "clip_range_high", "dual_clip", "group_size", "aggregation", "discount",
     "gae_lambda", "critic", "importance", "kl.form",
 )  # fmt: skip
 """The options of `ppo` that say nothing to online DPO, which has a loss of its own in PPO's updates."""
+
+
+def measuring(method: str) -> tuple[str, ...]:
+    """Return the options of `ppo` that say something to a direct method."""
+    return (*MEASURES, "score") if method == "best_of_n" else MEASURES
 
 
 def is_used(method: str, option: str) -> bool:
@@ -38,5 +44,6 @@ def is_used(method: str, option: str) -> bool:
     if group == "ppo" and method == "online_dpo":
         return not any(f"{name}.".startswith(f"{unused}.") for unused in LOSS)
     if group == "ppo" and method in DIRECT_METHODS:
-        return any(f"{used}.".startswith(f"{name}.") or f"{name}.".startswith(f"{used}.") for used in ("", *MEASURES))
+        measures = ("", *measuring(method))
+        return any(f"{used}.".startswith(f"{name}.") or f"{name}.".startswith(f"{used}.") for used in measures)
     return True

@@ -250,7 +250,7 @@ def frozen(model: Any, runtime: Runtime | None = None) -> Any:
             if runtime.dtype == "bfloat16" and isinstance(layer, nn.Linear) and not is_spread(layer.weight):
                 layer.weight.data = layer.weight.to(runtime.device, torch.bfloat16)
 
-    return spread(model, runtime.sharding, runtime.device, prepare)
+    return spread(model, runtime.sharding, runtime.device, runtime.dtype, prepare)
 
 
 def on_host(runtime: Runtime) -> Runtime:

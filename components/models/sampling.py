@@ -183,6 +183,7 @@ def _in_bfloat16(model: Any, earlier: Any = None) -> Any:
         earlier: a copy with earlier weights, to which the weights are copied in place; None makes a new one.
     """
     source = model.merged(torch.bfloat16) if isinstance(model, AdapterView) else model
+    sharding.only_own_part(source)
     weights = (sharding.whole(p.detach().to(torch.bfloat16)) for p in source.parameters())
     if earlier is None:
         skeleton = sharding.skeleton(source)

@@ -58,6 +58,11 @@ class Machine(NamedTuple):
         return max(1, self.gpus)
 
     @property
+    def zero3(self) -> bool:
+        """Return whether ranks gather parameters for each pass, reduce gradients after it, and share frozen models."""
+        return self.sharded and self.sharding == "zero3"
+
+    @property
     def sharded(self) -> bool:
         """Return whether the ranks share out a model that trains whole."""
         return self.ranks > 1 and self.sharding != "replicas"
@@ -108,7 +113,7 @@ class Trained(NamedTuple):
     weights: float
     moments: float
     gradients: float
-    """The most in a backward pass, once reduced; those that `zero3` reduces at a time are whole before, and copied."""
+    """The most in a backward pass that reduces: its rank's share, and those that are reduced at a time, with a copy."""
     unreduced: float
     """Those between the micro-batches of a step: `zero2` reduces them after the last, `zero3` after each."""
     working: float
@@ -150,6 +155,8 @@ class _Planner:
         masked = 0 if config.packing is None else rows * self.length
         several = self.machine.rows(config.batch_size) > rows
         logits = self._logits(rows * self.run.generation.max_new_tokens, 3)
+        converted = FLOAT * self.shape.parameters  # on one rank of a host at a time; a base in float32 is only mapped
+        yield self._loading("sft", {}, trained.weights, converted)
         yield self._training("sft", "training", {}, trained, config, rows * self.length, masked, logits, several)
         best = FLOAT * self.shape.parameters if config.evaluate_every is not None else 0
         yield self._saving("sft", {}, trained, config.checkpoint_whole, best)
@@ -166,11 +173,13 @@ class _Planner:
         rows = min(config.micro_batch_size, self.machine.rows(config.batch_size))
         row = generation.max_prompt_tokens + 2 * generation.max_new_tokens if config.shared_prompts else 2 * self.length
         masked, several = row if config.shared_prompts else 0, self.machine.rows(config.batch_size) > rows
+        yield self._loading("reward", resident, trained.weights)
         yield self._training("reward", "training", resident, trained, config, rows * row, masked, 0, several, lora)
         best = FLOAT * self._count(lora, scalar=True) if config.evaluate_every is not None else 0
         yield self._saving("reward", resident, trained, config.checkpoint_whole, best)
         members = {"frozen": config.members * FLOAT * self._count(lora, scalar=True)}
-        scoring = resident | members | {"policy": self._frozen()}
+        policy = self._frozen() - (2 * self.shape.matrices if self.run.dtype == "bfloat16" else 0)  # the copy has them
+        scoring = resident | members | {"policy": policy}
         rows = self.machine.rows(min(SAMPLED_AT_ONCE, config.scale_responses))
         yield self._sampling("reward", "sampling", scoring, rows)
 
@@ -190,6 +199,7 @@ class _Planner:
         still = resident | {
             "weights": policy.weights + critic.weights, "optimizer": policy.moments + critic.moments
         }  # fmt: skip
+        yield self._loading("ppo", frozen, policy.weights + critic.weights)
         if not config.rollout.by_server:
             yield self._sampling("ppo", "sampling", still, machine.rows(config.batch_size), lora, gathered=True)
             graphs = self._graphs(machine.rows(config.batch_size), lora)
@@ -198,6 +208,9 @@ class _Planner:
         rows = min(size if tokens is None else max(1, tokens // self.length), machine.rows(config.minibatch_size))
         work, predicted = rows * self.length, rows * self.run.generation.max_new_tokens
         scored = {"activations": self._forward(work), "logits": self._logits(predicted, 5)}
+        if machine.sharded and lora is None:
+            of_frozen = self._gathered(self.shape.parameters) if machine.zero3 else 0
+            scored["working"] = policy.working + critic.working + of_frozen
         yield self._phase("ppo", "frozen pass", still | scored)
         logits = self._logits(predicted, 7 if config.entropy_coefficient > 0 else 4)
         several = machine.rows(config.minibatch_size) > rows
@@ -228,8 +241,9 @@ class _Planner:
         config, members = self.run.ppo, self.run.reward.members * (2 if self.run.judge else 1)
         refreshed = self._refreshed() if config.kl.refresh_every else 0
         if config.lora is None:
-            frozen = self._frozen() + members * self._frozen(scalar=True)
-            return {"frozen": frozen + refreshed, "judges": self.run.judges}
+            frozen = self._frozen() + members * self._frozen(scalar=True) + refreshed
+            frozen /= self.machine.ranks if self.machine.zero3 else 1
+            return {"frozen": frozen, "judges": self.run.judges}
         adapters = members * FLOAT * self._count(self.run.reward.lora or config.lora)
         backbone = self._frozen(lora=config.lora)
         return {"backbone": backbone, "frozen": adapters + refreshed, "judges": self.run.judges}
@@ -255,18 +269,34 @@ class _Planner:
         Ranks each hold all of an adapter."""
         shape, sharded = self.shape, self.machine.sharded and lora is None
         count, share = self._count(lora, scalar), 1 / self.machine.ranks if sharded else 1.0
-        block, working = shape.matrices / shape.layers, 0.0
+        block, working = shape.matrices / shape.layers, self._gathered(count) if sharded else 0.0
         if lora is None and self.run.dtype == "bfloat16":  # with checkpointing cast anew, block by block
-            working += 2 * (block if config.gradient_checkpointing else shape.matrices) + 2 * shape.embedding
+            working += 2 * shape.embedding
+            working += 0 if sharded else 2 * (block if config.gradient_checkpointing else shape.matrices)
         gradients, unreduced, ends = FLOAT * count * share, float(FLOAT * count), count - shape.matrices
-        if sharded and self.machine.sharding == "zero2":
-            working += FLOAT * count
-        elif sharded:  # two blocks and both ends of the model
-            working += FLOAT * (ends + 2 * block)
-            gradients, unreduced = gradients + 2 * FLOAT * max(ends, block), gradients
+        if sharded:
+            unreduced = gradients if self.machine.zero3 else unreduced
+            gradients += 2 * FLOAT * max(ends, block)
         return Trained(
             FLOAT * count * share, MOMENTS[config.optimizer] * count * share, gradients, unreduced, working
         )
+
+    def _gathered(self, count: int) -> float:
+        """Return the bytes that a pass gathers of a sharded model with `count` parameters: both ends and, in the format
+        of products, the matrices of all blocks, with `zero3` of two."""
+        shape, blocks = self.shape, 2 if self.machine.zero3 else self.shape.layers
+        return FLOAT * (count - shape.matrices) + self.width * blocks * shape.matrices / shape.layers
+
+    def _loading(self, stage: str, resident: Parts, weights: float, converted: float = 0) -> Phase:
+        """Return what loading holds at the end, with a part that moves whole to the device before ranks share it out.
+
+        Args:
+            converted: bytes of host memory for weights in another format than float32; others are mapped from files.
+        """
+        shape = self.shape
+        moved = FLOAT * max(shape.parameters - shape.matrices, shape.matrices / shape.layers)
+        parts = resident | {"weights": weights, "moved": moved if self.machine.sharded else 0}
+        return self._phase(stage, "loading", parts, converted if self.device == "cuda" else 0)
 
     def _block(self, tokens: int, masked: int) -> float:
         """Return the bytes that autograd keeps of one block: 26 D a token (what enters norms and linear layers), and in
@@ -320,7 +350,8 @@ class _Planner:
             gathered: whether the policy may be in shares, which are gathered before they are copied.
         """
         shape, quantized, graphs = self.shape, lora is not None and lora.quantize is not None, self._graphs(rows, lora)
-        copy = FLOAT * shape.parameters if gathered and self.machine.sharded and lora is None else 0.0
+        whole = gathered and self.machine.sharded and lora is None and self.run.dtype == "float32"
+        copy = FLOAT * shape.parameters if whole else 0.0
         if not quantized and not (graphs and lora is None):  # of adapters, the merged model is copied to the kept one
             copy += 2 * shape.parameters if self.run.dtype == "bfloat16" else 0
             copy += self.width * (shape.matrices + shape.embedding) if self.device == "cpu" else 0

@@ -117,7 +117,7 @@ class Models:
 
     @classmethod
     def _separate(cls, job: PpoJob, inputs: Mapping[str, Path]) -> "Models":
-        host, move = on_host(job.runtime), (job.runtime.sharding, job.runtime.device)
+        host, move = on_host(job.runtime), (job.runtime.sharding, job.runtime.device, job.runtime.dtype)
         policy, tokenizer = load_causal_lm(inputs["sft"], host)
         policy = spread(policy.requires_grad_(True), *move)
         sft = reference = frozen(load_causal_lm(inputs["sft"], host)[0], job.runtime)
@@ -365,6 +365,8 @@ def frozen_pass(models: Models, samples: Samples, job: PpoJob, by_judge: bool = 
             values_of_rows = scatter(critic.values(batch, hidden, job.runtime), mask[rows], batch.responses)
             if counts:
                 values[rows] = values_of_rows
+    for trained in models.trained().values():
+        only_own_part(trained)  # what one gathered needs no memory while the other trains
     for tensor in [*raw.values(), *([] if values_seen else [values])]:
         ranks.joined(tensor)
     for key in passed:

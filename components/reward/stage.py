@@ -182,7 +182,7 @@ def _calibrate(
 def sample_sft(job: RewardJob, inputs: Mapping[str, Path], tokenizer: Any, artifact: Path) -> ProbeTexts:
     """Sample SFT responses to prompts of the calibration split, which the ranks share, and write them to `artifact`."""
     rows = read_split(inputs["data"] / "prompts.calibration")[: job.reward.scale_responses]
-    policy = frozen(load_causal_lm(inputs["sft"], job.runtime)[0], job.runtime)
+    policy = frozen(load_causal_lm(inputs["sft"], on_host(job.runtime))[0], job.runtime)
     prompts = [row["prompt"] for row in rows]
     seed = torch_seed(job.seed, *ANSWERS_STREAM)
     responses = generate_responses(policy, tokenizer, prompts, job.generation, seed, job.runtime)

@@ -153,7 +153,7 @@ def fit_model(
 ) -> Any:  # fmt: skip
     """Train `model` on `pairs`, in an order that depends on `member`; return it. Resumes from `out/checkpoint`."""
     config = job.reward
-    model = spread(model.requires_grad_(True), job.runtime.sharding, job.runtime.device)
+    model = spread(model.requires_grad_(True), job.runtime.sharding, job.runtime.device, job.runtime.dtype)
     combination = torch.tensor([config.objectives[name] for name in config.heads] or [1.0], device=job.runtime.device)
 
     if config.shared_prompts:

@@ -122,7 +122,8 @@ def _untrained(job: SftJob, inputs: Mapping[str, Path], train: Sequence[Demonstr
 def _placed(model: Any, job: SftJob) -> Any:
     """Move a model to the device; one that trains is sharded over the ranks."""
     model = by_onednn(model).requires_grad_(job.sft.train)
-    return spread(model, job.runtime.sharding if job.sft.train else "replicas", job.runtime.device)
+    sharding = job.runtime.sharding if job.sft.train else "replicas"
+    return spread(model, sharding, job.runtime.device, job.runtime.dtype)
 
 
 def _need_enough(

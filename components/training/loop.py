@@ -83,8 +83,6 @@ def save_state(
         state: JSON, in which values may also be tensors that are whole and on the CPU.
         whole_up_to: GB of sharded tensors above which each rank writes its own part.
     """
-    for module in modules.values():
-        sharding.only_own_part(module)
     tensors = {f"{name}|{k}": p.detach() for name, module in modules.items() for k, p in kept_parameters(module)}
     document = _without_tensors(state, "state", tensors)
     groups = {}

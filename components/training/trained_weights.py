@@ -18,6 +18,7 @@ from components.training.updates import Observer, Update
 
 def kept_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Return the parameters for a checkpoint: those that train, or all if none does (as in a refreshed reference)."""
+    sharding.only_own_part(module)
     named = list(module.named_parameters())
     return [(name, p) for name, p in named if p.requires_grad] or named
 

@@ -39,8 +39,10 @@ class _Product(torch.autograd.Function):
 
 
 class OneDnnLinear(nn.Linear):
-    """A linear layer whose float32 products on the CPU use oneDNN. Others, and those under autocast, use torch's
-    path."""
+    """A linear layer whose float32 products on the CPU use oneDNN. Others, and those under autocast, use torch's path.
+
+    Without autocast the weight is read in the input's format: ranks gather bfloat16, and checks compute in float32.
+    """
 
     packed: Tensor | None = None
     """The weight in oneDNN's blocked layout, which is fastest for a few rows; set within `packed_weights`."""
@@ -48,9 +50,13 @@ class OneDnnLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         if self.packed is not None and not torch.is_grad_enabled():
             return product(input, self.packed, self.bias)
+        weight: Tensor = self.weight
+        bias: Tensor | None = self.bias
+        if weight.dtype != input.dtype and not torch.is_autocast_enabled(input.device.type):
+            weight, bias = weight.to(input.dtype), None if bias is None else bias.to(input.dtype)
         if input.dtype != torch.float32 or input.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
-            return functional.linear(input, self.weight, self.bias)
-        return _Product.apply(input, self.weight, self.bias)
+            return functional.linear(input, weight, bias)
+        return _Product.apply(input, weight, bias)
 
 
 def by_onednn(model: Any) -> Any:

@@ -25,16 +25,21 @@ class MemoryJob(Settings):
 
 
 def run(job: MemoryJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
-    """Return bytes of the rank with most: `held_…` of parameters and gradients, `peak_…` of memory without a file."""
+    """Return bytes of the rank with most: `held_…` of parameters and gradients, `peak_…` of memory without a file.
+
+    Also whether digests are those of the whole model and of a changed one, and how many ranks have a turn at once.
+    """
     import torch
 
     from components.distributed import ranks, sharding
     from components.models.folders import frozen, load_causal_lm, on_host
     from components.models.logprobs import token_stats
     from components.models.sampling import sampling_copy
+    from components.ppo.models import weights_digest
     from components.training.loop import recomputed
 
     runtime, measured = job.runtime, dict[str, float]()
+    whole = runtime.model_copy(update={"sharding": "replicas"})
     for option, value in ((M_MMAP_MAX, 1 << 16), (M_MMAP_THRESHOLD, 1 << 16)):
         ctypes.CDLL(None).mallopt(option, value)  # a tensor's memory goes back to the system when it is freed
 
@@ -52,12 +57,17 @@ def run(job: MemoryJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
             token_stats(policy, ids, torch.ones_like(counts), counts, runtime, side="right").logprobs.sum().backward()
 
     ids = torch.arange(4).unsqueeze(0)
-    frozen(load(), runtime.model_copy(update={"sharding": "replicas"}))  # what libraries allocate once
+    frozen(load(), whole)  # what libraries allocate once
     with peak("frozen", measured):
         reference = frozen(load(), runtime)
     measured["held_frozen"] = bytes_of(reference.parameters())
+    before = weights_digest(reference)
+    measured["other_digest"] = float(before != weights_digest(frozen(load(), whole)))
+    if ranks.rank() == 1:
+        next(reference.parameters()).to_local().view(-1)[0] += 1
+    measured["changed_digest"] = float(before != weights_digest(reference))
     with peak("trained", measured):
-        policy = sharding.spread(load().requires_grad_(True), runtime.sharding, runtime.device)
+        policy = sharding.spread(load().requires_grad_(True), runtime.sharding, runtime.device, runtime.dtype)
     measured["held_trained"] = bytes_of(policy.parameters())
     with peak("copy", measured), sampling_copy(policy, runtime) as copied:
         measured["held_copy"] = bytes_of(copied.parameters())
@@ -68,6 +78,11 @@ def run(job: MemoryJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
     with peak("last", measured):
         backward(last=True)
     measured["held_reduced"] = bytes_of(p.grad for p in policy.parameters() if p.grad is not None)
+    with ranks.in_turn():
+        (out / f"turn-{ranks.rank()}").touch()
+        time.sleep(0.1)
+        measured["at_once"] = float(len(list(out.glob("turn-*"))))
+        (out / f"turn-{ranks.rank()}").unlink()
     return dict(zip(measured, ranks.largest(list(measured.values())), strict=True))
 
 

@@ -77,6 +77,7 @@ def different(one: Path, other: Path) -> list[str]:
     [
         pytest.param("sft", "zero2", {}, SFT, marks=pytest.mark.whole, id="sft"),
         pytest.param("sft", "zero3", {}, SFT, marks=pytest.mark.ranks, id="sft-zero3"),
+        pytest.param("sft", "zero3", {"gradient_checkpointing": True}, SFT, marks=pytest.mark.ranks, id="sft-again"),
         pytest.param("reward", "zero2", {}, REWARD, marks=pytest.mark.ranks, id="reward"),
         pytest.param("ppo", "zero2", {}, PPO, marks=pytest.mark.ranks, id="ppo-separate"),
         pytest.param("ppo", "zero3", {}, PPO, marks=pytest.mark.ranks, id="ppo-zero3"),

@@ -62,6 +62,9 @@ def test_a_rank_of_zero3_holds_and_needs_its_planned_share(ranks: int, dtype: st
     packed = width * (shape.matrices + shape.embedding)  # the sampler's on a CPU
     assert measured["peak_copy"] < measured["held_copy"] + packed + SLACK, "it was whole in float32"
 
+    assert (measured["other_digest"], measured["changed_digest"]) == (0, 1)
+    assert measured["at_once"] == 1
+
     training = planned(shape, ranks, dtype)["training"].parts
     assert measured["held_gradients"] == measured["held_reduced"] == pytest.approx(share, rel=0.01)
     ratio = measured["peak_first"] / (training["gradients"] + training["working"])

@@ -34,6 +34,17 @@ def gradients(layer: nn.Linear, x: Tensor) -> list[Tensor]:
     return [y.detach(), *torch.autograd.grad(y.square().sum(), asked)]
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_weight_in_bfloat16_computes_in_the_inputs_float32(bias: bool) -> None:
+    torch.manual_seed(0)
+    layer = by_onednn(nn.Sequential(nn.Linear(48, 80, bias))).to(torch.bfloat16)[0]
+    x = torch.randn(3, 48)
+    expected = nn.functional.linear(x, layer.weight.float(), layer.bias.float() if bias else None)
+    torch.testing.assert_close(layer(x), expected, rtol=1e-5, atol=1e-5)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x).dtype == torch.bfloat16
+
+
 @given(rows=sizes, columns=sizes, out=sizes, bias=st.booleans(), dims=st.integers(1, 3))
 def test_output_and_gradients_are_those_of_a_linear_layer(
     rows: int, columns: int, out: int, bias: bool, dims: int

@@ -93,7 +93,8 @@ def test_cuda_graphs_keep_copy_states_and_logits_through_all_of_ppo() -> None:
     plain, graphs = planned(run()), planned(run()._replace(graphs=True))
     shape = KNOWN["llama-3.2-1b"]
     kept = 2 * shape.parameters + 2 * 2 * 8 * 128 * 64 * 8 * 16 + 4 * 4 * 8 * shape.vocabulary
-    assert {phase.parts["CUDA graphs"] for (stage, _), phase in graphs.items() if stage == "ppo"} == {kept}
+    sampled = {key for key in graphs if key[0] == "ppo" and key[1] != "loading"}
+    assert {graphs[key].parts["CUDA graphs"] for key in sampled} == {kept}
     assert all(graphs[key].bytes == pytest.approx(plain[key].bytes) for key in plain if key[1] == "sampling")
     four, its_plain = planned(run()._replace(graphs=True), Machine(4)), planned(run(), Machine(4))
     assert four["ppo", "evaluation"].bytes == pytest.approx(its_plain["ppo", "evaluation"].bytes)
@@ -207,14 +208,17 @@ def test_four_bits_are_a_quarter_of_a_backbone_and_need_no_copy() -> None:
     assert whole["sampling copy"] == 2 * KNOWN["llama-3.1-8b"].parameters and "sampling copy" not in four
 
 
-def test_ranks_share_what_trains_and_each_holds_what_is_frozen() -> None:
+def test_ranks_share_what_trains_and_with_zero3_what_is_frozen() -> None:
     one, replicas, zero2, zero3 = (
         planned(run(), machine)["ppo", "policy update"].parts
         for machine in (Machine(1), Machine(4, None, "replicas"), Machine(4), Machine(4, None, "zero3"))
     )
     assert one["optimizer"] == replicas["optimizer"] == 4 * zero2["optimizer"] == 4 * zero3["optimizer"]
-    assert one["frozen"] == replicas["frozen"] == zero2["frozen"] == zero3["frozen"]
+    assert one["frozen"] == replicas["frozen"] == zero2["frozen"] == 4 * zero3["frozen"]
     assert zero3["working"] < zero2["working"]
+    loading = planned(run(), Machine(4, None, "zero3"))["ppo", "loading"].parts
+    whole = {"frozen": one["frozen"], "weights": 4 * (P + SCALAR)}
+    assert {name: 4 * loading[name] for name in whole} == whole and loading["moved"] == 4 * (P - MATRICES)
     alone, shared = (planned(run(), machine)["ppo", "frozen pass"].parts for machine in (Machine(1), Machine(4)))
     assert shared["activations"] * 2 == alone["activations"]  # 8 rows on 4 ranks are 2 each, not micro-batches of 4
 
