@@ -149,6 +149,19 @@ def test_a_functions_mistake_on_the_rank_that_asks_it_ends_all_ranks_with_its_wo
 
 
 @pytest.mark.ranks
+def test_a_judge_that_fails_in_the_last_evaluation_ends_all_ranks_with_its_words(
+    stages: Any, root: Path, tmp_path: Path
+) -> None:
+    """It is asked for its scale and then only there, by the first rank, while the others wait for its scores."""
+    judge = {"source": "function:mine:raises", "root": str(root), "judge": True}
+    with pytest.raises(UserError, match=r"^ppo\.rewards: function:mine:raises: it raises ZeroDivisionError") as ended:
+        on_ranks(stages, "ppo", tmp_path / "out", updates=1, rewards=[{"source": "pipeline"}, judge])
+    assert not re.search(r"rank \d", str(ended.value))
+    assert {path.name for path in (tmp_path / "out" / "artifact").iterdir()} >= {"model", "rewards.json"}
+    until_gone(tmp_path)
+
+
+@pytest.mark.ranks
 def test_a_scorer_that_stays_away_ends_all_ranks_with_its_words_and_the_same_command_continues(
     stages: Any, scorer: Scorer, tmp_path: Path, digests: Any
 ) -> None:
