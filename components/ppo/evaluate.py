@@ -93,12 +93,10 @@ def evaluate(models: Models, job: PpoJob, data: Path, out: Path, observe: Observ
         _answers(models, model, prompts, job, data, partial(observe, doing=f"evaluating {name} on {count}"), True, True)
         for name, model in (("the policy", models.policy), ("SFT", models.sft))
     )
+    is_1 = job.generation.temperature == 1
+    kl = _mean(r.kl for r in drawn) if is_1 else kl_at_1(models, prompts, job, data, observe)
     observe(0, {}, doing="measuring the perplexity of demonstrations")
-    metrics = _forgetting(models, job, data) | {
-        "policy/kl_at_temperature_1": _mean(r.kl for r in drawn)
-        if job.generation.temperature == 1
-        else kl_at_1(models, prompts, job, data, observe)
-    }
+    metrics = _forgetting(models, job, data) | {"policy/kl_at_temperature_1": kl}
     again, more, more_drawn, more_sft = _sampled_again(models, job, data, prompts, observe)
     if job.ppo.best_of:
         metrics |= best_of(models, prompts, job, data, job.ppo.best_of, observe)

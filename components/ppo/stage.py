@@ -69,10 +69,7 @@ def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
 def _trained_and_evaluated(
     models: Models, job: PpoJob, prompts: Sequence[Any], data: Path, out: Path, observe: Observe
 ) -> dict[str, float]:
-    """Train, check that the frozen models are unchanged, write the artifact, and return the final metrics.
-
-    All ranks sample and score for the evaluation, with the policy as it was sharded; the first measures and writes.
-    """
+    """Train, check that the frozen models are unchanged, evaluate, write the artifact, and return the final metrics."""
     digests = {name: weights_digest(model) for name, model in frozen_models(models).items()}
     observers = train(models, job, prompts, data, out, observe)
     models.critic = None  # what is left needs none

@@ -151,7 +151,8 @@ def response_losses(model: Any, pad_id: int, examples: Examples, runtime: Runtim
         batch = batches[number]
         losses = token_losses(model, pad_id, [examples[i] for i in batch], runtime).double().cpu()
         for i, of_example in zip(batch, losses.split(examples.responses.lengths[batch].tolist()), strict=True):
-            totals[i] = of_example.sum() if counts else 0
+            if counts:
+                totals[i] = of_example.sum()
     return ranks.joined(totals).tolist()
 
 

@@ -1,5 +1,4 @@
-"""Copies of a model's trained weights: whole on the first rank's CPU, and their exponential moving average during
-training."""
+"""Copies of a model's trained weights: whole on the first rank, and their exponential moving average in training."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager

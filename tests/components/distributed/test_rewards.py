@@ -39,6 +39,10 @@ def late(responses):
 def raises(prompts, responses, rows):
     return [1 / 0 if late(responses) else len(each) for each in responses]
 
+def tires(prompts, responses, rows):
+    log(responses)
+    return [1 / (len(pathlib.Path(__file__).with_name("calls.jsonl").read_text().splitlines()) < 2)] * len(responses)
+
 def hangs(prompts, responses, rows):
     if late(responses):
         time.sleep(600)
@@ -145,6 +149,19 @@ def test_a_functions_mistake_on_the_rank_that_asks_it_ends_all_ranks_with_its_wo
     with pytest.raises(UserError, match=rf"^ppo\.rewards: function:mine:{function}: {says}") as ended:
         on_ranks(stages, "ppo", tmp_path / "out", rewards=rewards)
     assert not re.search(r"rank \d", str(ended.value))
+    until_gone(tmp_path)
+
+
+@pytest.mark.ranks
+def test_a_judge_that_fails_in_the_last_evaluation_ends_all_ranks_with_its_words(
+    stages: Any, root: Path, tmp_path: Path
+) -> None:
+    """It is asked for its scale and then only there, by the first rank, while the others wait for its scores."""
+    judge = {"source": "function:mine:tires", "root": str(root), "judge": True, "scale": 1.0}
+    with pytest.raises(UserError, match=r"^ppo\.rewards: function:mine:tires: it raises ZeroDivisionError") as ended:
+        on_ranks(stages, "ppo", tmp_path / "out", updates=1, rewards=[{"source": "pipeline"}, judge])
+    assert not re.search(r"rank \d", str(ended.value))
+    assert {path.name for path in (tmp_path / "out" / "artifact").iterdir()} >= {"model", "rewards.json"}
     until_gone(tmp_path)
 
 

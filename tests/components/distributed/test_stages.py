@@ -253,6 +253,14 @@ PPO_OPTIONS: list[dict[str, Any]] = [
         "evaluate_every": 2,
         "evaluate": 8,
     },
+    {
+        "generation": {"max_prompt_tokens": 64, "max_new_tokens": 40, "temperature": 0.7},
+        "evaluate_temperature": 0.3,
+        "evaluate": 9,
+        "best_of": 2,
+        "repeats": {"prompts": 3, "samples": 2},
+        "rules": {"patterns": {"letter": "a"}},
+    },
 ]
 
 
