@@ -24,8 +24,6 @@ from tasks.tracking.mlflow_client import connect, in_short
 
 CONSTRAINTS = Path(__file__).resolve().parent.parent / "infra" / "constraints.txt"
 DISK_GB = 5.0
-PATIENCE_SECONDS = 30.0
-"""Seconds in which a vLLM server must answer a question about itself."""
 
 CERTIFICATES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PREFECT_API_SSL_CERT_FILE", "MLFLOW_TRACKING_SERVER_CERT_PATH")
 
@@ -183,7 +181,7 @@ def _rollout_server(config: RunConfig | None) -> list[Finding]:
     rollout = resolve_engine(RolloutConfig(engine="auto") if config is None else config.ppo.rollout)
     if not rollout.by_server:
         return []
-    rollout = rollout.model_copy(update={"timeout": min(rollout.timeout, PATIENCE_SECONDS), "retries": 0})
+    rollout = rollout.model_copy(update={"timeout": min(rollout.timeout, 30.0), "retries": 0})
     try:
         with VllmClient(resolve_rollout(rollout)) as client:
             facts = client.check(None if config is None else config.generation)

@@ -48,11 +48,11 @@ def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     A judge, `inputs["judge"]`, is used only in evaluations: the trained policy is the same to the byte without it.
 
     Raises:
-        UserError: too few prompts, a server that cannot sample the rollouts, or, for several ranks, a server or a
-            source that may take longer than `runtime.rank_timeout`. CheckFailed: a check during training failed.
+        UserError: too few prompts, a server that cannot sample the rollouts, or, for several ranks, a source that may
+            take longer than `runtime.rank_timeout`. CheckFailed: a check during training failed.
     """
     if (rollout := job.ppo.rollout).by_server:
-        ranks.result_of_first(lambda: check_server(rollout, job.generation, job.runtime, job.ppo.batch_size))
+        ranks.result_of_first(lambda: check_server(rollout, job.generation))
     at_once = max(job.ppo.batch_size, ScoreScale.read(inputs["reward"]).responses)
     check_waits(job.ppo.rewards or (), job.runtime, at_once)
     if job.ppo.epochs > 4:

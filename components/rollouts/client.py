@@ -111,7 +111,8 @@ class VllmClient(ExitStack[None]):
         def unreachable(problem: str) -> Unreachable:
             return Unreachable(
                 f"{self.url}{route}: the vLLM server can't be reached ({problem}). Check that it is running and that "
-                "ppo.rollout.url is its address, then run the same command again: it continues from the checkpoint."
+                "ppo.rollout.url, or TETHER_VLLM_URL, is its address, then run the same command again: a run continues "
+                "from the checkpoint."
             )
 
         return self._object(route, ask_patiently(send, math.inf, unreachable, retries=self.config.retries))

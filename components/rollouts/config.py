@@ -1,5 +1,6 @@
 """Options of the engine that samples PPO's rollouts. Importable without torch."""
 
+import math
 from typing import Literal
 
 from components.base.settings import Settings, unkeyed
@@ -48,6 +49,10 @@ class RolloutConfig(Settings):
     def bit_exact(self) -> bool:
         """Return whether sampling again gives the same bytes."""
         return not self.by_server or self.batch_invariant is True
+
+    def longest_wait(self, responses: int) -> float:
+        """Return the seconds that a server may take for so many responses; 0 if this process samples them."""
+        return math.ceil(responses / self.concurrency) * self.timeout if self.by_server else 0.0
 
     @property
     def is_resolved(self) -> bool:

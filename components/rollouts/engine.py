@@ -65,24 +65,14 @@ def largest_kl(config: RolloutConfig, runtime: Runtime, temperature: float, firs
     return OTHER_KL * growth if first is None else 3 * first + OTHER_KL_GROWTH * growth
 
 
-def check_server(config: RolloutConfig, generation: GenerationConfig, runtime: Runtime, responses: int) -> None:
+def check_server(config: RolloutConfig, generation: GenerationConfig) -> None:
     """Check that a server can sample as PPO needs, before models are loaded, and make it sleep if it shares the GPU:
     one that was just started is awake, and so is one that a killed run left.
-
-    Args:
-        responses: number of responses that are sampled at once.
 
     Raises:
         UserError: it differs from the one for which the run was resolved, or cannot sample so. Unreachable: it does not
             answer.
     """
-    longest = math.ceil(responses / config.concurrency) * config.timeout
-    if ranks.size() > 1 and longest >= runtime.rank_timeout:
-        raise UserError(
-            f"ppo.rollout: {responses} responses, {config.concurrency} at a time, may take {longest:g} s with "
-            f"ppo.rollout.timeout={config.timeout:g}, and ranks wait {runtime.rank_timeout:g} s for rank 0, which asks "
-            "the server. Raise runtime.rank_timeout above it, or lower ppo.rollout.timeout."
-        )
     with VllmClient(config) as client:
         if untried := client.check(generation).untried:
             logger.warning("%s: %s", client.url, untried)
@@ -159,9 +149,9 @@ class VllmRollouts:
         ranks.result_of_first(self._free)
 
     def _send(self, policy: Any, version: str) -> None:
+        weights = weights_on_first(policy, self.transfer.dtype)
         if self.client.config.sleep and self.runtime.device == "cuda":
             torch.cuda.empty_cache()
-        weights = weights_on_first(policy, self.transfer.dtype)
         ranks.result_of_first(lambda: self._replace_weights(weights, policy.config, version))
 
     def _replace_weights(self, weights: Mapping[str, Tensor], config: Any, version: str) -> None:

@@ -74,7 +74,7 @@ def weights_on_first(model: Any, dtype: torch.dtype) -> dict[str, Tensor]:
     Sharded parameters are gathered one by one, so that a GPU holds one whole at a time.
     """
     if isinstance(model, AdapterView):  # each rank has the whole backbone
-        model = model.merged() if ranks.is_first() else nn.Module()
+        model = model.merged(dtype) if ranks.is_first() else nn.Module()
     sharding.only_own_part(model)
     tensors = {}
     for name, parameter in model.named_parameters():

@@ -252,10 +252,10 @@ class Options(Settings):
             stage: runner if runner.runtime is None else runner.model_copy(update={"runtime": runner.runtime.resolve()})
             for stage, runner in self.runners.items()
         }
-        config = self.model_copy(update={"runtime": self.runtime.resolve(), "runners": runners})
-        config.check_ranks()
         ppo = self.ppo.model_copy(update={"rollout": resolve_rollout(self.ppo.rollout)})
-        return config.model_copy(update={"ppo": ppo})
+        config = self.model_copy(update={"runtime": self.runtime.resolve(), "runners": runners, "ppo": ppo})
+        config.check_ranks()
+        return config
 
     def check_ranks(self) -> None:
         """Check what sft, reward and ppo would refuse only when they begin: options that several ranks lack.
@@ -269,6 +269,14 @@ class Options(Settings):
             runtime = self.runners.get("ppo" if name == "policy" else name, Runner()).runtime or self.runtime
             if runtime.ranks == 1:
                 continue
+            rollout, responses = self.ppo.rollout, self.ppo.batch_size
+            if name == "ppo" and (longest := rollout.longest_wait(responses)) >= runtime.rank_timeout:
+                raise UserError(
+                    f"ppo.rollout: {responses} responses, {rollout.concurrency} at a time, may take {longest:g} s with "
+                    f"ppo.rollout.timeout={rollout.timeout:g}, and ranks wait {runtime.rank_timeout:g} s for rank 0, "
+                    "which asks the server. Raise runtime.rank_timeout or ppo.rollout.concurrency, or lower "
+                    "ppo.rollout.timeout."
+                )
             whole = getattr(options, "lora", None) is None and getattr(options, "train", True)
             if options.optimizer == "adamw_8bit" and whole and runtime.sharding != "replicas":
                 raise UserError(

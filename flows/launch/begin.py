@@ -182,11 +182,10 @@ def _prepare(
 
 
 def _settled(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]]:
-    """Return `config` with the base's commit, the template's text, every learning rate and what samples rollouts, and
-    lines that name the first three."""
+    """Return `config` with what samples rollouts, the base's commit, the template's text and every learning rate, and
+    lines that name the last three."""
     ppo = config.ppo.model_copy(update={"rollout": resolve_engine(config.ppo.rollout)})
-    config = config.model_copy(update={"ppo": ppo})
-    config, pinned = pinned_base(with_template(config), home)
+    config, pinned = pinned_base(with_template(config.model_copy(update={"ppo": ppo})), home)
     config, chosen = with_rates(config, home)
     return config, [*pinned, *chosen]
 
@@ -280,9 +279,9 @@ def rollout_lines(config: RunConfig, with_ppo: bool) -> list[str]:
         ]
     if with_ppo and runtime.device == "cuda":
         return [
-            "PPO samples in the process that trains, so computing it again gives the same bytes. On an H200 that is at "
-            "most 16 % of what the memory's bandwidth allows (docs/benchmarks/gpu.md). A vLLM server is made for the "
-            "rest, which is not measured yet: set ppo.rollout.engine=auto and TETHER_VLLM_URL"
+            "PPO samples in the process that trains, so computing it again gives the same bytes. On an H200 it uses at "
+            "most 16 % of the memory's bandwidth (docs/benchmarks/gpu.md). A vLLM server is made to use more, which is "
+            "not measured yet: set ppo.rollout.engine=auto and TETHER_VLLM_URL"
         ]
     return []
 

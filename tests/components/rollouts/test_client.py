@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from components.base.errors import Unreachable, UserError
 from components.base.settings import keyed_values
 from components.models.config import GenerationConfig
-from components.models.runtime import Runtime
 from components.ppo.config import ImportanceConfig, PpoConfig
 from components.rollouts.client import VllmClient, resolve_rollout
 from components.rollouts.config import RolloutConfig
@@ -27,8 +26,8 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def checked(config: RolloutConfig, runtime: Runtime, **generation: Any) -> None:
-    check_server(config, GenerationConfig(**generation), runtime, responses=512)
+def checked(config: RolloutConfig, **generation: Any) -> None:
+    check_server(config, GenerationConfig(**generation))
 
 
 def test_what_the_server_is_stands_in_the_key_and_where_it_is_does_not(server: StandIn, asking: Asking) -> None:
@@ -128,12 +127,12 @@ def test_without_the_routes_of_development_the_error_says_how_to_start_it(server
     ],
 )
 def test_another_server_than_the_run_was_resolved_for_is_refused_with_the_flag_that_mends_it(
-    server: StandIn, asking: Asking, runtime: Runtime, change: dict[str, Any], message: str
+    server: StandIn, asking: Asking, change: dict[str, Any], message: str
 ) -> None:
     config = asking(server, sleep=not change)
     server.facts |= change
     with pytest.raises(UserError, match=message):
-        checked(config, runtime)
+        checked(config)
 
 
 def test_the_stand_in_answers_as_vllm_was_recorded(server: StandIn, stages: Any) -> None:
@@ -143,21 +142,21 @@ def test_the_stand_in_answers_as_vllm_was_recorded(server: StandIn, stages: Any)
 
 
 def test_a_version_that_was_never_tried_is_named_in_a_warning(
-    server: StandIn, asking: Asking, runtime: Runtime, caplog: pytest.LogCaptureFixture
+    server: StandIn, asking: Asking, caplog: pytest.LogCaptureFixture
 ) -> None:
-    checked(asking(server), runtime)
+    checked(asking(server))
     assert not caplog.records
     server.facts["version"] = "0.33.0"
-    checked(asking(server), runtime)
+    checked(asking(server))
     assert f"{server.url}: Tether was tried with vLLM 0.29.0 and 0.32.0 only, and this is 0.33.0." in caplog.text
 
 
 @pytest.mark.parametrize("temperature", [0.005, 2.5])
 def test_a_temperature_that_vllm_would_change_or_refuse_is_refused(
-    server: StandIn, asking: Asking, runtime: Runtime, temperature: float
+    server: StandIn, asking: Asking, temperature: float
 ) -> None:
     with pytest.raises(UserError, match=r"vLLM samples between 0.01 and 2"):
-        checked(asking(server), runtime, temperature=temperature)
+        checked(asking(server), temperature=temperature)
 
 
 def test_a_server_that_is_busy_for_a_moment_is_asked_again_and_no_longer_than_the_retries(

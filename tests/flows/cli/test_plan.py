@@ -72,7 +72,6 @@ def test_without_a_memory_nothing_is_judged(tether_here: Any, tmp_path: Path) ->
         (["tiny", "--memory", f"{'9' * 400}TB"], "9TB: give a size"),
         (["tiny", "--memory", "0.0001KB"], "--memory 0.0001KB: give a size"),
         (["tiny", "--gpus", "8", "--set", "ppo.optimizer=adamw_8bit"], "cannot step parameters that are sharded"),
-        (["tiny", "--gpus", "2", "--set", "ppo.rollout.engine=vllm"], "samples for one process, and PPO would have 2"),
         (["tiny", "--shape", "gpt-9"], "--shape gpt-9: no such model"),
         (["tiny", "--set", "sft.base=nowhere"], "sft.base = nowhere: there is no such folder"),
         (["tinny"], "tinny: no such profile"),

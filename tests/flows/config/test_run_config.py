@@ -362,11 +362,15 @@ SERVED = tuple(
     ("options", "said"),
     [
         (SERVED, None),
+        (
+            (*SERVED, "ppo.rollout.concurrency=2", "ppo.rollout.timeout=300"),
+            r"^ppo\.rollout: 16 responses, 2 at a time, may take 2400 s .* wait 1800 s .*runtime\.rank_timeout or",
+        ),
         (("reward.optimizer=adamw_8bit",), r"^reward\.optimizer: .*runtime\.sharding=replicas"),
         (("reward.optimizer=adamw_8bit", "runtime.sharding=replicas"), None),
         (("reward.optimizer=adamw_8bit", "reward.lora.rank=2"), None),
     ],
-    ids=["served", "sharded", "replicas", "adapter"],
+    ids=["served", "slow server", "sharded", "replicas", "adapter"],
 )
 def test_a_stage_that_would_refuse_its_ranks_after_the_stages_before_it_is_refused_when_the_run_begins(
     options: tuple[str, ...], said: str | None
