@@ -24,7 +24,7 @@ def sweep(
         typer.Option(metavar="OPTION=V1,V2", help="An option and its values; repeat it for every combination."),
     ],
     set_: Set = None,
-    seeds: Annotated[int, typer.Option(metavar="N", min=1, help="Seeds of the policy, from the profile's seed.")] = 1,
+    seeds: Annotated[int, typer.Option(metavar="N", min=1, help="Seeds of the policy: 0 to N - 1.")] = 1,
     level_kl: Annotated[
         bool, typer.Option("--level-kl", help="Choose each method's strength so that KL lands in one band.")
     ] = False,
@@ -35,10 +35,7 @@ def sweep(
     sheet: Annotated[
         int | None, typer.Option(metavar="N", min=2, help="A blind sheet of N items over the policies and SFT.")
     ] = None,
-    name: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="The sweep's name (default: from its options).")
-    ] = None,
-    as_json: Json = False,
+    json_: Json = False,
 ) -> None:
     """Run every combination of options' values, and compare the outcomes.
 
@@ -52,19 +49,15 @@ def sweep(
     """
     from rich.console import Console
 
-    from flows.studies.sweep import SweepRequest
-    from flows.studies.sweep import sweep as run_sweep
-    from flows.studies.sweep_page import print_sweep, write_outcome
+    from flows.studies.sweep import Sweep, run_sweep
+    from flows.studies.sweep_page import as_json, print_sweep, write_page
 
     if kl is not None and not level_kl:
-        raise UserError("--kl: it is the band of --level-kl. Give both.")
-    outcome = run_sweep(
-        tether_home(),
-        SweepRequest(profile, over, set_ or [], seeds, level_kl, _band(kl), minutes, sheet, name),
-    )
-    page = write_outcome(tether_home(), outcome)
-    if as_json:
-        echo(json.dumps(outcome.as_json()))
+        raise UserError("--kl is the band of --level-kl. Give both.")
+    outcome = Sweep(profile, over, set_ or [], seeds, level_kl, _band(kl))
+    page = write_page(run_sweep(tether_home(), outcome, minutes, sheet), outcome)
+    if json_:
+        echo(json.dumps(as_json(outcome)))
     else:
         print_sweep(Console(), outcome)
         echo(f"page: {page}")
@@ -73,7 +66,6 @@ def sweep(
 
 
 def _band(text: str | None) -> "Band | None":
-    from flows.studies.level_kl import Band
 
     if text is None:
         return None
@@ -83,4 +75,4 @@ def _band(text: str | None) -> "Band | None":
         low = high = 0.0
     if not 0 < low < high < float("inf"):
         raise UserError(f"--kl {text}: expected LOW,HIGH with 0 < LOW < HIGH, as in --kl 2.4,3.6.")
-    return Band(low, high)
+    return low, high

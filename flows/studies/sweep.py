@@ -1,127 +1,172 @@
 """A sweep: the runs of every combination of some options' values, each with several seeds of the policy.
 
-Data, SFT and reward model are computed once, because the cells' keys of these stages are the same. Each cell ends after
-PPO and gives no model an alias.
+Data, SFT and reward model are computed once, because these stages have the same keys in all cells that do not change
+them. A cell is a run that ends after PPO and gives no model an alias.
 """
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from statistics import median
 
 from components.base.errors import UserError
-from components.base.hashing import digest_json
-from components.base.nested import flatten, group
-from components.ppo.config import KL_LIMITS, KLConfig
+from components.base.hashing import canonical_json, digest_json
+from components.base.nested import flatten
 from flows.config import yaml
-from flows.config.profiles import apply_overrides, parse_override, profile_name, read_profile
+from flows.config.profiles import parse_override, profile_name
 from flows.config.run_config import load_config, to_values
 from flows.launch.begin import check_new_run
 from flows.launch.label_runs import compare
 from flows.launch.request import Request
 from flows.launch.run_computing import compute
-from flows.reports.run_facts import StageFacts, on_the_sheet
-from flows.studies.level_kl import (
-    TOLERANCE,
-    Band,
-    Strength,
-    Trial,
-    best,
-    calibration_kl,
-    next_strength,
-    outcome,
-    strength_of,
-)
+from flows.reports.run_facts import Document, StageFacts, on_the_sheet
+from flows.studies.level_kl import Band, Strength, Trial, best, calibration_kl, next_strength, sentence, strength_of
 from flows.studies.sub_runs import ENDED, Study, SubRun
-from flows.studies.sweep_outcome import Group, Sweep, cell_of, samples_of
 from tasks.execution.stage_progress import say
-from tasks.runs.run_label import Label
 from tasks.runs.status import RunStatus, load_status
 
-KIND = "sweep"
+MEASURES = {
+    "policy/kl": "KL to SFT, nats a response",
+    "policy/kl_per_token": "KL to SFT, nats a token",
+    "policy/gold_gain": "gold gain (simulated)",
+    "policy/judge_gain": "judge's gain, SFT deviations",
+    "policy/reward_gain": "reward gain, SFT deviations",
+    "policy/distinct_ratio": "distinct 4-grams, relative to SFT",
+    "policy/repetition": "repetition",
+    "policy/response_tokens": "response, tokens",
+    "seconds": "training, s",
+    "memory": "peak memory, GB",
+}
+"""Maps what is compared to its heading. A name with `_low` or `_high` is an end of its interval."""
+PROMPTS = 8
+"""Number of prompts whose responses are shown side by side."""
 
 
-class SweepRequest(NamedTuple):
-    """What is asked of a sweep. `over` and `options` are texts as `--over` and `--set` take them."""
+@dataclass
+class Cell:
+    """A run that has ended. `measures` has those of `MEASURES` with their intervals over prompts."""
+
+    seed: int
+    run: str
+    state: str
+    policy: str | None
+    """The policy's digest; None if a gate stopped the run before."""
+    failed_gates: list[str]
+    measures: dict[str, float]
+
+
+@dataclass
+class CellGroup:
+    """The cells that differ by their seed only. `options` are texts as `--set` takes them."""
+
+    options: list[str]
+    """With `--level-kl` the last is the strength that the search chose."""
+    cells: list[Cell] = field(default_factory=list)
+    missing: list[int] = field(default_factory=list)
+    """Seeds without a run, because the budget or the search ended before."""
+    trials: list[Trial] = field(default_factory=list)
+    search: str = ""
+    """How the search for the strength ended; empty without one."""
+
+    @property
+    def name(self) -> str:
+        return ", ".join(self.options)
+
+    @property
+    def over_seeds(self) -> dict[str, float]:
+        """Return the median of each measure over the seeds; its interval is from the lowest to the highest."""
+        summary = dict[str, float]()
+        for name in MEASURES:
+            if values := [cell.measures[name] for cell in self.cells if name in cell.measures]:
+                ends = {f"{name}_low": min(values), f"{name}_high": max(values)} if len(values) > 1 else {}
+                summary |= {name: median(values), **ends}
+        return summary
+
+
+@dataclass
+class Sweep:
+    """What a sweep is asked for, `over` and `options` as `--over` and `--set` take them, and its outcome."""
 
     profile: str
     over: Sequence[str]
     options: Sequence[str] = ()
     seeds: int = 1
     level: bool = False
-    """Whether each group's strength is searched so that its KL lands in the band."""
+    """Whether each group's strength is searched."""
     band: Band | None = None
-    """Null: the KL target of the profile ± 20 %."""
-    minutes: float | None = None
-    """No run begins later than this; None for no limit."""
-    sheet: int | None = None
-    """Number of items of a blind sheet over all policies; None for no sheet."""
-    name: str | None = None
-
-
-@dataclass
-class CellGroup:
-    """The options of a group of cells, and its runs so far."""
-
-    request: SweepRequest
-    options: Sequence[str]
-    strength: Sequence[str] = ()
-    """The option that the search chose, as `--set` takes it."""
-    trials: list[Trial] = field(default_factory=list)
-    search: str = ""
-    runs: dict[int, RunStatus] = field(default_factory=dict)
-    """By number of the seed, from 0."""
+    """The KL that the search aims at; None is the target ± 20 %, within which the adaptive β hardly changes."""
+    groups: list[CellGroup] = field(default_factory=list)
+    samples: list[Document] = field(default_factory=list)
+    """By prompt: `prompt`, and `responses` of SFT and of each group's first seed, by name."""
+    sheet: str = ""
+    """The run that compares the policies on a blind sheet; empty without one."""
 
     @property
     def name(self) -> str:
-        return ", ".join([*self.options, *self.strength])
+        """Return its name, which follows from its options, so that the same command continues it."""
+        about = digest_json([self.profile, list(self.over), list(self.options), self.level, self.band])
+        return re.sub(r"[^\w.-]", "-", f"{profile_name(self.profile)}-{about[:6]}")
 
-    def sub_run(self, number: int, strength: Sequence[str] = ()) -> SubRun:
-        """Return the run with the seed `number` places after the profile's. Raises UserError as `load_config`."""
-        options = [*self.request.options, *self.options, *(strength or self.strength)]
-        options += [*_limits(self.request.profile, options), "promote=false"]
-        name, profile = ", ".join([*self.options, *(strength or self.strength)]), self.request.profile
+    def sub_run(self, options: Sequence[str], seed: int = 0) -> SubRun:
+        """Return the run with these options whose policy has this seed. Raises UserError as `load_config`."""
+        name, texts = ", ".join(options), [*self.options, *options, "promote=false"]
         try:
-            config = load_config(profile, map(parse_override, options))
+            config = load_config(self.profile, map(parse_override, texts))
         except UserError as error:
-            raise UserError(f"{name}: {error}") from error
-        seed = config.seed + number
-        if number:  # null for the first seed: the plain run of the profile has the same policy
+            raise UserError(f"--over {name}: {error}") from error
+        if seed != config.seed:  # with the profile's seed the policy is that of a plain run
             config = config.model_copy(update={"policy_seed": seed})
         return SubRun(f"{name}, seed {seed}", config)
 
+    def start(self, options: Sequence[str]) -> tuple[Strength, float, Band]:
+        """Return the option of a group's strength, where its search starts, and the band. Raises UserError if
+        something rules the search out."""
+        config = self.sub_run(options).config
+        strength, target = strength_of(config), config.ppo.kl.target
+        if strength.option in {text.partition("=")[0] for text in (*options, *self.options)}:
+            raise UserError(f"--level-kl chooses {strength.option}, which is set too. Leave one of them out.")
+        if config.ppo.evaluate_every is None:
+            raise UserError("--level-kl needs the evaluations of ppo.evaluate_every, which is null: set it.")
+        band = self.band or (0.8 * target, 1.2 * target)
+        at = sum(band) / 2 if strength.option == "ppo.kl.target" else flatten(to_values(config))[strength.option]
+        return strength, float(f"{at:.3g}"), band
 
-def sweep(home: Path, request: SweepRequest) -> Sweep:
-    """Compute the sweep, or what is missing of it, and return its outcome. All configs are checked before.
 
-    Seeds are the outer loop, so that a budget that ends early leaves the same number of seeds to each group.
+def run_sweep(home: Path, sweep: Sweep, minutes: float | None = None, sheet: int | None = None) -> Path:
+    """Compute a sweep, or what is missing of it, fill in its outcome, and return its folder.
+
+    All configs are checked before the first run. Seeds are the outer loop, so that a budget that ends early leaves
+    every group about as many.
+
+    Args:
+        minutes: no run begins later than this.
+        sheet: number of items of a blind sheet that compares the policies.
 
     Raises:
         UserError: an option is wrong, two cells are the same, or another process computes this sweep. Errors of a
             stage, but for failed gates and checks, are passed on unchanged.
     """
-    settings = [CellGroup(request, options) for options in combinations(request.over)]
-    strengths = _checked(home, settings, request)
-    about = [*request[:3], request.level, request.band]
-    name = request.name or re.sub(r"[^\w.-]", "-", f"{profile_name(request.profile)}-{digest_json(about)[:6]}")
-    if not re.fullmatch(r"\w[\w.-]{0,99}", name):
-        raise UserError(f"--name {name}: use letters, digits and _ . - only, and begin with a letter or digit.")
-    with Study.open(home, KIND, name, request.profile, request.minutes) as study:
-        cells = f"{len(settings)} x {request.seeds} cells"
-        say(study.console, f"sweep {name}: {cells}, page in {study.folder}")
-        for number in range(request.seeds):
-            for setting, strength in zip(settings, strengths, strict=True):
-                if number == 0 and request.level:
-                    _search(study, setting, strength, band_of(request))
-                elif (request.level and not setting.trials) or (status := study.run(setting.sub_run(number))) is None:
-                    continue
-                else:
-                    setting.runs[number] = status
-        sheet = _sheet(study, settings, request.sheet) if request.sheet else None
-        return _outcome(study, settings, request, sheet)
+    sweep.groups = [CellGroup(options) for options in combinations(sweep.over)]
+    _check(home, sweep)
+    deadline = float("inf") if minutes is None else time.monotonic() + 60 * minutes
+    study = Study(home, "sweep", sweep.name, sweep.profile, deadline)
+    with study.locked():
+        for seed, cells in product(range(sweep.seeds), sweep.groups):
+            if sweep.level and seed == 0:
+                _search(study, sweep, cells)
+            else:
+                searched = cells.trials or not sweep.level
+                _add(study, cells, seed, study.run(sweep.sub_run(cells.options, seed)) if searched else None)
+        by_policy = {cells.cells[0].policy: cells.cells[0].run for cells in sweep.groups if cells.cells}
+        by_policy.pop(None, None)
+        compared = _sheet(study, list(by_policy.values()), sheet) if sheet and len(by_policy) > 1 else None
+        sweep.sheet = compared.run if compared else ""
+        sweep.samples = _samples(home, sweep, compared)
+    return study.folder
 
 
 def combinations(over: Sequence[str]) -> Iterator[list[str]]:
@@ -138,133 +183,101 @@ def combinations(over: Sequence[str]) -> Iterator[list[str]]:
         if option in by_option:
             raise UserError(f"--over {text}: {option} is given twice. Name all its values at once.")
         parsed = yaml.parse(f"[{values}]", f"--over {text}")
-        by_option[option] = [f"{option}={_text(value)}" for value in parsed]
+        by_option[option] = [f"{option}={value if isinstance(value, str) else json.dumps(value)}" for value in parsed]
     return map(list, product(*by_option.values()))
 
 
-def _text(value: Any) -> str:
-    """Return a value as `--set` reads it."""
-    plain = isinstance(value, str) and bool(value) and yaml.parse(value, "") == value
-    return value if plain else json.dumps(value)
-
-
-def band_of(request: SweepRequest) -> Band:
-    """Return the band of KL: the one asked for, or the profile's target ± 20 %."""
-    target = _kl_options(request.profile, request.options).get("target", KLConfig().target)
-    return request.band or Band((1 - TOLERANCE) * target, (1 + TOLERANCE) * target)
-
-
-def _kl_options(profile: str, options: Sequence[str]) -> Mapping[str, Any]:
-    return group(apply_overrides(read_profile(profile), map(parse_override, options)), "ppo", "kl")
-
-
-def _limits(profile: str, options: Sequence[str]) -> list[str]:
-    """Return band and ceiling in proportion to the target, if `options` change the target but no limit.
-
-    A target of 8 with the profile's band of 6.5 would be refused, and one of 1 would have no limit to speak of.
-    """
-    named = {option.partition("=")[0] for option in options}
-    plain, changed = _kl_options(profile, ()), _kl_options(profile, options)
-    target, before = changed.get("target"), plain.get("target", KLConfig().target)
-    if not isinstance(target, int | float) or target == before or plain.get("unit") != changed.get("unit"):
-        return []
-    limits = {name: plain[name] for name in KL_LIMITS if plain.get(name) is not None and f"ppo.kl.{name}" not in named}
-    return [f"ppo.kl.{name}={limit * target / before:g}" for name, limit in limits.items()]
-
-
-def _checked(home: Path, settings: Sequence[CellGroup], request: SweepRequest) -> list[Strength]:
-    """Check every cell's config, and return the option of each group's strength. Raises UserError for the first
-    mistake."""
-    names: dict[str, str] = {}
-    strengths = []
-    for setting in settings:
-        first = setting.sub_run(0)
+def _check(home: Path, sweep: Sweep) -> None:
+    """Check every cell's config before the first run. Raises UserError for the first mistake."""
+    names = dict[str, str]()
+    for cells in sweep.groups:
+        start = sweep.start(cells.options) if sweep.level else None
+        strength = [f"{start[0].option}={start[1]:g}"] if start else []
+        first = sweep.sub_run([*cells.options, *strength])
         try:
-            check_new_run(home, request.profile, first.config, first.until)
+            check_new_run(home, sweep.profile, first.config, first.until)
         except UserError as error:
-            raise UserError(f"{setting.name}: {error}") from error
-        strengths.append(strength := strength_of(first.config))
-        chosen = {option.partition("=")[0] for option in (*setting.options, *request.options)}
-        if request.level and strength.option in chosen:
-            raise UserError(f"--level-kl chooses {strength.option}, which is set too: leave one of them out.")
-        if request.level and first.config.ppo.evaluate_every is None:
-            raise UserError("--level-kl needs the evaluations of ppo.evaluate_every, which is null: set it.")
-        for cell in (setting.sub_run(number) for number in range(request.seeds)):
-            if cell.key in names:
-                raise UserError(f"{cell.name}: the same options as {names[cell.key]}. Leave one of them out.")
-            names[cell.key] = cell.name
-    return strengths
+            raise UserError(f"--over {cells.name}: {error}") from error
+        if first.key in names:
+            raise UserError(f"--over {cells.name}: the options are those of {names[first.key]}. Leave one out.")
+        names[first.key] = cells.name
 
 
-def _search(study: Study, setting: CellGroup, strength: Strength, band: Band) -> None:
-    """Choose the strength of a group on its first seed, by runs of the full length: a shorter run has less KL, and the
-    run with the chosen strength is the group's first cell."""
-    config = setting.sub_run(0).config
-    is_target = strength.option == "ppo.kl.target"
-    start = band.middle if is_target else flatten(to_values(config))[strength.option]
-    value: float | None = float(f"{start:.3g}")
-    statuses: dict[float, RunStatus] = {}
+def _search(study: Study, sweep: Sweep, cells: CellGroup) -> None:
+    """Choose a group's strength on its first seed, and add the run with it as the group's first cell."""
+    strength, start, band = sweep.start(cells.options)
+    runs, cut = dict[float, RunStatus](), ""
+    value: float | None = start
     while value is not None:
         try:
-            status = study.run(setting.sub_run(0, [f"{strength.option}={value:g}"]))
+            status = study.run(sweep.sub_run([*cells.options, f"{strength.option}={value:g}"]))
         except UserError as error:
-            if not setting.trials:
+            if not cells.trials:
                 raise
-            setting.search = f"the search ended at {error}"
+            cut = f"; it ended there, because {error}"
             break
         if status is None:
-            setting.search = "the budget ended the search"
+            cut = "; the budget ended it"
             break
         policy = StageFacts.of(study.home, status.run, status.stage("ppo"))
-        if (kl := calibration_kl(policy, config.ppo.kl.measure)) is None:
-            setting.runs[0], setting.search = status, "no search: the run has no KL on calibration prompts"
+        if (kl := calibration_kl(policy, sweep.sub_run(cells.options).config.ppo.kl.measure)) is None:
+            _add(study, cells, 0, status)
+            cells.search = f"no search, because {strength.option}={value:g} has no KL on calibration prompts"
             return
-        statuses[value] = status
-        setting.trials.append(Trial(value, kl, status.run, policy.record.seconds if policy.record else 0.0))
-        value = next_strength(setting.trials, band, strength)
-    if setting.trials:
-        chosen = best(setting.trials, band)
-        setting.strength, setting.runs[0] = [f"{strength.option}={chosen.strength:g}"], statuses[chosen.strength]
-        cut = f"; {setting.search}" if setting.search else ""
-        setting.search = outcome(setting.trials, band) + cut
-        say(study.console, f"{setting.name}: {setting.search}")
+        runs[value] = status
+        cells.trials.append(Trial(value, kl, status.run, policy.record.seconds if policy.record else 0.0))
+        value = next_strength(cells.trials, band, strength)
+    if not cells.trials:
+        return _add(study, cells, 0, None)
+    chosen = best(cells.trials, band).strength
+    cells.options = [*cells.options, f"{strength.option}={chosen:g}"]
+    cells.search = sentence(cells.trials, band, strength.option) + cut
+    say(study.console, f"{cells.name}: {cells.search}")
+    _add(study, cells, 0, runs[chosen])
 
 
-def _sheet(study: Study, settings: Sequence[CellGroup], items: int) -> RunStatus | None:
-    """Return the run that compares the policies of the groups' first seeds, and SFT, on a blind sheet; it is begun if
-    there is none. None if there are fewer than two policies."""
-    policies: dict[str, str] = {}
-    for status in (setting.runs[0] for setting in settings if 0 in setting.runs):
-        if digest := status.stage("ppo").digest:
-            policies.setdefault(digest, status.run)
-    runs = list(policies.values())
-    if len(runs) < 2:
-        say(study.console, f"--sheet {items}: there are fewer than two different policies to compare")
-        return None
-    key = digest_json([runs, items])[:16]
+def _add(study: Study, cells: CellGroup, seed: int, status: RunStatus | None) -> None:
+    """Add the numbers of a run to its group; without a run, its seed is missing."""
+    if status is None:
+        cells.missing.append(seed)
+        return
+    policy = StageFacts.of(study.home, status.run, status.stage("ppo"))
+    values = {name: value for name, value in policy.metrics.items() if value is not None}
+    if "policy/gold" in values:
+        values["policy/gold_gain"] = values["policy/gold"] - values["policy/sft_gold"]
+    if policy.record is not None:
+        values["seconds"] = policy.record.seconds
+        values |= {name: value for name, value in policy.speed.items() if value is not None}
+    names = {f"{name}{end}" for name in MEASURES for end in ("", "_low", "_high")}
+    failed = [gate.name for stage in status.stages for gate in stage.gates if gate.stops]
+    measures = {name: value for name, value in values.items() if name in names}
+    cells.cells.append(Cell(seed, status.run, status.state, status.stage("ppo").digest, failed, measures))
+
+
+def _sheet(study: Study, runs: Sequence[str], items: int) -> RunStatus:
+    """Return the run that compares the policies of `runs` with SFT, blind; it is begun if there is none."""
+    key = digest_json([*runs, items])[:16]
     if (sheet := study.newest(key, (*ENDED, "awaiting_labels"))) is not None:
         return sheet
-    overrides = [parse_override(f"human_eval.items={items}")]
-    request = Request(label=Label(f"sheet of {study.name}"[:100], study.tags(key)))
-    launch = compare(study.home, [f"{runs[0]}:sft", *runs], runs[0], overrides, request)
+    request = Request(label=study.label(f"sheet of sweep {study.name}", key))
+    items_text = f"human_eval.items={items}"
+    launch = compare(study.home, [f"{runs[0]}:sft", *runs], runs[0], [parse_override(items_text)], request)
     compute(launch)
     return load_status(study.home, launch.ctx.run)
 
 
-def _outcome(study: Study, settings: Sequence[CellGroup], request: SweepRequest, sheet: RunStatus | None) -> Sweep:
-    groups, seconds = [], dict[str, float]()
-    for setting in settings:
-        config = setting.sub_run(0).config
-        cells = [cell_of(study.home, config.seed + number, status, config) for number, status in setting.runs.items()]
-        missing = [config.seed + number for number in range(request.seeds) if number not in setting.runs]
-        options = [*setting.options, *setting.strength]
-        options += _limits(request.profile, [*request.options, *options])
-        groups.append(Group(setting.name, options, cells, missing, setting.trials, setting.search))
-        seconds |= {cell.run: cell.measures["seconds"].value for cell in cells if "seconds" in cell.measures}
-        seconds |= {trial.run: trial.seconds for trial in setting.trials}
-    hidden = on_the_sheet(StageFacts.of(study.home, sheet.run, sheet.stage("human_eval"))) if sheet else ()
-    first_runs = {setting.name: setting.runs[0] for setting in settings if 0 in setting.runs}
-    samples = samples_of(study.home, first_runs, hidden)
-    return Sweep(
-        study.name, request.profile, request.options, groups, sum(seconds.values()), samples, sheet.run if sheet else ""
-    )
+def _samples(home: Path, sweep: Sweep, sheet: RunStatus | None) -> list[Document]:
+    """Return the responses of the groups' first seeds to the same prompts, without those that raters judge now."""
+    hidden = on_the_sheet(StageFacts.of(home, sheet.run, sheet.stage("human_eval"))) if sheet else ()
+    by_name = {}
+    for cells in (cells for cells in sweep.groups if cells.cells and cells.cells[0].policy):
+        status = load_status(home, cells.cells[0].run)
+        rows = StageFacts.of(home, status.run, status.stage("ppo")).rows("evaluation.jsonl")
+        by_name[cells.name] = {canonical_json(row["prompt"]): row for row in rows}
+    first = next(iter(by_name.values()), {})
+    samples = list[Document]()
+    for prompt in first:
+        if prompt not in hidden and all(prompt in rows for rows in by_name.values()):
+            responses = {name: rows[prompt]["policy"] for name, rows in by_name.items()}
+            samples.append({"prompt": first[prompt]["prompt"], "responses": {"SFT": first[prompt]["sft"], **responses}})
+    return samples[:PROMPTS]
