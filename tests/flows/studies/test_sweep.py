@@ -228,8 +228,8 @@ def test_medians_and_ranges_over_seeds_are_those_of_the_runs() -> None:
 
 @pytest.fixture
 def outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, Sweep]]:
-    played(monkeypatch, lambda launch: {"policy/kl": 2.0 + launch.config.ppo.epochs, "policy/kl_low": 1.0,
-                                        "policy/kl_high": 4.5, "policy/gold_gain_low": 0.5, "policy/gold_gain_high": 1.0})  # fmt: skip
+    ends = {"policy/kl_low": 1.0, "policy/kl_high": 4.5, "policy/gold_gain_low": 0.5, "policy/gold_gain_high": 1.0}
+    played(monkeypatch, lambda launch: {"policy/kl": 2.0 + launch.config.ppo.epochs, **ends})
     sweep = Sweep("tiny", ["ppo.epochs=1,2"], seeds=2)
     yield write_page(run_sweep(tmp_path, sweep), sweep), sweep
 
