@@ -33,7 +33,7 @@ def test_a_sweep_computes_what_its_cells_share_once(
     before = records(home)
     done = tether(*OVER, "--json", home=home)
     assert done.returncode == 0, done.stderr
-    outcome = json.loads(done.stdout.splitlines()[-1])
+    outcome = json.loads(done.stdout)
     assert records(home) - before == {"ppo": 1} and before["sft"] == before["reward"] == before["ppo"] == 1
     (first,), (second,) = (cells["cells"] for cells in outcome["groups"])
     assert (first["state"], second["state"]) == ("cached", "passed")

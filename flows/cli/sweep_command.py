@@ -1,6 +1,8 @@
 """`tether sweep`: runs over options and seeds, and one table and page of their outcomes."""
 
 import json
+import sys
+from contextlib import nullcontext, redirect_stdout
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -55,7 +57,8 @@ def sweep(
     if kl is not None and not level_kl:
         raise UserError("--kl is the band of --level-kl. Give both.")
     outcome = Sweep(profile, over, set_ or [], seeds, level_kl, _band(kl))
-    page = write_page(run_sweep(tether_home(), outcome, minutes, sheet), outcome)
+    with redirect_stdout(sys.stderr) if json_ else nullcontext():
+        page = write_page(run_sweep(tether_home(), outcome, minutes, sheet), outcome)
     if json_:
         echo(json.dumps(as_json(outcome)))
     else:
