@@ -26,15 +26,14 @@ class Strength(NamedTuple):
 
     option: str
     rises: bool
-    most: float = math.inf
-    whole: bool = False
-    """Whether it is a whole number, from 2."""
+    most: int | None = None
+    """Its largest value, for a whole number from 2; None for any positive number."""
 
 
 STRENGTHS = {
     "ppo": Strength("ppo.kl.target", rises=True),
     # KL is log n - (n - 1) / n, 1.2 nats for 8, and the cost is n.
-    "best_of_n": Strength("policy.n", rises=True, most=8, whole=True),
+    "best_of_n": Strength("policy.n", rises=True, most=8),
     **dict.fromkeys(("dpo", "ipo", "kto", "online_dpo"), Strength("policy.beta", rises=False)),
 }
 """By method (`policy.method`)."""
@@ -49,11 +48,14 @@ class Trial(NamedTuple):
     seconds: float = 0.0
 
 
+def method_of(config: RunConfig) -> str:
+    return str(group(to_values(config), "policy").get("method", "ppo"))
+
+
 def strength_of(config: RunConfig) -> Strength:
     """Return the option of the strength of a config's method. With a fixed β, that of PPO is β itself."""
-    method = str(group(to_values(config), "policy").get("method", "ppo"))
-    fixed = method == "ppo" and config.ppo.kl.control == "fixed"
-    return Strength("ppo.kl.coefficient", rises=False) if fixed else STRENGTHS[method]
+    fixed = method_of(config) == "ppo" and config.ppo.kl.control == "fixed"
+    return Strength("ppo.kl.coefficient", rises=False) if fixed else STRENGTHS[method_of(config)]
 
 
 def next_strength(trials: Sequence[Trial], band: Band, strength: Strength) -> float | None:
@@ -76,8 +78,8 @@ def next_strength(trials: Sequence[Trial], band: Band, strength: Strength) -> fl
         slope = (y_outer - y_other) / (x_outer - x_other) if len(points) > 1 else 1.0
         step = (aim - y_outer) / slope if slope > 0 else math.copysign(LARGEST_STEP, aim - y_outer)
         x = x_outer + max(-LARGEST_STEP, min(LARGEST_STEP, step))
-    value = min(strength.most, math.exp(sign * x))
-    value = max(2, round(value)) if strength.whole else float(f"{value:.3g}")
+    value = math.exp(sign * x)
+    value = float(f"{value:.3g}") if strength.most is None else min(strength.most, max(2, round(value)))
     return None if any(value == trial.strength for trial in trials) else value
 
 

@@ -8,12 +8,13 @@ import json
 import re
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from statistics import median
 
-from components.base.errors import UserError
+from components.base.errors import GateFailed, UserError
 from components.base.hashing import canonical_json, digest_json
 from components.base.nested import flatten
 from flows.config import yaml
@@ -24,7 +25,17 @@ from flows.launch.label_runs import compare
 from flows.launch.request import Request
 from flows.launch.run_computing import compute
 from flows.reports.run_facts import Document, StageFacts, on_the_sheet
-from flows.studies.level_kl import Band, Strength, Trial, best, calibration_kl, next_strength, sentence, strength_of
+from flows.studies.level_kl import (
+    Band,
+    Strength,
+    Trial,
+    best,
+    calibration_kl,
+    method_of,
+    next_strength,
+    sentence,
+    strength_of,
+)
 from flows.studies.sub_runs import ENDED, Study, SubRun
 from tasks.execution.stage_progress import say
 from tasks.runs.status import RunStatus, load_status
@@ -126,13 +137,14 @@ class Sweep:
         """Return the option of a group's strength, where its search starts, and the band. Raises UserError if
         something rules the search out."""
         config = self.sub_run(options).config
-        strength, target = strength_of(config), config.ppo.kl.target
+        strength, target, values = strength_of(config), config.ppo.kl.target, flatten(to_values(config))
         if strength.option in {text.partition("=")[0] for text in (*options, *self.options)}:
             raise UserError(f"--level-kl chooses {strength.option}, which is set too. Leave one of them out.")
-        if config.ppo.evaluate_every is None:
-            raise UserError("--level-kl needs the evaluations of ppo.evaluate_every, which is null: set it.")
+        evaluations = f"{'ppo' if method_of(config) == 'ppo' else 'policy'}.evaluate_every"
+        if values.get(evaluations) is None:
+            raise UserError(f"--level-kl needs evaluations during training, and {evaluations} is null: set it.")
         band = self.band or (0.8 * target, 1.2 * target)
-        at = sum(band) / 2 if strength.option == "ppo.kl.target" else flatten(to_values(config))[strength.option]
+        at = sum(band) / 2 if strength.option == "ppo.kl.target" else values[strength.option]
         return strength, float(f"{at:.3g}"), band
 
 
@@ -183,7 +195,9 @@ def combinations(over: Sequence[str]) -> Iterator[list[str]]:
         if option in by_option:
             raise UserError(f"--over {text}: {option} is given twice. Name all its values at once.")
         parsed = yaml.parse(f"[{values}]", f"--over {text}")
-        by_option[option] = [f"{option}={value if isinstance(value, str) else json.dumps(value)}" for value in parsed]
+        plain = (value if isinstance(value, str) and yaml.parse(value, "") == value else json.dumps(value)
+                 for value in parsed)  # fmt: skip
+        by_option[option] = [f"{option}={value}" for value in plain]
     return map(list, product(*by_option.values()))
 
 
@@ -260,9 +274,10 @@ def _sheet(study: Study, runs: Sequence[str], items: int) -> RunStatus:
     if (sheet := study.newest(key, (*ENDED, "awaiting_labels"))) is not None:
         return sheet
     request = Request(label=study.label(f"sheet of sweep {study.name}", key))
-    items_text = f"human_eval.items={items}"
-    launch = compare(study.home, [f"{runs[0]}:sft", *runs], runs[0], [parse_override(items_text)], request)
-    compute(launch)
+    models, items_option = [f"{runs[0]}:sft", *runs], parse_override(f"human_eval.items={items}")
+    launch = compare(study.home, models, runs[0], [items_option], request)
+    with suppress(GateFailed):  # a gate on the raters
+        compute(launch)
     return load_status(study.home, launch.ctx.run)
 
 

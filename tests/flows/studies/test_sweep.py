@@ -22,6 +22,7 @@ from flows.studies.sweep import Cell, CellGroup, Sweep, combinations, run_sweep
 from flows.studies.sweep_page import as_json, failures, notes, ranged, write_page
 from tasks.runs.status import list_runs, load_status
 from tasks.stages import STAGES
+from tests.conftest import Tether
 from tests.stored_run import HOSTILE, METRICS
 
 Play = Callable[[Launch], dict[str, float]]
@@ -86,7 +87,7 @@ def test_options_are_combined_in_order_and_values_are_yaml() -> None:
         (["data.preferences=null,there/is/none.jsonl"], "--over data.preferences=there/is/none.jsonl: "),
         (["ppo.epochs=1,1"], "--over ppo.epochs=1: the options are those of ppo.epochs=1."),
         (["ppo.kl.coefficient=0.1,0.2"], "--level-kl chooses ppo.kl.coefficient, which is set too"),
-        (["ppo.evaluate_every=4,null"], "--level-kl needs the evaluations of ppo.evaluate_every"),
+        (["ppo.evaluate_every=4,null"], "--level-kl needs evaluations during training, and ppo.evaluate_every is null"),
     ],
 )
 def test_a_mistake_in_any_cell_is_found_before_anything_runs(
@@ -96,6 +97,29 @@ def test_a_mistake_in_any_cell_is_found_before_anything_runs(
     with pytest.raises(UserError, match=re.escape(message)):
         swept(tmp_path, *over, level="--level-kl" in message)
     assert names == [] and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--over", "ppo.epochs=1,nine"], "tether: --over ppo.epochs=nine: tiny: ppo.epochs"),
+        (["--over", "ppo.epochs=1", "--kl", "1,2"], "tether: --kl is the band of --level-kl. Give both."),
+        (["--over", "ppo.epochs=1", "--level-kl", "--kl", "3,2"], "tether: --kl 3,2: expected LOW,HIGH"),
+        (["--over", "ppo.epochs=1", "--level-kl", "--kl", "3"], "tether: --kl 3: expected LOW,HIGH"),
+    ],
+)
+def test_the_command_says_what_is_wrong_in_one_line(
+    tether_here: Tether, tmp_path: Path, options: Sequence[str], message: str
+) -> None:
+    done = tether_here("sweep", "tiny", *options, home=tmp_path / "home")
+    assert done.returncode == 2 and done.stderr.startswith(message), done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_text_that_yaml_reads_otherwise_stays_a_text() -> None:
+    assert list(combinations(["sft.base='1','true',a b"])) == [
+        ['sft.base="1"'], ['sft.base="true"'], ["sft.base=a b"],
+    ]  # fmt: skip
 
 
 def test_a_seed_changes_only_the_jobs_of_ppo_and_of_no_other_stage() -> None:
