@@ -261,7 +261,8 @@ def _add(study: Study, cells: CellGroup, seed: int, status: RunStatus | None) ->
         values["policy/gold_gain"] = values["policy/gold"] - values["policy/sft_gold"]
     if policy.record is not None:
         values["seconds"] = policy.record.seconds
-        values |= {name: value for name, value in policy.speed.items() if value is not None}
+    if peaks := [y for name, curve in policy.curves.items() if name.endswith("/peak_memory_gb") for _, y in curve]:
+        values["memory"] = max(peaks)
     names = {f"{name}{end}" for name in MEASURES for end in ("", "_low", "_high")}
     failed = [gate.name for stage in status.stages for gate in stage.gates if gate.stops]
     measures = {name: value for name, value in values.items() if name in names}
