@@ -157,7 +157,7 @@ def tether(request: pytest.FixtureRequest) -> Tether:
         *arguments: str, home: Path, cwd: Path | None = None, python: tuple[str, ...] = (), embedded: bool = False,
         **environment: str,
     ) -> subprocess.CompletedProcess[str]:  # fmt: skip
-        if not embedded and arguments[0] in ("run", "rerun", "people"):
+        if not embedded and arguments[0] in ("run", "rerun", "sweep", "people"):
             environment = {**request.getfixturevalue("prefect"), **environment}
         call = _call(home, python, arguments, environment)
         return subprocess.run(**call, cwd=cwd or home.parent, capture_output=True, check=False, timeout=1080)

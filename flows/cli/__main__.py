@@ -24,6 +24,7 @@ from flows.cli.people import people
 from flows.cli.replaced import Sections
 from flows.cli.server_commands import server_commands
 from flows.cli.store_commands import store
+from flows.cli.sweep_command import sweep_commands
 from flows.environment import tether_home
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ app.add_typer(config_commands)
 app.add_typer(model_commands)
 app.add_typer(server_commands)
 app.add_typer(keeping_commands)
+app.add_typer(sweep_commands)
 
 Waive = Annotated[
     list[str] | None,

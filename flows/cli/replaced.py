@@ -42,7 +42,7 @@ REPLACED: dict[str, str] = {
 """Maps an old command, or an old option of a command, to a sentence on what to use. An old group answers for those of
 its commands that are not here."""
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Run": ("run", "rerun", "iterate"),
+    "Run": ("run", "rerun", "iterate", "sweep"),
     "Look at runs": ("runs", "status", "diff", "lineage", "ui", "sync"),
     "Let people judge": ("people",),
     "Prepare data and a config": ("data", "fetch", "show-config", "plan"),

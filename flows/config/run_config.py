@@ -88,6 +88,9 @@ class Options(Settings):
     """Name of the MLflow experiment that records the run, and the prefix of its registered models' names."""
     seed: int = Field(0, ge=0, lt=2**32)
     """Seed of all random draws. The same seed on the same kind of machine gives the same bytes."""
+    policy_seed: int | None = Field(None, ge=0, lt=2**32)
+    """Seed of the policy's training alone (stage `ppo`); null takes `seed`. Runs that differ only here share data, SFT
+    model and reward model."""
     runtime: Runtime = Runtime()
     """Device, number format and threads; resolved for this machine before the first key is built."""
     runners: dict[StageName, Runner] = Field(default_factory=dict)
@@ -199,7 +202,8 @@ class Options(Settings):
         runtime = self.runners.get(stage.group, Runner()).runtime or self.runtime
         if not stage.spreads:  # one process computes this stage, however many ranks train
             runtime = runtime.model_copy(update={"ranks": 1, "sharding": "none"})
-        return self.model_copy(update={"runtime": runtime}).job(stage.load_job())
+        seed = self.policy_seed if stage.name == "ppo" and self.policy_seed is not None else self.seed
+        return self.model_copy(update={"runtime": runtime, "seed": seed}).job(stage.load_job())
 
     def with_label_noise(self, metrics: Mapping[str, float]) -> Self:
         """Return these options with `policy.label_smoothing: auto` replaced by the estimate among the `metrics` of

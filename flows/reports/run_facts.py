@@ -342,7 +342,7 @@ def run_facts(home: Path, run: str | None = None) -> RunFacts:
         ),
         data=_data(stages["validate"], group(values, "data")),
         reward={"bins": [], "slices": [], "probes": {}, **documents[0], **documents[1], "suites": suites},
-        policy=_policy(stages["ppo"], group(values, "ppo"), _on_the_sheet(human_eval)),
+        policy=_policy(stages["ppo"], group(values, "ppo"), on_the_sheet(human_eval)),
         comparison=human_eval.document("result.json"),
         compared=human_eval.document(RESULT),
         models=compared_names(status.origin),
@@ -410,7 +410,7 @@ def _sources(
         yield SourceFacts(kind, None, read.get(kind))
 
 
-def _on_the_sheet(human_eval: StageFacts) -> Collection[str]:
+def on_the_sheet(human_eval: StageFacts) -> Collection[str]:
     """Return the prompts that raters are judging now. The page is stored next to their sheet, and its samples would
     reveal which model wrote which reply."""
     if human_eval.status.state != "awaiting_labels":

@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -23,7 +23,7 @@ from components.base.files import make_folder, sync
 from components.base.settings import Settings
 from components.keys.changes import KeyParts
 from components.keys.code_version import code_version
-from components.models.runtime import activate, cpu_instruction_set
+from components.models.runtime import activate, cpu_instruction_set, release_memory
 from components.store.leases import Lease
 from components.store.records import Environment
 from components.store.store import ArtifactStore, Miss, Record
@@ -149,6 +149,14 @@ def compute(work: Work, store: ArtifactStore, show: Show, lease: Lease) -> Recor
     return record
 
 
+def _reset_peak_memory() -> None:
+    """Begin a new peak of this process's resident memory (Linux), as `activate` does on a GPU: the peak of an earlier
+    stage, or of an earlier run in this process, is not this stage's."""
+    release_memory("cpu")
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
 def _call(work: Work, out: Path, points: Path, show: Show, lease: Lease) -> dict[str, float]:
     """Call the stage's function. Its points are kept next to its checkpoint, so a resumed stage shows its whole
     curve."""
@@ -157,6 +165,7 @@ def _call(work: Work, out: Path, points: Path, show: Show, lease: Lease) -> dict
         run: Run = partial(rank_processes.run, work.stage, check=lease.check)
     else:
         if runtime is not None and "torch" in work.stage.libraries:
+            _reset_peak_memory()
             activate(runtime)
         run = work.stage.load_run()
     gc.set_threshold(700)  # Python's own number, which the command line raises while it imports

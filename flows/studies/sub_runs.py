@@ -1,0 +1,96 @@
+"""The engine of studies: compute runs that share stages, one after the other, within a budget of minutes.
+
+A sub-run is an ordinary run with two tags: the study's name, and a digest of its config. The tags are the study's only
+record. After a kill the same call continues: a sub-run that has ended is not computed again, and one that was stopped
+begins again under the same keys, so stored results are found and training continues from its checkpoint.
+"""
+
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from textwrap import shorten
+from typing import NamedTuple
+
+from rich.console import Console
+
+from components.base.errors import CheckFailed, GateFailed, UserError
+from components.base.hashing import digest_json
+from components.store.leases import if_free
+from flows.config.run_config import RunConfig, to_values
+from flows.launch.begin import new_run
+from flows.launch.request import Request
+from flows.launch.run_computing import compute
+from tasks.execution.stage_progress import output, say
+from tasks.runs.run_label import LONGEST_NAME, Label
+from tasks.runs.status import RunStatus, load_readable, load_status
+
+ENDED = ("passed", "cached", "waived", "skipped", "gate_failed")
+"""States of a run that is not computed again. A failed gate is an outcome; what failed otherwise is tried again."""
+
+
+class SubRun(NamedTuple):
+    """A run of a study, whether or not it has begun; `until` is its last stage."""
+
+    name: str
+    config: RunConfig
+    until: str = "ppo"
+
+    @property
+    def key(self) -> str:
+        """Return the start of a digest of its options, which tells it from the study's other runs."""
+        return digest_json([to_values(self.config), self.until])[:16]
+
+
+@dataclass
+class Study:
+    """A study that this process computes. `kind`, such as `sweep`, is the name of its runs' tag."""
+
+    home: Path
+    kind: str
+    name: str
+    profile: str
+    deadline: float = float("inf")
+    """No run begins after it, on the clock of `time.monotonic`."""
+    console: Console = field(default_factory=output)
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder of its page and its lock."""
+        return self.home / f"{self.kind}s" / self.name
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the study's lock. Raises UserError if another process computes the study."""
+        with if_free(self.folder / "lock") as free:
+            if not free:
+                raise UserError(f"{self.kind} {self.name}: another process computes it. Wait until it has ended.")
+            yield
+
+    def newest(self, key: str, states: Collection[str] = ENDED) -> RunStatus | None:
+        """Return the newest run with this key in one of `states`; None if there is none."""
+        tags = self.label("", key).tags.items()
+        runs = (run for run in load_readable(self.home)[0] if tags <= run.tags.items() and run.state in states)
+        return next(runs, None)
+
+    def run(self, sub_run: SubRun) -> RunStatus | None:
+        """Return the run of `sub_run`, which is computed unless one has ended; None if the budget is spent.
+
+        A failed gate or check is an outcome, which the status has. Other errors of a stage are passed on unchanged.
+        """
+        ended = self.newest(sub_run.key)
+        if ended is not None or time.monotonic() >= self.deadline:
+            return ended
+        say(self.console, f"{self.kind} {self.name}: {sub_run.name}")
+        request = Request(until=sub_run.until, label=self.label(sub_run.name, sub_run.key))
+        launch = new_run(self.home, self.profile, sub_run.config, request)
+        try:
+            compute(launch)
+        except (GateFailed, CheckFailed) as error:
+            say(self.console, f"{sub_run.name}: {error}")
+        return load_status(self.home, launch.ctx.run)
+
+    def label(self, name: str, key: str) -> Label:
+        """Return the label of the run with this key."""
+        return Label(shorten(name, LONGEST_NAME, placeholder=" …"), {self.kind: self.name, f"{self.kind}.key": key})

@@ -1,0 +1,299 @@
+"""A sweep: the runs of every combination of some options' values, each with several seeds of the policy.
+
+Data, SFT and reward model are computed once, because these stages have the same keys in all cells that do not change
+them. A cell is a run that ends after PPO and gives no model an alias.
+"""
+
+import json
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from statistics import median
+
+from components.base.errors import GateFailed, UserError
+from components.base.hashing import canonical_json, digest_json
+from components.base.nested import flatten
+from flows.config import yaml
+from flows.config.profiles import parse_override, profile_name
+from flows.config.run_config import load_config, to_values
+from flows.launch.begin import check_new_run
+from flows.launch.label_runs import compare
+from flows.launch.request import Request
+from flows.launch.run_computing import compute
+from flows.reports.run_facts import Document, StageFacts, on_the_sheet
+from flows.studies.level_kl import (
+    Band,
+    Strength,
+    Trial,
+    best,
+    calibration_kl,
+    method_of,
+    next_strength,
+    sentence,
+    strength_of,
+)
+from flows.studies.sub_runs import ENDED, Study, SubRun
+from tasks.execution.stage_progress import say
+from tasks.runs.status import RunStatus, load_status
+
+MEASURES = {
+    "policy/kl": "KL to SFT, nats a response",
+    "policy/kl_per_token": "KL to SFT, nats a token",
+    "policy/gold_gain": "gold gain (simulated)",
+    "policy/judge_gain": "judge's gain, SFT deviations",
+    "policy/reward_gain": "reward gain, SFT deviations",
+    "policy/distinct_ratio": "distinct 4-grams, relative to SFT",
+    "policy/repetition": "repetition",
+    "policy/response_tokens": "response, tokens",
+    "seconds": "training, s",
+    "memory": "peak memory, GB",
+}
+"""Maps what is compared to its heading. A name with `_low` or `_high` is an end of its interval."""
+PROMPTS = 8
+"""Number of prompts whose responses are shown side by side."""
+
+
+@dataclass
+class Cell:
+    """A run that has ended. `measures` has those of `MEASURES` with their intervals over prompts."""
+
+    seed: int
+    run: str
+    state: str
+    policy: str | None
+    """The policy's digest; None if a gate stopped the run before."""
+    failed_gates: list[str]
+    measures: dict[str, float]
+
+
+@dataclass
+class CellGroup:
+    """The cells that differ by their seed only. `options` are texts as `--set` takes them."""
+
+    options: list[str]
+    """With `--level-kl` the last is the strength that the search chose."""
+    cells: list[Cell] = field(default_factory=list)
+    missing: list[int] = field(default_factory=list)
+    """Seeds without a run, because the budget or the search ended before."""
+    trials: list[Trial] = field(default_factory=list)
+    search: str = ""
+    """How the search for the strength ended; empty without one."""
+
+    @property
+    def name(self) -> str:
+        return ", ".join(self.options)
+
+    @property
+    def over_seeds(self) -> dict[str, float]:
+        """Return the median of each measure over the seeds; its interval is from the lowest to the highest."""
+        summary = dict[str, float]()
+        for name in MEASURES:
+            if values := [cell.measures[name] for cell in self.cells if name in cell.measures]:
+                ends = {f"{name}_low": min(values), f"{name}_high": max(values)} if len(values) > 1 else {}
+                summary |= {name: median(values), **ends}
+        return summary
+
+
+@dataclass
+class Sweep:
+    """What a sweep is asked for, `over` and `options` as `--over` and `--set` take them, and its outcome."""
+
+    profile: str
+    over: Sequence[str]
+    options: Sequence[str] = ()
+    seeds: int = 1
+    level: bool = False
+    """Whether each group's strength is searched."""
+    band: Band | None = None
+    """The KL that the search aims at; None is the target ± 20 %, within which the adaptive β hardly changes."""
+    groups: list[CellGroup] = field(default_factory=list)
+    samples: list[Document] = field(default_factory=list)
+    """By prompt: `prompt`, and `responses` of SFT and of each group's first seed, by name."""
+    sheet: str = ""
+    """The run that compares the policies on a blind sheet; empty without one."""
+
+    @property
+    def name(self) -> str:
+        """Return its name, which follows from its options, so that the same command continues it."""
+        about = digest_json([self.profile, list(self.over), list(self.options), self.level, self.band])
+        return re.sub(r"[^\w.-]", "-", f"{profile_name(self.profile)}-{about[:6]}")
+
+    def sub_run(self, options: Sequence[str], seed: int = 0) -> SubRun:
+        """Return the run with these options whose policy has this seed. Raises UserError as `load_config`."""
+        name, texts = ", ".join(options), [*self.options, *options, "promote=false"]
+        try:
+            config = load_config(self.profile, map(parse_override, texts))
+        except UserError as error:
+            raise UserError(f"--over {name}: {error}") from error
+        if seed != config.seed:  # with the profile's seed the policy is that of a plain run
+            config = config.model_copy(update={"policy_seed": seed})
+        return SubRun(f"{name}, seed {seed}", config)
+
+    def start(self, options: Sequence[str]) -> tuple[Strength, float, Band]:
+        """Return the option of a group's strength, where its search starts, and the band. Raises UserError if
+        something rules the search out."""
+        config = self.sub_run(options).config
+        strength, target, values = strength_of(config), config.ppo.kl.target, flatten(to_values(config))
+        if strength.option in {text.partition("=")[0] for text in (*options, *self.options)}:
+            raise UserError(f"--level-kl chooses {strength.option}, which is set too. Leave one of them out.")
+        evaluations = f"{'ppo' if method_of(config) == 'ppo' else 'policy'}.evaluate_every"
+        if values.get(evaluations) is None:
+            raise UserError(f"--level-kl needs evaluations during training, and {evaluations} is null: set it.")
+        band = self.band or (0.8 * target, 1.2 * target)
+        at = sum(band) / 2 if strength.option == "ppo.kl.target" else values[strength.option]
+        return strength, float(f"{at:.3g}"), band
+
+
+def run_sweep(home: Path, sweep: Sweep, minutes: float | None = None, sheet: int | None = None) -> Path:
+    """Compute a sweep, or what is missing of it, fill in its outcome, and return its folder.
+
+    All configs are checked before the first run. Seeds are the outer loop, so that a budget that ends early leaves
+    every group about as many.
+
+    Args:
+        minutes: no run begins later than this.
+        sheet: number of items of a blind sheet that compares the policies.
+
+    Raises:
+        UserError: an option is wrong, two cells are the same, or another process computes this sweep. Errors of a
+            stage, but for failed gates and checks, are passed on unchanged.
+    """
+    sweep.groups = [CellGroup(options) for options in combinations(sweep.over)]
+    _check(home, sweep)
+    deadline = float("inf") if minutes is None else time.monotonic() + 60 * minutes
+    study = Study(home, "sweep", sweep.name, sweep.profile, deadline)
+    with study.locked():
+        for seed, cells in product(range(sweep.seeds), sweep.groups):
+            if sweep.level and seed == 0:
+                _search(study, sweep, cells)
+            else:
+                searched = cells.trials or not sweep.level
+                _add(study, cells, seed, study.run(sweep.sub_run(cells.options, seed)) if searched else None)
+        by_policy = {cells.cells[0].policy: cells.cells[0].run for cells in sweep.groups if cells.cells}
+        by_policy.pop(None, None)
+        compared = _sheet(study, list(by_policy.values()), sheet) if sheet and len(by_policy) > 1 else None
+        sweep.sheet = compared.run if compared else ""
+        sweep.samples = _samples(home, sweep, compared)
+    return study.folder
+
+
+def combinations(over: Sequence[str]) -> Iterator[list[str]]:
+    """Yield every combination of the values of `--over OPTION=V1,V2`, as texts for `--set`.
+
+    Raises:
+        UserError: an option, the equals sign or the values are missing, or an option is given twice.
+    """
+    by_option: dict[str, list[str]] = {}
+    for text in over:
+        option, _, values = (part.strip() for part in text.partition("="))
+        if not option or not values:
+            raise UserError(f"--over {text}: expected OPTION=V1,V2, as in --over ppo.kl.target=1,2,4.")
+        if option in by_option:
+            raise UserError(f"--over {text}: {option} is given twice. Name all its values at once.")
+        parsed = yaml.parse(f"[{values}]", f"--over {text}")
+        plain = (value if isinstance(value, str) and yaml.parse(value, "") == value else json.dumps(value)
+                 for value in parsed)  # fmt: skip
+        by_option[option] = [f"{option}={value}" for value in plain]
+    return map(list, product(*by_option.values()))
+
+
+def _check(home: Path, sweep: Sweep) -> None:
+    """Check every cell's config before the first run. Raises UserError for the first mistake."""
+    names = dict[str, str]()
+    for cells in sweep.groups:
+        start = sweep.start(cells.options) if sweep.level else None
+        strength = [f"{start[0].option}={start[1]:g}"] if start else []
+        first = sweep.sub_run([*cells.options, *strength])
+        try:
+            check_new_run(home, sweep.profile, first.config, first.until)
+        except UserError as error:
+            raise UserError(f"--over {cells.name}: {error}") from error
+        if first.key in names:
+            raise UserError(f"--over {cells.name}: the options are those of {names[first.key]}. Leave one out.")
+        names[first.key] = cells.name
+
+
+def _search(study: Study, sweep: Sweep, cells: CellGroup) -> None:
+    """Choose a group's strength on its first seed, and add the run with it as the group's first cell."""
+    strength, start, band = sweep.start(cells.options)
+    runs, cut = dict[float, RunStatus](), ""
+    value: float | None = start
+    while value is not None:
+        try:
+            status = study.run(sweep.sub_run([*cells.options, f"{strength.option}={value:g}"]))
+        except UserError as error:
+            if not cells.trials:
+                raise
+            cut = f"; it ended there, because {error}"
+            break
+        if status is None:
+            cut = "; the budget ended it"
+            break
+        policy = StageFacts.of(study.home, status.run, status.stage("ppo"))
+        if (kl := calibration_kl(policy, sweep.sub_run(cells.options).config.ppo.kl.measure)) is None:
+            _add(study, cells, 0, status)
+            cells.search = f"no search, because {strength.option}={value:g} has no KL on calibration prompts"
+            return
+        runs[value] = status
+        cells.trials.append(Trial(value, kl, status.run, policy.record.seconds if policy.record else 0.0))
+        value = next_strength(cells.trials, band, strength)
+    if not cells.trials:
+        return _add(study, cells, 0, None)
+    chosen = best(cells.trials, band).strength
+    cells.options = [*cells.options, f"{strength.option}={chosen:g}"]
+    cells.search = sentence(cells.trials, band, strength.option) + cut
+    say(study.console, f"{cells.name}: {cells.search}")
+    _add(study, cells, 0, runs[chosen])
+
+
+def _add(study: Study, cells: CellGroup, seed: int, status: RunStatus | None) -> None:
+    """Add the numbers of a run to its group; without a run, its seed is missing."""
+    if status is None:
+        cells.missing.append(seed)
+        return
+    policy = StageFacts.of(study.home, status.run, status.stage("ppo"))
+    values = {name: value for name, value in policy.metrics.items() if value is not None}
+    if "policy/gold" in values:
+        values["policy/gold_gain"] = values["policy/gold"] - values["policy/sft_gold"]
+    if policy.record is not None:
+        values["seconds"] = policy.record.seconds
+    if peaks := [y for name, curve in policy.curves.items() if name.endswith("/peak_memory_gb") for _, y in curve]:
+        values["memory"] = max(peaks)
+    names = {f"{name}{end}" for name in MEASURES for end in ("", "_low", "_high")}
+    failed = [gate.name for stage in status.stages for gate in stage.gates if gate.stops]
+    measures = {name: value for name, value in values.items() if name in names}
+    cells.cells.append(Cell(seed, status.run, status.state, status.stage("ppo").digest, failed, measures))
+
+
+def _sheet(study: Study, runs: Sequence[str], items: int) -> RunStatus:
+    """Return the run that compares the policies of `runs` with SFT, blind; it is begun if there is none."""
+    key = digest_json([*runs, items])[:16]
+    if (sheet := study.newest(key, (*ENDED, "awaiting_labels"))) is not None:
+        return sheet
+    request = Request(label=study.label(f"sheet of sweep {study.name}", key))
+    models, items_option = [f"{runs[0]}:sft", *runs], parse_override(f"human_eval.items={items}")
+    launch = compare(study.home, models, runs[0], [items_option], request)
+    with suppress(GateFailed):  # a gate on the raters
+        compute(launch)
+    return load_status(study.home, launch.ctx.run)
+
+
+def _samples(home: Path, sweep: Sweep, sheet: RunStatus | None) -> list[Document]:
+    """Return the responses of the groups' first seeds to the same prompts, without those that raters judge now."""
+    hidden = on_the_sheet(StageFacts.of(home, sheet.run, sheet.stage("human_eval"))) if sheet else ()
+    by_name = {}
+    for cells in (cells for cells in sweep.groups if cells.cells and cells.cells[0].policy):
+        status = load_status(home, cells.cells[0].run)
+        rows = StageFacts.of(home, status.run, status.stage("ppo")).rows("evaluation.jsonl")
+        by_name[cells.name] = {canonical_json(row["prompt"]): row for row in rows}
+    first = next(iter(by_name.values()), {})
+    samples = list[Document]()
+    for prompt in first:
+        if prompt not in hidden and all(prompt in rows for rows in by_name.values()):
+            responses = {name: rows[prompt]["policy"] for name, rows in by_name.items()}
+            samples.append({"prompt": first[prompt]["prompt"], "responses": {"SFT": first[prompt]["sft"], **responses}})
+    return samples[:PROMPTS]

@@ -1,0 +1,110 @@
+"""The search for equal KL: how many runs it takes, where it ends, and what it says where a method can't get there."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flows.config.profiles import parse_override
+from flows.config.run_config import load_config
+from flows.studies.level_kl import (
+    MOST_RUNS,
+    STRENGTHS,
+    Band,
+    Strength,
+    Trial,
+    best,
+    next_strength,
+    sentence,
+    strength_of,
+)
+
+RISES, FALLS = Strength("rises", rises=True), Strength("falls", rises=False)
+BAND = (2.4, 3.6)
+
+
+def search(kl: Callable[[float], float], start: float, band: Band = BAND, strength: Strength = RISES) -> list[Trial]:
+    trials = []
+    value: float | None = start
+    while value is not None:
+        trials.append(Trial(value, kl(value)))
+        value = next_strength(trials, band, strength)
+    return trials
+
+
+@given(
+    power=st.floats(0.5, 2), start=st.floats(0.05, 20), rises=st.booleans(),
+    noise=st.lists(st.floats(-0.05, 0.05), min_size=MOST_RUNS, max_size=MOST_RUNS),
+)  # fmt: skip
+def test_a_power_law_with_noise_lands_in_the_band(power: float, start: float, rises: bool, noise: list[float]) -> None:
+    """KL is 3 at strength 1, up to 20 times away from the start, measured with an error of 5 %."""
+    errors = iter(noise)
+    exponent = power if rises else -power
+    trials = search(lambda s: 3 * s**exponent * (1 + next(errors)), start, strength=RISES if rises else FALLS)
+    assert BAND[0] <= trials[-1].kl <= BAND[1]
+    assert best(trials, BAND) == trials[-1]
+
+
+@given(
+    start=st.floats(1e-3, 1e3), noise=st.lists(st.floats(-0.5, 0.5), min_size=MOST_RUNS, max_size=MOST_RUNS),
+    low=st.floats(0.01, 10), wide=st.floats(1.05, 3), rises=st.booleans(), level=st.floats(-1, 1),
+)  # fmt: skip
+def test_every_search_ends_within_four_runs(
+    start: float, noise: list[float], low: float, wide: float, rises: bool, level: float
+) -> None:
+    errors = iter(noise)
+    trials = search(lambda s: level * s / (1 + s) + next(errors), start, (low, low * wide), RISES if rises else FALLS)
+    assert 1 <= len(trials) <= MOST_RUNS
+    assert len({trial.strength for trial in trials}) == len(trials)
+    assert all(math.isfinite(trial.strength) and trial.strength > 0 for trial in trials)
+
+
+def test_between_two_trials_it_takes_the_secant_in_logs() -> None:
+    """KL 1 at 1 and 9 at 9; the middle of 2 to 4.5 is 3 in logs, and so is the strength."""
+    trials = [Trial(1, 1), Trial(9, 9)]
+    assert next_strength(trials, (2, 4.5), RISES) == 3
+    assert next_strength([Trial(1, 9), Trial(9, 1)], (2, 4.5), FALLS) == 3
+
+
+def test_a_steep_step_is_approached_from_inside_the_bracket() -> None:
+    """The secant would end at the upper trial: the inner 80 % ends before it."""
+    trials = [Trial(1, 2.9), Trial(10, 1e6)]
+    assert next_strength(trials, (3, 3.1), RISES) == pytest.approx(10**0.1, rel=0.01)
+
+
+def test_best_of_eight_is_the_limit_and_the_sentence_says_so() -> None:
+    """KL of best of n is log n - (n - 1) / n (Stiennon et al. 2020, G.3): 1.2 nats at 8, below the band."""
+    trials = search(lambda n: math.log(n) - (n - 1) / n, 4, strength=STRENGTHS["best_of_n"])
+    assert [trial.strength for trial in trials] == [4, 8]
+    assert best(trials, BAND).strength == 8
+    text = sentence(trials, BAND, "policy.n")
+    assert text.startswith("KL 1.2 on calibration prompts, outside the band 2.4 to 3.6")
+    assert "policy.n 4 (KL 0.636), 8 (KL 1.2)" in text
+
+
+def test_a_search_in_the_band_stops_at_once_and_states_its_cost() -> None:
+    trials = [Trial(3, 3.1, "a", 120.0)]
+    assert next_strength(trials, BAND, RISES) is None
+    assert sentence(trials, BAND, "x") == (
+        "KL 3.1 on calibration prompts, inside the band 2.4 to 3.6; the search tried x 3 (KL 3.1) and took 120 s of "
+        "training"
+    )
+
+
+def test_a_kl_below_zero_is_as_far_as_zero_and_the_larger_is_best() -> None:
+    """The estimate of a KL near 0 may be negative; nothing is ever inside, so four runs are made."""
+    trials = search(lambda s: -0.03, 1)
+    assert [trial.strength for trial in trials] == [1, 8, 64, 512]
+    assert best([Trial(1, -0.03), Trial(8, -0.01)], BAND).strength == 8
+
+
+CHOICES = [("ppo.kl.target=3", "ppo.kl.coefficient"), ("ppo.kl.control=adaptive", "ppo.kl.target")]
+
+
+@pytest.mark.parametrize(("change", "option"), CHOICES)
+def test_the_strength_of_ppo_is_its_target_or_its_fixed_beta(change: str, option: str) -> None:
+    """The profile tiny keeps β."""
+    config = load_config("tiny", [parse_override(change), parse_override("ppo.updates=100")])
+    assert strength_of(config).option == option

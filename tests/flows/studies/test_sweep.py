@@ -1,0 +1,284 @@
+"""Sweeps with stages that a test plays: what is checked before, computed once, missing and summed up."""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.base.errors import CheckFailed, GateFailed, UserError
+from components.base.hashing import digest_json
+from components.base.jsonl import write_json, write_rows
+from components.base.nested import group
+from components.gates.judging import judge
+from components.store.leases import leased
+from flows.config.run_config import load_config, to_values
+from flows.launch.begin import Launch
+from flows.studies import sub_runs
+from flows.studies.sub_runs import Study
+from flows.studies.sweep import Cell, CellGroup, Sweep, combinations, run_sweep
+from flows.studies.sweep_page import as_json, failures, notes, ranged, write_page
+from tasks.runs.status import list_runs, load_status
+from tasks.stages import STAGES
+from tests.conftest import Tether
+from tests.stored_run import HOSTILE, METRICS
+
+Play = Callable[[Launch], dict[str, float]]
+
+
+def played(monkeypatch: pytest.MonkeyPatch, play: Play) -> list[str]:
+    """Have `play` return PPO's metrics in place of computing a run; the names of the runs that were computed."""
+    names = []
+
+    def compute(launch: Launch) -> None:
+        ctx = launch.ctx
+        with ctx:
+            names.append(ctx.status.document.name)
+            metrics = METRICS["ppo"] | {"policy/gold": 1.0, "policy/sft_gold": 0.25} | play(launch)
+            out = ctx.home / "out"
+            out.mkdir()
+            write_json(out / "metadata.json", {
+                "published_update": 2,
+                "evaluations": [{"update": 1, "kl": 99.0}, {"update": 2, "kl": metrics["policy/kl"] + 0.5}],
+            })  # fmt: skip
+            reply = {"response": HOSTILE + ctx.run, "score": 1.0, "kl": 2.0, "gold": 0.5}
+            write_rows(out / "evaluation.jsonl", ({"prompt": f"prompt {n}", "policy": reply, "sft": reply}
+                                                  for n in range(12)))  # fmt: skip
+            about = {"stage": "ppo", "run": ctx.run, "metrics": metrics, "seconds": 10.0, "job": {}, "inputs": {},
+                     "parts": {}, "environment": {}}  # fmt: skip
+            record = ctx.store.publish(digest_json(ctx.run), out, None, about)
+            out.rmdir()
+            verdicts = judge("ppo", metrics, ctx.gates, ())
+            state = "gate_failed" if any(verdict.stops for verdict in verdicts) else "passed"
+            ctx.status.update("ppo", state=state, key=record.key, digest=record.digest, metrics=metrics, gates=verdicts)
+            if state == "gate_failed":
+                raise GateFailed("a gate of ppo failed")
+
+    monkeypatch.setattr(sub_runs, "compute", compute)
+    return names
+
+
+def swept(home: Path, *over: str, minutes: float | None = None, **wanted: Any) -> Sweep:
+    sweep = Sweep("tiny", over, **wanted)
+    run_sweep(home, sweep, minutes)
+    return sweep
+
+
+def test_options_are_combined_in_order_and_values_are_yaml() -> None:
+    texts = list(combinations(["ppo.kl.target=1,2.5", "ppo.rewards=null,[{source: pipeline}]", "sft.base=a"]))
+    assert texts == [
+        ["ppo.kl.target=1", "ppo.rewards=null", "sft.base=a"],
+        ["ppo.kl.target=1", 'ppo.rewards=[{"source": "pipeline"}]', "sft.base=a"],
+        ["ppo.kl.target=2.5", "ppo.rewards=null", "sft.base=a"],
+        ["ppo.kl.target=2.5", 'ppo.rewards=[{"source": "pipeline"}]', "sft.base=a"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("over", "message"),
+    [
+        (["ppo.epochs"], "--over ppo.epochs: expected OPTION=V1,V2"),
+        (["ppo.epochs="], "--over ppo.epochs=: expected OPTION=V1,V2"),
+        (["ppo.epochs=1", "ppo.epochs=2"], "--over ppo.epochs=2: ppo.epochs is given twice"),
+        (["ppo.epochs=1,nine"], "--over ppo.epochs=nine: tiny: ppo.epochs"),
+        (["ppo.epochs=1", "ppo.epoch=2"], "did you mean ppo.epochs"),
+        (["data.preferences=null,there/is/none.jsonl"], "--over data.preferences=there/is/none.jsonl: "),
+        (["ppo.epochs=1,1"], "--over ppo.epochs=1: the options are those of ppo.epochs=1."),
+        (["ppo.kl.coefficient=0.1,0.2"], "--level-kl chooses ppo.kl.coefficient, which is set too"),
+        (["ppo.evaluate_every=4,null"], "--level-kl needs evaluations during training, and ppo.evaluate_every is null"),
+    ],
+)
+def test_a_mistake_in_any_cell_is_found_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, over: Sequence[str], message: str
+) -> None:
+    names = played(monkeypatch, lambda launch: {})
+    with pytest.raises(UserError, match=re.escape(message)):
+        swept(tmp_path, *over, level="--level-kl" in message)
+    assert names == [] and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--over", "ppo.epochs=1,nine"], "tether: --over ppo.epochs=nine: tiny: ppo.epochs"),
+        (["--over", "ppo.epochs=1", "--kl", "1,2"], "tether: --kl is the band of --level-kl. Give both."),
+        (["--over", "ppo.epochs=1", "--level-kl", "--kl", "3,2"], "tether: --kl 3,2: expected LOW,HIGH"),
+        (["--over", "ppo.epochs=1", "--level-kl", "--kl", "3"], "tether: --kl 3: expected LOW,HIGH"),
+    ],
+)
+def test_the_command_says_what_is_wrong_in_one_line(
+    tether_here: Tether, tmp_path: Path, options: Sequence[str], message: str
+) -> None:
+    done = tether_here("sweep", "tiny", *options, home=tmp_path / "home")
+    assert done.returncode == 2 and done.stderr.startswith(message), done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_text_that_yaml_reads_otherwise_stays_a_text() -> None:
+    assert list(combinations(["sft.base='1','true',a b"])) == [
+        ['sft.base="1"'], ['sft.base="true"'], ["sft.base=a b"],
+    ]  # fmt: skip
+
+
+def test_a_seed_changes_only_the_jobs_of_ppo_and_of_no_other_stage() -> None:
+    sweep = Sweep("tiny", ["ppo.epochs=1"])
+    first, second = (sweep.sub_run(["ppo.epochs=1"], seed).config for seed in (0, 1))
+    differing = [name for name, stage in STAGES.items() if first.stage_job(stage) != second.stage_job(stage)]
+    assert differing == ["ppo"] and second.stage_job(STAGES["ppo"]).seed == 1  # type: ignore[attr-defined]
+    plain = load_config("tiny").model_copy(update={"ppo": first.ppo})
+    assert plain.stage_job(STAGES["ppo"]) == first.stage_job(STAGES["ppo"])
+
+
+def test_a_killed_sweep_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed_in_the_second(launch: Launch) -> dict[str, float]:
+        if len(list_runs(tmp_path)) == 2:
+            raise KeyboardInterrupt
+        return {}
+
+    names = played(monkeypatch, killed_in_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        swept(tmp_path, "ppo.epochs=1,2", seeds=2)
+    assert names == ["ppo.epochs=1, seed 0", "ppo.epochs=2, seed 0"]
+    sweep = swept(tmp_path, "ppo.epochs=1,2", seeds=2)
+    assert names[2:] == ["ppo.epochs=2, seed 0", "ppo.epochs=1, seed 1", "ppo.epochs=2, seed 1"]
+    assert swept(tmp_path, "ppo.epochs=1,2", seeds=2) == sweep and len(names) == 5
+    tags = load_status(tmp_path, sweep.groups[1].cells[1].run).tags
+    assert tags["sweep"] == sweep.name and len(tags["sweep.key"]) == 16
+    values = load_status(tmp_path, sweep.groups[0].cells[0].run)
+    assert values.until == "ppo"
+
+
+def test_the_runs_of_a_sweep_get_no_alias(tmp_path: Path) -> None:
+    sub_run = Sweep("demo", ["ppo.epochs=1"]).sub_run(["ppo.epochs=1"])
+    assert not sub_run.config.promote and load_config("demo").promote
+
+
+def test_no_run_begins_after_the_budget_and_what_is_missing_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = played(monkeypatch, lambda launch: {})
+    swept(tmp_path, "ppo.epochs=1")
+    sweep = swept(tmp_path, "ppo.epochs=1", seeds=2, minutes=0)
+    assert len(names) == 1, "the first seed's run has ended and is taken, the second is not begun"
+    assert [cell.seed for cell in sweep.groups[0].cells] == [0] and sweep.groups[0].missing == [1]
+    assert "1 cell is missing: ppo.epochs=1 seed 1. The same command computes them." in notes(sweep)
+    searched = swept(tmp_path, "ppo.epochs=1,2", level=True, minutes=0)
+    assert [cells.missing for cells in searched.groups] == [[0], [0]]
+
+
+def test_a_failed_gate_is_an_outcome_and_not_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = played(monkeypatch, lambda launch: {"policy/kl_high": 9.0 if launch.config.ppo.epochs == 1 else 3.0})
+    sweep = swept(tmp_path, "ppo.epochs=1,2")
+    assert [cell.state for cells in sweep.groups for cell in cells.cells] == ["gate_failed", "passed"]
+    assert [failures(cells) for cells in sweep.groups] == ["policy.kl (1 of 1)", ""]
+    swept(tmp_path, "ppo.epochs=1,2")
+    assert len(names) == 2
+
+
+def test_a_failed_check_is_an_outcome_that_the_same_command_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(launch: Launch) -> dict[str, float]:
+        if launch.config.ppo.epochs == 1:
+            raise CheckFailed("the loss is not finite")
+        return {}
+
+    names = played(monkeypatch, fails)
+    sweep = swept(tmp_path, "ppo.epochs=1,2")
+    assert [cell.policy is None for cells in sweep.groups for cell in cells.cells] == [True, False]
+    assert sweep.groups[0].cells[0].state == "failed"
+    assert [sample["responses"].keys() for sample in sweep.samples[:1]] == [{"SFT", "ppo.epochs=2"}]
+    swept(tmp_path, "ppo.epochs=1,2")
+    assert names.count("ppo.epochs=1, seed 0") == 2
+
+
+def test_another_process_with_the_same_sweep_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    played(monkeypatch, lambda launch: {})
+    folder = Study(tmp_path, "sweep", Sweep("tiny", ["ppo.epochs=1"]).name, "tiny").folder
+    with leased(folder / "lock"), pytest.raises(UserError, match="another process computes it"):
+        swept(tmp_path, "ppo.epochs=1")
+
+
+def test_the_search_runs_on_the_first_seed_alone_and_its_strength_serves_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """KL on calibration prompts is 0.5 above the test split's, and falls with β: 3 nats at β = 0.05 and at 0.2."""
+
+    def kl(launch: Launch) -> dict[str, float]:
+        per_beta = 0.15 if launch.config.ppo.epochs == 1 else 0.6
+        return {"policy/kl": per_beta / launch.config.ppo.kl.coefficient - 0.5, "policy/kl_high": 3.0}
+
+    names = played(monkeypatch, kl)
+    sweep = swept(tmp_path, "ppo.epochs=1,2", level=True, band=(2.9, 3.1), seeds=2)
+    assert [cells.name for cells in sweep.groups] == [
+        "ppo.epochs=1, ppo.kl.coefficient=0.05", "ppo.epochs=2, ppo.kl.coefficient=0.2",
+    ]  # fmt: skip
+    assert [[(t.strength, round(t.kl, 6)) for t in cells.trials] for cells in sweep.groups] == [
+        [(0.1, 1.5), (0.05, 3.0)], [(0.1, 6.0), (0.2, 3.0)],
+    ]  # fmt: skip
+    assert len(names) == 6 and sum("seed 1" in name for name in names) == 2
+    assert sweep.groups[0].cells[0].run == sweep.groups[0].trials[1].run
+    assert "Training the policies took 60 s." in notes(sweep)
+    assert swept(tmp_path, "ppo.epochs=1,2", level=True, band=(2.9, 3.1), seeds=2) == sweep and len(names) == 6
+
+
+def test_a_search_ends_where_an_option_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The band of the profile is 5 nats, and a target must be below it."""
+    played(monkeypatch, lambda launch: {"policy/kl": 0.5 * launch.config.ppo.kl.target - 0.5})
+    options = ["ppo.kl.control=adaptive", "ppo.updates=100"]
+    sweep = swept(tmp_path, "ppo.epochs=1", level=True, band=(2.9, 3.1), options=options)
+    assert [trial.strength for trial in sweep.groups[0].trials] == [3.0]
+    assert "outside the band" in sweep.groups[0].search and "it ended there, because" in sweep.groups[0].search
+
+
+def test_medians_and_ranges_over_seeds_are_those_of_the_runs() -> None:
+    """By hand: of 1, 4 and 2 the median is 2; three seeds enclose the median with probability 1 - 1/4."""
+    cells = [
+        Cell(seed, f"run {seed}", "passed", "d", ["policy.kl"] if seed else [], {"policy/kl": kl, "seconds": 60.0})
+        for seed, kl in enumerate((1.0, 4.0, 2.0))
+    ]
+    group_ = CellGroup(["a=1"], cells)
+    expected = {"policy/kl": 2.0, "policy/kl_low": 1.0, "policy/kl_high": 4.0}
+    assert {name: group_.over_seeds[name] for name in expected} == expected
+    assert ranged(group_.over_seeds, "policy/kl") == "2 (1 to 4)"
+    assert ranged(CellGroup(["a=1"], cells[:1]).over_seeds, "policy/kl") == "1"
+    assert failures(group_) == "policy.kl (2 of 3)"
+    sentences = notes(Sweep("tiny", ["a=1"], seeds=3, groups=[group_]))
+    assert sentences[0].endswith("which enclose the median of all seeds with probability 0.75.")
+    assert sentences[-1] == "Training the policies took 180 s."
+
+
+@pytest.fixture
+def outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, Sweep]]:
+    ends = {"policy/kl_low": 1.0, "policy/kl_high": 4.5, "policy/gold_gain_low": 0.5, "policy/gold_gain_high": 1.0}
+    played(monkeypatch, lambda launch: {"policy/kl": 2.0 + launch.config.ppo.epochs, **ends})
+    sweep = Sweep("tiny", ["ppo.epochs=1,2"], seeds=2)
+    yield write_page(run_sweep(tmp_path, sweep), sweep), sweep
+
+
+def test_the_numbers_are_those_that_the_runs_stored(outcome: tuple[Path, Sweep]) -> None:
+    path, sweep = outcome
+    measures = sweep.groups[0].cells[0].measures
+    assert measures["policy/kl"] == 3.0 and measures["policy/kl_low"] == 1.0
+    assert measures["policy/gold_gain"] == 0.75, "gold 1 less SFT's 0.25"
+    assert measures["seconds"] == 10.0 and measures["policy/gold_gain_low"] == 0.5
+    stored = json.loads((path.parent / "sweep.json").read_text())
+    assert stored == json.loads(json.dumps(as_json(sweep)))
+    assert group(stored["groups"][1], "over_seeds")["policy/kl"] == 4.0
+    assert stored["sweep"] == sweep.name and len(stored["samples"]) == 8
+
+
+def test_the_page_shows_samples_as_text_and_loads_nothing(outcome: tuple[Path, Sweep]) -> None:
+    text = outcome[0].read_text()
+    assert HOSTILE not in text and text.count("&lt;script&gt;document.title") == 8 * 3
+    assert "<script" not in text and "http://" not in re.sub(r"&lt;.*?&gt;", "", text)
+    assert "Gains beside KL" in text and "data:image/svg+xml;base64," in text
+    assert "3 (1 to 4.5)" in text and "0.75 (0.5 to 1)" in text
+
+
+def test_config_values_are_those_of_the_profile_and_the_cell(tmp_path: Path) -> None:
+    values = to_values(Sweep("tiny", [], ["ppo.updates=7"]).sub_run(["ppo.epochs=2"], 3).config)
+    assert group(values, "ppo")["updates"] == 7 and group(values, "ppo")["epochs"] == 2
+    assert values["policy_seed"] == 3 and values["seed"] == 0
