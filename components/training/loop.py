@@ -324,8 +324,7 @@ def fit(
     Args:
         group: metric group and checkpoint folder: `sft`, `reward` or `direct`.
         part: the model's number, if a stage trains several; each has its own data order and checkpoint folder.
-        observers: look at each step, in this order, and may stop the training; for example `evaluations` on held-out
-            examples.
+        observers: look at each step, in this order, and may stop the training.
 
     Raises:
         CheckFailed: a loss or gradient is not finite.
@@ -361,9 +360,7 @@ def fit(
             step_and_clear(optimizer)
             timings = {f"{group}/peak_memory_gb": peak_memory_gb(next(model.parameters()).device.type)}
             tokens = sum(int(examples.lengths[i]) for i in batch)
-            update = Update(
-                number=number, total=steps, model=model, metrics=metrics, tokens=tokens, timings=timings
-            )
+            update = Update(number=number, total=steps, model=model, metrics=metrics, tokens=tokens, timings=timings)
             loop.finish(loop.run_observers(update))
     return loop.number
 
