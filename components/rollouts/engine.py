@@ -70,8 +70,7 @@ def check_server(config: RolloutConfig, generation: GenerationConfig) -> None:
     one that was just started is awake, and so is one that a killed run left.
 
     Raises:
-        UserError: it differs from the one for which the run was resolved, or cannot sample so. Unreachable: it does not
-            answer.
+        UserError: it differs from what the config was resolved for, or cannot sample so. Unreachable: no answer.
     """
     with VllmClient(config) as client:
         if untried := client.check(generation).untried:

@@ -81,6 +81,7 @@ def weights_on_first(model: Any, dtype: torch.dtype) -> dict[str, Tensor]:
         whole = sharding.whole(parameter.detach())
         if ranks.is_first():
             tensors[name] = whole.to("cpu", dtype).contiguous().clone()
+        del whole  # before the next is gathered
     return tensors
 
 

@@ -10,8 +10,10 @@ from components.base.errors import Unreachable, UserError, WorkerDied
 from components.base.jsonl import read_rows
 from components.rollouts.config import RolloutConfig
 from components.training.checkpoint import load_latest
+from tests.components.distributed.conftest import runtime_of, start
 from tests.components.distributed.test_launching import ranks_alive
 from tests.components.distributed.test_stages import compare_ppo, kill_rank, on_ranks
+from tests.components.rollouts.sending import SendingJob
 from tests.components.rollouts.standin import StandIn
 from tests.waiting import until
 
@@ -48,6 +50,15 @@ def test_ranks_with_one_server_give_one_processs_policy(
     for a, b in zip(one, many, strict=True):
         assert b["ppo/sampler_kl"] == pytest.approx(a["ppo/sampler_kl"], abs=1e-8)
         assert b["ppo/importance_max"] == pytest.approx(a["ppo/importance_max"], abs=1e-4)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("sharding", ["zero2", "zero3"])
+def test_weights_are_gathered_one_by_one_for_the_first_rank(sharding: str, stages: Any, tmp_path: Path) -> None:
+    """Also after a pass that left them gathered: no rank has more than its part and one whole parameter."""
+    job = SendingJob(runtime=runtime_of(2, sharding))
+    found = start("tests.components.rollouts.sending", job, {"sft": stages.inputs["sft"]}, tmp_path / "out")
+    assert found.metrics == {"most": 1, "differing": 0, "rank 0": 1, "rank 1": 0}
 
 
 @pytest.mark.ranks
