@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from components.base.nested import group
-from flows.config.run_config import RunConfig, to_values
+from components.gates.methods import DIRECT_METHODS, ON_PAIRS
+from flows.config.run_config import RunConfig
 from flows.reports.run_facts import StageFacts
 
 MOST_RUNS = 4
@@ -31,10 +31,10 @@ class Strength(NamedTuple):
 
 
 STRENGTHS = {
-    "ppo": Strength("ppo.kl.target", rises=True),
+    **dict.fromkeys(("ppo", "online_dpo"), Strength("ppo.kl.target", rises=True)),
     # KL is log n - (n - 1) / n, 1.2 nats for 8, and the cost is n.
     "best_of_n": Strength("policy.n", rises=True, most=8),
-    **dict.fromkeys(("dpo", "ipo", "kto", "online_dpo"), Strength("policy.beta", rises=False)),
+    **dict.fromkeys(ON_PAIRS, Strength("policy.beta", rises=False)),
 }
 """By method (`policy.method`)."""
 
@@ -48,14 +48,10 @@ class Trial(NamedTuple):
     seconds: float = 0.0
 
 
-def method_of(config: RunConfig) -> str:
-    return str(group(to_values(config), "policy").get("method", "ppo"))
-
-
 def strength_of(config: RunConfig) -> Strength:
-    """Return the option of the strength of a config's method. With a fixed β, that of PPO is β itself."""
-    fixed = method_of(config) == "ppo" and config.ppo.kl.control == "fixed"
-    return Strength("ppo.kl.coefficient", rises=False) if fixed else STRENGTHS[method_of(config)]
+    """Return the option of the strength of a config's method. With a fixed β, that of PPO's updates is β itself."""
+    fixed = config.policy.method not in DIRECT_METHODS and config.ppo.kl.control == "fixed"
+    return Strength("ppo.kl.coefficient", rises=False) if fixed else STRENGTHS[config.policy.method]
 
 
 def next_strength(trials: Sequence[Trial], band: Band, strength: Strength) -> float | None:
