@@ -17,6 +17,7 @@ from statistics import median
 from components.base.errors import GateFailed, UserError
 from components.base.hashing import canonical_json, digest_json
 from components.base.nested import flatten
+from components.gates.methods import DIRECT_METHODS
 from flows.config import yaml
 from flows.config.profiles import parse_override, profile_name
 from flows.config.run_config import load_config, to_values
@@ -31,7 +32,6 @@ from flows.studies.level_kl import (
     Trial,
     best,
     calibration_kl,
-    method_of,
     next_strength,
     sentence,
     strength_of,
@@ -140,7 +140,7 @@ class Sweep:
         strength, target, values = strength_of(config), config.ppo.kl.target, flatten(to_values(config))
         if strength.option in {text.partition("=")[0] for text in (*options, *self.options)}:
             raise UserError(f"--level-kl chooses {strength.option}, which is set too. Leave one of them out.")
-        evaluations = f"{'ppo' if method_of(config) == 'ppo' else 'policy'}.evaluate_every"
+        evaluations = f"{'policy' if config.policy.method in DIRECT_METHODS else 'ppo'}.evaluate_every"
         if values.get(evaluations) is None:
             raise UserError(f"--level-kl needs evaluations during training, and {evaluations} is null: set it.")
         band = self.band or (0.8 * target, 1.2 * target)
