@@ -104,18 +104,17 @@ def result_of_first(compute: Callable[[], T]) -> T:
     """
     if size() == 1:
         return compute()
-    result, error = None, None
-    if is_first():
-        try:
-            result = compute()
-        except TetherError as raised:
-            error = raised
-    kind, message, received = json.loads(text_of_first(json.dumps([type(error).__name__, str(error), result])))
-    if error is not None:
-        raise error
-    if kind != "NoneType":
-        raise getattr(errors, kind)(message)
-    return received
+    if not is_first():
+        kind, received = json.loads(text_of_first(""))
+        if kind is not None:
+            raise getattr(errors, kind)(received)
+        return received
+    try:
+        result = compute()
+    except TetherError as error:
+        text_of_first(json.dumps([type(error).__name__, str(error)]))
+        raise
+    return json.loads(text_of_first(json.dumps([None, result])))[1]
 
 
 def values_of_first(values: Sequence[float]) -> list[float]:

@@ -72,7 +72,7 @@ class KLConfig(Settings):
     is replaced: the KL that is logged, compared with the ceiling and gated stays the one to SFT."""
 
     @model_validator(mode="after")
-    def _limits_above_target(self) -> Self:
+    def _adapts_to_the_kl_that_it_controls(self) -> Self:
         if self.control == "adaptive" and self.refresh_every is not None:
             raise ValueError(
                 "an adaptive coefficient controls KL to SFT, and a refreshed reference no longer pulls there: use "
@@ -82,12 +82,6 @@ class KLConfig(Settings):
             raise ValueError(
                 "an adaptive coefficient that starts at 0 stays 0: use kl.control=fixed, or a coefficient > 0"
             )
-        for name, limit in (("band", self.band), ("ceiling", self.ceiling)):
-            if self.control == "adaptive" and limit is not None and limit <= self.target:
-                raise ValueError(
-                    f"{name} ({limit:g}) must be greater than target ({self.target:g}), which KL swings around: set "
-                    f"ppo.kl.{name} to about twice the target"
-                )
         return self
 
     @property

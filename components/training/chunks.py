@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from components.base.files import make_folder, read_with_digest, replacing, with_digest
-from components.distributed import ranks
 from components.models.config import GenerationConfig
 from components.models.runtime import Runtime
 
@@ -31,6 +30,8 @@ def in_chunks(
     after every chunk with the number of rows so far, including those found on disk. All ranks call it: they compute the
     same rows, and the files are the first rank's.
     """
+    from components.distributed import ranks  # which imports torch, and readers of the human evaluation need none
+
     if ranks.is_first():
         make_folder(checkpoint.parent)
     results: list[Row] = []

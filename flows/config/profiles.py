@@ -11,7 +11,7 @@ from components.base.errors import UserError
 from components.base.nested import flatten, group, merge, nested
 from components.base.paths import user_path
 from components.direct.config import PolicyConfig
-from components.gates.methods import DIRECT_METHODS, Method, is_used
+from components.gates.methods import Method, is_used
 from components.ppo.config import KL_LIMITS, OF_CRITIC_KIND, WITHOUT_CRITIC, PpoConfig
 from flows.config import yaml as yaml_text
 from flows.config.removed import renamed
@@ -97,9 +97,8 @@ def lay(below: dict[str, JsonValue], above: dict[str, JsonValue]) -> dict[str, J
     If `above` adds preferences and `below` generates them, the judges become people, and the gates that need simulated
     votes or the simulated policy are turned off, unless `above` sets them. If `above` chooses an advantage without a
     critic, the critic's options of `below` are left out; if it chooses a kind of critic, those of the other kind are.
-    If it chooses a unit of KL, the limits of `below` in the other unit are. Limits of KL for a method that has no
-    controller need not be above the target that `below` has for one. For online DPO, options of `below` that say
-    nothing to it are left out, and the responses come in pairs.
+    If it chooses a unit of KL, the limits of `below` in the other unit are. If it chooses online DPO, options of
+    `below` that say nothing to it are left out, and the responses come in pairs; if it leaves it, what that brought is.
     """
     new, old = (group(values, "data").get("preferences") for values in (above, below))
     if new is not None and old is None and below:
@@ -113,8 +112,10 @@ def lay(below: dict[str, JsonValue], above: dict[str, JsonValue]) -> dict[str, J
     if unit not in (None, kl.get("unit", "response")):
         remaining = {name: value for name, value in kl.items() if name not in KL_LIMITS}
         below = below | {"ppo": dict(group(below, "ppo")) | {"kl": remaining}}
-    if (method := _method(below, above)) in DIRECT_METHODS and group(new_ppo, "kl"):
-        below = merge(below, nested(("ppo", "kl", "control"), "fixed"))
+    method, before = _method(below, above), _method(below, {})
+    if before == "online_dpo" != method:  # what it brought
+        brought = ("advantage", "group_size", "pair_labels")
+        below = below | {"ppo": {name: value for name, value in group(below, "ppo").items() if name not in brought}}
     if method == "online_dpo":
         options = flatten(dict(group(below, "ppo")))
         remaining = {"advantage": "rloo", "group_size": 2, "pair_labels": "soft"}

@@ -169,6 +169,17 @@ class Options(Settings):
         return self
 
     @model_validator(mode="after")
+    def _limits_of_kl_are_above_its_target(self) -> Self:
+        kl, has_target = self.ppo.kl, self.policy.method not in DIRECT_METHODS and self.ppo.kl.control == "adaptive"
+        for name, limit in (("band", kl.band), ("ceiling", kl.ceiling)):
+            if has_target and limit is not None and limit <= kl.target:
+                raise ValueError(
+                    f"ppo.kl: {name} ({limit:g}) must be greater than target ({kl.target:g}), which KL swings around: "
+                    f"set ppo.kl.{name} to about twice the target"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _online_dpo_has_pairs(self) -> Self:
         if (self.policy.method == "online_dpo") is (self.ppo.pair_labels is None):
             raise ValueError(
@@ -256,7 +267,9 @@ class Options(Settings):
             stage: runner if runner.runtime is None else runner.model_copy(update={"runtime": runner.runtime.resolve()})
             for stage, runner in self.runners.items()
         }
-        ppo = self.ppo.model_copy(update={"rollout": resolve_rollout(self.ppo.rollout)})
+        ppo = self.ppo
+        if self.policy.method not in DIRECT_METHODS:
+            ppo = ppo.model_copy(update={"rollout": resolve_rollout(ppo.rollout)})
         config = self.model_copy(update={"runtime": self.runtime.resolve(), "runners": runners, "ppo": ppo})
         config.check_ranks()
         return config
@@ -267,8 +280,7 @@ class Options(Settings):
         Raises:
             UserError: a stage would refuse its options.
         """
-        by_ppo = self.policy.method == "ppo"
-        policy = ("ppo", self.ppo) if by_ppo else ("policy", self.policy)
+        policy = ("policy", self.policy) if self.policy.method in DIRECT_METHODS else ("ppo", self.ppo)
         for name, options in (("sft", self.sft), ("reward", self.reward), policy):
             runtime = self.runners.get("ppo" if name == "policy" else name, Runner()).runtime or self.runtime
             if runtime.ranks == 1:

@@ -198,8 +198,10 @@ def _settled_for(config: RunConfig, home: Path, with_data: bool, with_ppo: bool)
 def _settled(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]]:
     """Return `config` with what samples rollouts, the base's commit, the template's text and every learning rate, and
     lines that name the last three."""
-    ppo = config.ppo.model_copy(update={"rollout": resolve_engine(config.ppo.rollout)})
-    config, pinned = pinned_base(with_template(config.model_copy(update={"ppo": ppo})), home)
+    if config.policy.method not in DIRECT_METHODS:
+        rollout = resolve_engine(config.ppo.rollout)
+        config = config.model_copy(update={"ppo": config.ppo.model_copy(update={"rollout": rollout})})
+    config, pinned = pinned_base(with_template(config), home)
     config, chosen = with_rates(config, home)
     return config, [*pinned, *chosen]
 
@@ -283,6 +285,7 @@ def off_gates(config: RunConfig) -> list[str]:
 def rollout_lines(config: RunConfig, with_ppo: bool) -> list[str]:
     """Return a line about what a server that samples changes, or, for PPO on a GPU, about what it would change."""
     rollout, runner = config.ppo.rollout, config.runners.get("ppo")
+    with_ppo = with_ppo and config.policy.method not in DIRECT_METHODS
     runtime = runner.runtime if runner is not None and runner.runtime is not None else config.runtime
     if with_ppo and rollout.by_server:
         again = "the same bytes" if rollout.bit_exact else "other bytes"

@@ -127,7 +127,7 @@ def log_ratios(computed: Computed) -> Any:
     """Draw how a direct method moves chosen and rejected responses against SFT (best of n, which has no pairs: its
     loss), and the held-out score and KL."""
     chosen, rejected = (computed.curve(f"direct/{side}_log_ratio") for side in ("chosen", "rejected"))
-    if not (loss := computed.curve("direct/loss")):
+    if not (curve := chosen or computed.curve("direct/loss")):
         return None
     figure = new_figure(5.0)
     ratio_axis, score_axis, kl_axis = figure.subplots(3, 1, sharex=True, height_ratios=(3, 2, 2))
@@ -135,7 +135,7 @@ def log_ratios(computed: Computed) -> Any:
         line(panel(ratio_axis, "log-ratio to SFT, nats", zero=True), chosen, BLUE, "chosen responses")
         line(ratio_axis, rejected, ORANGE, "rejected responses")
     else:
-        line(panel(ratio_axis, "loss, nats a token"), loss, BLUE, "chosen responses")
+        line(panel(ratio_axis, "loss, nats a token"), curve, BLUE, "chosen responses")
     line(panel(score_axis, "held-out score"), computed.curve("direct/watched_score"), BLUE, "score", marker="o")
     line(panel(kl_axis, "held-out KL, nats", zero=True), computed.curve("direct/watched_kl"), RED, "KL", marker="o")
     steps_axis(kl_axis, "optimiser step")

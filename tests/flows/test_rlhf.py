@@ -29,7 +29,7 @@ class Recorder:
         )
         if stage.name == self.stop_at:
             raise GateFailed(stage.name)
-        return SimpleNamespace(name=stage.name, path=self.folder)
+        return SimpleNamespace(name=stage.name, path=self.folder, record=SimpleNamespace(metrics={}))
 
 
 def config(**changes: str):

@@ -149,6 +149,30 @@ def test_online_dpo_keeps_ppos_options_and_drops_those_of_its_loss() -> None:
         RunConfig.model_validate(config().model_dump() | {"policy": {"method": "online_dpo"}})
 
 
+def test_limits_of_a_direct_method_leave_ppos_controller_as_it_was(tmp_path: Any) -> None:
+    profile = tmp_path / "dpo.yaml"
+    profile.write_text("extends: demo\npolicy: {method: dpo}\nppo: {kl: {band: 2, ceiling: 2.5}}\n")
+    assert load_config(profile).ppo.kl.band == 2
+    with pytest.raises(UserError, match=r"ppo.kl: band \(2\) must be greater than target \(3\)"):
+        load_config(profile, [parse_override("policy.method=ppo")])
+    wider = [parse_override(option) for option in ("policy.method=ppo", "ppo.kl.band=6", "ppo.kl.ceiling=9")]
+    assert load_config(profile, wider).ppo.kl.control == "adaptive"
+
+
+def test_another_method_follows_online_dpo(tmp_path: Any) -> None:
+    profile = tmp_path / "online.yaml"
+    profile.write_text("extends: tiny\npolicy: {method: online_dpo}\n")
+    for method in ("ppo", "dpo"):
+        later = load_config(profile, [parse_override(f"policy.method={method}")])
+        assert later.ppo.pair_labels is None and later.ppo.advantage == "gae" and later.ppo.group_size == 1
+
+
+def test_a_direct_method_asks_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TETHER_VLLM_URL", "http://127.0.0.1:9")
+    changes = [parse_override(option) for option in ("policy.method=dpo", "runtime.device=cpu")]
+    assert load_config("gpu", changes).resolved().ppo.rollout.engine == "auto"
+
+
 def test_a_config_that_was_printed_is_read_again() -> None:
     for method in ("online_dpo", "best_of_n"):
         made = config(f"policy.method={method}")

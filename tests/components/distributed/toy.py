@@ -63,9 +63,9 @@ def run(job: ToyJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
         return [passes * (-1.0 if ranks.rank() else 1.0)] * 2, {}
 
     examples = HeldOut(heldout, [1.0, 1.0], ["a", "b"], "squares")
-    evaluations = LossEvaluations(job.fit, "toy", examples) if job.watched else None
+    observers = {"evaluations": LossEvaluations(job.fit, "toy", examples)} if job.watched else {}
     data = TrainingExamples(loss, [1] * 32, [1.0] * 32)
-    steps = fit(model, data, job.fit, seed=0, group="toy", out=out, observe=observe, evaluations=evaluations)
+    steps = fit(model, data, job.fit, seed=0, group="toy", out=out, observe=observe, observers=observers)
     ranks.go_on_alone()
     time.sleep(job.alone)
     (out / "artifact").mkdir(parents=True, exist_ok=True)
