@@ -125,7 +125,7 @@ def test_external_rewards_on_ranks_give_one_process_policy_and_each_batch_is_sco
     texts = [responses for _, responses in of_many]
     assert texts == [responses for _, responses in of_one], "the same batches in the same order"
     twice = len(texts) - len({json.dumps(each) for each in texts})
-    assert twice == 1, "only SFT's answers are scored twice: for the scales, and for the limits of the alarms"
+    assert twice <= 1, "only SFT's answers may be scored twice: for the scales, and for the limits of the alarms"
     assert len({process for process, _ in of_many}) == 1, "the first rank alone asks"
     assert scorer.asked == asked_by_one
 
