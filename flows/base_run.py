@@ -107,7 +107,8 @@ def _record(store: ArtifactStore, key: str | None, digest: str | None, state: st
 def changed_before(stage: str, one: RunConfig, other: RunConfig) -> dict[str, str]:
     """Return the config fields that differ and on which a stage before `stage` depends, each with the first such stage.
 
-    It leaves out the machine and the seed, which may change from `stage` on. If `stage` itself reads a source, the
+    It leaves out the machine and the seed, which may change from `stage` on, and what only a server can say that was
+    not asked. If `stage` itself reads a source, the
     source is compared by content later, when it is read.
     """
     changed: dict[str, str] = {}
@@ -115,7 +116,9 @@ def changed_before(stage: str, one: RunConfig, other: RunConfig) -> dict[str, st
     for earlier in (earlier for earlier in STAGES.values() if earlier.group in before):
         was, now = (keyed_values(config.stage_job(earlier)) for config in (one, other))
         for change in changes({"job": was}, {"job": now}):
-            if change.part == "config" and change.name != "seed":
+            of_server = change.name.startswith(("ppo.rollout.version", "ppo.rollout.dtype", "ppo.rollout.batch"))
+            not_asked = of_server and not other.ppo.rollout.is_resolved
+            if change.part == "config" and change.name != "seed" and not not_asked:
                 changed.setdefault(change.name, earlier.group)
     sources, sources_now = _sources(one), _sources(other)
     for field, (first, _) in (sources | sources_now).items():

@@ -39,7 +39,7 @@ def run(job: DirectJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
     """
     measured, data = job.measured, inputs["data"]
     at_once = max(measured.ppo.batch_size, ScoreScale.read(inputs["reward"]).responses)
-    check_waits(measured.ppo.rewards or (), job.runtime, at_once)
+    check_waits(measured.ppo.asked, job.runtime, at_once)
     models = Models.load(measured, inputs)
     with with_rules(models, measured, data), with_sources(models, measured, inputs, out):
         digests = {name: weights_digest(model) for name, model in frozen_models(models).items()}

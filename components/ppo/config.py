@@ -426,6 +426,12 @@ class PpoConfig(OptimizerConfig):
         return self.kl.ceiling is not None or band or bool(self.monitors.stop_on or self.observers)
 
     @property
+    def asked(self) -> list[RewardSource]:
+        """Return what the first rank asks for scores, or for violations, while the others wait."""
+        rules = None if self.rules is None else self.rules.caller
+        return [*(self.rewards or ()), *([] if rules is None else [rules])]
+
+    @property
     def together(self) -> int:
         """Return the number of consecutive responses that the loss compares."""
         return 1 if self.pair_labels is None else 2

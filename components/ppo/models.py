@@ -99,7 +99,7 @@ class Models:
     def load(cls, job: PpoJob, inputs: Mapping[str, Path]) -> "Models":
         """Load policy and reference from the SFT artifact, reward model and a separate critic from the reward artifact.
 
-        What trains is sharded over the ranks, with `zero3` also what is frozen; `gather` undoes it.
+        What trains is sharded over the ranks, with `zero3` also what is frozen.
 
         Raises:
             UserError: `ppo.lora` is set, and the reward artifact holds no adapter of this SFT model.

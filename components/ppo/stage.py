@@ -54,7 +54,7 @@ def run(job: PpoJob, inputs: Mapping[str, Path], out: Path, observe: Observe) ->
     if (rollout := job.ppo.rollout).by_server:
         ranks.result_of_first(lambda: check_server(rollout, job.generation))
     at_once = max(job.ppo.batch_size, ScoreScale.read(inputs["reward"]).responses)
-    check_waits(job.ppo.rewards or (), job.runtime, at_once)
+    check_waits(job.ppo.asked, job.runtime, at_once)
     if job.ppo.epochs > 4:
         warnings.warn(f"ppo.epochs is {job.ppo.epochs}: more than 4 passes drift far off-policy.", stacklevel=1)
     data = inputs["data"]

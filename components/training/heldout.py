@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from components.base.errors import CheckFailed
-from components.distributed import ranks
+from components.distributed import ranks, sharding
 from components.stats.intervals import LEVEL, Interval, clustered_mean, clustered_ratio
 from components.training.optim import FitConfig
 from components.training.trained_weights import as_parts, kept_parameters, put_weights, whole_tensors
@@ -58,6 +58,10 @@ class BestCheckpoint(Stateful):
 
     def publish(self, model: Any, keep_last: Callable[[], None]) -> None:
         """Call `keep_last`, which stores `model`, and then load the best weights into it. All ranks call it."""
+        if not sharding.is_sharded(model):
+            keep_last()
+            put_weights(model, as_parts(self.weights, model))
+            return
         parts = list(as_parts(self.weights, model))  # on the devices, so that the host holds one whole model at a time
         self.weights = {}
         keep_last()

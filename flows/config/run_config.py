@@ -255,10 +255,10 @@ class Options(Settings):
                 prices[stage] = price
         return prices
 
-    def resolved(self) -> Self:
+    def resolved(self, with_ppo: bool = True) -> Self:
         """Return these options with each `auto` replaced by what this machine, or the rollout server, has.
 
-        Values that a pool's runtime leaves out are taken from this machine.
+        Values that a pool's runtime leaves out are taken from this machine. Without PPO no server is asked.
 
         Raises:
             UserError: the rollout server doesn't answer, or a stage cannot be computed in its number of ranks.
@@ -268,7 +268,7 @@ class Options(Settings):
             for stage, runner in self.runners.items()
         }
         ppo = self.ppo
-        if self.policy.method not in DIRECT_METHODS:
+        if with_ppo and self.policy.method not in DIRECT_METHODS:
             ppo = ppo.model_copy(update={"rollout": resolve_rollout(ppo.rollout)})
         config = self.model_copy(update={"runtime": self.runtime.resolve(), "runners": runners, "ppo": ppo})
         config.check_ranks()

@@ -188,7 +188,7 @@ def _prepare(
 def _settled_for(config: RunConfig, home: Path, with_data: bool, with_ppo: bool) -> tuple[RunConfig, list[str]]:
     """Return `config` with all that it leaves open settled, resolved for this machine, and lines about the choices."""
     config = settled_gates(settled_readers(config) if with_data else config)
-    config, choices = _settled(with_guidelines(config).resolved(), home)
+    config, choices = _settled(with_guidelines(config).resolved(with_ppo), home)
     if not with_ppo:
         return config, choices
     config, reward_notes = settled_rewards(config, home)

@@ -183,3 +183,9 @@ def test_best_of_ns_key_has_its_own_options_only() -> None:
     names = options("policy.method=best_of_n")
     assert {"policy.n", "policy.rounds", "policy.epochs", "ppo.score.clip"} <= names
     assert {"policy.beta", "policy.soft_labels", "ppo.updates"} & names == set()
+
+
+def test_a_run_that_ends_before_ppo_asks_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TETHER_VLLM_URL", "http://127.0.0.1:9")
+    changes = [parse_override("runtime.device=cpu")]
+    assert load_config("gpu", changes).resolved(with_ppo=False).ppo.rollout.version == "auto"

@@ -237,6 +237,9 @@ def test_a_source_that_may_take_longer_than_ranks_wait_is_refused_before_models_
             check_waits(configs, runtime, 64)
         check_waits(configs, runtime.model_copy(update={"rank_timeout": 3600.0}), 64)
         check_waits(configs, runtime_of(1, "none"), 64)
+    rules = stages.job("ppo", rules={"function": "mine:brief", "timeout": 1800.0}).ppo
+    with pytest.raises(UserError, match=r"brief \(timeout\) may take 1800 s"):
+        check_waits(rules.asked, runtime, 64)
     both = [{"source": f"function:mine:{name}", "name": name, "timeout": 900.0} for name in ("brief", "polite")]
     configs = stages.job("ppo", rewards=both).ppo.rewards
     with pytest.raises(UserError, match=r"brief \(timeout\), function:mine:polite \(timeout\) may take 1800 s"):

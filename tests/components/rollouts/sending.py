@@ -26,7 +26,7 @@ def run(job: SendingJob, inputs: Mapping[str, Path], out: Path, observe: Observe
 
     model, _ = load_causal_lm(inputs["sft"], job.runtime)
     expected = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    sharding.spread(model, job.runtime.sharding)
+    sharding.spread(model, job.runtime.sharding, job.runtime.device, job.runtime.dtype)
     assert all(sharding.is_spread(weight) for weight in model.parameters())
     with torch.no_grad():  # as an evaluation leaves it: gathered, unless `weights_on_first` frees that
         sharding.through(model, lambda model, ids: model(ids), torch.tensor([[3, 4]]))
