@@ -110,6 +110,53 @@ def test_interrupted_and_started_again_it_ends_the_same(
     assert digests(tmp_path / "artifact") == digests(out / "artifact")
 
 
+def test_killed_while_it_samples_it_keeps_what_is_chosen(
+    stages: Any, undisturbed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digests: Callable[[Path], Any]
+) -> None:
+    """No chunk is sampled twice, and neither the interruption nor the chunks' size changes a byte."""
+    monkeypatch.setattr(best_of_n, "AT_ONCE", 16)
+    original, sampled = best_of_n.best_of_n, list[int]()
+
+    def killed_once(models: Models, job: DirectJob, prompts: Any, number: int, first: int) -> Any:
+        if len(sampled) == 1:
+            sampled.append(0)
+            raise KeyboardInterrupt
+        sampled.append(len(prompts))
+        return original(models, job, prompts, number, first)
+
+    monkeypatch.setattr(best_of_n, "best_of_n", killed_once)
+    with pytest.raises(KeyboardInterrupt):
+        stages.run("direct", tmp_path, **OPTIONS)
+    progress: list[tuple[int, int | None]] = []
+
+    def observe(step: int, metrics: Any, total: int | None = None, doing: str | None = None, **_: Any) -> None:
+        progress.extend([(step, total)] if doing is not None and "choosing" in doing else [])
+
+    out, metrics = undisturbed
+    assert stages.run("direct", tmp_path, observe, **OPTIONS) == metrics
+    assert sampled == [16, 0, 16, 8, 16, 16, 8]
+    assert progress == 2 * [(0, 40), (16, 40), (32, 40), (40, 40)]
+    assert digests(tmp_path / "artifact") == digests(out / "artifact")
+
+
+def test_killed_while_it_writes_the_choice_it_ends_the_same(
+    stages: Any, undisturbed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digests: Callable[[Path], Any]
+) -> None:
+    out, metrics = undisturbed
+
+    def cut(file: Path, rows: Any) -> None:
+        original(file, list(rows)[:20])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        original = best_of_n.write_rows
+        patch.setattr(best_of_n, "write_rows", cut)
+        with pytest.raises(KeyboardInterrupt):
+            stages.run("direct", tmp_path, **OPTIONS)
+    assert stages.run("direct", tmp_path, **OPTIONS) == metrics
+    assert digests(tmp_path / "artifact") == digests(out / "artifact")
+
+
 def test_responses_that_never_end_are_refused(stages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = best_of_n.best_of_n
     monkeypatch.setattr(best_of_n, "best_of_n", lambda *given: [r | {"ended": False} for r in original(*given)])
