@@ -32,7 +32,9 @@ AT_ONCE = 64
 
 
 def train_on_best(models: Models, job: DirectJob, data: Path, out: Path, observe: Observe) -> TrainedPolicy:
-    """Sample, choose and train in `policy.rounds`; return what the observers saw. Resumes from `out`.
+    """Sample, choose and train in `policy.rounds`; return what the last round's observers saw. Resumes from `out`.
+
+    A round that has failed, because KL left its limits, is the last.
 
     This is rejection sampling (Touvron et al. 2023, "Llama 2", section 3.2.3; RAFT: Dong et al. 2023, arXiv
     2304.06767): SFT's loss on the chosen responses, so that the policy learns to say at once what it otherwise needs n
@@ -70,8 +72,11 @@ def train_on_best(models: Models, job: DirectJob, data: Path, out: Path, observe
             models.policy, batches, job.policy, seed=job.seed, group="direct", out=out, observe=_after(begun, observe),
             part=number if number > 1 else None, observers=observers.in_order,
         )  # fmt: skip
-        history += [row | {"update": row["update"] + begun} for row in observers.history.rows]
-    return TrainedPolicy(observers, history, begun, metrics)
+        observers.count_from(begun)
+        history += observers.history.rows
+        if observers.history.failed:
+            break
+    return TrainedPolicy(observers, history, metrics)
 
 
 def _batch_loss(

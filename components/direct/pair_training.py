@@ -165,7 +165,7 @@ def train_on_pairs(models: Models, job: DirectJob, data: Path, out: Path, observ
         "direct/pairs": float(len(pairs)), "direct/cut": pairs.cut / len(pairs), "direct/alike": float(pairs.alike)
     }  # fmt: skip
     metrics |= likelihoods(models, job, pairs, reference, data)
-    return TrainedPolicy(observers, observers.history.rows, 0, metrics)
+    return TrainedPolicy(observers, observers.history.rows, metrics)
 
 
 def likelihoods(models: Models, job: DirectJob, pairs: PolicyPairs, reference: Tensor, data: Path) -> dict[str, float]:

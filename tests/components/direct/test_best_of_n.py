@@ -1,5 +1,6 @@
 """Best of n: the choice has its exact distribution, the policy learns it, and a killed run ends the same."""
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -96,6 +97,28 @@ def test_each_round_samples_from_the_policy_of_the_one_before(undisturbed: Any) 
     assert metrics["direct/best_of_n_ended"] == pytest.approx(sum(row["ended"] for row in second) / 40)
     ids = [row["ids"] for row in first if row["ended"]]
     assert ids and all(len(each) <= 40 for each in ids)
+
+
+def test_all_of_a_later_round_is_numbered_after_the_earlier_ones(undisturbed: Any) -> None:
+    out, metrics = undisturbed
+    about = json.loads((out / "artifact" / "metadata.json").read_text())
+    ended = sum(row["ended"] for row in read_rows(out / "artifact" / "best_of_n-1.jsonl"))
+    last, first = int(metrics["direct/updates"]), math.ceil(ended / SIZES["batch_size"])
+    updates = [row["update"] for row in about["evaluations"]]
+    shown = {row["update"] for row in read_rows(out / "artifact" / "samples.jsonl")}
+    assert updates == sorted(shown) and updates[0] > first and updates[-1] == last == about["last_update"]
+    assert metrics["direct/published_update"] in updates and f"pdate {about['published_update']}" in about["reason"]
+    history = {row["update"]: row for row in read_rows(out / "artifact" / "history.jsonl")}
+    assert [history[row["update"]]["direct/watched_kl"] for row in about["evaluations"]] == [
+        row["kl"] for row in about["evaluations"]
+    ]
+
+
+def test_a_round_that_breaks_the_tether_is_the_last(stages: Any, tmp_path: Path) -> None:
+    options = OPTIONS | {"learning_rate": 5e-2, "evaluate_every": 2, "rounds": 3}
+    metrics = stages.run("direct", tmp_path, **options, ppo={"kl": {"ceiling": 0.01}})
+    assert metrics["ppo/stopped"] == 1
+    assert [path.name for path in (tmp_path / "artifact").glob("best_of_n-*")] == ["best_of_n-1.jsonl"]
 
 
 @pytest.mark.parametrize("of_last", [False, True])
