@@ -70,7 +70,8 @@ def _published(
     about |= {"evaluations": observers.evaluations.checkpoints.evaluations}
     write_json(artifact / "metadata.json", about)
     metrics |= {"direct/updates": float(last), "direct/published_update": float(number)}
-    if measured.ppo.can_break and observers.evaluations.checkpoints.evaluations:
+    limited = measured.ppo.kl.ceiling is not None or measured.ppo.kl.band is not None
+    if limited and observers.evaluations.checkpoints.evaluations:
         metrics["ppo/stopped"] = float(observers.history.failed)
     write_json(artifact / "metrics.json", metrics)
     return metrics

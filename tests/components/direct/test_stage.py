@@ -192,6 +192,11 @@ def test_gradient_checkpointing_changes_no_weight(
     assert digests(tmp_path / "artifact") == digests(undisturbed("dpo")[0] / "artifact")
 
 
+def test_the_band_is_judged_at_any_micro_batch_size(stages: Any, tmp_path: Path) -> None:
+    options = {"max_pairs": 16, "evaluate_every": 1, "micro_batch_size": 1}
+    assert stages.run("direct", tmp_path, **options, ppo={"kl": {"band": 5.0}})["ppo/stopped"] == 0
+
+
 def test_kl_above_its_ceiling_stops_the_training(stages: Any, tmp_path: Path) -> None:
     options = {"learning_rate": 2e-2, "epochs": 6, "evaluate_every": 2, "beta": 0.01}
     metrics = stages.run("direct", tmp_path, **options, ppo={"kl": {"ceiling": 0.05}})
