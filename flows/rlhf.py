@@ -40,10 +40,10 @@ def pipeline(config: RunConfig, sources: Sources, run: StageRunner, until: str =
         inputs_here = {label: value for label, value in inputs.items() if value is not None}
         chosen = config.stage(name)
         result = run(chosen, config.stage_job(chosen), inputs_here)
-        if name == "validate":
-            config = config.with_label_noise(result.record.metrics)
         if name == until:
             raise _Reached(result)
+        if name == "validate":
+            config = config.with_label_noise(result.record.metrics)
         return result
 
     try:

@@ -43,6 +43,24 @@ def test_a_method_changes_the_policys_stage_alone(method: str, home: Path, tethe
     assert facts.curves["direct/loss"] and facts.charts["log_ratios"].svg and f"Trained by {method}" in facts.choice
 
 
+@pytest.mark.parametrize("method", ["best_of_n", "online_dpo"])
+def test_a_method_that_samples_has_a_page_and_a_card(method: str, home: Path, tether: Any, tmp_path: Path) -> None:
+    few = ["policy.max_prompts=8", "policy.n=2"] if method == "best_of_n" else ["ppo.updates=2"]
+    changes = [word for change in (f"policy.method={method}", *few) for word in ("--set", change)]
+    done = tether("run", "tiny", *changes, home=home)
+    status = newest(home)
+    assert (home / "runs" / status.run / "report.html").exists(), done.stderr
+    facts = run_facts(home, status.run)
+    kl, title = ("not used by best_of_n", "BEST OF N") if method == "best_of_n" else ("fixed", "ONLINE DPO")
+    assert status.stage("ppo").digest and facts.policy.tether["control"] == kl, done.stderr
+    page = (home / "runs" / status.run / "report.html").read_text()
+    assert f"trained by {title}" in page and "no chart is stored" not in page
+    export(home, status.run, tmp_path / "model")
+    card = (tmp_path / "model" / "README.md").read_text()
+    told = "that a reward model chose among several of its own" if method == "best_of_n" else "by online DPO on pairs"
+    assert told in card and f"- {method}" in card
+
+
 def test_a_changed_option_recomputes_the_policy(home: Path, tether: Any) -> None:
     done = tether("run", "tiny", "--set", "policy.method=dpo", home=home)
     assert done.returncode == 0 and all(stage.cached for stage in newest(home).stages[:4]), done.stderr

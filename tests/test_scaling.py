@@ -27,6 +27,12 @@ def row(model: str, method: str) -> str:
     return f"| {model} | {method} | {' | '.join(cells)} |"
 
 
+def test_a_direct_method_is_said_not_to_be_planned() -> None:
+    of = {m: load_config("tiny", [parse_override(f"policy.method={m}")]) for m in ("ppo", "online_dpo", "best_of_n")}
+    texts = {m: MemoryPlan.of("tiny", config, KNOWN["smollm2-135m"], 1, None).text() for m, config in of.items()}
+    assert [m for m, text in texts.items() if f"Not planned: policy.method={m}." in text] == ["best_of_n"]
+
+
 def test_the_pages_table_is_the_plans() -> None:
     rows = [row(model, method) for model in KNOWN for method in METHODS]
     assert len(SETTING) == 12 and [line for line in PAGE.splitlines() if line.startswith(("| smol", "| llama"))] == rows

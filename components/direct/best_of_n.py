@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from components.base.errors import UserError
-from components.base.jsonl import read_rows, write_rows
+from components.base.jsonl import write_rows
 from components.base.observe import Observe
 from components.base.text import counted
 from components.data.tables.published import SplitColumn, read_split
@@ -18,16 +18,23 @@ from components.direct.config import DirectJob
 from components.direct.direct_observers import DirectObservers, TrainedPolicy
 from components.distributed import ranks
 from components.models.batching import encode_prompt
+from components.models.sampling import SftAnswers
 from components.ppo.experience import rewarded_scores, sampled_batches
 from components.ppo.models import Models
 from components.sft.tokenized_demonstrations import Examples, token_losses
-from components.training.loop import TrainingExamples, fit
+from components.training.chunks import in_chunks
+from components.training.loop import TrainingExamples, fit, torch_seed
 
 Row = dict[str, Any]
 
+AT_ONCE = 64
+"""Number of prompts whose choices are computed between two writes."""
+
 
 def train_on_best(models: Models, job: DirectJob, data: Path, out: Path, observe: Observe) -> TrainedPolicy:
-    """Sample, choose and train in `policy.rounds`; return what the observers saw. Resumes from `out`.
+    """Sample, choose and train in `policy.rounds`; return what the last round's observers saw. Resumes from `out`.
+
+    A round that has failed, because KL left its limits, is the last.
 
     This is rejection sampling (Touvron et al. 2023, "Llama 2", section 3.2.3; RAFT: Dong et al. 2023, arXiv
     2304.06767): SFT's loss on the chosen responses, so that the policy learns to say at once what it otherwise needs n
@@ -41,8 +48,7 @@ def train_on_best(models: Models, job: DirectJob, data: Path, out: Path, observe
     models.policy.eval()
     for number in range(1, job.policy.rounds + 1):
         file, begun = out / "artifact" / f"best_of_n-{number}.jsonl", len(history)
-        observe(begun, {}, doing=f"choosing among {job.policy.n} responses to {counted(len(prompts), 'prompt')}")
-        rows = ranks.result_of_first(partial(_stored, file)) or best_of_n(models, job, prompts, number)
+        rows = _chosen(models, job, prompts, number, out, observe)
         if ranks.is_first():
             write_rows(file, rows)
         chosen = [row for row in rows if row["ended"]]
@@ -66,8 +72,11 @@ def train_on_best(models: Models, job: DirectJob, data: Path, out: Path, observe
             models.policy, batches, job.policy, seed=job.seed, group="direct", out=out, observe=_after(begun, observe),
             part=number if number > 1 else None, observers=observers.in_order,
         )  # fmt: skip
-        history += [row | {"update": row["update"] + begun} for row in observers.history.rows]
-    return TrainedPolicy(observers, history, begun, metrics)
+        observers.count_from(begun)
+        history += observers.history.rows
+        if observers.history.failed:
+            break
+    return TrainedPolicy(observers, history, metrics)
 
 
 def _batch_loss(
@@ -87,21 +96,39 @@ def _after(updates: int, observe: Observe) -> Observe:
     return of_round
 
 
-def _stored(file: Path) -> list[Row]:
-    return read_rows(file) if file.exists() else []
+def _chosen(
+    models: Models, job: DirectJob, prompts: Sequence[Any], number: int, out: Path, observe: Observe
+) -> list[Row]:
+    """Return `best_of_n` of all prompts for round `number`. What was computed before an interruption is kept."""
+    doing = f"choosing among {job.policy.n} responses to {counted(len(prompts), 'prompt')}"
+
+    def done(count: int) -> None:
+        observe(count, {}, total=len(prompts), doing=doing)
+
+    def compute(chunk: Sequence[Any], start: int) -> list[Row]:
+        return best_of_n(models, job, chunk, number, start)
+
+    done(0)
+    return in_chunks(prompts, AT_ONCE, out / "checkpoint" / f"best_of_n-{number}", compute, done)
 
 
 @torch.no_grad()
-def best_of_n(models: Models, job: DirectJob, prompts: Sequence[Any], number: int) -> list[Row]:
+def best_of_n(models: Models, job: DirectJob, prompts: Sequence[Any], number: int, first: int = 0) -> list[Row]:
     """Sample `policy.n` responses of the policy to each prompt; return for each the one with the highest reward.
 
     A row has `prompt`, `response`, its `ids` with EOS, its `score` as PPO would reward it, the `mean_score` of all n,
     and whether it `ended`. Of equal scores the first counts. All ranks call it, and share the work.
+
+    Args:
+        number: the round.
+        first: the number of the first of `prompts`; each prompt's random numbers depend on its own number alone.
     """
     measured, n = job.measured, job.policy.n
     repeated = [prompt for prompt in prompts for _ in range(n)]
     rows, scores = list[Row](), list[float]()
-    for batch, samples, passes in sampled_batches(models, models.policy, repeated, measured, f"best of n {number}"):
+    seed = torch_seed(job.seed, "ppo", f"best of n {number}")
+    streams = SftAnswers(seed, range(first * n, first * n + len(repeated)))
+    for batch, samples, passes in sampled_batches(models, models.policy, repeated, measured, streams):
         texts, raw = samples.texts(models.tokenizer), passes.raw_scores
         if models.rewards is not None:
             raw, *_ = models.rewards.score(raw, batch, texts, ended=samples.ended.tolist())

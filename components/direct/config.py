@@ -28,8 +28,8 @@ class PolicyConfig(PassesConfig):
     """Responses to a prompt of which `best_of_n` takes the one with the highest score. Their KL to SFT is at most
     log n - (n - 1) / n nats, 1.2 for 8 (Beirami et al. 2024, arXiv 2401.01879, theorem 1)."""
     rounds: int = Field(1, ge=1)
-    """How often `best_of_n` samples and trains; from the second round on it samples from the policy of the one
-    before."""
+    """How often `best_of_n` samples and trains; from the second round on it samples from the last policy of the one
+    before. Only a policy of the last round is published. A round that KL's limits stop is the last."""
     max_prompts: int | None = Field(None, ge=1)
     """Prompts to which `best_of_n` samples, at most (the first ones, in data order); null for all."""
     beta: float = Field(0.1, gt=0)

@@ -40,6 +40,13 @@ class DirectObservers:
         in_order = {**first, "evaluations": evaluations, "limits": limits, "samples": samples, "history": history}
         return cls(evaluations, history, samples, in_order)
 
+    def count_from(self, before: int) -> None:
+        """Number the updates of an ended training from `before` + 1: those of earlier rounds come first."""
+        checkpoints = self.evaluations.checkpoints
+        for row in (*self.samples.rows, *self.history.rows, *checkpoints.evaluations):
+            row["update"] += before
+        checkpoints.number += before if checkpoints.number else 0
+
 
 class TrainedPolicy(NamedTuple):
     """What is known after a training."""
@@ -47,6 +54,4 @@ class TrainedPolicy(NamedTuple):
     observers: DirectObservers
     history: list[dict[str, Any]]
     """The metrics of each update."""
-    before: int
-    """Number of updates before the observers' first one: those of earlier rounds."""
     metrics: dict[str, float]

@@ -132,6 +132,7 @@ def train_on_pairs(models: Models, job: DirectJob, data: Path, out: Path, observ
     observe(0, {}, doing="computing SFT's log-probabilities")
     file = out / "checkpoint" / "reference" / "pairs"
     reference = torch.tensor(reference_logprobs(models.sft, pad_id, pairs.examples, job, file))
+    by_sft = likelihoods(models, job, pairs, reference, data)
     zero = torch.zeros((), device=runtime.device)
     baseline = KtoBaseline(models, job, pairs, zero) if config.method == "kto" else None
     models.policy.eval()
@@ -164,8 +165,7 @@ def train_on_pairs(models: Models, job: DirectJob, data: Path, out: Path, observ
     metrics = {
         "direct/pairs": float(len(pairs)), "direct/cut": pairs.cut / len(pairs), "direct/alike": float(pairs.alike)
     }  # fmt: skip
-    metrics |= likelihoods(models, job, pairs, reference, data)
-    return TrainedPolicy(observers, observers.history.rows, 0, metrics)
+    return TrainedPolicy(observers, observers.history.rows, metrics | by_sft)
 
 
 def likelihoods(models: Models, job: DirectJob, pairs: PolicyPairs, reference: Tensor, data: Path) -> dict[str, float]:

@@ -57,7 +57,7 @@ def _published(
 ) -> dict[str, float]:
     """Write the artifact, and return the final metrics. All ranks sample and score, as in PPO's stage."""
     artifact, measured, observers = out / "artifact", job.measured, trained.observers
-    last = len(observers.history.rows)
+    last = len(trained.history)
     number, reason = observers.evaluations.choose(last, None)
     models.policy.eval()
     metrics = trained.metrics | put_and_save(models, measured, data, out, observe, observers.evaluations, number, last)
@@ -65,13 +65,13 @@ def _published(
     metrics |= evaluate(models, measured, data, out, observe)  # from here on only the first rank
     write_rows(artifact / "history.jsonl", trained.history)
     write_rows(artifact / "samples.jsonl", observers.samples.rows)
-    published, updates = trained.before + number, trained.before + last
     reason += f" Trained by {job.policy.method} (policy.method)."
-    about = {"published_update": published, "reason": reason, "last_update": updates}
+    about = {"published_update": number, "reason": reason, "last_update": last}
     about |= {"evaluations": observers.evaluations.checkpoints.evaluations}
     write_json(artifact / "metadata.json", about)
-    metrics |= {"direct/updates": float(updates), "direct/published_update": float(published)}
-    if measured.ppo.can_break and observers.evaluations.checkpoints.evaluations:
+    metrics |= {"direct/updates": float(last), "direct/published_update": float(number)}
+    limited = measured.ppo.kl.ceiling is not None or measured.ppo.kl.band is not None
+    if limited and observers.evaluations.checkpoints.evaluations:
         metrics["ppo/stopped"] = float(observers.history.failed)
     write_json(artifact / "metrics.json", metrics)
     return metrics

@@ -32,8 +32,10 @@ class Forward(NamedTuple):
     """(B, T) the critic's values; None in the policy's pass if the critic is a model of its own."""
 
     def term(self, name: str, losses: Tensor, coefficient: float = 1.0, is_metric: bool = True) -> Term:
-        """Return a term of per-token `losses` (B, T) with the config's aggregation."""
-        how, cap = self.job.ppo.aggregation, self.job.generation.max_new_tokens
+        """Return a term of per-token `losses` (B, T) with the config's aggregation; for pairs the mean of the
+        responses' means, since micro-batches are then weighted by responses."""
+        config, cap = self.job.ppo, self.job.generation.max_new_tokens
+        how = config.aggregation if config.pair_labels is None else "sequence"
         return Term(name, losses, self.mask, coefficient, how, cap, is_metric=is_metric)
 
     def weighted(self, losses: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, JsonValue
 
 from components.base.errors import UserError, refuse_credentials
 from components.gates.judging import Waiver, check_waivers
-from flows.config.profiles import lay
+from flows.config.profiles import _refuse_unused, lay
 from flows.config.removed import renamed
 from flows.config.run_config import RunConfig, check_config, check_critic_is_used, check_kl_limits, to_values
 from flows.launch.request import asked_waivers
@@ -79,12 +79,14 @@ def changed(config: RunConfig, changes: Mapping[str, JsonValue]) -> RunConfig:
     """Return `config` with the form's changes applied.
 
     Raises:
-        UserError: as `check_config`, `check_kl_limits` and `check_critic_is_used`.
+        UserError: as `refuse_unused`, `check_config`, `check_kl_limits` and `check_critic_is_used`.
     """
     made = renamed({name: value for name, value in changes.items() if value != {}}, "changes")
     if not made:
         return config
-    changed_config = check_config(lay(to_values(config), made), source="changes")
+    deployed = to_values(config)
+    _refuse_unused(deployed, made, "changes")
+    changed_config = check_config(lay(deployed, made), source="changes")
     check_kl_limits(changed_config, "changes", config)
     check_critic_is_used(changed_config, "changes", config)
     return changed_config

@@ -273,7 +273,19 @@ def off_gates(config: RunConfig) -> list[str]:
     if reasons:
         notes.append(f"gates are off because {next(iter(reasons.values()))}: {', '.join(reasons)}")
     limits = {gate.name: threshold for gate, threshold in config.gates.rules("ppo")}
-    if limits["ppo.stopped"] is not None and config.policy.method not in DIRECT_METHODS and not config.ppo.can_break:
+    if limits["ppo.stopped"] is None:
+        return notes
+    if config.policy.method in DIRECT_METHODS:
+        why = ["policy.evaluate_every is null"] if config.policy.evaluate_every is None else []
+        kl = config.ppo.kl
+        why += ["ppo.kl.ceiling and ppo.kl.band are null"] if kl.ceiling is None and kl.band is None else []
+        if why:
+            notes.append(
+                f"the gate ppo.stopped is off because nothing can fail it: {' and '.join(why)}. A direct method "
+                "compares KL with the ceiling and the band at its evaluations. Set what is null, or "
+                "gates.ppo.stopped=null to leave this line out"
+            )
+    elif not config.ppo.can_break:
         notes.append(
             "the gate ppo.stopped is off because nothing can fail it: ppo.kl.ceiling is null, ppo.kl.band is null "
             "(or a batch has a single prompt), and ppo.monitors.stop_on and ppo.observers are empty. Set "

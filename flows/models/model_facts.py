@@ -94,7 +94,8 @@ class ModelFacts(NamedTuple):
     @property
     def method(self) -> str:
         """Return how a policy was trained, as `policy.method`; empty for another model."""
-        return str(group(self.record.job, "policy").get("method", "ppo")) if self.kind == "policy" else ""
+        in_updates = "online_dpo" if group(self.record.job, "ppo").get("pair_labels") else "ppo"
+        return str(group(self.record.job, "policy").get("method", in_updates)) if self.kind == "policy" else ""
 
     @property
     def failures(self) -> list[str]:

@@ -9,6 +9,7 @@ from operator import attrgetter
 
 from components.base.errors import UserError
 from components.base.paths import user_path
+from components.gates.methods import DIRECT_METHODS
 from components.models.weights import count_parameters
 from components.planning.memory import FLOAT, Machine, Phase, PlannedRun, Sharding, larger_micro_batch, phases
 from components.planning.shape import ModelShape
@@ -88,6 +89,8 @@ class MemoryPlan:
     """The phases of sft, reward and ppo, by stage."""
     larger: dict[str, int | None]
     """The `larger_micro_batch` of each stage."""
+    method: str = "ppo"
+    """`policy.method`; the phases of a direct method are not known."""
 
     @classmethod
     def of(cls, profile: str, config: RunConfig, shape: ModelShape, gpus: int, memory: int | None) -> "MemoryPlan":
@@ -107,7 +110,8 @@ class MemoryPlan:
         run, machine = planned_run(config, shape, gpus > 0), Machine(gpus, memory, sharding)
         by_stage = groupby(phases(run, machine), key=attrgetter("stage"))
         stages = {stage: list(stage_phases) for stage, stage_phases in by_stage}
-        return cls(profile, run, machine, stages, {stage: larger_micro_batch(run, machine, stage) for stage in stages})
+        larger = {stage: larger_micro_batch(run, machine, stage) for stage in stages}
+        return cls(profile, run, machine, stages, larger, config.policy.method)
 
     def worst(self, stage: str) -> Phase:
         """Return the phase of a stage that needs most memory on a device."""
@@ -159,6 +163,8 @@ class MemoryPlan:
         if self.run.uncounted:
             named = ", ".join(self.run.uncounted)
             lines += ["", f"Not counted: reward models of ppo.rewards that are not in a folder here: {named}."]
+        if self.method in DIRECT_METHODS:
+            lines += ["", f"Not planned: policy.method={self.method}. The phases of ppo above are those of PPO."]
         if any(self.larger.values()):
             lines += ["", "Larger micro-batches fit (each takes 55 to 120 ms of launches on an H200, however small):"]
         for stage, size in self.larger.items():

@@ -422,7 +422,8 @@ def _policy(stage: StageFacts, config: Mapping[str, Any], hidden: Collection[str
     computed: Mapping[str, Any] = group(stage.record.job if stage.record is not None else {}, "ppo") or config
     kl = group(present_options({"ppo": dict(computed)}), "ppo", "kl")
     direct = group(stage.record.job if stage.record is not None else {}, "policy")
-    control = f"{direct['beta']} of {direct['method']}" if direct else "unknown"
+    strength = f"{direct['beta']} of" if "beta" in direct else "not used by"
+    control = f"{strength} {direct['method']}" if direct else "unknown"
     tether = {"target": None, "unit": "response", "ceiling": None, "control": control, **kl}
     rows = stage.rows("evaluation.jsonl")
     why = {"fall": "mean score falls by {:.3g} SFT deviations", "kl": "KL of {:.3g} nats"}

@@ -10,6 +10,7 @@ from pydantic import JsonValue
 from components.base.nested import flatten
 from components.base.text import counted
 from components.gates.candidacy import unjudged, why_no_alias
+from components.gates.gate import Gate
 from components.gates.gate_text import number, outcome, rule
 from components.gates.judging import Verdict
 from components.gates.margins import margin, tightness
@@ -99,7 +100,8 @@ def _after_gates(status: RunStatus, gates: Sequence[Verdict], options: Mapping[s
             setting = gate.setting(verdict.value, verdict.threshold, used)
             settings += [] if setting is None else [setting]
             command = "" if setting is not None else _of_run(gate.command, status.run)
-            steps.append(Step(f"{gate.name}: {gate.cause} {gate.remedy}{_change(setting)}", command))
+            advice = " ".join(text for text in (gate.cause, _remedy(gate, method)) if text)
+            steps.append(Step(f"{gate.name}: {advice}{_change(setting)}", command))
     settings = list(dict.fromkeys(settings))
     if settings:
         start = rerun_from([setting.option for setting in settings], PIPELINE)
@@ -109,6 +111,12 @@ def _after_gates(status: RunStatus, gates: Sequence[Verdict], options: Mapping[s
     stage = next(stage.name for stage in status.stages if gates[0] in stage.gates)
     waive = f"tether rerun {stage} --from {status.run} {waived} --because TEXT"
     return [*steps, Step("Or accept it, with your name and reason on record:", waive)]
+
+
+def _remedy(gate: Gate, method: str) -> str:
+    """Return the sentences of a gate's remedy that name no option of `ppo` which the method refuses."""
+    sentences = re.split(r"(?<=\.) (?=[A-Z`])", gate.remedy)
+    return " ".join(s for s in sentences if all(is_used(method, name) for name in re.findall(r"`(ppo\.[\w.]+)", s)))
 
 
 def _of_run(command: str, run: str) -> str:

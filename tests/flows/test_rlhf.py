@@ -112,3 +112,11 @@ def test_each_external_input_reaches_its_stages_alone(tmp_path: Path) -> None:
         ("reward", {"data": "validate", "sft": "sft", **previous}),
     ]
     assert all(not given.keys() & inputs.keys() for _, inputs in runner.calls[3:])
+
+
+def test_a_run_until_validate_needs_no_estimate_of_label_noise(tmp_path: Path) -> None:
+    """Only the policy's stage needs it."""
+    runner = Recorder(tmp_path)
+    direct = config(**{"policy.method": "dpo", "policy.label_smoothing": "auto"})
+    result = rlhf.pipeline(direct, Sources(), runner, "validate")
+    assert result is not None and result.name == "validate"

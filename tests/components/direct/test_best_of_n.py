@@ -1,5 +1,6 @@
 """Best of n: the choice has its exact distribution, the policy learns it, and a killed run ends the same."""
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -98,6 +99,28 @@ def test_each_round_samples_from_the_policy_of_the_one_before(undisturbed: Any) 
     assert ids and all(len(each) <= 40 for each in ids)
 
 
+def test_all_of_a_later_round_is_numbered_after_the_earlier_ones(undisturbed: Any) -> None:
+    out, metrics = undisturbed
+    about = json.loads((out / "artifact" / "metadata.json").read_text())
+    ended = sum(row["ended"] for row in read_rows(out / "artifact" / "best_of_n-1.jsonl"))
+    last, first = int(metrics["direct/updates"]), math.ceil(ended / SIZES["batch_size"])
+    updates = [row["update"] for row in about["evaluations"]]
+    shown = {row["update"] for row in read_rows(out / "artifact" / "samples.jsonl")}
+    assert updates == sorted(shown) and updates[0] > first and updates[-1] == last == about["last_update"]
+    assert metrics["direct/published_update"] in updates and f"pdate {about['published_update']}" in about["reason"]
+    history = {row["update"]: row for row in read_rows(out / "artifact" / "history.jsonl")}
+    assert [history[row["update"]]["direct/watched_kl"] for row in about["evaluations"]] == [
+        row["kl"] for row in about["evaluations"]
+    ]
+
+
+def test_a_round_that_breaks_the_tether_is_the_last(stages: Any, tmp_path: Path) -> None:
+    options = OPTIONS | {"learning_rate": 5e-2, "evaluate_every": 2, "rounds": 3}
+    metrics = stages.run("direct", tmp_path, **options, ppo={"kl": {"ceiling": 0.01}})
+    assert metrics["ppo/stopped"] == 1
+    assert [path.name for path in (tmp_path / "artifact").glob("best_of_n-*")] == ["best_of_n-1.jsonl"]
+
+
 @pytest.mark.parametrize("of_last", [False, True])
 def test_interrupted_and_started_again_it_ends_the_same(
     of_last: bool, stages: Any, undisturbed: Any, tmp_path: Path, interrupting: Any, digests: Callable[[Path], Any]
@@ -106,6 +129,53 @@ def test_interrupted_and_started_again_it_ends_the_same(
     with pytest.raises(KeyboardInterrupt):
         at = int(metrics["direct/updates"]) if of_last else 1
         stages.run("direct", tmp_path, interrupting(at), **OPTIONS)
+    assert stages.run("direct", tmp_path, **OPTIONS) == metrics
+    assert digests(tmp_path / "artifact") == digests(out / "artifact")
+
+
+def test_killed_while_it_samples_it_keeps_what_is_chosen(
+    stages: Any, undisturbed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digests: Callable[[Path], Any]
+) -> None:
+    """No chunk is sampled twice, and neither the interruption nor the chunks' size changes a byte."""
+    monkeypatch.setattr(best_of_n, "AT_ONCE", 16)
+    original, sampled = best_of_n.best_of_n, list[int]()
+
+    def killed_once(models: Models, job: DirectJob, prompts: Any, number: int, first: int) -> Any:
+        if len(sampled) == 1:
+            sampled.append(0)
+            raise KeyboardInterrupt
+        sampled.append(len(prompts))
+        return original(models, job, prompts, number, first)
+
+    monkeypatch.setattr(best_of_n, "best_of_n", killed_once)
+    with pytest.raises(KeyboardInterrupt):
+        stages.run("direct", tmp_path, **OPTIONS)
+    progress: list[tuple[int, int | None]] = []
+
+    def observe(step: int, metrics: Any, total: int | None = None, doing: str | None = None, **_: Any) -> None:
+        progress.extend([(step, total)] if doing is not None and "choosing" in doing else [])
+
+    out, metrics = undisturbed
+    assert stages.run("direct", tmp_path, observe, **OPTIONS) == metrics
+    assert sampled == [16, 0, 16, 8, 16, 16, 8]
+    assert progress == 2 * [(0, 40), (16, 40), (32, 40), (40, 40)]
+    assert digests(tmp_path / "artifact") == digests(out / "artifact")
+
+
+def test_killed_while_it_writes_the_choice_it_ends_the_same(
+    stages: Any, undisturbed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digests: Callable[[Path], Any]
+) -> None:
+    out, metrics = undisturbed
+
+    def cut(file: Path, rows: Any) -> None:
+        original(file, list(rows)[:20])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        original = best_of_n.write_rows
+        patch.setattr(best_of_n, "write_rows", cut)
+        with pytest.raises(KeyboardInterrupt):
+            stages.run("direct", tmp_path, **OPTIONS)
     assert stages.run("direct", tmp_path, **OPTIONS) == metrics
     assert digests(tmp_path / "artifact") == digests(out / "artifact")
 

@@ -192,6 +192,11 @@ def test_gradient_checkpointing_changes_no_weight(
     assert digests(tmp_path / "artifact") == digests(undisturbed("dpo")[0] / "artifact")
 
 
+def test_the_band_is_judged_at_any_micro_batch_size(stages: Any, tmp_path: Path) -> None:
+    options = {"max_pairs": 16, "evaluate_every": 1, "micro_batch_size": 1}
+    assert stages.run("direct", tmp_path, **options, ppo={"kl": {"band": 5.0}})["ppo/stopped"] == 0
+
+
 def test_kl_above_its_ceiling_stops_the_training(stages: Any, tmp_path: Path) -> None:
     options = {"learning_rate": 2e-2, "epochs": 6, "evaluate_every": 2, "beta": 0.01}
     metrics = stages.run("direct", tmp_path, **options, ppo={"kl": {"ceiling": 0.05}})
@@ -199,7 +204,7 @@ def test_kl_above_its_ceiling_stops_the_training(stages: Any, tmp_path: Path) ->
 
 
 def test_pairs_far_from_sft_are_warned_of(
-    stages: Any, undisturbed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stages: Any, undisturbed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupting: Any
 ) -> None:
     _, metrics = undisturbed("dpo")
     sft, tokenizer = load_causal_lm(stages.inputs["sft"], RUNTIME)
@@ -212,8 +217,9 @@ def test_pairs_far_from_sft_are_warned_of(
         expected = sum(logprob(sft, tokenizer, row, side) for row in pairs) / tokens
         assert metrics[f"direct/sft_logprob_of_{side}"] == pytest.approx(expected, abs=1e-5)
     monkeypatch.setattr(pair_training, "FAR", -10.0)
-    with pytest.warns(UserWarning, match="the pairs are far from what SFT says"):
-        stages.run("direct", tmp_path, evaluate_every=None, max_pairs=16)
+    warns = pytest.warns(UserWarning, match="the pairs are far from what SFT says")
+    with warns, pytest.raises(KeyboardInterrupt):  # before the first step ends, not after hours
+        stages.run("direct", tmp_path, interrupting(1), evaluate_every=None, max_pairs=16)
 
 
 def test_a_fall_of_both_is_reported_and_fails_its_gate(stages: Any, tmp_path: Path) -> None:

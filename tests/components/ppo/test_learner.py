@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from components.base.errors import CheckFailed
+from components.models.config import GenerationConfig
 from components.ppo.experience import Experience, gather_experience
 from components.ppo.learner import Learner
 from components.ppo.models import weights_digest
@@ -234,6 +235,18 @@ def test_online_dpo_is_the_loss_of_the_responses_sums_in_any_micro_batch(load: L
         assert metrics["ppo/policy_loss"] == pytest.approx(sum(expected) / 4, rel=1e-5)
         assert metrics["ppo/pair_margin"] == pytest.approx((ratios[::2] - ratios[1::2]).abs().mean().item(), rel=1e-4)
         assert metrics["ppo/approx_kl"] < 1e-6 and metrics["ppo/grad_norm"] > 0
+
+
+def test_online_dpos_entropy_bonus_is_the_same_in_any_micro_batch(load: Load) -> None:
+    norms = []
+    generation = GenerationConfig(max_prompt_tokens=64, max_new_tokens=40)  # some responses end before it
+    options = PAIRS | {"pair_labels": "soft", "entropy_coefficient": 20.0, "generation": generation}
+    for micro in (8, 4, 2):
+        job, models, samples = load(**options, micro_batch_size=micro)
+        assert len(set(samples.response_lengths)) > 1
+        learner = Learner.start(models, job)
+        norms.append(learner.update(gather_experience(models, samples, job, beta=0.1), 0)["ppo/grad_norm"])
+    assert norms == pytest.approx(3 * norms[:1], rel=1e-4)
 
 
 def test_online_dpo_raises_the_better_response_of_a_pair(load: Load) -> None:

@@ -100,6 +100,13 @@ def test_changes_are_laid_over_the_deployed_config() -> None:
         form.changed(DEPLOYED, {"ppo": {"clip_range": -1}})
 
 
+def test_changes_that_the_deployed_method_ignores_are_refused() -> None:
+    direct = form.changed(DEPLOYED, {"policy": {"method": "dpo", "beta": 0.2}})
+    with pytest.raises(UserError, match=r"changes: ppo\.updates says nothing to policy\.method=dpo"):
+        form.changed(direct, {"ppo": {"updates": 9}})
+    assert form.changed(direct, {"policy": {"method": "ppo"}, "ppo": {"updates": 9}}).ppo.updates == 9
+
+
 def test_a_gate_that_is_misspelt_in_a_waiver_is_refused_when_the_run_is_created() -> None:
     """A worker said so, once one had begun the run."""
     assert refused(waive=["policy.kl"]) == []

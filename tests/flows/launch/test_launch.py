@@ -149,6 +149,12 @@ def test_a_gate_that_no_profile_names_is_off_and_the_run_says_so(tmp_path: Path)
     (said,) = begin(tmp_path, *loose, "ppo.kl.ceiling=null").notes
     assert said.startswith("the gate ppo.stopped is off because nothing can fail it") and "ppo.kl.ceiling" in said
     assert list(begin(tmp_path, *loose).notes) == []
+    direct = (*loose, "policy.method=dpo", "policy.evaluate_every=null")
+    said = begin(tmp_path, *direct).notes[-1]
+    assert said.startswith("the gate ppo.stopped is off because nothing can fail it: policy.evaluate_every is null")
+    assert "ppo.stopped" not in " ".join(begin(tmp_path, *direct, "policy.evaluate_every=2").notes)
+    said = begin(tmp_path, *direct, "policy.evaluate_every=2", "ppo.kl.ceiling=null").notes[-1]
+    assert said.startswith("the gate ppo.stopped is off because nothing can fail it: ppo.kl.ceiling and ppo.kl.band")
     del values["gates"]
     (said,) = new_run(tmp_path, "older", check_config(values, "older.yaml").resolved()).notes
     assert said.startswith(f"{len(GATES) - 2} gates are off because the profile does not name them: validate")

@@ -41,6 +41,13 @@ def test_a_failed_gate_names_the_option_the_value_to_try_and_the_command(tmp_pat
     ]
 
 
+def test_advice_names_no_option_that_the_method_refuses(tmp_path: Path) -> None:
+    stored_run(tmp_path, changes=["policy.method=dpo", "gates.policy.kl=2.5"])
+    text = told(tmp_path).steps[0].text
+    assert "ppo.kl.target" not in text and "ppo.learning_rate" not in text
+    assert "raise `ppo.kl.band`, which the gate takes" in text and text.endswith("Here policy.beta is 0.1; try 0.2.")
+
+
 def test_several_failed_gates_are_counted_and_one_command_tries_all_of_their_changes(tmp_path: Path) -> None:
     stored_run(tmp_path, changes=["gates.policy.kl=2.5", "gates.policy.demonstration_perplexity_ratio=1.2"])
     found = told(tmp_path)
