@@ -87,7 +87,7 @@ def apply_overrides(values: dict[str, JsonValue], overrides: Iterable[Override])
         _refuse_reaching_into_values(lay(values, layer), path)
         layer = merge(layer, nested(path, value))
     layer = renamed(layer, "--set")
-    _refuse_unused(values, layer, "--set")
+    refuse_unused(values, layer, "--set")
     return lay(values, layer)
 
 
@@ -131,7 +131,7 @@ def _method(below: dict[str, JsonValue], above: dict[str, JsonValue]) -> JsonVal
     return merge(group(below, "policy"), group(above, "policy")).get("method", "ppo")
 
 
-def _refuse_unused(below: dict[str, JsonValue], above: dict[str, JsonValue], source: str) -> None:
+def refuse_unused(below: dict[str, JsonValue], above: dict[str, JsonValue], source: str) -> None:
     """Refuse options of `ppo` and `policy` in `above` that say nothing to the method. Those of `below` are ignored.
 
     A profile that names no method may have options for whoever chooses one, and a config that `tether show-config`
@@ -184,7 +184,7 @@ def _read(path: Path, above: tuple[Path, ...]) -> dict[str, JsonValue]:
     if parent is not None and not isinstance(parent, str):
         raise UserError(f"{path}: extends = {parent!r}: must be a profile's name or a .yaml file.")
     below = {} if parent is None else _read(_find(parent, path.parent), (*above, path))
-    _refuse_unused(below, values, str(path))
+    refuse_unused(below, values, str(path))
     return lay(below, values)
 
 

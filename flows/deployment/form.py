@@ -15,7 +15,7 @@ from pydantic import ConfigDict, JsonValue
 
 from components.base.errors import UserError, refuse_credentials
 from components.gates.judging import Waiver, check_waivers
-from flows.config.profiles import _refuse_unused, lay
+from flows.config.profiles import refuse_unused, lay
 from flows.config.removed import renamed
 from flows.config.run_config import RunConfig, check_config, check_critic_is_used, check_kl_limits, to_values
 from flows.launch.request import asked_waivers
@@ -85,7 +85,7 @@ def changed(config: RunConfig, changes: Mapping[str, JsonValue]) -> RunConfig:
     if not made:
         return config
     deployed = to_values(config)
-    _refuse_unused(deployed, made, "changes")
+    refuse_unused(deployed, made, "changes")
     changed_config = check_config(lay(deployed, made), source="changes")
     check_kl_limits(changed_config, "changes", config)
     check_critic_is_used(changed_config, "changes", config)
