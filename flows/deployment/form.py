@@ -15,7 +15,7 @@ from pydantic import ConfigDict, JsonValue
 
 from components.base.errors import UserError, refuse_credentials
 from components.gates.judging import Waiver, check_waivers
-from flows.config.profiles import refuse_unused, lay
+from flows.config.profiles import lay, refuse_unused
 from flows.config.removed import renamed
 from flows.config.run_config import RunConfig, check_config, check_critic_is_used, check_kl_limits, to_values
 from flows.launch.request import asked_waivers
