@@ -272,7 +272,7 @@ def _add(study: Study, cells: CellGroup, seed: int, status: RunStatus | None) ->
 def _sheet(study: Study, runs: Sequence[str], items: int) -> RunStatus:
     """Return the run that compares the policies of `runs` with SFT, blind; it is begun if there is none."""
     key = digest_json([*runs, items])[:16]
-    if (sheet := study.newest(key, (*ENDED, "awaiting_labels"))) is not None:
+    if (sheet := next(study.runs(key, (*ENDED, "awaiting_labels")), None)) is not None:
         return sheet
     request = Request(label=study.label(f"sheet of sweep {study.name}", key))
     models, items_option = [f"{runs[0]}:sft", *runs], parse_override(f"human_eval.items={items}")

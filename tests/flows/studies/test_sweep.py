@@ -3,25 +3,31 @@
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from components.base.errors import CheckFailed, GateFailed, UserError
-from components.base.hashing import digest_json
 from components.base.jsonl import write_json, write_rows
 from components.base.nested import group
-from components.gates.judging import judge
+from components.base.settings import Settings, keyed_values
+from components.keys import fingerprint
 from components.store.leases import leased
 from flows.config.run_config import load_config, to_values
 from flows.launch.begin import Launch
+from flows.rlhf import pipeline
 from flows.studies import sub_runs
 from flows.studies.sub_runs import Study
 from flows.studies.sweep import Cell, CellGroup, Sweep, combinations, run_sweep
 from flows.studies.sweep_page import as_json, failures, notes, ranged, write_page
+from tasks.execution.context import Reporting, RunContext
+from tasks.execution.runner import _key, peek
+from tasks.result import Given, StageResult
 from tasks.runs.status import list_runs, load_status
-from tasks.stages import STAGES
+from tasks.stages import STAGES, Stage
 from tests.conftest import Tether
 from tests.stored_run import HOSTILE, METRICS
 
@@ -33,31 +39,49 @@ def played(monkeypatch: pytest.MonkeyPatch, play: Play) -> list[str]:
     names = []
 
     def compute(launch: Launch) -> None:
-        ctx = launch.ctx
+        ctx = replace(launch.ctx, reporting=Reporting(track=False))
+
+        def run_stage(stage: Stage, job: Settings, inputs: Given) -> StageResult:
+            if peek(stage, job, inputs, ctx) is None:
+                metrics = METRICS[stage.name] | (played_metrics if stage.name == "ppo" else {})
+                _publish(ctx, stage, job, inputs, metrics)
+            result = peek(stage, job, inputs, ctx)
+            assert result is not None
+            record, state = result.record, result.state.replace("cached", "passed")
+            entry = {"state": state, "key": record.key, "digest": record.digest, "metrics": record.metrics}
+            ctx.status.update(stage.group, **entry, gates=result.verdicts)
+            if result.state == "gate_failed":
+                raise GateFailed("a gate failed")
+            return result
+
         with ctx:
             names.append(ctx.status.document.name)
-            metrics = METRICS["ppo"] | {"policy/gold": 1.0, "policy/sft_gold": 0.25} | play(launch)
-            out = ctx.home / "out"
-            out.mkdir()
-            write_json(out / "metadata.json", {
-                "published_update": 2,
-                "evaluations": [{"update": 1, "kl": 99.0}, {"update": 2, "kl": metrics["policy/kl"] + 0.5}],
-            })  # fmt: skip
-            reply = {"response": HOSTILE + ctx.run, "score": 1.0, "kl": 2.0, "gold": 0.5}
-            write_rows(out / "evaluation.jsonl", ({"prompt": f"prompt {n}", "policy": reply, "sft": reply}
-                                                  for n in range(12)))  # fmt: skip
-            about = {"stage": "ppo", "run": ctx.run, "metrics": metrics, "seconds": 10.0, "job": {}, "inputs": {},
-                     "parts": {}, "environment": {}}  # fmt: skip
-            record = ctx.store.publish(digest_json(ctx.run), out, None, about)
-            out.rmdir()
-            verdicts = judge("ppo", metrics, ctx.gates, ())
-            state = "gate_failed" if any(verdict.stops for verdict in verdicts) else "passed"
-            ctx.status.update("ppo", state=state, key=record.key, digest=record.digest, metrics=metrics, gates=verdicts)
-            if state == "gate_failed":
-                raise GateFailed("a gate of ppo failed")
+            played_metrics = {"policy/gold": 1.0, "policy/sft_gold": 0.25} | play(launch)
+            pipeline(launch.config, launch.sources, run_stage, ctx.status.document.until)
 
     monkeypatch.setattr(sub_runs, "compute", compute)
+    monkeypatch.setattr(fingerprint, "code_parts", cache(fingerprint.code_parts))  # the files stay the same
     return names
+
+
+def _publish(ctx: RunContext, stage: Stage, job: Settings, inputs: Given, metrics: dict[str, float]) -> None:
+    """Store what the page reads of a policy, and a file that is the run's own."""
+    key, parts, _ = _key(stage, job, inputs, ctx)
+    out = ctx.home / "out"
+    out.mkdir()
+    (out / "run").write_text(ctx.run)
+    if stage.name == "ppo":
+        write_json(out / "metadata.json", {
+            "published_update": 2,
+            "evaluations": [{"update": 1, "kl": 99.0}, {"update": 2, "kl": metrics["policy/kl"] + 0.5}],
+        })  # fmt: skip
+        reply = {"response": HOSTILE + ctx.run, "score": 1.0, "kl": 2.0, "gold": 0.5}
+        write_rows(out / "evaluation.jsonl", ({"prompt": f"prompt {n}", "policy": reply, "sft": reply}
+                                              for n in range(12)))  # fmt: skip
+    about = {"stage": stage.name, "run": ctx.run, "metrics": metrics, "seconds": 10.0, "job": keyed_values(job),
+             "parts": parts, "inputs": parts["inputs"], "environment": {}}  # fmt: skip
+    ctx.store.publish(key, out, None, about)
+    out.rmdir()
 
 
 def swept(home: Path, *over: str, minutes: float | None = None, **wanted: Any) -> Sweep:
@@ -148,6 +172,25 @@ def test_a_killed_sweep_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pyte
     assert tags["sweep"] == sweep.name and len(tags["sweep.key"]) == 16
     values = load_status(tmp_path, sweep.groups[0].cells[0].run)
     assert values.until == "ppo"
+
+
+def test_a_cell_of_other_data_or_code_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = played(monkeypatch, lambda launch: {})
+    data, home = tmp_path / "pairs.jsonl", tmp_path / "home"
+
+    def runs(content: str, **wanted: Any) -> list[str]:
+        data.write_text(content)
+        sweep = swept(home, "ppo.epochs=1", options=[f"data.preferences={data}"], **wanted)
+        return [cell.run for cell in sweep.groups[0].cells]
+
+    row = json.dumps({"prompt": "Name a colour.", "chosen": "Blue.", "rejected": "Seven."}) + "\n"
+    (first,) = runs(row)
+    assert runs(2 * row, minutes=0) == [], "the old run is not of these data"
+    second, third = runs(2 * row, seeds=2)
+    assert [name[-6:] for name in names] == ["seed 0", "seed 0", "seed 1"] and first not in (second, third)
+    assert runs(row) == [first] and len(list_runs(home)) == 3
+    monkeypatch.setattr(fingerprint, "code_parts", lambda *_: {"source": {"a": "changed"}, "task": {}})
+    assert runs(row) != [first] and len(names) == 4
 
 
 def test_the_runs_of_a_sweep_get_no_alias(tmp_path: Path) -> None:
