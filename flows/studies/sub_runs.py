@@ -75,9 +75,9 @@ class Study:
                 raise UserError(f"{self.kind} {self.name}: another process computes it. Wait until it has ended.")
             yield
 
-    def runs(self, key: str, states: Collection[str] = ENDED) -> Iterator[RunStatus]:
-        """Yield the runs with this key in one of `states`, newest first."""
-        tags = self.label("", key).tags.items()
+    def runs(self, key: str | None, states: Collection[str] = ENDED) -> Iterator[RunStatus]:
+        """Yield the runs with this key (None: with any) in one of `states`, newest first."""
+        tags = {self.kind: self.name}.items() if key is None else self.label("", key).tags.items()
         yield from (run for run in load_readable(self.home)[0] if tags <= run.tags.items() and run.state in states)
 
     def run(self, sub_run: SubRun) -> RunStatus | None:

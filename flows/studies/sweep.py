@@ -114,7 +114,8 @@ class Sweep:
     samples: list[Document] = field(default_factory=list)
     """By prompt: `prompt`, and `responses` of SFT and of each group's first seed, by name."""
     sheet: str = ""
-    """The run that compares the policies on a blind sheet; empty without one."""
+    """The run that compares the policies on a blind sheet: the one asked for, or one that raters judge now; empty
+    without one."""
 
     @property
     def name(self) -> str:
@@ -176,8 +177,9 @@ def run_sweep(home: Path, sweep: Sweep, minutes: float | None = None, sheet: int
         by_policy = {cells.cells[0].policy: cells.cells[0].run for cells in sweep.groups if cells.cells}
         by_policy.pop(None, None)
         compared = _sheet(study, list(by_policy.values()), sheet) if sheet and len(by_policy) > 1 else None
-        sweep.sheet = compared.run if compared else ""
-        sweep.samples = _samples(home, sweep, compared)
+        waiting = [*study.runs(None, ("awaiting_labels",))]  # also of a call before
+        sweep.sheet = next((run.run for run in (compared, *waiting) if run), "")
+        sweep.samples = _samples(home, sweep, waiting)
     return study.folder
 
 
@@ -282,9 +284,11 @@ def _sheet(study: Study, runs: Sequence[str], items: int) -> RunStatus:
     return load_status(study.home, launch.ctx.run)
 
 
-def _samples(home: Path, sweep: Sweep, sheet: RunStatus | None) -> list[Document]:
-    """Return the responses of the groups' first seeds to the same prompts, without those that raters judge now."""
-    hidden = on_the_sheet(StageFacts.of(home, sheet.run, sheet.stage("human_eval"))) if sheet else ()
+def _samples(home: Path, sweep: Sweep, sheets: Sequence[RunStatus]) -> list[Document]:
+    """Return the responses of the groups' first seeds to the same prompts, without those that raters judge now, on
+    `sheets`."""
+    on_sheets = (on_the_sheet(StageFacts.of(home, sheet.run, sheet.stage("human_eval"))) for sheet in sheets)
+    hidden = {prompt for prompts in on_sheets for prompt in prompts}
     by_name = {}
     for cells in (cells for cells in sweep.groups if cells.cells and cells.cells[0].policy):
         status = load_status(home, cells.cells[0].run)

@@ -14,6 +14,7 @@ from components.base.errors import CheckFailed, GateFailed, UserError
 from components.base.jsonl import write_json, write_rows
 from components.base.nested import group
 from components.base.settings import Settings, keyed_values
+from components.gates.judging import GatesConfig
 from components.keys import fingerprint
 from components.store.leases import leased
 from flows.config.run_config import load_config, to_values
@@ -26,10 +27,11 @@ from flows.studies.sweep_page import as_json, failures, notes, ranged, write_pag
 from tasks.execution.context import Reporting, RunContext
 from tasks.execution.runner import _key, peek
 from tasks.result import Given, StageResult
+from tasks.runs.run_label import Label
 from tasks.runs.status import list_runs, load_status
 from tasks.stages import STAGES, Stage
 from tests.conftest import Tether
-from tests.stored_run import HOSTILE, METRICS
+from tests.stored_run import HOSTILE, METRICS, publish
 
 Play = Callable[[Launch], dict[str, float]]
 
@@ -319,6 +321,21 @@ def test_the_page_shows_samples_as_text_and_loads_nothing(outcome: tuple[Path, S
     assert "<script" not in text and "http://" not in re.sub(r"&lt;.*?&gt;", "", text)
     assert "Gains beside KL" in text and "data:image/svg+xml;base64," in text
     assert "3 (1 to 4.5)" in text and "0.75 (0.5 to 1)" in text
+
+
+def test_a_sweep_without_a_sheet_hides_what_raters_judge_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An earlier call began the sheet."""
+    played(monkeypatch, lambda launch: {})
+    shown = swept(tmp_path, "ppo.epochs=1,2")
+    rows = "\n".join(json.dumps({"prompt": f"prompt {n}"}) for n in (0, 3))
+    record = publish(tmp_path, "human_eval.compare", files={"responses.jsonl": rows})
+    label = Label("a sheet", {"sweep": shown.name, "sweep.key": "0" * 16})
+    with RunContext.start(tmp_path, "tiny", GatesConfig(), label=label, reporting=Reporting(track=False)) as sheet:
+        sheet.status.update("human_eval", state="awaiting_labels", key=record.key, digest=record.digest)
+    hidden = swept(tmp_path, "ppo.epochs=1,2")
+    numbers = [[sample["prompt"] for sample in sweep.samples] for sweep in (shown, hidden)]
+    assert numbers == [[f"prompt {n}" for n in range(8)], [f"prompt {n}" for n in (1, 2, 4, 5, 6, 7, 8, 9)]]
+    assert f"Run {sheet.run} compares the policies on a blind sheet." in notes(hidden)
 
 
 def test_config_values_are_those_of_the_profile_and_the_cell(tmp_path: Path) -> None:
