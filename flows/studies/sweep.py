@@ -237,8 +237,12 @@ def _search(study: Study, sweep: Sweep, cells: CellGroup) -> None:
             break
         policy = StageFacts.of(study.home, status.run, status.stage("ppo"))
         if (kl := calibration_kl(policy, sweep.sub_run(cells.options).config.ppo.kl.measure)) is None:
+            cut = f"because {strength.option}={value:g} has no KL on calibration prompts"
+            if cells.trials:
+                cut = f"; it ended there, {cut}"
+                break
             _add(study, cells, 0, status)
-            cells.search = f"no search, because {strength.option}={value:g} has no KL on calibration prompts"
+            cells.search = f"no search, {cut}; other seeds are not computed"
             return
         runs[value] = status
         cells.trials.append(Trial(value, kl, status.run, policy.record.seconds if policy.record else 0.0))

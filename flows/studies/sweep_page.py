@@ -88,7 +88,8 @@ def notes(sweep: Sweep) -> list[str]:
     if most > 1:
         sentences.append(f"Medians of {most} seeds, with the lowest and the highest, which enclose the median of all "
                          f"seeds with probability {1 - 2.0 ** (1 - most):g}.")  # fmt: skip
-    if missing := [f"{group.name} seed {number}" for group in groups for number in group.missing]:
+    if missing := [f"{group.name} seed {number}" for group in groups for number in group.missing
+                  if group.trials or not group.search]:  # a search without a trial chose no strength
         are = counted(len(missing), "cell is", "cells are")
         sentences.append(f"{are} missing: {'; '.join(missing)}. The same command computes them.")
     spent = {run.run: run.measures.get("seconds", 0.0) for group in groups for run in group.cells}

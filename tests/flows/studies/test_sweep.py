@@ -278,6 +278,35 @@ def test_a_search_ends_where_an_option_is_refused(tmp_path: Path, monkeypatch: p
     assert "outside the band" in sweep.groups[0].search and "it ended there, because" in sweep.groups[0].search
 
 
+def test_a_trial_without_kl_ends_the_search_with_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """β = 0.1 is 1 nat; β = 0.0334 diverges."""
+
+    def diverges_below(beta: float) -> Play:
+        def play(launch: Launch) -> dict[str, float]:
+            if launch.config.ppo.kl.coefficient < beta:
+                raise CheckFailed("the loss is not finite")
+            return {"policy/kl": 0.5}
+
+        return play
+
+    names = played(monkeypatch, diverges_below(0.1))
+    sweep = swept(tmp_path, "ppo.epochs=1", level=True, band=(2.9, 3.1), seeds=2)
+    (cells,) = sweep.groups
+    assert cells.name == "ppo.epochs=1, ppo.kl.coefficient=0.1"
+    assert [(cell.seed, cell.state) for cell in cells.cells] == [(0, "passed"), (1, "passed")]
+    assert cells.search.endswith("; it ended there, because ppo.kl.coefficient=0.0334 has no KL on calibration prompts")
+    assert names[2:] == ["ppo.epochs=1, ppo.kl.coefficient=0.1, seed 1"]
+
+    played(monkeypatch, diverges_below(1.0))
+    sweep = swept(tmp_path, "ppo.epochs=2", level=True, band=(2.9, 3.1), seeds=2)
+    (cells,) = sweep.groups
+    assert [(cell.seed, cell.state) for cell in cells.cells] == [(0, "failed")] and cells.missing == [1]
+    assert cells.search == (
+        "no search, because ppo.kl.coefficient=0.1 has no KL on calibration prompts; other seeds are not computed"
+    )
+    assert not any("missing" in note for note in notes(sweep))
+
+
 def test_medians_and_ranges_over_seeds_are_those_of_the_runs() -> None:
     """By hand: of 1, 4 and 2 the median is 2; three seeds enclose the median with probability 1 - 1/4."""
     cells = [
