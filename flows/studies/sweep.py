@@ -127,11 +127,15 @@ class Sweep:
         """Return the run with these options whose policy has this seed. Raises UserError as `load_config`."""
         name, texts = ", ".join(options), [*self.options, *options, "promote=false"]
         try:
-            config = load_config(self.profile, map(parse_override, texts))
+            overrides = [parse_override(text) for text in texts]
+            config = load_config(self.profile, overrides)
         except UserError as error:
             raise UserError(f"--over {name}: {error}") from error
-        if seed != config.seed:  # with the profile's seed the policy is that of a plain run
-            config = config.model_copy(update={"policy_seed": seed})
+        if all(override.path != ("policy_seed",) for override in overrides):
+            # With the profile's seed the policy is that of a plain run.
+            config = config.model_copy(update={"policy_seed": None if seed == config.seed else seed})
+        elif self.seeds > 1:
+            raise UserError("--seeds chooses policy_seed, which is set too. Leave one of them out.")
         return SubRun(f"{name}, seed {seed}", config)
 
     def start(self, options: Sequence[str]) -> tuple[Strength, float, Band]:

@@ -157,6 +157,18 @@ def test_a_seed_changes_only_the_jobs_of_ppo_and_of_no_other_stage() -> None:
     assert plain.stage_job(STAGES["ppo"]) == first.stage_job(STAGES["ppo"])
 
 
+def test_no_option_makes_one_run_count_as_two_seeds(tmp_path: Path) -> None:
+    profile = tmp_path / "seeded.yaml"
+    profile.write_text("extends: tiny\npolicy_seed: 5\n")
+    cells = [Sweep(str(profile), ["ppo.epochs=1"], seeds=2).sub_run(["ppo.epochs=1"], seed) for seed in (0, 1)]
+    assert [cell.config.policy_seed for cell in cells] == [None, 1]
+    for over, options in ((["policy_seed=5,6"], []), (["ppo.epochs=1"], ["policy_seed=5"])):
+        with pytest.raises(UserError, match="--seeds chooses policy_seed, which is set too"):
+            swept(tmp_path, *over, options=options, seeds=2)
+        texts = next(combinations(over))
+        assert Sweep("tiny", over, options).sub_run(texts).config.policy_seed == 5, "of one seed it may be set"
+
+
 def test_a_killed_sweep_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed_in_the_second(launch: Launch) -> dict[str, float]:
         if len(list_runs(tmp_path)) == 2:
