@@ -16,10 +16,10 @@ from statistics import median
 
 from components.base.errors import GateFailed, UserError
 from components.base.hashing import canonical_json, digest_json
-from components.base.nested import flatten
-from components.gates.methods import DIRECT_METHODS
+from components.base.nested import flatten, group, merge, nested
+from components.gates.methods import DIRECT_METHODS, is_used
 from flows.config import yaml
-from flows.config.profiles import parse_override, profile_name
+from flows.config.profiles import parse_override, profile_name, read_profile
 from flows.config.run_config import load_config, to_values
 from flows.launch.begin import check_new_run
 from flows.launch.label_runs import compare
@@ -124,10 +124,12 @@ class Sweep:
         return re.sub(r"[^\w.-]", "-", f"{profile_name(self.profile)}-{about[:6]}")
 
     def sub_run(self, options: Sequence[str], seed: int = 0) -> SubRun:
-        """Return the run with these options whose policy has this seed. Raises UserError as `load_config`."""
-        name, texts = ", ".join(options), [*self.options, *options, "promote=false"]
+        """Return the run with these options whose policy has this seed. Of `--set` it has what says something to its
+        method, and what says nothing to any cell's. Raises UserError as `load_config`."""
+        name = ", ".join(options)
         try:
-            overrides = [parse_override(text) for text in texts]
+            common = [text for text in self.options if self._is_for(options, text)]
+            overrides = [parse_override(text) for text in (*common, *options, "promote=false")]
             config = load_config(self.profile, overrides)
         except UserError as error:
             raise UserError(f"--over {name}: {error}") from error
@@ -137,6 +139,19 @@ class Sweep:
         elif self.seeds > 1:
             raise UserError("--seeds chooses policy_seed, which is set too. Leave one of them out.")
         return SubRun(f"{name}, seed {seed}", config)
+
+    def _is_for(self, options: Sequence[str], text: str) -> bool:
+        """Return whether one of `--set` is for the cells with these options: their method uses it, or none does."""
+        option = ".".join(parse_override(text).path)
+        others = (self._method(cell) for cell in combinations(self.over))
+        return is_used(self._method(options), option) or not any(is_used(method, option) for method in others)
+
+    def _method(self, options: Sequence[str]) -> str:
+        """Return `policy.method` of the cells with these options; it is not checked."""
+        values = read_profile(self.profile)
+        for path, value in map(parse_override, (*self.options, *options)):
+            values = merge(values, nested(path, value))
+        return str(group(values, "policy").get("method", "ppo"))
 
     def start(self, options: Sequence[str]) -> tuple[Strength, float, Band]:
         """Return the option of a group's strength, where its search starts, and the band. Raises UserError if

@@ -157,6 +157,38 @@ def test_a_seed_changes_only_the_jobs_of_ppo_and_of_no_other_stage() -> None:
     assert plain.stage_job(STAGES["ppo"]) == first.stage_job(STAGES["ppo"])
 
 
+METHODS = ["policy.method=ppo,dpo,online_dpo"]
+
+
+def test_an_option_is_set_in_the_cells_whose_method_uses_it() -> None:
+    sweep = Sweep("demo", METHODS, ["policy.beta=0.3", "ppo.updates=70", "ppo.ratio=sequence", "ppo.evaluate=100"])
+    ppo, dpo, online = (sweep.sub_run(cell).config for cell in combinations(METHODS))
+    default = load_config("demo")
+    assert [config.policy.beta for config in (ppo, dpo, online)] == [default.policy.beta, 0.3, default.policy.beta]
+    assert [config.ppo.updates for config in (ppo, dpo, online)] == [70, default.ppo.updates, 70]
+    assert [config.ppo.ratio for config in (ppo, dpo, online)] == ["sequence", "token", "token"]
+    assert {config.ppo.evaluate for config in (ppo, dpo, online)} == {100}
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("policy.n=4", "policy.n says nothing to policy.method=ppo"),  # best_of_n alone has it
+        ("policy.bta=0.3", "did you mean policy.beta"),
+        ("policy=3", "policy"),
+    ],
+)
+def test_an_option_that_no_method_uses_is_refused(option: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"^--over policy.method=.*{re.escape(message)}"):
+        swept(tmp_path, *METHODS, options=[option])
+
+
+def test_methods_are_swept_at_equal_kl_with_the_profile_of_hh() -> None:
+    sweep = Sweep("hh-smollm2", ["policy.method=ppo,dpo"], level=True)
+    starts = [sweep.start(cell)[0].option for cell in combinations(sweep.over)]
+    assert starts == ["ppo.kl.target", "policy.beta"]
+
+
 def test_no_option_makes_one_run_count_as_two_seeds(tmp_path: Path) -> None:
     profile = tmp_path / "seeded.yaml"
     profile.write_text("extends: tiny\npolicy_seed: 5\n")
