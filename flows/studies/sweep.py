@@ -68,6 +68,8 @@ class Cell:
     """The policy's digest; None if a gate stopped the run before."""
     failed_gates: list[str]
     measures: dict[str, float]
+    models: dict[str, str] = field(default_factory=dict)
+    """Digests of its SFT and its reward model, by stage, as far as it has them."""
 
 
 @dataclass
@@ -112,7 +114,8 @@ class Sweep:
     """The KL that the search aims at; None is the target ± 20 %, within which the adaptive β hardly changes."""
     groups: list[CellGroup] = field(default_factory=list)
     samples: list[Document] = field(default_factory=list)
-    """By prompt: `prompt`, and `responses` of SFT and of each group's first seed, by name."""
+    """By prompt: `prompt`, and `responses` of SFT, if all groups have the same, and of each group's first seed, by
+    name."""
     sheet: str = ""
     """The run that compares the policies on a blind sheet: the one asked for, or one that raters judge now; empty
     without one."""
@@ -122,6 +125,10 @@ class Sweep:
         """Return its name, which follows from its options, so that the same command continues it."""
         about = digest_json([self.profile, list(self.over), list(self.options), self.level, self.band])
         return re.sub(r"[^\w.-]", "-", f"{profile_name(self.profile)}-{about[:6]}")
+
+    def models(self, stage: str) -> set[str]:
+        """Return the digests of the cells' models of a stage."""
+        return {cell.models[stage] for cells in self.groups for cell in cells.cells if stage in cell.models}
 
     def sub_run(self, options: Sequence[str], seed: int = 0) -> SubRun:
         """Return the run with these options whose policy has this seed. Of `--set` it has what says something to its
@@ -176,7 +183,7 @@ def run_sweep(home: Path, sweep: Sweep, minutes: float | None = None, sheet: int
 
     Args:
         minutes: no run begins later than this.
-        sheet: number of items of a blind sheet that compares the policies.
+        sheet: number of items of a blind sheet that compares the policies; none is begun if their SFT models differ.
 
     Raises:
         UserError: an option is wrong, two cells are the same, or another process computes this sweep. Errors of a
@@ -195,7 +202,8 @@ def run_sweep(home: Path, sweep: Sweep, minutes: float | None = None, sheet: int
                 _add(study, cells, seed, study.run(sweep.sub_run(cells.options, seed)) if searched else None)
         by_policy = {cells.cells[0].policy: cells.cells[0].run for cells in sweep.groups if cells.cells}
         by_policy.pop(None, None)
-        compared = _sheet(study, list(by_policy.values()), sheet) if sheet and len(by_policy) > 1 else None
+        comparable = len(by_policy) > 1 and len(sweep.models("sft")) == 1
+        compared = _sheet(study, list(by_policy.values()), sheet) if sheet and comparable else None
         waiting = [*study.runs(None, ("awaiting_labels",))]  # also of a call before
         sweep.sheet = next((run.run for run in (compared, *waiting) if run), "")
         sweep.samples = _samples(home, sweep, waiting)
@@ -291,7 +299,8 @@ def _add(study: Study, cells: CellGroup, seed: int, status: RunStatus | None) ->
     names = {f"{name}{end}" for name in MEASURES for end in ("", "_low", "_high")}
     failed = [gate.name for stage in status.stages for gate in stage.gates if gate.stops]
     measures = {name: value for name, value in values.items() if name in names}
-    cells.cells.append(Cell(seed, status.run, status.state, status.stage("ppo").digest, failed, measures))
+    models = {name: digest for name in ("sft", "reward") if (digest := status.stage(name).digest)}
+    cells.cells.append(Cell(seed, status.run, status.state, status.stage("ppo").digest, failed, measures, models))
 
 
 def _sheet(study: Study, runs: Sequence[str], items: int) -> RunStatus:
@@ -321,6 +330,7 @@ def _samples(home: Path, sweep: Sweep, sheets: Sequence[RunStatus]) -> list[Docu
     samples = list[Document]()
     for prompt in first:
         if prompt not in hidden and all(prompt in rows for rows in by_name.values()):
+            sft = {"SFT": first[prompt]["sft"]} if len(sweep.models("sft")) == 1 else {}
             responses = {name: rows[prompt]["policy"] for name, rows in by_name.items()}
-            samples.append({"prompt": first[prompt]["prompt"], "responses": {"SFT": first[prompt]["sft"], **responses}})
+            samples.append({"prompt": first[prompt]["prompt"], "responses": sft | responses})
     return samples[:PROMPTS]

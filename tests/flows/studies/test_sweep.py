@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer import Exit
 
 from components.base.errors import CheckFailed, GateFailed, UserError
 from components.base.jsonl import write_json, write_rows
@@ -17,10 +18,12 @@ from components.base.settings import Settings, keyed_values
 from components.gates.judging import GatesConfig
 from components.keys import fingerprint
 from components.store.leases import leased
+from flows.cli import sweep_command
 from flows.config.run_config import load_config, to_values
 from flows.launch.begin import Launch
 from flows.rlhf import pipeline
 from flows.studies import sub_runs
+from flows.studies import sweep as studies
 from flows.studies.sub_runs import Study
 from flows.studies.sweep import Cell, CellGroup, Sweep, combinations, run_sweep
 from flows.studies.sweep_page import as_json, failures, notes, ranged, write_page
@@ -409,6 +412,26 @@ def test_a_sweep_without_a_sheet_hides_what_raters_judge_now(tmp_path: Path, mon
     numbers = [[sample["prompt"] for sample in sweep.samples] for sweep in (shown, hidden)]
     assert numbers == [[f"prompt {n}" for n in range(8)], [f"prompt {n}" for n in (1, 2, 4, 5, 6, 7, 8, 9)]]
     assert f"Run {sheet.run} compares the policies on a blind sheet." in notes(hidden)
+
+
+def test_groups_of_different_models_are_not_shown_beside_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    played(monkeypatch, lambda launch: {})
+    monkeypatch.setattr(studies, "_sheet", lambda *_: pytest.fail("a sheet has one SFT model"))
+    monkeypatch.setenv("TETHER_HOME", str(tmp_path))
+    with pytest.raises(Exit) as exited:
+        sweep_command.sweep("tiny", ["sft.epochs=3,4"], sheet=8)
+    assert exited.value.exit_code == 2
+    assert "--sheet compares the policies with one SFT model, and these have several" in capsys.readouterr().err
+    sfts = swept(tmp_path, "sft.epochs=3,4")
+    assert {*sfts.samples[0]["responses"]} == {"sft.epochs=3", "sft.epochs=4"} and sfts.sheet == ""
+    said = [sentence.partition(":")[0].partition(",")[0] for sentence in notes(sfts)[:2]]
+    assert said == ["The SFT models differ", "The reward models differ"]
+    rewards = swept(tmp_path, "reward.epochs=1,3")
+    assert notes(rewards)[0] == "The reward models differ, so the reward gains of different models cannot be compared."
+    assert {*rewards.samples[0]["responses"]} == {"SFT", "reward.epochs=1", "reward.epochs=3"}
+    assert not any("differ" in note for note in notes(swept(tmp_path, "ppo.epochs=1,2")))
 
 
 def test_config_values_are_those_of_the_profile_and_the_cell(tmp_path: Path) -> None:
