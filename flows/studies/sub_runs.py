@@ -1,14 +1,15 @@
 """The engine of studies: compute runs that share stages, one after the other, within a budget of minutes.
 
 A sub-run is an ordinary run with two tags: the study's name, and a digest of its config. The tags are the study's only
-record. After a kill the same call continues: a sub-run that has ended is not computed again, and one that was stopped
-begins again under the same keys, so stored results are found and training continues from its checkpoint.
+record. After a kill the same call continues: a sub-run that has ended is not computed again unless its inputs or code
+have changed, and one that was stopped begins again under the same keys, so stored results are found and training
+continues from its checkpoint.
 """
 
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from textwrap import shorten
 from typing import NamedTuple
@@ -17,14 +18,20 @@ from rich.console import Console
 
 from components.base.errors import CheckFailed, GateFailed, UserError
 from components.base.hashing import digest_json
+from components.base.settings import Settings
 from components.store.leases import if_free
 from flows.config.run_config import RunConfig, to_values
-from flows.launch.begin import new_run
+from flows.launch.begin import Launch, new_run
 from flows.launch.request import Request
 from flows.launch.run_computing import compute
+from flows.rlhf import pipeline
+from tasks.execution.context import Reuse
+from tasks.execution.runner import peek
 from tasks.execution.stage_progress import output, say
+from tasks.result import Given, StageResult
 from tasks.runs.run_label import LONGEST_NAME, Label
 from tasks.runs.status import RunStatus, load_readable, load_status
+from tasks.stages import Stage
 
 ENDED = ("passed", "cached", "waived", "skipped", "gate_failed")
 """States of a run that is not computed again. A failed gate is an outcome; what failed otherwise is tried again."""
@@ -68,23 +75,24 @@ class Study:
                 raise UserError(f"{self.kind} {self.name}: another process computes it. Wait until it has ended.")
             yield
 
-    def newest(self, key: str, states: Collection[str] = ENDED) -> RunStatus | None:
-        """Return the newest run with this key in one of `states`; None if there is none."""
-        tags = self.label("", key).tags.items()
-        runs = (run for run in load_readable(self.home)[0] if tags <= run.tags.items() and run.state in states)
-        return next(runs, None)
+    def runs(self, key: str | None, states: Collection[str] = ENDED) -> Iterator[RunStatus]:
+        """Yield the runs with this key (None: with any) in one of `states`, newest first."""
+        tags = {self.kind: self.name}.items() if key is None else self.label("", key).tags.items()
+        yield from (run for run in load_readable(self.home)[0] if tags <= run.tags.items() and run.state in states)
 
     def run(self, sub_run: SubRun) -> RunStatus | None:
-        """Return the run of `sub_run`, which is computed unless one has ended; None if the budget is spent.
+        """Return the run of `sub_run`, computed unless one has ended with what its inputs and code give today; None if
+        the budget is spent.
 
         A failed gate or check is an outcome, which the status has. Other errors of a stage are passed on unchanged.
         """
-        ended = self.newest(sub_run.key)
-        if ended is not None or time.monotonic() >= self.deadline:
-            return ended
-        say(self.console, f"{self.kind} {self.name}: {sub_run.name}")
         request = Request(until=sub_run.until, label=self.label(sub_run.name, sub_run.key))
         launch = new_run(self.home, self.profile, sub_run.config, request)
+        ended = next((run for run in self.runs(sub_run.key) if is_current(run, launch)), None)
+        if ended is not None or time.monotonic() >= self.deadline:
+            launch.ctx.discard()
+            return ended
+        say(self.console, f"{self.kind} {self.name}: {sub_run.name}")
         try:
             compute(launch)
         except (GateFailed, CheckFailed) as error:
@@ -94,3 +102,27 @@ class Study:
     def label(self, name: str, key: str) -> Label:
         """Return the label of the run with this key."""
         return Label(shorten(name, LONGEST_NAME, placeholder=" …"), {self.kind: self.name, f"{self.kind}.key": key})
+
+
+class _Changed(Exception):
+    """Ends the comparison of a run's results with those of today."""
+
+
+def is_current(ended: RunStatus, launch: Launch) -> bool:
+    """Return whether the results of a run that has ended have the keys that `launch` gives them: of the files and the
+    code as they are now."""
+    # A stage that every new run recomputes (a reward without a version) keeps its key.
+    ctx = replace(launch.ctx, reuse=Reuse(pinned=launch.ctx.reuse.pinned))
+    stopped = next((stage.name for stage in ended.stages if stage.state == "gate_failed"), ended.until)
+
+    def stored(stage: Stage, job: Settings, inputs: Given) -> StageResult:
+        result = peek(stage, job, inputs, ctx)
+        if result is None or result.record.key not in ended.stage(stage.group).results:
+            raise _Changed
+        return result
+
+    try:
+        pipeline(launch.config, launch.sources, stored, stopped)
+    except _Changed:
+        return False
+    return True

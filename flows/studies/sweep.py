@@ -16,10 +16,10 @@ from statistics import median
 
 from components.base.errors import GateFailed, UserError
 from components.base.hashing import canonical_json, digest_json
-from components.base.nested import flatten
-from components.gates.methods import DIRECT_METHODS
+from components.base.nested import flatten, group, merge, nested
+from components.gates.methods import DIRECT_METHODS, is_used
 from flows.config import yaml
-from flows.config.profiles import parse_override, profile_name
+from flows.config.profiles import parse_override, profile_name, read_profile
 from flows.config.run_config import load_config, to_values
 from flows.launch.begin import check_new_run
 from flows.launch.label_runs import compare
@@ -68,6 +68,8 @@ class Cell:
     """The policy's digest; None if a gate stopped the run before."""
     failed_gates: list[str]
     measures: dict[str, float]
+    models: dict[str, str] = field(default_factory=dict)
+    """Digests of its SFT and its reward model, by stage, as far as it has them."""
 
 
 @dataclass
@@ -112,9 +114,11 @@ class Sweep:
     """The KL that the search aims at; None is the target ± 20 %, within which the adaptive β hardly changes."""
     groups: list[CellGroup] = field(default_factory=list)
     samples: list[Document] = field(default_factory=list)
-    """By prompt: `prompt`, and `responses` of SFT and of each group's first seed, by name."""
+    """By prompt: `prompt`, and `responses` of SFT, if all groups have the same, and of each group's first seed, by
+    name."""
     sheet: str = ""
-    """The run that compares the policies on a blind sheet; empty without one."""
+    """The run that compares the policies on a blind sheet: the one asked for, or one that raters judge now; empty
+    without one."""
 
     @property
     def name(self) -> str:
@@ -122,16 +126,39 @@ class Sweep:
         about = digest_json([self.profile, list(self.over), list(self.options), self.level, self.band])
         return re.sub(r"[^\w.-]", "-", f"{profile_name(self.profile)}-{about[:6]}")
 
+    def models(self, stage: str) -> set[str]:
+        """Return the digests of the cells' models of a stage."""
+        return {cell.models[stage] for cells in self.groups for cell in cells.cells if stage in cell.models}
+
     def sub_run(self, options: Sequence[str], seed: int = 0) -> SubRun:
-        """Return the run with these options whose policy has this seed. Raises UserError as `load_config`."""
-        name, texts = ", ".join(options), [*self.options, *options, "promote=false"]
+        """Return the run with these options whose policy has this seed. Of `--set` it has what says something to its
+        method, and what says nothing to any cell's. Raises UserError as `load_config`."""
+        name = ", ".join(options)
         try:
-            config = load_config(self.profile, map(parse_override, texts))
+            common = [text for text in self.options if self._is_for(options, text)]
+            overrides = [parse_override(text) for text in (*common, *options, "promote=false")]
+            config = load_config(self.profile, overrides)
         except UserError as error:
             raise UserError(f"--over {name}: {error}") from error
-        if seed != config.seed:  # with the profile's seed the policy is that of a plain run
-            config = config.model_copy(update={"policy_seed": seed})
+        if all(override.path != ("policy_seed",) for override in overrides):
+            # With the profile's seed the policy is that of a plain run.
+            config = config.model_copy(update={"policy_seed": None if seed == config.seed else seed})
+        elif self.seeds > 1:
+            raise UserError("--seeds chooses policy_seed, which is set too. Leave one of them out.")
         return SubRun(f"{name}, seed {seed}", config)
+
+    def _is_for(self, options: Sequence[str], text: str) -> bool:
+        """Return whether one of `--set` is for the cells with these options: their method uses it, or none does."""
+        option = ".".join(parse_override(text).path)
+        others = (self._method(cell) for cell in combinations(self.over))
+        return is_used(self._method(options), option) or not any(is_used(method, option) for method in others)
+
+    def _method(self, options: Sequence[str]) -> str:
+        """Return `policy.method` of the cells with these options; it is not checked."""
+        values = read_profile(self.profile)
+        for path, value in map(parse_override, (*self.options, *options)):
+            values = merge(values, nested(path, value))
+        return str(group(values, "policy").get("method", "ppo"))
 
     def start(self, options: Sequence[str]) -> tuple[Strength, float, Band]:
         """Return the option of a group's strength, where its search starts, and the band. Raises UserError if
@@ -156,7 +183,7 @@ def run_sweep(home: Path, sweep: Sweep, minutes: float | None = None, sheet: int
 
     Args:
         minutes: no run begins later than this.
-        sheet: number of items of a blind sheet that compares the policies.
+        sheet: number of items of a blind sheet that compares the policies; none is begun if their SFT models differ.
 
     Raises:
         UserError: an option is wrong, two cells are the same, or another process computes this sweep. Errors of a
@@ -175,9 +202,11 @@ def run_sweep(home: Path, sweep: Sweep, minutes: float | None = None, sheet: int
                 _add(study, cells, seed, study.run(sweep.sub_run(cells.options, seed)) if searched else None)
         by_policy = {cells.cells[0].policy: cells.cells[0].run for cells in sweep.groups if cells.cells}
         by_policy.pop(None, None)
-        compared = _sheet(study, list(by_policy.values()), sheet) if sheet and len(by_policy) > 1 else None
-        sweep.sheet = compared.run if compared else ""
-        sweep.samples = _samples(home, sweep, compared)
+        comparable = len(by_policy) > 1 and len(sweep.models("sft")) == 1
+        compared = _sheet(study, list(by_policy.values()), sheet) if sheet and comparable else None
+        waiting = [*study.runs(None, ("awaiting_labels",))]  # also of a call before
+        sweep.sheet = next((run.run for run in (compared, *waiting) if run), "")
+        sweep.samples = _samples(home, sweep, waiting)
     return study.folder
 
 
@@ -235,8 +264,12 @@ def _search(study: Study, sweep: Sweep, cells: CellGroup) -> None:
             break
         policy = StageFacts.of(study.home, status.run, status.stage("ppo"))
         if (kl := calibration_kl(policy, sweep.sub_run(cells.options).config.ppo.kl.measure)) is None:
+            cut = f"because {strength.option}={value:g} has no KL on calibration prompts"
+            if cells.trials:
+                cut = f"; it ended there, {cut}"
+                break
             _add(study, cells, 0, status)
-            cells.search = f"no search, because {strength.option}={value:g} has no KL on calibration prompts"
+            cells.search = f"no search, {cut}; other seeds are not computed"
             return
         runs[value] = status
         cells.trials.append(Trial(value, kl, status.run, policy.record.seconds if policy.record else 0.0))
@@ -266,13 +299,14 @@ def _add(study: Study, cells: CellGroup, seed: int, status: RunStatus | None) ->
     names = {f"{name}{end}" for name in MEASURES for end in ("", "_low", "_high")}
     failed = [gate.name for stage in status.stages for gate in stage.gates if gate.stops]
     measures = {name: value for name, value in values.items() if name in names}
-    cells.cells.append(Cell(seed, status.run, status.state, status.stage("ppo").digest, failed, measures))
+    models = {name: digest for name in ("sft", "reward") if (digest := status.stage(name).digest)}
+    cells.cells.append(Cell(seed, status.run, status.state, status.stage("ppo").digest, failed, measures, models))
 
 
 def _sheet(study: Study, runs: Sequence[str], items: int) -> RunStatus:
     """Return the run that compares the policies of `runs` with SFT, blind; it is begun if there is none."""
     key = digest_json([*runs, items])[:16]
-    if (sheet := study.newest(key, (*ENDED, "awaiting_labels"))) is not None:
+    if (sheet := next(study.runs(key, (*ENDED, "awaiting_labels")), None)) is not None:
         return sheet
     request = Request(label=study.label(f"sheet of sweep {study.name}", key))
     models, items_option = [f"{runs[0]}:sft", *runs], parse_override(f"human_eval.items={items}")
@@ -282,9 +316,11 @@ def _sheet(study: Study, runs: Sequence[str], items: int) -> RunStatus:
     return load_status(study.home, launch.ctx.run)
 
 
-def _samples(home: Path, sweep: Sweep, sheet: RunStatus | None) -> list[Document]:
-    """Return the responses of the groups' first seeds to the same prompts, without those that raters judge now."""
-    hidden = on_the_sheet(StageFacts.of(home, sheet.run, sheet.stage("human_eval"))) if sheet else ()
+def _samples(home: Path, sweep: Sweep, sheets: Sequence[RunStatus]) -> list[Document]:
+    """Return the responses of the groups' first seeds to the same prompts, without those that raters judge now, on
+    `sheets`."""
+    on_sheets = (on_the_sheet(StageFacts.of(home, sheet.run, sheet.stage("human_eval"))) for sheet in sheets)
+    hidden = {prompt for prompts in on_sheets for prompt in prompts}
     by_name = {}
     for cells in (cells for cells in sweep.groups if cells.cells and cells.cells[0].policy):
         status = load_status(home, cells.cells[0].run)
@@ -294,6 +330,7 @@ def _samples(home: Path, sweep: Sweep, sheet: RunStatus | None) -> list[Document
     samples = list[Document]()
     for prompt in first:
         if prompt not in hidden and all(prompt in rows for rows in by_name.values()):
+            sft = {"SFT": first[prompt]["sft"]} if len(sweep.models("sft")) == 1 else {}
             responses = {name: rows[prompt]["policy"] for name, rows in by_name.items()}
-            samples.append({"prompt": first[prompt]["prompt"], "responses": {"SFT": first[prompt]["sft"], **responses}})
+            samples.append({"prompt": first[prompt]["prompt"], "responses": sft | responses})
     return samples[:PROMPTS]

@@ -85,10 +85,16 @@ def notes(sweep: Sweep) -> list[str]:
     """
     groups, most = sweep.groups, max(len(group.cells) for group in sweep.groups)
     sentences = [f"{group.name}: {group.search}." for group in groups if group.search]
+    if len(sweep.models("sft")) > 1:
+        sentences.append("The SFT models differ: KL and gains are relative to each cell's own, and no responses of SFT "
+                         "are shown.")  # fmt: skip
+    if len(sweep.models("reward")) > 1:
+        sentences.append("The reward models differ, so the reward gains of different models cannot be compared.")
     if most > 1:
         sentences.append(f"Medians of {most} seeds, with the lowest and the highest, which enclose the median of all "
                          f"seeds with probability {1 - 2.0 ** (1 - most):g}.")  # fmt: skip
-    if missing := [f"{group.name} seed {number}" for group in groups for number in group.missing]:
+    if missing := [f"{group.name} seed {number}" for group in groups for number in group.missing
+                  if group.trials or not group.search]:  # a search without a trial chose no strength
         are = counted(len(missing), "cell is", "cells are")
         sentences.append(f"{are} missing: {'; '.join(missing)}. The same command computes them.")
     spent = {run.run: run.measures.get("seconds", 0.0) for group in groups for run in group.cells}

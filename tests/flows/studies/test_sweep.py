@@ -3,27 +3,38 @@
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer import Exit
 
 from components.base.errors import CheckFailed, GateFailed, UserError
-from components.base.hashing import digest_json
 from components.base.jsonl import write_json, write_rows
 from components.base.nested import group
-from components.gates.judging import judge
+from components.base.settings import Settings, keyed_values
+from components.gates.judging import GatesConfig
+from components.keys import fingerprint
 from components.store.leases import leased
+from flows.cli import sweep_command
 from flows.config.run_config import load_config, to_values
 from flows.launch.begin import Launch
+from flows.rlhf import pipeline
 from flows.studies import sub_runs
+from flows.studies import sweep as studies
 from flows.studies.sub_runs import Study
 from flows.studies.sweep import Cell, CellGroup, Sweep, combinations, run_sweep
 from flows.studies.sweep_page import as_json, failures, notes, ranged, write_page
+from tasks.execution.context import Reporting, RunContext
+from tasks.execution.runner import _key, peek
+from tasks.result import Given, StageResult
+from tasks.runs.run_label import Label
 from tasks.runs.status import list_runs, load_status
-from tasks.stages import STAGES
+from tasks.stages import STAGES, Stage
 from tests.conftest import Tether
-from tests.stored_run import HOSTILE, METRICS
+from tests.stored_run import HOSTILE, METRICS, publish
 
 Play = Callable[[Launch], dict[str, float]]
 
@@ -33,31 +44,49 @@ def played(monkeypatch: pytest.MonkeyPatch, play: Play) -> list[str]:
     names = []
 
     def compute(launch: Launch) -> None:
-        ctx = launch.ctx
+        ctx = replace(launch.ctx, reporting=Reporting(track=False))
+
+        def run_stage(stage: Stage, job: Settings, inputs: Given) -> StageResult:
+            if peek(stage, job, inputs, ctx) is None:
+                metrics = METRICS[stage.name] | (played_metrics if stage.name == "ppo" else {})
+                _publish(ctx, stage, job, inputs, metrics)
+            result = peek(stage, job, inputs, ctx)
+            assert result is not None
+            record, state = result.record, result.state.replace("cached", "passed")
+            entry = {"state": state, "key": record.key, "digest": record.digest, "metrics": record.metrics}
+            ctx.status.update(stage.group, **entry, gates=result.verdicts)
+            if result.state == "gate_failed":
+                raise GateFailed("a gate failed")
+            return result
+
         with ctx:
             names.append(ctx.status.document.name)
-            metrics = METRICS["ppo"] | {"policy/gold": 1.0, "policy/sft_gold": 0.25} | play(launch)
-            out = ctx.home / "out"
-            out.mkdir()
-            write_json(out / "metadata.json", {
-                "published_update": 2,
-                "evaluations": [{"update": 1, "kl": 99.0}, {"update": 2, "kl": metrics["policy/kl"] + 0.5}],
-            })  # fmt: skip
-            reply = {"response": HOSTILE + ctx.run, "score": 1.0, "kl": 2.0, "gold": 0.5}
-            write_rows(out / "evaluation.jsonl", ({"prompt": f"prompt {n}", "policy": reply, "sft": reply}
-                                                  for n in range(12)))  # fmt: skip
-            about = {"stage": "ppo", "run": ctx.run, "metrics": metrics, "seconds": 10.0, "job": {}, "inputs": {},
-                     "parts": {}, "environment": {}}  # fmt: skip
-            record = ctx.store.publish(digest_json(ctx.run), out, None, about)
-            out.rmdir()
-            verdicts = judge("ppo", metrics, ctx.gates, ())
-            state = "gate_failed" if any(verdict.stops for verdict in verdicts) else "passed"
-            ctx.status.update("ppo", state=state, key=record.key, digest=record.digest, metrics=metrics, gates=verdicts)
-            if state == "gate_failed":
-                raise GateFailed("a gate of ppo failed")
+            played_metrics = {"policy/gold": 1.0, "policy/sft_gold": 0.25} | play(launch)
+            pipeline(launch.config, launch.sources, run_stage, ctx.status.document.until)
 
     monkeypatch.setattr(sub_runs, "compute", compute)
+    monkeypatch.setattr(fingerprint, "code_parts", cache(fingerprint.code_parts))  # the files stay the same
     return names
+
+
+def _publish(ctx: RunContext, stage: Stage, job: Settings, inputs: Given, metrics: dict[str, float]) -> None:
+    """Store what the page reads of a policy, and a file that is the run's own."""
+    key, parts, _ = _key(stage, job, inputs, ctx)
+    out = ctx.home / "out"
+    out.mkdir()
+    (out / "run").write_text(ctx.run)
+    if stage.name == "ppo":
+        write_json(out / "metadata.json", {
+            "published_update": 2,
+            "evaluations": [{"update": 1, "kl": 99.0}, {"update": 2, "kl": metrics["policy/kl"] + 0.5}],
+        })  # fmt: skip
+        reply = {"response": HOSTILE + ctx.run, "score": 1.0, "kl": 2.0, "gold": 0.5}
+        write_rows(out / "evaluation.jsonl", ({"prompt": f"prompt {n}", "policy": reply, "sft": reply}
+                                              for n in range(12)))  # fmt: skip
+    about = {"stage": stage.name, "run": ctx.run, "metrics": metrics, "seconds": 10.0, "job": keyed_values(job),
+             "parts": parts, "inputs": parts["inputs"], "environment": {}}  # fmt: skip
+    ctx.store.publish(key, out, None, about)
+    out.rmdir()
 
 
 def swept(home: Path, *over: str, minutes: float | None = None, **wanted: Any) -> Sweep:
@@ -131,6 +160,50 @@ def test_a_seed_changes_only_the_jobs_of_ppo_and_of_no_other_stage() -> None:
     assert plain.stage_job(STAGES["ppo"]) == first.stage_job(STAGES["ppo"])
 
 
+METHODS = ["policy.method=ppo,dpo,online_dpo"]
+
+
+def test_an_option_is_set_in_the_cells_whose_method_uses_it() -> None:
+    sweep = Sweep("demo", METHODS, ["policy.beta=0.3", "ppo.updates=70", "ppo.ratio=sequence", "ppo.evaluate=100"])
+    ppo, dpo, online = (sweep.sub_run(cell).config for cell in combinations(METHODS))
+    default = load_config("demo")
+    assert [config.policy.beta for config in (ppo, dpo, online)] == [default.policy.beta, 0.3, default.policy.beta]
+    assert [config.ppo.updates for config in (ppo, dpo, online)] == [70, default.ppo.updates, 70]
+    assert [config.ppo.ratio for config in (ppo, dpo, online)] == ["sequence", "token", "token"]
+    assert {config.ppo.evaluate for config in (ppo, dpo, online)} == {100}
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("policy.n=4", "policy.n says nothing to policy.method=ppo"),  # best_of_n alone has it
+        ("policy.bta=0.3", "did you mean policy.beta"),
+        ("policy=3", "policy"),
+    ],
+)
+def test_an_option_that_no_method_uses_is_refused(option: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"^--over policy.method=.*{re.escape(message)}"):
+        swept(tmp_path, *METHODS, options=[option])
+
+
+def test_methods_are_swept_at_equal_kl_with_the_profile_of_hh() -> None:
+    sweep = Sweep("hh-smollm2", ["policy.method=ppo,dpo"], level=True)
+    starts = [sweep.start(cell)[0].option for cell in combinations(sweep.over)]
+    assert starts == ["ppo.kl.target", "policy.beta"]
+
+
+def test_no_option_makes_one_run_count_as_two_seeds(tmp_path: Path) -> None:
+    profile = tmp_path / "seeded.yaml"
+    profile.write_text("extends: tiny\npolicy_seed: 5\n")
+    cells = [Sweep(str(profile), ["ppo.epochs=1"], seeds=2).sub_run(["ppo.epochs=1"], seed) for seed in (0, 1)]
+    assert [cell.config.policy_seed for cell in cells] == [None, 1]
+    for over, options in ((["policy_seed=5,6"], []), (["ppo.epochs=1"], ["policy_seed=5"])):
+        with pytest.raises(UserError, match="--seeds chooses policy_seed, which is set too"):
+            swept(tmp_path, *over, options=options, seeds=2)
+        texts = next(combinations(over))
+        assert Sweep("tiny", over, options).sub_run(texts).config.policy_seed == 5, "of one seed it may be set"
+
+
 def test_a_killed_sweep_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed_in_the_second(launch: Launch) -> dict[str, float]:
         if len(list_runs(tmp_path)) == 2:
@@ -148,6 +221,25 @@ def test_a_killed_sweep_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pyte
     assert tags["sweep"] == sweep.name and len(tags["sweep.key"]) == 16
     values = load_status(tmp_path, sweep.groups[0].cells[0].run)
     assert values.until == "ppo"
+
+
+def test_a_cell_of_other_data_or_code_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = played(monkeypatch, lambda launch: {})
+    data, home = tmp_path / "pairs.jsonl", tmp_path / "home"
+
+    def runs(content: str, **wanted: Any) -> list[str]:
+        data.write_text(content)
+        sweep = swept(home, "ppo.epochs=1", options=[f"data.preferences={data}"], **wanted)
+        return [cell.run for cell in sweep.groups[0].cells]
+
+    row = json.dumps({"prompt": "Name a colour.", "chosen": "Blue.", "rejected": "Seven."}) + "\n"
+    (first,) = runs(row)
+    assert runs(2 * row, minutes=0) == [], "the old run is not of these data"
+    second, third = runs(2 * row, seeds=2)
+    assert [name[-6:] for name in names] == ["seed 0", "seed 0", "seed 1"] and first not in (second, third)
+    assert runs(row) == [first] and len(list_runs(home)) == 3
+    monkeypatch.setattr(fingerprint, "code_parts", lambda *_: {"source": {"a": "changed"}, "task": {}})
+    assert runs(row) != [first] and len(names) == 4
 
 
 def test_the_runs_of_a_sweep_get_no_alias(tmp_path: Path) -> None:
@@ -233,6 +325,35 @@ def test_a_search_ends_where_an_option_is_refused(tmp_path: Path, monkeypatch: p
     assert "outside the band" in sweep.groups[0].search and "it ended there, because" in sweep.groups[0].search
 
 
+def test_a_trial_without_kl_ends_the_search_with_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """β = 0.1 is 1 nat; β = 0.0334 diverges."""
+
+    def diverges_below(beta: float) -> Play:
+        def play(launch: Launch) -> dict[str, float]:
+            if launch.config.ppo.kl.coefficient < beta:
+                raise CheckFailed("the loss is not finite")
+            return {"policy/kl": 0.5}
+
+        return play
+
+    names = played(monkeypatch, diverges_below(0.1))
+    sweep = swept(tmp_path, "ppo.epochs=1", level=True, band=(2.9, 3.1), seeds=2)
+    (cells,) = sweep.groups
+    assert cells.name == "ppo.epochs=1, ppo.kl.coefficient=0.1"
+    assert [(cell.seed, cell.state) for cell in cells.cells] == [(0, "passed"), (1, "passed")]
+    assert cells.search.endswith("; it ended there, because ppo.kl.coefficient=0.0334 has no KL on calibration prompts")
+    assert names[2:] == ["ppo.epochs=1, ppo.kl.coefficient=0.1, seed 1"]
+
+    played(monkeypatch, diverges_below(1.0))
+    sweep = swept(tmp_path, "ppo.epochs=2", level=True, band=(2.9, 3.1), seeds=2)
+    (cells,) = sweep.groups
+    assert [(cell.seed, cell.state) for cell in cells.cells] == [(0, "failed")] and cells.missing == [1]
+    assert cells.search == (
+        "no search, because ppo.kl.coefficient=0.1 has no KL on calibration prompts; other seeds are not computed"
+    )
+    assert not any("missing" in note for note in notes(sweep))
+
+
 def test_medians_and_ranges_over_seeds_are_those_of_the_runs() -> None:
     """By hand: of 1, 4 and 2 the median is 2; three seeds enclose the median with probability 1 - 1/4."""
     cells = [
@@ -276,6 +397,41 @@ def test_the_page_shows_samples_as_text_and_loads_nothing(outcome: tuple[Path, S
     assert "<script" not in text and "http://" not in re.sub(r"&lt;.*?&gt;", "", text)
     assert "Gains beside KL" in text and "data:image/svg+xml;base64," in text
     assert "3 (1 to 4.5)" in text and "0.75 (0.5 to 1)" in text
+
+
+def test_a_sweep_without_a_sheet_hides_what_raters_judge_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An earlier call began the sheet."""
+    played(monkeypatch, lambda launch: {})
+    shown = swept(tmp_path, "ppo.epochs=1,2")
+    rows = "\n".join(json.dumps({"prompt": f"prompt {n}"}) for n in (0, 3))
+    record = publish(tmp_path, "human_eval.compare", files={"responses.jsonl": rows})
+    label = Label("a sheet", {"sweep": shown.name, "sweep.key": "0" * 16})
+    with RunContext.start(tmp_path, "tiny", GatesConfig(), label=label, reporting=Reporting(track=False)) as sheet:
+        sheet.status.update("human_eval", state="awaiting_labels", key=record.key, digest=record.digest)
+    hidden = swept(tmp_path, "ppo.epochs=1,2")
+    numbers = [[sample["prompt"] for sample in sweep.samples] for sweep in (shown, hidden)]
+    assert numbers == [[f"prompt {n}" for n in range(8)], [f"prompt {n}" for n in (1, 2, 4, 5, 6, 7, 8, 9)]]
+    assert f"Run {sheet.run} compares the policies on a blind sheet." in notes(hidden)
+
+
+def test_groups_of_different_models_are_not_shown_beside_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    played(monkeypatch, lambda launch: {})
+    monkeypatch.setattr(studies, "_sheet", lambda *_: pytest.fail("a sheet has one SFT model"))
+    monkeypatch.setenv("TETHER_HOME", str(tmp_path))
+    with pytest.raises(Exit) as exited:
+        sweep_command.sweep("tiny", ["sft.epochs=3,4"], sheet=8)
+    assert exited.value.exit_code == 2
+    assert "--sheet compares the policies with one SFT model, and these have several" in capsys.readouterr().err
+    sfts = swept(tmp_path, "sft.epochs=3,4")
+    assert {*sfts.samples[0]["responses"]} == {"sft.epochs=3", "sft.epochs=4"} and sfts.sheet == ""
+    said = [sentence.partition(":")[0].partition(",")[0] for sentence in notes(sfts)[:2]]
+    assert said == ["The SFT models differ", "The reward models differ"]
+    rewards = swept(tmp_path, "reward.epochs=1,3")
+    assert notes(rewards)[0] == "The reward models differ, so the reward gains of different models cannot be compared."
+    assert {*rewards.samples[0]["responses"]} == {"SFT", "reward.epochs=1", "reward.epochs=3"}
+    assert not any("differ" in note for note in notes(swept(tmp_path, "ppo.epochs=1,2")))
 
 
 def test_config_values_are_those_of_the_profile_and_the_cell(tmp_path: Path) -> None:
