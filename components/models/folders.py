@@ -248,7 +248,7 @@ def frozen(model: Any, runtime: Runtime | None = None) -> Any:
     def prepare(part: nn.Module) -> None:
         for layer in part.modules():
             if runtime.dtype == "bfloat16" and isinstance(layer, nn.Linear) and not is_spread(layer.weight):
-                layer.weight.data = layer.weight.to(runtime.device, torch.bfloat16)
+                layer.weight = nn.Parameter(layer.weight.to(runtime.device, torch.bfloat16), requires_grad=False)
 
     return spread(model, runtime.sharding, runtime.device, runtime.dtype, prepare)
 
