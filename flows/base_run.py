@@ -107,9 +107,8 @@ def _record(store: ArtifactStore, key: str | None, digest: str | None, state: st
 def changed_before(stage: str, one: RunConfig, other: RunConfig) -> dict[str, str]:
     """Return the config fields that differ and on which a stage before `stage` depends, each with the first such stage.
 
-    It leaves out the machine and the seed, which may change from `stage` on, and what only a server can say that was
-    not asked. If `stage` itself reads a source, the
-    source is compared by content later, when it is read.
+    It leaves out the machine and the seed, which may change from `stage` on, and what a rollout server has not been
+    asked yet. If `stage` itself reads a source, the source is compared by content later, when it is read.
     """
     changed: dict[str, str] = {}
     before = earlier_stages(stage)

@@ -68,7 +68,7 @@ def test_a_changed_option_recomputes_the_policy(home: Path, tether: Any) -> None
     done = tether("rerun", "ppo", "--set", "policy.beta=0.5", home=home)
     assert done.returncode == 0 and newest(home).stage("ppo").digest != first, done.stderr
     done = tether("rerun", "ppo", "--set", "ppo.updates=9", home=home)
-    assert done.returncode == 2 and "ppo.updates says nothing to policy.method=dpo" in done.stderr
+    assert done.returncode == 2 and "ppo.updates has no effect with policy.method=dpo" in done.stderr
 
 
 def test_a_policy_of_pairs_is_reproduced_and_exported(home: Path, tether: Any, tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Direct preference methods (DPO, IPO, KTO): train the policy on preference pairs, without sampling from it."""
+"""Methods without PPO's updates: DPO, IPO and KTO on preference pairs, and best of n."""

@@ -80,7 +80,7 @@ class DirectJob(Settings):
         values = value.model_dump() if isinstance(value, PpoConfig) else value
         if not isinstance(values, Mapping) or "policy" not in info.data:
             return values
-        taken: dict[str, Any] = {"kl": {"control": "fixed"}}  # no controller's target, which limits must be above
+        taken: dict[str, Any] = {"kl": {"control": "fixed"}}
         for path in (name.split(".") for name in measuring(info.data["policy"].method)):
             within = values if len(path) == 1 else values.get(path[0], {})
             if path[-1] in within:

@@ -26,6 +26,11 @@ from components.sft.tokenized_demonstrations import Examples, response_losses
 from components.training.loop import TrainingExamples, fit, micro_batches
 from components.training.updates import Observer, Update
 
+FAR = 1.0
+"""Nats a token by which SFT may find the pairs' responses less likely than its own answers without a warning."""
+SIDES = ("longer", "shorter")
+"""The pairs whose longer response was chosen, and those whose shorter one was."""
+
 
 class PairBatch(NamedTuple):
     """What a loss reads of m pairs. h = log π(y|x) - log π_ref(y|x), nats."""
@@ -74,12 +79,6 @@ class BalancedAccuracy(Observer[Update]):
         if all(count for _, count in sides):
             metrics["direct/balanced_length_accuracy"] = sum(right / count for right, count in sides) / 2
         return replace(update, metrics=metrics)
-
-
-FAR = 1.0
-"""Nats a token by which SFT may find the pairs' responses less likely than its own answers without a warning."""
-SIDES = ("longer", "shorter")
-"""The pairs whose longer response was chosen, and those whose shorter one was."""
 
 
 @dataclass

@@ -1,11 +1,10 @@
-"""The policy's stage with a direct method: train on preference pairs, then evaluate and publish as PPO does."""
+"""The policy's stage with a direct method: train without PPO's updates, then evaluate and publish as PPO does."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 
-from components.base.errors import CheckFailed
 from components.base.hashing import hash8
 from components.base.jsonl import write_json, write_rows
 from components.base.observe import Observe
@@ -18,8 +17,8 @@ from components.direct.pair_training import train_on_pairs
 from components.direct.policy_pairs import PolicyPairs
 from components.models.runtime import release_memory
 from components.ppo.evaluate import evaluate
-from components.ppo.models import Models, weights_digest
-from components.ppo.stage import frozen_models, put_and_save, with_rules, with_sources
+from components.ppo.models import Models
+from components.ppo.stage import frozen_unchanged, put_and_save, with_rules, with_sources
 from components.reward.evaluation.length import balanced_length_accuracy
 from components.reward.scoring import ScoreScale
 from components.rewards.weighted import check_waits
@@ -28,13 +27,13 @@ from components.stats.intervals import clustered_mean, clustered_proportion
 
 
 def run(job: DirectJob, inputs: Mapping[str, Path], out: Path, observe: Observe) -> dict[str, float]:
-    """Train the policy of `inputs["sft"]` on the training pairs of `inputs["data"]`, and publish as PPO does.
+    """Train the policy of `inputs["sft"]` by `policy.method` on `inputs["data"]`, and publish as PPO does.
 
-    The reward model `inputs["reward"]`, the sources of `ppo.rewards` and the judge are used in evaluations only.
+    The judge is used in evaluations only; so are the reward model `inputs["reward"]` and the sources of `ppo.rewards`,
+    but for best of n, which chooses by them.
 
     Raises:
-        UserError: no pair is left to train on, none has the votes or margins that `policy` asks for, or a source may
-            take longer than `runtime.rank_timeout`.
+        UserError: as for `train_on_pairs` and `train_on_best`, or a source may take longer than `runtime.rank_timeout`.
         CheckFailed: a check during training failed.
     """
     measured, data = job.measured, inputs["data"]
@@ -42,13 +41,10 @@ def run(job: DirectJob, inputs: Mapping[str, Path], out: Path, observe: Observe)
     check_waits(measured.ppo.asked, job.runtime, at_once)
     models = Models.load(measured, inputs)
     with with_rules(models, measured, data), with_sources(models, measured, inputs, out):
-        digests = {name: weights_digest(model) for name, model in frozen_models(models).items()}
-        train = train_on_best if job.policy.method == "best_of_n" else train_on_pairs
-        trained = train(models, job, data, out, observe)
-        release_memory(job.runtime.device)
-        for name, model in frozen_models(models).items():
-            if weights_digest(model) != digests[name]:
-                raise CheckFailed(f"the {name} changed during training: it must be the artifact it was loaded from.")
+        with frozen_unchanged(models):
+            train = train_on_best if job.policy.method == "best_of_n" else train_on_pairs
+            trained = train(models, job, data, out, observe)
+            release_memory(job.runtime.device)
         return _published(models, job, trained, data, out, observe)
 
 

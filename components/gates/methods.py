@@ -1,4 +1,4 @@
-"""The methods that train the policy, and which options say something to which. Names only."""
+"""The methods that train the policy, and the options that each of them uses. Names only."""
 
 from typing import Literal
 
@@ -18,23 +18,23 @@ MEASURES = (
     "evaluate", "repeats", "rules", "rewards", "watch", "evaluate_temperature", "best_of", "score.ensemble", "kl.band",
     "kl.ceiling", "kl.unit", "kl.response_ceiling",
 )  # fmt: skip
-"""The options of `ppo` that measure any policy. All others are of PPO's updates, but for `ppo.score`, by which best of
-n chooses too."""
+"""The options of `ppo` that measure the policy of any method. Best of n also uses `ppo.score`, to choose responses. All
+others are for PPO's updates."""
 LOSS = (
     "advantage", "ratio", "clip_range", "clip_range_high", "dual_clip", "group_size", "aggregation", "discount",
     "gae_lambda", "critic", "importance", "kl.form",
 )  # fmt: skip
-"""The options of `ppo` that say nothing to online DPO, which has a loss of its own in PPO's updates."""
+"""The options of `ppo` that online DPO does not use, because it has a loss of its own in PPO's updates."""
 
 
 def measuring(method: str) -> tuple[str, ...]:
-    """Return the options of `ppo` that say something to a direct method."""
+    """Return the options of `ppo` that a direct method uses."""
     return (*MEASURES, "score") if method == "best_of_n" else MEASURES
 
 
 def is_used(method: str, option: str) -> bool:
-    """Return whether a dotted option, such as `ppo.kl.target`, says something to a method; of a group, whether one of
-    its options does."""
+    """Return whether a method uses a dotted option, such as `ppo.kl.target`; of a group, whether it uses one of its
+    options."""
     group, _, name = option.partition(".")
     if group == "policy":
         of = ONLY_OF.get(name.partition(".")[0], DIRECT_METHODS)

@@ -37,8 +37,8 @@ class OptionChange(NamedTuple):
 
     option: str
     value: Formula | JsonValue
-    when: tuple[str, JsonValue | tuple[str, ...]] | None = None
-    """A condition: another option and the value that it must have, or several of which it must have one."""
+    when: tuple[str, JsonValue] | None = None
+    """A condition: another option and the value that it must have."""
     if_zero: float | None = None
     """The value if the present one is 0, of which any multiple is 0."""
 
@@ -47,10 +47,8 @@ class OptionChange(NamedTuple):
     ) -> Setting | None:
         """Return the new value; None if the change does not apply or has no effect. Arguments as in `Gate.setting`."""
         present = values.get(self.option)
-        if self.when is not None:
-            option, wanted = self.when
-            if values.get(option) not in (wanted if isinstance(wanted, tuple) else (wanted,)):
-                return None
+        if self.when is not None and values.get(self.when[0]) != self.when[1]:
+            return None
         new = self._number(present, value, threshold) if isinstance(self.value, Formula) else self.value
         return None if present is None or new is None or new == present else Setting(self.option, present, new)
 
@@ -85,8 +83,7 @@ ONE_LESS = Formula(lambda present, excess, bound: max(1, present - 1), "one less
 
 _ADAPTIVE = ("ppo.kl.control", "adaptive")
 _FIXED = ("ppo.kl.control", "fixed")
-ON_PAIRS = ("policy.method", ("dpo", "ipo", "kto"))
-_HIGHER_BETA = OptionChange("policy.beta", times(2), ON_PAIRS)
+_HIGHER_BETA = OptionChange("policy.beta", times(2))
 TIGHTER_TETHER = (
     OptionChange("ppo.kl.target", times(0.7), _ADAPTIVE),
     OptionChange("ppo.kl.coefficient", times(2), _FIXED, if_zero=0.1),
@@ -106,7 +103,7 @@ KL_TO_ITS_BOUND = (
 LOOSER_TETHER = (
     OptionChange("ppo.kl.target", times(1.5), _ADAPTIVE),
     OptionChange("ppo.kl.coefficient", times(0.5), _FIXED),
-    OptionChange("policy.beta", times(0.5), ON_PAIRS),
+    OptionChange("policy.beta", times(0.5)),
 )
 MORE_EPOCHS = (OptionChange("reward.epochs", times(2)),)
 SEVERAL_MODELS = (OptionChange("reward.members", at_least(3)),)

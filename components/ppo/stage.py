@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from components.base.errors import CheckFailed, Unreachable, UserError
 from components.base.files import make_folder, replacing
@@ -70,13 +70,10 @@ def _trained_and_evaluated(
     models: Models, job: PpoJob, prompts: Sequence[Any], data: Path, out: Path, observe: Observe
 ) -> dict[str, float]:
     """Train, check that the frozen models are unchanged, evaluate, write the artifact, and return the final metrics."""
-    digests = {name: weights_digest(model) for name, model in frozen_models(models).items()}
-    observers = train(models, job, prompts, data, out, observe)
-    models.critic = None  # what is left needs none
-    release_memory(job.runtime.device)
-    for name, model in frozen_models(models).items():
-        if weights_digest(model) != digests[name]:
-            raise CheckFailed(f"the {name} changed during PPO: it must be the artifact it was loaded from.")
+    with frozen_unchanged(models):
+        observers = train(models, job, prompts, data, out, observe)
+        models.critic = None  # the evaluation needs no critic
+        release_memory(job.runtime.device)
     models.policy.eval()
     artifact, history = out / "artifact", observers.history.rows
     last = history[-1]
@@ -164,10 +161,16 @@ def with_sources(models: Models, job: PpoJob, inputs: Mapping[str, Path], out: P
         yield
 
 
-def frozen_models(models: Models) -> dict[str, nn.Module]:
-    """Return the models that training must not change, by the name that an error gives them."""
+@contextmanager
+def frozen_unchanged(models: Models) -> Iterator[None]:
+    """Check after a training that it has not changed the frozen models. Raises CheckFailed if it has."""
     judge = {} if models.judge is None else {"judge": models.judge}
-    return {"SFT policy": models.sft, "reward model": models.reward_model} | judge
+    frozen = {"SFT policy": models.sft, "reward model": models.reward_model} | judge
+    digests = {name: weights_digest(model) for name, model in frozen.items()}
+    yield
+    for name, model in frozen.items():
+        if weights_digest(model) != digests[name]:
+            raise CheckFailed(f"the {name} changed during training: it must be the artifact it was loaded from.")
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,6 @@ def sweep(
 
 
 def _band(text: str | None) -> "Band | None":
-
     if text is None:
         return None
     try:

@@ -80,7 +80,7 @@ def apply_overrides(values: dict[str, JsonValue], overrides: Iterable[Override])
     """Return a copy of `values` with the overrides applied in order.
 
     Raises:
-        UserError: an override names a key below a plain value, or an option that says nothing to `policy.method`.
+        UserError: an override names a key below a plain value, or an option that `policy.method` does not use.
     """
     layer: dict[str, JsonValue] = {}
     for path, value in overrides:
@@ -91,14 +91,19 @@ def apply_overrides(values: dict[str, JsonValue], overrides: Iterable[Override])
     return lay(values, layer)
 
 
+_OF_ONLINE_DPO: dict[str, JsonValue] = {"advantage": "rloo", "group_size": 2, "pair_labels": "soft"}
+"""The options of `ppo` that online DPO sets."""
+
+
 def lay(below: dict[str, JsonValue], above: dict[str, JsonValue]) -> dict[str, JsonValue]:
     """Return `above` merged over `below`, with renamed options under their present names.
 
     If `above` adds preferences and `below` generates them, the judges become people, and the gates that need simulated
     votes or the simulated policy are turned off, unless `above` sets them. If `above` chooses an advantage without a
     critic, the critic's options of `below` are left out; if it chooses a kind of critic, those of the other kind are.
-    If it chooses a unit of KL, the limits of `below` in the other unit are. If it chooses online DPO, options of
-    `below` that say nothing to it are left out, and the responses come in pairs; if it leaves it, what that brought is.
+    If it chooses a unit of KL, the limits of `below` in the other unit are. If it chooses online DPO, the options
+    of `below` that online DPO does not use are left out, and responses come in pairs. If it chooses another method
+    after online DPO, the options that online DPO set are left out.
     """
     new, old = (group(values, "data").get("preferences") for values in (above, below))
     if new is not None and old is None and below:
@@ -113,12 +118,11 @@ def lay(below: dict[str, JsonValue], above: dict[str, JsonValue]) -> dict[str, J
         remaining = {name: value for name, value in kl.items() if name not in KL_LIMITS}
         below = below | {"ppo": dict(group(below, "ppo")) | {"kl": remaining}}
     method, before = _method(below, above), _method(below, {})
-    if before == "online_dpo" != method:  # what it brought
-        brought = ("advantage", "group_size", "pair_labels")
-        below = below | {"ppo": {name: value for name, value in group(below, "ppo").items() if name not in brought}}
+    if before == "online_dpo" != method:
+        others = {name: value for name, value in group(below, "ppo").items() if name not in _OF_ONLINE_DPO}
+        below = below | {"ppo": others}
     if method == "online_dpo":
-        options = flatten(dict(group(below, "ppo")))
-        remaining = {"advantage": "rloo", "group_size": 2, "pair_labels": "soft"}
+        options, remaining = flatten(dict(group(below, "ppo"))), _OF_ONLINE_DPO
         for option, value in options.items():
             if is_used(method, f"ppo.{option}"):
                 remaining = merge(remaining, nested(tuple(option.split(".")), value))
@@ -132,10 +136,10 @@ def _method(below: dict[str, JsonValue], above: dict[str, JsonValue]) -> JsonVal
 
 
 def refuse_unused(below: dict[str, JsonValue], above: dict[str, JsonValue], source: str) -> None:
-    """Refuse options of `ppo` and `policy` in `above` that say nothing to the method. Those of `below` are ignored.
+    """Refuse options of `ppo` and `policy` in `above` that the method does not use. Those of `below` are ignored.
 
-    A profile that names no method may have options for whoever chooses one, and a config that `tether show-config`
-    printed has all options.
+    Two cases are allowed: a profile that names no method may set options of `policy`, for users who choose a method;
+    and a config that `tether show-config` printed has all options.
 
     Raises:
         UserError: there is such an option.
@@ -150,7 +154,7 @@ def refuse_unused(below: dict[str, JsonValue], above: dict[str, JsonValue], sour
         for option in flatten(dict(options)):
             if option.split(".")[0] in fields and not is_used(str(method), f"{name}.{option}"):
                 raise UserError(
-                    f"{source}: {name}.{option} says nothing to policy.method={method}. Leave it out, or choose a "
+                    f"{source}: {name}.{option} has no effect with policy.method={method}. Leave it out, or choose a "
                     "method that uses it."
                 )
 

@@ -131,8 +131,8 @@ class Sweep:
         return {cell.models[stage] for cells in self.groups for cell in cells.cells if stage in cell.models}
 
     def sub_run(self, options: Sequence[str], seed: int = 0) -> SubRun:
-        """Return the run with these options whose policy has this seed. Of `--set` it has what says something to its
-        method, and what says nothing to any cell's. Raises UserError as `load_config`."""
+        """Return the run with these options whose policy has this seed. A `--set` that its method does not use is left
+        out, if another cell's method uses it. Raises UserError as `load_config`."""
         name = ", ".join(options)
         try:
             common = [text for text in self.options if self._is_for(options, text)]

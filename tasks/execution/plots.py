@@ -135,7 +135,7 @@ def log_ratios(computed: Computed) -> Any:
         line(panel(ratio_axis, "log-ratio to SFT, nats", zero=True), chosen, BLUE, "chosen responses")
         line(ratio_axis, rejected, ORANGE, "rejected responses")
     else:
-        line(panel(ratio_axis, "loss, nats a token"), curve, BLUE, "chosen responses")
+        line(panel(ratio_axis, "loss, nats a token"), curve, BLUE, "loss of the chosen responses")
     line(panel(score_axis, "held-out score"), computed.curve("direct/watched_score"), BLUE, "score", marker="o")
     line(panel(kl_axis, "held-out KL, nats", zero=True), computed.curve("direct/watched_kl"), RED, "KL", marker="o")
     steps_axis(kl_axis, "optimiser step")

@@ -8,7 +8,6 @@ from components.gates.remedies import (
     KL_TO_ITS_BOUND,
     LONGER_RESPONSES,
     LOOSER_TETHER,
-    ON_PAIRS,
     TIGHTER_TETHER,
     OptionChange,
     times,
@@ -51,7 +50,7 @@ POLICY_GATES = (
         "strong.",
         remedy="Raise `ppo.updates` or `ppo.learning_rate`, or raise `ppo.kl.target`. Raise `ppo.evaluate` if only the "
         "interval is wide.",
-        changes=(OptionChange("ppo.updates", times(2)), OptionChange("policy.epochs", times(2), ON_PAIRS)),
+        changes=(OptionChange("ppo.updates", times(2)), OptionChange("policy.epochs", times(2))),
     ),
     PolicyGate(
         "policy.worse_prompts", "<=",
@@ -178,6 +177,6 @@ POLICY_GATES = (
         "profile asks: it may have learned length alone.",
         remedy="Add pairs whose shorter response wins, or train longer (`policy.epochs`). Compare "
         "`policy/length_ratio` and the reward model's `reward.balanced_length_accuracy_low`.",
-        changes=(OptionChange("policy.epochs", times(2), ON_PAIRS),),
+        changes=(OptionChange("policy.epochs", times(2)),),
     ),
 )  # fmt: skip

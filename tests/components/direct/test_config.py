@@ -1,4 +1,4 @@
-"""Which options say something to a method, and what of them is in a key."""
+"""Which options a method uses, and which of them are in a key."""
 
 from typing import Any
 
@@ -69,19 +69,19 @@ def test_an_option_of_ppo_in_the_profile_changes_no_direct_key(tmp_path: Any) ->
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        (["policy.method=dpo", "ppo.updates=9"], "ppo.updates says nothing to policy.method=dpo"),
-        (["policy.method=dpo", "ppo.kl.target=2"], "ppo.kl.target says nothing to policy.method=dpo"),
-        (["policy.method=kto", "policy.margin=1"], "policy.margin says nothing to policy.method=kto"),
-        (["policy.beta=0.3"], "policy.beta says nothing to policy.method=ppo"),
+        (["policy.method=dpo", "ppo.updates=9"], "ppo.updates has no effect with policy.method=dpo"),
+        (["policy.method=dpo", "ppo.kl.target=2"], "ppo.kl.target has no effect with policy.method=dpo"),
+        (["policy.method=kto", "policy.margin=1"], "policy.margin has no effect with policy.method=kto"),
+        (["policy.beta=0.3"], "policy.beta has no effect with policy.method=ppo"),
         (["policy.method=cpo"], "policy.method = cpo: must be 'ppo', 'online_dpo', 'dpo', 'ipo', 'kto' or 'best_of_n'"),
-        (["policy.method=online_dpo", "ppo.clip_range=0.1"], "ppo.clip_range says nothing to policy.method=online_dpo"),
-        (["policy.method=online_dpo", "ppo.kl.form=k2"], "ppo.kl.form says nothing to policy.method=online_dpo"),
+        (["policy.method=online_dpo", "ppo.clip_range=0.1"], "ppo.clip_range has no effect with policy.method=onl"),
+        (["policy.method=online_dpo", "ppo.kl.form=k2"], "ppo.kl.form has no effect with policy.method=online_dpo"),
         (
             ["policy.method=online_dpo", "ppo.minibatch_size=1", "ppo.micro_batch_size=1"],
             "minibatch_size (1) to an even number",
         ),
-        (["ppo.pair_labels=hard"], "ppo.pair_labels says nothing to policy.method=ppo"),
-        (["policy.method=best_of_n", "policy.beta=1"], "policy.beta says nothing to policy.method=best_of_n"),
+        (["ppo.pair_labels=hard"], "ppo.pair_labels has no effect with policy.method=ppo"),
+        (["policy.method=best_of_n", "policy.beta=1"], "policy.beta has no effect with policy.method=best_of_n"),
         (["policy.method=dpo", "policy.lora.rank=4"], "policy.lora: the reward model shares"),
         (["policy.method=dpo", "policy.evaluate_every=null", "ppo.watch.patience=2"], "set policy.evaluate_every"),
     ],
@@ -95,11 +95,11 @@ def test_an_option_without_effect_is_refused_by_name(changes: list[str], named: 
 def test_a_file_that_chooses_a_method_may_not_set_ppos_options(tmp_path: Any) -> None:
     profile, later = tmp_path / "dpo.yaml", tmp_path / "later.yaml"
     profile.write_text("extends: tiny\npolicy: {method: dpo}\nppo: {epochs: 3}\n")
-    with pytest.raises(UserError, match=r"dpo.yaml: ppo.epochs says nothing to policy.method=dpo"):
+    with pytest.raises(UserError, match=r"dpo.yaml: ppo.epochs has no effect with policy.method=dpo"):
         load_config(profile)
     profile.write_text("extends: tiny\npolicy: {method: dpo}\n")
     later.write_text("extends: ./dpo.yaml\nppo: {epochs: 3}\n")
-    with pytest.raises(UserError, match=r"later.yaml: ppo.epochs says nothing to policy.method=dpo"):
+    with pytest.raises(UserError, match=r"later.yaml: ppo.epochs has no effect with policy.method=dpo"):
         load_config(later)
     assert load_config(profile, [parse_override("policy.method=ppo"), parse_override("ppo.epochs=3")]).ppo.epochs == 3
 

@@ -256,7 +256,7 @@ def test_a_change_of_what_is_held_stops_the_run(
         return whole(self, experience, number)
 
     monkeypatch.setattr(Learner, "update", update)
-    with pytest.raises(CheckFailed, match=f"the {said} changed during PPO"):
+    with pytest.raises(CheckFailed, match=f"the {said} changed during training"):
         adapted.run("ppo", tmp_path, updates=2, **LORA)
     assert not (tmp_path / "artifact" / "metrics.json").exists()
 

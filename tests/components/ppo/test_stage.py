@@ -244,7 +244,7 @@ def test_a_held_model_that_changes_stops_the_run(
         return whole(self, experience, number)
 
     monkeypatch.setattr(Learner, "update", update)
-    with pytest.raises(CheckFailed, match=f"the {named} changed during PPO"):
+    with pytest.raises(CheckFailed, match=f"the {named} changed during training"):
         stages.run("ppo", tmp_path, updates=2)
     assert not (tmp_path / "artifact" / "metrics.json").exists()
 

@@ -102,7 +102,7 @@ def test_changes_are_laid_over_the_deployed_config() -> None:
 
 def test_changes_that_the_deployed_method_ignores_are_refused() -> None:
     direct = form.changed(DEPLOYED, {"policy": {"method": "dpo", "beta": 0.2}})
-    with pytest.raises(UserError, match=r"changes: ppo\.updates says nothing to policy\.method=dpo"):
+    with pytest.raises(UserError, match=r"changes: ppo\.updates has no effect with policy\.method=dpo"):
         form.changed(direct, {"ppo": {"updates": 9}})
     assert form.changed(direct, {"policy": {"method": "ppo"}, "ppo": {"updates": 9}}).ppo.updates == 9
 

@@ -176,7 +176,7 @@ def test_an_option_is_set_in_the_cells_whose_method_uses_it() -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("policy.n=4", "policy.n says nothing to policy.method=ppo"),  # best_of_n alone has it
+        ("policy.n=4", "policy.n has no effect with policy.method=ppo"),  # best_of_n alone has it
         ("policy.bta=0.3", "did you mean policy.beta"),
         ("policy=3", "policy"),
     ],
