@@ -19,6 +19,7 @@ from pydantic_core import PydanticUndefined
 from typer.main import get_command
 
 from components.gates.gate import Gate
+from components.gates.methods import DIRECT_METHODS, ONLY_OF
 from components.gates.remedies import Formula, OptionChange
 from components.gates.table import GATES, MAIN_METRICS
 from components.ppo.alarm_table import MONITORS, Monitor
@@ -247,12 +248,12 @@ def _attempt(change: OptionChange) -> str:
     """The option and its value, in words where it is computed from the run's own."""
     value = change.value.words if isinstance(change.value, Formula) else f"`{str(change.value).lower()}`"
     value += "" if change.if_zero is None else f", or {change.if_zero:g} if it is 0"
-    condition = ""
-    if change.when is not None:
-        option, wanted = change.when
-        words = " or ".join(wanted) if isinstance(wanted, tuple) else wanted or "not set"
-        condition = f" (where `{option}` is {words})"
-    return f"`{change.option}`: {value}{condition}"
+    group, _, name = change.option.partition(".")
+    condition = change.when
+    if group == "policy":
+        condition = "policy.method", " or ".join(ONLY_OF.get(name, DIRECT_METHODS))
+    where = "" if condition is None else f" (where `{condition[0]}` is {condition[1] or 'not set'})"
+    return f"`{change.option}`: {value}{where}"
 
 
 _OF = {
