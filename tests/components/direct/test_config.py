@@ -74,7 +74,7 @@ def test_an_option_of_ppo_in_the_profile_changes_no_direct_key(tmp_path: Any) ->
         (["policy.method=kto", "policy.margin=1"], "policy.margin has no effect with policy.method=kto"),
         (["policy.beta=0.3"], "policy.beta has no effect with policy.method=ppo"),
         (["policy.method=cpo"], "policy.method = cpo: must be 'ppo', 'online_dpo', 'dpo', 'ipo', 'kto' or 'best_of_n'"),
-        (["policy.method=online_dpo", "ppo.clip_range=0.1"], "ppo.clip_range has no effect with policy.method=onl"),
+        (["policy.method=online_dpo", "ppo.clip_range=0.1"], "ppo.clip_range has no effect with policy.method="),
         (["policy.method=online_dpo", "ppo.kl.form=k2"], "ppo.kl.form has no effect with policy.method=online_dpo"),
         (
             ["policy.method=online_dpo", "ppo.minibatch_size=1", "ppo.micro_batch_size=1"],
