@@ -106,7 +106,7 @@ check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/codespell $(shell git ls-files README.md CONTRIBUTING.md docs components flows tasks data_contracts tests infra)
+	git ls-files README.md CONTRIBUTING.md docs components flows tasks data_contracts tests infra | xargs $(BIN)/codespell
 	$(BIN)/python -m tests.prose
 	$(BIN)/python -m tests.names
 	$(BIN)/python -m tests.reference --check
