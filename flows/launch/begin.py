@@ -279,7 +279,7 @@ def off_gates(config: RunConfig) -> list[str]:
         why = ["policy.evaluate_every is null"] if config.policy.evaluate_every is None else []
         kl = config.ppo.kl
         why += ["ppo.kl.ceiling and ppo.kl.band are null"] if kl.ceiling is None and kl.band is None else []
-        if why:
+        if why and not config.policy.stop_on_alarm:
             notes.append(
                 f"the gate ppo.stopped is off because nothing can fail it: {' and '.join(why)}. A direct method "
                 "compares KL with the ceiling and the band at its evaluations. Set what is null, or "

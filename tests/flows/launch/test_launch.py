@@ -153,6 +153,8 @@ def test_a_gate_that_no_profile_names_is_off_and_the_run_says_so(tmp_path: Path)
     said = begin(tmp_path, *direct).notes[-1]
     assert said.startswith("the gate ppo.stopped is off because nothing can fail it: policy.evaluate_every is null")
     assert "ppo.stopped" not in " ".join(begin(tmp_path, *direct, "policy.evaluate_every=2").notes)
+    alarm = ("policy.stop_on_alarm=true", "gates.policy.chosen_log_ratio=-5")
+    assert "ppo.stopped" not in " ".join(begin(tmp_path, *direct, *alarm).notes)
     said = begin(tmp_path, *direct, "policy.evaluate_every=2", "ppo.kl.ceiling=null").notes[-1]
     assert said.startswith("the gate ppo.stopped is off because nothing can fail it: ppo.kl.ceiling and ppo.kl.band")
     del values["gates"]
