@@ -63,6 +63,12 @@ class PolicyConfig(PassesConfig):
     responses fall below SFT by more than `gates.policy.chosen_log_ratio` allows, and otherwise only warns. That
     threshold is then part of the key."""
 
+    def measured(self, ppo: PpoConfig) -> PpoConfig:
+        """Return PPO's options, as `DirectJob.ppo` has them, by which PPO's code measures a policy of this method."""
+        sizes = dict.fromkeys(("batch_size", "minibatch_size", "micro_batch_size"), 2 * self.micro_batch_size)
+        options = {"advantage": "rloo", "group_size": 2, "lora": self.lora, "evaluate_every": self.evaluate_every}
+        return ppo.model_copy(update=options | sizes)
+
     @property
     def noise(self) -> float:
         """Return ε. Raises `ValueError` if it is still `auto`, which a stage's job never is."""
@@ -104,8 +110,5 @@ class DirectJob(Settings):
     @property
     def measured(self) -> PpoJob:
         """Return the job by which PPO's code loads the models, without a critic, and evaluates a policy."""
-        size = 2 * self.policy.micro_batch_size
-        sizes = dict.fromkeys(("batch_size", "minibatch_size", "micro_batch_size"), size)
-        options = {"advantage": "rloo", "group_size": 2, "lora": self.policy.lora, **sizes}
-        ppo = self.ppo.model_copy(update=options | {"evaluate_every": self.policy.evaluate_every})
+        ppo = self.policy.measured(self.ppo)
         return PpoJob(seed=self.seed, runtime=self.runtime, generation=self.generation, ppo=ppo)
