@@ -107,16 +107,17 @@ def _record(store: ArtifactStore, key: str | None, digest: str | None, state: st
 def changed_before(stage: str, one: RunConfig, other: RunConfig) -> dict[str, str]:
     """Return the config fields that differ and on which a stage before `stage` depends, each with the first such stage.
 
-    It leaves out the machine and the seed, which may change from `stage` on, and what a rollout server has not been
-    asked yet. If `stage` itself reads a source, the source is compared by content later, when it is read.
+    It leaves out the machine and the seed, which may change from `stage` on, and what `other` leaves open of
+    `ppo.rollout`, such as an engine `auto`. If `stage` itself reads a source, the source is compared by content later,
+    when it is read.
     """
     changed: dict[str, str] = {}
     before = earlier_stages(stage)
     for earlier in (earlier for earlier in STAGES.values() if earlier.group in before):
         was, now = (keyed_values(config.stage_job(earlier)) for config in (one, other))
         for change in changes({"job": was}, {"job": now}):
-            of_server = change.name.startswith(("ppo.rollout.version", "ppo.rollout.dtype", "ppo.rollout.batch"))
-            not_asked = of_server and not other.ppo.rollout.is_resolved
+            group, _, name = change.name.rpartition(".")
+            not_asked = group == "ppo.rollout" and getattr(other.ppo.rollout, name) in ("auto", None)
             if change.part == "config" and change.name != "seed" and not not_asked:
                 changed.setdefault(change.name, earlier.group)
     sources, sources_now = _sources(one), _sources(other)

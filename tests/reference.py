@@ -22,7 +22,7 @@ from components.gates.gate import Gate
 from components.gates.methods import DIRECT_METHODS, ONLY_OF
 from components.gates.remedies import Formula, OptionChange
 from components.gates.table import GATES, MAIN_METRICS
-from components.ppo.alarm_table import MONITORS, Monitor
+from components.ppo.alarm_table import CHOSEN, MONITORS, Monitor
 from flows.cli.__main__ import app
 from flows.config.run_config import RunConfig
 
@@ -294,20 +294,25 @@ def _sentence(text: str) -> str:
 
 
 def alarms() -> str:
-    """What to do where PPO raises an alarm, a section an alarm."""
+    """What to do where a policy's training raises an alarm, a section an alarm."""
     text = [
-        "# When PPO raises an alarm\n",
-        "Each batch is compared with SFT's own responses. An alarm is raised once the share of responses that show "
+        "# When a policy's training raises an alarm\n",
+        "PPO compares each batch with SFT's own responses. An alarm is raised once the share of responses that show "
         "something is certainly above SFT's share by more than the margin, or once that something explains most of "
         "the score's gain and is certainly more frequent. It is a "
         "warning, unless `ppo.monitors.stop_on` names it: then it stops the run. "
-        "[How the alarms work](../training.md#alarms)\n",
+        "[How the alarms work](../training.md#alarms). Methods that train on pairs raise [chosen](#chosen) alone.\n",
     ]
     for name, monitor in MONITORS.items():
         none = ", or none where it explains most of the score's gain" if monitor.is_feature else ""
         text.append(f"## {name}\n\nIt counts {monitor.counts}. Margin: {monitor.margin:g}{none}.\n")
-        text.append(f"- Means: {monitor.meaning}\n- Change: {monitor.remedy}.\n- Try: {_attempts(monitor)}\n")
-    return "\n".join(text)
+        text.append(_meaning(monitor))
+    text.append(f"## chosen\n\nIt counts {CHOSEN.counts}. `policy.stop_on_alarm` lets it stop the run.\n")
+    return "\n".join([*text, _meaning(CHOSEN)])
+
+
+def _meaning(monitor: Monitor) -> str:
+    return f"- Means: {monitor.meaning}\n- Change: {monitor.remedy}.\n- Try: {_attempts(monitor)}\n"
 
 
 def decisions() -> str:

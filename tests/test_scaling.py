@@ -1,5 +1,6 @@
 """The tables of docs/scaling.md are what `tether plan` computes now."""
 
+import re
 from pathlib import Path
 
 from components.planning.shape import KNOWN
@@ -27,10 +28,17 @@ def row(model: str, method: str) -> str:
     return f"| {model} | {method} | {' | '.join(cells)} |"
 
 
-def test_a_direct_method_is_said_not_to_be_planned() -> None:
+def test_advice_on_memory_names_the_methods_options() -> None:
     of = {m: load_config("tiny", [parse_override(f"policy.method={m}")]) for m in ("ppo", "online_dpo", "best_of_n")}
-    texts = {m: MemoryPlan.of("tiny", config, KNOWN["smollm2-135m"], 1, None).text() for m, config in of.items()}
-    assert [m for m, text in texts.items() if f"Not planned: policy.method={m}." in text] == ["best_of_n"]
+    texts = {m: MemoryPlan.of("tiny", config, KNOWN["smollm2-135m"], 1, 10**9).text() for m, config in of.items()}
+    assert [m for m, text in texts.items() if "policy update" in text and "ppo.critic.kind" in text] == [*of][:2]
+    options = texts["best_of_n"].partition("Options that reduce memory (STAGE: sft, reward or policy):")[2]
+    assert "policy.lora.rank=16" in options and "ppo." not in options
+    (larger,) = re.findall(r"ppo: --set (policy\.micro_batch_size=\d+)", MemoryPlan.of(
+        "tiny", of["best_of_n"], KNOWN["smollm2-135m"], 1, 10**11
+    ).text())  # fmt: skip
+    size = load_config("tiny", [parse_override("policy.method=best_of_n"), parse_override(larger)]).policy
+    assert size.micro_batch_size > of["best_of_n"].policy.micro_batch_size
 
 
 def test_the_pages_table_is_the_plans() -> None:

@@ -58,6 +58,17 @@ class PolicyConfig(PassesConfig):
     The best evaluated policy inside `ppo.kl.band` is published, as with PPO. Null: no such evaluations, and the last
     policy is published."""
 
+    stop_on_alarm: bool = False
+    """Whether the alarm `chosen` stops the training and fails it (gate `ppo.stopped`). It is raised where chosen
+    responses fall below SFT by more than `gates.policy.chosen_log_ratio` allows, and otherwise only warns. That
+    threshold is then part of the key."""
+
+    def measured(self, ppo: PpoConfig) -> PpoConfig:
+        """Return PPO's options, as `DirectJob.ppo` has them, by which PPO's code measures a policy of this method."""
+        sizes = dict.fromkeys(("batch_size", "minibatch_size", "micro_batch_size"), 2 * self.micro_batch_size)
+        options = {"advantage": "rloo", "group_size": 2, "lora": self.lora, "evaluate_every": self.evaluate_every}
+        return ppo.model_copy(update=options | sizes)
+
     @property
     def noise(self) -> float:
         """Return ε. Raises `ValueError` if it is still `auto`, which a stage's job never is."""
@@ -73,6 +84,9 @@ class DirectJob(Settings):
     policy: PolicyConfig
     ppo: PpoConfig
     """Only the options that measure any policy; all others have their defaults."""
+    chosen_limit: float | None = None
+    """The threshold of the gate `policy.chosen_log_ratio`, below which the alarm `chosen` is raised; None for none. It
+    is in the key only if the alarm stops the training."""
 
     @field_validator("ppo", mode="before")
     @classmethod
@@ -89,13 +103,12 @@ class DirectJob(Settings):
 
     def uses(self, option: str) -> bool:
         """Return whether the method uses an option. Other options are not in the key."""
+        if option == "chosen_limit":
+            return self.policy.stop_on_alarm
         return is_used(self.policy.method, option)
 
     @property
     def measured(self) -> PpoJob:
         """Return the job by which PPO's code loads the models, without a critic, and evaluates a policy."""
-        size = 2 * self.policy.micro_batch_size
-        sizes = dict.fromkeys(("batch_size", "minibatch_size", "micro_batch_size"), size)
-        options = {"advantage": "rloo", "group_size": 2, "lora": self.policy.lora, **sizes}
-        ppo = self.ppo.model_copy(update=options | {"evaluate_every": self.policy.evaluate_every})
+        ppo = self.policy.measured(self.ppo)
         return PpoJob(seed=self.seed, runtime=self.runtime, generation=self.generation, ppo=ppo)

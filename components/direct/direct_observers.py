@@ -1,14 +1,41 @@
 """What direct methods share: the observers of a training, and what it leaves."""
 
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from components.direct.config import DirectJob
+from components.ppo.alarm_table import WINDOW, chosen_alarm
 from components.ppo.best_policy import PolicyEvaluations
 from components.ppo.control import KLLimits
 from components.ppo.models import Models
 from components.training.updates import History, Observer, RowTable, Update
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class ChosenAlarm(RowTable[Update]):
+    """Logs the alarm `chosen` once, and stops the training if `stops`. Its rows are the latest of the history, in which
+    reports find the alarm again."""
+
+    limit: float | None = field(kw_only=True)
+    """As `DirectJob.chosen_limit`."""
+    stops: bool = field(kw_only=True)
+    raised: int = 0
+    """The update that raised it; 0 for none."""
+    memory = ("rows", "raised")
+
+    def on_update(self, update: Update) -> Update:
+        """Log the alarm if it is raised for the first time."""
+        self.rows = [*self.rows, {"update": update.number, **update.metrics}][-WINDOW:]
+        if self.raised or (alarm := chosen_alarm(self.rows, self.limit)) is None:
+            return update
+        self.raised = update.number
+        logger.warning("update %d: %s", update.number, alarm["meaning"])
+        return update.with_stop("policy.stop_on_alarm: the alarm chosen was raised") if self.stops else update
 
 
 @dataclass
@@ -32,9 +59,13 @@ class DirectObservers:
     """All of them, and further ones, by name, in the order in which they are called."""
 
     @classmethod
-    def start(cls, models: Models, job: DirectJob, data: Path, **first: Observer[Update]) -> "DirectObservers":
-        """Return the observers before the first update; those of `first` are called before the others."""
-        evaluations = PolicyEvaluations.start(models, job.measured, data, group="direct")
+    def start(
+        cls, models: Models, job: DirectJob, data: Path, alarm_update: Callable[[], int] = int,
+        **first: Observer[Update],
+    ) -> "DirectObservers":  # fmt: skip
+        """Return the observers before the first update; those of `first` are called before the others. `alarm_update`
+        is as in `PolicyEvaluations`."""
+        evaluations = PolicyEvaluations.start(models, job.measured, data, None, alarm_update, group="direct")
         history, samples = History(), ShownSamples()
         limits = KLLimits(job.measured.ppo, "direct/watched_")
         in_order = {**first, "evaluations": evaluations, "limits": limits, "samples": samples, "history": history}

@@ -15,7 +15,7 @@ from components.base.observe import Observe
 from components.data.rows import CanonicalRow
 from components.data.tables.published import read_split
 from components.direct.config import DirectJob, PolicyConfig
-from components.direct.direct_observers import DirectObservers, TrainedPolicy
+from components.direct.direct_observers import ChosenAlarm, DirectObservers, TrainedPolicy
 from components.direct.policy_pairs import PolicyPairs, reference_logprobs, response_logprobs
 from components.direct.preference_losses import dpo_losses, ipo_losses, kto_baseline, kto_losses, label_shares
 from components.distributed import ranks
@@ -156,7 +156,10 @@ def train_on_pairs(models: Models, job: DirectJob, data: Path, out: Path, observ
             metrics |= {} if baseline is None else {"baseline": z0}
         return loss, {f"direct/{name}": value for name, value in metrics.items()}
 
-    observers = DirectObservers.start(models, job, data, balanced=BalancedAccuracy())
+    alarm = ChosenAlarm(limit=job.chosen_limit, stops=config.stop_on_alarm)
+    observers = DirectObservers.start(
+        models, job, data, lambda: alarm.raised * alarm.stops, balanced=BalancedAccuracy(), alarm=alarm
+    )
     prepare = None if baseline is None else baseline.measure
     examples = TrainingExamples(batch_loss, pairs.lengths, pairs.labels[:, 0], prepare=prepare)
     fit(models.policy, examples, config, seed=job.seed, group="direct", out=out, observe=observe,

@@ -67,7 +67,7 @@ def _published(
     write_json(artifact / "metadata.json", about)
     metrics |= {"direct/updates": float(last), "direct/published_update": float(number)}
     limited = measured.ppo.kl.ceiling is not None or measured.ppo.kl.band is not None
-    if limited and observers.evaluations.checkpoints.evaluations:
+    if job.policy.stop_on_alarm or (limited and observers.evaluations.checkpoints.evaluations):
         metrics["ppo/stopped"] = float(observers.history.failed)
     write_json(artifact / "metrics.json", metrics)
     return metrics

@@ -8,7 +8,7 @@ ON_PAIRS = ("dpo", "ipo", "kto")
 DIRECT_METHODS = (*ON_PAIRS, "best_of_n")
 """The methods that make no updates of PPO. Their options stand under `policy`."""
 ONLY_OF = {
-    "beta": ON_PAIRS, "max_pairs": ON_PAIRS, "n": ("best_of_n",), "rounds": ("best_of_n",),
+    "beta": ON_PAIRS, "max_pairs": ON_PAIRS, "stop_on_alarm": ON_PAIRS, "n": ("best_of_n",), "rounds": ("best_of_n",),
     "max_prompts": ("best_of_n",),
     "label_smoothing": ("dpo", "ipo"), "form": ("dpo", "ipo"), "soft_labels": ("dpo", "ipo"), "margin": ("dpo",),
     "desirable_weight": ("kto",), "undesirable_weight": ("kto",),

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from components.direct.config import PolicyConfig
+from components.gates.methods import ON_PAIRS
 from components.models.config import CAPTURED_TOKENS, LOGITS_AT_ONCE, PREFILL_PARTS, AdapterConfig, GenerationConfig
 from components.planning.shape import ModelShape
 from components.ppo.config import PpoConfig
@@ -89,6 +91,12 @@ class PlannedRun(NamedTuple):
     """Whether an independent judge is in memory with PPO's models."""
     graphs: bool = False
     """Whether a GPU decodes by CUDA graphs."""
+    policy: PolicyConfig | None = None
+    """The options of a direct method, whose `ppo` is as in `DirectJob`; None for PPO's updates."""
+
+    def group(self, stage: str) -> str:
+        """Return the name of the options by which a stage trains."""
+        return stage if stage != "ppo" or self.policy is None else "policy"
 
 
 @dataclass(frozen=True)
@@ -129,10 +137,11 @@ def phases(run: PlannedRun, machine: Machine) -> list[Phase]:
 def larger_micro_batch(run: PlannedRun, machine: Machine, stage: str) -> int | None:
     """Return the largest power of two to which a stage's `micro_batch_size` can be raised on GPUs so that the phases
     that it changes fit with `MARGIN`; None if there is none."""
-    config, before = getattr(run, stage), getattr(_Planner(run, machine), stage)()
-    step, of_phases = run.ppo.minibatch_size if stage == "ppo" else config.batch_size, [phase.bytes for phase in before]
+    group = run.group(stage)
+    config, before = getattr(run, group), getattr(_Planner(run, machine), stage)()
+    step, of_phases = run.ppo.minibatch_size if group == "ppo" else config.batch_size, [phase.bytes for phase in before]
     for size in reversed([2**power for power in range(machine.rows(step).bit_length())]):
-        larger = run._replace(**{stage: config.model_copy(update={"micro_batch_size": size})})
+        larger = run._replace(**{group: config.model_copy(update={"micro_batch_size": size})})
         after = [phase.bytes for phase in getattr(_Planner(larger, machine), stage)()]
         worst = max((new for new, old in zip(after, of_phases, strict=True) if new != old), default=math.inf)
         if size > config.micro_batch_size and step % size == 0 and MARGIN * worst <= (machine.memory or 0):
@@ -142,7 +151,8 @@ def larger_micro_batch(run: PlannedRun, machine: Machine, stage: str) -> int | N
 
 class _Planner:
     def __init__(self, run: PlannedRun, machine: Machine) -> None:
-        self.run, self.machine, self.shape = run, machine, run.shape
+        ppo = run.ppo if run.policy is None else run.policy.measured(run.ppo)
+        self.run, self.machine, self.shape = run._replace(ppo=ppo), machine, run.shape
         self.device = "cuda" if machine.gpus else "cpu"
         self.width = 2 if run.dtype == "bfloat16" else FLOAT
         self.length = run.generation.max_prompt_tokens + run.generation.max_new_tokens
@@ -185,15 +195,15 @@ class _Planner:
 
     def ppo(self) -> Iterator[Phase]:
         """Yield an update's phases, the evaluation between updates, the last one, a checkpoint, and on rank 0 the
-        merging of adapters."""
-        config, machine, lora = self.run.ppo, self.machine, self.run.ppo.lora
-        policy, frozen = self._trained(config, lora), self._held_by_ppo()
+        merging of adapters. A direct method's update is a step on pairs, which are not sampled, or on responses."""
+        config, direct, machine, lora = self.run.ppo, self.run.policy, self.machine, self.run.ppo.lora
+        policy, frozen = self._trained(direct or config, lora), self._held_by_ppo()
         separate = config.has_critic and config.critic.kind == "separate"
         critic = self._trained(config, lora, scalar=True) if separate else Trained(0, 0, 0, 0, 0)
         every = config.evaluate_every
         best = FLOAT * self._count(lora) if every is not None else 0  # in the memory of rank 0's process
         best_here = {"best weights": best if self.device == "cpu" else 0}
-        early = every is not None and config.updates > (every if config.kl.band is None else 1)
+        early = every is not None and (direct or config.updates > (every if config.kl.band is None else 1))
         average = {} if config.ema is None else {"average": policy.weights}
         resident = frozen | average | (best_here if early else {})
         still = resident | {
@@ -201,22 +211,27 @@ class _Planner:
         }  # fmt: skip
         yield self._loading("ppo", frozen, policy.weights + critic.weights)
         if not config.rollout.by_server:
-            yield self._sampling("ppo", "sampling", still, machine.rows(config.batch_size), lora, gathered=True)
+            if direct is None or direct.method not in ON_PAIRS:
+                yield self._sampling("ppo", "sampling", still, machine.rows(config.batch_size), lora, gathered=True)
             graphs = self._graphs(machine.rows(config.batch_size), lora)
             frozen, resident, still = frozen | graphs, resident | graphs, still | graphs
         size, tokens = config.micro_batch
         rows = min(size if tokens is None else max(1, tokens // self.length), machine.rows(config.minibatch_size))
+        several, copies = machine.rows(config.minibatch_size) > rows, 7 if config.entropy_coefficient > 0 else 4
+        if direct is not None:
+            rows = min(direct.micro_batch_size, machine.rows(direct.batch_size))
+            several, copies = machine.rows(direct.batch_size) > rows, 3
+            rows *= 2 if direct.method in ON_PAIRS else 1
         work, predicted = rows * self.length, rows * self.run.generation.max_new_tokens
         scored = {"activations": self._forward(work), "logits": self._logits(predicted, 5)}
         if machine.sharded and lora is None:
             of_frozen = self._gathered(self.shape.parameters) if machine.zero3 else 0
             scored["working"] = policy.working + critic.working + of_frozen
         yield self._phase("ppo", "frozen pass", still | scored)
-        logits = self._logits(predicted, 7 if config.entropy_coefficient > 0 else 4)
-        several = machine.rows(config.minibatch_size) > rows
+        name, logits = "training" if direct else "policy update", self._logits(predicted, copies)
         others = resident | {"critic": critic.weights + critic.moments}
         yield self._training(
-            "ppo", "policy update", others, policy, config, work, 0, logits, several or config.ptx.coefficient > 0, lora
+            "ppo", name, others, policy, direct or config, work, 0, logits, several or config.ptx.coefficient > 0, lora
         )
         if separate:
             others = resident | {"policy": policy.weights + policy.moments}
@@ -231,7 +246,7 @@ class _Planner:
         yield self._sampling("ppo", "evaluation", published, rows, lora, gathered=True)
         trained = Trained(*(sum(pair) for pair in zip(policy, critic, strict=True)))
         copied = resident.get("average", 0) + (self._refreshed() if config.kl.refresh_every else 0)
-        yield self._saving("ppo", resident | best_here, trained, config.checkpoint_whole, copied + best)
+        yield self._saving("ppo", resident | best_here, trained, (direct or config).checkpoint_whole, copied + best)
         if lora is not None:
             yield self._phase("ppo", "merging", published | {"merged": FLOAT * self.shape.parameters})
 

@@ -1,7 +1,7 @@
 """The table of the alarms: a record for each, with the margin, what an alarm means and what to change."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from components.gates.remedies import ONE_LESS, SEVERAL_MODELS, TIGHTER_TETHER, OptionChange, times
 
@@ -151,3 +151,29 @@ if TYPE_CHECKING:
     MonitorName = str
 else:
     MonitorName = Literal[tuple(MONITORS)]
+
+CHOSEN = Monitor(
+    "no responses: it is raised where the policy finds the chosen responses of the last 8 updates less likely than SFT "
+    "does, by more than the gate `policy.chosen_log_ratio` allows", 0.0,
+    "Chosen and rejected responses become less likely together: what the policy then says is in no pair.",
+    "policy.beta, policy.learning_rate and policy.epochs",
+    TIGHTER_TETHER, is_feature=False,
+)  # fmt: skip
+"""The alarm `chosen` of the methods that train on pairs. The gate's threshold is its only limit."""
+LOG_RATIO = "direct/chosen_log_ratio"
+WINDOW = 8
+"""Number of the latest updates whose mean log-ratio is compared: that of a single batch is noisy."""
+
+
+def chosen_alarm(history: Sequence[Mapping[str, Any]], limit: float | None) -> dict[str, Any] | None:
+    """Return the alarm `chosen` after the last update of `history`; None if the mean of `LOG_RATIO` over its last
+    `WINDOW` updates is not below `limit`, nats a response."""
+    ratios = [row[LOG_RATIO] for row in history[-WINDOW:] if LOG_RATIO in row]
+    if limit is None or not ratios or (mean := sum(ratios) / len(ratios)) >= limit:
+        return None
+    meaning = (
+        f"alarm chosen: the log-ratio to SFT of the chosen responses is {mean:.2f} nats a response over the last "
+        f"{len(ratios)} updates, limit {limit:g} (gates.policy.chosen_log_ratio). {CHOSEN.meaning} "
+        f"Look at {CHOSEN.remedy}."
+    )
+    return {"name": "chosen", "update": history[-1]["update"], "meaning": meaning}

@@ -16,7 +16,7 @@ from components.data.config import DataConfig
 from components.direct.config import PolicyConfig
 from components.gates.built_in.ppo_gates import OF_RATIOS, OF_UPDATES
 from components.gates.judging import ExtraGate, GatesConfig, with_kl_gates
-from components.gates.methods import DIRECT_METHODS, is_used
+from components.gates.methods import DIRECT_METHODS, ON_PAIRS, is_used
 from components.gates.table import GATES
 from components.human_eval.config import HumanEvalConfig
 from components.models.config import GenerationConfig
@@ -180,6 +180,15 @@ class Options(Settings):
         return self
 
     @model_validator(mode="after")
+    def _an_alarm_that_stops_has_a_limit(self) -> Self:
+        if self.policy.stop_on_alarm and self.policy.method in ON_PAIRS and self.chosen_limit is None:
+            raise ValueError(
+                "policy.stop_on_alarm stops where chosen responses fall below the number of "
+                "gates.policy.chosen_log_ratio, which is null: set it, or leave policy.stop_on_alarm out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _online_dpo_has_pairs(self) -> Self:
         if (self.policy.method == "online_dpo") is (self.ppo.pair_labels is None):
             raise ValueError(
@@ -197,6 +206,11 @@ class Options(Settings):
         if method == "online_dpo":
             return gates.without(OF_RATIOS, "policy.method=online_dpo clips no ratios")
         return gates.without(OF_UPDATES, f"policy.method={method} has no PPO updates") if method != "ppo" else gates
+
+    @property
+    def chosen_limit(self) -> float | None:
+        """Return the threshold of the gate `policy.chosen_log_ratio`, which is also the alarm's; None if it is off."""
+        return getattr(self.gates, "policy", {}).get("chosen_log_ratio")
 
     def job(self, kind: type[Job]) -> Job:
         """Return the part of this config that enters a stage's key: the groups that the stage's job class `kind`

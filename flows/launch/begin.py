@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from components.base.errors import UserError
+from components.base.settings import keyed_values
 from components.base.text import counted
 from components.gates.methods import DIRECT_METHODS, is_used
-from components.rollouts.client import resolve_engine
 from flows.base_run import Base, changed_before, choose_base, earlier_stages
 from flows.config.profiles import Override, apply_overrides, profile_name
 from flows.config.run_config import (
@@ -131,6 +131,9 @@ def rerun(
         )
     if config is None:
         config = _changed(base, stage, overrides)
+    elif "ppo" in before:  # what its rollouts leave open is what the earlier run's were sampled with
+        rollout = config.ppo.rollout.model_copy(update=keyed_values(base.config.ppo.rollout))
+        config = config.model_copy(update={"ppo": config.ppo.model_copy(update={"rollout": rollout})})
     check_kl_limits(config, f"run {base.run}", base.config)
     refuse_outside(config, home)
     _check_judge("rerun", computed, config)
@@ -196,11 +199,7 @@ def _settled_for(config: RunConfig, home: Path, with_data: bool, with_ppo: bool)
 
 
 def _settled(config: RunConfig, home: Path) -> tuple[RunConfig, list[str]]:
-    """Return `config` with what samples rollouts, the base's commit, the template's text and every learning rate, and
-    lines that name the last three."""
-    if config.policy.method not in DIRECT_METHODS:
-        rollout = resolve_engine(config.ppo.rollout)
-        config = config.model_copy(update={"ppo": config.ppo.model_copy(update={"rollout": rollout})})
+    """Return `config` with the base's commit, the template's text and every learning rate, and lines that name them."""
     config, pinned = pinned_base(with_template(config), home)
     config, chosen = with_rates(config, home)
     return config, [*pinned, *chosen]
@@ -279,7 +278,7 @@ def off_gates(config: RunConfig) -> list[str]:
         why = ["policy.evaluate_every is null"] if config.policy.evaluate_every is None else []
         kl = config.ppo.kl
         why += ["ppo.kl.ceiling and ppo.kl.band are null"] if kl.ceiling is None and kl.band is None else []
-        if why:
+        if why and not config.policy.stop_on_alarm:
             notes.append(
                 f"the gate ppo.stopped is off because nothing can fail it: {' and '.join(why)}. A direct method "
                 "compares KL with the ceiling and the band at its evaluations. Set what is null, or "

@@ -113,7 +113,7 @@ class ModelFacts(NamedTuple):
         if self.record.metrics.get("ppo/stopped") and (stopped is None or outcome(stopped) == "OFF"):
             failures.append(
                 "the tether broke: KL left ppo.kl.band or reached ppo.kl.ceiling, an alarm of "
-                "ppo.monitors.stop_on was raised, or an observer of ppo.observers stopped it"
+                "ppo.monitors.stop_on or policy.stop_on_alarm was raised, or an observer of ppo.observers stopped it"
             )
         return failures
 

@@ -9,6 +9,7 @@ from operator import attrgetter
 
 from components.base.errors import UserError
 from components.base.paths import user_path
+from components.direct.config import DirectJob
 from components.gates.methods import DIRECT_METHODS
 from components.models.weights import count_parameters
 from components.planning.memory import FLOAT, Machine, Phase, PlannedRun, Sharding, larger_micro_batch, phases
@@ -33,8 +34,9 @@ def planned_run(config: RunConfig, shape: ModelShape, gpu: bool = False) -> Plan
     assert dtype != "auto"
     judges, uncounted = judges_of(config)
     graphs = gpu and config.runtime.cuda_graphs
-    stages = config.generation, config.sft, config.reward, config.ppo
-    return PlannedRun(shape, dtype, *stages, judges, uncounted, config.data.has_judge, graphs)
+    policy = config.policy if config.policy.method in DIRECT_METHODS else None
+    stages = config.generation, config.sft, config.reward, config.job(DirectJob).ppo if policy else config.ppo
+    return PlannedRun(shape, dtype, *stages, judges, uncounted, config.data.has_judge, graphs, policy)
 
 
 def judges_of(config: RunConfig) -> tuple[int, tuple[str, ...]]:
@@ -89,8 +91,6 @@ class MemoryPlan:
     """The phases of sft, reward and ppo, by stage."""
     larger: dict[str, int | None]
     """The `larger_micro_batch` of each stage."""
-    method: str = "ppo"
-    """`policy.method`; the phases of a direct method are not known."""
 
     @classmethod
     def of(cls, profile: str, config: RunConfig, shape: ModelShape, gpus: int, memory: int | None) -> "MemoryPlan":
@@ -111,7 +111,7 @@ class MemoryPlan:
         by_stage = groupby(phases(run, machine), key=attrgetter("stage"))
         stages = {stage: list(stage_phases) for stage, stage_phases in by_stage}
         larger = {stage: larger_micro_batch(run, machine, stage) for stage in stages}
-        return cls(profile, run, machine, stages, larger, config.policy.method)
+        return cls(profile, run, machine, stages, larger)
 
     def worst(self, stage: str) -> Phase:
         """Return the phase of a stage that needs most memory on a device."""
@@ -163,16 +163,17 @@ class MemoryPlan:
         if self.run.uncounted:
             named = ", ".join(self.run.uncounted)
             lines += ["", f"Not counted: reward models of ppo.rewards that are not in a folder here: {named}."]
-        if self.method in DIRECT_METHODS:
-            lines += ["", f"Not planned: policy.method={self.method}. The phases of ppo above are those of PPO."]
         if any(self.larger.values()):
             lines += ["", "Larger micro-batches fit (each takes 55 to 120 ms of launches on an H200, however small):"]
         for stage, size in self.larger.items():
-            micro = getattr(self.run, stage).micro_batch_size
-            lines += [f"  {stage}: --set {stage}.micro_batch_size={size} in place of {micro}"] if size else []
+            group = self.run.group(stage)
+            micro = getattr(self.run, group).micro_batch_size
+            lines += [f"  {stage}: --set {group}.micro_batch_size={size} in place of {micro}"] if size else []
         if self.fits is False:
-            lines += ["", "Options that reduce memory (STAGE: sft, reward or ppo):"]
-            lines += [f"  {option}" for option in OPTIONS]
+            group = self.run.group("ppo")
+            lines += ["", f"Options that reduce memory (STAGE: sft, reward or {group}):"]
+            used = [option for option in OPTIONS if group == "ppo" or "critic" not in option]
+            lines += [f"  {option.replace('ppo.', f'{group}.')}" for option in used]
         return "\n".join(lines)
 
     def _machine(self) -> str:

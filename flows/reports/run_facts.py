@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from components.gates.renamed import present_options
 from components.gates.table import GATES
 from components.human_eval.comparison.model_pairs import RESULT
 from components.keys.code_version import CodeVersion
+from components.ppo.alarm_table import WINDOW, chosen_alarm
 from components.store.store import ArtifactStore, Record
 from data_contracts.expectations.suites import first_rows
 from flows.config.removed import REMOVED
@@ -99,8 +100,14 @@ class StageFacts:
 
     @property
     def alarms(self) -> list[Document]:
-        """Return the first alarm of each name that PPO raised, by update."""
-        return (self.document("metadata.json") or {}).get("alarms", [])
+        """Return the first alarm of each name that the policy's training raised, by update.
+
+        `chosen` follows its gate, which may have changed since, and so is found in the history.
+        """
+        rows, limit = self.rows("history.jsonl"), self.bound("policy.chosen_log_ratio")
+        assert not isinstance(limit, tuple)
+        chosen = (chosen_alarm(rows[max(0, end - WINDOW) : end], limit) for end in range(1, len(rows) + 1))
+        return [*(self.document("metadata.json") or {}).get("alarms", []), *islice(filter(None, chosen), 1)]
 
     @property
     def kl_by_token(self) -> Document | None:

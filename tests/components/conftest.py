@@ -82,6 +82,7 @@ class Stages(NamedTuple):
             tiny = {"method": "dpo", "learning_rate": 1e-3, "batch_size": 16, "micro_batch_size": 8}
             tiny |= {"checkpoint_every": 2, "evaluate_every": 3}
             measures = {"evaluate": 8, "watch": {"prompts": 8}, "repeats": {"prompts": 4, "samples": 2}}
+            common["chosen_limit"] = options.pop("chosen_limit", None)
             return DirectJob(**common, ppo=measures | options.pop("ppo", {}), policy=PolicyConfig(**tiny | options))
         tiny = {"updates": 5, "batch_size": 8, "minibatch_size": 4, "micro_batch_size": 2, "checkpoint_every": 2}
         tiny |= {"kl": {"control": "fixed", "coefficient": 0.1}, "sample_every": 2, "learning_rate": 1e-3}

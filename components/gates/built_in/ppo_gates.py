@@ -8,8 +8,8 @@ PPO_GATES = (
         "ppo.stopped", "<=", "the tether held: KL stayed below its ceiling and in its band in every update",
         interval="none", if_measured=True,
         cause="The tether broke: KL was above `ppo.kl.ceiling` or certainly above `ppo.kl.band`, an alarm of "
-        "`ppo.monitors.stop_on` was raised, or an observer of `ppo.observers` stopped the run. The run's log says "
-        "which, and at which update.",
+        "`ppo.monitors.stop_on` or of `policy.stop_on_alarm` was raised, or an observer of `ppo.observers` stopped the "
+        "run. The run's log says which, and at which update.",
         remedy="Raise `ppo.kl.coefficient`, use `ppo.kl.control=adaptive`, lower `ppo.learning_rate`, or lower "
         "`ppo.epochs` (one pass over each batch moves KL least). For an alarm see the page on alarms.",
         changes=TIGHTER_TETHER,

@@ -82,6 +82,11 @@ def test_an_option_of_ppo_in_the_profile_changes_no_direct_key(tmp_path: Any) ->
         ),
         (["ppo.pair_labels=hard"], "ppo.pair_labels has no effect with policy.method=ppo"),
         (["policy.method=best_of_n", "policy.beta=1"], "policy.beta has no effect with policy.method=best_of_n"),
+        (["policy.method=best_of_n", "policy.stop_on_alarm=true"], "policy.stop_on_alarm has no effect with"),
+        (
+            ["policy.method=dpo", "policy.stop_on_alarm=true", "gates.policy.chosen_log_ratio=null"],
+            "the number of gates.policy.chosen_log_ratio, which is null: set it",
+        ),
         (["policy.method=dpo", "policy.lora.rank=4"], "policy.lora: the reward model shares"),
         (["policy.method=dpo", "policy.evaluate_every=null", "ppo.watch.patience=2"], "set policy.evaluate_every"),
     ],
@@ -115,6 +120,15 @@ def test_a_job_is_read_back_from_its_key() -> None:
     again = stage_of("ppo", values).load_job().model_validate(values)
     assert isinstance(again, DirectJob) and keyed_values(again) == values
     assert again.measured.ppo.kl.band == 2 and not again.measured.ppo.has_critic
+
+
+def test_a_gates_number_is_the_alarms_and_in_the_key_only_if_it_stops() -> None:
+    dpo, gate, stops = "policy.method=dpo", "gates.policy.chosen_log_ratio=-7", "policy.stop_on_alarm=true"
+    made = config(dpo, gate)
+    assert made.stage_job(STAGES["ppo"]).chosen_limit == -7 and config(dpo).chosen_limit == -5  # type: ignore[attr-defined]
+    assert config(dpo, "gates.policy.chosen_log_ratio=null").chosen_limit is None
+    assert key(dpo, gate) == key(dpo)
+    assert len({key(dpo), key(dpo, stops), key(dpo, stops, gate)}) == 3
 
 
 def test_auto_takes_the_estimate_of_validate() -> None:

@@ -230,6 +230,47 @@ def test_a_fall_of_both_is_reported_and_fails_its_gate(stages: Any, tmp_path: Pa
     assert failed == {"policy.chosen_log_ratio"}
 
 
+FALLING = {"learning_rate": 5e-2, "epochs": 6, "beta": 0.01, "evaluate_every": 3}
+
+
+def alarm_update(history: list[Any], limit: float) -> int:
+    """The first update after which the mean of the last 8 batches' log-ratios of chosen responses is below `limit`."""
+    ratios = [row["direct/chosen_log_ratio"] for row in history]
+    means = [sum(ratios[max(0, end - 8) : end]) / min(8, end) for end in range(1, 1 + len(ratios))]
+    return next(update for update, mean in enumerate(means, 1) if mean < limit)
+
+
+def test_falling_chosen_responses_raise_an_alarm_that_changes_no_byte(
+    stages: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, digests: Callable[[Path], Any]
+) -> None:
+    metrics = stages.run("direct", tmp_path / "quiet", **FALLING)
+    assert not [text for text in caplog.messages if "alarm" in text] and "ppo/stopped" not in metrics
+    history = list(read_rows(tmp_path / "quiet" / "artifact" / "history.jsonl"))
+    at = alarm_update(history, -6.0)
+    assert 4 < at < len(history) and min(row["direct/chosen_log_ratio"] for row in history[: at - 1]) < -6.0
+    assert stages.run("direct", tmp_path / "warned", **FALLING, chosen_limit=-6.0) == metrics
+    (text,) = (text for text in caplog.messages if "alarm" in text)
+    assert text.startswith(f"update {at}: alarm chosen: the log-ratio to SFT of the chosen responses is -")
+    assert digests(tmp_path / "warned" / "artifact") == digests(tmp_path / "quiet" / "artifact")
+
+
+def test_an_alarm_that_stops_ends_the_same_after_an_interruption(
+    stages: Any, tmp_path: Path, interrupting: Any, digests: Callable[[Path], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    stops = {**FALLING, "chosen_limit": -6.0, "stop_on_alarm": True}
+    metrics = stages.run("direct", tmp_path / "whole", **stops)
+    artifact = tmp_path / "whole" / "artifact"
+    at = alarm_update(list(read_rows(artifact / "history.jsonl")), -6.0)
+    assert metrics["ppo/stopped"] == 1 and metrics["direct/updates"] == at
+    assert metrics["direct/published_update"] in range(3, at, 3), "the best evaluated one before the alarm"
+    assert f"before the alarm of update {at}" in json.loads((artifact / "metadata.json").read_text())["reason"]
+    with pytest.raises(KeyboardInterrupt):
+        stages.run("direct", tmp_path / "cut", interrupting(at - 1), **stops)
+    assert stages.run("direct", tmp_path / "cut", **stops) == metrics
+    assert digests(tmp_path / "cut" / "artifact") == digests(artifact)
+    assert len([text for text in caplog.messages if "alarm chosen: " in text]) == 2, "once a training"
+
+
 def test_votes_that_no_pair_has_are_refused(stages: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"policy.margin: no training pair has a margin"):
         stages.run("direct", tmp_path, margin=1.0)

@@ -338,6 +338,16 @@ def test_a_direct_method_on_two_ranks_is_that_of_one(method: str, sharding: str,
 
 
 @pytest.mark.ranks
+def test_an_alarm_stops_all_ranks_after_the_same_update(stages: Any, tmp_path: Path) -> None:
+    options = {"learning_rate": 5e-2, "epochs": 6, "beta": 0.01, "chosen_limit": -6.0, "stop_on_alarm": True}
+    metrics = stages.run("direct", tmp_path / "one", **options)
+    found = on_ranks(stages, "direct", tmp_path / "two", **options)
+    assert metrics["ppo/stopped"] == 1 and 3 < metrics["direct/updates"] < 36
+    for name in ("ppo/stopped", "direct/updates", "direct/published_update"):
+        assert found.metrics[name] == metrics[name]
+
+
+@pytest.mark.ranks
 @pytest.mark.parametrize("stage, sharding, options", [
     ("sft", "zero2", {"checkpoint_every": 1}),
     ("ppo", "zero3", {"checkpoint_every": 1, "updates": 4, "ema": 0.5, "evaluate_every": 1, "evaluate": 8,

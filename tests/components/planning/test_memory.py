@@ -8,6 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaModel
 
 from components.base.jsonl import read_rows
+from components.direct.config import PolicyConfig
 from components.models.config import AdapterConfig, GenerationConfig
 from components.models.runtime import Runtime, autocast
 from components.planning import memory
@@ -87,6 +88,39 @@ def test_models_beside_ppos_own_are_held_through_all_of_ppo() -> None:
         for (stage, name), phase in planned(run()._replace(**more)).items():
             expected = round(1.05 * size) if stage == "ppo" else 0
             assert phase.bytes - plain[stage, name].bytes == pytest.approx(expected, abs=2), name
+
+
+def direct(method: str, **options: Any) -> PlannedRun:
+    policy = PolicyConfig(method=method, batch_size=8, micro_batch_size=4, **options)  # type: ignore[arg-type]
+    return run(reward={"lora": policy.lora})._replace(policy=policy)
+
+
+def test_a_step_on_pairs_holds_two_sequences_a_pair_and_no_critic() -> None:
+    dpo, best = planned(direct("dpo")), planned(direct("best_of_n"))
+    parts = dpo["ppo", "training"].parts
+    assert parts["activations"] == 2 * best["ppo", "training"].parts["activations"]
+    assert (parts["weights"], parts["optimizer"], parts["gradients"]) == (4 * P, 8 * P, 4 * P)
+    assert parts["frozen"] == 2 * MATRICES + 4 * (P - MATRICES) + 2 * MATRICES + 4 * (SCALAR - MATRICES)
+    assert ("ppo", "sampling") in best and not {("ppo", "sampling"), ("ppo", "watching")} & dpo.keys()
+    watched = planned(direct("dpo", evaluate_every=2))
+    assert watched["ppo", "watching"].bytes > dpo["ppo", "evaluation"].bytes
+    judge = planned(direct("dpo")._replace(judge=True))["ppo", "training"].parts["frozen"] - parts["frozen"]
+    assert judge == 2 * MATRICES + 4 * (SCALAR - MATRICES)
+
+
+def test_what_saves_memory_saves_it_with_a_direct_method() -> None:
+    plain = planned(direct("dpo"))["ppo", "training"]
+    saving = {"micro_batch_size": 1, "optimizer": "adamw_8bit", "lora": LORA, "gradient_checkpointing": True}
+    for options in ({name: value} for name, value in saving.items()):
+        policy = PolicyConfig(**{"method": "dpo", "batch_size": 8, "micro_batch_size": 4} | options)
+        less = run(reward={"lora": policy.lora})._replace(policy=policy)
+        assert planned(less)["ppo", "training"].bytes < plain.bytes, options
+    shared = planned(direct("dpo"), Machine(4, None, "zero3"))["ppo", "training"].parts
+    assert {name: 4 * shared[name] for name in ("weights", "optimizer", "frozen")} == {
+        name: plain.parts[name] for name in ("weights", "optimizer", "frozen")
+    }
+    one, four = (planned(direct("dpo"), machine)["ppo", "frozen pass"].parts for machine in (Machine(1), Machine(4)))
+    assert 2 * four["activations"] == one["activations"], "8 pairs on 4 ranks are 2 each"
 
 
 def test_cuda_graphs_keep_copy_states_and_logits_through_all_of_ppo() -> None:

@@ -107,16 +107,19 @@ def test_a_run_says_what_samples_and_what_a_server_changes(tmp_path: Path) -> No
     assert not new_run(tmp_path, "tiny", load_config("tiny", settings(GPU)), Request(until="reward")).notes
 
 
-def test_a_deployed_config_with_auto_agrees_with_a_run_that_found_no_server(
+def test_a_deployments_rerun_after_ppo_keeps_the_engine_that_the_run_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     auto = load_config("tiny", settings("ppo.rollout.engine=auto"))
     run = finish(new_run(tmp_path, "tiny", auto))
     assert run_values(tmp_path, run)["ppo"]["rollout"]["engine"] == "local"
-    assert rerun(tmp_path, "human_eval", config=auto).ctx.status.document.origin["from"] == run
-    monkeypatch.setenv("TETHER_VLLM_URL", "http://127.0.0.1:9")
+    for address in (None, "http://127.0.0.1:9"):  # another environment names a server, which nobody asks
+        monkeypatch.setenv("TETHER_VLLM_URL", address) if address else None
+        again = rerun(tmp_path, "human_eval", config=auto)
+        assert again.ctx.status.document.origin["from"] == run and again.config.ppo.rollout.engine == "local"
+        assert stored_stages(again)[-1] == "ppo"
     with pytest.raises(UserError, match=r"ppo\.rollout"):
-        rerun(tmp_path, "human_eval", config=auto)
+        rerun(tmp_path, "human_eval", config=load_config("tiny", settings("ppo.rollout.engine=vllm")))
 
 
 def settings(*texts: str) -> list:
@@ -153,6 +156,8 @@ def test_a_gate_that_no_profile_names_is_off_and_the_run_says_so(tmp_path: Path)
     said = begin(tmp_path, *direct).notes[-1]
     assert said.startswith("the gate ppo.stopped is off because nothing can fail it: policy.evaluate_every is null")
     assert "ppo.stopped" not in " ".join(begin(tmp_path, *direct, "policy.evaluate_every=2").notes)
+    alarm = ("policy.stop_on_alarm=true", "gates.policy.chosen_log_ratio=-5")
+    assert "ppo.stopped" not in " ".join(begin(tmp_path, *direct, *alarm).notes)
     said = begin(tmp_path, *direct, "policy.evaluate_every=2", "ppo.kl.ceiling=null").notes[-1]
     assert said.startswith("the gate ppo.stopped is off because nothing can fail it: ppo.kl.ceiling and ppo.kl.band")
     del values["gates"]

@@ -89,6 +89,19 @@ def test_a_run_says_which_alarms_were_raised_and_what_carries_kl_as_its_artifact
     assert what_ppo_watched(tmp_path / "home", STATUS) == [], "whose record the store has not"
 
 
+def test_the_alarm_of_falling_chosen_responses_follows_its_gate(tmp_path: Path) -> None:
+    """Means of the last 8 updates: 0, -1, ..., -7, then -9, -11: below -8 after update 9, and never below -20."""
+    store, out = ArtifactStore(tmp_path / "home"), tmp_path / "out"
+    out.mkdir()
+    ratios = [0.0, -2, -4, -6, -8, -10, -12, -14, -16, -18]
+    write_rows(out / "history.jsonl", [{"update": i, "direct/chosen_log_ratio": x} for i, x in enumerate(ratios, 1)])
+    record = store.publish("7" * 64, out, None, {"stage": "ppo", "run": "r1", "metrics": {}, "parts": {}})
+    for threshold, alarms in ((-8.0, ["Alarms of ppo: chosen at update 9."]), (-20.0, []), (None, [])):
+        gate = GATE.model_copy(update={"name": "policy.chosen_log_ratio", "threshold": threshold})
+        ppo = PPO.model_copy(update={"key": record.key, "digest": record.digest, "gates": [gate]})
+        assert what_ppo_watched(tmp_path / "home", STATUS.model_copy(update={"stages": [ppo]})) == alarms
+
+
 def test_no_value_or_outcome_is_cut_where_a_gate_has_a_long_rule_and_the_terminal_80_columns() -> None:
     name = "reward.length_partial_correlation_high"
     gates = [
