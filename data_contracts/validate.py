@@ -80,11 +80,14 @@ def run(
         final |= {f"data/pairs{OF_SOURCE}{source['source']}": float(source["pairs"]) for source in counts}
     simulated = "the support desk's generator (simulated)"
     taught = "chosen responses" if files else simulated
+    names = ("desirable", "undesirable") if data.single_labels else ()
+    labels = ", ".join(f"{final[f'data/{name}']:.0f} {name} single labels" for name in names)
     summary = {
         "preferences": ", ".join(map(str, files.values())) or simulated,
         "demonstrations": str(inputs.get("demonstrations", taught)),
         "pairs kept": f"{final['data/pairs']:.0f}",
         "rows quarantined": f"{final['data/quarantined']:.0f}",
+        **({"single labels": labels} if labels else {}),
         **{f"pairs of {source['source']}": count_text(source) for source in counts},
         **{f"not read in {kind}": unread_text(fields) for kind, fields in data.unread.items()},
     }
@@ -102,7 +105,8 @@ def run(
     for source in counts:
         if source.get("left_out"):
             logger.info("%s: %s", source["source"], count_text(source))
-    logger.info("kept %d pairs; quarantined %s", final["data/pairs"], reasons or "nothing")
+    kept = ", ".join(filter(None, (f"{final['data/pairs']:.0f} pairs", labels)))
+    logger.info("kept %s; quarantined %s", kept, reasons or "nothing")
     return final
 
 
@@ -126,6 +130,12 @@ def _clear(folder: Path) -> None:
 
 
 def _refuse_nothing(data: Examination) -> None:
+    if data.single_labels and not of_kind(data.inputs, "preferences"):
+        raise UserError(
+            "data.demonstrations has single labels (KTO), and data.preferences names no pairs. The reward model, which "
+            "measures every policy, learns from pairs. Name a file of pairs. If prompts have responses with both "
+            "labels, name the same file, and data.score.name=label makes pairs of them."
+        )
     pairs, demonstrations, prompts = data.pairs, data.demonstrations, data.prompts
     heldout = [split for split in range(len(SPLITS)) if split != TRAIN]
     needed = [

@@ -83,7 +83,10 @@ _DOUBLED = (
     "Both responses begin with the text of the prompt, which then appears twice in what is learned: leave it out of "
     "the responses."
 )
-_KTO = "Rows that are labelled undesirable are kept out (check `desirable`): SFT must not imitate them."
+_KTO = (
+    "SFT imitates the rows that are labelled desirable only (the check `desirable` counts the others). "
+    "policy.method=kto learns from the labels of all; the other methods ignore them."
+)
 
 
 def reading_of(path: Path, data: DataConfig) -> FileReading:
