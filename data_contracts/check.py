@@ -125,9 +125,8 @@ def _report(data: Examination, checks: Sequence[JudgedCheck], quarantined: int) 
         "reasons": list(data.invalid.values()),
         "unread": data.unread,
     }
-    if (labels := data.single_labels) is not None:
-        desirable = int(labels.facts["desirable"].sum())
-        report["single_labels"] = {"desirable": desirable, "undesirable": len(labels.facts) - desirable}
+    if labels := data.label_counts:
+        report["single_labels"] = labels
     if pairs is not None:
         words = pairs.ledger.facts["words"]
         readable = (words > 0).all(1) & pairs.ledger.passes("decided")

@@ -156,6 +156,12 @@ class Examination:
         labelled = rows.selected & ~np.isnan(rows.ledger.facts["desirable"])
         return replace(rows, selected=labelled) if labelled.any() else None
 
+    @cached_property
+    def label_counts(self) -> dict[str, int]:
+        """Return the numbers of kept single labels, `desirable` and `undesirable`; empty without any."""
+        labels = [] if self.single_labels is None else self.single_labels.facts["desirable"].tolist()
+        return {"desirable": labels.count(1), "undesirable": labels.count(0)} if labels else {}
+
     @property
     def prompts(self) -> Examined:
         """Return the rows with the prompts for PPO and evaluation: `data.prompts` if there are any, else the pairs."""

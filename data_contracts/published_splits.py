@@ -111,9 +111,7 @@ def _sizes(
         counts = np.bincount(rows.split[rows.wanted], minlength=len(SPLITS))
         sizes |= {f"data/{rows.kind}_{split}": float(n) for split, n in zip(SPLITS, counts, strict=True)}
     sizes["data/demonstrations"] = float(demonstrations.wanted.sum())
-    for rows in labels:
-        desirable = rows.ledger.facts["desirable"][rows.wanted]
-        sizes |= {"data/desirable": float(desirable.sum()), "data/undesirable": float((desirable == 0).sum())}
+    sizes |= {f"data/{label}": float(count) for label, count in data.label_counts.items()}
     if data.tokenizer is not None:
         of_pairs = _overlong(data, data.pairs)[pairs.wanted]
         of_demonstrations = _overlong(data, data.demonstrations)[demonstrations.wanted, 0]

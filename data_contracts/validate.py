@@ -80,14 +80,12 @@ def run(
         final |= {f"data/pairs{OF_SOURCE}{source['source']}": float(source["pairs"]) for source in counts}
     simulated = "the support desk's generator (simulated)"
     taught = "chosen responses" if files else simulated
-    names = ("desirable", "undesirable") if data.single_labels else ()
-    labels = ", ".join(f"{final[f'data/{name}']:.0f} {name} single labels" for name in names)
     summary = {
         "preferences": ", ".join(map(str, files.values())) or simulated,
         "demonstrations": str(inputs.get("demonstrations", taught)),
         "pairs kept": f"{final['data/pairs']:.0f}",
         "rows quarantined": f"{final['data/quarantined']:.0f}",
-        **({"single labels": labels} if labels else {}),
+        **{f"{label} single labels": str(count) for label, count in data.label_counts.items()},
         **{f"pairs of {source['source']}": count_text(source) for source in counts},
         **{f"not read in {kind}": unread_text(fields) for kind, fields in data.unread.items()},
     }
@@ -105,8 +103,7 @@ def run(
     for source in counts:
         if source.get("left_out"):
             logger.info("%s: %s", source["source"], count_text(source))
-    kept = ", ".join(filter(None, (f"{final['data/pairs']:.0f} pairs", labels)))
-    logger.info("kept %s; quarantined %s", kept, reasons or "nothing")
+    logger.info("kept %d pairs; quarantined %s", final["data/pairs"], reasons or "nothing")
     return final
 
 

@@ -49,8 +49,7 @@ class PolicyConfig(PassesConfig):
     undesirable_weight: float = Field(1.0, gt=0)
     """λ_U, the weight of rejected responses, and of single ones that are labelled undesirable, in `kto`."""
     max_pairs: int | None = Field(None, ge=1)
-    """Train on this many pairs at most (the first ones, in data order), and `kto` on as many single labels; null for
-    all."""
+    """Train on this many pairs, and `kto` on this many single labels, at most (the first ones); null for all."""
     lora: AdapterConfig | None = None
     """Train a LoRA adapter of this shape. The reference is then the backbone without the adapter, and `reward.lora`
     must be set too. Null trains the whole model."""

@@ -29,8 +29,6 @@ from components.training.updates import Observer, Update
 
 FAR = 1.0
 """Nats a token by which SFT may find the pairs' responses less likely than its own answers without a warning."""
-BALANCED = (1.0, 4 / 3)
-"""Smallest and largest ratio of all desirable to all undesirable responses, by weight, that KTO's authors advise."""
 SIDES = ("longer", "shorter")
 """The pairs whose longer response was chosen, and those whose shorter one was."""
 
@@ -179,22 +177,21 @@ def train_on_pairs(models: Models, job: DirectJob, data: Path, out: Path, observ
     examples = TrainingExamples(batch_loss, pairs.lengths, pairs.labels[:, 0], prepare=prepare)
     fit(models.policy, examples, config, seed=job.seed, group="direct", out=out, observe=observe,
         observers=observers.in_order)  # fmt: skip
+    return TrainedPolicy(observers, observers.history.rows, pair_counts(pairs, config) | by_sft)
+
+
+def pair_counts(pairs: PolicyPairs, config: PolicyConfig) -> dict[str, float]:
+    """Return the numbers of pairs and single labels, and for KTO λ_D n_D / (λ_U n_U), with the numbers n of desirable
+    and undesirable responses, by weight. Warns if that is outside [1, 4/3] (Ethayarajh et al. 2024, section 4.2)."""
     both = float(pairs.sides.all(1).sum())
     metrics = {"direct/pairs": both, "direct/cut": pairs.cut / len(pairs), "direct/alike": float(pairs.alike)}
-    metrics |= {"direct/single_labels": len(pairs) - both} if has_singles else {}
-    metrics |= {"direct/desirable_ratio": desirable_ratio(pairs, config)} if config.method == "kto" else {}
-    return TrainedPolicy(observers, observers.history.rows, metrics | by_sft)
-
-
-def desirable_ratio(pairs: PolicyPairs, config: PolicyConfig) -> float:
-    """Return λ_D n_D / (λ_U n_U), with the numbers n of desirable and undesirable responses, by weight.
-
-    Warns if it is outside `BALANCED` (Ethayarajh et al. 2024, section 4.2).
-    """
+    metrics |= {"direct/single_labels": len(pairs) - both} if both < len(pairs) else {}
+    if config.method != "kto":
+        return metrics
     weights = pairs.labels[:, 0] / pairs.sides.mean(1)  # of each response
     desirable, undesirable = (pairs.sides * weights[:, None]).sum(0).tolist()
     ratio = config.desirable_weight * desirable / (config.undesirable_weight * undesirable)
-    low, high = BALANCED
+    low, high = 1, 4 / 3
     if not low <= ratio <= high:
         name, factor = ("desirable", 1 / ratio) if ratio < low else ("undesirable", ratio / low / high)
         value = getattr(config, f"{name}_weight") * factor * (low * high) ** 0.5
@@ -203,7 +200,7 @@ def desirable_ratio(pairs: PolicyPairs, config: PolicyConfig) -> float:
             f"{ratio:.3g}; KTO's authors advise {low:g} to {high:.3g}. Set policy.{name}_weight={value:.3g}.",
             stacklevel=1,
         )
-    return ratio
+    return metrics | {"direct/desirable_ratio": ratio}
 
 
 def likelihoods(models: Models, job: DirectJob, pairs: PolicyPairs, reference: Tensor, data: Path) -> dict[str, float]:

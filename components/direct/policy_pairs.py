@@ -86,8 +86,7 @@ class PolicyPairs:
     @property
     def sides(self) -> NDArray[np.bool_]:
         """Return which responses each pair has (n, 2), the chosen and the rejected one."""
-        sides: NDArray[np.bool_] = self.examples.responses.lengths.reshape(-1, 2) > 0
-        return sides
+        return self.examples.responses.lengths.reshape(-1, 2) > 0
 
     def rows(self, pairs: Sequence[int]) -> list[int]:
         """Return the places in `examples` of m pairs: those of the m chosen responses, then of the m rejected ones."""
@@ -95,8 +94,7 @@ class PolicyPairs:
 
 
 def response_logprobs(model: Any, pad_id: int, batch: Sequence[Example], runtime: Runtime) -> Tensor:
-    """Return log π(y|x) (N,) at temperature 1: the sum over all tokens of the response, EOS included, in nats; 0 for an
-    empty one, which the model does not read."""
+    """Return log π(y|x) (N,) at temperature 1: the sum over all tokens of the response, EOS included, in nats."""
     of_tokens = -token_losses(model, pad_id, [example for example in batch if example[1]], runtime)
     return torch.stack([part.sum() for part in of_tokens.split([len(response) for _, response in batch])])
 

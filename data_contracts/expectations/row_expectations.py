@@ -20,8 +20,7 @@ _ONLY = (
     (("preferences", "demonstrations"), {"consistent", "no_placeholder", "template_agrees", "response_fits"}),
 )  # fmt: skip
 """Kinds of data, and the checks that apply only to them."""
-STAYS = ("votes_once", "desirable")
-"""Checks whose failing rows are kept: a repeated vote is ignored, an undesirable response is a single label."""
+_STAY = ("votes_once", "desirable")
 ROLES = "^s?a?(?:ua)*u$"
 """Allowed roles of a prompt, one letter for each message: an optional system message, then user and assistant
 alternate, and the last is the user's."""
@@ -38,7 +37,7 @@ def row_checks(
     """
     left_out = {name for kinds, names in _ONLY if source not in kinds for name in names}
     return [
-        check_of(data.checks, name, kind, options, name in STAYS and "reading" not in options.values())
+        check_of(data.checks, name, kind, options, name in _STAY and "reading" not in options.values())
         for name, kind, options in _table(data, generation, comparisons)
         if name not in left_out
     ]

@@ -48,7 +48,6 @@ REMEDIES = {
     "differ_truncated": "Raise generation.max_new_tokens, or give shorter responses.",
 }
 """Maps a check to advice, where fixing rows or mapping column names is not the right advice."""
-_NOT_READ = {*UNUSABLE} - {"desirable"}
 _COLUMNS = {"preferences": "columns", "demonstrations": "demonstration_columns", "prompts": "prompt_columns"}
 
 
@@ -206,7 +205,7 @@ def parsed(raws: Iterable[RawRow], name: str, source: RowSource, max_characters:
                 }
                 row.raw = row.raw if row.problems else raw
                 row.problems += _unwritable(row.item["columns"])
-            if row.item is not None and {problem.check for problem in row.problems}.isdisjoint(_NOT_READ):
+            if row.item is not None and not any(p.check in UNUSABLE and p.check != "desirable" for p in row.problems):
                 broken = schema_problems(row.item)
                 row.raw = row.raw._replace(data=row.item) if broken and not row.problems else row.raw
                 row.problems += broken

@@ -83,10 +83,7 @@ _DOUBLED = (
     "Both responses begin with the text of the prompt, which then appears twice in what is learned: leave it out of "
     "the responses."
 )
-_KTO = (
-    "SFT imitates the rows that are labelled desirable only (the check `desirable` counts the others). "
-    "policy.method=kto learns from the labels of all; the other methods ignore them."
-)
+_KTO = "SFT imitates desirable rows alone (check `desirable`). Only policy.method=kto learns from undesirable ones."
 
 
 def reading_of(path: Path, data: DataConfig) -> FileReading:

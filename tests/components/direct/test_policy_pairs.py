@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from components.direct import policy_pairs
 from components.direct.config import PolicyConfig
-from components.direct.pair_training import LOSSES, KtoBaseline, PairBatch, desirable_ratio
+from components.direct.pair_training import LOSSES, KtoBaseline, PairBatch, pair_counts
 from components.direct.policy_pairs import PolicyPairs, reference_logprobs, response_logprobs
 from components.direct.preference_losses import kto_losses
 from components.gates.methods import ON_PAIRS
@@ -227,11 +227,13 @@ def test_the_weight_that_is_advised_balances_the_labels(
     options = {"desirable_weight": weights[0], "undesirable_weight": weights[1]}
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        ratio = desirable_ratio(of, PolicyConfig(method="kto", **options))
+        metrics = pair_counts(of, PolicyConfig(method="kto", **options))
+    ratio = metrics["direct/desirable_ratio"]
+    assert metrics["direct/pairs"] == pairs and metrics.get("direct/single_labels", 0) == desirable + undesirable
     assert ratio == pytest.approx(weights[0] * (pairs + desirable) / (weights[1] * (pairs + undesirable)))
     assert bool(said) == (not 1 <= ratio <= 4 / 3)
     if said:
         option, value = re.findall(r"Set policy.(\w+)=([\d.e+-]+)\.$", str(said[0].message))[0]
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            desirable_ratio(of, PolicyConfig(method="kto", **options | {option: float(value)}))
+            pair_counts(of, PolicyConfig(method="kto", **options | {option: float(value)}))

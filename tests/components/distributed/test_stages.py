@@ -338,6 +338,17 @@ def test_a_direct_method_on_two_ranks_is_that_of_one(method: str, sharding: str,
 
 
 @pytest.mark.ranks
+@pytest.mark.parametrize("sharding", ["zero3", "replicas"])
+def test_single_labels_on_two_ranks_train_as_on_one(sharding: str, labelled: Any, tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    options: dict[str, Any] = {"method": "kto", "micro_batch_size": 3}
+    metrics = labelled.run("direct", one, **options)
+    found = on_ranks(labelled, "direct", two, sharding=sharding, **options)
+    assert difference(one, two) < 1e-6 and metrics["direct/single_labels"] == 40
+    assert found.metrics == pytest.approx(metrics, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.ranks
 @pytest.mark.parametrize("stage, sharding, options", [
     ("sft", "zero2", {"checkpoint_every": 1}),
     ("ppo", "zero3", {"checkpoint_every": 1, "updates": 4, "ema": 0.5, "evaluate_every": 1, "evaluate": 8,
