@@ -133,7 +133,7 @@ def train_on_pairs(models: Models, job: DirectJob, data: Path, out: Path, observ
     labelled = data / "single_labels.train"
     singles = read_split(labelled) if job.policy.method == "kto" and has_split(labelled) else ()
     pairs = PolicyPairs.encode(models.tokenizer, rows, job, out, singles[: job.policy.max_pairs])
-    if not len(pairs):
+    if pairs.alike == len(rows):
         raise UserError(
             f"policy.method={job.policy.method}: none of {len(rows)} training pairs is left, because the two responses "
             f"of {pairs.alike} are the same up to generation.max_new_tokens. Raise it, or give more pairs."
@@ -142,7 +142,7 @@ def train_on_pairs(models: Models, job: DirectJob, data: Path, out: Path, observ
     observe(0, {}, doing="computing SFT's log-probabilities")
     file = out / "checkpoint" / "reference" / "pairs"
     reference = torch.tensor(reference_logprobs(models.sft, pad_id, pairs.examples, job, file))
-    by_sft = likelihoods(models, job, pairs, reference, data)
+    data_metrics = pair_counts(pairs, config) | likelihoods(models, job, pairs, reference, data)
     zero = torch.zeros((), device=runtime.device)
     baseline = KtoBaseline(models, job, pairs, zero) if config.method == "kto" else None
     models.policy.eval()
@@ -177,7 +177,7 @@ def train_on_pairs(models: Models, job: DirectJob, data: Path, out: Path, observ
     examples = TrainingExamples(batch_loss, pairs.lengths, pairs.labels[:, 0], prepare=prepare)
     fit(models.policy, examples, config, seed=job.seed, group="direct", out=out, observe=observe,
         observers=observers.in_order)  # fmt: skip
-    return TrainedPolicy(observers, observers.history.rows, pair_counts(pairs, config) | by_sft)
+    return TrainedPolicy(observers, observers.history.rows, data_metrics)
 
 
 def pair_counts(pairs: PolicyPairs, config: PolicyConfig) -> dict[str, float]:
@@ -191,10 +191,10 @@ def pair_counts(pairs: PolicyPairs, config: PolicyConfig) -> dict[str, float]:
     weights = pairs.labels[:, 0] / pairs.sides.mean(1)  # of each response
     desirable, undesirable = (pairs.sides * weights[:, None]).sum(0).tolist()
     ratio = config.desirable_weight * desirable / (config.undesirable_weight * undesirable)
-    low, high = 1, 4 / 3
+    low, middle, high = 1, (4 / 3) ** 0.5, 4 / 3
     if not low <= ratio <= high:
-        name, factor = ("desirable", 1 / ratio) if ratio < low else ("undesirable", ratio / low / high)
-        value = getattr(config, f"{name}_weight") * factor * (low * high) ** 0.5
+        name, factor = ("desirable", middle / ratio) if ratio < low else ("undesirable", ratio / middle)
+        value = getattr(config, f"{name}_weight") * factor
         warnings.warn(
             f"{desirable:g} desirable and {undesirable:g} undesirable responses have, with their weights, a ratio of "
             f"{ratio:.3g}; KTO's authors advise {low:g} to {high:.3g}. Set policy.{name}_weight={value:.3g}.",

@@ -221,6 +221,12 @@ def test_kto_learns_single_labels(labelled: Any, tmp_path: Path) -> None:
     assert sum("direct/accuracy" in row for row in rows) == 6, "only the batches with the pair have an accuracy"
 
 
+def test_labels_out_of_balance_are_warned_of(labelled: Any, tmp_path: Path, interrupting: Any) -> None:
+    warns = pytest.warns(UserWarning, match=r"advise 1 to 1.33. Set policy.desirable_weight=\d")
+    with warns, pytest.raises(KeyboardInterrupt):  # before the first step ends, not after hours
+        labelled.run("direct", tmp_path, interrupting(1), method="kto", undesirable_weight=3.0)
+
+
 def test_micro_batches_change_no_step_of_single_labels(
     labelled: Any, with_labels: Undisturbed, tmp_path: Path
 ) -> None:
